@@ -65,7 +65,7 @@ _LOST = (
 )
 
 
-def _nowhere(_names: Iterable[str]) -> str:
+def _no_places(_names: Iterable[str]) -> str:
     return ""
 
 
@@ -176,7 +176,7 @@ class Collectives:
         self.rebuild(phases, {"pjrt"})
 
     def rebuild(
-        self, phases: StartView, strategies: Collection[StrategyName], places: Places = _nowhere
+        self, phases: StartView, strategies: Collection[StrategyName], places: Places = _no_places
     ) -> list[str]:
         """Restore the cancelled collectives of strategies, in the same processes.
 
@@ -191,11 +191,11 @@ class Collectives:
         Raises:
             ClosedError: TensorFlow's collectives cannot be restored. The workers must restart.
         """
-        told: list[str] = []
+        messages: list[str] = []
         if "mirrored" in self.broken.intersection(strategies):
             try:
                 phases.run(
-                    "collectives ready (TensorFlow)", lambda: told.extend(self._reopen(places))
+                    "collectives ready (TensorFlow)", lambda: messages.extend(self._reopen(places))
                 )
             except WorkerError as error:
                 raise ClosedError(CLOSED.format(error)) from error
@@ -209,8 +209,10 @@ class Collectives:
             used = set[int]().union(*self._engines.apply(engine_setup.peer_ports))
             self._engines.coordinators.end_unused(used)
             self.broken.discard("pjrt")
-            told += [f"without {', '.join(f'`{name}`' for name in sorted(lost))}"] if lost else []
-        return told
+            messages += (
+                [f"without {', '.join(f'`{name}`' for name in sorted(lost))}"] if lost else []
+            )
+        return messages
 
     def _reopen(self, places: Places) -> list[str]:
         """Restore TensorFlow's collectives in the same processes, with equal state on all ranks."""
@@ -223,7 +225,7 @@ class Collectives:
         agreements = agree(surveys)
         engines.apply(engine_setup.reopen_mirrored, max(survey.next_key for survey in surveys))
         restored = engines.apply(engine_setup.restore_mirrored, agreements)
-        return told_of(restored, agreements[0].source, places)
+        return describe_restored(restored, agreements[0].source, places)
 
     def _wire_mirrored(self) -> str:
         ports = self._engines.apply(engine_setup.reserve_port)
@@ -278,7 +280,7 @@ def mirrored_wiring(
     }
 
 
-def told_of(ranks: Sequence[Restored], source: int, places: Places) -> list[str]:
+def describe_restored(ranks: Sequence[Restored], source: int, places: Places) -> list[str]:
     """Describe the effects of a restoration on the variables and iterators of the ranks.
 
     Args:
@@ -286,26 +288,26 @@ def told_of(ranks: Sequence[Restored], source: int, places: Places) -> list[str]
         source: the rank whose values all ranks have now.
         places: returns the cells that bound given names, as in `[3]`; empty if there are none.
     """
-    told = []
+    messages = []
     changed = sorted({name for restored in ranks for name in restored.changed})
     if changed:
-        told.append(
+        messages.append(
             f"{_quoted(changed)} set to the values of rank {source}, because another rank was "
             "within a step"
         )
     for number, restored in enumerate(ranks):
         if restored.alone:
-            told.append(
+            messages.append(
                 f"only rank {formatting.ranks([number])} has all variables of "
                 f"{_quoted(restored.alone)}: {_rerun(restored.alone, places)}"
             )
     iterators = sorted({name for restored in ranks for name in restored.iterators})
     if iterators:
-        told.append(
+        messages.append(
             f"iterators may be at another element on each rank ({_quoted(iterators)}): "
             f"{_rerun(iterators, places)}"
         )
-    return told
+    return messages
 
 
 def _rerun(names: Iterable[str], places: Places) -> str:

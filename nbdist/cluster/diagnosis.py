@@ -54,11 +54,11 @@ def find(
         *_unreached(facts, addresses, reaches),
         *_versions(facts, request),
         *_clocks(facts, skew_s),
-        *_room(facts),
+        *_free_space(facts),
         *_gpus(facts, request),
         *_slow(facts, reaches),
-        *_unlike(facts),
-        *_many(facts, request),
+        *_mixed_devices(facts),
+        *_large_ring(facts, request),
     ]
     return tuple(sorted(found, key=lambda trouble: not trouble.is_fatal))
 
@@ -127,10 +127,10 @@ def _differing(
             by_value[of(one)].append(one)
     if len(by_value) > 1:
         most = max(by_value.values(), key=len)
-        said = "; ".join(f"{_named(ones)}: {value}" for value, ones in by_value.items())
+        described = "; ".join(f"{_named(ones)}: {value}" for value, ones in by_value.items())
         yield Trouble(
             where=_named(one for one in facts if of(one) and one not in most),
-            what=f"{name} differs: {said}",
+            what=f"{name} differs: {described}",
             advice="install the same on all, or use --python PATH with one environment",
             is_fatal=fatal,
         )
@@ -148,7 +148,7 @@ def _clocks(facts: Sequence[HostFacts], skew_s: Mapping[int, float]) -> Iterator
             )
 
 
-def _room(facts: Sequence[HostFacts]) -> Iterator[Trouble]:
+def _free_space(facts: Sequence[HostFacts]) -> Iterator[Trouble]:
     for one in _each_host(facts):
         if one.disk_bytes < LEAST_DISK_BYTES:
             yield Trouble(
@@ -216,15 +216,15 @@ def _slow(facts: Sequence[HostFacts], reaches: Mapping[int, Sequence[Reach]]) ->
                 )
 
 
-def _unlike(facts: Sequence[HostFacts]) -> Iterator[Trouble]:
+def _mixed_devices(facts: Sequence[HostFacts]) -> Iterator[Trouble]:
     """Find devices of different speed. Each step waits for the slowest."""
     kinds: dict[str, list[HostFacts]] = defaultdict(list)
     for one in facts:
         kinds[", ".join(dict.fromkeys(gpu.name for gpu in one.gpus)) or "no GPU"].append(one)
     if len(kinds) > 1:
-        said = "; ".join(f"{_named(ones)}: {kind}" for kind, ones in kinds.items())
+        described = "; ".join(f"{_named(ones)}: {kind}" for kind, ones in kinds.items())
         yield Trouble(
-            where=said,
+            where=described,
             what=f"devices of {len(kinds)} kinds{_cost(kinds)}",
             advice="leave out the slower hosts, or train on each kind separately",
         )
@@ -251,7 +251,7 @@ def _cost(kinds: Iterable[str]) -> str:
     )
 
 
-def _many(facts: Sequence[HostFacts], request: ClusterRequest) -> Iterator[Trouble]:
+def _large_ring(facts: Sequence[HostFacts], request: ClusterRequest) -> Iterator[Trouble]:
     has_gpus = all(one.gpus for one in facts)
     is_ring = request.communication == "ring" or not has_gpus
     if len(facts) > MANY_WORKERS and is_ring and "tensorflow" in request.frameworks:

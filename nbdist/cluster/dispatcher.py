@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from nbdist.records import BoundSocket, Command
 
-COME_BACK_S = 3.0
+RECONNECT_S = 3.0
 """Time for ranks to reconnect to a socket that was bound again. They try ten times a second."""
 
-_OF_WATCHDOG = (ForceInterrupt, Diagnose, AbortCollectives, StatusQuery)
+_WATCHDOG_COMMANDS = (ForceInterrupt, Diagnose, AbortCollectives, StatusQuery)
 _POLL_S = 0.02
 _MORE = int(zmq.SNDMORE)
 """Flag as an integer. `send_multipart` builds an enum flag for each rank, which takes 40 µs."""
@@ -52,7 +52,7 @@ class Dispatcher:
         self._socket.router_handover = True  # a rank's new engine replaces a dead connection
         self._socket.linger = 0
         self.bound_socket = bind_socket(self._socket, bound_socket)
-        self._settled_at = time.monotonic() + COME_BACK_S if bound_socket else 0.0
+        self._settled_at = time.monotonic() + RECONNECT_S if bound_socket else 0.0
         self.is_remote = is_remote
 
     def meet(self, ranks: Iterable[int], timeout_s: float) -> None:
@@ -69,20 +69,20 @@ class Dispatcher:
                 raise StartError(f"rank {sorted(missing)} did not connect within {timeout_s:g} s")
             missing.discard(self._socket.recv_multipart()[0])
 
-    def send(self, order: Command, ranks: Iterable[int]) -> None:
+    def send(self, command: Command, ranks: Iterable[int]) -> None:
         """Send a command to ranks, or to their watchdogs if a watchdog executes it.
 
         Raises:
             WorkerError: a rank is gone. The ranks before it have been sent the command.
         """
-        payload = msgspec.msgpack.encode(order)
-        to = WATCHDOG if isinstance(order, _OF_WATCHDOG) else ""
+        payload = msgspec.msgpack.encode(command)
+        to = WATCHDOG if isinstance(command, _WATCHDOG_COMMANDS) else ""
         for rank in ranks:
             self._send(rank, f"{to}{rank}".encode(), payload)
 
     def _send(self, rank: int, name: bytes, payload: bytes) -> None:
         """Send to one rank. Wait for it if it may still reconnect."""
-        settled_at = time.monotonic() + COME_BACK_S if self.is_remote else self._settled_at
+        settled_at = time.monotonic() + RECONNECT_S if self.is_remote else self._settled_at
         while True:
             try:
                 self._socket.send(name, _MORE)  # raises if no peer has this name

@@ -45,7 +45,7 @@ Fork servers with JAX alone import Keras when a cell uses it (`preload`). Fork s
 frameworks never do, because a cell selects the Keras backend.
 """
 
-_AT_ONCE = 32
+_MAX_PARALLEL = 32
 
 
 class Fleet(Children):
@@ -119,9 +119,9 @@ class Fleet(Children):
         before, fresh = self._hosts, self.lacks(request)
         self._hosts = {**before, **_others(request)}
         with contextlib.ExitStack() as undo:
-            undo.callback(self._let_go, fresh, before)
+            undo.callback(self._disconnect, fresh, before)
             try:
-                self._call(fresh, say)
+                self._request_hosts(fresh, say)
             except StartError as error:
                 raise UsageError(str(error)) from None
             failed = self._each(fresh, lambda key: self._start_whole(key, timeout_s))
@@ -134,7 +134,7 @@ class Fleet(Children):
         self._start(key)
         self._remote[key].await_ready(timeout_s)
 
-    def _let_go(self, keys: Iterable[str], hosts: dict[str, Host]) -> None:
+    def _disconnect(self, keys: Iterable[str], hosts: dict[str, Host]) -> None:
         """Disconnect from hosts that `require` was about to add."""
         self._hosts = hosts
         for key in keys:
@@ -202,17 +202,17 @@ class Fleet(Children):
         """
         lost = self.lost()
         may_wait = waits or len(lost) == len(self._hosts)  # without hosts, nothing can continue
-        job, have_called = self._call(lost, say) if may_wait else ("", False)
+        job, have_called = self._request_hosts(lost, say) if may_wait else ("", False)
         self.unreached = self._each(lost, self._start)
         if self.unreached and have_called:  # the scheduler took these hosts away meanwhile
-            job, _ = self._call(list(self.unreached), say)
+            job, _ = self._request_hosts(list(self.unreached), say)
             self.unreached = self._each(list(self.unreached), self._start)
         reached = len(self._hosts) - len(self.unreached)
         failed = "; ".join(f"{key}: {reason}" for key, reason in self.unreached.items())
         words = f"{reached} of {len(self._hosts)}" + (f", {job}" if job else "")
         return words + (f" ({failed})" if failed else "")
 
-    def _call(self, keys: Sequence[str], say: Callable[[str], None]) -> tuple[str, bool]:
+    def _request_hosts(self, keys: Sequence[str], say: Callable[[str], None]) -> tuple[str, bool]:
         """Request hosts from the scheduler, if one is used; see `Exchange.call`."""
         if self._exchange is None or not keys:
             return "", False
@@ -276,9 +276,9 @@ class Fleet(Children):
             return ""
 
         keys = list(keys)
-        with ThreadPoolExecutor(_AT_ONCE, "nbdist-reach") as pool:
+        with ThreadPoolExecutor(_MAX_PARALLEL, "nbdist-reach") as pool:
             outcomes = zip(keys, pool.map(attempt, keys), strict=True)
-            return {key: said for key, said in outcomes if said}
+            return {key: error_text for key, error_text in outcomes if error_text}
 
     @property
     def open_ports(self) -> tuple[int, ...]:
@@ -319,14 +319,14 @@ class Fleet(Children):
             controller: the path of its connection file for engines.
         """
         self._controller = json.loads(controller.read_text())
-        self._at_once(lambda fork_server: fork_server.introduce(self._controller))
+        self._for_all_remote(lambda fork_server: fork_server.introduce(self._controller))
 
     def add_open_ports(self, ports: Sequence[int]) -> None:
         """Forward these ports of this machine to all hosts."""
         self._open_ports.update(ports)
-        self._at_once(lambda fork_server: fork_server.bring(ports))
+        self._for_all_remote(lambda fork_server: fork_server.bring(ports))
 
-    def _at_once(self, work: Callable[[RemoteForkServer], None]) -> None:
+    def _for_all_remote(self, work: Callable[[RemoteForkServer], None]) -> None:
         there = [key for key in self._remote if self._runs(key)]
         for key, reason in self._each(there, lambda key: work(self._remote[key])).items():
             if self._runs(key):  # else the host was lost meanwhile

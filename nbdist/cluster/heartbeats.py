@@ -24,7 +24,7 @@ HANG_S = 30.0
 FIRST_STEP_HANGS_S = 600.0
 """Limit of the first step, in seconds. Its compilation may take minutes."""
 
-_PACES = 64
+_MAX_STEP_TIMES = 64
 
 
 class Vitals:
@@ -43,8 +43,8 @@ class Vitals:
         self._moved_at: float | None = None
         self._steps = dict.fromkeys(self._heard_at, 0)
         self._stepped_at = 0.0
-        self._paces: deque[float] = deque(maxlen=_PACES)
-        self._told: set[int] = set()
+        self._step_times: deque[float] = deque(maxlen=_MAX_STEP_TIMES)
+        self._reported: set[int] = set()
 
     def begin_steps(self) -> None:
         """Start to expect steps."""
@@ -55,7 +55,7 @@ class Vitals:
         """Process a record of a rank. Every record counts as progress, except signs of life."""
         now = time.monotonic()
         self._heard_at[record.rank] = now
-        self._told.discard(record.rank)
+        self._reported.discard(record.rank)
         if isinstance(record, Beat):
             beat = record.step, record.tested
             moved = self._beats.get(record.rank) != beat
@@ -73,7 +73,7 @@ class Vitals:
         self._steps[rank] = max(self._steps[rank], step)
         if step > before:
             if before > 0:
-                self._paces.append((now - self._stepped_at) / (step - before))
+                self._step_times.append((now - self._stepped_at) / (step - before))
             self._stepped_at = now
 
     def step(self, rank: int) -> int:
@@ -87,8 +87,8 @@ class Vitals:
 
     def newly(self, silent: Iterable[int]) -> list[int]:
         """Return the silent ranks that this method has not returned since their last record."""
-        fresh = sorted(set(silent) - self._told)
-        self._told.update(fresh)
+        fresh = sorted(set(silent) - self._reported)
+        self._reported.update(fresh)
         return fresh
 
     def still_s(self) -> float:
@@ -96,15 +96,15 @@ class Vitals:
         if self._moved_at is None:
             return 0.0
         still_s = time.monotonic() - self._moved_at
-        return still_s if still_s > self._patience_s() else 0.0
+        return still_s if still_s > self._limit_s() else 0.0
 
     def look_again(self) -> None:
         """Restart the wait for progress, as after a step."""
         self._moved_at = time.monotonic()
 
-    def _patience_s(self) -> float:
+    def _limit_s(self) -> float:
         if self._hang_after_s:
             return self._hang_after_s
-        if not self._paces:
+        if not self._step_times:
             return FIRST_STEP_HANGS_S
-        return max(HANG_S, HANG_STEPS * median(self._paces))
+        return max(HANG_S, HANG_STEPS * median(self._step_times))

@@ -27,8 +27,8 @@ _QUEUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,@-]*", re.ASCII)
 _TIME = re.compile(r"[0-9][0-9:-]*", re.ASCII)
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:@-]*", re.ASCII)
 _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?", re.ASCII)
-_ANY = ("0.0.0.0", "::")  # noqa: S104 - refused
-_MEASURED = ("lsf", KUBERNETES)
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - refused
+_CONVERTED_TIMES = ("lsf", KUBERNETES)
 """Launchers for which nbdist converts `--time` to their own units."""
 
 
@@ -76,8 +76,8 @@ def _faults(batch: Batch) -> Iterator[str]:
     if launcher not in LAUNCHERS:
         yield f"--launcher {launcher}: choose from {', '.join(LAUNCHERS)}"
         return
-    yield from _misspelt(batch)
-    if batch.listen in _ANY:
+    yield from _malformed(batch)
+    if batch.listen in _WILDCARDS:
         yield f"--listen {batch.listen}: use one address of this machine that hosts can reach"
     yield from _OPTIONS["gpus_per_host"].faults(batch.gpus)
     for line in batch.options:
@@ -85,14 +85,14 @@ def _faults(batch: Batch) -> Iterator[str]:
             yield f"--submit {line!r}: use options of the scheduler, on one line"
         elif launcher == "mpi" and not _are_words(line):
             yield f"--submit {line!r}: close the quote"
-    yield from _needless(batch)
+    yield from _unsupported(batch)
     if launcher == KUBERNETES and not batch.image:
         yield "--launcher kubernetes needs --image with Python, nbdist and the framework"
     if batch.pod and not Path(batch.pod).expanduser().is_file():
         yield f"--pod {batch.pod}: file not found"
 
 
-def _misspelt(batch: Batch) -> Iterator[str]:
+def _malformed(batch: Batch) -> Iterator[str]:
     forms = {
         "partition": _QUEUE,
         "time": _TIME,
@@ -106,7 +106,7 @@ def _misspelt(batch: Batch) -> Iterator[str]:
         value = getattr(batch, option.field)
         if value and not form.fullmatch(value):
             yield f"{option.flag} {value!r}: invalid characters"
-    if batch.time and _TIME.fullmatch(batch.time) and batch.launcher in _MEASURED:
+    if batch.time and _TIME.fullmatch(batch.time) and batch.launcher in _CONVERTED_TIMES:
         try:
             seconds(batch.time)
         except StartError as error:
@@ -120,7 +120,7 @@ def _are_words(line: str) -> bool:
         return False
 
 
-def _needless(batch: Batch) -> Iterator[str]:
+def _unsupported(batch: Batch) -> Iterator[str]:
     """Yield a fault for each option that the launcher does not support."""
     scheduler = SCHEDULERS.get(batch.launcher)
     is_kubernetes = batch.launcher == KUBERNETES

@@ -105,9 +105,9 @@ def _checked(host: Host) -> Host:
     """Return the record. Refuse values that a shell would interpret or ssh read as options."""
     given = {key: value for key in _KEYS if (value := getattr(host, key))}
     faults = [
-        f"{key} = {value!r}: {said}"
+        f"{key} = {value!r}: {fault}"
         for key, value in given.items()
-        if (said := _value_fault(key, value))
+        if (fault := _value_fault(key, value))
     ]
     if host.name and not re.fullmatch(rf"{_WORD}|[0-9A-Fa-f:.]+", str(host.name), re.ASCII):
         faults.append(f"name = {host.name!r}: not a valid host name")
@@ -191,8 +191,8 @@ def _named(word: str, known: dict[str, Host], path: Path | None) -> Host:
     host = known.get(typed.name)
     if host is None:
         raise UsageError(f"host {word!r} is not in {path}, which contains {', '.join(known)}")
-    said = {n: v for n in ("user", "port", "devices") if (v := getattr(typed, n))}
-    return msgspec.structs.replace(host, **said)
+    explicit = {n: v for n in ("user", "port", "devices") if (v := getattr(typed, n))}
+    return msgspec.structs.replace(host, **explicit)
 
 
 def _with_python(host: Host, python: str) -> Host:
@@ -250,7 +250,7 @@ def read_named(path: Path) -> dict[str, Host]:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
-    faults = [f"{path}:{_line(text, *where)}: {said}" for where, said in _faults(content)]
+    faults = [f"{path}:{_line(text, *where)}: {fault}" for where, fault in _faults(content)]
     if faults:
         raise UsageError("\n".join(faults))
     defaults = content.get(_DEFAULTS, {})
@@ -259,10 +259,10 @@ def read_named(path: Path) -> dict[str, Host]:
 
 def _host(name: str, own: dict[str, Any], defaults: dict[str, Any]) -> Host:
     typed = parse_host(own.get(_NAME, name))
-    said = {n: v for n in ("user", "port", "devices") if (v := getattr(typed, n))}
+    explicit = {n: v for n in ("user", "port", "devices") if (v := getattr(typed, n))}
     given = {key: value for key, value in own.items() if key != _NAME}
     env = {**defaults.get("env", {}), **own.get("env", {})}
-    return Host(name=typed.name, **{**defaults, **given, **said, "env": env})
+    return Host(name=typed.name, **{**defaults, **given, **explicit, "env": env})
 
 
 def _faults(content: dict[str, Any]) -> Iterator[_Fault]:
@@ -306,8 +306,8 @@ def _key_faults(
     for key, value in given.items():
         if key not in keys:
             yield (*where, key), f"unknown key {key!r}: use {', '.join(keys)}"
-        elif said := _value_fault(key, value):
-            yield (*where, key), f"{key} = {value!r}: {said}"
+        elif fault := _value_fault(key, value):
+            yield (*where, key), f"{key} = {value!r}: {fault}"
 
 
 def _value_fault(key: str, value: Any) -> str:

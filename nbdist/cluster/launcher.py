@@ -79,8 +79,8 @@ class ForkServerEngineSetLauncher(EngineLauncher):  # type: ignore[misc]
         while lacking := [name for name in names if name not in self._fleet.pids()]:
             if time.monotonic() > deadline:
                 self._fleet.raise_for_ended()
-                said = self._fleet.log_tail(lacking[0])
-                raise StartError(f"{lacking[0]} ended during its start:\n{said}")
+                log = self._fleet.log_tail(lacking[0])
+                raise StartError(f"{lacking[0]} ended during its start:\n{log}")
             await asyncio.sleep(0.01)
 
     async def stop(self) -> None:

@@ -52,8 +52,8 @@ def examine(
         ]
     middle, error = (asked_at + answered_at) / 2, (answered_at - asked_at) / 2
     skew = {one.rank: one.time_s - middle for one in facts}
-    told = {rank: s if abs(s) > error else 0.0 for rank, s in skew.items()}
-    found = diagnosis.find(facts, addresses, reaches, told, request)
+    significant = {rank: s if abs(s) > error else 0.0 for rank, s in skew.items()}
+    found = diagnosis.find(facts, addresses, reaches, significant, request)
     return Examination(
         facts=facts,
         reaches=reaches,
@@ -143,11 +143,11 @@ def _data(engines: Engines, pattern: str) -> list[Trouble]:
     ]
     kinds = {(count, size) for count, size, _ in found}
     if len(kinds) > 1 or (0, 0) in kinds:
-        said = "; ".join(
+        described = "; ".join(
             f"{host} contains {formatting.count(count, 'file')} ({formatting.size(size)})"
             for host, (count, size, _) in zip(hosts, found, strict=True)
         )
-        differ = f"the files of {pattern} differ: {said}"
+        differ = f"the files of {pattern} differ: {described}"
         troubles.append(
             Trouble(
                 where=", ".join(dict.fromkeys(hosts)),

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from nbdist.views.cluster.workers import StartView
 
 
-_BEGINS_S = 5.0
+_FIRST_STEP_S = 5.0
 """Time in which replaced ranks usually complete the next step. Spares are forked afterwards."""
 
-_TEND_S = 1.0
+_MAINTAIN_S = 1.0
 _SPARES_S = 2.0
 """Time that a running cell may spend on calls to spares. A later call retries."""
 
-_ALONE = (
+_CONTROLLER_DIED = (
     "ipyparallel's controller has died. The running cell continues without it. Operations that "
     "need the controller fail until you run %dist_restart"
 )
@@ -83,10 +83,12 @@ class WorkerGroup:
         self.collectives = Collectives(request, self.engines)
         self._sockets = contextlib.ExitStack()
         self._modules: dict[str, None] = {}
-        self._warm: set[int] = set()  # places of the spares that have been told to import these
-        self._hurries_until = 0.0
+        self._preloaded: set[int] = (
+            set()
+        )  # places of the spares that have been told to import these
+        self._no_spares_until = 0.0
         self._has_controller = True
-        self._tended_at = 0.0
+        self._maintained_at = 0.0
 
     def open(self, former: HandoverState | None = None) -> None:
         """Open the sockets of the ranks. `receiver.start()` delivers the first record.
@@ -151,7 +153,7 @@ class WorkerGroup:
             in_haste: whether a run waits for the restart. Spares are then forked later.
             waits: whether to wait for a scheduler if hosts are lost.
         """
-        self._hurries_until = time.monotonic() + _BEGINS_S if in_haste else 0.0
+        self._no_spares_until = time.monotonic() + _FIRST_STEP_S if in_haste else 0.0
         if self.engines.can_restart():
             phases.run("old workers ended", self.engines.restart)
             if self.engines.request != self._request:
@@ -180,9 +182,9 @@ class WorkerGroup:
     def _bring_up(self, phases: StartView) -> None:
         """Fork the engines, identify the ranks, and connect their collectives."""
         phases.run("launched", self.engines.launch)
-        self._warm.clear()
+        self._preloaded.clear()
         self._has_controller = True
-        self._tend_spares()
+        self._maintain_spares()
         phases.run("connected", self.engines.connect)
         phases.run("workers ready", lambda: self._meet(range(self.world_size)))
         self.hellos = {rank: self.hellos[rank] for rank in range(self.world_size)}
@@ -199,7 +201,7 @@ class WorkerGroup:
         Returns:
             A description with the pid of each new engine.
         """
-        self._hurries_until = time.monotonic() + _BEGINS_S
+        self._no_spares_until = time.monotonic() + _FIRST_STEP_S
         spares = self.engines.replace(ranks)
         for rank in spares:
             self.engines.apply(
@@ -221,10 +223,12 @@ class WorkerGroup:
         fresh = dict.fromkeys(modules).keys() - self._modules.keys()
         if fresh:
             self._modules |= dict.fromkeys(sorted(fresh))
-            self._warm.clear()
+            self._preloaded.clear()
         if self._modules:
-            asked = self.engines.ask_spares(engine_setup.load, tuple(self._modules), but=self._warm)
-            self._warm |= asked
+            asked = self.engines.ask_spares(
+                engine_setup.load, tuple(self._modules), but=self._preloaded
+            )
+            self._preloaded |= asked
 
     def tend(self, say: Callable[[str], None]) -> None:
         """Maintain spares and check the controller. Call it regularly while a cell runs.
@@ -233,23 +237,23 @@ class WorkerGroup:
             say: receives messages for the user.
         """
         now = time.monotonic()
-        if now < self._tended_at + _TEND_S:
+        if now < self._maintained_at + _MAINTAIN_S:
             return
-        self._tended_at = now
+        self._maintained_at = now
         with interrupt_held():  # an interrupt here would leave an engine that nobody ends
             try:
                 with self.engines.within(_SPARES_S):
-                    self._tend_spares()
+                    self._maintain_spares()
             except Exception as error:  # noqa: BLE001 - the cell continues without spares
                 _log.warning("spares could not be maintained: %s", error)
             runs = self.engines.controller.runs
         if self._has_controller and not runs:
             self._has_controller = False
-            say(_ALONE)
+            say(_CONTROLLER_DIED)
 
-    def _tend_spares(self) -> None:
+    def _maintain_spares(self) -> None:
         """Fork missing spares, but not shortly after a recovery, when ranks need the cores."""
-        if time.monotonic() > self._hurries_until:
+        if time.monotonic() > self._no_spares_until:
             self.engines.fork_spares()
             self.warm_spares(())
 

@@ -20,14 +20,14 @@ def interrupt_held() -> Iterator[threading.Event]:
     Yields:
         An event that is set when a SIGINT arrives.
     """
-    came = threading.Event()
+    arrived = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield came
+        yield arrived
         return
-    former = signal.signal(signal.SIGINT, lambda _number, _frame: came.set())
+    former = signal.signal(signal.SIGINT, lambda _number, _frame: arrived.set())
     try:
-        yield came
+        yield arrived
     finally:
         signal.signal(signal.SIGINT, former)
-        if came.is_set():
+        if arrived.is_set():
             signal.raise_signal(signal.SIGINT)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from nbdist.cluster.collectives import told_of
+from nbdist.cluster.collectives import describe_restored
 from nbdist.records import Restored
 
 CELLS = {"model": "[3]", "iterator": "[5]"}
 
 
 def told(*ranks: Restored) -> list[str]:
-    return told_of(ranks, 1, lambda names: " ".join(CELLS[n] for n in names if n in CELLS))
+    return describe_restored(
+        ranks, 1, lambda names: " ".join(CELLS[n] for n in names if n in CELLS)
+    )
 
 
 def test_nothing_is_said_if_nothing_changed() -> None:

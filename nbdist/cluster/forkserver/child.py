@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 
 
-def become(order: Event, folder: Path, announce: Callable[[Event], None]) -> NoReturn:
+def become(command: Event, folder: Path, announce: Callable[[Event], None]) -> NoReturn:
     """Run the target of a `spawn` command, and exit with its status.
 
     Args:
-        order: the command that the fork server received.
+        command: the command that the fork server received.
         folder: the cluster's folder.
         announce: sends an event to the owner of the fork server.
     """
     code = 1
     try:
-        path = log_file(folder, order["id"])
+        path = log_file(folder, command["id"])
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
-        os.environ.update(order["env"])
-        module, function = order["target"].split(":")
-        getattr(importlib.import_module(module), function)(order["args"], announce)
+        os.environ.update(command["env"])
+        module, function = command["target"].split(":")
+        getattr(importlib.import_module(module), function)(command["args"], announce)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
@@ -66,12 +66,12 @@ def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the fork server ignores it
     folder, descriptor = sys.argv[1:]
-    order = json.load(sys.stdin)
+    command = json.load(sys.stdin)
 
     def announce(event: Event) -> None:
         os.write(int(descriptor), json.dumps(event).encode() + b"\n")
 
-    become(order, Path(folder), announce)
+    become(command, Path(folder), announce)
 
 
 if __name__ == "__main__":

@@ -281,8 +281,8 @@ class ForkServerClient(abc.ABC):
         """Describe how a child ended, if known, with the last lines of its log."""
         code = self.state.code(name)
         log = self.log_tail(name, lines)
-        said = [cause_of(code)] if code is not None else []
-        return "\n".join(said + ([f"the last lines of its log:\n{log}"] if log else []))
+        parts = [cause_of(code)] if code is not None else []
+        return "\n".join(parts + ([f"the last lines of its log:\n{log}"] if log else []))
 
     def _ask(self, kind: str, timeout_s: float, **order: Any) -> Event:
         """Send a command, wait for the event that responds to it, and delete that event."""
@@ -306,13 +306,13 @@ class ForkServerClient(abc.ABC):
 
     def _listen(self) -> None:
         try:
-            self._hear()
+            self._receive()
             while self._connects_again():
-                self._hear()
+                self._receive()
         finally:
             self.state.note({"event": "ended"})
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Store events until the connection ends."""
         with contextlib.suppress(EOFError):
             while True:
@@ -352,7 +352,7 @@ class ForkServerProcess(ForkServerClient):
         self.folder = folder
         super().__init__(peer, role, timeout_s)
         self._process = process or psutil.Process(self.state.pid)
-        self._farewell = weakref.finalize(self, _say_farewell, peer, os.getpid(), leaves=True)
+        self._farewell = weakref.finalize(self, _send_farewell, peer, os.getpid(), leaves=True)
 
     def __str__(self) -> str:
         return "the fork server"
@@ -424,7 +424,7 @@ class ForkServerProcess(ForkServerClient):
         """End every child and every guarded process, then the fork server."""
         if self._farewell.detach() is None:
             return
-        _say_farewell(self._peer, os.getpid(), leaves=False)
+        _send_farewell(self._peer, os.getpid(), leaves=False)
         for process in await_ends([self._process], END_TIMEOUT_S):  # a signal has stopped it
             process.kill()  # its children die with it (server.py)
             await_ends([process], END_TIMEOUT_S)
@@ -433,7 +433,7 @@ class ForkServerProcess(ForkServerClient):
         self._end_connection()
 
 
-def _say_farewell(peer: Peer, pid: int, *, leaves: bool) -> None:
+def _send_farewell(peer: Peer, pid: int, *, leaves: bool) -> None:
     """Tell the fork server to end. Do nothing in a process that was forked from the owner.
 
     Args:

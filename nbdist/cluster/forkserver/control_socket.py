@@ -198,9 +198,9 @@ class ControlSocket:
         self._folder = folder
         self._grace_s = grace_s
         self._describe = describe
-        self._guests: list[Peer] = []
+        self._clients: list[Peer] = []
         self._owner: Peer | None = None
-        self._heir: Peer | None = None
+        self._successor: Peer | None = None
         self._detached = False
         self._detached_runner: subprocess.Popen[bytes] | None = None
         self._detached_runners = 0
@@ -218,13 +218,15 @@ class ControlSocket:
 
     def waits_on(self) -> list[socket.socket | Peer | int]:
         """Return the sockets and descriptors to wait on for data."""
-        peers = [peer for peer in (*self._guests, self._owner, self._heir) if peer is not None]
+        peers = [
+            peer for peer in (*self._clients, self._owner, self._successor) if peer is not None
+        ]
         return [self._listener, *peers, *(p.process for p in peers if p.process >= 0)]
 
     def timeout_s(self) -> float | None:
         """Return the seconds until `serve` must be called at the latest; None for no limit."""
         until = self._deadline
-        if self._owner is not None and self._heir is None:
+        if self._owner is not None and self._successor is None:
             if not self._is_remote:
                 return None
             until = self._heard_at + SILENCE_S
@@ -233,21 +235,21 @@ class ControlSocket:
     def serve(self, readable: list[Any]) -> Iterator[Event]:
         """Process the readable sockets, one read of each, and yield the owner's commands."""
         if self._owner is not None and self._owner in readable:
-            yield from self._orders(self._owner)
+            yield from self._commands(self._owner)
         elif self._owner is not None and self._owner.process in readable:
             self._lose(self._owner)
-        if self._heir is not None and self._heir in readable:
-            self._drop_heir(self._heir)
-        for guest in [peer for peer in self._guests if peer in readable]:
-            self._hear(guest)
+        if self._successor is not None and self._successor in readable:
+            self._drop_successor(self._successor)
+        for client in [peer for peer in self._clients if peer in readable]:
+            self._admit(client)
         if self._listener in readable:
-            self._guests.append(Peer(self._listener.accept()[0]))
-        self._look()
+            self._clients.append(Peer(self._listener.accept()[0]))
+        self._check()
 
     def close(self) -> None:
         """Close this process's descriptors. The detached runner continues."""
         self._listener.close()
-        for peer in (*self._guests, self._owner, self._heir):
+        for peer in (*self._clients, self._owner, self._successor):
             if peer is not None:
                 peer.close()
 
@@ -257,29 +259,29 @@ class ControlSocket:
             self._detached_runner.kill()
             self._detached_runner.wait()
 
-    def _hear(self, guest: Peer) -> None:
+    def _admit(self, client: Peer) -> None:
         """Process the first message of a client. Disconnect it unless the message is `own`."""
-        self._guests.remove(guest)
+        self._clients.remove(client)
         try:
-            order = guest.read()[0]
+            command = client.read()[0]
         except (EOFError, IndexError):
-            guest.close()
+            client.close()
             return
-        guest.role, guest.key = str(order.get("role")), str(order.get("key", ""))
-        if order.get("op") != "own" or guest.role not in (KERNEL, DETACHED_RUNNER):
-            guest.close()
-        elif self._owner is None and self._heir is None:
-            self._grant(guest)
-        elif self._owner is not None and guest.key and guest.key == self._owner.key:
-            self._cut(self._owner, but=guest.pid)
-            self._grant(guest)
-        elif self._owner is not None and (self._owner.role, guest.role) == (
+        client.role, client.key = str(command.get("role")), str(command.get("key", ""))
+        if command.get("op") != "own" or client.role not in (KERNEL, DETACHED_RUNNER):
+            client.close()
+        elif self._owner is None and self._successor is None:
+            self._grant(client)
+        elif self._owner is not None and client.key and client.key == self._owner.key:
+            self._cut(self._owner, but=client.pid)
+            self._grant(client)
+        elif self._owner is not None and (self._owner.role, client.role) == (
             DETACHED_RUNNER,
             KERNEL,
         ):
-            self._wait_for_detached_runner(guest, self._owner)
+            self._wait_for_detached_runner(client, self._owner)
         else:
-            self._refuse(guest)
+            self._refuse(client)
 
     def _cut(self, owner: Peer, but: int = 0) -> None:
         """End an owner's connection, and its process unless the pid is `but`."""
@@ -296,49 +298,49 @@ class ControlSocket:
             self._detached_runners = 0
         self.announce({"event": "owned", "pid": os.getpid(), **self._describe()})
 
-    def _refuse(self, guest: Peer) -> None:
-        there = self._owner or self._heir
+    def _refuse(self, client: Peer) -> None:
+        there = self._owner or self._successor
         assert there is not None
         with contextlib.suppress(OSError):
-            guest.send({"event": "refused", "pid": there.pid})
-        guest.close()
+            client.send({"event": "refused", "pid": there.pid})
+        client.close()
 
-    def _wait_for_detached_runner(self, guest: Peer, detached_runner: Peer) -> None:
+    def _wait_for_detached_runner(self, client: Peer, detached_runner: Peer) -> None:
         """Ask the detached runner to leave. The client binds the same sockets after that."""
-        if self._heir is not None:
-            self._refuse(guest)
+        if self._successor is not None:
+            self._refuse(client)
             return
-        self._heir = guest
+        self._successor = client
         self._deadline = time.monotonic() + LEAVE_S
         with contextlib.suppress(OSError):
             detached_runner.send({"event": "leave"})
 
-    def _drop_heir(self, heir: Peer) -> None:
+    def _drop_successor(self, successor: Peer) -> None:
         """Remove a waiting client: it became readable, and so it has disconnected."""
-        heir.close()
-        self._heir = None
+        successor.close()
+        self._successor = None
         if self._owner is None:
             self._replace()
 
-    def _orders(self, owner: Peer) -> Iterator[Event]:
+    def _commands(self, owner: Peer) -> Iterator[Event]:
         try:
-            orders = owner.read()
+            commands = owner.read()
         except EOFError:
             self._lose(owner)
             return
         self._heard_at = time.monotonic()
-        for order in orders:
-            if order["op"] == "farewell":
-                self.over, self.left = True, order["leaves"]
-            elif order["op"] == "detach":
-                self._detached = order["on"]
+        for command in commands:
+            if command["op"] == "farewell":
+                self.over, self.left = True, command["leaves"]
+            elif command["op"] == "detach":
+                self._detached = command["on"]
             else:
-                yield order
+                yield command
 
     def _lose(self, owner: Peer) -> None:
         owner.close()
         self._owner = None
-        if self._heir is None:
+        if self._successor is None:
             self._replace()
 
     def _replace(self) -> None:
@@ -356,11 +358,11 @@ class ControlSocket:
             self._detached_runners += 1
             self._detached_runner = _start_detached_runner(self._folder)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Check the detached runner, the heartbeats of a remote owner, and the deadlines."""
         if self._detached_runner is not None and self._detached_runner.poll() is not None:
             self._detached_runner = None
-            if self._owner is None and self._heir is None:
+            if self._owner is None and self._successor is None:
                 self._replace()
         if self._is_remote and self._owner is not None:
             if time.monotonic() >= self._heard_at + SILENCE_S:
@@ -368,12 +370,12 @@ class ControlSocket:
                 self._replace()
             return
         late = time.monotonic() >= self._deadline
-        if self._heir is not None:
-            self._admit_successor(self._heir, late=late)
+        if self._successor is not None:
+            self._admit_successor(self._successor, late=late)
         elif self._owner is None and late:
             self.over = self.left = True
 
-    def _admit_successor(self, heir: Peer, *, late: bool) -> None:
+    def _admit_successor(self, successor: Peer, *, late: bool) -> None:
         if late and self._detached_runner is not None:
             self._detached_runner.kill()
             self._detached_runner.wait()
@@ -382,8 +384,8 @@ class ControlSocket:
             self._owner.close()
             self._owner = None
         if self._owner is None and self._detached_runner is None:
-            self._heir = None
-            self._grant(heir)
+            self._successor = None
+            self._grant(successor)
 
 
 def _start_detached_runner(folder: Path) -> subprocess.Popen[bytes]:

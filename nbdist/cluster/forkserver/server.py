@@ -127,13 +127,13 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._is_told_to_end = False
+        self._is_terminating = False
         if is_remote:
-            signal.signal(signal.SIGTERM, self._tell_children)
+            signal.signal(signal.SIGTERM, self._terminate_children)
 
-    def _tell_children(self, _signal: int, _frame: object) -> None:
+    def _terminate_children(self, _signal: int, _frame: object) -> None:
         """Pass SIGTERM on, as after a preemption. The engines save a checkpoint before they end."""
-        self._is_told_to_end = True
+        self._is_terminating = True
         for pid in list(self._children.values()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -155,9 +155,11 @@ class ForkServer:
             try:
                 self._import(name)
             except Exception as error:
-                said = f"{type(error).__name__}: {error}"
+                message = f"{type(error).__name__}: {error}"
                 module = name.removesuffix(IF_THERE)
-                self._control_socket.announce({"event": "failed", "module": module, "error": said})
+                self._control_socket.announce(
+                    {"event": "failed", "module": module, "error": message}
+                )
                 self._end_everything()
                 raise SystemExit(1) from error
         gc.freeze()  # the engines' garbage collection neither traverses nor copies these pages
@@ -203,8 +205,8 @@ class ForkServer:
         gc.freeze()
         self._unsafe = _why_not_fork()
         postponed, self._postponed = self._postponed, []
-        for order in postponed:
-            self._obey(order)
+        for command in postponed:
+            self._execute(command)
 
     def serve(self) -> None:
         """Execute commands until the end, then end all children and guarded processes."""
@@ -228,39 +230,39 @@ class ForkServer:
             os.read(self._wake, 4096)
             self._reap()
             self._end_import()
-        for order in self._control_socket.serve(readable):
-            self._obey(order)
+        for command in self._control_socket.serve(readable):
+            self._execute(command)
 
-    def _obey(self, order: Event) -> None:
-        if self._importing is not None and order["op"] in ("spawn", "preload"):
-            self._postponed.append(order)
-        elif order["op"] == "spawn":
-            self._spawn(order)
-        elif order["op"] == "signal":
-            self._signal(order["id"], order["signal"])
-        elif order["op"] == "look":
+    def _execute(self, command: Event) -> None:
+        if self._importing is not None and command["op"] in ("spawn", "preload"):
+            self._postponed.append(command)
+        elif command["op"] == "spawn":
+            self._spawn(command)
+        elif command["op"] == "signal":
+            self._signal(command["id"], command["signal"])
+        elif command["op"] == "look":
             self._control_socket.announce({"event": "seen", "children": self._look()})
-        elif order["op"] == "tail":
-            text = read_tail(self._folder, order["id"], order["lines"])
+        elif command["op"] == "tail":
+            text = read_tail(self._folder, command["id"], command["lines"])
             self._control_socket.announce({"event": "tail", "text": text})
-        elif order["op"] == "unlink":
-            for path in self._folder.glob(f"{order['name']}:*"):
+        elif command["op"] == "unlink":
+            for path in self._folder.glob(f"{command['name']}:*"):
                 path.unlink(missing_ok=True)
             self._control_socket.announce({"event": "unlinked"})
-        elif order["op"] == "preload":
-            self._begin_import(order["module"])
-        elif order["op"] == "guard":
+        elif command["op"] == "preload":
+            self._begin_import(command["module"])
+        elif command["op"] == "guard":
             with contextlib.suppress(psutil.NoSuchProcess):
-                self._guarded.append(psutil.Process(order["pid"]))
+                self._guarded.append(psutil.Process(command["pid"]))
 
-    def _spawn(self, order: Event) -> None:
-        pid = os.fork() if not self._unsafe else self._begin(order)
+    def _spawn(self, command: Event) -> None:
+        pid = os.fork() if not self._unsafe else self._begin(command)
         if pid == 0:
-            self._become_child(order)
-        self._children[order["id"]] = pid
-        self._control_socket.announce({"event": "spawned", "id": order["id"], "pid": pid})
+            self._become_child(command)
+        self._children[command["id"]] = pid
+        self._control_socket.announce({"event": "spawned", "id": command["id"], "pid": pid})
 
-    def _become_child(self, order: Event) -> NoReturn:
+    def _become_child(self, command: Event) -> NoReturn:
         """Release the fork server's handlers and descriptors in a forked child, then run it."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -271,9 +273,9 @@ class ForkServer:
         self._control_socket.close()
         for descriptor in (self._of_children.fileno(), self._wake, self._wake_write):
             os.close(descriptor)
-        become(order, self._folder, self._of_children)
+        become(command, self._folder, self._of_children)
 
-    def _begin(self, order: Event) -> int:
+    def _begin(self, command: Event) -> int:
         """Start a child as a new Python that imports everything itself, and return its pid."""
         descriptor = self._of_children.write_end
         process = subprocess.Popen(
@@ -290,7 +292,7 @@ class ForkServer:
         )
         assert process.stdin is not None
         with process.stdin:
-            process.stdin.write(json.dumps(order).encode())
+            process.stdin.write(json.dumps(command).encode())
         process.returncode = 0  # `_reap` waits for it, as for forked children
         return process.pid
 
@@ -313,7 +315,7 @@ class ForkServer:
                 self._control_socket.announce(
                     {"event": "exited", "id": name, "pid": pid, "code": code}
                 )
-        if self._is_told_to_end and not self._children:
+        if self._is_terminating and not self._children:
             self._control_socket.over = self._control_socket.left = True
 
     def _end_everything(self) -> None:

@@ -97,8 +97,10 @@ class Allocations:
             absent = [place for place in places if not self._called(place)]
             lacking = [place for place in absent if place not in self._owners]
             jobs = [(self._jobs[number], own) for number, own in self.of(absent).items()]
-            go_on = await asyncio.gather(*(self._goes_on(job, own) for job, own in jobs))
-            lost = [own for (_, own), goes_on in zip(jobs, go_on, strict=True) if not goes_on]
+            continuing = await asyncio.gather(*(self._continues(job, own) for job, own in jobs))
+            lost = [
+                own for (_, own), continues in zip(jobs, continuing, strict=True) if not continues
+            ]
             lacking += [place for own in lost for place in own if not self._called(place)]
             return await self._submit(tuple(sorted(lacking))) if lacking else ""
 
@@ -108,7 +110,7 @@ class Allocations:
         job = self._jobs[number] = kind(self._batch, number, places, self._folder)
         before = {place: self._owners.get(place) for place in places}
         self._owners |= dict.fromkeys(places, number)  # hosts may connect before `submit` returns
-        self._keep()
+        self._save()
         try:
             await asyncio.to_thread(job.submit, self._file(number))
         except BaseException:
@@ -118,7 +120,7 @@ class Allocations:
                     self._owners[place] = owner
             self._end_unowned()
             raise
-        self._keep()
+        self._save()
         self._end_unowned()
         return str(job)
 
@@ -174,15 +176,15 @@ class Allocations:
         """Return whether the scheduler replaces lost hosts of these places."""
         jobs = [self._jobs[number] for number in self.of(places)]
         states = await asyncio.gather(*map(self._settled, jobs))
-        return any(map(self._is_again, jobs, states))
+        return any(map(self._is_requeued, jobs, states))
 
-    def _is_again(self, job: Job, state: JobState) -> bool:
+    def _is_requeued(self, job: Job, state: JobState) -> bool:
         """Return whether a job waits again, or has restarted since the last call."""
         before = self._restarts.get(job.number, 0)
         self._restarts[job.number] = state.restarts
         return not state.over and (state.waits or job.has_successors or state.restarts > before)
 
-    async def _goes_on(self, job: Job, places: Collection[int]) -> bool:
+    async def _continues(self, job: Job, places: Collection[int]) -> bool:
         """Return whether a requeued or restarted job will provide hosts for these places."""
         state = await self._settled(job)
         if state.over or state.waits or job.has_successors:
@@ -221,7 +223,7 @@ class Allocations:
             out.write(msgspec.json.encode(self._write(job)))
         return file
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         """Save the commands that cancel all jobs, for a successor of this process."""
         commands = [command for job in self._jobs.values() if (command := job.ending())]
         draft = self._folder / f"{_LEDGER}.new"

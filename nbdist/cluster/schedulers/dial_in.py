@@ -87,16 +87,16 @@ class _Host:
     """This host, with its connection and its fork server.
 
     Args:
-        calling: the address to connect to, and the keys.
+        ticket: the address to connect to, and the keys.
         task: the index of this process in its job, from 0.
     """
 
-    def __init__(self, calling: DialInTicket, task: int) -> None:
-        self._calling = calling
-        self._who = DialedHost(job=calling.job, task=task)
+    def __init__(self, ticket: DialInTicket, task: int) -> None:
+        self._ticket = ticket
+        self._who = DialedHost(job=ticket.job, task=task)
         self._ends: tuple[str, str] = "", ""  # addresses of the connection: remote, local
         self._fork_server = 0
-        self._is_told_to_end = False
+        self._is_terminating = False
         self._over = asyncio.Event()
         self._until = time.monotonic() + PATIENCE_S
 
@@ -111,39 +111,39 @@ class _Host:
         over.cancel()
         if calls.done():
             return calls.result()
-        return "received SIGTERM" if self._is_told_to_end else ""
+        return "received SIGTERM" if self._is_terminating else ""
 
     async def _call(self) -> str:
         """Connect, reconnect after each break, and return the reason for giving up."""
-        said = "no response"
+        errors = "no response"
         while self._fork_server or time.monotonic() < self._until:
             try:
                 connection = await self._connect()
             except (OSError, asyncssh.Error) as error:
-                said = str(error)
+                errors = str(error)
                 await asyncio.sleep(_AGAIN_S)
                 continue
             self._ends = _address(connection, "peername"), _address(connection, "sockname")
             await connection.wait_closed()
             self._until = time.monotonic() + PATIENCE_S
-        return f"{self._calling.address}:{self._calling.port} cannot be reached: {said}"
+        return f"{self._ticket.address}:{self._ticket.port} cannot be reached: {errors}"
 
     async def _connect(self) -> asyncssh.SSHServerConnection:
-        calling = self._calling
+        ticket = self._ticket
         return await asyncssh.connect_reverse(
-            calling.address,
-            calling.port,
-            server_factory=functools.partial(_HostServer, calling.cluster),
-            process_factory=self._obey,
-            server_host_keys=[asyncssh.import_private_key(calling.key)],
-            authorized_client_keys=asyncssh.import_authorized_keys(calling.trusted),
+            ticket.address,
+            ticket.port,
+            server_factory=functools.partial(_HostServer, ticket.cluster),
+            process_factory=self._execute,
+            server_host_keys=[asyncssh.import_private_key(ticket.key)],
+            authorized_client_keys=asyncssh.import_authorized_keys(ticket.trusted),
             encoding=None,
             allow_pty=False,
             agent_forwarding=False,
             **CONNECTION,
         )
 
-    async def _obey(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
+    async def _execute(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
         if process.command == WHO:
             process.stdout.write(msgspec.json.encode(self._who))
             process.exit(0)
@@ -166,11 +166,11 @@ class _Host:
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, "SSH_CONNECTION": f"{client} 0 {server} 0"},
         )
-        output, said = await starter.communicate(content)
+        output, errors = await starter.communicate(content)
         if starter.returncode == 0:
             self._follow(msgspec.json.decode(output, type=ForkServerLocation).pid)
         process.stdout.write(output)
-        process.stderr.write(said)
+        process.stderr.write(errors)
         process.exit(starter.returncode or 0)
 
     def _follow(self, pid: int) -> None:
@@ -191,7 +191,7 @@ class _Host:
                 self._over.set()
 
     def _notify_fork_server(self) -> None:
-        self._is_told_to_end = True
+        self._is_terminating = True
         if self._fork_server:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._fork_server, signal.SIGTERM)
@@ -212,12 +212,12 @@ def task_of(environment: Mapping[str, str]) -> int:
 
 def main() -> None:
     file, *typed = sys.argv[1:]
-    calling = msgspec.json.decode(Path(file).read_bytes(), type=DialInTicket)
+    ticket = msgspec.json.decode(Path(file).read_bytes(), type=DialInTicket)
     task = int(typed[0]) if typed else task_of(os.environ)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     async def serve() -> str:
-        return await _Host(calling, task).serve()
+        return await _Host(ticket, task).serve()
 
     sys.exit(asyncio.run(serve()) or 0)
 

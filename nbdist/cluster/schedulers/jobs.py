@@ -38,12 +38,12 @@ _END_S = 2.0
 LOG_LINES = 5
 """Lines of a log that errors show."""
 
-_ANOTHERS = re.compile(
+_JOB_VARIABLES = re.compile(
     r"SLURM_(?!CONF$|JWT$|CLUSTERS$)|PBS_(JOB|ARRAY|NODE|TASK|ENV|O_)|SGE_(JOB|TASK|O_)|LSB_"
 )
 """Variables of a job in which the notebook itself runs. They must not reach the jobs it submits."""
 
-_RANKS = re.compile(r"OMPI_COMM_|PMIX?_|SLURM_PROCID$")
+_RANK_VARIABLES = re.compile(r"OMPI_COMM_|PMIX?_|SLURM_PROCID$")
 """Rank variables of such a job. mpiexec needs its other variables to find the hosts."""
 
 _FORGOTTEN = re.compile(
@@ -88,11 +88,11 @@ class Job(abc.ABC):
         return f"{self.title} {self._id}".rstrip()
 
     @abc.abstractmethod
-    def submit(self, calling: Path) -> None:
+    def submit(self, ticket: Path) -> None:
         """Submit the job.
 
         Args:
-            calling: the file with the ticket that the hosts read.
+            ticket: the file with the ticket that the hosts read.
 
         Raises:
             StartError: the scheduler refuses the job, or is not available.
@@ -122,10 +122,10 @@ class Job(abc.ABC):
     def _log(self) -> Path:
         return log_file(self._folder, f"job-{self.number}")
 
-    def _command(self, calling: Path) -> list[str]:
+    def _command(self, ticket: Path) -> list[str]:
         own = self._batch.python
         python = str(Path(own).expanduser()) if own else sys.executable
-        return [python, "-m", "nbdist.cluster.schedulers.dial_in", str(calling)]
+        return [python, "-m", "nbdist.cluster.schedulers.dial_in", str(ticket)]
 
 
 class BatchJob(Job):
@@ -137,8 +137,8 @@ class BatchJob(Job):
         self.title = self._scheduler.title
         self._delete: list[str] = []
 
-    def submit(self, calling: Path) -> None:
-        program, *args = self._command(calling)
+    def submit(self, ticket: Path) -> None:
+        program, *args = self._command(ticket)
         file = f"job-{self.number}.sh"
         launcher = self._scheduler.launcher(
             work_dir=str(self._folder),
@@ -159,10 +159,10 @@ class BatchJob(Job):
         command = list(launcher.submit_command)
         try:
             if self._batch.launcher == "lsf":
-                said = _run(command, input=script.read_text())
+                output = _run(command, input=script.read_text())
             else:
-                said = _run([*command, str(script)])
-            self._id = launcher.parse_job_id(said)
+                output = _run([*command, str(script)])
+            self._id = launcher.parse_job_id(output)
         except launchers.LauncherError as error:
             raise StartError(f"{self.title}s cannot be submitted: {error}") from None
 
@@ -203,17 +203,17 @@ class BatchJob(Job):
             return SUBMITTED
         scheduler = self._scheduler
         try:
-            said = _run([word.format(id=self._id, user=_user()) for word in scheduler.look])
+            output = _run([word.format(id=self._id, user=_user()) for word in scheduler.look])
         except StartError as error:
             if _FORGOTTEN.search(str(error)):
                 return JobState(word="", detail=str(error), over=True)
             raise
-        found = re.findall(scheduler.word.format(id=re.escape(self._id)), said)
+        found = re.findall(scheduler.word.format(id=re.escape(self._id)), output)
         if not found:
             return JobState(word="", over=scheduler.is_silent_of_old)
         alive = [word for word in found if word not in scheduler.over]
-        reason, detail = _reason(said) if self._batch.launcher == "slurm" else ("", "")
-        restarts = re.search(r"\bRestarts=(\d+)", said)  # Slurm's
+        reason, detail = _reason(output) if self._batch.launcher == "slurm" else ("", "")
+        restarts = re.search(r"\bRestarts=(\d+)", output)  # Slurm's
         is_over = not alive or reason in HOPELESS or all(w in scheduler.hopeless for w in alive)
         return JobState(
             word=", ".join(dict.fromkeys(scheduler.words.get(w, w) for w in alive or found)),
@@ -238,10 +238,10 @@ class MpiJob(Job):
         super().__init__(batch, number, places, folder)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def submit(self, calling: Path) -> None:
+    def submit(self, ticket: Path) -> None:
         launcher = launchers.MPILauncher(
             mpi_args=[word for line in self._batch.options for word in shlex.split(line)],
-            program=self._command(calling),
+            program=self._command(ticket),
             work_dir=str(self._folder),
             profile_dir=str(self._folder),
         )
@@ -254,7 +254,7 @@ class MpiJob(Job):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={n: value for n, value in os.environ.items() if not _RANKS.match(n)},
+                env={n: value for n, value in os.environ.items() if not _RANK_VARIABLES.match(n)},
                 start_new_session=True,
             )
 
@@ -275,18 +275,18 @@ class MpiJob(Job):
         return []
 
 
-def _reason(said: str) -> tuple[str, str]:
+def _reason(output: str) -> tuple[str, str]:
     """Return Slurm's reason, and the reason in words with the expected start time."""
-    found = dict(re.findall(r"(Reason|StartTime)=(\S*)", said))
+    found = dict(re.findall(r"(Reason|StartTime)=(\S*)", output))
     reason, begins = found.get("Reason", ""), found.get("StartTime", "")
     parts = [reason.replace("_", " ")] if reason not in _NOTHING else []
-    if "JobState=PENDING" in said and begins not in _NOTHING:
+    if "JobState=PENDING" in output and begins not in _NOTHING:
         parts.append(f"expected start {begins.replace('T', ' ')}")
     return reason, ", ".join(parts)
 
 
 def _env() -> dict[str, str]:
-    own = (_ANOTHERS, _RANKS)
+    own = (_JOB_VARIABLES, _RANK_VARIABLES)
     return {n: v for n, v in os.environ.items() if not any(form.match(n) for form in own)}
 
 

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
     from nbdist.records import Batch
 
-_CALLING = "calling"
-_WHERE = "/var/run/nbdist"
+_TICKET_FILE = "calling"
+_MOUNT_PATH = "/var/run/nbdist"
 _WORKER = "worker"
 _LABEL = "nbdist/job"
 _GPU = "nvidia.com/gpu"
 _GRACE_S = 120
 """Time for engines to save a checkpoint when Kubernetes ends their pod."""
 
-_KEPT_S = 300
+_TTL_S = 300
 """Time after which Kubernetes removes a Job that has ended, if nbdist does not."""
 
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -50,7 +50,7 @@ class PodsJob(Job):
         self._where = "", ""  # namespace and context at the submission
         self._name = f"nbdist-{folder.name}-{number}"
 
-    def submit(self, calling: Path) -> None:
+    def submit(self, ticket: Path) -> None:
         self._api, namespace, context = _api()
         batch, core = self._api.BatchV1Api(), self._api.CoreV1Api()
         job = job_object(self._name, len(self.places), self._batch, self._pod_of_user())
@@ -71,7 +71,7 @@ class PodsJob(Job):
             ],
         }
         self._make(core.create_namespaced_service, service_object(owned))
-        secret = secret_object(owned, calling.read_text())
+        secret = secret_object(owned, ticket.read_text())
         self._make(core.create_namespaced_secret, secret)
 
     def state(self) -> JobState:
@@ -226,10 +226,10 @@ def job_object(name: str, count: int, batch: Batch, pod: dict[str, Any]) -> dict
             batch.python or "python",
             "-m",
             "nbdist.cluster.schedulers.dial_in",
-            f"{_WHERE}/{_CALLING}",
+            f"{_MOUNT_PATH}/{_TICKET_FILE}",
         ],
         "volumeMounts": [
-            {"name": "nbdist", "mountPath": _WHERE, "readOnly": True},
+            {"name": "nbdist", "mountPath": _MOUNT_PATH, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - NCCL's, larger than the default
         ],
         **({"resources": resources} if resources else {}),
@@ -266,7 +266,7 @@ def job_object(name: str, count: int, batch: Batch, pod: dict[str, Any]) -> dict
             "completions": count,
             "parallelism": count,
             "backoffLimit": 1000,  # replace lost pods
-            "ttlSecondsAfterFinished": _KEPT_S,
+            "ttlSecondsAfterFinished": _TTL_S,
             **({"activeDeadlineSeconds": seconds(batch.time)} if batch.time else {}),
             "template": {
                 "metadata": _merged(theirs, ours),
@@ -290,7 +290,7 @@ def service_object(metadata: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def secret_object(metadata: dict[str, Any], calling: str) -> dict[str, Any]:
+def secret_object(metadata: dict[str, Any], ticket: str) -> dict[str, Any]:
     """Build the Secret with the ticket that the pods read to connect."""
     return {
         "apiVersion": "v1",
@@ -298,7 +298,7 @@ def secret_object(metadata: dict[str, Any], calling: str) -> dict[str, Any]:
         "metadata": metadata,
         "type": "Opaque",
         "immutable": True,
-        "stringData": {_CALLING: calling},
+        "stringData": {_TICKET_FILE: ticket},
     }
 
 

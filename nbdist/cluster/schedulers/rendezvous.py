@@ -69,14 +69,14 @@ class Rendezvous:
 
     def __init__(self, batch: Batch, folder: Path) -> None:
         self._batch = batch
-        self._calls: dict[int, asyncssh.SSHClientConnection] = {}  # by place
+        self._connections: dict[int, asyncssh.SSHClientConnection] = {}  # by place
         self._used: set[int] = set()
         self._order = asyncssh.generate_private_key("ssh-ed25519")
         self._host_key = asyncssh.generate_private_key("ssh-ed25519")
         self._cluster = folder.name
         self._port = 0
         self._over = asyncio.Event()
-        self._allocations = Allocations(batch, folder, self._calls.__contains__, self._calling)
+        self._allocations = Allocations(batch, folder, self._connections.__contains__, self._ticket)
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def serve(self, fork_server: int) -> None:
@@ -94,7 +94,7 @@ class Rendezvous:
         await self._over.wait()
         asked.close()
         calls.close()
-        for connection in self._calls.values():
+        for connection in self._connections.values():
             connection.abort()
         await self._allocations.end()
 
@@ -106,7 +106,7 @@ class Rendezvous:
         acceptor = await asyncssh.listen_reverse(
             self._address,
             0,
-            acceptor=self._hear,
+            acceptor=self._accept,
             known_hosts=([self._host_key.convert_to_public()], [], []),
             username="nbdist",
             client_keys=[self._order],
@@ -117,23 +117,23 @@ class Rendezvous:
         self._port = acceptor.get_port()
         return acceptor
 
-    async def _hear(self, connection: asyncssh.SSHClientConnection) -> None:
+    async def _accept(self, connection: asyncssh.SSHClientConnection) -> None:
         """Assign a new connection to its place, instead of a former connection from there."""
         done = await connection.run(WHO, encoding=None)
         caller = msgspec.json.decode(done.stdout or b"", type=DialedHost)
         place = self._allocations.place(caller.job, caller.task)
         if place is None:  # another job provides the place now, or nobody needs it any more
-            self._let_go(connection)
+            self._disconnect(connection)
             return
-        if place in self._calls:
-            self._let_go(self._calls[place])
-        self._calls[place] = connection
+        if place in self._connections:
+            self._disconnect(self._connections[place])
+        self._connections[place] = connection
         self._used.discard(place)
         await connection.wait_closed()
-        if self._calls.get(place) is connection:
-            del self._calls[place]
+        if self._connections.get(place) is connection:
+            del self._connections[place]
 
-    def _let_go(self, connection: asyncssh.SSHClientConnection) -> None:
+    def _disconnect(self, connection: asyncssh.SSHClientConnection) -> None:
         """End a host, without waiting for one that does not respond."""
 
         async def end() -> None:
@@ -145,7 +145,7 @@ class Rendezvous:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    def _calling(self, job: int) -> DialInTicket:
+    def _ticket(self, job: int) -> DialInTicket:
         """Create the ticket that the hosts of a job read."""
         return DialInTicket(
             address=self._address,
@@ -156,10 +156,10 @@ class Rendezvous:
             job=job,
         )
 
-    def _called(self, place: int) -> asyncssh.SSHClientConnection:
-        if place not in self._calls:
+    def _connection(self, place: int) -> asyncssh.SSHClientConnection:
+        if place not in self._connections:
             raise StartError("the host has not connected")
-        return self._calls[place]
+        return self._connections[place]
 
     # Requests.
 
@@ -181,8 +181,8 @@ class Rendezvous:
     async def _do_release(self, places: list[int]) -> _Answer:
         await self._allocations.release(places)
         for place in places:
-            if place in self._calls:
-                self._let_go(self._calls.pop(place))
+            if place in self._connections:
+                self._disconnect(self._connections.pop(place))
         return {}
 
     async def _do_comes_again(self, places: list[int]) -> _Answer:
@@ -190,14 +190,14 @@ class Rendezvous:
 
     async def _do_state(self, places: list[int]) -> _Answer:
         """Return the connected places, and the states of the jobs of the others."""
-        called = sorted(place for place in places if place in self._calls)
-        jobs = self._allocations.of(place for place in places if place not in self._calls)
+        called = sorted(place for place in places if place in self._connections)
+        jobs = self._allocations.of(place for place in places if place not in self._connections)
         states = await asyncio.gather(*(self._allocations.look(number) for number in jobs))
-        said = [
+        descriptions = [
             {"job": self._allocations.named(number), "state": msgspec.to_builtins(state)}
             for number, state in zip(jobs, states, strict=True)
         ]
-        return {"called": called, "jobs": said, "address": f"{self._address}:{self._port}"}
+        return {"called": called, "jobs": descriptions, "address": f"{self._address}:{self._port}"}
 
     async def _do_fate(self, place: int) -> _Answer:
         """Return the state of a place's job; the last known state if the query takes long."""
@@ -215,45 +215,45 @@ class Rendezvous:
         return {"words": ""}
 
     async def _do_open(self, place: int) -> _Answer:
-        self._called(place)
+        self._connection(place)
         self._used.add(place)
         return {"pid": os.getpid()}
 
     async def _do_is_open(self, place: int) -> _Answer:
-        return {"open": place in self._calls}
+        return {"open": place in self._connections}
 
     async def _do_run(self, place: int, content: str) -> _Answer:
-        run = self._called(place).run(START_FORK_SERVER, input=content.encode(), encoding=None)
+        run = self._connection(place).run(START_FORK_SERVER, input=content.encode(), encoding=None)
         try:
             done = await asyncio.wait_for(run, _START_FORK_SERVER_S)
         except TimeoutError:
             raise StartError(
                 f"Python did not start there within {_START_FORK_SERVER_S:g} s"
             ) from None
-        output, said = done.stdout or b"", done.stderr or b""
+        output, errors = done.stdout or b"", done.stderr or b""
         assert isinstance(output, bytes)
-        assert isinstance(said, bytes)
+        assert isinstance(errors, bytes)
         if done.exit_status != 0:
-            raise StartError(said.decode(errors="replace").strip())
+            raise StartError(errors.decode(errors="replace").strip())
         return {"output": output.decode()}
 
     async def _do_here(self, place: int, there: str, here: str) -> _Answer:
         Path(here).unlink(missing_ok=True)
-        await self._called(place).forward_local_path(here, there)
+        await self._connection(place).forward_local_path(here, there)
         Path(here).chmod(0o600)
         return {}
 
     async def _do_there(self, place: int, ports: list[int], prefix: str) -> _Answer:
-        call = self._called(place)
+        call = self._connection(place)
         for port in ports:
             await call.forward_remote_path_to_port(f"{prefix}:{port}", LOOPBACK, port)
         return {}
 
     async def _do_close(self, place: int) -> _Answer:
         """Close a connection that has been used. Keep an unused one for the next `open`."""
-        if place in self._used and place in self._calls:
+        if place in self._used and place in self._connections:
             self._used.discard(place)
-            self._calls.pop(place).abort()
+            self._connections.pop(place).abort()
         return {}
 
 

@@ -80,12 +80,12 @@ class Exchange:
         """
         self._start()
         try:
-            return self._await_calls(list(places), say)
+            return self._await_connections(list(places), say)
         except BaseException:
             self.release(places)
             raise
 
-    def _await_calls(self, places: list[int], say: Callable[[str], None]) -> tuple[str, bool]:
+    def _await_connections(self, places: list[int], say: Callable[[str], None]) -> tuple[str, bool]:
         began, begun_at = time.monotonic(), 0.0
         since = time.strftime("%H:%M:%S")
         named: dict[str, None] = {}
@@ -101,7 +101,7 @@ class Exchange:
             now = time.monotonic()
             for job, state in jobs:
                 if state.over and job in fresh:
-                    raise StartError(self._why_over(job, state, places))
+                    raise StartError(self._describe_end(job, state, places))
                 if state.over:  # an older job was already ending: submit another one
                     fresh.add(self._book(places))
                 if state.waits and now > began + self._wait_s:
@@ -115,7 +115,7 @@ class Exchange:
             begun_at = 0.0 if waits else begun_at or now
             if begun_at and now > begun_at + CALL_S:
                 if not there:
-                    raise StartError(self._why_silent(answer, *jobs[0], places))
+                    raise StartError(self._describe_timeout(answer, *jobs[0], places))
                 return f"{there} of {len(places)} connected within {CALL_S:g} s", False
             time.sleep(LOOK_S / 2 if waits and not there else LOOK_S / 10)
 
@@ -127,11 +127,11 @@ class Exchange:
         with contextlib.suppress(StartError):
             self.ask("release", places=list(places))
 
-    def _why_over(self, job: str, state: JobState, places: Sequence[int]) -> str:
+    def _describe_end(self, job: str, state: JobState, places: Sequence[int]) -> str:
         log = self._last_lines(places, "; ")
         return f"{job} provides no hosts: {state.word}{_detail(state)}{log}"
 
-    def _why_silent(
+    def _describe_timeout(
         self, answer: dict[str, Any], job: str, state: JobState, places: Sequence[int]
     ) -> str:
         log = self._last_lines(places, "\n")
@@ -203,7 +203,7 @@ class Exchange:
         except OSError:
             (folder / RENDEZVOUS_SOCKET).unlink(missing_ok=True)
             self.close()
-            with log_file(folder, "switchboard").open("ab") as log:
+            with log_file(folder, "rendezvous").open("ab") as log:
                 self._process = process = subprocess.Popen(
                     [
                         *(sys.executable, "-m", "nbdist.cluster.schedulers.rendezvous"),
@@ -224,8 +224,8 @@ class Exchange:
         deadline = time.monotonic() + _BEGIN_S
         while not (self._home.folder / RENDEZVOUS_SOCKET).exists():
             if process.poll() is not None or time.monotonic() > deadline:
-                said = read_tail(self._home.folder, "switchboard", LOG_LINES)
-                raise StartError(f"the rendezvous process failed to start:\n{said}")
+                log = read_tail(self._home.folder, "rendezvous", LOG_LINES)
+                raise StartError(f"the rendezvous process failed to start:\n{log}")
             time.sleep(_POLL_S)
 
 

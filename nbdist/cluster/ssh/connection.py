@@ -90,7 +90,7 @@ class Connection:
         deadline = time.monotonic() + CONNECT_S + 1
         while not (self._folder / self._control).exists():
             if process.poll() is not None:
-                raise StartError(self._why())
+                raise StartError(self._last_log_line())
             if time.monotonic() > deadline:
                 self.close()
                 raise StartError(f"ssh did not connect within {CONNECT_S:g} s")
@@ -117,8 +117,8 @@ class Connection:
         command = [f"exec {python} -m nbdist.cluster.forkserver.remote_start"]
         done = self._do(content=content, command=command, timeout_s=_START_FORK_SERVER_S)
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip() or str(done.returncode)
-            raise StartError(_advice(said, python))
+            output = done.stderr.decode(errors="replace").strip() or str(done.returncode)
+            raise StartError(_advice(output, python))
         return done.stdout
 
     def why_lost(self) -> str:
@@ -145,9 +145,9 @@ class Connection:
     def _forward(self, *words: str) -> None:
         done = self._do("-O", "forward", *words)
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip()
+            output = done.stderr.decode(errors="replace").strip()
             raise StartError(
-                f"its sshd forwards no sockets ({said}): "
+                f"its sshd forwards no sockets ({output}): "
                 "set AllowTcpForwarding and AllowStreamLocalForwarding to `yes` there"
             )
 
@@ -185,15 +185,15 @@ class Connection:
         except subprocess.TimeoutExpired:
             raise StartError(f"no response within {timeout_s:g} s") from None
 
-    def _why(self) -> str:
+    def _last_log_line(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "ssh ended without output"
 
 
-def _advice(said: str, python: str) -> str:
+def _advice(output: str, python: str) -> str:
     """Return the remedy for a failed start of Python on a host."""
-    last = said.splitlines()[-1] if said else "no output"
-    if "No module named" in said and "nbdist" in last:
+    last = output.splitlines()[-1] if output else "no output"
+    if "No module named" in output and "nbdist" in last:
         return f"nbdist is not installed for {python} there: install it, or use --python PATH"
     if "not found" in last or "No such file" in last or last == "127":
         return f"{python} does not exist: use --python PATH, or set `python` in hosts.toml"

@@ -64,14 +64,14 @@ class RemoteForkServer(ForkServerClient):
         self._link = link
         self._home = home
         self._ports: set[int] = set()  # to be forwarded to the host
-        self._is_bare = False  # whether the connection is new and none is forwarded yet
+        self._needs_forwards = False  # whether the connection is new and none is forwarded yet
         self._connection: dict[str, Any] = {}
         self._cut_at = 0.0
         self._closing = threading.Event()
         super().__init__(self._reach(), home.role, _OWN_S, key=home.folder.name)
         self._current = [self._peer]
-        told = self._current, os.getpid(), self._closing, self.state
-        self._farewell = weakref.finalize(self, _say_farewell, *told)
+        arguments = self._current, os.getpid(), self._closing, self.state
+        self._farewell = weakref.finalize(self, _send_farewell, *arguments)
         self._beating = threading.Thread(target=self._beat, name="nbdist-beat", daemon=True)
         self._beating.start()
 
@@ -102,8 +102,8 @@ class RemoteForkServer(ForkServerClient):
             home.guard(link.open())
         self = cls(link, location, home)
         self._ports.update(ports)
-        self._is_bare = not was_open
-        if self._is_bare:
+        self._needs_forwards = not was_open
+        if self._needs_forwards:
             self._ask("unlinked", _OWN_S, op="unlink", name=SOCKET_PREFIX)
             self._bring_all()
         return self
@@ -149,7 +149,7 @@ class RemoteForkServer(ForkServerClient):
         """Forward all ports over a new connection, after the old sockets have been removed."""
         if self._ports:
             self._link.bring_there(sorted(self._ports), self.prefix())
-        self._is_bare = False
+        self._needs_forwards = False
 
     def introduce(self, controller: dict[str, Any]) -> None:
         """Make ipyparallel's controller reachable from the host.
@@ -257,19 +257,19 @@ class RemoteForkServer(ForkServerClient):
         """
         if not self._link.is_open():
             self._link.close()
-            self._is_bare = True
+            self._needs_forwards = True
             self._home.guard(self._link.open())
         peer = self._reach()
         self._own(peer)
         with self._sending:
             self._peer.close()
             self._peer = self._current[0] = peer
-        if self._is_bare:  # sockets of the former connection block the new forwards
+        if self._needs_forwards:  # sockets of the former connection block the new forwards
             peer.send({"op": "unlink", "name": SOCKET_PREFIX})
-            self._hear_until("unlinked")
+            self._receive_until("unlinked")
             self._bring_all()
 
-    def _hear_until(self, kind: str) -> None:
+    def _receive_until(self, kind: str) -> None:
         """Store events until one of this kind arrives. For the listening thread only."""
         try:
             while self._peer.wait(_OWN_S):
@@ -295,7 +295,7 @@ class RemoteForkServer(ForkServerClient):
         if self._farewell.detach() is None:
             return
         if not self.is_cut:
-            _say_farewell(self._current, os.getpid(), self._closing, self.state)
+            _send_farewell(self._current, os.getpid(), self._closing, self.state)
         self._closing.set()
         self._link.close()
         self._end()
@@ -321,9 +321,9 @@ def _parsed_location(output: bytes) -> ForkServerLocation:
     try:
         return msgspec.json.decode(lines[-1] if lines else b"", type=ForkServerLocation)
     except msgspec.DecodeError:
-        said = output.decode(errors="replace").strip()[-200:]
+        printed = output.decode(errors="replace").strip()[-200:]
         raise StartError(
-            f"Python printed {said!r} there instead of the fork server's location"
+            f"Python printed {printed!r} there instead of the fork server's location"
         ) from None
 
 
@@ -334,7 +334,7 @@ def ports_of(controller: dict[str, Any]) -> list[int]:
     return [port for ports in lists for port in ports if isinstance(port, int)]
 
 
-def _say_farewell(
+def _send_farewell(
     current: list[Peer], pid: int, closing: threading.Event, state: ForkServerState
 ) -> None:
     """Tell the fork server to end, and wait until it has ended.
