@@ -26,7 +26,7 @@ LEAST_SHM_BYTES = 64 << 20
 
 BUSY = 0.1
 MANY_WORKERS = 50
-"""Number of workers beyond which the latency of a ring matters: its steps grow with the workers."""
+"""Number of workers beyond which a ring's latency matters. Its steps grow with this number."""
 
 _FEWER = 0.75
 _MUST_AGREE = ("nbdist", "ipyparallel")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ENGINE_ARGS = (
     "--IPEngine.timeout=60",
     "--IPEngine.enable_nanny=False",  # the fork server is the parent and notices each end
-    "--IPEngine.max_heartbeat_misses=50",  # one takes 0.1 + 0.5 s
+    "--IPEngine.max_heartbeat_misses=50",  # each takes 0.1 + 0.5 s
     "--IPEngine.out_stream_factory=nbdist.worker.runtime.output.EngineStream",
     "--log-level=WARN",
 )

@@ -202,7 +202,7 @@ class ForkServerClient(abc.ABC):
             args: the arguments of the function, as JSON.
             env: the environment variables to add.
         """
-        self._order(op="spawn", id=name, target=target, args=args, env=env)
+        self._send_command(op="spawn", id=name, target=target, args=args, env=env)
 
     def signal(self, name: str, number: int) -> None:
         """Send a signal to a child if it still runs, and wait until it has been sent.
@@ -224,7 +224,7 @@ class ForkServerClient(abc.ABC):
 
     def guard(self, pid: int) -> None:
         """Let the fork server end this process too when the notebook's kernel is gone."""
-        self._order(op="guard", pid=pid)
+        self._send_command(op="guard", pid=pid)
 
     def runs(self) -> bool:
         """Return whether the fork server itself still runs."""
@@ -232,11 +232,11 @@ class ForkServerClient(abc.ABC):
 
     def preload(self, module: str) -> None:
         """Let the fork server import a module, if it is installed."""
-        self._order(op="preload", module=module)
+        self._send_command(op="preload", module=module)
 
     def detach(self, *, on: bool) -> None:
         """Set whether engines outlive this process. If so, a detached runner will follow them."""
-        self._order(op="detach", on=on)
+        self._send_command(op="detach", on=on)
 
     def await_ready(self, timeout_s: float) -> dict[str, str]:
         """Wait until the fork server has imported its modules, and return their versions.
@@ -284,18 +284,18 @@ class ForkServerClient(abc.ABC):
         parts = [cause_of(code)] if code is not None else []
         return "\n".join(parts + ([f"the last lines of its log:\n{log}"] if log else []))
 
-    def _ask(self, kind: str, timeout_s: float, **order: Any) -> Event:
+    def _ask(self, kind: str, timeout_s: float, **command: Any) -> Event:
         """Send a command, wait for the event that responds to it, and delete that event."""
         mark = self.state.count()
-        self._order(**order)
+        self._send_command(**command)
         answer = self.wait_event(kind, timeout_s, since=mark)
         self.state.drop(answer, mark)
         return answer
 
-    def _order(self, **order: Any) -> None:
+    def _send_command(self, **command: Any) -> None:
         try:
             with self._sending:
-                self._peer.send(order)
+                self._peer.send(command)
         except OSError:
             raise StartError(f"{self} is gone; its log:\n{self.log_tail('seed')}") from None
 

@@ -64,7 +64,7 @@ class RemoteForkServer(ForkServerClient):
         self._link = link
         self._home = home
         self._ports: set[int] = set()  # to be forwarded to the host
-        self._needs_forwards = False  # whether the connection is new and none is forwarded yet
+        self._needs_forwards = False  # true for a new connection without forwards
         self._connection: dict[str, Any] = {}
         self._cut_at = 0.0
         self._closing = threading.Event()
@@ -207,13 +207,13 @@ class RemoteForkServer(ForkServerClient):
             with contextlib.suppress(OSError), self._sending:
                 self._peer.send({"op": "beat"})
 
-    def _order(self, **order: Any) -> None:
+    def _send_command(self, **command: Any) -> None:
         """Send a command. While the connection is being restored, wait for it."""
         for _ in range(_TRIES):
             self._await_connection()
             peer = self._peer
             with contextlib.suppress(OSError), self._sending:
-                peer.send(order)
+                peer.send(command)
                 return
             self._await_other(peer)  # the listening thread is about to detect the break, too
         raise StartError(f"{self.host.key} cannot be reached")
