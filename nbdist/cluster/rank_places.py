@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Places:
     """Places of the ranks. A place is a position in the list of requested hosts.
 
-    A rank uses the GPUs and cores of its place. After a restart without lost hosts, there are
+    A rank uses the GPUs and cores of its place. A restart may leave out lost hosts. There are then
     fewer ranks than places.
 
     Args:

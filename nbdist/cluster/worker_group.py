@@ -83,9 +83,7 @@ class WorkerGroup:
         self.collectives = Collectives(request, self.engines)
         self._sockets = contextlib.ExitStack()
         self._modules: dict[str, None] = {}
-        self._preloaded: set[int] = (
-            set()
-        )  # places of the spares that have been told to import these
+        self._preloaded: set[int] = set()  # places of the spares that import these
         self._no_spares_until = 0.0
         self._has_controller = True
         self._maintained_at = 0.0
