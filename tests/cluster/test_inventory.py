@@ -181,7 +181,7 @@ def test_an_inventory_by_name(lab: Path, tmp_path: Path, monkeypatch: pytest.Mon
     [
         ("", 1, "no hosts"),
         ("hosts = 3", 1, "no hosts"),
-        ("[hosts]\ngpu1 = 3", 2, r"type \[hosts.gpu1\]"),
+        ("[hosts]\ngpu1 = 3", 2, r"section \[hosts.gpu1\]"),
         ("\n[hosts.gpu1]\ndevises = 3", 3, "unknown key 'devises': use user, port"),
         ("[hosts.gpu1]\ndevices = 0", 2, "whole number from 1"),
         ("[hosts.gpu1]\ndevices = true", 2, "whole number from 1"),
@@ -197,10 +197,10 @@ def test_an_inventory_by_name(lab: Path, tmp_path: Path, monkeypatch: pytest.Mon
         ("[hosts.gpu1]\nenv = {'A=B' = '3'}", 2, 'use {NAME = "value"}'),
         ("[hosts.gpu1]\nenv = 'A'", 2, 'use {NAME = "value"}'),
         ("[hosts.gpu1]\nhost = '-oProxyCommand=reboot'", 2, "invalid host"),
-        ("[hosts.gpu1]\nhost = 3", 2, "type a name in quotes"),
+        ("[hosts.gpu1]\nhost = 3", 2, "use a name in quotes"),
         ("[hosts.'gpu1;reboot']", 1, "invalid host 'gpu1;reboot'"),
         ("[defaults]\nhost = 'gpu1'\n[hosts.gpu1]", 2, "unknown key 'host'"),
-        ("defaults = 3\n[hosts.gpu1]", 1, r"type \[defaults\]"),
+        ("defaults = 3\n[hosts.gpu1]", 1, r"section \[defaults\]"),
         ("[hosts.gpu1]\n[default]\n", 2, "unknown 'default'"),
     ],
 )
@@ -227,7 +227,7 @@ def _no_text(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("make", "says"),
-    [(_missing, "cannot be read"), (_no_toml, "no TOML.*line 1"), (_no_text, "no TOML")],
+    [(_missing, "cannot be read"), (_no_toml, "not valid TOML.*line 1"), (_no_text, "not valid TOML")],
 )
 def test_a_file_that_is_none(tmp_path: Path, make: Callable[[Path], None], says: str) -> None:
     path = tmp_path / "hosts.toml"
@@ -260,7 +260,7 @@ def test_python_callers_name_hosts_too() -> None:
         Host(name="gpu2", devices=3),
     )
     for wrong in ("gpu1", 2.0, None, True):
-        with pytest.raises(UsageError, match="type a whole number, or a list of names"):
+        with pytest.raises(UsageError, match="use a whole number, or a list of names"):
             inventory.of(wrong)
 
 
