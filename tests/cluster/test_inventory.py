@@ -227,7 +227,11 @@ def _no_text(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("make", "says"),
-    [(_missing, "cannot be read"), (_no_toml, "not valid TOML.*line 1"), (_no_text, "not valid TOML")],
+    [
+        (_missing, "cannot be read"),
+        (_no_toml, "not valid TOML.*line 1"),
+        (_no_text, "not valid TOML"),
+    ],
 )
 def test_a_file_that_is_none(tmp_path: Path, make: Callable[[Path], None], says: str) -> None:
     path = tmp_path / "hosts.toml"

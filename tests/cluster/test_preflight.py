@@ -270,7 +270,9 @@ def test_clocks() -> None:
 
 
 def test_room() -> None:
-    assert found(facts(0, disk_bytes=GB)) == ["minor gpu0: only 1.1 GB of disk are free in /home/me"]
+    assert found(facts(0, disk_bytes=GB)) == [
+        "minor gpu0: only 1.1 GB of disk are free in /home/me"
+    ]
     assert found(facts(0, gpus=(A100, A100), shm_bytes=1 << 20)) == [
         "minor gpu0: only 1 MB of shared memory are free for NCCL"
     ]
