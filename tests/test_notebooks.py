@@ -97,7 +97,7 @@ def test_the_notebook_of_healing(tmp_path: Path) -> None:
     """Test that a run continues bit for bit after a worker dies, and resumes later."""
     outputs = executed("03_recovery.ipynb", tmp_path)
     text = "\n".join(outputs)
-    assert re.search(r"recovered: rank 2@\S+ died after step \d+, went on after step \d+", text)
+    assert re.search(r"recovered: rank 2@\S+ died after step \d+, resumed after step \d+", text)
     digests = re.findall(r"\[0-2@\S+\] Out: '(\w{16})'", text)
     assert len(digests) == 2
     assert len(set(digests)) == 1

@@ -1,6 +1,6 @@
 import { LabIcon } from '@jupyterlab/ui-components';
 
-/** Four workers around what they share. */
+/** Icon: four workers around shared state. */
 export const nbdistIcon = new LabIcon({
   name: 'nbdist:icon',
   svgstr:

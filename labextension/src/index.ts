@@ -28,17 +28,20 @@ import { RevivedNotebook } from './revive/notebook';
 
 const PANEL_PLUGIN = 'nbdist:panel';
 
-/** Before all other types that an output may hold. */
+/** Rank of the run renderer: before all other MIME types of an output. */
 const MIME_RANK = -20;
-/** Below the file browser, the running kernels and the table of contents. */
+/** Rank of the sidebar: below the file browser, the running kernels and the table of contents. */
 const PANEL_RANK = 600;
 
-const ILiveRuns = new Token<LiveRuns>('nbdist:ILiveRuns', 'The runs that the page watches.');
-const IPanelParts = new Token<IPanelParts>('nbdist:IPanelParts', 'What the panel shows.');
+const ILiveRuns = new Token<LiveRuns>('nbdist:ILiveRuns', 'Connections of the page to runs.');
+const IPanelParts = new Token<IPanelParts>(
+  'nbdist:IPanelParts',
+  'Models and services of the panel.'
+);
 
 const live: JupyterFrontEndPlugin<LiveRuns> = {
   id: 'nbdist:live',
-  description: 'Connections to runs, shared by all that show them.',
+  description: 'Shares one connection per run between all views.',
   autoStart: true,
   provides: ILiveRuns,
   activate: (app: JupyterFrontEnd) => new LiveRuns(app.serviceManager.serverSettings)
@@ -46,7 +49,7 @@ const live: JupyterFrontEndPlugin<LiveRuns> = {
 
 const mime: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:mime',
-  description: 'Shows runs in the outputs of cells.',
+  description: 'Renders runs in cell outputs.',
   autoStart: true,
   requires: [ILiveRuns, IRenderMimeRegistry],
   optional: [ITranslator],
@@ -63,7 +66,7 @@ const mime: JupyterFrontEndPlugin<void> = {
 
 const panel: JupyterFrontEndPlugin<IPanelParts> = {
   id: PANEL_PLUGIN,
-  description: 'Clusters and runs in the sidebar, and the commands for them.',
+  description: 'Shows clusters and runs in the sidebar and adds their commands.',
   autoStart: true,
   provides: IPanelParts,
   requires: [ILiveRuns, INotebookTracker],
@@ -110,7 +113,7 @@ const panel: JupyterFrontEndPlugin<IPanelParts> = {
 
 const placement: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:placement',
-  description: 'Tabs that show where the arrays of a cluster are.',
+  description: 'Shows the array placement of a cluster in a tab.',
   autoStart: true,
   requires: [IPanelParts, IRenderMimeRegistry],
   optional: [ILabShell, ILayoutRestorer],
@@ -131,7 +134,7 @@ const placement: JupyterFrontEndPlugin<void> = {
 
 const palette: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:palette',
-  description: 'The commands in the palette.',
+  description: 'Adds the commands to the command palette.',
   autoStart: true,
   requires: [IPanelParts],
   optional: [ICommandPalette],
@@ -146,13 +149,13 @@ const palette: JupyterFrontEndPlugin<void> = {
 
 const status: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:status',
-  description: 'Workers and samples per second in the status bar.',
+  description: 'Shows workers and samples per second in the status bar.',
   autoStart: true,
   requires: [IPanelParts],
   optional: [IStatusBar],
   activate: (app: JupyterFrontEnd, parts: IPanelParts, statusBar: IStatusBar | null) => {
     if (statusBar === null) {
-      return; // Notebook 7 has none
+      return; // Notebook 7 has no status bar
     }
     const { server, figures, trans } = parts;
     const open = (): void => void app.commands.execute(Commands.openPanel);
@@ -166,7 +169,7 @@ const status: JupyterFrontEndPlugin<void> = {
 
 const revive: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:revive',
-  description: 'Shows runs again in the cells that run them, after a reload of the page.',
+  description: 'Restores the outputs of running cells after a page reload.',
   autoStart: true,
   requires: [IPanelParts, INotebookTracker],
   activate: (app: JupyterFrontEnd, parts: IPanelParts, tracker: INotebookTracker) => {

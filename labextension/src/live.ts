@@ -7,14 +7,17 @@ import { RunSocket } from './socket';
 
 const STOP: IStopRun = { type: 'StopRun' };
 
-/** Somebody's look at a run; disposed of when they look away. */
+/** Subscription of a view to a run. Dispose of it when the view closes. */
 export interface IWatch extends IDisposable {
   readonly model: RunModel;
-  /** End the run at the end of a step; settles when that was said, or is of no use any more. */
+  /**
+   * Ask the run to stop after the current step. Resolves when the request was sent or the run
+   * ended.
+   */
   stop(): Promise<void>;
 }
 
-/** The runs that this page watches: one socket for each, however many look. */
+/** Connections of this page to runs: one socket per run, shared by all views. */
 export class LiveRuns {
   constructor(private readonly settings: ServerConnection.ISettings) {}
 
@@ -27,7 +30,7 @@ export class LiveRuns {
     return new Look(live, () => this.look(id));
   }
 
-  /** Stop a run that nobody need be looking at. */
+  /** Stop a run, with or without an open view. */
   async stop(id: string): Promise<void> {
     const watch = this.watch(id);
     try {
@@ -75,7 +78,7 @@ class Look implements IWatch {
   }
 }
 
-/** One run, as its socket tells of it. */
+/** Connection to one run and its model. */
 class LiveRun implements IDisposable {
   constructor(id: string, settings: ServerConnection.ISettings) {
     this.socket = new RunSocket(id, 'rows', settings, {
@@ -128,7 +131,10 @@ class LiveRun implements IDisposable {
     this.model.onConnection(ending);
   }
 
-  /** A run that is over, or gone, is left as it is: its view says so. */
+  /**
+   * Send the pending stop requests. Requests to an ended run are dropped, its view shows its
+   * status.
+   */
   private sendStops(): void {
     if (this.isDisposed || (this.stops.length > 0 && this.socket.send(STOP))) {
       this.settleStops();

@@ -8,7 +8,7 @@ import { sayWith } from './translate';
 
 const WHOLE_RUN_ID = new RegExp(`^${RUN_ID}$`);
 
-/** Makes what shows outputs of type `RUN_MIME`; before HTML, and in untrusted notebooks too. */
+/** Create renderers of `RUN_MIME` outputs, in untrusted notebooks too. */
 export function rendererFactory(
   runs: LiveRuns,
   trans: TranslationBundle
@@ -20,7 +20,7 @@ export function rendererFactory(
   };
 }
 
-/** An output that follows its run through the Jupyter server, not through the kernel. */
+/** Output that follows its run through the Jupyter server instead of the kernel. */
 class RunOutput extends Widget implements IRenderMime.IRenderer {
   constructor(
     private readonly runs: LiveRuns,
@@ -30,7 +30,7 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
     this.addClass('nbdist-RunOutput');
   }
 
-  /** Called for every update of the output: another picture, hardly ever another run. */
+  /** Render an update of the output. Usually only the picture differs, not the run. */
   async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
     const id = runId(model.data[RUN_MIME]);
     this.bundle = model;
@@ -87,7 +87,7 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
   private view: { dispose(): void } | null = null;
 }
 
-/** The id of an output's run; null where a notebook holds something else under the type. */
+/** Return the run id of an output. Null if the data is not a run. */
 function runId(data: unknown): string | null {
   if (typeof data !== 'object' || data === null || !('id' in data)) {
     return null;
@@ -95,7 +95,7 @@ function runId(data: unknown): string | null {
   return typeof data.id === 'string' && WHOLE_RUN_ID.test(data.id) ? data.id : null;
 }
 
-/** What a bundle holds, which a notebook's file may have as a list of lines. */
+/** Return the text of a MIME entry. A notebook file may store it as a list of lines. */
 function text(data: unknown): string {
   return Array.isArray(data) ? data.join('') : typeof data === 'string' ? data : '';
 }

@@ -8,29 +8,27 @@ import { isOpen } from './run/status';
 const FIRST_WAIT_MS = 250;
 const LONGEST_WAIT_MS = 15_000;
 
-/** After an ended run has been quiet for so long, nothing follows: the server looks each second. */
+/** An ended run that was quiet for this long is complete: the server polls every second. */
 const QUIET_MS = 2_500;
 
-/** Why nothing more comes: the run, or nbdist, is not on the server; or all of it was sent. */
+/** End of a connection: the run or nbdist is missing on the server, or all data was received. */
 export type Ending = 'gone' | 'saved';
 
-/** What is told of a run; nothing once its socket is disposed of. */
+/** Callbacks of a run's socket. None is called after the socket is disposed of. */
 export interface ISocketListener {
-  /** The server is there, and begins at the run's beginning, again if it was there before. */
+  /** The socket is open. The server sends the run from its beginning, also after a reconnection. */
   onOpen(): void;
   onMessage(message: ServerMessage): void;
-  /** Rows after their table's number. */
+  /** Rows, preceded by the number of their table. */
   onRows(values: Float64Array): void;
-  /** The connection broke; another is tried. */
+  /** The connection was lost. The socket reconnects. */
   onBroken(): void;
   onEnd(ending: Ending): void;
 }
 
-/** What the server says of one run: a WebSocket, opened again as long as more may come. */
+/** WebSocket to one run on the server. Reconnects until the run is complete. */
 export class RunSocket implements IDisposable {
-  /**
-   * @param what its rows, or what its cell shows as text.
-   */
+  /** @param what rows of the run, or the text of its cell. */
   constructor(
     private readonly run: string,
     private readonly what: 'rows' | 'text',
@@ -42,7 +40,7 @@ export class RunSocket implements IDisposable {
 
   isDisposed = false;
 
-  /** Whether it could be said: there is a connection. */
+  /** Send a message. Returns false if there is no connection. */
   send(message: IStopRun): boolean {
     const isConnected = this.socket?.readyState === WebSocket.OPEN;
     if (isConnected) {
@@ -115,7 +113,7 @@ export class RunSocket implements IDisposable {
     }
   }
 
-  /** Whether the server has no nbdist; one that does not answer may come back. */
+  /** Return true if the server has no nbdist. A server that does not respond may recover. */
   private async isUnserved(): Promise<boolean> {
     const url = URLExt.join(this.settings.baseUrl, 'nbdist/runs');
     try {

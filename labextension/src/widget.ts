@@ -7,26 +7,29 @@ import { RunModel } from './run/model';
 import { isOpen } from './run/status';
 import { RunView } from './run/view';
 
-/** The traits of the widget in Python. */
+/** Traits of the Python widget. */
 interface ITraits {
-  /** Null until the run has begun. */
+  /** Null until the run starts. */
   state: IRunState | null;
   tables: readonly ITable[];
 }
 
-/** What comes with buffers of rows: float64, little-endian, `[table number, row, row, ...]`. */
+/** Message with buffers of rows: float64, little-endian, `[table number, row, row, ...]`. */
 interface IRowsMessage {
   readonly type: 'Rows';
-  /** All rows of the run from its first: what was sent before is forgotten. */
+  /** The buffers hold all rows of the run: discard earlier rows. */
   readonly from_start: boolean;
 }
 
-/** ipykernel 7.4 hears no message of a page while a cell runs: github.com/ipython/ipykernel/issues/1564 */
+/**
+ * ipykernel 7.4 receives no messages of the page while a cell runs:
+ * github.com/ipython/ipykernel/issues/1564
+ */
 const HOW_TO_STOP = 'To stop the run, interrupt the kernel.';
 
-/** For front ends without the extension: the same view, fed by the kernel's messages. */
+/** Widget for front ends without the extension: the same view, fed by messages of the kernel. */
 function widget(): AnyWidget<ITraits> {
-  // anywidget gives every call another proxy of its model, so what they share is kept here.
+  // anywidget passes another proxy of its model to each call, so the shared model is kept here.
   const run = new RunModel();
   return {
     initialize({ model, signal }) {
@@ -51,7 +54,7 @@ function widget(): AnyWidget<ITraits> {
   };
 }
 
-/** Hand on what the kernel says until the returned function is called. */
+/** Forward the data of the kernel to the model. Returns a function that stops it. */
 function feed(run: RunModel, model: AnyModel<ITraits>): () => void {
   let known = 0;
   const takeState = (): void => {
@@ -79,7 +82,7 @@ function feed(run: RunModel, model: AnyModel<ITraits>): () => void {
   model.on('msg:custom', takeRows);
   takeState();
   takeTables();
-  run.onConnection('saved'); // no button that would stop it
+  run.onConnection('saved'); // hides the stop button: it has no effect here
   return () => {
     model.off('change:state', takeState);
     model.off('change:tables', takeTables);
@@ -87,7 +90,7 @@ function feed(run: RunModel, model: AnyModel<ITraits>): () => void {
   };
 }
 
-/** The rows of a buffer, which need not begin at a multiple of eight bytes. */
+/** Return the rows of a buffer. Its offset may not be a multiple of eight bytes. */
 function rowsOf(buffer: DataView): Float64Array {
   const { byteOffset, byteLength } = buffer;
   return new Float64Array(buffer.buffer.slice(byteOffset, byteOffset + byteLength) as ArrayBuffer);

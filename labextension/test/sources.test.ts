@@ -208,15 +208,15 @@ test('a recovery in words, in those of the reader', () => {
   const say = (text: string): string => text;
   assert.equal(
     recovered(recovery(1050, 9), say),
-    'recovered: rank 2 died after step 7, went on after step 1,050, 1.4 s lost'
+    'recovered: rank 2 died after step 7, resumed after step 1,050, 1.4 s lost'
   );
   assert.equal(
     recovered(recovery(0, 9, 65), say),
-    'recovered: rank 2 died after step 7, began again, 1:05 lost'
+    'recovered: rank 2 died after step 7, restarted, 1:05 lost'
   );
   assert.equal(
     recovered({ ...recovery(1050, 9), workers: 2 }, say),
-    'recovered: rank 2 died after step 7, went on after step 1,050 with 2 workers, 1.4 s lost'
+    'recovered: rank 2 died after step 7, resumed after step 1,050 with 2 workers, 1.4 s lost'
   );
   assert.equal(recovered(recovery(0, 9), text => text.toUpperCase()).slice(0, 10), 'RECOVERED:');
 });

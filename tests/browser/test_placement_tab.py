@@ -1,4 +1,4 @@
-"""The tab that shows where arrays are, in a real JupyterLab beside real engines.
+"""Tab with the placement of arrays, in a real JupyterLab beside real engines.
 
 In Notebook 7 the same from the files of a cluster without engines.
 """
@@ -70,9 +70,9 @@ def tab(notebook: Page) -> Locator:
     """The tab beside its notebook, opened from the panel."""
     notebook.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-panel')")
     panel = notebook.get_by_role("region", name="nbdist clusters and runs")
-    panel.get_by_role("button", name="Show where arrays are").click()
-    tab = notebook.get_by_role("region", name="Where arrays are")
-    expect(tab).to_contain_text("Nothing was shown yet")
+    panel.get_by_role("button", name="Show array placement").click()
+    tab = notebook.get_by_role("region", name="Array placement")
+    expect(tab).to_contain_text("No placement yet")
     notebook.evaluate(
         """() => {
              const { shell } = window.jupyterapp;
@@ -85,7 +85,7 @@ def tab(notebook: Page) -> Locator:
 
 def test_it_shows_what_the_magic_showed_and_folds(notebook: Page, tab: Locator) -> None:
     assert "48 arrays" in run(notebook, SHOW)
-    expect(tab).to_contain_text("As %dist_show params showed it at")
+    expect(tab).to_contain_text("Output of %dist_show params at")
     names, layer = tab.locator("summary", has_text="params"), tab.locator("summary").nth(1)
     expect(names).to_contain_text("48 arrays")
     expect(layer).to_contain_text("layer_0")
@@ -100,7 +100,7 @@ def test_it_shows_what_the_magic_showed_and_folds(notebook: Page, tab: Locator) 
 
 
 def test_the_form_asks_by_a_cell_of_the_notebook(notebook: Page, tab: Locator) -> None:
-    form = tab.get_by_role("form", name="Show where arrays are")
+    form = tab.get_by_role("form", name="Show array placement")
     field = form.get_by_label("Names on the workers")
     expect(field).to_have_value("params")
     before = notebook.evaluate(COUNT)
@@ -109,7 +109,7 @@ def test_the_form_asks_by_a_cell_of_the_notebook(notebook: Page, tab: Locator) -
     assert notebook.evaluate(COUNT) == before  # a form that is not valid does nothing
     field.fill(" scale  params ")
     form.get_by_role("button", name="Show").click()
-    expect(tab).to_contain_text("As %dist_show scale params showed it at")
+    expect(tab).to_contain_text("Output of %dist_show scale params at")
     expect(tab).to_contain_text("P(None, 'data')")
     assert notebook.evaluate(COUNT) == before + 1
 
@@ -132,17 +132,17 @@ def test_without_its_notebook_it_says_so_and_a_reload_brings_it_back(
     lab: Lab, notebook: Page, tab: Locator
 ) -> None:
     notebook.evaluate("() => window.notebook.context.save().then(() => window.notebook.close())")
-    expect(tab).to_contain_text("Open the notebook of the cluster here to ask from it.")
+    expect(tab).to_contain_text("Open the notebook of the cluster to run %dist_show.")
     expect(tab.get_by_role("button", name="Show")).to_be_disabled()
     notebook.goto(f"http://{lab.server.at}/{BASE}/lab?token={TOKEN}")
-    expect(tab).to_contain_text("As %dist_show scale params showed it at")
+    expect(tab).to_contain_text("Output of %dist_show scale params at")
     expect(tab).to_contain_text("layer_23")
 
 
 def test_without_its_cluster_it_says_so(lab: Lab, notebook: Page, tab: Locator) -> None:
     """The last test of the module: its cluster is gone afterwards."""
     lab.end_kernels()
-    expect(tab).to_contain_text("The cluster is not there now")
+    expect(tab).to_contain_text("The cluster is not available")
     expect(tab).to_contain_text("layer_23")
     notebook.evaluate("() => window.jupyterapp.commands.execute('application:close')")
     expect(tab).to_have_count(0)
@@ -157,7 +157,7 @@ def test_notebook_7_shows_it_beside_the_notebook_and_nothing_in_it_runs(
     run(page, 0)
     page.wait_for_function("() => window.jupyterapp.commands.isEnabled('nbdist:open-placement')")
     page.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-placement')")
-    tab = page.get_by_role("region", name="Where arrays are")
+    tab = page.get_by_role("region", name="Array placement")
     expect(tab.locator("details")).to_contain_text("kernel")
     assert tab.locator("script, [onerror]").count() == 0
     assert page.evaluate("() => window.evil") is None

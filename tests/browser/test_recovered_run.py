@@ -36,7 +36,7 @@ HEAL = RecoveryRecord(
     step=SAVED,
     lost_s=LOST_S,
 )
-WORDS = "recovered: rank 2 died after step 23, went on after step 12, 1.4 s lost"
+WORDS = "recovered: rank 2 died after step 23, resumed after step 12, 1.4 s lost"
 COLUMNS = Columns(measures=("step_s",), own=("loss",), shared=("accuracy",))
 THEMES = ("JupyterLab Light", "JupyterLab Dark")
 CELLS = "table => [...table.rows].map(row => [...row.cells].map(cell => cell.textContent))"

@@ -244,7 +244,7 @@ def test_of_a_run_that_is_deleted_what_was_seen_stays(lab: Lab, tab: Page) -> No
     shown = show(tab, run.state.id)
     shown.get_by_role("img").first.wait_for()
     shutil.rmtree(run.path)
-    shown.get_by_text("the run was deleted; what was seen of it stays here").wait_for()
+    shown.get_by_text("the run was deleted: this view keeps the data received so far").wait_for()
     assert shown.get_by_role("img").count()
     run.close()
 
@@ -256,7 +256,7 @@ def test_of_many_workers_bands_and_those_outside_of_them_are_shown(lab: Lab, tab
     run.flush()
     shown = show(tab, run.state.id)
     shown.get_by_role("button", name="rank 37").wait_for()
-    until(tab, lambda: "Standing out: rank 37." in said(shown), lambda: said(shown))
+    until(tab, lambda: "Outliers: rank 37." in said(shown), lambda: said(shown))
     assert "100 ranks" in said(shown)
     assert shown.get_by_role("button", name=re.compile(r"^rank \d+")).count() == len(OUTSIDE)
     assert shown.get_by_role("img").count() >= 2, "the bands, and the map of all ranks"
@@ -279,7 +279,7 @@ def test_stop_of_a_run_that_is_over_and_still_shown_settles(lab: Lab, tab: Page)
 
 
 @pytest.mark.full
-def test_a_run_that_does_not_stop_can_be_broken_off(lab: Lab, tab: Page) -> None:
+def test_a_run_that_does_not_stop_can_be_canceled(lab: Lab, tab: Page) -> None:
     """Its step never ends: the second Stop is another word on the same button."""
     run = new_run(lab.server.runs, stoppable=True)
     run.take(steps(1, 30))
@@ -287,7 +287,7 @@ def test_a_run_that_does_not_stop_can_be_broken_off(lab: Lab, tab: Page) -> None
     run.flush()
     shown = show(tab, run.state.id)
     shown.get_by_role("button", name="Stopping").wait_for()
-    shown.get_by_role("button", name="Break off").click()
+    shown.get_by_role("button", name="Cancel step").click()
     shown.get_by_role("button", name="Stopping").wait_for()
     until(tab, lambda: run.stops_requested() == 1)
     run.update(status="stopped", ended=time.time())

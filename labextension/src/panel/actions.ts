@@ -9,21 +9,24 @@ import type { IPanelParts } from './panel';
 
 type Args = ReadonlyPartialJSONObject;
 
-const ID = { id: { type: 'string', description: 'Which one; that of the notebook if left out' } };
-const HOSTS = { hosts: { type: 'integer', minimum: 1, description: 'How many hosts' } };
+const ID = { id: { type: 'string', description: 'Id (default: that of the notebook)' } };
+const HOSTS = { hosts: { type: 'integer', minimum: 1, description: 'Number of hosts' } };
 const FRAMEWORK = { framework: { type: 'string', enum: ['', 'tensorflow', 'jax'] } };
 const LABEL = {
-  label: { type: 'string', description: 'Which snippet; it is asked for if left out' }
+  label: { type: 'string', description: 'Label of the snippet (default: ask the user)' }
 };
 
-/** The commands that act on a notebook, a cluster or a run. */
+/** Commands that act on a notebook, a cluster or a run. */
 export class Actions {
   constructor(
     private readonly parts: IPanelParts,
     private readonly runs: LiveRuns
   ) {}
 
-  /** Add the commands; they say anew what is enabled whenever that may have changed. */
+  /**
+   * Add the commands. Their enabled state is updated with each change of the server or the
+   * notebook.
+   */
   addTo(app: JupyterFrontEnd): void {
     const { server, notebook, trans } = this.parts;
     const add = (
@@ -91,7 +94,7 @@ export class Actions {
   }
 
   private async stopRun(args: Args): Promise<void> {
-    await this.parts.server.refresh(); // another run may have begun since the last answer
+    await this.parts.server.refresh(); // another run may have started since the last response
     const run = this.run(args);
     if (run !== undefined) {
       await this.runs.stop(run.id);
@@ -112,7 +115,7 @@ export class Actions {
     await this.parts.server.refresh();
   }
 
-  /** The cluster that is named, else that of the notebook. */
+  /** Return the named cluster, or that of the notebook. */
   private cluster(args: Args): IClusterState | undefined {
     const { server, notebook } = this.parts;
     return args['id'] === undefined
@@ -120,7 +123,7 @@ export class Actions {
       : server.clusters.find(one => one.id === args['id']);
   }
 
-  /** The run that is named, else that of the notebook, else the newest under way. */
+  /** Return the named run, that of the notebook, or the newest running one, in this order. */
   private run(args: Args): IRunState | undefined {
     const { server, notebook } = this.parts;
     return args['id'] === undefined
@@ -130,7 +133,7 @@ export class Actions {
 
   private async askHosts(): Promise<number | null> {
     const { preferences, trans } = this.parts;
-    const title = trans.__('How many hosts?');
+    const title = trans.__('Number of hosts');
     return (await InputDialog.getNumber({ title, value: preferences.wish.hosts })).value;
   }
 

@@ -14,7 +14,7 @@ interface IStartProps {
   readonly onStart: (wish: IWish) => void;
 }
 
-/** Asks for a cluster for the notebook that the user is in. */
+/** Form that starts a cluster for the current notebook. */
 export function StartForm({ wish, trans, onWish, onStart }: IStartProps): React.JSX.Element {
   return (
     <form
@@ -50,7 +50,7 @@ export function StartForm({ wish, trans, onWish, onStart }: IStartProps): React.
 
 interface IClusterProps {
   readonly cluster: IClusterState;
-  /** The open notebook whose cluster it is; '' where it is not open here. */
+  /** Title of the notebook that owns the cluster. Empty if that notebook is not open. */
   readonly notebook: string;
   readonly trans: TranslationBundle;
   readonly onArrays: () => void;
@@ -58,7 +58,7 @@ interface IClusterProps {
   readonly onStop: () => void;
 }
 
-/** A cluster: its workers, and what can be done with it from its notebook. */
+/** One cluster: its workers, and actions that run in its notebook. */
 export function Cluster(props: IClusterProps): React.JSX.Element {
   const { cluster, notebook, trans, onArrays, onResize, onStop } = props;
   const title = clusterTitle(cluster, trans);
@@ -68,17 +68,17 @@ export function Cluster(props: IClusterProps): React.JSX.Element {
     <section className="nbdist-Cluster" aria-label={title}>
       <h3>{title}</h3>
       <p>
-        {notebook === '' ? trans.__('Its notebook is not open here.') : notebook}
-        {busy && ` · ${trans.__('a run is under way')}`}
+        {notebook === '' ? trans.__('Its notebook is not open.') : notebook}
+        {busy && ` · ${trans.__('a run is active')}`}
       </p>
       <Workers workers={cluster.workers} trans={trans} />
       <button type="button" className="nbdist-Link" onClick={onArrays}>
-        {trans.__('Show where arrays are')}
+        {trans.__('Show array placement')}
       </button>
       {notebook !== '' && (
         <form
           className="nbdist-Form"
-          aria-label={trans.__('Change the cluster')}
+          aria-label={trans.__('Resize or stop the cluster')}
           onSubmit={submitted(() => onResize(hosts))}
         >
           <HostsInput label={trans.__('Hosts')} hosts={hosts} onHosts={setHosts} />
@@ -160,7 +160,7 @@ function HostsInput({ label, hosts, onHosts }: IHostsProps): React.JSX.Element {
   );
 }
 
-/** What a form does in place of loading a page. */
+/** Return a submit handler that calls `act` instead of loading a page. */
 export function submitted(act: () => void): React.FormEventHandler {
   return event => {
     event.preventDefault();

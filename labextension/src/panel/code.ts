@@ -1,4 +1,4 @@
-/** What a cluster is to be made of; every framework that is installed where none is named. */
+/** Settings of a new cluster. An empty framework selects all installed ones. */
 export interface IWish {
   readonly hosts: number;
   readonly framework: Framework;
@@ -8,7 +8,7 @@ export type Framework = '' | 'tensorflow' | 'jax';
 
 export const FRAMEWORKS: readonly Framework[] = ['', 'tensorflow', 'jax'];
 
-/** A piece of code to put into a notebook; `{hosts}` in it becomes a number. */
+/** Code that the user can insert into a notebook. `{hosts}` is replaced by a number. */
 export interface ISnippet {
   readonly label: string;
   readonly code: string;
@@ -16,22 +16,22 @@ export interface ISnippet {
 
 export const STOP_CLUSTER = '%dist_stop';
 
-/** The cell that starts a cluster, in a notebook that may not have loaded nbdist. */
+/** Return the cell that starts a cluster. It also loads the extension. */
 export function startCode(wish: IWish): string {
   return `%load_ext nbdist\n${startLine(wish)}`;
 }
 
-/** The cell that gives a cluster another number of hosts. */
+/** Return the cell that changes the number of hosts. */
 export function resizeCode(hosts: number): string {
   return `%dist_resize ${counted(hosts)}`;
 }
 
-/** The cell that shows where arrays are; names as typed, with spaces between. */
+/** Return the cell that shows the placement of arrays. Names are separated by spaces. */
 export function showCode(names: string): string {
   return `%dist_show ${names.trim().split(/\s+/).join(' ')}`;
 }
 
-/** A snippet for so many hosts. */
+/** Return the code of a snippet for a number of hosts. */
 export function filled(snippet: ISnippet, hosts: number): string {
   return snippet.code.replaceAll('{hosts}', String(hosts));
 }

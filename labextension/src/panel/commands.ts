@@ -1,4 +1,4 @@
-/** The commands; the arguments of each are in its own description. */
+/** Command ids. Each command describes its own arguments. */
 export const Commands = {
   openPanel: 'nbdist:open-panel',
   startCluster: 'nbdist:start-cluster',

@@ -8,7 +8,7 @@ import { figures } from '../run/figures';
 import { RunModel } from '../run/model';
 import type { ServerModel } from './model';
 
-/** How often figures are shown anew while rows come in. */
+/** Interval between updates of the figures. */
 const SHOWN_EVERY_MS = 500;
 
 const SILENT = new RunModel();
@@ -18,7 +18,7 @@ interface IFollowed {
   readonly stopListening: () => void;
 }
 
-/** Follows the runs that are under way, for those who show only a line of each. */
+/** Follow the active runs for views that show one line per run. */
 export class RunningFigures implements IDisposable {
   constructor(
     private readonly server: ServerModel,
@@ -34,7 +34,7 @@ export class RunningFigures implements IDisposable {
     return this.signal;
   }
 
-  /** What a run is at now; of one that is not under way nothing is known. */
+  /** Return the current figures of a run. They are NaN if the run is not active. */
   of(id: string): IFigures {
     return figures(this.followed.get(id)?.watch.model ?? SILENT, Date.now() / 1000);
   }

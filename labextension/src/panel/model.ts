@@ -9,10 +9,10 @@ import { isOpen } from '../run/status';
 
 const LONGEST_WAIT_MS = 60_000;
 
-/** Why there is no news from the server: it has no nbdist, or it does not answer. */
+/** Cause of missing data: nbdist is not installed on the server, or the server does not respond. */
 export type Trouble = 'none' | 'unserved' | 'unreachable';
 
-/** What the server knows of clusters and runs, asked for again and again. */
+/** Clusters and runs of the server, polled at an interval. */
 export class ServerModel implements IDisposable {
   constructor(private readonly settings: ServerConnection.ISettings) {
     this.poll = new Poll({
@@ -24,11 +24,11 @@ export class ServerModel implements IDisposable {
   }
 
   clusters: readonly IClusterState[] = [];
-  /** Newest first. */
+  /** Runs, newest first. */
   runs: readonly IRunState[] = [];
   trouble: Trouble = 'none';
 
-  /** Emitted when any of it changed. */
+  /** Emitted when clusters, runs or `trouble` change. */
   get changed(): ISignal<this, void> {
     return this.signal;
   }
@@ -41,12 +41,12 @@ export class ServerModel implements IDisposable {
     return this.runs.filter(run => isOpen(run.status));
   }
 
-  /** The cluster of a notebook's kernel. */
+  /** Return the cluster of a kernel. */
   clusterOf(kernel: string): IClusterState | undefined {
     return this.clusters.find(cluster => kernel !== '' && cluster.kernel === kernel);
   }
 
-  /** The run that is under way on the cluster of a notebook's kernel. */
+  /** Return the active run on the cluster of a kernel. */
   runOf(kernel: string): IRunState | undefined {
     const id = this.clusterOf(kernel)?.run ?? '';
     return this.running.find(run => run.id === id);
@@ -56,12 +56,12 @@ export class ServerModel implements IDisposable {
     this.poll.frequency = { ...this.poll.frequency, interval: 1_000 * seconds };
   }
 
-  /** The HTML of what `%dist_show` showed last on a cluster. */
+  /** Return the HTML of the last `%dist_show` on a cluster. */
   async placement(cluster: string): Promise<string> {
     return (await this.request(`nbdist/clusters/${encodeURIComponent(cluster)}/placement`)).text();
   }
 
-  /** Ask now; settles when the answer is in. */
+  /** Poll now. Resolves when the response has arrived. */
   async refresh(): Promise<void> {
     await this.poll.refresh();
     await this.poll.tick;
@@ -83,7 +83,7 @@ export class ServerModel implements IDisposable {
       const refused = error instanceof ServerConnection.ResponseError;
       const unserved = refused && error.response.status === 404;
       this.set([], this.runs, unserved ? 'unserved' : 'unreachable');
-      throw error; // so that the next time is later
+      throw error; // makes the poll back off
     }
   }
 

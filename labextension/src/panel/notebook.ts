@@ -4,7 +4,7 @@ import type { IDisposable } from '@lumino/disposable';
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 
-/** The notebook that the user is in, and its kernel. */
+/** The current notebook and its kernel. */
 export class CurrentNotebook implements IDisposable {
   constructor(private readonly tracker: INotebookTracker) {
     tracker.currentChanged.connect(this.follow, this);
@@ -13,7 +13,7 @@ export class CurrentNotebook implements IDisposable {
 
   isDisposed = false;
 
-  /** Emitted when it is another notebook, or has another kernel. */
+  /** Emitted when the current notebook or its kernel changes. */
   get changed(): ISignal<this, void> {
     return this.signal;
   }
@@ -22,17 +22,17 @@ export class CurrentNotebook implements IDisposable {
     return this.tracker.currentWidget !== null;
   }
 
-  /** The kernel's id; '' where there is none. */
+  /** Id of the kernel. Empty if there is none. */
   get kernel(): string {
     return kernelOf(this.tracker.currentWidget);
   }
 
-  /** The title of the open notebook that has this kernel; '' where none has. */
+  /** Return the title of the open notebook with this kernel. Empty if there is none. */
   titleOf(kernel: string): string {
     return this.withKernel(kernel)?.title.label ?? '';
   }
 
-  /** Put a cell below the active one. */
+  /** Insert a cell below the active one. */
   insert(code: string): void {
     const panel = this.tracker.currentWidget;
     if (panel !== null) {
@@ -40,7 +40,7 @@ export class CurrentNotebook implements IDisposable {
     }
   }
 
-  /** Put a cell below the active one of the notebook that has this kernel, and run it. */
+  /** Insert a cell below the active one in the notebook with this kernel, and run it. */
   async run(code: string, kernel: string): Promise<void> {
     const panel = this.withKernel(kernel);
     if (panel !== undefined) {

@@ -2,18 +2,18 @@ import type { ILayoutRestorer, JupyterFrontEnd } from '@jupyterlab/application';
 import { WidgetTracker } from '@jupyterlab/apputils';
 import type { Widget } from '@lumino/widgets';
 
-/** A tab that shows one thing. */
+/** Tab of the main area for one run or one cluster. */
 export interface ITab extends Widget {
-  /** The id of what it shows. */
+  /** Id of the run or the cluster. */
   readonly subject: string;
 }
 
-/** The open tabs of one kind: one for each thing, and back after a reload of the page. */
+/** Open tabs of one kind, at most one per subject. A page reload restores them. */
 export class OpenTabs<T extends ITab> {
   /**
-   * @param area where the shell has room for them: Notebook 7 has none beside the notebook.
-   * @param namespace what the page's saved state has them under.
-   * @param command what opens one, given its subject as `id`.
+   * @param area area of the shell that has room for the tabs. Notebook 7 has only `right`.
+   * @param namespace key of the tabs in the saved state of the page.
+   * @param command command that opens a tab, with its subject as `id`.
    */
   constructor(
     private readonly app: JupyterFrontEnd,

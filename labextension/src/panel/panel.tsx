@@ -11,7 +11,7 @@ import type { CurrentNotebook } from './notebook';
 import type { Preferences } from './preferences';
 import { Runs } from './runs';
 
-/** What the panel shows, and what carries out what is asked of it. */
+/** Models and services of the panel. */
 export interface IPanelParts {
   readonly server: ServerModel;
   readonly figures: RunningFigures;
@@ -21,7 +21,7 @@ export interface IPanelParts {
   readonly trans: TranslationBundle;
 }
 
-/** The sidebar: clusters, runs and snippets. Whatever it does, a command or a magic does as well. */
+/** Sidebar with clusters, runs and snippets. Each action is also a command or a magic. */
 export class Panel extends ReactWidget {
   constructor(private readonly parts: IPanelParts) {
     super();
@@ -67,8 +67,10 @@ export class Panel extends ReactWidget {
     }
     const text =
       server.trouble === 'unserved'
-        ? trans.__('The Jupyter server does not have nbdist: install it there and start it anew.')
-        : trans.__('The Jupyter server does not answer.');
+        ? trans.__(
+            'nbdist is not installed on the Jupyter server. Install it there and restart the server.'
+          )
+        : trans.__('The Jupyter server does not respond.');
     return (
       <p role="alert" className="nbdist-Error">
         {text}

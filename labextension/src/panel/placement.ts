@@ -4,7 +4,7 @@ import { Signal } from '@lumino/signaling';
 import type { IClusterState, IShownPlacement } from '../records';
 import type { ServerModel } from './model';
 
-/** What `%dist_show` showed last on a cluster, fetched whenever there is something new. */
+/** Last `%dist_show` output of a cluster. Fetched again after each new one. */
 export class LastPlacement implements IDisposable {
   constructor(
     private readonly server: ServerModel,
@@ -15,14 +15,14 @@ export class LastPlacement implements IDisposable {
   }
 
   isDisposed = false;
-  /** Untrusted. */
+  /** Untrusted HTML of the server. */
   html = '';
-  /** What `html` is of; null while there is none. It outlives the cluster. */
+  /** Description of `html`. Null before the first output. It remains after the cluster stops. */
   shown: IShownPlacement | null = null;
-  /** Whether the newest one could not be fetched. */
+  /** The latest output could not be fetched. */
   failed = false;
 
-  /** Emitted when any of it changed, or the cluster did. */
+  /** Emitted when the output or the cluster changes. */
   get changed(): ISignal<this, void> {
     return this.signal;
   }
@@ -48,11 +48,11 @@ export class LastPlacement implements IDisposable {
   private async fetch(newest: IShownPlacement): Promise<void> {
     const html = await this.server.placement(this.id).catch(() => null);
     if (this.isDisposed || this.asked !== newest.at) {
-      return; // a newer one is on its way
+      return; // a newer output is being fetched
     }
     this.failed = html === null;
     if (html === null) {
-      this.asked = 0; // ask again with the next news
+      this.asked = 0; // retry with the next change of the server
     } else {
       this.html = html;
       this.shown = newest;

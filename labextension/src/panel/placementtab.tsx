@@ -16,7 +16,7 @@ import { moment } from './words';
 
 const HTML = 'text/html';
 
-/** A tab of the main area that shows where the arrays of a cluster are. */
+/** Tab of the main area that shows the array placement of a cluster. */
 export class PlacementTab extends MainAreaWidget<PlacementContent> {
   constructor(
     readonly subject: string,
@@ -26,7 +26,7 @@ export class PlacementTab extends MainAreaWidget<PlacementContent> {
   ) {
     const placement = new LastPlacement(parts.server, subject);
     super({ content: new PlacementContent(placement, parts, registry.createRenderer(HTML)) });
-    this.toolbar.hide(); // nothing is in it
+    this.toolbar.hide(); // the toolbar is empty
     this.content.node.setAttribute('aria-label', this.content.title.label);
     this.id = `nbdist-placement-${subject}`;
     this.title.closable = true;
@@ -34,7 +34,7 @@ export class PlacementTab extends MainAreaWidget<PlacementContent> {
   }
 }
 
-/** The picture below the form; its HTML goes through JupyterLab's sanitizer. */
+/** Form and picture of the placement. JupyterLab's sanitizer cleans the HTML. */
 class PlacementContent extends Widget {
   constructor(
     private readonly placement: LastPlacement,
@@ -43,7 +43,7 @@ class PlacementContent extends Widget {
   ) {
     super();
     this.addClass('nbdist-PlacementTab');
-    this.title.label = parts.trans.__('Where arrays are');
+    this.title.label = parts.trans.__('Array placement');
     const layout = new PanelLayout();
     layout.addWidget(new PlacementHead(placement, parts));
     layout.addWidget(picture);
@@ -98,7 +98,7 @@ class PlacementHead extends ReactWidget {
         <p>{told(shown, trans)}</p>
         {failed && (
           <p role="alert" className="nbdist-Error">
-            {trans.__('The newest one could not be read from the Jupyter server.')}
+            {trans.__('Cannot read the latest placement from the Jupyter server.')}
           </p>
         )}
       </>
@@ -110,13 +110,13 @@ class PlacementHead extends ReactWidget {
   }
 }
 
-/** An example of names, in Python. */
+/** Example of names in Python. */
 const NAMES = 'params model.optimizer';
 
 interface INamesProps {
-  /** What was shown last, until something else is typed. */
+  /** Names of the last output: the default of the text field. */
   readonly shown: string;
-  /** Why nothing can be asked for; '' where it can. */
+  /** Reason why the form is disabled. Empty if it is enabled. */
   readonly refusal: string;
   readonly trans: TranslationBundle;
   readonly onShow: (names: string) => void;
@@ -128,7 +128,7 @@ function NamesForm({ shown, refusal, trans, onShow }: INamesProps): React.JSX.El
   return (
     <form
       className="nbdist-Form"
-      aria-label={trans.__('Show where arrays are')}
+      aria-label={trans.__('Show array placement')}
       onSubmit={submitted(() => onShow(names))}
     >
       <label>
@@ -159,17 +159,17 @@ function NamesForm({ shown, refusal, trans, onShow }: INamesProps): React.JSX.El
 
 function refusal(isThere: boolean, isOpen: boolean, trans: TranslationBundle): string {
   if (!isThere) {
-    return trans.__('The cluster is not there now: nothing can be asked of it.');
+    return trans.__('The cluster is not available.');
   }
-  return isOpen ? '' : trans.__('Open the notebook of the cluster here to ask from it.');
+  return isOpen ? '' : trans.__('Open the notebook of the cluster to run %dist_show.');
 }
 
 function told(shown: IShownPlacement | null, trans: TranslationBundle): string {
   if (shown === null) {
     return trans.__(
-      'Nothing was shown yet. Type names of arrays, variables, pytrees, models or optimizers.'
+      'No placement yet. Enter names of arrays, variables, pytrees, models or optimizers.'
     );
   }
   const magic = showCode(shown.names.join(' '));
-  return trans.__('As %1 showed it at %2', magic, moment(shown.at));
+  return trans.__('Output of %1 at %2', magic, moment(shown.at));
 }

@@ -7,7 +7,7 @@ import { OpenTabs } from './opentabs';
 import type { IPanelParts } from './panel';
 import { PlacementTab } from './placementtab';
 
-/** The tabs that show where arrays are, one for each cluster, and the command that opens them. */
+/** Placement tabs, one per cluster, and the command that opens them. */
 export class PlacementTabs {
   constructor(
     private readonly app: JupyterFrontEnd,
@@ -23,9 +23,9 @@ export class PlacementTabs {
   addCommand(): void {
     const { commands } = this.app;
     const { server, notebook, trans } = this.parts;
-    const description = 'Which cluster; that of the notebook, else the first, if left out';
+    const description = 'Cluster id (default: that of the notebook, then the first)';
     commands.addCommand(Commands.openPlacement, {
-      label: trans.__('Show where arrays are'),
+      label: trans.__('Show array placement'),
       describedBy: {
         args: { type: 'object', properties: { id: { type: 'string', description } } }
       },
@@ -41,7 +41,7 @@ export class PlacementTabs {
     this.tabs.restore(restorer);
   }
 
-  /** The id of the cluster that is meant; '' where there is none. */
+  /** Return the id of the requested cluster. Empty if there is none. */
   private cluster(args: ReadonlyPartialJSONObject): string {
     const { server, notebook } = this.parts;
     const meant = server.clusterOf(notebook.kernel) ?? server.clusters[0];

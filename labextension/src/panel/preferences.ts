@@ -8,7 +8,7 @@ import { FRAMEWORKS } from './code';
 const KEY = 'nbdist:wish';
 const FIRST_WISH: IWish = { hosts: 4, framework: '' };
 
-/** What the user set, and what they last asked for, which a reload of the page brings back. */
+/** Settings of the user and the last values of the start form. A page reload restores both. */
 export class Preferences {
   constructor(private readonly states: IStateDB | null) {}
 
@@ -26,7 +26,7 @@ export class Preferences {
     void this.states?.save(KEY, { ...wish });
   }
 
-  /** Take the settings, now and whenever they change; the last wish goes before the default. */
+  /** Load the settings and follow changes. Saved form values take precedence over defaults. */
   async load(registry: ISettingRegistry | null, plugin: string): Promise<void> {
     const settings = await registry?.load(plugin);
     if (settings !== undefined) {
@@ -47,7 +47,7 @@ export class Preferences {
   private readonly signal = new Signal<this, void>(this);
 }
 
-/** What was saved, if it is a wish. */
+/** Return the saved form values. Null if they are not valid. */
 function asWish(saved: unknown): IWish | null {
   if (typeof saved !== 'object' || saved === null || !('hosts' in saved && 'framework' in saved)) {
     return null;

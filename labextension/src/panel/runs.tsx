@@ -13,11 +13,11 @@ interface IRunsProps {
   readonly onStop: (id: string) => void;
 }
 
-/** The runs that are kept, newest first. */
+/** List of saved runs, newest first. */
 export function Runs(props: IRunsProps): React.JSX.Element {
   const { runs, trans } = props;
   if (runs.length === 0) {
-    return <p>{trans.__('No run has been kept yet.')}</p>;
+    return <p>{trans.__('No saved runs yet.')}</p>;
   }
   return (
     <ul className="nbdist-Runs">

@@ -5,7 +5,7 @@ import type { RunningFigures } from './figures';
 import type { ServerModel } from './model';
 import { rate } from './words';
 
-/** The item of the status bar: how many workers there are, and how fast their run is. */
+/** Item of the status bar: number of workers and throughput of the active run. */
 export class StatusItem extends ReactWidget {
   constructor(
     private readonly server: ServerModel,
@@ -19,7 +19,7 @@ export class StatusItem extends ReactWidget {
     figures.changed.connect(this.draw, this);
   }
 
-  /** Whether there is anything to say. */
+  /** The item is shown only while there are clusters. */
   get isActive(): boolean {
     return this.server.clusters.length > 0;
   }

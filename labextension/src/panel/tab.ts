@@ -7,7 +7,7 @@ import { RunView } from '../run/view';
 import { sayWith } from '../translate';
 import { runTitle } from './words';
 
-/** A tab of the main area that shows one run. */
+/** Tab of the main area that shows one run. */
 export class RunTab extends MainAreaWidget<RunContent> {
   constructor(
     readonly subject: string,

@@ -7,7 +7,7 @@ import type { ServerModel } from './model';
 import { OpenTabs } from './opentabs';
 import { RunTab } from './tab';
 
-/** The tabs of runs, and the commands that open them. */
+/** Run tabs and the commands that open them. */
 export class RunTabs {
   constructor(
     private readonly app: JupyterFrontEnd,
@@ -21,7 +21,7 @@ export class RunTabs {
 
   addCommands(server: ServerModel): void {
     const { commands } = this.app;
-    const id = { id: { type: 'string', description: 'Which run' } };
+    const id = { id: { type: 'string', description: 'Run id' } };
     commands.addCommand(Commands.openRun, {
       label: this.trans.__('Open a run'),
       describedBy: { args: { type: 'object', properties: id, required: ['id'] } },

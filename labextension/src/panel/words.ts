@@ -5,7 +5,7 @@ import { count, plain } from '../run/words';
 
 const NAMES: Readonly<Record<string, string>> = { tensorflow: 'TensorFlow', jax: 'JAX' };
 
-/** Bytes in GB, as vendors count them. */
+/** Format bytes in GB (10^9 bytes). */
 export function gigabytes(bytes: number): string {
   return `${(bytes / 1e9).toLocaleString(undefined, { maximumFractionDigits: 1 })} GB`;
 }
@@ -20,7 +20,7 @@ export function clusterTitle(cluster: IClusterState, trans: TranslationBundle): 
   return [count, ...cluster.frameworks.map(frameworkName)].join(' · ');
 }
 
-/** As in `2 × cpu`; a worker may drive devices of several kinds. */
+/** Format the devices of a worker, as in `2 × cpu`. A worker may have several kinds. */
 export function devicesOf(worker: IWorkerState): string {
   const counts = new Map<string, number>();
   worker.devices.forEach(device =>
@@ -29,7 +29,7 @@ export function devicesOf(worker: IWorkerState): string {
   return [...counts].map(([name, n]) => (n > 1 ? `${n} × ${name}` : name)).join(', ');
 }
 
-/** The magic's line without the magic, else the number of the cell. */
+/** Return the options of the magic. The number of the cell if there are none. */
 export function runTitle(run: IRunState, trans: TranslationBundle): string {
   const options = run.header.replace(/^%%\w+\s*/, '').trim();
   return options === '' ? trans.__('Cell %1', run.label) : options;
@@ -48,7 +48,7 @@ export function statusName(run: IRunState, trans: TranslationBundle): string {
   return names[run.status];
 }
 
-/** The time of day, with the day where that is not today. */
+/** Format a time of day. Includes the date if that is not today. */
 export function moment(seconds: number): string {
   const then = new Date(1000 * seconds);
   const today = then.toDateString() === new Date().toDateString();
@@ -57,13 +57,13 @@ export function moment(seconds: number): string {
     : then.toLocaleString(undefined, { dateStyle: 'short', timeStyle: 'short' });
 }
 
-/** When it began and how long it took, as in `14:02 · 1 m 20 s`. */
+/** Format start and duration of a run, as in `14:02 · 1 min 20 s`. */
 export function when(run: IRunState): string {
   const start = moment(run.began);
   return run.ended > 0 ? `${start} · ${duration(run.ended - run.began)}` : start;
 }
 
-/** What is known of a run under way, as in `step 120 of 400 · loss 0.21 · 1,204 samples/s`. */
+/** Format the progress of a run, as in `step 120 of 400 · loss 0.21 · 1,204 samples/s`. */
 export function progress(figures: IFigures, trans: TranslationBundle): string {
   const parts = [
     Number.isNaN(figures.step) ? '' : stepText(figures, trans),
@@ -73,7 +73,7 @@ export function progress(figures: IFigures, trans: TranslationBundle): string {
   return parts.filter(part => part !== '').join(' · ');
 }
 
-/** Samples per second; '' where they are not known. */
+/** Format samples per second. Empty if unknown. */
 export function rate(figures: IFigures, trans: TranslationBundle): string {
   const known = Number.isFinite(figures.samplesPerSecond);
   return known ? trans.__('%1 samples/s', plain(figures.samplesPerSecond)) : '';

@@ -9,7 +9,7 @@ import type { IRunState } from '../records';
 import { RevivedOutputs } from './outputs';
 import { RunText } from './text';
 
-/** Fills the outputs of a cell that another page had begun to run, until its run is over. */
+/** Fill the outputs of a running cell that another page started, until its run ends. */
 export class RevivedCell implements IDisposable {
   constructor(
     private readonly panel: NotebookPanel,
@@ -42,7 +42,10 @@ export class RevivedCell implements IDisposable {
     this.panel.sessionContext.statusChanged.disconnect(this.endWhenAllIsIn, this);
   }
 
-  /** The kernel answers the request of a page that is gone: this one has no future for it. */
+  /**
+   * Handle a kernel message. This page has no future for it: the page that sent the request is
+   * gone.
+   */
   hear(message: KernelMessage.IMessage): void {
     if (this.isDisposed || !isAnswer(message, this.state)) {
       return;
@@ -65,12 +68,12 @@ export class RevivedCell implements IDisposable {
     }
   }
 
-  /** The picture may take the kernel longer than the text. */
+  /** Finish when both text and picture have arrived. The picture may arrive after the text. */
   private endWhenAllIsIn(): void {
     const kernel = this.panel.sessionContext.session?.kernel;
     const mayAnswer = kernel?.status === 'busy' || kernel?.status === 'unknown';
     if (this.hasText && (this.hasAnswered || !mayAnswer)) {
-      const { error } = this; // after all text
+      const { error } = this; // errors follow all text
       this.write(() => error === null || this.outputs.add(error));
       this.write(() => this.setCount());
       this.dispose();
@@ -85,7 +88,7 @@ export class RevivedCell implements IDisposable {
     this.cell.model.executionCount = this.state.label;
   }
 
-  /** Change the cell, unless it is gone or runs something else now. */
+  /** Change the cell, unless it was deleted or runs again. */
   private write(change: () => unknown): void {
     if (this.cell.isDisposed || this.cell.outputArea.future) {
       this.dispose();
@@ -101,13 +104,13 @@ export class RevivedCell implements IDisposable {
   private readonly text: RunText;
 }
 
-/** Whether the kernel says it of the cell that is the run. */
+/** Return true if the message belongs to the execution of the run. */
 export function isAnswer(message: KernelMessage.IMessage, { request }: IRunState): boolean {
   const { msg_id } = message.parent_header as Partial<KernelMessage.IHeader>;
   return msg_id === request;
 }
 
-/** Whether a run is about to report; many a cell only prints. */
+/** Return true if the run will report metrics. Many cells only print. */
 function reports(state: IRunState): boolean {
   return state.replicas > 0 || state.epochs > 0 || state.steps >= 0;
 }

@@ -7,14 +7,14 @@ import type { ServerModel } from '../panel/model';
 import type { IRunState } from '../records';
 import { RevivedCell, isAnswer } from './cell';
 
-/** From this on, cells have ids that stay the same when a notebook is opened again. */
+/** First minor version of the notebook format with stable cell ids. */
 const MINOR_WITH_IDS = 5;
 
 /**
- * Looks whether the notebook's kernel is in a run that this page did not begin, and shows it.
+ * Show runs of the notebook's kernel that another page started.
  *
- * Only a page that came in the middle of a run does, and of the later runs: those were queued by
- * the page that is gone. To another page that is open, a notebook's execution is not shown, as ever.
+ * Applies to a page that was opened during a run, and to later runs that the closed page had
+ * queued. Other open pages do not show executions of a notebook, as usual in JupyterLab.
  */
 export class RevivedNotebook implements IDisposable {
   constructor(
@@ -39,7 +39,7 @@ export class RevivedNotebook implements IDisposable {
     this.server.changed.disconnect(this.look, this);
   }
 
-  /** The page has come to the notebook's kernel. */
+  /** Start to follow the kernel of the notebook. */
   private begin(): void {
     this.leave();
     if (this.kernel !== '' && this.panel.context.isReady) {
@@ -48,7 +48,7 @@ export class RevivedNotebook implements IDisposable {
       void this.server.refresh().finally(() => {
         this.look();
         this.leaveEarly();
-        this.follows = this.cells.size > 0 || document.hidden; // the server is not asked while it is
+        this.follows = this.cells.size > 0 || document.hidden; // a hidden page does not poll
       });
     }
   }
@@ -59,7 +59,10 @@ export class RevivedNotebook implements IDisposable {
     }
   }
 
-  /** What the kernel is in, be it over: its picture is still to come. And what spoke meanwhile. */
+  /**
+   * Return the run of the kernel, even if it ended, because its picture may still arrive. Also
+   * return runs whose messages arrived early.
+   */
   private runs(): readonly IRunState[] {
     const id = this.server.clusterOf(this.kernel)?.run ?? '';
     const spoke = (run: IRunState): boolean => this.early.some(message => isAnswer(message, run));
@@ -75,7 +78,9 @@ export class RevivedNotebook implements IDisposable {
     }
   }
 
-  /** The server's answer may come later than the last words of the run. */
+  /**
+   * Keep early messages: the response of the server may arrive after the last message of the run.
+   */
   private hear(_: ISessionContext, message: KernelMessage.IMessage): void {
     if (this.isNew) {
       this.early.push(message);
@@ -91,18 +96,18 @@ export class RevivedNotebook implements IDisposable {
     return this.panel.sessionContext.session?.kernel?.id ?? '';
   }
 
-  /** Whether this page began it: in this notebook, or in another view of it. */
+  /** Return true if this page started the run, in this notebook or in another view of it. */
   private isOurs(run: IRunState): boolean {
     const asks = (cell: CodeCell): boolean =>
       cell.outputArea.future?.msg.header.msg_id === run.request;
     return this.tracker.find(panel => codeCells(panel).some(asks)) !== undefined;
   }
 
-  /** The cell that runs; by its first line where cells have no ids of their own. */
+  /** Return the running cell. Matched by its first line if the notebook has no cell ids. */
   private cellOf(run: IRunState): CodeCell | undefined {
     const { model } = this.panel;
     if (run.request === '' || model === null || model.collaborative) {
-      return undefined; // whoever shares a notebook is given its outputs by the others
+      return undefined; // other clients of a shared notebook write its outputs
     }
     const cells = codeCells(this.panel);
     if (run.cell !== '' && (model.nbformat > 4 || model.nbformatMinor >= MINOR_WITH_IDS)) {
@@ -120,11 +125,11 @@ export class RevivedNotebook implements IDisposable {
   }
 
   private follows = false;
-  /** The page has come, and the server has not been heard yet. */
+  /** The page was opened and the server has not responded yet. */
   private isNew = false;
-  /** What the kernel said since. */
+  /** Kernel messages since the page was opened. */
   private readonly early: KernelMessage.IMessage[] = [];
-  /** By their runs' ids; also those that are over. */
+  /** Cells by run id, including ended runs. */
   private readonly cells = new Map<string, RevivedCell>();
 }
 

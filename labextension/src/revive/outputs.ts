@@ -14,9 +14,9 @@ import { RUN_MIME } from '../records';
 type DisplayMessage = KernelMessage.IDisplayDataMsg | KernelMessage.IUpdateDisplayDataMsg;
 
 /**
- * The outputs of a cell whose page is gone: the run, its text, and what else the kernel sends.
+ * Outputs of a cell whose page is gone: the run, its text, and other outputs of the kernel.
  *
- * What the notebook's file holds of the run stays, but for text, which comes again as a whole.
+ * Keeps the saved outputs of the run except text, because the server sends all text again.
  */
 export class RevivedOutputs {
   constructor(
@@ -25,11 +25,11 @@ export class RevivedOutputs {
   ) {
     const { outputs } = model;
     this.hasChart = this.chartAt() >= 0;
-    // Without a chart they are of an earlier execution, or only text.
+    // Without a chart, the outputs are only text or belong to an earlier execution.
     outputs.fromJSON(this.hasChart ? outputs.toJSON().filter(output => !isStream(output)) : []);
   }
 
-  /** Show the run, unless it is shown, or was taken away by the user. */
+  /** Add the run, unless it is shown or the user removed it. */
   addChart(text: string): void {
     if (!this.hasChart) {
       this.hasChart = true;
@@ -47,7 +47,7 @@ export class RevivedOutputs {
     return this.model.outputs.add(output);
   }
 
-  /** Take in a display: the run as it is now, or what a rank shows. */
+  /** Apply a display message: an update of the run, or an output of a rank. */
   display(message: DisplayMessage): void {
     const { data, metadata, transient } = message.content;
     const run = data[RUN_MIME] as Partial<IRunOutput> | undefined;

@@ -3,18 +3,18 @@ import type { IDisposable } from '@lumino/disposable';
 import type { IColumns, IRunState, ServerMessage } from '../records';
 import { RunSocket } from '../socket';
 
-/** What is told of a run's text. */
+/** Callbacks for the text of a run. */
 export interface ITextListener {
   onState(state: IRunState): void;
-  /** There is something for a chart; called before text that came after it. */
+  /** Reports for a chart exist. Called before later text. */
   onReports(): void;
-  /** More text, on from the last. */
+  /** Text that follows the text of the last call. */
   onText(text: string): void;
-  /** Nothing more will come; not called once the text is disposed of. */
+  /** The text is complete. Not called after the text is disposed of. */
   onEnd(): void;
 }
 
-/** What a cell shows as text, from its beginning, through the Jupyter server. */
+/** Text output of a cell from its beginning, read through the Jupyter server. */
 export class RunText implements IDisposable {
   constructor(
     run: string,
@@ -24,7 +24,7 @@ export class RunText implements IDisposable {
     this.socket = new RunSocket(run, 'text', settings, {
       onOpen: () => (this.repeated = this.heard),
       onMessage: message => this.hear(message),
-      onRows: () => undefined, // none are asked for
+      onRows: () => undefined, // rows are not requested
       onBroken: () => undefined,
       onEnd: () => listener.onEnd()
     });
@@ -55,7 +55,7 @@ export class RunText implements IDisposable {
     }
   }
 
-  /** A socket begins at the beginning: what an earlier one brought is skipped. */
+  /** Skip text that an earlier socket delivered: each socket starts at the beginning. */
   private hearText(text: string): void {
     const fresh = text.slice(this.repeated);
     this.repeated -= text.length - fresh.length;

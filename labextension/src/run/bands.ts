@@ -3,18 +3,18 @@ import { Strip } from './decimate';
 import type { Grid, IMark } from './grid';
 import type { ILine } from './sources';
 
-/** Which quantiles of the ranks are kept: the whole, 80 % of them, half of them, the middle. */
+/** Stored quantiles of the ranks: extremes, middle 80 %, middle half and median. */
 export const QUANTILES = [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1] as const;
 export const MEDIAN = 3;
 
-/** So many times the spread of the middle half away from it, a rank stands out. */
+/** A rank is an outlier beyond this multiple of the interquartile range. */
 const FAR_OUT = 3;
-/** Which part of the line, at its end, tells whether a rank stands out. */
+/** Fraction of the line, at its end, that decides if a rank is an outlier. */
 const RECENT = 0.1;
 const FEWEST_RECENT = 5;
 const MOST_OUTLIERS = 4;
 
-/** The quantiles of many ranks, bin by bin; only bins that changed are looked at again. */
+/** Quantiles over many ranks per bin. Recomputes only changed bins. */
 export class Bands {
   readonly strips = QUANTILES.map(() => new Strip());
   private readonly values: readonly Float32Array[];
@@ -45,7 +45,7 @@ export class Bands {
     this.strips.forEach((strip, i) => strip.fillPlain(this.values[i]!, this.grid.length, cut));
   }
 
-  /** The ranks that are far from the others at the end of their lines, the farthest first. */
+  /** Return the ranks that differ most from the others at the end of their lines, largest first. */
   outliers(lines: readonly ILine[]): number[] {
     const recent = Math.max(FEWEST_RECENT, Math.floor(this.grid.length * RECENT));
     const means = lines.map(line => ({ rank: line.rank, mean: meanOfLast(line, recent) }));
@@ -85,7 +85,7 @@ function meanOfLast({ trace }: ILine, bins: number): number {
   return count > 0 ? sum / count : NaN;
 }
 
-/** The value below which `part` of the sorted ones are, between two of them by interpolation. */
+/** Return a quantile of sorted values, by linear interpolation. */
 export function quantile(sorted: Float32Array | Float64Array, part: number): number {
   if (sorted.length === 0) {
     return NaN;

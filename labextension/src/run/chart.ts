@@ -19,29 +19,29 @@ import { lineColour } from './theme';
 import type { Say } from './words';
 import { amount } from './words';
 
-/** A line that is nearer to the pointer than this is brought out. */
+/** A line closer to the pointer than this is highlighted. */
 const NEAR_PIXELS = 24;
-/** With fewer lines each is drawn a little thicker. */
+/** Up to this number of lines, each is drawn thicker. */
 const FEW_LINES = 8;
 
-/** What a chart shares with the view it is in. */
+/** Objects that a chart shares with its view. */
 export interface IChartContext {
   readonly settings: ISettings;
   readonly theme: Theme;
   readonly say: Say;
-  /** Ranks whose lines are hidden. */
+  /** Ranks with hidden lines. */
   readonly hidden: Set<number>;
-  /** Ranks that are always shown by name. */
+  /** Ranks that always have a labelled line. */
   stragglers(): readonly number[];
-  /** How often the run was recovered. */
+  /** Recoveries of the run. */
   recoveries(): readonly IRecoveryRecord[];
-  /** Draw again in the next frame. */
+  /** Draw in the next frame. */
   request(): void;
-  /** Draw again, the words too. */
+  /** Draw in the next frame, including texts. */
   requestAll(): void;
 }
 
-/** One chart: lines or bands, legend, heat map of many ranks, and its data as a table. */
+/** One chart: lines or bands, legend, heat map of many ranks, and a data table. */
 export class Chart {
   readonly root: HTMLElement;
   private readonly disposables = new Disposables();
@@ -58,7 +58,7 @@ export class Chart {
   private axis: ISettings['x'] = 'place';
   private pointer: { readonly x: number; readonly y: number } | null = null;
   private near = -1;
-  /** What the mark says that is looked at. */
+  /** Text of the mark that has the pointer or the focus. */
   private told = '';
   private painter: Painter | null = null;
 
@@ -90,10 +90,10 @@ export class Chart {
   }
 
   /**
-   * Draw what there is now.
+   * Draw the current state.
    *
    * Args:
-   *   isFull: also what need not follow each frame: words, legend, heat map and table.
+   *   isFull: also draw texts, legend, heat map and table. They need not follow each frame.
    */
   draw(isFull: boolean): void {
     const { settings } = this.context;
@@ -123,7 +123,7 @@ export class Chart {
     const { say } = this.context;
     const id = newId('chart');
     const keys = say(
-      'Drag or Ctrl-wheel to zoom, Shift-drag to pan, double-click for all. Keys: arrows, +, −, 0.'
+      'Drag or Ctrl-wheel to zoom, Shift-drag to pan, double-click to reset. Keys: arrows, +, −, 0.'
     );
     const area = { role: 'group', tabindex: 0, 'aria-labelledby': id, title: keys };
     this.reset.hidden = true;
@@ -157,7 +157,7 @@ export class Chart {
     });
     this.disposables.listen(this.reset, 'click', () => {
       this.show(null);
-      host.focus({ preventScroll: true }); // the button goes, and with it the focus would
+      host.focus({ preventScroll: true }); // the focused button is about to be removed
     });
     this.disposables.add(() => this.picture.dispose());
     this.disposables.add(() => this.plot.dispose());
@@ -201,7 +201,7 @@ export class Chart {
     setText(this.readout, this.told === '' ? pointed : this.told);
   }
 
-  /** The line that is brought out, by name: it may be far down in the legend. */
+  /** Name and value of the highlighted line. Its legend entry may be out of view. */
   private nearText(column: number): string {
     const near = this.picture.lines.find(line => line.rank === this.near);
     const value = near === undefined ? NaN : valueOf(near.strip, column);

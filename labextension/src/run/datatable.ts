@@ -14,7 +14,7 @@ interface IDataColumn {
   readonly strip: Strip;
 }
 
-/** What a chart shows, as a table that opens. */
+/** Data of a chart as a collapsible table. */
 export class DataTable {
   readonly root: HTMLDetailsElement;
   private readonly table: HTMLTableElement;
@@ -37,7 +37,7 @@ export class DataTable {
     this.root.addEventListener('toggle', opened);
   }
 
-  /** Fill it anew, if it is open. */
+  /** Fill the table if it is open. */
   draw(picture: Picture, settings: ISettings): void {
     if (!this.root.open) {
       return;
@@ -72,7 +72,7 @@ export class DataTable {
   }
 }
 
-/** Columns of the picture, evenly apart, the last one among them. */
+/** Return evenly spaced columns of the picture, including the last one. */
 function rowsOf(columns: number): number[] {
   const rows = Math.min(columns, MOST_ROWS);
   const apart = rows > 1 ? (columns - 1) / (rows - 1) : 0;
@@ -84,7 +84,7 @@ function columnsOf(picture: Picture, say: Say): IDataColumn[] {
   const columns: IDataColumn[] =
     whole === null ? [] : [{ name: say(source.wholeName), strip: whole }];
   if (bands !== null) {
-    const names = [say('least'), '10 %', '25 %', say('median'), '75 %', '90 %', say('greatest')];
+    const names = [say('min'), '10 %', '25 %', say('median'), '75 %', '90 %', say('max')];
     QUANTILES.forEach((_, i) => columns.push({ name: names[i]!, strip: bands.strips[i]! }));
   }
   for (const { rank, strip } of picture.lines.slice(0, MOST_RANKS)) {

@@ -1,18 +1,18 @@
 import type { ITrace } from './series';
 
-/** The bins that are seen, and how many of them make a column of the picture. */
+/** Visible bins, and the number of bins per column of the picture. */
 export interface ICut {
   readonly from: number;
-  /** Beyond the last. */
+  /** End of the range, exclusive. */
   readonly to: number;
   readonly per: number;
   readonly columns: number;
 }
 
 /**
- * Cut the bins `from..to` into at most `most` columns (and one more at each end).
+ * Cut the bins `from..to` into at most `most` columns, plus one at each end.
  *
- * Columns begin at multiples of their width, so that a line does not shimmer while it grows.
+ * Columns start at multiples of their width. Otherwise a growing line would flicker.
  */
 export function cut(from: number, to: number, most: number): ICut {
   const per = Math.max(1, Math.ceil((to - from) / Math.max(1, most)));
@@ -20,7 +20,7 @@ export function cut(from: number, to: number, most: number): ICut {
   return { from: first, to, per, columns: Math.max(0, Math.ceil((to - first) / per)) };
 }
 
-/** A line as it is drawn: of each column the least, the greatest and the mean; nan where empty. */
+/** Line as drawn: minimum, maximum and mean of each column. NaN if the column is empty. */
 export class Strip {
   low = new Float32Array(0);
   high = new Float32Array(0);
@@ -39,7 +39,7 @@ export class Strip {
     }
   }
 
-  /** Take the bins of `cut`; nothing of a line is lost that would be seen. */
+  /** Fill from the bins of `cut`. Extremes of each column are kept. */
   fill(trace: ITrace, { from, to, per, columns }: ICut): this {
     this.clear(columns);
     const { min, max, mean, n, bad } = trace;
@@ -68,7 +68,7 @@ export class Strip {
     return this;
   }
 
-  /** Take one value for each bin; nan where there is none. */
+  /** Fill from one value per bin. NaN marks a missing value. */
   fillPlain(values: Float32Array, length: number, { from, to, per, columns }: ICut): void {
     this.clear(columns);
     const end = Math.min(to, length);
@@ -93,7 +93,7 @@ export class Strip {
     }
   }
 
-  /** Take from the bins of `cut` only which values were none. */
+  /** Mark columns of `cut` that contain non-finite values. */
   takeBad({ bad, length }: ITrace, { from, to, per, columns }: ICut): void {
     const end = Math.min(to, length);
     for (let column = 0, bin = from; column < columns; column++) {
@@ -103,7 +103,7 @@ export class Strip {
     }
   }
 
-  /** The least and the greatest value of several lines, column by column. */
+  /** Fill with minimum and maximum of several lines per column. */
   fillEnvelope(strips: readonly Strip[], columns: number): void {
     this.clear(columns);
     this.bad.fill(0);
@@ -120,7 +120,7 @@ export class Strip {
     }
   }
 
-  /** The mean of several lines, column by column, of those that have a value there. */
+  /** Fill with the mean per column of the lines that have a value there. */
   fillMean(strips: readonly Strip[], columns: number): void {
     this.clear(columns);
     for (let column = 0; column < columns; column++) {

@@ -9,12 +9,12 @@ import { amount, clock, count, counted, fill, recovered, ranks as spans } from '
 
 const AXES: Record<Axis, string> = { step: 'step', epoch: 'epoch', report: 'report' };
 
-/** `step 1,234`, `1:05`: a place of the x axis. */
+/** Format a position on the x axis: `step 1,234` or `1:05`. */
 export function place(x: number, axis: Axis, settings: ISettings, say: Say): string {
   return settings.x === 'time' ? clock(x) : `${say(AXES[axis])} ${count(x)}`;
 }
 
-/** The value of a strip in a column, or (with -1) the latest one. */
+/** Return the value of a strip in a column, or the latest value for column -1. */
 export function valueOf(strip: Strip, column: number): number {
   if (column >= 0) {
     return strip.mean[column] ?? NaN;
@@ -27,7 +27,7 @@ export function valueOf(strip: Strip, column: number): number {
   return NaN;
 }
 
-/** What the legend says of a picture where the pointer is, or (with -1) of the latest values. */
+/** Return the legend entries at a column of the picture, or the latest values for column -1. */
 export function entries(picture: Picture, column: number, say: Say): IEntry[] {
   const { source, whole, lines, bands } = picture;
   const write = (strip: Strip): string => {
@@ -52,7 +52,7 @@ export function entries(picture: Picture, column: number, say: Say): IEntry[] {
   }
   if (source.limit > 0) {
     const value = amount(source.limit, source.unit);
-    all.push({ rank: null, label: say('high from'), value, kind: 'limit' });
+    all.push({ rank: null, label: say('high above'), value, kind: 'limit' });
   }
   return all;
 }
@@ -74,17 +74,23 @@ function bandEntries(values: readonly string[], say: Say): IEntry[] {
     { rank: null, label: say('median'), value: values[MEDIAN] ?? '', kind: 'whole' },
     {
       rank: null,
-      label: say('half of the ranks'),
+      label: say('middle 50 %'),
       value: span(2, last - 2),
       kind: 'band',
       strength: 0.6
     },
-    { rank: null, label: say('80 %'), value: span(1, last - 1), kind: 'band', strength: 0.35 },
+    {
+      rank: null,
+      label: say('middle 80 %'),
+      value: span(1, last - 1),
+      kind: 'band',
+      strength: 0.35
+    },
     { rank: null, label: say('all'), value: span(0, last), kind: 'band', strength: 0.18 }
   ];
 }
 
-/** In words what a chart shows, for those who do not see it. */
+/** Describe a chart in words, for screen readers. */
 export function describe(
   picture: Picture,
   settings: ISettings,
@@ -126,13 +132,13 @@ function extremes({ lines, bands, source }: Picture, say: Say): string[] {
     .sort((a, b) => a.value - b.value);
   const [first, last] = [latest[0], latest[latest.length - 1]];
   if (first !== undefined && bands !== null) {
-    return [fill(say('Standing out: rank {0}.'), spans(latest.map(({ rank }) => rank)))];
+    return [fill(say('Outliers: rank {0}.'), spans(latest.map(({ rank }) => rank)))];
   }
   if (first === undefined || last === undefined || first === last) {
     return [];
   }
   const write = (value: number): string => amount(value, source.unit);
-  const text = say('Least: {0} on rank {1}; greatest: {2} on rank {3}.');
+  const text = say('Minimum: {0} on rank {1}. Maximum: {2} on rank {3}.');
   return [fill(text, write(first.value), first.rank, write(last.value), last.rank)];
 }
 

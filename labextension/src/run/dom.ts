@@ -1,9 +1,9 @@
-/** What can be ended, and gives back what it holds. */
+/** Object that releases its resources. */
 export interface IDisposable {
   dispose(): void;
 }
 
-/** Ends all that was added to it, the latest first. */
+/** Collection of cleanup functions, called in reverse order. */
 export class Disposables implements IDisposable {
   private readonly ends: (() => void)[] = [];
 
@@ -11,7 +11,7 @@ export class Disposables implements IDisposable {
     this.ends.push(end);
   }
 
-  /** Hear an event until the end. */
+  /** Listen to an event until disposal. */
   listen<E extends Event>(
     target: EventTarget,
     name: string,
@@ -30,10 +30,10 @@ export class Disposables implements IDisposable {
   }
 }
 
-/** Attributes by name; those that are undefined are left out. */
+/** Attributes by name. Undefined values are omitted. */
 export type Attributes = Readonly<Record<string, string | number | undefined>>;
 
-/** A new element of class `nbdist-{name}`. */
+/** Create an element of class `nbdist-{name}`. */
 export function make<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   name: string,
@@ -53,25 +53,25 @@ export function make<K extends keyof HTMLElementTagNameMap>(
   return element;
 }
 
-/** Set a text, only if it is another: layout is not asked for in vain. */
+/** Set a text if it differs, to avoid a needless layout. */
 export function setText(node: Node, text: string): void {
   if (node.textContent !== text) {
     node.textContent = text;
   }
 }
 
-/** Set an attribute, only if it is another. */
+/** Set an attribute if it differs. */
 export function setAttribute(element: Element, name: string, value: string): void {
   if (element.getAttribute(name) !== value) {
     element.setAttribute(name, value);
   }
 }
 
-/** A page may have the view twice: JupyterLab's and, with scripts of its own, a widget's. */
+/** Suffix for ids: a page may contain this script twice, from JupyterLab and from a widget. */
 const SCRIPT = Math.random().toString(36).slice(2, 8);
 let named = 0;
 
-/** An id that no other element has. */
+/** Return an id that is unique in the page. */
 export function newId(what: string): string {
   return `nbdist-${what}-${SCRIPT}-${++named}`;
 }

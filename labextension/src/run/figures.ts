@@ -2,28 +2,28 @@ import type { IRunState } from '../records';
 import type { RunModel } from './model';
 import { isOpen } from './status';
 
-/** The time of a step is the mean over so many. */
+/** Number of steps in the mean step time. */
 const RECENT_STEPS = 20;
-/** The browser's clock is taken for the run's where it differs by no more than this. */
+/** Larger differences between the browser's clock and the run are treated as wrong clocks. */
 const CLOCKS_DIFFER_S = 3600;
 
-/** The numbers above the charts; nan where one is not known. */
+/** Numbers above the charts. NaN if unknown. */
 export interface IFigures {
   readonly step: number;
   readonly steps: number;
   readonly epoch: number;
   readonly epochs: number;
-  /** The name of the first metric, and its value. */
+  /** Name of the first metric. */
   readonly name: string;
   readonly value: number;
   readonly stepSeconds: number;
   readonly samplesPerSecond: number;
   readonly elapsed: number;
-  /** Seconds until the end, at the pace so far. */
+  /** Estimated seconds until the end, from the mean pace so far. */
   readonly left: number;
 }
 
-/** What a run is at now. */
+/** Return the current figures of a run. */
 export function figures(model: RunModel, now: number): IFigures {
   const { state } = model;
   const far = model.farthest();
@@ -47,7 +47,7 @@ export function figures(model: RunModel, now: number): IFigures {
   };
 }
 
-/** The recent time of a step of one rank, seconds; nan where it is not known. */
+/** Return the recent step time of one rank in seconds. NaN if unknown. */
 export function stepSecondsOf(model: RunModel, rank: number): number {
   return model.measure('step_s')?.own.get(rank)?.recent(RECENT_STEPS) ?? NaN;
 }

@@ -1,12 +1,12 @@
 import { Disposables } from './dom';
 
 /**
- * Draws at most once in a frame of the screen, and not while nobody can see it.
+ * Draw at most once per animation frame, and only while the target is visible.
  *
  * Args:
- *   target: what must be seen.
- *   draw: told when the frame began, in milliseconds.
- *   appeared: called before the first frame after it could not be seen.
+ *   target: element whose visibility is observed.
+ *   draw: callback with the start time of the frame in milliseconds.
+ *   appeared: callback before the first frame after the target became visible.
  */
 export class Frames {
   private readonly disposables = new Disposables();
@@ -28,7 +28,7 @@ export class Frames {
     this.disposables.add(() => cancelAnimationFrame(this.frame));
   }
 
-  /** Draw in the next frame in which it can be seen. */
+  /** Draw in the next frame in which the target is visible. */
   request(): void {
     this.isWanted = true;
     this.schedule();

@@ -6,16 +6,16 @@ const WHEEL_STEP = 1.0015;
 const KEY_ZOOM = 1.5;
 const KEY_PAN = 0.2;
 
-/** What gestures act on. */
+/** Plot controlled by gestures. */
 export interface IStretch {
   now(): IShown;
-  /** Show a stretch; null is all. */
+  /** Show a span. Null shows all data. */
   show(span: ISpan | null): void;
-  /** The value at so many pixels from the left of the plot. */
+  /** Return the x value at a distance in pixels from the left of the plot. */
   valueAt(left: number): number;
 }
 
-/** The span that is shown, the span of all data, and the element with the lines. */
+/** Visible span, span of all data, and the element with the lines. */
 export interface IShown {
   readonly all: ISpan;
   readonly shown: ISpan;
@@ -25,8 +25,8 @@ export interface IShown {
 /**
  * Zoom and pan by wheel, drag and keys.
  *
- * The wheel alone scrolls the page, as everywhere: with Ctrl or Cmd (a pinch on a touchpad is the
- * same) it zooms, with Shift or sideways it pans.
+ * The plain wheel scrolls the page. With Ctrl or Cmd, or a pinch on a touchpad, it zooms. With
+ * Shift, or sideways, it pans.
  */
 export class Gestures {
   private readonly disposables = new Disposables();

@@ -1,49 +1,49 @@
-/** What rows are counted by: their steps, their epochs, or (with neither) themselves. */
+/** Position of a row: its step, its epoch, or its index if it has neither. */
 export type Axis = 'step' | 'epoch' | 'report';
 
-/** How the bins of a grid changed: bin `i` became bin `to(i)`. */
+/** Change of the bins of a grid: bin `i` became bin `to(i)`. */
 export interface IMove {
   readonly to: (bin: number) => number;
 }
 
-/** Whatever keeps values in the bins of a grid. */
+/** Container of values in the bins of a grid. */
 export interface IBinned {
   move(move: IMove): void;
-  /** The bins from `length` on are empty again: there is nothing beyond `place`. */
+  /** Clear the bins from `length` on. No data remains beyond `place`. */
   cut(length: number, place: number): void;
 }
 
-/** From which bin on a reader has to look again. */
+/** First bin that a reader must read again. */
 export interface IMark {
   from: number;
 }
 
-/** A clock that goes back by more than this was set; by less, it is the ranks' that differ. */
+/** A larger backward jump means that a clock was set. A smaller one is skew between ranks. */
 const CLOCK_SET_S = 1;
 
-/** How much room is left below when a place before the first one is met: a part of all bins. */
+/** Fraction of all bins reserved below a place that precedes the first one. */
 const ROOM_BELOW = 8;
 
 /**
- * Bins over one axis, alike for all ranks and metrics.
+ * Bins over one axis, shared by all ranks and metrics.
  *
- * Each bin holds `stride` places; when there are more than `capacity` bins the stride doubles: what
- * is kept is bounded, however long the run is, and its shape stays.
+ * Each bin covers `stride` places. The stride doubles when more than `capacity` bins are needed.
+ * This bounds the memory of long runs and keeps the shape of their lines.
  */
 export class Grid {
-  /** The first place of bin 0. */
+  /** First place of bin 0. */
   origin = 0;
-  /** Places in a bin. */
+  /** Number of places per bin. */
   stride = 1;
-  /** Bins in use. */
+  /** Number of used bins. */
   length = 0;
-  /** The least and the greatest place that was met. */
+  /** Smallest place seen. */
   first = Infinity;
   last = -Infinity;
 
   private readonly members = new Set<IBinned>();
   private readonly marks = new Set<IMark>();
-  /** When each bin was begun, seconds; infinite where nobody said. */
+  /** Start time of each bin in seconds. Infinite if unknown. */
   private times: Float64Array;
   private readonly unwrapped: Float64Array;
 
@@ -59,7 +59,7 @@ export class Grid {
     this.members.add(member);
   }
 
-  /** A mark that goes down to each bin that changes. */
+  /** Create a mark that records the first changed bin. */
   mark(): IMark {
     const mark = { from: 0 };
     this.marks.add(mark);
@@ -70,14 +70,14 @@ export class Grid {
     this.marks.delete(mark);
   }
 
-  /** Bins from `bin` on have changed. */
+  /** Mark the bins from `bin` on as changed. */
   touch(bin: number): void {
     for (const mark of this.marks) {
       mark.from = Math.min(mark.from, bin);
     }
   }
 
-  /** The bin of a place; makes room for it. */
+  /** Return the bin of a place. Grows the grid if necessary. */
   place(x: number): number {
     if (this.length === 0) {
       this.origin = Math.floor(x);
@@ -93,7 +93,7 @@ export class Grid {
     return bin;
   }
 
-  /** Forget what is beyond a place; of the bin that it is in, whose places are one, nothing. */
+  /** Discard data beyond a place. Keeps the bin that contains the place. */
   cut(x: number): void {
     const length = Math.min(this.length, Math.max(0, this.binOf(x) + 1));
     for (const member of this.members) {
@@ -106,24 +106,24 @@ export class Grid {
     this.last = length > 0 ? Math.min(this.last, x) : -Infinity;
   }
 
-  /** A row of bin `bin` was made `time` seconds after the run began. */
+  /** Record a row of bin `bin`, made `time` seconds after the run started. */
   clock(bin: number, time: number): void {
     if (time < this.times[bin]!) {
       this.times[bin] = time;
     }
   }
 
-  /** The bin that a place is in, if it is in any: it may be negative, or beyond all. */
+  /** Return the bin index of a place. May be negative or beyond the last bin. */
   binOf(x: number): number {
     return Math.floor((x - this.origin) / this.stride);
   }
 
-  /** The first place of a bin. */
+  /** Return the first place of a bin. */
   at(bin: number): number {
     return this.origin + bin * this.stride;
   }
 
-  /** Seconds at which each bin began: never falling, whatever the clocks did. */
+  /** Return the start of each bin in seconds. Never decreases, even if clocks were set. */
   seconds(): Float64Array {
     let before = 0;
     let offset = 0;

@@ -9,8 +9,8 @@ import { amount, clock, count, fill, plain } from './words';
 
 const CONNECTIONS: Readonly<Partial<Record<Connection, string>>> = {
   connecting: 'connecting …',
-  reconnecting: 'connection lost, trying again …',
-  gone: 'the run was deleted; what was seen of it stays here'
+  reconnecting: 'connection lost, reconnecting …',
+  gone: 'the run was deleted: this view keeps the data received so far'
 };
 
 interface IFigure {
@@ -19,15 +19,15 @@ interface IFigure {
   readonly value: HTMLElement;
 }
 
-/** A run that stops for longer may wait for a step that never ends. */
+/** The button offers to cancel the step after this time: a step may never end. */
 const BREAK_AFTER_S = 3;
 
-/** The word on the button, and what it does. */
-const STOP_STEPS = ['Stop', 'Ends the run at the end of a step'] as const;
-const STOP_CELL = ['Stop', 'Interrupts the cell'] as const;
-const BREAK_OFF = ['Break off', 'Breaks the step off: what it carries may be lost'] as const;
+/** Text and tooltip of the button. */
+const STOP_STEPS = ['Stop', 'Stop the run after the current step'] as const;
+const STOP_CELL = ['Stop', 'Interrupt the cell'] as const;
+const BREAK_OFF = ['Cancel step', 'Cancel the current step: its variables may be lost'] as const;
 
-/** How the run is: its status, its progress, its numbers, and the button that stops it. */
+/** Status, progress and figures of the run, and the button that stops it. */
 export class Header {
   readonly root: HTMLElement;
   private readonly disposables = new Disposables();
@@ -53,7 +53,11 @@ export class Header {
     stop: () => void
   ) {
     this.stop = make('button', 'stop', { type: 'button' }, say('Stop'));
-    const range = { 'aria-valuemin': 0, 'aria-valuemax': 100, 'aria-label': say('steps done') };
+    const range = {
+      'aria-valuemin': 0,
+      'aria-valuemax': 100,
+      'aria-label': say('completed steps')
+    };
     this.bar = make('div', 'bar', { role: 'progressbar', ...range }, this.done);
     this.pill.append(this.sign, this.word);
     const line = [this.pill, this.title, this.about, this.connection, this.stop];
@@ -101,7 +105,7 @@ export class Header {
       return;
     }
     if (this.canBreak) {
-      this.stoppingSince = null; // and so not at once again
+      this.stoppingSince = null; // a further click does not send it again at once
       stop();
     } else if (!this.isAsked && state.status === 'running') {
       this.isAsked = true;
@@ -126,7 +130,7 @@ export class Header {
     this.drawStop(state, isStopping);
   }
 
-  /** It stays where the focus is while the run stops; only then it goes. */
+  /** Update the button. It remains visible and focusable while the run stops. */
   private drawStop(state: IRunState, isStopping: boolean): void {
     const isBusy = (isStopping || state.status === 'stopping') && !this.canBreak;
     this.stop.hidden = !isOpen(state.status) || this.model.connection === 'saved';
@@ -165,7 +169,7 @@ export class Header {
     );
     this.number('rate', this.say('samples/s'), known.samplesPerSecond, plain);
     this.number('elapsed', this.say('elapsed'), known.elapsed, clock);
-    this.number('left', this.say('left'), known.left, clock);
+    this.number('left', this.say('remaining'), known.left, clock);
   }
 
   private number(

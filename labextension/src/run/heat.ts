@@ -6,8 +6,8 @@ import type { Say } from './words';
 import { amount, fill } from './words';
 
 /**
- * Colours from the least to the greatest value: even steps of lightness, told apart without colour
- * (after "viridis" of matplotlib, van der Walt and Smith, 2015).
+ * Colours from minimum to maximum in even steps of lightness, legible without colour vision (after
+ * "viridis" of matplotlib, van der Walt and Smith, 2015).
  */
 const STOPS = [
   [68, 1, 84],
@@ -21,20 +21,22 @@ const STOPS = [
   [253, 231, 37]
 ] as const;
 const SHADES = 256;
-/** Of a metric it is shown how far a rank is from the median, up to so many times the spread. */
+/** Upper limit of a rank's distance from the median, as a multiple of the interquartile range. */
 const FARTHEST = 4;
-/** The quantiles that the spread is between, and the middle. */
+/** Indices of lower quartile, median and upper quartile. */
 const [LOWER, MIDDLE, UPPER] = [2, 3, 4] as const;
 
-/** Where the plot above has its lines, in pixels of the page. */
+/** Horizontal extent of the plot above, in CSS pixels. */
 export interface IInset {
   readonly left: number;
   readonly width: number;
 }
 
 /**
- * Ranks from the top down, columns of time from the left. An amount is shown as it is; of a metric,
- * which changes more in time than between ranks, how far the rank is from the others.
+ * Heat map: ranks from top to bottom, time from left to right.
+ *
+ * Amounts are shown as they are. Other metrics vary more over time than between ranks, so their
+ * distance from the median of the ranks is shown.
  */
 export class HeatMap {
   readonly root: HTMLElement;
@@ -75,8 +77,8 @@ export class HeatMap {
     const { say } = this;
     const { unit, isAmount, title } = source;
     const [first, last] = [ranks[0]?.rank ?? 0, ranks[ranks.length - 1]?.rank ?? 0];
-    const low = isAmount ? amount(shades.low, unit) : say('below the others');
-    const high = isAmount ? amount(shades.high, unit) : say('above');
+    const low = isAmount ? amount(shades.low, unit) : say('below median');
+    const high = isAmount ? amount(shades.high, unit) : say('above median');
     const text = [title, first, last, low, high].join(' ');
     if (text === this.shown) {
       return;
@@ -90,7 +92,7 @@ export class HeatMap {
   }
 }
 
-/** A value for each rank and column, and the range in which they are shown. */
+/** Value per rank and column, and the range of the colours. */
 class Shades {
   low = Infinity;
   high = -Infinity;
@@ -107,7 +109,7 @@ class Shades {
     }
   }
 
-  /** A column in which a rank said nothing shows what it said before. */
+  /** Paint the pixels. An empty column repeats the rank's last value. */
   paint(pixels: Uint32Array): void {
     const per = (SHADES - 1) / (this.high - this.low || 1);
     for (let i = 0; i < pixels.length; i++) {
@@ -135,7 +137,7 @@ class Shades {
   }
 }
 
-/** As the pixels of an image have them, on machines that are little-endian. */
+/** Colours as little-endian RGBA pixels. */
 const PALETTE = Uint32Array.from({ length: SHADES }, (_, i) => {
   const at = (i / (SHADES - 1)) * (STOPS.length - 1);
   const below = STOPS[Math.floor(at)] ?? STOPS[0];

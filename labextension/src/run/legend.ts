@@ -3,17 +3,17 @@ import { lineColour } from './theme';
 import type { Say } from './words';
 import { fill } from './words';
 
-/** An entry: a line that may be switched off, or (with `rank` null) one that is always there. */
+/** Legend entry. A line with a rank can be hidden, an entry with a null rank cannot. */
 export interface IEntry {
   readonly rank: number | null;
   readonly label: string;
   readonly value: string;
   readonly kind: 'line' | 'whole' | 'band' | 'limit';
-  /** Of a band: how much of the colour. */
+  /** Opacity of a band. */
   readonly strength?: number;
 }
 
-/** Longer labels need wider columns. */
+/** Longer labels use wider columns. */
 const SHORT_LABEL = 10;
 
 interface IChip {
@@ -21,7 +21,7 @@ interface IChip {
   readonly value: HTMLElement;
 }
 
-/** The lines of a chart by name, each with its value; a click on a rank shows or hides its line. */
+/** Legend with the value of each line. A click on a rank shows or hides its line. */
 export class Legend {
   readonly root: HTMLElement;
   private chips: IChip[] = [];
@@ -42,7 +42,7 @@ export class Legend {
       const name = this.shape.split('|')[focused] ?? '';
       this.shape = shape;
       this.build(entries);
-      this.chips[shape.split('|').indexOf(name)]?.root.focus(); // it was another element
+      this.chips[shape.split('|').indexOf(name)]?.root.focus(); // the element was replaced
     }
     entries.forEach((entry, i) => this.refresh(this.chips[i]!, entry, near));
   }
@@ -80,7 +80,7 @@ export class Legend {
     return { root: button, value };
   }
 
-  /** Of Enter with Alt browsers make no click. */
+  /** Handle Alt-Enter: browsers send no click for it. */
   private key(event: KeyboardEvent, rank: number): void {
     if (event.altKey && event.key === 'Enter') {
       event.preventDefault();
@@ -97,7 +97,7 @@ export class Legend {
     this.changed();
   }
 
-  /** Hide all others; where they are hidden already, show them again. */
+  /** Hide all other ranks, or show them again if they are hidden. */
   private alone(rank: number): void {
     const ranks = this.shape.split('|').map(part => parseInt(part, 10));
     const others = ranks.filter(other => other >= 0 && other !== rank);

@@ -3,7 +3,7 @@ import { make } from './dom';
 import type { Say } from './words';
 import { recovered } from './words';
 
-/** Where lines are drawn, in pixels of the page, from the corner of what it is in. */
+/** Area of the lines in CSS pixels, relative to its container. */
 export interface IFrame {
   readonly left: number;
   readonly top: number;
@@ -11,14 +11,14 @@ export interface IFrame {
   readonly height: number;
 }
 
-/** Where a run was recovered: upright lines over a chart, each with a sign that says what happened. */
+/** Marks of recoveries: vertical lines over a chart, each with a sign that explains it. */
 export class Marks {
   readonly root = make('div', 'marks', { dir: 'ltr' });
   private readonly marks: HTMLElement[] = [];
 
   /**
    * Args:
-   *   told: is given the words of the mark that is pointed at, or has the focus; else nothing.
+   *   told: callback with the text of the mark that has the pointer or the focus, else ''.
    */
   constructor(
     private readonly say: Say,
@@ -27,7 +27,7 @@ export class Marks {
 
   /**
    * Args:
-   *   partOf: where in the frame a recovery is, from 0 to 1; elsewhere it is not seen.
+   *   partOf: position of a recovery in the frame, in 0..1. Other values are not drawn.
    */
   draw(
     recoveries: readonly IRecoveryRecord[],

@@ -4,22 +4,22 @@ import type { Axis } from './grid';
 import { Grid } from './grid';
 import { Series } from './series';
 
-/** How the browser is connected to the run; `saved` needs no connection. */
+/** Connection of the browser to the run. `saved` runs need none. */
 export type Connection = 'connecting' | 'live' | 'reconnecting' | 'gone' | 'saved';
 
-/** Bins of all ranks together, for each metric: some 4 MB. */
+/** Total bins of all ranks per metric: about 4 MB. */
 const BINS_OF_ALL = 2 ** 18;
 const FEWEST_BINS = 512;
 const MOST_BINS = 4096;
 
-/** A rank that is beyond this was not meant. */
+/** Larger ranks are treated as invalid. */
 const MOST_RANKS = 2 ** 16;
-/** Steps are counted exactly up to here. */
+/** Largest step that is counted exactly. */
 const LARGEST_PLACE = 2 ** 52;
 
 const [RANK, EPOCH, STEP, TIME] = [0, 1, 2, 3];
 
-/** What ranks said under one name: each for itself, or all the same. */
+/** Values under one name: one series per rank, or one series shared by all ranks. */
 export class Metric {
   readonly own = new Map<number, Series>();
   shared: Series | null = null;
@@ -39,7 +39,7 @@ export class Metric {
     return series;
   }
 
-  /** A value that all ranks say alike is taken once: of the rank that came first with it. */
+  /** Add a value that is equal on all ranks. The first rank that sends it is used. */
   addShared(rank: number, bin: number, place: number, value: number): void {
     this.shared ??= new Series(this.grid);
     if (rank !== this.source && place <= this.shared.lastPlace) {
@@ -49,12 +49,12 @@ export class Metric {
     this.shared.add(bin, place, value);
   }
 
-  /** The latest value of a rank, or of all; nan where there is none. */
+  /** Return the latest value of a rank, or of all ranks. NaN if there is none. */
   latest(rank: number): number {
     return (this.own.get(rank) ?? this.shared)?.lastValue ?? NaN;
   }
 
-  /** The latest value: the shared one, or the mean of those of the ranks. */
+  /** Return the latest shared value, or the mean over the latest values of the ranks. */
   latestOfAll(): number {
     if (this.shared !== null) {
       return this.shared.lastValue;
@@ -67,13 +67,13 @@ export class Metric {
   }
 }
 
-/** How far a rank is. */
+/** Progress of a rank. */
 export interface IProgress {
   readonly rank: number;
   step: number;
   epoch: number;
   seconds: number;
-  /** Rows that had neither a step nor an epoch. */
+  /** Number of rows with neither a step nor an epoch. */
   reports: number;
 }
 
@@ -85,32 +85,33 @@ interface IColumn {
 interface ITableReader {
   readonly columns: readonly IColumn[];
   readonly width: number;
-  /** Nothing but what nbdist measured, which may be of earlier steps. */
+  /** The table contains only measurements of nbdist. They may belong to earlier steps. */
   readonly isMeasured: boolean;
-  /** What was left of the last message: the beginning of a row. */
+  /** Incomplete row at the end of the last message. */
   rest: Float64Array;
   readonly sinks: Map<Axis, ISink>;
 }
 
-/** Where the values of a table's columns go, of rows of one axis. */
+/** Destination of a table's columns for rows of one axis. */
 interface ISink {
   readonly grid: Grid;
   readonly metrics: readonly Metric[];
-  /** Of each rank the line of each column; null for what all ranks share. */
+  /** Series per column, by rank. Null for values shared by all ranks. */
   readonly byRank: (readonly (Series | null)[])[];
 }
 
 /**
- * A run as the browser knows it: its state, and of each metric a bounded line for each rank.
+ * Data of a run in the browser: its state, and per metric one bounded series per rank.
  *
- * Of a run that was recovered steps come twice; the state that says so comes before they do again.
+ * A recovered run repeats steps. The state that announces a recovery arrives before the repeated
+ * steps.
  */
 export class RunModel {
   state: IRunState | null = null;
   connection: Connection = 'connecting';
-  /** All that the run had when it was opened is here. */
+  /** All data that existed at the connection has arrived. */
   isCaughtUp = false;
-  /** Rows taken in. */
+  /** Number of received rows. */
   rows = 0;
 
   private grids = new Map<Axis, Grid>();
@@ -143,7 +144,7 @@ export class RunModel {
     this.changed();
   }
 
-  /** Take in `[table number, row, row, ...]`; a row that is cut goes on in the next message. */
+  /** Add `[table number, row, row, ...]`. An incomplete row continues in the next message. */
   onRows(values: Float64Array): void {
     const table = this.tables.get(values[0] ?? -1);
     if (table === undefined) {
@@ -171,7 +172,7 @@ export class RunModel {
     this.changed();
   }
 
-  /** Forget the rows: everything is sent again. */
+  /** Discard all rows: the server sends them again. */
   reset(): void {
     this.isCaughtUp = false;
     this.rows = 0;
@@ -183,30 +184,30 @@ export class RunModel {
     this.changed();
   }
 
-  /** Call `listener` whenever something changed; returns what ends that. */
+  /** Call `listener` after each change. Returns a function that unsubscribes. */
   subscribe(listener: () => void): () => void {
     this.listeners.add(listener);
     return () => this.listeners.delete(listener);
   }
 
-  /** The metrics, loss first, else in the order in which they came. */
+  /** Return the metrics: loss first, others in order of arrival. */
   metrics(): Metric[] {
     const all = [...this.metricsByKey.values()];
     const isLoss = (metric: Metric): number => (metric.name === 'loss' ? 0 : 1);
     return all.sort((a, b) => isLoss(a) - isLoss(b));
   }
 
-  /** What nbdist measured of each step; undefined where it did not. */
+  /** Return a measurement of nbdist per step. Undefined if it was not measured. */
   measure(name: string): Metric | undefined {
     return this.measuresByName.get(name);
   }
 
-  /** How far a rank is; undefined where it has said nothing. */
+  /** Return the progress of a rank. Undefined if it sent no rows. */
   progress(rank: number): IProgress | undefined {
     return this.progressByRank.get(rank);
   }
 
-  /** How far the rank is that is farthest. */
+  /** Return the largest step, epoch, time and report count over all ranks. */
   farthest(): IProgress {
     const far: IProgress = { rank: -1, step: -1, epoch: -1, seconds: 0, reports: 0 };
     for (const one of this.progressByRank.values()) {
@@ -218,7 +219,7 @@ export class RunModel {
     return far;
   }
 
-  /** What came of steps that are made again: their rows follow, and are later than the recovery. */
+  /** Discard rows of repeated steps. The new rows arrive later than the recovery. */
   private forget({ step }: IRecoveryRecord): void {
     this.grids.get('step')?.cut(step);
     for (const progress of this.progressByRank.values()) {
@@ -226,7 +227,7 @@ export class RunModel {
     }
   }
 
-  /** The step was made again after this, or is to be. */
+  /** Return true if a recovery repeats this step after the row was made. */
   private isVoid(step: number, seconds: number): boolean {
     const recoveries = this.state?.heals ?? [];
     return recoveries.some(recovery => step > recovery.step && seconds < recovery.time_s);
@@ -311,18 +312,18 @@ export class RunModel {
   }
 }
 
-/** How many bins a line has where there are so many ranks. */
+/** Return the number of bins per series for a number of ranks. */
 export function binsFor(ranks: number): number {
   const each = 2 ** Math.floor(Math.log2(BINS_OF_ALL / Math.max(1, ranks)));
   return Math.min(MOST_BINS, Math.max(FEWEST_BINS, each));
 }
 
-/** Note where a row is; says what it is counted by. */
+/** Record the position of a row. Returns the axis that counts it. */
 function advance(progress: IProgress, rows: Float64Array, at: number, isMeasured: boolean): Axis {
   const step = rows[at + STEP!]!;
   const epoch = rows[at + EPOCH!]!;
   const seconds = rows[at + TIME!]!;
-  // A run that is read from its start comes table by table: a later table begins earlier.
+  // The server sends a run table by table, so a later table starts at an earlier time.
   const isLater = !(seconds < progress.seconds) && !(isMeasured && step < progress.step);
   if (isLater && epoch >= 0) {
     progress.epoch = epoch;

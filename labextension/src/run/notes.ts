@@ -3,10 +3,10 @@ import { make } from './dom';
 import type { Say } from './words';
 import { counted, recovered } from './words';
 
-/** A run may be recovered often: so many times are told, the latest. */
+/** Maximum number of recoveries shown. Older ones are only counted. */
 const MAX_RECOVERIES = 3;
 
-/** What is worth a line about a run: recoveries, what was seen and what to type; and why it failed. */
+/** Recoveries, findings and the error of a run. */
 export class Notes {
   readonly root = make('div', 'notes');
   private shown = '';
@@ -28,7 +28,7 @@ export class Notes {
       ...findings.map(finding => this.finding(finding))
     ];
     if (lines.length > 0) {
-      const name = this.say('What was found');
+      const name = this.say('Findings');
       parts.push(make('ul', 'findings', { 'aria-label': name }, ...lines));
     }
     this.root.replaceChildren(...parts);
@@ -69,7 +69,7 @@ export class Notes {
   }
 }
 
-/** What stands between backquotes is to be typed. */
+/** Format text between backquotes as code. */
 function withCode(text: string): (Node | string)[] {
   return text
     .split('`')

@@ -2,7 +2,7 @@ import type { Strip } from './decimate';
 import { TOO_HIGH } from './series';
 import type { ISpan } from './span';
 
-/** The part of a canvas that is drawn on, in its own pixels. */
+/** Area of a canvas for the lines, in canvas pixels. */
 export interface IArea {
   readonly left: number;
   readonly top: number;
@@ -17,20 +17,20 @@ export interface IPen {
   readonly dash?: readonly number[];
 }
 
-/** Fewer points than this, for each so many pixels, are seen as points. */
+/** Points are drawn if there is at most one per this number of pixels. */
 const PIXELS_PER_POINT = 12;
 const MARK_SIZE = 3.5;
 const END_POINT = 4;
 
-/** Draws strips of columns into an area; keeps no state of the canvas. */
+/** Draw strips of columns into an area. Keeps no state of the canvas. */
 export class Painter {
   private readonly px: Float32Array;
   private readonly scale: (value: number) => number;
 
   /**
    * Args:
-   *   x: where each column is.
-   *   ratio: pixels of the canvas in one of the page.
+   *   x: position of each column.
+   *   ratio: canvas pixels per CSS pixel.
    */
   constructor(
     private readonly context: CanvasRenderingContext2D,
@@ -50,7 +50,7 @@ export class Painter {
     this.scale = scaleOf(area, y, isLog);
   }
 
-  /** Draw inside of the area only, but for the points at its ends. */
+  /** Clip to the area, with room for the points at its ends. */
   inside(draw: () => void): void {
     const { left, top, width, height } = this.area;
     this.context.save();
@@ -63,10 +63,7 @@ export class Painter {
     this.context.restore();
   }
 
-  /**
-   * A line through the means: a column without a value is passed over, one whose values are no
-   * numbers breaks it.
-   */
+  /** Draw a line through the means. It spans empty columns and breaks at non-finite ones. */
   line(strip: Strip, pen: IPen): void {
     this.take(pen);
     this.context.beginPath();
@@ -77,7 +74,7 @@ export class Painter {
     }
   }
 
-  /** The room between the least of one line and the greatest of another. */
+  /** Fill the band between the minima of one line and the maxima of another. */
   between(lower: Strip, upper: Strip, colour: string, alpha: number): void {
     this.context.fillStyle = colour;
     this.context.globalAlpha = alpha;
@@ -90,7 +87,7 @@ export class Painter {
     }
   }
 
-  /** A cross at the edge where values are none; not one on the other. */
+  /** Mark non-finite values by crosses at the edge. Crosses do not overlap. */
   marks(strip: Strip, colour: string): void {
     const size = MARK_SIZE * this.ratio;
     this.take({ colour, width: 1.75, alpha: 1 });
@@ -107,7 +104,7 @@ export class Painter {
     this.context.stroke();
   }
 
-  /** A dashed line across at a value. */
+  /** Draw a dashed horizontal line at a value. */
   level(value: number, colour: string): void {
     this.take({ colour, width: 1, alpha: 0.9, dash: [4, 4] });
     const y = Math.round(this.scale(value)) + 0.5;
@@ -117,7 +114,7 @@ export class Painter {
     this.context.stroke();
   }
 
-  /** A dot on a line. */
+  /** Draw a dot on a line. */
   dot(strip: Strip, column: number, colour: string, ground: string): void {
     const y = this.scale(strip.mean[column]!);
     if (y === y) {
@@ -130,7 +127,9 @@ export class Painter {
     }
   }
 
-  /** How far a line is above or below a height, in pixels of the canvas; nan where it is not. */
+  /**
+   * Return the vertical distance of a line from a height in canvas pixels. NaN if it has no value.
+   */
   distance(strip: Strip, column: number, y: number): number {
     return Math.abs(this.scale(strip.mean[column]!) - this.area.top - y);
   }
@@ -202,12 +201,12 @@ export class Painter {
   }
 }
 
-/** All values of the column were none. */
+/** Return true if all values of the column are non-finite. */
 function isBroken({ mean, bad }: Strip, column: number): boolean {
   return bad[column] !== 0 && Number.isNaN(mean[column]);
 }
 
-/** From values to heights; nan for what has no place on a logarithmic scale. */
+/** Return the mapping from values to heights. NaN for values outside a logarithmic scale. */
 function scaleOf(area: IArea, y: ISpan, isLog: boolean): (value: number) => number {
   const bottom = area.top + area.height;
   if (!isLog) {

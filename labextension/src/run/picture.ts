@@ -9,54 +9,54 @@ import type { ILine, ISource } from './sources';
 
 /** More lines than this are shown as bands. */
 export const MOST_LINES = 64;
-/** More lines than this are drawn coarser: they cover each other. */
+/** More lines than this are drawn at lower resolution, because they overlap. */
 const MANY_LINES = 16;
-/** Lines behind which the values before smoothing are seen as well. */
+/** Up to this number of lines, unsmoothed values are drawn behind them. */
 const FEW_LINES = 8;
 
 const MOST_NAMED = 8;
 
-/** How all charts of a view are shown. */
+/** Settings shared by all charts of a view. */
 export interface ISettings {
   x: 'place' | 'time';
   isLog: boolean;
-  /** The weight of what was before, in 0..1. */
+  /** Weight of earlier values in the smoothing, in 0..1. */
   smoothing: number;
 }
 
-/** The line of a rank as it is drawn. */
+/** Line of a rank as drawn. */
 export interface IDrawnLine {
   readonly rank: number;
   readonly strip: Strip;
-  /** As it was said, where `strip` is smoothed. */
+  /** Values before smoothing. */
   readonly raw: Strip;
 }
 
-/** What is drawn of a source, for one width and one stretch of the axis. */
+/** Data to draw for one source, one width and one span of the axis. */
 export class Picture {
   lines: IDrawnLine[] = [];
-  /** The lines of all ranks as the source has them. */
+  /** Full lines of all ranks. */
   ranks: readonly ILine[] = [];
-  /** Of all ranks; null where there is only one line. */
+  /** Line over all ranks. Null if there is only one line. */
   whole: Strip | null = null;
-  /** Of more ranks than lines can be told apart. */
+  /** Quantile bands. Null if there are few enough lines. */
   bands: Bands | null = null;
-  /** Where each column is. */
+  /** Position of each column on the x axis. */
   x = new Float64Array(0);
   columns = 0;
-  /** The bins that are seen. */
+  /** Visible bins. */
   bins: ICut = { from: 0, to: 0, per: 1, columns: 0 };
-  /** The stretch of the axis that there is. */
+  /** Span of all data. */
   all: ISpan = { min: 0, max: 1 };
   shown: ISpan = { min: 0, max: 1 };
   y: ISpan = { min: 0, max: 1 };
-  /** The scale is logarithmic. */
+  /** The y scale is logarithmic. */
   isLog = false;
   isSmoothed = false;
-  /** Ranks that are drawn beside the bands. */
+  /** Ranks drawn in addition to the bands. */
   private named: readonly number[] = [];
 
-  /** From the least to the greatest value of many lines, which are drawn without their own. */
+  /** Minimum and maximum over many lines that are not drawn themselves. */
   readonly envelope = new Strip();
 
   private readonly pool = new Map<number, IDrawnLine>();
@@ -73,11 +73,11 @@ export class Picture {
   }
 
   /**
-   * Cut the source anew.
+   * Cut the source for the visible span.
    *
    * Args:
-   *   span: what is to be seen; null for all.
-   *   width: of the plot in pixels.
+   *   span: visible span. Null shows all data.
+   *   width: width of the plot in pixels.
    */
   update(settings: ISettings, span: ISpan | null, width: number): void {
     const lines = this.source.lines();
@@ -97,7 +97,7 @@ export class Picture {
     this.setRange(settings);
   }
 
-  /** The column nearest to a value of the axis; -1 where there is none. */
+  /** Return the column nearest to a value of the axis. -1 if there is none. */
   columnAt(x: number): number {
     let best = -1;
     for (let i = 0; i < this.columns; i++) {
@@ -108,7 +108,7 @@ export class Picture {
     return best;
   }
 
-  /** Where a recovery is in what is seen: from 0, at its left, to 1. */
+  /** Return the position of a recovery in the visible span, from 0 (left) to 1 (right). */
   partOf({ step, time_s: time }: IRecoveryRecord, { x }: ISettings): number {
     const { grid } = this.source;
     let place = x === 'time' ? time : Math.max(step, grid.first);
@@ -174,7 +174,7 @@ export class Picture {
     return drawn;
   }
 
-  /** The values before smoothing are seen behind the lines. */
+  /** Unsmoothed values are visible behind the lines. */
   get hasRaw(): boolean {
     return this.isSmoothed && this.lines.length <= FEW_LINES && this.bands === null;
   }
@@ -192,7 +192,7 @@ export class Picture {
     strip.takeBad(trace, bins);
   }
 
-  /** Ranks that stand out, where there are too many for lines; `others` are named in any case. */
+  /** Select ranks to draw with the bands: `others` first, then outliers. */
   name(others: readonly number[]): void {
     const far = this.bands?.outliers(this.ranks) ?? [];
     this.named = [...new Set([...others, ...far])].slice(0, MOST_NAMED);
@@ -260,7 +260,7 @@ function inTime(seconds: Float64Array, length: number, first: number): IPlaces {
   };
 }
 
-/** The values of strips, from the least to the greatest. */
+/** Minimum and maximum over strips. */
 class Range {
   low = Infinity;
   high = -Infinity;

@@ -3,15 +3,15 @@ import { make } from './dom';
 import type { Say, Unit } from './words';
 import { amount, fill } from './words';
 
-/** What is compared, and its words. */
+/** Compared figures: key, unit and label. */
 const ROWS: readonly (readonly [keyof IStepFigures, Unit, string])[] = [
   ['step_s', 'seconds', 'step time'],
   ['collectives', 'share', 'in collectives'],
-  ['arguments', 'bytes', 'arguments of a device'],
-  ['memory', 'bytes', 'memory of a device']
+  ['arguments', 'bytes', 'arguments per device'],
+  ['memory', 'bytes', 'memory per device']
 ];
 
-/** What the plan of a step has foretold, beside what came of it. */
+/** Planned figures of a step next to the measured ones. */
 export class Planned {
   readonly root = make('div', 'planned');
   private shown = '';
@@ -19,7 +19,7 @@ export class Planned {
   constructor(private readonly say: Say) {}
 
   draw(state: IRunState | null): void {
-    const plan = state?.plan ?? null; // there was none in what older versions have kept
+    const plan = state?.plan ?? null; // runs of older versions have no plan
     const content = JSON.stringify(plan);
     if (content === this.shown) {
       return;

@@ -14,22 +14,22 @@ const LEAST_WIDTH = 120;
 const X_AXIS_HEIGHT = 30;
 const LEAST_Y_AXIS_WIDTH = 48;
 const PIXELS_PER_LETTER = 6.3;
-/** A drag that is shorter is a click. */
+/** A shorter drag is a click. */
 const LEAST_DRAG = 5;
 
-/** What a plot tells whoever made it. */
+/** Callbacks of a plot. */
 export interface IPlotEvents {
-  /** Draw the lines: the axes are there. */
+  /** Draw the lines. The axes are already drawn. */
   paint(context: CanvasRenderingContext2D, area: IArea, ratio: number): void;
-  /** A stretch of the axis was chosen. */
+  /** The user selected a span of the axis. */
   select(span: ISpan): void;
-  /** The pointer is above a place, at a height in pixels of the canvas; null: it is gone. */
+  /** The pointer is at a place and at a height in canvas pixels. Null if it left the plot. */
   hover(at: { readonly x: number; readonly y: number } | null): void;
-  /** There is another width to draw for. */
+  /** The width has changed. */
   resize(): void;
 }
 
-/** Axes, grid and pointer, by uPlot; the lines are drawn by whoever made it. */
+/** Axes, grid and pointer, drawn by uPlot. The owner draws the lines. */
 export class Plot {
   private readonly disposables = new Disposables();
   private chart: uPlot;
@@ -51,12 +51,12 @@ export class Plot {
     this.disposables.add(() => this.chart.destroy());
   }
 
-  /** The width of what lines are drawn on, in pixels of the canvas. */
+  /** Width of the line area in canvas pixels. */
   get width(): number {
     return Math.max(1, this.chart.bbox.width);
   }
 
-  /** Where the lines are drawn. */
+  /** Line area in CSS pixels. */
   get inset(): IFrame {
     const { left, top, width, height } = this.chart.bbox;
     const ratio = uPlot.pxRatio;
@@ -68,12 +68,12 @@ export class Plot {
     };
   }
 
-  /** What the pointer acts on. */
+  /** Element that receives pointer events. */
   get over(): HTMLElement {
     return this.chart.over;
   }
 
-  /** The value of the x axis at so many pixels from the left of the plot. */
+  /** Return the x value at a distance in pixels from the left of the plot. */
   valueAt(left: number): number {
     return this.chart.posToVal(left, 'x');
   }
@@ -221,13 +221,16 @@ export class Plot {
   }
 }
 
-/** On a logarithmic scale 1, 2, 5, 10 … are written; marks between them would be too near. */
+/**
+ * Return true for 1, 2, 5, 10 ...: only these are labelled on a logarithmic scale, for lack of
+ * room.
+ */
 function isRound(value: number | null): boolean {
   const first = value === null ? '' : value.toPrecision(2);
   return /^0*\.?0*[125](\.?0)?0*(e[+-]?\d+)?$/.test(first);
 }
 
-/** Steps are whole. */
+/** Return the increments of a step axis: whole numbers. */
 function placeSteps(): number[] {
   const steps: number[] = [];
   for (let power = 1; power < 1e15; power *= 10) {
@@ -236,7 +239,7 @@ function placeSteps(): number[] {
   return steps;
 }
 
-/** Seconds, minutes and hours as clocks divide them. */
+/** Return the increments of a time axis: whole seconds, minutes, hours and days. */
 function timeSteps(length: number): number[] {
   const parts = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30];
   const minutes = [60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];

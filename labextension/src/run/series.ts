@@ -1,18 +1,20 @@
 import type { IBinned, Grid, IMove } from './grid';
 
-/** Not a number, of a value that was none. */
+/** Bit for NaN. */
 export const NOT_A_NUMBER = 1;
-/** Beyond the largest number. */
+/** Bit for values above the float32 range. */
 export const TOO_HIGH = 2;
-/** Below the least number. */
+/** Bit for values below the float32 range. */
 export const TOO_LOW = 4;
 
-const LARGEST = 3.4e38; // of float32, which bins are kept in
+const LARGEST = 3.4e38; // limit of float32, the type of the bins
 const FIRST_SIZE = 64;
 
 /**
- * A line over the bins of a grid. Of each bin: the least, the greatest and the mean of the finite
- * values in it, how many they are (0: nothing was said), and which others there were, as bits.
+ * Line over the bins of a grid.
+ *
+ * Each bin contains minimum, maximum and mean of its finite values, their number (0 if empty), and
+ * bits for the kinds of non-finite values.
  */
 export interface ITrace {
   readonly min: Float32Array;
@@ -20,11 +22,11 @@ export interface ITrace {
   readonly mean: Float32Array;
   readonly n: Uint32Array;
   readonly bad: Uint8Array;
-  /** Bins in use; the arrays may be longer. */
+  /** Number of used bins. The arrays may be longer. */
   readonly length: number;
 }
 
-/** The values of one metric of one rank, in at most `grid.capacity` bins. */
+/** Values of one metric of one rank, in at most `grid.capacity` bins. */
 export class Series implements ITrace, IBinned {
   min = new Float32Array(0);
   max = new Float32Array(0);
@@ -32,9 +34,9 @@ export class Series implements ITrace, IBinned {
   n = new Uint32Array(0);
   bad = new Uint8Array(0);
   length = 0;
-  /** The place of the latest value. */
+  /** Place of the latest value. */
   lastPlace = -Infinity;
-  /** The latest value, as it came. */
+  /** Latest value, unrounded. */
   lastValue = NaN;
 
   constructor(private readonly grid: Grid) {
@@ -70,7 +72,7 @@ export class Series implements ITrace, IBinned {
   move({ to }: IMove): void {
     const { min, max, mean, n, bad, length } = this;
     if (to(0) > 0) {
-      this.allocate(n.length); // bins would go where others still are
+      this.allocate(n.length); // moved bins would overwrite others in place
     }
     this.length = 0;
     for (let i = 0; i < length; i++) {
@@ -95,7 +97,10 @@ export class Series implements ITrace, IBinned {
     this.lastValue = this.recent(1);
   }
 
-  /** The mean of the latest values, at least `count` where there are so many; nan without any. */
+  /**
+   * Return the mean over at least `count` latest values, or over all if fewer. NaN if there are
+   * none.
+   */
   recent(count: number): number {
     let sum = 0;
     let seen = 0;

@@ -1,13 +1,13 @@
 import type { ITrace } from './series';
 
 /**
- * An exponential mean along a line, without the bias of its first values.
+ * Compute an exponential moving average without initial bias.
  *
- * A bin of `n` values counts as `n` values that are all its mean; bins without a value stay nan.
+ * A bin of `n` values counts as `n` values equal to its mean. Bins without a value stay NaN.
  *
  * Args:
- *   weight: of what was before, in 0..1; 0 leaves the line as it is.
- *   out: at least `trace.length` long.
+ *   weight: weight of earlier values, in 0..1. With 0 the line is unchanged.
+ *   out: result, of length at least `trace.length`.
  */
 export function smooth(trace: ITrace, weight: number, out: Float32Array): void {
   let sum = 0;

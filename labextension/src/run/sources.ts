@@ -3,38 +3,38 @@ import type { Metric, RunModel } from './model';
 import type { ITrace } from './series';
 import type { Unit } from './words';
 
-/** Above this share of a step the network is worth a word (and a finding). */
+/** A larger share of network time in a step is marked and reported as a finding. */
 const NETWORK_LIMIT = 0.2;
-/** Above this share of a step the ranks starve. */
+/** A larger share of input time in a step means that ranks wait for data. */
 const INPUT_LIMIT = 0.1;
 
-/** The line of one rank. */
+/** Line of one rank. */
 export interface ILine {
   readonly rank: number;
   readonly trace: ITrace;
 }
 
-/** What one chart shows. */
+/** Data of one chart. */
 export interface ISource {
   readonly key: string;
   readonly title: string;
   readonly unit: Unit;
-  /** Its values are amounts, to be seen from 0 on. */
+  /** Values are amounts, drawn on an axis from 0. */
   readonly isAmount: boolean;
   readonly grid: Grid;
-  /** What the line of all ranks is called. */
+  /** Name of the line over all ranks. */
   readonly wholeName: string;
-  /** What the lines of the ranks are, where it is not what the title says. */
+  /** Name of the rank lines if it differs from the title. */
   readonly lineName: string;
-  /** A value that is marked; 0 for none. */
+  /** Threshold drawn in the chart. 0 if there is none. */
   readonly limit: number;
-  /** In the order of the ranks. */
+  /** Lines ordered by rank. */
   lines(): readonly ILine[];
-  /** The line of all ranks; null where it is the mean of theirs. */
+  /** Line over all ranks. Null if it is the mean of the rank lines. */
   whole(): ITrace | null;
 }
 
-/** The traces of a metric's ranks, in their order. */
+/** Traces of a metric's ranks, ordered by rank. */
 class Lines {
   private lines: ILine[] = [];
 
@@ -49,7 +49,7 @@ class Lines {
   }
 }
 
-/** A metric as the ranks said it. */
+/** Metric as reported by the ranks. */
 class MetricSource implements ISource {
   readonly key: string;
   readonly grid: Grid;
@@ -81,7 +81,7 @@ class MetricSource implements ISource {
   }
 }
 
-/** A line that is computed from others, bin by bin. */
+/** Line computed from others, bin by bin. */
 class Computed implements ITrace {
   mean = new Float32Array(0);
   n = new Uint32Array(0);
@@ -114,7 +114,7 @@ class Computed implements ITrace {
     this.n[bin] = isFinite ? 1 : 0;
   }
 
-  /** `batch` samples in each of the steps whose seconds `step` holds. */
+  /** Compute samples per second from step times in seconds and `batch` samples per step. */
   setRate(step: ITrace, batch: number): void {
     this.reach(step.length);
     for (let i = 0; i < step.length; i++) {
@@ -122,7 +122,7 @@ class Computed implements ITrace {
     }
   }
 
-  /** What part of `step` is `part`, less what `base` holds for all. */
+  /** Compute the share of `part` in `step`, after subtraction of `base`. */
   setShare(part: ITrace, step: ITrace, base: Float32Array | null): void {
     this.reach(Math.min(part.length, step.length));
     for (let i = 0; i < this.length; i++) {
@@ -133,7 +133,7 @@ class Computed implements ITrace {
   }
 }
 
-/** Computes a rank's line of one that it said. */
+/** Function that computes a line from the reported line of a rank. */
 type Compute = (line: ILine, out: Computed) => void;
 
 /** Computed lines for the ranks of a metric. */
@@ -163,7 +163,7 @@ class ComputedLines {
   }
 }
 
-/** Lines that are computed rank by rank; that of all ranks is their mean. */
+/** Source with one computed line per rank. The line over all ranks is their mean. */
 class ComputedSource implements ISource {
   readonly isAmount = true;
   readonly wholeName = 'mean';
@@ -198,7 +198,7 @@ class ComputedSource implements ISource {
   }
 }
 
-/** Samples a second; where no batch is known, steps a second. */
+/** Return samples per second, or steps per second if the batch size is unknown. */
 function throughputSource(model: RunModel, step: Metric): ISource {
   const batch = (): number => model.state?.batch ?? 0;
   const name = (): string => (batch() > 0 ? 'samples/s' : 'steps/s');
@@ -207,7 +207,7 @@ function throughputSource(model: RunModel, step: Metric): ISource {
   );
 }
 
-/** Which part of each step the ranks waited for their batch. */
+/** Return the share of each step that the ranks wait for their batch. */
 function inputSource(input: Metric, step: Metric): ISource {
   const name = (): string => 'input share of the step';
   return new ComputedSource('input', name, 'share', INPUT_LIMIT, input, ({ rank, trace }, out) =>
@@ -216,8 +216,8 @@ function inputSource(input: Metric, step: Metric): ISource {
 }
 
 /**
- * The network's share of the steps: the least time that any rank spent in collectives. What a rank
- * spent there beyond it, it waited for the slower ones.
+ * Network share of the steps: the minimum over ranks of the time in collectives. Additional time of
+ * a rank in collectives is waiting for slower ranks.
  */
 class NetworkSource implements ISource {
   readonly key = 'network';
@@ -286,7 +286,9 @@ class NetworkSource implements ISource {
 
 const PLACES: Record<Axis, string> = { step: 'by step', epoch: 'by epoch', report: 'by report' };
 
-/** A chart for each metric; one that comes both by step and by epoch is told apart. */
+/**
+ * Return one chart per metric. A metric with values by step and by epoch has two distinct titles.
+ */
 export function metricSources(model: RunModel): ISource[] {
   const metrics = model.metrics();
   return metrics.map(metric => {
@@ -306,7 +308,7 @@ export function throughputSources(model: RunModel): ISource[] {
   return step === undefined ? [] : [throughputSource(model, step)];
 }
 
-/** Memory of the processes, and of their devices where these have any of their own. */
+/** Return charts of process memory, and of device memory if devices have their own. */
 export function memorySources(model: RunModel): ISource[] {
   const titles = { process_bytes: 'process memory', device_bytes: 'device memory' };
   const sources: ISource[] = [];

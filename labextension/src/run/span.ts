@@ -1,13 +1,13 @@
-/** A stretch of an axis. */
+/** Range of an axis. */
 export interface ISpan {
   readonly min: number;
   readonly max: number;
 }
 
-/** What is seen is never less than this part of the whole. */
+/** Smallest visible fraction of the whole span. */
 const FINEST = 1e-4;
 
-/** The span made `factor` times as long about `centre`, inside of `whole`; null is all of it. */
+/** Scale the span by `factor` around `centre` within `whole`. Null means all of it. */
 export function zoomed(span: ISpan, whole: ISpan, factor: number, centre: number): ISpan | null {
   const finest = (whole.max - whole.min) * FINEST;
   const length = Math.max(finest, (span.max - span.min) * factor);
@@ -18,7 +18,7 @@ export function zoomed(span: ISpan, whole: ISpan, factor: number, centre: number
   return within(centre - part * length, length, whole);
 }
 
-/** The span moved by a part of its length, kept inside of `whole`. */
+/** Shift the span by a fraction of its length within `whole`. */
 export function panned(span: ISpan, whole: ISpan, part: number): ISpan {
   const length = span.max - span.min;
   return within(span.min + part * length, length, whole);
@@ -29,7 +29,7 @@ function within(min: number, length: number, whole: ISpan): ISpan {
   return { min: first, max: first + length };
 }
 
-/** The span with room around it for lines: a part of its length, more where it has none. */
+/** Add a margin for lines to a span. An empty span has a larger margin. */
 export function padded(low: number, high: number, isLog: boolean): ISpan {
   if (isLog) {
     const factor = Math.max(1.05, (high / low) ** 0.05);

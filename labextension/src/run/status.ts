@@ -1,6 +1,6 @@
 import type { RankStatus, RunStatus } from '../records';
 
-/** How a status looks: a sign and a word, so that colour is not all there is. */
+/** Appearance of a status: a sign and a word, so that colour is not required. */
 export interface ILook {
   readonly sign: string;
   readonly word: string;
@@ -17,7 +17,7 @@ export const RUN_LOOKS: Readonly<Record<RunStatus, ILook>> = {
   lost: { sign: '?', word: 'lost: the kernel is gone', tone: 'bad' }
 };
 
-/** A run of which ranks are being replaced. */
+/** Look of a run while ranks are replaced. */
 export const RECOVERING: ILook = { sign: '✚', word: 'recovering', tone: 'calm' };
 
 export const RANK_LOOKS: Readonly<Record<RankStatus, ILook>> = {
@@ -28,12 +28,12 @@ export const RANK_LOOKS: Readonly<Record<RankStatus, ILook>> = {
   dead: { sign: '✕', word: 'dead', tone: 'bad' }
 };
 
-/** A rank that ran when the kernel went: nobody knows what became of it. */
+/** Look of a rank whose state is unknown because the kernel is gone. */
 export const RANK_UNKNOWN: ILook = { sign: '?', word: 'unknown', tone: 'bad' };
 
 export const STRAGGLER: ILook = { sign: '▲', word: 'straggler', tone: 'bad' };
 
-/** The run may still change. */
+/** Return true if the run may still change. */
 export function isOpen(status: RunStatus): boolean {
   return status === 'running' || status === 'stopping';
 }

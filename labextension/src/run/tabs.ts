@@ -5,10 +5,10 @@ export interface ITab {
   readonly title: string;
 }
 
-/** Tabs that are chosen by a click, or by the arrow keys, Home and End. */
+/** Tabs selected by a click, the arrow keys, Home or End. */
 export class Tabs {
   readonly root: HTMLElement;
-  /** What the chosen tab shows. */
+  /** Content of the selected tab. */
   readonly panel: HTMLElement;
   chosen = 0;
   private readonly buttons: HTMLButtonElement[];

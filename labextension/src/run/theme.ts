@@ -1,8 +1,9 @@
 import { Disposables, make } from './dom';
 
 /**
- * Colours of lines: told apart by the colour-blind (after Okabe and Ito, "Color Universal Design",
- * 2008; the light ones darkened), each with a contrast of at least 3 on white and on #111.
+ * Line colours that are distinct under colour blindness (after Okabe and Ito, "Color Universal
+ * Design", 2008, with the light ones darkened). Each has a contrast of at least 3 on white and on
+ * #111.
  */
 export const LINE_COLOURS = [
   '#1f77d0',
@@ -15,19 +16,19 @@ export const LINE_COLOURS = [
   '#c9504f'
 ] as const;
 
-/** The colour of a rank's line. */
+/** Return the colour of a rank's line. */
 export function lineColour(rank: number): string {
   return LINE_COLOURS[rank % LINE_COLOURS.length] ?? LINE_COLOURS[0];
 }
 
-/** What of the system the colours depend on. */
+/** Media queries that affect the colours. */
 const QUERIES = [
   '(prefers-color-scheme: dark)',
   '(prefers-contrast: more)',
   '(forced-colors: active)'
 ] as const;
 
-/** The colours of a chart as the page has them now. */
+/** Current colours of a chart. */
 export interface IColours {
   readonly text: string;
   readonly faint: string;
@@ -38,7 +39,7 @@ export interface IColours {
   readonly font: string;
 }
 
-/** Follows the theme of the page: of Jupyter, or else of the system. */
+/** Follow the theme of Jupyter, or that of the system. */
 export class Theme {
   colours: IColours;
   private readonly disposables = new Disposables();
@@ -55,7 +56,7 @@ export class Theme {
     for (const query of QUERIES) {
       this.disposables.listen(matchMedia(query), 'change', () => this.readAgain());
     }
-    // The sheet of a theme may come after its name.
+    // The style sheet of a theme may load after its name changes.
     this.disposables.listen(document.head, 'load', () => this.readAgain(), { capture: true });
   }
 
@@ -69,7 +70,7 @@ export class Theme {
     this.listeners.clear();
   }
 
-  /** Look at the page again: an element that is in none has no colours. */
+  /** Read the colours again: an element outside the page has none. */
   readAgain(): void {
     this.colours = read(this.host);
     for (const listener of [...this.listeners]) {
@@ -78,7 +79,7 @@ export class Theme {
   }
 }
 
-/** Colours may be mixed of others, of forced ones too: an element has them as they come out. */
+/** Read the computed colours of a probe element, because colours may be mixed or forced. */
 function read(host: HTMLElement): IColours {
   const probe = make('span', '', { hidden: '', style: 'forced-color-adjust: none' });
   host.append(probe);

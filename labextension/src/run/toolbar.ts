@@ -2,11 +2,11 @@ import { Disposables, make, newId, setText } from './dom';
 import type { ISettings } from './picture';
 import type { Say } from './words';
 
-/** At its end the slider keeps all but this part of what was before. */
+/** Weight of new values at the end of the slider. */
 const LEAST_NEW = 1e-3;
 const SLIDER_STEPS = 60;
 
-/** What all charts of the view are shown by: the metric, the axis, the scale, the smoothing. */
+/** Settings of all charts of the view: metric, axis, scale and smoothing. */
 export class Toolbar {
   readonly root: HTMLElement;
   private readonly disposables = new Disposables();
@@ -34,17 +34,17 @@ export class Toolbar {
     );
   }
 
-  /** The key of the chosen metric. */
+  /** Key of the selected metric. */
   get chosen(): string {
     return this.metric.value;
   }
 
-  /** There is a metric to choose. */
+  /** Metrics are available. */
   set hasMetrics(isThere: boolean) {
     this.metricLabel.hidden = !isThere || this.metric.options.length < 2;
   }
 
-  /** Offer these metrics; what was chosen stays chosen. */
+  /** Set the selectable metrics. Keeps the selection. */
   offer(metrics: readonly { readonly key: string; readonly title: string }[]): void {
     const keys = metrics.map(({ key }) => key).join('|');
     if (keys !== this.keys) {
@@ -106,7 +106,10 @@ export class Toolbar {
   }
 }
 
-/** Evenly finer towards 1: 0, 0.9 at a third, 0.99 at two thirds, 0.999 at the end. */
+/**
+ * Map the slider to a weight, finer towards 1: 0, 0.9 at a third, 0.99 at two thirds, 0.999 at the
+ * end.
+ */
 function weightOf(position: number): number {
   return 1 - LEAST_NEW ** (position / SLIDER_STEPS);
 }

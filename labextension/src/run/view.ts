@@ -22,14 +22,14 @@ import { Toolbar } from './toolbar';
 import type { Say } from './words';
 import { stragglersOf, Workers } from './workers';
 
-/** Words, tables and heat maps are drawn no more often than this. */
+/** Minimum interval between updates of texts, tables and heat maps. */
 const WORDS_MS = 250;
-/** The table of the workers, which may have many rows. */
+/** Minimum interval between updates of the worker table, because it may have many rows. */
 const TABLE_MS = 1000;
-/** While a run is open its clock goes on without news. */
+/** Interval of the clock while a run is open. */
 const CLOCK_MS = 1000;
 
-/** What a reader may have done about the run. */
+/** Actions of the user on the run. */
 export interface IRunActions {
   stop(): void;
 }
@@ -38,18 +38,18 @@ interface IPage {
   readonly key: string;
   readonly title: string;
   readonly sources: (model: RunModel) => ISource[];
-  /** What is said while there is nothing to draw. */
+  /** Text shown while there is no data. */
   readonly empty: string;
 }
 
 function pagesIn(say: Say): readonly IPage[] {
-  const noStep = say('No step yet.');
+  const noStep = say('No steps yet.');
   return [
     {
       key: 'metrics',
       title: say('Metrics'),
       sources: metricSources,
-      empty: say('No metric yet: `report(loss=…)` in the cell, or the last line of a step.')
+      empty: say('No metrics yet. Call `report(loss=…)` or make the loss the last line of a step.')
     },
     { key: 'time', title: say('Step time'), sources: stepTimeSources, empty: noStep },
     { key: 'rate', title: say('Throughput'), sources: throughputSources, empty: noStep },
@@ -57,22 +57,22 @@ function pagesIn(say: Say): readonly IPage[] {
       key: 'memory',
       title: say('Memory'),
       sources: memorySources,
-      empty: say('No memory was measured yet.')
+      empty: say('No memory measurements yet.')
     },
     {
       key: 'share',
       title: say('Network & input'),
       sources: shareSources,
-      empty: say('Nothing was measured yet.')
+      empty: say('No measurements yet.')
     }
   ];
 }
 
-/** A run, live or as it was: plain elements in `host`, drawn when the model changes. */
+/** View of a live or saved run: plain elements in `host`, drawn when the model changes. */
 export class RunView {
   private readonly disposables = new Disposables();
   private readonly settings: ISettings = { x: 'place', isLog: false, smoothing: 0 };
-  /** Keys that are pressed in it are its own: JupyterLab has commands for arrows and Enter. */
+  /** Keys are handled here only: JupyterLab binds commands to arrows and Enter. */
   private readonly root = make('div', 'run', { 'data-lm-suppress-shortcuts': 'true' });
   private readonly frames: Frames;
   private readonly pages: readonly IPage[];
@@ -153,7 +153,7 @@ export class RunView {
     this.frames.request();
   }
 
-  /** Draw the words too, however lately they were drawn. */
+  /** Draw now, including texts. */
   private drawAll(): void {
     this.wordsDrawn = -Infinity;
     this.frames.request();
@@ -183,7 +183,7 @@ export class RunView {
     this.chooseCharts();
   }
 
-  /** What was left out of this frame follows; and the clock of an open run goes on. */
+  /** Schedule the skipped parts of this frame and the clock of an open run. */
   private later(isFull: boolean): void {
     clearTimeout(this.timer);
     const isGoing = this.model.state !== null && isOpen(this.model.state.status);
@@ -218,7 +218,10 @@ export class RunView {
     );
   }
 
-  /** After a reset what was seen stays until all of it has come again. */
+  /**
+   * Return true while a reconnected page still receives old data. The previous picture stays
+   * visible.
+   */
   private isComingAgain(page: IPage, sources: readonly ISource[]): boolean {
     const [shown] = this.shown;
     const isOfBefore = shown !== undefined && shown.source.grid !== sources[0]?.grid;

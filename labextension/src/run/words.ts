@@ -1,9 +1,9 @@
 import type { IRecoveryRecord } from '../records';
 
-/** Puts a text of the view into the language of the reader. */
+/** Translate a text of the view. */
 export type Say = (text: string) => string;
 
-/** What a number is of, and so how it is written. */
+/** Unit of a number. Determines its format. */
 export type Unit = 'number' | 'short' | 'seconds' | 'bytes' | 'share';
 
 const DIGITS = 4;
@@ -12,28 +12,28 @@ const WHOLE = new Intl.NumberFormat(undefined, { maximumSignificantDigits: DIGIT
 const PLAIN = digits(DIGITS);
 const SHORT = digits(3);
 
-/** Always so many digits, so that numbers below each other line up. */
+/** Return a format with a fixed number of significant digits, to align numbers in columns. */
 function digits(number: number): Intl.NumberFormat {
   const options = { minimumSignificantDigits: number, maximumSignificantDigits: number };
   return new Intl.NumberFormat(undefined, options);
 }
 
-/** `step {0} of {1}` with its places filled. */
+/** Fill the placeholders of a text such as `step {0} of {1}`. */
 export function fill(text: string, ...values: readonly (string | number)[]): string {
   return text.replace(/\{(\d)\}/g, (_, place: string) => String(values[Number(place)] ?? ''));
 }
 
-/** `1,234`. */
+/** Format a whole number: `1,234`. */
 export function count(value: number): string {
   return COUNT.format(value);
 }
 
-/** `1 rank`, `1,200 ranks`: the texts are those for one and for several, with `{0}`. */
+/** Format a count, as in `1 rank` or `1,200 ranks`. Both texts contain `{0}`. */
 export function counted(value: number, one: string, several: string): string {
   return fill(value === 1 ? one : several, count(value));
 }
 
-/** `0.4127`, `2.31e-9`, `nan`, `∞`. */
+/** Format a number: `0.4127`, `2.31e-9`, `nan`, `∞`. */
 export function plain(value: number): string {
   if (Number.isNaN(value)) {
     return 'nan';
@@ -72,7 +72,7 @@ const LARGE: readonly IScale[] = [
 ];
 const NO_SCALE: IScale = { factor: 1, suffix: '' };
 
-/** In which scale a value of this size is written. */
+/** Return the scale for values of this size. */
 function scaleOf(unit: Unit, size: number): IScale {
   if (unit === 'share') {
     return { factor: 100, suffix: ' %' };
@@ -83,7 +83,7 @@ function scaleOf(unit: Unit, size: number): IScale {
   return fitting ?? least ?? NO_SCALE;
 }
 
-/** `12.3 ms`, `1.44 GB`, `23 %`, `0.4127`. */
+/** Format a value with its unit: `12.3 ms`, `1.44 GB`, `23 %`, `0.4127`. */
 export function amount(value: number, unit: Unit): string {
   if (unit === 'number' || !Number.isFinite(value)) {
     return plain(value);
@@ -95,7 +95,7 @@ export function amount(value: number, unit: Unit): string {
   return SHORT.format(value * factor) + suffix;
 }
 
-/** Marks of an axis, `increment` apart, all in one scale. */
+/** Format axis ticks that are `increment` apart, all in one scale. */
 export function ticks(values: readonly number[], unit: Unit, increment: number): string[] {
   const size = values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
   if (unit === 'number' && size !== 0 && (size >= 1e12 || size < 1e-4)) {
@@ -114,7 +114,7 @@ export function ticks(values: readonly number[], unit: Unit, increment: number):
 
 const FRACTIONS = new Map<number, Intl.NumberFormat>();
 
-/** So many digits after the point; made once, for that takes longer than to write many numbers. */
+/** Return a cached format with a fixed number of decimals: to construct one is slow. */
 function fractions(number: number): Intl.NumberFormat {
   let format = FRACTIONS.get(number);
   if (format === undefined) {
@@ -125,7 +125,7 @@ function fractions(number: number): Intl.NumberFormat {
   return format;
 }
 
-/** `0:07`, `12:05`, `1:02:03`: seconds as on a clock. */
+/** Format seconds as a clock: `0:07`, `12:05`, `1:02:03`. */
 export function clock(seconds: number): string {
   const whole = Math.max(0, Math.floor(seconds));
   const [hours, minutes, rest] = [
@@ -137,7 +137,7 @@ export function clock(seconds: number): string {
   return hours > 0 ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
 }
 
-/** `recovered: rank 2 died after step 73, went on after step 50, 1.4 s lost`. */
+/** Format a recovery: `recovered: rank 2 died after step 73, resumed after step 50, 1.4 s lost`. */
 export function recovered(
   { reason, step, lost_s: lost, workers }: IRecoveryRecord,
   say: Say
@@ -147,13 +147,13 @@ export function recovered(
   const fewer = workers > 0 ? fill(left, count(workers)) : '';
   const text =
     step > 0
-      ? say('recovered: {0}, went on after step {1}{3}, {2} lost')
-      : say('recovered: {0}, began again{3}, {2} lost');
+      ? say('recovered: {0}, resumed after step {1}{3}, {2} lost')
+      : say('recovered: {0}, restarted{3}, {2} lost');
   const time = lost < 60 ? `${lost.toFixed(1)} s` : clock(lost);
   return fill(text, what!, count(step), time, fewer);
 }
 
-/** `0, 2–4` for 0, 2, 3, 4. */
+/** Format ranks as ranges: `0, 2–4` for 0, 2, 3, 4. */
 export function ranks(numbers: readonly number[]): string {
   const spans: [number, number][] = [];
   for (const rank of [...numbers].sort((a, b) => a - b)) {

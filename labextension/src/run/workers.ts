@@ -8,7 +8,7 @@ import { lineColour } from './theme';
 import type { Say } from './words';
 import { amount, count, fill, plain } from './words';
 
-/** A cell: what is written, and what it is sorted by. */
+/** Table cell: its text and its sort key. */
 interface ICell {
   readonly text: string;
   readonly order: number | string;
@@ -29,13 +29,13 @@ interface IRow {
 }
 
 const UNKNOWN = '–';
-/** The column of the first metric, which is named as that is. */
+/** Key of the first metric's column. Its heading is the name of the metric. */
 const METRIC = 'metric';
 
-/** By state, those that need a look come first. */
+/** Sort order of states: those that need attention come first. */
 const TONES: readonly ILook['tone'][] = ['bad', 'calm', 'live', 'good'];
 
-/** The ranks as a table: who is where, and how far; sorted by a click on a column's name. */
+/** Table of the ranks with host and progress. A click on a heading sorts it. */
 export class Workers {
   readonly root: HTMLElement;
   private readonly disposables = new Disposables();
@@ -83,7 +83,7 @@ export class Workers {
     this.disposables.dispose();
   }
 
-  /** How many there are, and how many of them are not well. */
+  /** Show the number of workers, and of those with a problem. */
   private drawHeading(workers: number, looks: ReadonlyMap<ILook, number>): void {
     const parts = [fill(this.say('Workers ({0})'), count(workers))];
     for (const [{ word, tone }, number] of looks) {
@@ -193,7 +193,7 @@ export class Workers {
     return { root: make('tr', '', {}, ...cells), cells: texts, sign, state };
   }
 
-  /** Put the rows in order; they are moved only where it is another. */
+  /** Sort the rows. Moves them only if the order changed. */
   private order(workers: readonly IRunWorker[]): void {
     const column = this.columns[this.sortBy]!;
     const keyed = workers.map(worker => ({ rank: worker.rank, order: column.cell(worker).order }));
@@ -207,7 +207,7 @@ export class Workers {
   }
 }
 
-/** Which ranks were found to be slower than the others. */
+/** Return the ranks reported as stragglers. */
 export function stragglersOf(state: IRunState | null): Set<number> {
   const found = state?.findings.filter(finding => finding.topic === 'straggler') ?? [];
   return new Set(found.flatMap(finding => finding.ranks));
@@ -221,7 +221,7 @@ function numberCell(value: number, write: (value: number) => string): ICell {
   return { text: Number.isNaN(value) ? UNKNOWN : write(value), order: value };
 }
 
-/** The latest value of the first metric; one that is no number is said, too. */
+/** Return the latest value of the first metric, including NaN. */
 function metricCell(model: RunModel, rank: number): ICell {
   const [metric] = model.metrics();
   const isKnown = metric !== undefined && (metric.own.has(rank) || metric.shared !== null);
@@ -239,7 +239,7 @@ function memoryOf(model: RunModel, rank: number): number {
   return device > 0 ? device : (model.measure('process_bytes')?.own.get(rank)?.lastValue ?? NaN);
 }
 
-/** What is not known comes last. */
+/** Compare sort keys. Unknown values come last. */
 function compare(a: number | string, b: number | string): number {
   if (typeof a === 'string' || typeof b === 'string') {
     return String(a).localeCompare(String(b));

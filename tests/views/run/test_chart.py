@@ -26,7 +26,7 @@ def test_names_that_look_like_formulas_are_drawn_as_they_are() -> None:
 def test_where_a_run_was_healed_is_marked_in_words() -> None:
     values = np.linspace(2, 1, 100)[None]
     recovered = marks([50], [recover(73, 50, time_s=9.0)])
-    words = "recovered: rank 1 died after step 73, went on after step 50, 1.4 s lost"
+    words = "recovered: rank 1 died after step 73, resumed after step 50, 1.4 s lost"
     assert recovered == (Mark(50, words),)
     plain = line_chart(values, "loss", "a run")
     marked = line_chart(values, "loss", "a run", recovered)
