@@ -1,4 +1,4 @@
-"""The cluster that is there, in a file, for whoever looks from another process."""
+"""File with the state of the cluster, for other processes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class ClusterFile:
-    """`cluster.json` in the cluster's folder, with which it goes.
+    """Writer of `cluster.json` in the folder of the cluster.
 
     Args:
-        folder: the cluster's; its name is the cluster's id.
-        frameworks: what its workers load.
-        files: write it.
+        folder: folder of the cluster. Its name is the cluster's id.
+        frameworks: frameworks that the workers load.
+        files: writer of the files.
     """
 
     def __init__(self, folder: Path, frameworks: tuple[str, ...], files: LateFiles) -> None:
@@ -43,20 +43,20 @@ class ClusterFile:
         )
 
     def write(self, workers: tuple[WorkerState, ...], run: str) -> None:
-        """Say how the cluster is.
+        """Write the state of the cluster.
 
         Args:
-            workers: the ranks, in their order.
-            run: the id of the run that is under way; empty between runs.
+            workers: workers, ordered by rank.
+            run: id of the active run, empty between runs.
         """
         self._write(workers=workers, run=run)
 
     def begin(self, run: str, ranks: Collection[int]) -> None:
-        """Say that a run is under way; nothing else of the workers is looked at again.
+        """Write the start of a run. The other fields of the workers stay unchanged.
 
         Args:
-            run: its id.
-            ranks: those that are in it.
+            run: id of the run.
+            ranks: ranks that take part.
         """
         workers = tuple(
             msgspec.structs.replace(worker, state="busy") if worker.rank in ranks else worker
@@ -65,13 +65,13 @@ class ClusterFile:
         self._write(workers=workers, run=run)
 
     def show(self, names: tuple[str, ...], html: str) -> None:
-        """Say where arrays are, for a tab of the browser.
+        """Write the placement of arrays, for a tab of the browser.
 
         Args:
-            names: as asked for.
-            html: the picture.
+            names: requested names.
+            html: picture of the placement.
         """
-        with contextlib.suppress(OSError):  # a full disk stops nothing
+        with contextlib.suppress(OSError):  # a full disk must not stop the cell
             replace_file(self._folder / PLACEMENT_FILE, html.encode())
             self._write(placement=ShownPlacement(names=names, at=time.time()))
 
@@ -82,7 +82,7 @@ class ClusterFile:
 
 
 def _this_kernel() -> str:
-    """The kernel's id, as its connection file is named by Jupyter's server; empty without one."""
+    """Return the kernel id from the name of the connection file. Empty if there is no kernel."""
     if kernel_app() is None:
         return ""
     return Path(get_connection_file()).stem.removeprefix("kernel-")

@@ -1,8 +1,9 @@
-"""What the times of a run say: a slow network, a slow rank, steps that wait for data.
+"""Diagnostics of step times: slow networks, slow ranks, and steps that wait for data.
 
-A collective lasts from when a rank is ready for it until its result is there, and so contains the
-wait for slower ranks. The least over the ranks is the network's; what is above it is the wait for
-stragglers, who have the least. A rank's own time is therefore its step less its collectives.
+The measured time of a collective starts when the rank is ready and ends with its result. It
+therefore includes the wait for slower ranks. The minimum over ranks is the time of the network. The
+rest is waiting for stragglers, which have the smallest times. A rank's own time is its step time
+minus its time in collectives.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ if TYPE_CHECKING:
 
 
 KEPT_ROWS = 40
-"""How many rows of a table are kept at least, once there are so many."""
+"""Number of rows of a table that are kept, if so many were received."""
 
 KEPT_MESSAGES = 2
-"""Messages that are kept at least: of short steps one holds more rows than `KEPT_ROWS`, and the
-last ones of two ranks need not have a step in common."""
+"""Number of messages that are kept.
+
+With short steps, one message contains more than `KEPT_ROWS` rows. The last messages of two ranks
+may then have no step in common.
+"""
 
 LONGEST_ROWS = 400
-"""Of a longer message, as one that had to wait, only the end is kept."""
+"""Number of rows kept of a long message, for example one that was delayed."""
 
 _TIMES = ("step_s", "input_s", "collective_s")
 _EPOCH, _STEP = PLACE.index("epoch"), PLACE.index("step")
@@ -42,11 +46,11 @@ Place = tuple[float, float]
 
 
 MOST_S = 1e10
-"""What takes longer is no time that was measured."""
+"""Upper limit of a valid time in seconds."""
 
 
 class Times(msgspec.Struct):
-    """A rank's recent seconds by step, for every measure where it was reported."""
+    """Recent seconds of a rank per step, for each measure with a report."""
 
     step_s: dict[Place, float]
     input_s: dict[Place, float]
@@ -54,14 +58,14 @@ class Times(msgspec.Struct):
 
 
 class Recent:
-    """The last rows of every rank that hold times. For any thread."""
+    """Last rows with times of every rank. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tails: dict[int, dict[Columns, _Tail]] = {}
 
     def take(self, rows: Rows) -> None:
-        """Keep the end of a message; nothing of it is decoded."""
+        """Store the end of a message without decoding it."""
         with self._lock:
             tails = self._tails.setdefault(rows.rank, {})
             if (tail := tails.get(rows.columns)) is None:
@@ -69,19 +73,19 @@ class Recent:
             tail.add(rows.values)
 
     def forget(self) -> None:
-        """As if nothing had been taken."""
+        """Discard all rows."""
         with self._lock:
             self._tails.clear()
 
     def times(self) -> dict[int, Times]:
-        """By rank; numbers that are no seconds (NaN, negative, or of centuries) are left out."""
+        """Return the times by rank. Values that are NaN, negative or above `MOST_S` are omitted."""
         with self._lock:
             kept = {r: [(t, t.data()) for t in tails.values()] for r, tails in self._tails.items()}
         return {rank: _times(tails) for rank, tails in sorted(kept.items())}
 
 
 class _Tail:
-    """The end of one table of one rank."""
+    """End of one table of one rank."""
 
     def __init__(self, columns: Columns) -> None:
         names = columns.names
@@ -107,7 +111,7 @@ class _Tail:
         return b"".join(self._messages)
 
     def add_to(self, found: dict[str, dict[Place, float]], data: bytes) -> None:
-        """The seconds of each measure by place; by columns, which is much faster than by rows."""
+        """Add the seconds of each measure by place. Works by column, much faster than by row."""
         columns = list(zip(*self.row.iter_unpack(data), strict=True))
         if not columns:
             return
@@ -125,36 +129,37 @@ def _times(tails: list[tuple[_Tail, bytes]]) -> Times:
 
 
 WINDOW = 20
-"""Steps that are looked at, and that there must be."""
+"""Number of steps in a diagnosis, and the minimum required."""
 
 SAMPLES = 10
-"""Steps that are looked at where collectives are timed now and then; half must be there."""
+"""Number of sampled steps in a diagnosis. Half of them are required."""
 
 FLOOR_S = 0.0002
-"""Less own time than this above the median makes no straggler, whatever the ratio."""
+"""Minimum excess of own time over the median that makes a rank a straggler."""
 
 NOISE = 6.0
-"""Nor does less than so many standard errors of the two medians that are compared.
+"""Minimum excess in standard errors of the two compared medians.
 
-Of two ranks alike with steps of 1 to 5 ms on two busy cores, none of 108 medians over 20 steps was
-told; with a fixed 0.5 ms in its place 6 were, and with 1 ms slow ranks were missed.
+Measured with two equal ranks, steps of 1 to 5 ms and two busy cores: none of 108 medians over 20
+steps exceeded this limit. A fixed limit of 0.5 ms reported 6 of them, and one of 1 ms missed slow
+ranks.
 """
 
 MOST_NOISE_S = 0.002
-"""What is above that is slowness, however the rank's times scatter."""
+"""Upper limit of the noise. A larger excess means a slow rank, however scattered its times are."""
 
 _FEW = 5
-"""Steps that tell how long one takes."""
+"""Steps required to estimate the step time."""
 
 _NAMED = 3
-"""Ranks that a line names; more are counted."""
+"""Number of ranks that a finding names. Further ranks are only counted."""
 
 _CLOSE = 0.1
-"""A number that moved by less than this part of itself is shown as it was."""
+"""Relative change below which a finding keeps its shown number."""
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """A finding comes above `on` and goes below `off`, so that it does not flicker."""
+    """Hysteresis of a finding: it appears above `on` and disappears below `off`."""
 
     on: float
     off: float
@@ -169,11 +174,11 @@ STARVED = Limits(0.10, 0.07)
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """Of the last steps; None where there are too few.
+    """Pace of the last steps. Values are None if there are too few steps.
 
     Attributes:
-        step_s: seconds between two, the median of the ranks' medians.
-        collectives: the share that is spent in collectives.
+        step_s: seconds per step, the median over the medians of the ranks.
+        collectives: share of a step in collectives.
     """
 
     step_s: float | None = None
@@ -181,15 +186,15 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class Diagnostics:
-    """Looks at the recent steps of one run.
+    """Diagnostics of the recent steps of one run.
 
     Args:
-        host_of: the host of each rank that runs it.
-        strategy: whose scope it runs in.
-        batch: samples in a global batch of a step cell; 0 where the cell is none.
+        host_of: host of each rank.
+        strategy: strategy of the cell.
+        batch: samples in a global batch of a step cell, 0 for other cells.
 
     Attributes:
-        pace: when `findings` was asked last.
+        pace: pace at the last call of `findings`.
     """
 
     def __init__(
@@ -202,15 +207,15 @@ class Diagnostics:
         self.pace = Pace()
 
     def take(self, rows: Rows) -> None:
-        """Keep the end of what a rank reports; may be called on another thread."""
+        """Store the end of a rank's report. Thread-safe."""
         self._recent.take(rows)
 
     def forget(self) -> None:
-        """What was reported is of no use: ranks begin again. Findings stay until there is more."""
+        """Discard the times, because the ranks restart. Findings stay until there are new times."""
         self._recent.forget()
 
     def findings(self) -> tuple[Finding, ...]:
-        """What is to be said now; what cannot be told at the moment stays as it was."""
+        """Return the current findings. Those that cannot be updated stay unchanged."""
         every = self._recent.times()
         times = {rank: t for rank, t in every.items() if len(t.step_s) >= WINDOW}
         share = _network_share(times)
@@ -234,7 +239,8 @@ class Diagnostics:
         own = _own(times)
         if len(own) < 2:
             return
-        # Of an even number the lower one: of two ranks the slow one is measured by the other.
+        # For an even number of ranks, use the lower median. With two ranks, this compares the slow
+        # one with the other.
         usual = sorted(own.values(), key=lambda o: o.seconds)[(len(own) - 1) // 2]
         before = self._held["straggler"].ranks if "straggler" in self._held else ()
         slow = tuple(r for r, o in own.items() if o.is_slower_than(usual, held=r in before))
@@ -282,7 +288,7 @@ class Diagnostics:
         return ", ".join([*map(self._name, ranks[:_NAMED]), *rest])
 
     def _shown(self, topic: FindingTopic, ranks: tuple[int, ...], value: float) -> float:
-        """The value that is shown already, where it is about the same ranks and close."""
+        """Return the number already shown if it concerns the same ranks and differs little."""
         held = self._held.get(topic)
         same = held is not None and held.ranks == ranks
         return held.value if held and same and abs(value - held.value) < _CLOSE * value else value
@@ -292,7 +298,7 @@ class Diagnostics:
 
 
 class _Advice(msgspec.Struct, frozen=True):
-    """What to type, as far as it can be typed for this run."""
+    """Advice with the options that apply to this run."""
 
     strategy: StrategyName | None
     batch: int
@@ -310,28 +316,26 @@ class _Advice(msgspec.Struct, frozen=True):
 
     def on_straggler(self, *, waits: bool) -> str:
         if waits:
-            return f"it waits for its data; {self.on_input()}"
+            return f"it waits for its data: {self.on_input()}"
         where = "on this machine" if self.one_host else "on its host"
-        return (
-            f"look for other processes {where}, fewer cores, or more work in its part of the data"
-        )
+        return f"check for other processes {where}, fewer cores, or a larger share of the data"
 
     def on_input(self) -> str:
         ways = ".cache() or .map(..., num_parallel_calls=tf.data.AUTOTUNE)"
         if self.batch:
-            return f"type --prefetch auto, or for tf.data {ways}"
+            return f"use --prefetch auto, or for tf.data {ways}"
         return (
-            f"for tf.data type .prefetch(tf.data.AUTOTUNE) at its end, {ways}; "
-            "for keras.utils.PyDataset workers=4"
+            f"for tf.data, append .prefetch(tf.data.AUTOTUNE), {ways}; "
+            "for keras.utils.PyDataset, set workers=4"
         )
 
 
 class _Own(msgspec.Struct, frozen=True):
-    """What of a rank's steps is its own.
+    """Own time of a rank's steps.
 
     Attributes:
-        seconds: of a step, the median.
-        error_s: the standard error of that, from the median deviation.
+        seconds: median of a step.
+        error_s: standard error of the median, from the median absolute deviation.
     """
 
     seconds: float
@@ -341,15 +345,16 @@ class _Own(msgspec.Struct, frozen=True):
     def of(cls, measured: list[float]) -> _Own:
         middle = median(measured)
         deviation = median(abs(seconds - middle) for seconds in measured)
-        # A normal distribution's standard deviation is 1.4826 median deviations, and the error of a
-        # median over n is 1.2533 standard deviations over the root of n.
+        # For a normal distribution, the standard deviation is 1.4826 median absolute deviations.
+        # The standard error of a median over n values is 1.2533 standard deviations over the root
+        # of n.
         return cls(middle, 1.2533 * 1.4826 * deviation / math.sqrt(len(measured)))
 
     def ratio_to(self, usual: _Own) -> float:
         return self.seconds / max(usual.seconds, FLOOR_S)
 
     def is_slower_than(self, usual: _Own, *, held: bool) -> bool:
-        """A straggler that is told already is not asked again whether it is noise."""
+        """Return True for a straggler. A rank that is already reported skips the noise test."""
         noise = min(MOST_NOISE_S, NOISE * math.hypot(self.error_s, usual.error_s))
         least = FLOOR_S if held else max(FLOOR_S, noise)
         above = self.seconds - usual.seconds > least
@@ -365,7 +370,7 @@ def _usual_input(times: Times) -> float:
 
 
 def _last(places: set[Place], *, sampled: bool) -> list[Place] | None:
-    """The last places to look at; None where they are too few."""
+    """Return the last places of the window. None if there are too few."""
     wanted, needed = (SAMPLES, SAMPLES // 2) if sampled else (WINDOW, WINDOW)
     return sorted(places)[-wanted:] if len(places) >= needed else None
 
@@ -375,18 +380,18 @@ def _common(reports: list[dict[Place, float]]) -> set[Place]:
 
 
 def _is_sampled(times: Times) -> bool:
-    """Whether collectives are timed at some steps only."""
+    """Return True if collectives are timed at some steps only."""
     return len(times.collective_s.keys() & times.step_s.keys()) < WINDOW
 
 
 def _pace(times: Mapping[int, Times]) -> float | None:
-    """Seconds of a step, once a few have been made: the first ones are no measure."""
+    """Return seconds per step. None before `_FEW` steps, because the first steps are slower."""
     usual = [_usual_step(t) for t in times.values() if len(t.step_s) >= _FEW]
     return median(usual) if usual else None
 
 
 def _network_share(times: Mapping[int, Times]) -> float | None:
-    """Of a step, the median over recent ones that all ranks have timed."""
+    """Return the median share of the network in recent steps that all ranks have timed."""
     ranks = list(times.values())
     if len(ranks) < 2:
         return None
@@ -407,9 +412,9 @@ def _network_share(times: Mapping[int, Times]) -> float | None:
 
 
 def _own(times: Mapping[int, Times]) -> dict[int, _Own]:
-    """By rank, what of a step is not in collectives; ranks of which that is unknown are left out.
+    """Return the own times by rank, without those of ranks with too few measurements.
 
-    Where no rank has timed any, there are none that we know of: ranks go each at their own pace.
+    If no rank has timed collectives, whole steps count as own time.
     """
     timed = any(t.collective_s for t in times.values())
     own = {}
@@ -425,7 +430,7 @@ def _own(times: Mapping[int, Times]) -> dict[int, _Own]:
 
 
 def _input_share(times: Times) -> float | None:
-    """Of a step, the median over recent ones."""
+    """Return the median share of the input in recent steps."""
     places = _last(times.input_s.keys() & times.step_s.keys(), sampled=False)
     if places is None:
         return None

@@ -1,4 +1,4 @@
-"""The front end's request that the kernel is carrying out."""
+"""Request of the front end that the kernel currently executes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Request:
-    """Who asked for the current cell.
+    """Origin of the current cell.
 
     Attributes:
-        id: the message's; empty where there is no front end.
-        cell: the cell's id in its notebook; empty where the front end has not told.
+        id: id of the request message, empty without a front end.
+        cell: id of the cell in its notebook, empty if the front end did not send it.
     """
 
     id: str = ""
@@ -31,9 +31,9 @@ class Request:
 
 
 def kernel_app() -> Any:
-    """Return the application of the running kernel; None in a terminal and in a program.
+    """Return the application of the running kernel. None in a terminal or a program.
 
-    `IPKernelApp.initialized` is also true under another application of IPython, the terminal's.
+    `IPKernelApp.initialized` is also true under another IPython application, such as the terminal.
     """
     with contextlib.suppress(MultipleInstanceError):
         return IPKernelApp.instance() if IPKernelApp.initialized() else None
@@ -41,7 +41,7 @@ def kernel_app() -> Any:
 
 
 def this_request() -> Request:
-    """The request that runs the current cell."""
+    """Return the request that runs the current cell."""
     app = kernel_app()
     if app is None:
         return Request()
@@ -51,12 +51,13 @@ def this_request() -> Request:
 
 
 def kernel_ends(meanwhile: Callable[[float], None]) -> bool:
-    """Whether the front end asks the kernel to end, so as to restart it or not.
+    """Return True if the front end shuts the kernel down, with or without a restart.
 
-    It interrupts it first, and asks within a moment, which is waited for.
+    The front end first sends an interrupt and shortly afterwards the shutdown request. This
+    function waits for that request.
 
     Args:
-        meanwhile: takes so many seconds of it.
+        meanwhile: function called repeatedly during the wait, with a duration in seconds.
     """
     deadline = time.monotonic() + _KERNEL_ENDS_S
     while (app := kernel_app()) is not None and time.monotonic() < deadline:

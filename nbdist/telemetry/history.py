@@ -1,4 +1,4 @@
-"""What ranks reported as arrays: metrics by rank and step."""
+"""Reports of ranks as arrays: metrics by rank and step."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ _EPOCH, _STEP, _TIME = (PLACE.index(name) for name in ("epoch", "step", "time_s"
 
 
 def standing(places: np.ndarray, recoveries: Iterable[RecoveryRecord]) -> np.ndarray:
-    """Those that are of no step that had to be made again, nor of an epoch with such a step.
+    """Return a mask of reports that no recovery superseded.
+
+    A recovery supersedes reports of repeated steps, and of epochs with such a step.
 
     Args:
-        places: where and when reports were made: shape (reports, len(PLACE)), float64.
-        recoveries: of the run.
+        places: positions and times of reports: shape (reports, len(PLACE)), float64.
+        recoveries: recoveries of the run.
 
     Returns:
         Shape (reports,), bool.
@@ -44,7 +46,7 @@ def standing(places: np.ndarray, recoveries: Iterable[RecoveryRecord]) -> np.nda
 def without_superseded(
     metrics: Sequence[Metrics], recoveries: Sequence[RecoveryRecord]
 ) -> tuple[Metrics, ...]:
-    """The reports that still hold, in their order."""
+    """Return the reports that no recovery superseded, in their order."""
     if not recoveries or not metrics:
         return tuple(metrics)
     places = np.array([(m.rank, m.epoch, m.step, m.time_s) for m in metrics], float)
@@ -53,14 +55,14 @@ def without_superseded(
 
 @dataclass(frozen=True)
 class Reports:
-    """The reports of all ranks, in the order of their times, but for those that are void.
+    """Valid reports of all ranks, ordered by time.
 
     Attributes:
         places: shape (reports, len(PLACE)), float64.
-        metrics: by name, shape (reports,), float64; nan where a report has none. A rank's own
-            value goes before the one that was reduced over the ranks.
-        reported: by name, shape (reports,), bool: whether a report has it, if only as nan.
-        recoveries: how often ranks were lost.
+        metrics: by name, shape (reports,), float64, NaN if a report lacks the metric. A rank's own
+            value takes precedence over the value reduced over ranks.
+        reported: by name, shape (reports,), bool: True if a report contains it, even as NaN.
+        recoveries: recoveries of the run.
     """
 
     places: np.ndarray
@@ -72,7 +74,7 @@ class Reports:
     def of_tables(
         cls, tables: Iterable[tuple[Columns, np.ndarray]], recoveries: Sequence[RecoveryRecord] = ()
     ) -> Self:
-        """Of rows as they are kept: shape (rows, len(columns.names))."""
+        """Create reports from stored rows of shape (rows, len(columns.names))."""
         kept = [(columns, rows) for columns, rows in tables if len(rows)]
         places = [rows[:, : len(PLACE)] for _, rows in kept]
         all_places = np.concatenate([np.empty((0, len(PLACE))), *places])
@@ -93,7 +95,7 @@ class Reports:
     def of(
         cls, reports: Iterable[Metrics | Rows], recoveries: Sequence[RecoveryRecord] = ()
     ) -> Self:
-        """Of reports as they come from the ranks."""
+        """Create reports from records of the ranks."""
         tables: dict[Columns, list[np.ndarray]] = {}
         for report in reports:
             if isinstance(report, Rows):
@@ -111,29 +113,29 @@ class Reports:
 
     @property
     def ranks(self) -> list[int]:
-        """Those that reported."""
+        """Ranks with reports."""
         return [int(rank) for rank in np.unique(self._place("rank"))]
 
     @property
     def epochs(self) -> int:
-        """How many were reported."""
+        """Number of reported epochs."""
         return _count(self._place("epoch"))
 
     @property
     def steps(self) -> int:
-        """How many were reported."""
+        """Number of reported steps."""
         return _count(self._place("step"))
 
     @property
     def seconds(self) -> float:
-        """Until the last report."""
+        """Seconds until the last report."""
         return float(self._place("time_s").max(initial=0.0))
 
     @property
     def step_s(self) -> float:
-        """Seconds between two steps of a rank, the median; 0 with fewer than two.
+        """Median seconds between two steps of a rank, 0 with fewer than two steps.
 
-        Steps between which the run was recovered are not counted.
+        Intervals that contain a recovery are not counted.
         """
         rank, _, step, time_s = self.places[self._place("step") > 0].T
         own = rank == rank[:1]
@@ -147,15 +149,15 @@ class Reports:
         return column
 
     def by_step(self) -> Self:
-        """Those of steps; all, where no steps were reported."""
+        """Return the reports of steps, or all reports if there are none."""
         of_steps = self._place("step") > 0
         return self._chosen(of_steps) if of_steps.any() else self
 
     def history(self) -> dict[str, np.ndarray]:
-        """Every metric that was reported as an array of shape (ranks, steps), float64.
+        """Return each metric as an array of shape (ranks, steps), float64.
 
-        Rows are ranks in their order, columns steps in theirs; epochs where no steps were
-        reported. A value that was not reported is nan.
+        Rows are ordered by rank, columns by step. Columns are epochs if no steps were reported.
+        Missing values are NaN.
         """
         chosen = self.by_step()
         rank, epoch, step = chosen.places[:, :3].T
@@ -171,15 +173,15 @@ class Reports:
         return found
 
     def recovered_after(self) -> list[int]:
-        """Columns of the history before each recovery; empty for a history of epochs."""
+        """Return the number of columns before each recovery. Empty for a history of epochs."""
         steps = np.unique(self._place("step"))
         steps = steps[steps > 0]
         return [int((steps <= recovery.step).sum()) for recovery in self.recoveries if len(steps)]
 
     def frame(self) -> pd.DataFrame:
-        """A row for each report of a rank: rank, epoch, step, time_s and the metrics.
+        """Return one row per report: rank, epoch, step, time_s and the metrics.
 
-        A metric of one of these names is found as `rank (reported)`, and so on.
+        A metric with the name of such a column is stored as `rank (reported)` and so on.
         """
         import pandas as pd
 
@@ -200,12 +202,12 @@ class Reports:
 
 
 def _count(numbers: np.ndarray) -> int:
-    """How many different ones there are above 0."""
+    """Return the number of distinct values above 0."""
     return len(np.unique(numbers[numbers > 0]))
 
 
 def _metrics(columns: Columns, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """The columns of one table that are metrics."""
+    """Return the metric columns of one table."""
     own = len(PLACE) + len(columns.measures)
     shared = own + len(columns.own)
     return {

@@ -1,4 +1,4 @@
-"""The whole text that every rank wrote, one file each."""
+"""Complete text output of every rank, one file each."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class OutputLogs:
-    """Appends what ranks write; nothing is ever shortened.
+    """Log files of the ranks' output. They are never truncated.
 
     Args:
-        folder: where the files go, one for each rank.
+        folder: folder of the files, one per rank.
 
     Attributes:
-        fault: why some of the text could not be kept; empty while all is well.
+        fault: reason why text is missing, empty if it is complete.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -32,7 +32,7 @@ class OutputLogs:
         self._lock = threading.Lock()
 
     def take(self, record: AnyEvent) -> None:
-        """Append the record's text, if it is text or has a text form."""
+        """Append the record's text, if it has a text form."""
         if isinstance(record, Output):
             self._append(record.rank, record.text)
         elif isinstance(record, Display) and "text/plain" in record.data:
@@ -46,14 +46,14 @@ class OutputLogs:
                 if rank not in self._files:
                     self._files[rank] = self.path(rank).open("a", encoding="utf-8")
                 self._files[rank].write(text)
-            except OSError as error:  # a full disk must not stop what is shown
+            except OSError as error:  # a full disk must not stop the display of text
                 self._say(error)
 
     def path(self, rank: int) -> Path:
         return self._folder / f"rank-{rank}.out"
 
     def read(self, rank: int) -> str:
-        """All that the rank has written."""
+        """Return all text of the rank."""
         with self._lock:
             if rank in self._files:
                 self._flush(self._files[rank])
@@ -62,13 +62,13 @@ class OutputLogs:
         return (path.read_text(encoding="utf-8") if path.exists() else "") + fault
 
     def flush(self) -> None:
-        """What was taken reaches the file system."""
+        """Write buffered text to the file system."""
         with self._lock:
             for file in self._files.values():
                 self._flush(file)
 
     def close(self) -> None:
-        """Nothing is taken any more: a thread may still hear what comes late."""
+        """Close the files. Later text is ignored, because a thread may still deliver some."""
         with self._lock:
             self._closed = True
             for file in self._files.values():
@@ -84,4 +84,4 @@ class OutputLogs:
             self._say(error)
 
     def _say(self, error: OSError) -> None:
-        self.fault = f"not all text of the ranks could be kept: {error}"
+        self.fault = f"cannot store all text of the ranks: {error}"

@@ -1,7 +1,7 @@
-"""The notebook's end of the stream: one thread that receives the records of all ranks.
+"""Receiver of the event stream: one thread in the notebook receives the records of all ranks.
 
-A ZeroMQ PULL socket on loopback, encrypted with CURVE: the key that engines need to connect
-reaches them over ipyparallel's signed channel only.
+A ZeroMQ PULL socket on loopback, encrypted with CURVE. Engines receive its key only over
+ipyparallel's signed channel.
 
 Subscribers store and show the records: logs, the directory of a run, the monitor of a cell.
 """
@@ -48,19 +48,19 @@ class Subscribers:
         for function in self._functions:
             try:
                 function(record)
-            except Exception:  # noqa: BLE001 - without the thread, every cell would wait
+            except Exception:  # noqa: BLE001 - an error that ends the thread would block every cell
                 _log.exception("a subscriber failed to process a record")
 
 
 class Receiver:
-    """Delivers each record to its subscribers, in each rank's order, on its own thread.
+    """Delivery of records to subscribers on a thread of its own, ordered per rank.
 
     Args:
-        bound_socket: the socket as another process bound it before.
+        bound_socket: socket that another process bound before.
 
     Attributes:
-        bound_socket: the socket to which engines connect.
-        subscribers: receive the records of all cells.
+        bound_socket: socket to which engines connect.
+        subscribers: subscribers to the records of all cells.
     """
 
     def __init__(self, bound_socket: BoundSocket | None = None) -> None:
@@ -76,7 +76,7 @@ class Receiver:
         self._thread = threading.Thread(target=self._pump, name="nbdist-receiver", daemon=True)
 
     def start(self) -> None:
-        """Start to deliver records. Those that arrived before wait in the socket."""
+        """Start to deliver records, including those that arrived before."""
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -111,24 +111,24 @@ class Receiver:
         try:
             record = self._decoder.decode(frame)
         except msgspec.DecodeError as error:
-            _log.error("a record that is none was dropped: %s", error)
+            _log.error("dropped an invalid record: %s", error)
             return
         self.subscribers.deliver(record)
 
 
 class CellStream:
-    """The records of one cell, without the reports that arrived before.
+    """Records of one cell without repeated reports.
 
     A rank that loses its connection sends its last reports again.
 
     Args:
-        receiver: receives the records of all cells.
-        number: the number of the cell.
-        received: reports that are stored already: at least one row of one rank each, all of steps
-            or all of epochs.
+        receiver: receiver of the records of all cells.
+        number: number of the cell.
+        received: reports that are already stored. Each item contains at least one row of one rank,
+            either all of steps or all of epochs.
 
     Attributes:
-        subscribers: receive the records of the cell.
+        subscribers: subscribers to the records of the cell.
     """
 
     def __init__(self, receiver: Receiver, number: int, received: Iterable[Rows] = ()) -> None:
@@ -141,7 +141,7 @@ class CellStream:
         receiver.subscribers.add(self._take)
 
     def close(self) -> None:
-        """Stop to deliver records. May be called more than once."""
+        """Stop the delivery of records. May be called more than once."""
         self._receiver.subscribers.remove(self._take)
 
     def _take(self, record: AnyEvent) -> None:
@@ -150,7 +150,7 @@ class CellStream:
 
 
 class _Source(NamedTuple):
-    """Whose times never go back: an epoch's report may come after rows of later steps."""
+    """Series with increasing times. The report of an epoch may arrive after rows of later steps."""
 
     rank: int
     columns: Columns
@@ -158,18 +158,18 @@ class _Source(NamedTuple):
 
 
 class Repeats:
-    """Lets through what is new, in each rank's own order."""
+    """Filter that removes repeated reports of each rank."""
 
     def __init__(self) -> None:
         self._heard: dict[_Source, float] = {}
 
     def note(self, rows: Rows) -> None:
-        """Rows of one rank that are kept, all of steps or all of epochs; at least one."""
+        """Note stored rows of one rank: at least one, all of steps or all of epochs."""
         last = rows.last()
         self._heard[_Source(last.rank, rows.columns, last.step >= 0)] = last.time_s
 
     def fresh(self, record: AnyEvent) -> AnyEvent | None:
-        """What of it is new; None where nothing is."""
+        """Return the new part of a record. None if there is none."""
         if not isinstance(record, Rows | Metrics):
             return record
         rows = as_rows(record)
@@ -184,7 +184,7 @@ class Repeats:
         return record
 
     def _beyond(self, rows: Rows, time_s: float) -> bytes:
-        """The rows that are later."""
+        """Return the rows later than `time_s`."""
         row_bytes = FLOAT_BYTES * len(rows.columns.names)
         start = 0
         while start < len(rows.values) and _time(rows.values, start) <= time_s:

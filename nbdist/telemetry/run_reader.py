@@ -1,4 +1,4 @@
-"""Runs as they are read: while they are written, after their end, after their writer's."""
+"""Reader of run directories, during a run and after its end."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class StoredRun:
-    """One run's directory. Every method raises `OSError` where it has been deleted.
+    """Directory of one run. Every method raises `OSError` if it was deleted.
 
     Attributes:
-        path: the directory.
-        id: the run's.
+        path: directory of the run.
+        id: id of the run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,14 +42,14 @@ class StoredRun:
         self.id = path.name
 
     def written(self) -> bytes:
-        """The whole of `run.json`."""
+        """Return the content of `run.json`."""
         return (self.path / RUN_FILE).read_bytes()
 
     def written_state(self) -> RunState:
-        """Return the state in `run.json`, also if its writer is gone.
+        """Return the state in `run.json`, even if its writer is gone.
 
         Raises:
-            msgspec.DecodeError: Another version of nbdist wrote the file.
+            msgspec.DecodeError: another version of nbdist wrote the file.
         """
         state = msgspec.json.decode(self.written(), type=RunState)
         if state.version != RUN_VERSION:
@@ -59,24 +59,27 @@ class StoredRun:
         return state
 
     def state(self) -> RunState:
-        """How the run is: `lost`, and ended when it last wrote, if its writer is gone."""
+        """Return the state of the run.
+
+        If its writer is gone, the status is `lost`, and the end is the time of the last write.
+        """
         state = self.written_state()
         if state.is_over or not is_gone(state.writer):
             return state
-        state = self.written_state()  # it may have ended the run just before it went
+        state = self.written_state()  # the writer may have ended the run just before it exited
         if state.is_over:
             return state
         return msgspec.structs.replace(state, status="lost", ended=self._last_written())
 
     def tables(self) -> tuple[Table, ...]:
-        """The tables there are, in the order they came."""
+        """Return the existing tables, in order of creation."""
         tables: list[Table] = []
         while (table := self.table(len(tables))) is not None:
             tables.append(table)
         return tuple(tables)
 
     def table(self, number: int) -> Table | None:
-        """Table `number`, counted from 0; None if there is none yet."""
+        """Return the table with this number, from 0. None if it does not exist yet."""
         try:
             content = (self.path / TABLES_FOLDER / f"{number}.json").read_bytes()
         except FileNotFoundError:
@@ -85,12 +88,12 @@ class StoredRun:
         return msgspec.json.decode(content, type=Table)
 
     def rows(self, table: Table, offset: int, limit: int) -> bytes:
-        """Rows as they are in the file, whole ones only.
+        """Return whole rows in the format of the file.
 
         Args:
-            table: of this run.
-            offset: rows to skip.
-            limit: rows to read at most.
+            table: table of this run.
+            offset: number of rows to skip.
+            limit: maximum number of rows.
         """
         row_bytes = FLOAT_BYTES * len(table.columns.names)
         try:
@@ -103,33 +106,36 @@ class StoredRun:
         return rows[: len(rows) - len(rows) % row_bytes]
 
     def count(self, table: Table) -> int:
-        """How many whole rows there are."""
+        """Return the number of whole rows."""
         path = self.path / TABLES_FOLDER / f"{table.number}.f64"
         size = path.stat().st_size if path.exists() else 0
         return size // (FLOAT_BYTES * len(table.columns.names))
 
     def array(self, table: Table) -> np.ndarray:
-        """All rows: shape (rows, len(table.columns.names)), float64."""
+        """Return all rows: shape (rows, len(table.columns.names)), float64."""
         import numpy as np
 
         rows = self.rows(table, 0, self.count(table))
         return np.frombuffer(rows, "<f8").reshape(-1, len(table.columns.names))
 
     def open_shown(self) -> BinaryIO:
-        """What the cell shows as text, in UTF-8; it grows while the run goes on."""
+        """Open the text shown by the cell, in UTF-8. It grows during the run."""
         return (self.path / SHOWN_FILE).open("rb")
 
     def output(self, rank: int) -> str:
-        """All text that the rank wrote."""
+        """Return all text of the rank."""
         return OutputLogs(self.path / OUTPUT_FOLDER).read(rank)
 
     @property
     def cells(self) -> str:
-        """The cells as they were run, in percent format."""
+        """Executed cells in percent format."""
         return (self.path / CELLS_FILE).read_text(encoding="utf-8")
 
     def ask_to_stop(self) -> None:
-        """Ask the kernel to end the run at the end of a step; asked again, to break it off."""
+        """Ask the kernel to stop the run after the current step.
+
+        A second request cancels the step.
+        """
         with (self.path / STOP_FILE).open("ab") as file:
             file.write(b"\n")
 
@@ -138,22 +144,22 @@ class StoredRun:
             raise FileNotFoundError(f"{self.path} was deleted")
 
     def _last_written(self) -> float:
-        """When, in seconds since 1970."""
+        """Return the time of the last write, in seconds since 1970."""
         files = (self.path / RUN_FILE, *(self.path / TABLES_FOLDER).iterdir())
         return max(file.stat().st_mtime for file in files)
 
 
 def find(root: Path, name: str) -> StoredRun:
-    """The run of that id.
+    """Return the run with this id.
 
     Raises:
-        UsageError: it is no id, or there is no such run in `root` itself.
+        UsageError: the id is malformed, or `root` contains no such run.
     """
     if not re.fullmatch(RUN_ID, name, re.ASCII):
-        raise UsageError(f"{name!r} is no run's id: see nbdist.runs()")
+        raise UsageError(f"{name!r} is not a run id: use nbdist.runs() to list the runs")
     path = root / name
     if path.resolve() != root.resolve() / name or not (path / RUN_FILE).is_file():
-        raise UsageError(f"there is no run {name} in {root}: see nbdist.runs()")
+        raise UsageError(f"no run {name} in {root}: use nbdist.runs() to list the runs")
     return StoredRun(path)
 
 
@@ -162,8 +168,8 @@ class Found:
     """Runs of a folder.
 
     Attributes:
-        runs: Runs that this version reads, newest first.
-        refused: Reasons by id of runs that it does not read, in the order of ids.
+        runs: runs that this version can read, newest first.
+        refused: reasons for runs that it cannot read, by id and in order of ids.
     """
 
     runs: tuple[StoredRun, ...]
@@ -171,7 +177,7 @@ class Found:
 
 
 def search(root: Path) -> Found:
-    """Find the runs in a folder; other files and folders are skipped."""
+    """Find the runs in a folder. Other files and folders are skipped."""
     began: dict[StoredRun, float] = {}
     refused: dict[str, str] = {}
     for path in sorted(root.iterdir()) if root.is_dir() else ():
@@ -186,20 +192,20 @@ def search(root: Path) -> Found:
 
 
 def kept(root: Path) -> tuple[StoredRun, ...]:
-    """Return the runs in `root` that this version reads, newest first."""
+    """Return the runs in `root` that this version can read, newest first."""
     return search(root).runs
 
 
 def prune(root: Path, keep: int, spared: str = "") -> tuple[str, ...]:
-    """Delete the oldest runs that are over, beyond the newest `keep` of all; 0 keeps all.
+    """Delete the oldest ended runs beyond the newest `keep`. 0 keeps all.
 
     Args:
-        root: the folder of the runs.
-        keep: how many are kept.
-        spared: the id of a run that stays, however old it looks to a clock that was set.
+        root: folder of the runs.
+        keep: number of runs to keep.
+        spared: id of a run to keep in any case. A changed clock may make it look old.
 
     Returns:
-        The ids of those that are gone.
+        The ids of the deleted runs.
     """
     old = kept(root)[keep:] if keep else ()
     return tuple(run.id for run in old if run.id != spared and _deleted(run))
@@ -210,6 +216,6 @@ def _deleted(run: StoredRun) -> bool:
         if not run.state().is_over:
             return False
         shutil.rmtree(run.path)
-    except OSError:  # somebody else's, or deleted meanwhile
+    except OSError:  # owned by another user, or already deleted
         return False
     return True

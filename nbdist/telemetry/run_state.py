@@ -1,4 +1,4 @@
-"""The state of a run under way, made from the records of its ranks."""
+"""State of an active run, computed from the records of its ranks."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class RunChanges:
     """Changes of a run's state that are not written yet. Thread-safe.
 
     Args:
-        state: the state of the run.
-        reported: the run has reports already.
+        state: state of the run.
+        reported: True if the run already has reports.
 
     Attributes:
-        reported: the run has reports, so its directory is kept.
-        dropped: the number of rows that engines have dropped.
+        reported: True if the run has reports, so that its directory is kept.
+        dropped: number of rows that engines have dropped.
     """
 
     def __init__(self, state: RunState, *, reported: bool) -> None:
@@ -60,7 +60,7 @@ class RunChanges:
         self._changes: dict[str, object] = {}
 
     def hear(self, record: AnyEvent) -> None:
-        """Store the changes that a record makes."""
+        """Store the changes from a record."""
         with self._lock:
             if isinstance(record, Rows | Metrics):
                 self.reported = True
@@ -122,13 +122,13 @@ class RunChanges:
 
 
 class RunFindings:
-    """Diagnostics of a run, as often as they are worth their time.
+    """Diagnostics of a run, computed at a bounded share of CPU time.
 
     Args:
-        state: the state of the run.
+        state: state of the run.
 
     Attributes:
-        found: the findings of the last look.
+        found: findings of the last computation.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -149,12 +149,14 @@ class RunFindings:
         """Store the times of steps."""
         if isinstance(record, Rows):
             self._diagnostics.take(record)
-        elif isinstance(record, StepBegun) and not self._batch:  # the same on all ranks
+        elif (
+            isinstance(record, StepBegun) and not self._batch
+        ):  # the batch is the same on all ranks
             self._batch = record.batch
             self._diagnostics = Diagnostics(self._host_of, self._strategy, self._batch)
 
     def forget(self) -> None:
-        """Drop the times of steps: the ranks begin again."""
+        """Discard the times of steps, because the ranks restart."""
         self._diagnostics.forget()
 
     def look(self) -> None:
@@ -162,10 +164,10 @@ class RunFindings:
         self.found = self._diagnostics.findings()
 
     def look_if_due(self, now: float) -> None:
-        """Compute the findings, unless the last time is too recent.
+        """Compute the findings, unless the last computation is too recent.
 
         Args:
-            now: the time, by `time.monotonic`.
+            now: current time of `time.monotonic`.
         """
         if now >= self._look_at:
             began = time.thread_time()
@@ -173,17 +175,17 @@ class RunFindings:
             self._look_at = now + (time.thread_time() - began) / _LOOK_SHARE
 
     def fresh(self) -> tuple[str, ...]:
-        """Return the texts of findings, once for each topic."""
+        """Return the texts of new findings, once per topic."""
         fresh = [finding for finding in self.found if finding.topic not in self._told]
         self._told.update(finding.topic for finding in fresh)
         return tuple(finding.text for finding in fresh)
 
 
 class Roster:
-    """The ranks of one run. Not thread-safe.
+    """Ranks of one run. Not thread-safe.
 
     Args:
-        workers: the ranks at its begin.
+        workers: ranks at the start of the run.
     """
 
     def __init__(self, workers: Iterable[RunWorker]) -> None:
@@ -191,7 +193,7 @@ class Roster:
 
     @property
     def workers(self) -> tuple[RunWorker, ...]:
-        """The current state of each rank."""
+        """Current state of each rank."""
         return tuple(self._workers.values())
 
     def ended(self, record: CellEnded) -> None:
@@ -218,10 +220,10 @@ class Roster:
 
 
 class PlanComparison:
-    """The figures of a step's plan, beside the measured ones.
+    """Planned figures of a step next to the measured ones.
 
     Args:
-        former: the figures that another process has stored.
+        former: figures that another process has stored.
     """
 
     def __init__(self, former: PlanCheck | None) -> None:
@@ -236,10 +238,10 @@ class PlanComparison:
             self._measure(arguments=record.arguments, memory=memory)
 
     def check(self, pace: Pace) -> PlanCheck | None:
-        """Return the figures; None if there is no plan.
+        """Return the figures. None if there is no plan.
 
         Args:
-            pace: the pace of the last steps. Figures that it lacks stay as they were.
+            pace: pace of the last steps. Its missing figures stay unchanged.
         """
         if pace.step_s is not None:
             self._measure(step_s=pace.step_s)

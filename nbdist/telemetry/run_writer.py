@@ -1,14 +1,14 @@
-"""A run as it is written: a directory of its own, which opens at whatever moment the writer ends.
+"""Writer of run directories. A directory can be read at any time, even if its writer was killed.
 
 <root>/<run id>/
     run.json            the `RunState`, replaced as a whole
-    tables/<n>.json     a `Table`, there before its rows
+    tables/<n>.json     a `Table`, written before its rows
     tables/<n>.f64      rows: float64, little-endian, appended
-    output/rank-<N>.out text
-    shown.txt           what of it the cell shows, in that order, appended
+    output/rank-<N>.out text of a rank
+    shown.txt           text shown by the cell, appended
     events/             event files for TensorBoard
-    cells.py            the cells as run
-    stop                there once somebody has asked the run to end
+    cells.py            executed cells
+    stop                created when a user asks the run to stop
 """
 
 from __future__ import annotations
@@ -40,27 +40,33 @@ RUN_FILE, CELLS_FILE, STOP_FILE, SHOWN_FILE = "run.json", "cells.py", "stop", "s
 PLAN_FILE = "plan.json"
 TABLES_FOLDER, OUTPUT_FOLDER, EVENTS_FOLDER = "tables", "output", "events"
 _MAKING_S = 3600.0
-"""A run takes milliseconds to make: one that has been made for so long is no longer."""
+"""Age in seconds above which an unfinished directory is abandoned. To create one takes
+milliseconds.
+"""
 
 
 def new_id(began: float) -> str:
-    """A name for the run that begins at `began`, in seconds since 1970; local time is in it."""
+    """Return an id that contains the local time.
+
+    Args:
+        began: start of the run, in seconds since 1970.
+    """
     return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(began))}-{secrets.token_hex(3)}"
 
 
 class RunDirectory:
-    """Writes one run. Nothing that goes wrong with the disk raises, but while it is opened.
+    """Writer of one run. Only opening raises disk errors, later ones are stored in `fault`.
 
     Args:
-        path: the directory.
-        state: as it is written there.
-        tables: those that are there.
+        path: directory of the run.
+        state: state stored there.
+        tables: existing tables.
 
     Attributes:
-        path: the directory.
-        state: as it was last written, or tried to be.
-        dropped: rows that could not be kept.
-        is_stale: the state could not be written as it is.
+        path: directory of the run.
+        state: latest state, even if it could not be written.
+        dropped: number of rows that could not be stored.
+        is_stale: True if the latest state could not be written.
     """
 
     def __init__(self, path: Path, state: RunState, tables: Iterable[Table] = ()) -> None:
@@ -78,25 +84,25 @@ class RunDirectory:
 
     @classmethod
     def create(cls, root: Path, state: RunState, cells: str) -> Self:
-        """Make the directory, open to this user only.
+        """Create the directory, accessible to this user only.
 
         Args:
-            root: where the runs are kept; made if need be.
-            state: how the run begins; its id names the directory.
-            cells: the cells as they are run.
+            root: folder of the runs, created if necessary.
+            state: initial state. Its id is the name of the directory.
+            cells: executed cells.
 
         Raises:
-            FileExistsError: there is a run of that id.
-            OSError: it cannot be made there.
+            FileExistsError: a run with this id exists.
+            OSError: the directory cannot be created.
         """
         path, hidden = root / state.id, root / f".{state.id}.new"
         if path.exists():
-            raise FileExistsError(f"there is a run {state.id} in {root}")
+            raise FileExistsError(f"run {state.id} already exists in {root}")
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         _sweep(root)
         try:
             _fill(hidden, state, cells)
-            hidden.rename(path)  # a directory that is there is whole
+            hidden.rename(path)  # makes a complete directory visible
         except OSError:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
@@ -104,12 +110,12 @@ class RunDirectory:
 
     @property
     def fault(self) -> str:
-        """What could not be kept, and why, one after the other; empty while all is well."""
+        """Description of data that could not be stored, with reasons. Empty if there is none."""
         faults = (*self._faults.values(), self._logs.fault, self._events.fault)
         return "; ".join(filter(None, faults))
 
     def take(self, record: AnyEvent) -> None:
-        """Store a record of a rank: reports, its plan, text."""
+        """Store a record of a rank: reports, plans and text."""
         with self._lock:
             if self._closed:
                 return
@@ -122,15 +128,15 @@ class RunDirectory:
                 self._logs.take(record)
 
     def show(self, text: str) -> None:
-        """Keep what the cell shows, also after the end of the run. The cell is shown regardless."""
+        """Store text shown by the cell, even after the end of the run. Raises no disk errors."""
         try:
             with (self.path / SHOWN_FILE).open("a", encoding="utf-8") as file:
                 file.write(text)
         except OSError as error:
-            self._faults["shown"] = f"not all that the cell shows could be kept: {error}"
+            self._faults["shown"] = f"cannot store all output of the cell: {error}"
 
     def flush(self) -> None:
-        """What was taken reaches the file system."""
+        """Write buffered data to the file system."""
         self._logs.flush()
         with self._lock:
             try:
@@ -140,7 +146,7 @@ class RunDirectory:
         self._events.flush()
 
     def update(self, **changes: object) -> None:
-        """Change fields of the state, and write it."""
+        """Change fields of the state and write it."""
         with self._lock:
             self.state = msgspec.structs.replace(self.state, **changes)
             try:
@@ -156,17 +162,17 @@ class RunDirectory:
             text = msgspec.json.format(msgspec.json.encode(plan))
             replace_file(self.path / PLAN_FILE, text)
         except OSError as error:
-            self._faults["plan"] = f"the plan could not be kept: {error}"
+            self._faults["plan"] = f"the plan could not be stored: {error}"
 
     def stops_requested(self) -> int:
-        """How often somebody who watches has asked the run to end: a byte for each time."""
+        """Return the number of stop requests. Each request appends a byte to the file."""
         try:
             return (self.path / STOP_FILE).stat().st_size
         except FileNotFoundError:
             return 0
 
     def close(self) -> None:
-        """Write what is left; whatever is taken later is not kept."""
+        """Write the remaining data. Later records are ignored."""
         with self._lock:
             self._closed = True
             try:
@@ -177,7 +183,7 @@ class RunDirectory:
         self._events.close()
 
     def discard(self) -> None:
-        """The run reported nothing: the directory goes away."""
+        """Delete the directory of a run without reports."""
         self.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
@@ -189,7 +195,7 @@ class RunDirectory:
 
     def _lost(self, error: RowsLostError) -> None:
         self.dropped += error.rows
-        self._faults["rows"] = f"{self.dropped} rows could not be kept: {error}"
+        self._faults["rows"] = f"{self.dropped} rows could not be stored: {error}"
 
 
 def _fill(folder: Path, state: RunState, cells: str) -> None:
@@ -202,18 +208,18 @@ def _fill(folder: Path, state: RunState, cells: str) -> None:
 
 
 def _sweep(root: Path) -> None:
-    """Remove what is left of runs whose making was cut off; other files are left alone."""
+    """Remove directories of runs whose creation was interrupted. Other files stay."""
     for folder in root.iterdir():
         if re.fullmatch(rf"\.{RUN_ID}\.new", folder.name, re.ASCII) and _is_left(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_left(folder: Path) -> bool:
-    """Whether its maker is gone, or should have been done long ago."""
+    """Return True if the creator of the directory is gone, or it is too old."""
     try:
         if time.time() - folder.stat().st_mtime > _MAKING_S:
             return True
         state = msgspec.json.decode((folder / RUN_FILE).read_bytes(), type=RunState)
-    except (OSError, msgspec.DecodeError):  # not yet written, or made meanwhile
+    except (OSError, msgspec.DecodeError):  # not yet written, or completed meanwhile
         return False
     return is_gone(state.writer)

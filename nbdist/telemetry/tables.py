@@ -1,4 +1,4 @@
-"""Rows of reports in files: one for each set of columns, float64, little-endian, appended."""
+"""Tables of reported rows: one file per set of columns, float64, little-endian, appended."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 FLOAT_BYTES = 8
 MOST_TABLES = 256
-"""A metric with another name in every step would make a file of each."""
+"""Maximum number of tables. A new metric name in every step would create a file per step."""
 
 _HELD_BYTES = 1 << 16
 
 
 class TableFile:
-    """One table's file. Rows are held until `flush`, or until there are many.
+    """File of one table. Rows are buffered until `flush`, or until there are many.
 
-    A file holds whole rows only, but where the process was killed while it wrote. Nobody reads it
-    before the table is told: a number whose file could not be made may be another table's.
+    The file contains whole rows, unless the process was killed during a write. The JSON description
+    is written after the file exists, because a failed number is used again.
 
     Raises:
-        OSError: it could not be made.
+        OSError: the file could not be created.
     """
 
     def __init__(self, folder: Path, table: Table) -> None:
@@ -44,16 +44,16 @@ class TableFile:
         self._held = bytearray()
 
     def append(self, rows: bytes) -> None:
-        """Take whole rows. The errors are those of `flush`."""
+        """Append whole rows. Raises the errors of `flush`."""
         self._held += rows
         if len(self._held) > _HELD_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what is held to the file system.
+        """Write the buffered rows to the file system.
 
         Raises:
-            RowsLostError: some rows could not be written, and are no longer held.
+            RowsLostError: some rows could not be written and were discarded.
         """
         try:
             while self._held:
@@ -66,29 +66,29 @@ class TableFile:
             raise RowsLostError(lost, error) from error
 
     def close(self) -> None:
-        """The errors are those of `flush`."""
+        """Flush and close the file. Raises the errors of `flush`."""
         try:
             self.flush()
         finally:
             self._file.close()
 
     def _require_file(self) -> None:
-        """A file that was deleted takes rows without a word: that is said instead."""
+        """Raise FileNotFoundError if the file was deleted: writes to it would still succeed."""
         if not os.fstat(self._file.fileno()).st_nlink:
             raise FileNotFoundError(f"{self._file.name} was deleted")
 
     def cut(self) -> None:
-        """Back to whole rows, after one that was written in part."""
+        """Truncate the file to whole rows, after a partial write."""
         with contextlib.suppress(OSError):
             size = os.fstat(self._file.fileno()).st_size
             os.ftruncate(self._file.fileno(), size - size % self.row_bytes)
 
 
 class RowsLostError(Exception):
-    """Rows could not be written.
+    """Error: rows could not be written.
 
     Attributes:
-        rows: how many.
+        rows: number of lost rows.
     """
 
     def __init__(self, rows: int, reason: object) -> None:
@@ -97,14 +97,14 @@ class RowsLostError(Exception):
 
 
 class TableFiles:
-    """The tables of one run.
+    """Tables of one run.
 
     Args:
-        folder: where the files go; it is there.
-        tables: those that are in it, to which rows are added.
+        folder: existing folder of the files.
+        tables: existing tables, to which rows are appended.
 
     Raises:
-        OSError: one of these cannot be opened.
+        OSError: an existing table cannot be opened.
     """
 
     def __init__(self, folder: Path, tables: Iterable[Table] = ()) -> None:
@@ -118,23 +118,25 @@ class TableFiles:
         """Append the record's rows to their table.
 
         Raises:
-            RowsLostError: they, or others that were held, could not be kept.
+            RowsLostError: these rows, or others in the buffer, could not be written.
         """
         rows = as_rows(record)
         self._append(rows.columns, rows.values)
 
     def flush(self) -> None:
-        """Raises: RowsLostError, once all tables were tried."""
+        """Flush all tables, then raise RowsLostError if one failed."""
         self._each(TableFile.flush)
 
     def close(self) -> None:
-        """Raises: RowsLostError, once all tables are closed."""
+        """Close all tables, then raise RowsLostError if one failed."""
         self._each(TableFile.close)
 
     def _append(self, columns: Columns, rows: bytes) -> None:
         file = self._files.get(columns) or self._new(columns, rows)
         if len(rows) % file.row_bytes:
-            raise RowsLostError(1, f"{len(rows)} bytes are no whole rows of {file.row_bytes}")
+            raise RowsLostError(
+                1, f"{len(rows)} bytes are not a multiple of the row size {file.row_bytes}"
+            )
         file.append(rows)
 
     def _new(self, columns: Columns, rows: bytes) -> TableFile:
@@ -164,7 +166,7 @@ class TableFiles:
 
 
 def as_rows(record: Rows | Metrics) -> Rows:
-    """A single report as a table of one row; rows as they are."""
+    """Return a single report as a table of one row. Rows are returned unchanged."""
     if isinstance(record, Rows):
         return record
     place = (record.rank, record.epoch, record.step, record.time_s)

@@ -1,4 +1,4 @@
-"""What is new in a run since the last look."""
+"""Incremental reader of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FRAME_BYTES = 1 << 20
 LOOK_S = 1.0
-"""How often the writer is looked at: it may be gone without having said so."""
+"""Interval in seconds of checks that the writer still exists: it may exit without a final state."""
 
 
 def encoded(message: ServerMessage) -> str:
@@ -27,33 +27,33 @@ def encoded(message: ServerMessage) -> str:
 
 
 class News(Protocol):
-    """What one browser is told of a run."""
+    """Messages about a run for one browser."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the run had ended at the last look."""
+        """True if the run had ended at the last call of `news`."""
         ...
 
     def news(self) -> Iterator[str | bytes]:
-        """What there is now and was not sent: texts are JSON.
+        """Yield the data that was not sent yet. Texts are JSON.
 
         Raises:
-            OSError: the directory is gone.
-            msgspec.DecodeError: it holds no run of this version.
+            OSError: the directory was deleted.
+            msgspec.DecodeError: the directory contains no run of this version.
         """
         ...
 
     def last(self) -> Iterator[str | bytes]:
-        """What was written before the directory was deleted, and was not sent."""
+        """Yield data that was written but not sent before the directory was deleted."""
         ...
 
     def close(self) -> None:
-        """Nobody asks for more."""
+        """Release resources."""
         ...
 
 
 class States:
-    """The run's state, whenever it is another."""
+    """State of the run, sent after each change."""
 
     def __init__(self, run: StoredRun) -> None:
         self._run = run
@@ -78,9 +78,9 @@ class States:
 
 
 class Tail:
-    """The state, and the tables with their rows: bytes, rows after their table's number.
+    """State and tables of a run. A binary message contains the number of a table, then rows.
 
-    Nothing is read before the last message has been taken: a slow browser holds up itself only.
+    Reads only after the last message was sent. A slow browser therefore delays only itself.
     """
 
     def __init__(self, run: StoredRun) -> None:
@@ -108,7 +108,7 @@ class Tail:
             yield encoded(CaughtUp())
 
     def _find_tables(self) -> int:
-        """Their number. They are numbered from 0: no folder is listed many times a second."""
+        """Return the number of tables. Consecutive numbers make it needless to list the folder."""
         while (table := self._run.table(len(self._tables))) is not None:
             self._tables.append(table)
             self._sent_rows.append(-1)
@@ -128,6 +128,7 @@ class Tail:
             count = len(rows) // row_bytes
             self._sent_rows[index] += count
             if rows:
-                # They may stand for rows that a state voids, which was written before them.
+                # The rows may replace rows that a recovery voids. The state with that recovery was
+                # written before them, and has to be sent first.
                 yield from self._states.news()
                 yield number + rows

@@ -1,10 +1,10 @@
-"""A run for TensorBoard, written while it goes on.
+"""Event files of a run for TensorBoard, written during the run.
 
 events/
-    rank-<N>/           what the rank reported of its own, and what nbdist measured there
-    all/                what ranks reported in common, and the mean of their own
+    rank-<N>/           values of the rank, and measurements of nbdist
+    all/                values shared by all ranks, and means of their own values
 
-The tables have every row; here are so many as a page shows.
+The tables contain every row. The event files contain as many as a page can show.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 EVENTS_PER_S = 200
-"""Of all ranks together, about: one of five metrics takes 30 us to write."""
+"""Approximate limit over all ranks: an event with five metrics takes 30 us to write."""
 
 INTERVAL_S = 1.0
 MOST_WAITING = 10_000
-"""Steps that wait for the slower ranks before their mean is given up."""
+"""Maximum number of steps that wait for slower ranks. Beyond it, the mean is dropped."""
 
 _LARGEST_PLACE = 2.0**53
 _RANK, _EPOCH, _STEP, _TIME = range(len(PLACE))
@@ -40,16 +40,17 @@ Row = tuple[float, ...]
 
 
 class EventFiles:
-    """The event files of one run. What goes wrong with the disk ends them, and raises nothing.
+    """Event files of one run. A disk error ends them but is not raised.
 
     Args:
-        folder: made with the first event.
-        began: when the run did, in seconds since 1970.
-        opened: when its directory was opened again, likewise; 0 if it is new. What a process wrote
-            that was killed may end in mid-record: TensorBoard goes on with the next file only.
+        folder: folder of the files, created with the first event.
+        began: start of the run, in seconds since 1970.
+        opened: time at which the directory was reopened, in seconds since 1970, or 0 if it is new.
+            A killed process may leave a partial record. TensorBoard then continues only with the
+            next file.
 
     Attributes:
-        fault: why they end early; empty while all is well.
+        fault: reason why the files end early, empty if they are complete.
     """
 
     def __init__(self, folder: Path, began: float, opened: float = 0.0) -> None:
@@ -63,19 +64,19 @@ class EventFiles:
         self._since = 0.0
 
     def take(self, record: Rows | Metrics) -> None:
-        """Keep what a rank reports until the next `flush`; for any thread."""
+        """Buffer a rank's report until the next `flush`. Thread-safe."""
         if not self.fault:
             with self._lock:
                 self._since = self._since if self._taken else time.monotonic()
                 self._taken.append(as_rows(record))
 
     def flush(self) -> None:
-        """Write what was taken, if some of it has waited for `INTERVAL_S`."""
+        """Write the buffered reports if the oldest has waited for `INTERVAL_S`."""
         if time.monotonic() - self._since >= INTERVAL_S:
             self.close()
 
     def close(self) -> None:
-        """Write what is left: the last row of each rank at any rate."""
+        """Write the remaining reports, at least the last row of each rank."""
         with self._lock:
             taken, self._taken = self._taken, []
         if taken and not self.fault:
@@ -91,9 +92,7 @@ class EventFiles:
             self._tables[rows.columns].take(rows)
         stride, waiting = 1, sum(table.waiting() for table in self._tables.values())
         while waiting > stride * EVENTS_PER_S:
-            stride *= (
-                2  # what one stride takes, a smaller one takes too: ranks have steps in common
-            )
+            stride *= 2  # powers of two, so that ranks have sampled steps in common
         records: dict[str, bytearray] = {}
         for table in self._tables.values():
             for name, row, values in table.events(stride):
@@ -105,7 +104,7 @@ class EventFiles:
 
     def _append(self, name: str, content: bytes) -> None:
         folder = self._folder / name
-        self._folder.mkdir(exist_ok=True)  # without its parent: a run that was deleted is gone
+        self._folder.mkdir(exist_ok=True)  # without its parent, to not recreate a deleted run
         folder.mkdir(exist_ok=True)
         with (folder / self._name).open("ab") as file:
             file.write(content if file.tell() else first_record() + content)
@@ -126,11 +125,11 @@ class _Table:
         self._data.setdefault(rows.rank, bytearray()).extend(rows.values[:whole])
 
     def waiting(self) -> int:
-        """How many rows there are to write."""
+        """Return the number of rows to write."""
         return sum(map(len, self._data.values())) // self._row.size
 
     def events(self, stride: int) -> Iterator[tuple[str, Row, dict[str, float]]]:
-        """What goes into which file: every `stride`th row of each rank, and its last one."""
+        """Yield file name, row and values: every `stride`th row of each rank, and its last one."""
         data, self._data = self._data, {}
         for rank, content in data.items():
             for row in self._chosen(rank, content, stride):
@@ -149,7 +148,7 @@ class _Table:
                     yield row
 
     def _of_all(self) -> Iterator[tuple[str, Row, dict[str, float]]]:
-        """The steps that every rank has come to; a rank that reports no such rows is not asked."""
+        """Yield the steps that every rank has reached. Ranks without such rows are ignored."""
         common = self._common
         for place in [p for p, rows in common.items() if len(rows) == len(self._passed)]:
             rows = list(common.pop(place).values())
@@ -162,7 +161,7 @@ class _Table:
         measures, own = self._columns.measures, self._columns.own
         tags = [f"nbdist/{name}" for name in measures]
         tags += [_tag(name, row) for name in own]
-        return dict(zip(tags, row[len(PLACE) :], strict=False))  # what is shared follows
+        return dict(zip(tags, row[len(PLACE) :], strict=False))  # shared values follow
 
     def _shared(self, rows: list[Row]) -> dict[str, float]:
         first = len(PLACE) + len(self._columns.measures)
@@ -172,33 +171,33 @@ class _Table:
 
 
 def _place(row: Row) -> float:
-    """Its step, or else its epoch."""
+    """Return the step of a row, or else its epoch."""
     return row[_STEP] if row[_STEP] >= 0 else row[_EPOCH]
 
 
 def _tag(name: str, row: Row) -> str:
-    """A metric's; of an epoch it has another axis, and the name that Keras gives it."""
+    """Return the tag of a metric. Epoch metrics have another axis and the name that Keras uses."""
     return f"epoch_{name}" if row[_STEP] < 0 else name
 
 
 FILE_VERSION = b"brain.Event:2"
 _LARGEST_FLOAT = (2 - 2.0**-23) * 2.0**127
-_CASTAGNOLI = 0x82F63B78  # the polynomial of CRC-32C, its bits reversed
+_CASTAGNOLI = 0x82F63B78  # polynomial of CRC-32C with reversed bits
 _WORD = 0xFFFFFFFF
 
 
 def first_record() -> bytes:
-    """What every file begins with."""
+    """Return the first record of a file."""
     return _record(struct.pack("<Bd", 0x09, 0.0) + b"\x1a" + _sized(FILE_VERSION))
 
 
 def scalars_record(time_s: float, step: int, values: Mapping[str, float]) -> bytes:
-    """Scalars of one step.
+    """Return a record with scalars of one step.
 
     Args:
-        time_s: when, in seconds since 1970.
+        time_s: seconds since 1970.
         step: 0 or more.
-        values: by tag; kept as float32, so that larger ones become infinite.
+        values: values by tag, stored as float32. Larger values become infinite.
     """
     summary = b"".join(_value_of(tag) + _float32(value) for tag, value in values.items())
     return _record(
@@ -208,7 +207,7 @@ def scalars_record(time_s: float, step: int, values: Mapping[str, float]) -> byt
 
 @functools.lru_cache(maxsize=4096)
 def _value_of(tag: str) -> bytes:
-    """A `Summary.Value` up to its four bytes."""
+    """Return a `Summary.Value` up to its four bytes of data."""
     name = b"\x0a" + _sized(tag.encode()) + b"\x15"
     return b"\x0a" + _varint(len(name) + 4) + name
 

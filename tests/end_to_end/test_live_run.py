@@ -195,7 +195,7 @@ def test_what_a_full_disk_does_not_take_is_told_and_stops_nothing(
     assert latest(cluster).state().status == "finished"
     (array,) = [latest(cluster).array(t) for t in latest(cluster).tables() if t.columns.own]
     (disk,) = found(cluster, "disk")
-    assert disk.text.startswith(f"{3 * MANY - len(array)} rows could not be kept")
+    assert disk.text.startswith(f"{3 * MANY - len(array)} rows could not be stored")
     assert "too large" in disk.text
     assert f"nbdist: {disk.text}\n" in capsys.readouterr().err
 
@@ -211,7 +211,7 @@ def test_what_the_cell_shows_last_and_a_full_disk_does_not_take_is_told(tmp_path
     (past,) = kept(tmp_path)
     (disk,) = past.state().findings
     assert disk.topic == "disk"
-    assert "not all that the cell shows could be kept" in disk.text
+    assert "cannot store all output of the cell" in disk.text
 
 
 def test_rows_without_metrics_are_no_part_of_the_history() -> None:

@@ -284,4 +284,4 @@ def test_a_full_disk_stops_nothing(
     monkeypatch.setattr(cluster._held.logs, "fault", "")
     cluster.run("print('shown')")
     assert "shown" in capsys.readouterr().out
-    assert "could be kept: No space left" in cluster.logs(0)
+    assert "cannot store all text of the ranks: No space left" in cluster.logs(0)

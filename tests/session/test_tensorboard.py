@@ -84,7 +84,7 @@ def test_one_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there(root: Path, boards: Boards, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"there is no run 20260101-000000-abcdef"):
+    with pytest.raises(UsageError, match=r"no run 20260101-000000-abcdef"):
         boards.open("20260101-000000-abcdef")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"type %pip install tensorboard"):

@@ -179,7 +179,7 @@ class TestStraggler:
     def test_one_that_waits_for_data_is_told_so(self, analyst: Diagnostics) -> None:
         feed(analyst, alike() | {2: 2 * STEP_S}, input_s={2: STEP_S})
         says = found(analyst)
-        assert "it waits for its data; type --prefetch auto" in says["straggler"].text
+        assert "it waits for its data: use --prefetch auto" in says["straggler"].text
         assert says["starved"].ranks == (2,)
 
     def test_ranks_that_go_at_their_own_pace(self, analyst: Diagnostics) -> None:

@@ -43,10 +43,10 @@ def test_a_full_disk_loses_rows_and_says_how_many(tmp_path: Path) -> None:
         run.update(error="y" * 30_000)
         run.show("z" * 30_000)
         run.flush()
-    assert "rows could not be kept" in run.fault
+    assert "rows could not be stored" in run.fault
     assert "the run's state could not be written" in run.fault
-    assert "not all that the cell shows could be kept" in run.fault
-    assert "not all text of the ranks could be kept" in run.fault
+    assert "cannot store all output of the cell" in run.fault
+    assert "cannot store all text of the ranks" in run.fault
     assert all("too large" in fault for fault in run.fault.split("; "))
     assert (run.path / "shown.txt").stat().st_size <= 20_003
     (array,) = reports(read(run))
@@ -76,7 +76,7 @@ def test_a_directory_that_is_deleted_while_it_is_written(tmp_path: Path) -> None
     run.take(Output(rank=0, cell=1, stream="stdout", text="lost"))
     run.flush()
     assert run.dropped == 4
-    assert "4 rows could not be kept" in run.fault
+    assert "4 rows could not be stored" in run.fault
     run.update(status="finished")
     assert "could not be written" in run.fault
     assert not run.stops_requested()

@@ -17,12 +17,12 @@ from tests.runs import new_run
     "name", ["", "..", "../../etc", "20260101-000000-ABCDEF", "20260101-000000-abcdef\n", "a/b"]
 )
 def test_what_is_no_id_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="no run's id"):
+    with pytest.raises(UsageError, match="is not a run id"):
         find(tmp_path, name)
 
 
 def test_a_run_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no run 20260101-000000-abcdef"):
+    with pytest.raises(UsageError, match="no run 20260101-000000-abcdef"):
         find(tmp_path, "20260101-000000-abcdef")
 
 
@@ -30,7 +30,7 @@ def test_a_link_to_elsewhere_is_refused(tmp_path: Path) -> None:
     outside = new_run(tmp_path / "outside")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / outside.state.id).symlink_to(outside.path)
-    with pytest.raises(UsageError, match="there is no run"):
+    with pytest.raises(UsageError, match="no run"):
         find(tmp_path / "runs", outside.state.id)
     assert kept(tmp_path / "runs") == ()
 

@@ -91,7 +91,7 @@ def test_bytes_that_are_no_rows_are_refused(tmp_path: Path) -> None:
     run.take(loss(1))
     run.close()
     assert run.dropped == 1
-    assert "no whole rows" in run.fault
+    assert "not a multiple of the row size" in run.fault
     assert [array.shape for array in reports(read(run))] == [(1, 5)]
 
 

@@ -143,7 +143,7 @@ def test_a_slow_rank_is_the_straggler_and_has_not_waited_for_data(
     assert share(heard, slow) < 0.1
     found = findings(heard, framework)
     assert found["straggler"].ranks == (slow,)
-    assert "look for other processes" in found["straggler"].text
+    assert "check for other processes" in found["straggler"].text
     assert "starved" not in found
 
 
