@@ -117,7 +117,7 @@ def test_the_notebook_of_plans(tmp_path: Path) -> None:
     difference = re.search(r"largest difference of the losses: (\S+)", text)
     assert difference is not None
     assert float(difference[1]) < 1e-5
-    assert text.count("laid out as data 4 x tensor 2, ZeRO-3") == 2  # the step, and the fit
+    assert text.count("layout data 4 x tensor 2, ZeRO-3") == 2  # the step, and the fit
 
 
 @pytest.mark.full  # `placing` and `test_trace.py` test the same

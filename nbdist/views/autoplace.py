@@ -1,4 +1,4 @@
-"""What `@autoplace` has measured and chosen: a table and bars for each kind of inputs."""
+"""Measurements and choices of `@autoplace`: a table and bars for each kind of inputs."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from nbdist.records.autoplace import Decision, Timed
 
 SHOWN = 16
-"""Kinds of inputs in the table, the latest; `DRAWN` of them in the picture."""
+"""Number of kinds of inputs in the table, the latest ones."""
 
 DRAWN = 6
 WIDTH = 672
-"""Of the picture, in CSS pixels; it has more, for screens that have."""
+"""Width of the picture in CSS pixels. Its resolution is higher, for dense screens."""
 
 _DPI = 192
 _BAR = 0.24
 _HEAD = 0.75
-"""Inches, of a bar and of what is above and below the bars."""
+"""Inches: height of a bar, and of the space above and below the bars."""
 
-_HEADER = ("", "place", "where", "median", "spread", "rounds", "")
+_HEADER = ("", "place", "devices", "median", "spread", "rounds", "")
 _NUMBERS = (3, 4, 5)
 _CHOSEN, _OTHER = "#2f6f9f", "#b8c4ce"
 _LETTERS = 90
-_SAID = "medians of each place as bars, with half the spread on either side"
+_SAID = "median of each place as a bar, with half the spread on either side"
 
 
 class AutoplacePicture:
-    """A report in a notebook, as text, HTML and a picture.
+    """Report of a function in a notebook, as text, HTML and a picture.
 
     Attributes:
-        function: its name.
-        decisions: one for each kind of inputs, the oldest first.
+        function: name of the function.
+        decisions: one decision per kind of inputs, oldest first.
     """
 
     def __init__(self, function: str, decisions: Sequence[Decision]) -> None:
@@ -74,8 +74,8 @@ class AutoplacePicture:
         return lines + self._rest()
 
     def png(self) -> bytes:
-        """Medians as bars, with half the spread on either side, of the latest `DRAWN` kinds."""
-        from matplotlib.figure import Figure  # without pyplot: no backend, no state
+        """Draw the latest `DRAWN` kinds: medians as bars, with half the spread on either side."""
+        from matplotlib.figure import Figure  # without pyplot: no backend, no global state
 
         drawn = self._drawn()
         bars = [len(decision.timed) for decision in drawn]
@@ -90,7 +90,7 @@ class AutoplacePicture:
 
     def _title(self) -> str:
         if not self.decisions:
-            return f"{self.function}: nothing was tried yet; call it"
+            return f"{self.function}: no measurements yet: call the function"
         kinds = formatting.count(len(self.decisions), "kind")
         return f"{self.function}: {kinds} of inputs"
 
@@ -131,7 +131,7 @@ def _rows(decision: Decision) -> list[list[str]]:
 
 
 def _left_out(decision: Decision) -> list[str]:
-    return [f"left out: {left.name}: {left.why}" for left in decision.left_out]
+    return [f"excluded: {left.name}: {left.why}" for left in decision.left_out]
 
 
 def _draw(axes: Axes, decision: Decision) -> None:
@@ -152,7 +152,7 @@ def _draw(axes: Axes, decision: Decision) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.18)
     axes.set_xlim(left=0)
-    axes.set_xlabel("milliseconds a call", fontsize=7)
+    axes.set_xlabel("milliseconds per call", fontsize=7)
     axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
     title = formatting.shortened(decision.inputs, _LETTERS).replace("$", r"\$")

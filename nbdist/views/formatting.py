@@ -1,4 +1,4 @@
-"""How ranks and amounts are written."""
+"""Formats of ranks and amounts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """`0,2-4` for 0, 2, 3, 4."""
+    """Format ranks as ranges: `0,2-4` for 0, 2, 3, 4."""
     spans: list[list[int]] = []
     for number in sorted(numbers):
         if spans and number == spans[-1][1] + 1:
@@ -23,14 +23,14 @@ def ranks(numbers: Iterable[int]) -> str:
 
 
 def places(numbers: Iterable[int], host_of: Mapping[int, str]) -> str:
-    """`[0-3@host]`; without the host where the ranks are on several."""
+    """Format ranks as `[0-3@host]`. Without the host if they are on several."""
     chosen = sorted(numbers)
     hosts = {host_of[number] for number in chosen}
     return f"[{ranks(chosen)}@{hosts.pop()}]" if len(hosts) == 1 else f"[{ranks(chosen)}]"
 
 
 def devices(driven: Iterable[Device]) -> str:
-    """`2 x gpu (NVIDIA H100), 1 x cpu`."""
+    """Format devices: `2 x gpu (NVIDIA H100), 1 x cpu`."""
     kinds = Counter((device.platform, device.kind) for device in driven)
     return ", ".join(
         f"{number} x {platform}" + ("" if kind == platform else f" ({kind})")
@@ -39,17 +39,17 @@ def devices(driven: Iterable[Device]) -> str:
 
 
 def memory(size_bytes: float) -> str:
-    """`362 MB`, `1.4 GB`; decimal units."""
+    """Format bytes in decimal MB or GB: `362 MB`, `1.4 GB`."""
     return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
 
 
 def size(size_bytes: float) -> str:
-    """`12 B`, `3.4 kB`, `512 MB`; three figures, decimal units."""
+    """Format bytes in decimal units: `12 B`, `3.4 kB`, `512 MB`."""
     return _scaled(size_bytes, 1000, ("B", "kB", "MB", "GB", "TB"))
 
 
 def binary(size_bytes: float) -> str:
-    """`12 B`, `3.4 KiB`, `79.1 GiB`; three figures, powers of 1024, as memories are measured."""
+    """Format bytes in powers of 1024, the usual units of device memory: `3.4 KiB`, `79.1 GiB`."""
     return _scaled(size_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
@@ -63,17 +63,17 @@ def _scaled(amount: float, base: int, units: Sequence[str]) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 rank`, `1,200 ranks`."""
+    """Format a count: `1 rank`, `1,200 ranks`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def flops(rate: float) -> str:
-    """`312 TFLOP/s`, `38.4 GFLOP/s`."""
+    """Format operations per second: `312 TFLOP/s`, `38.4 GFLOP/s`."""
     return f"{rate / 1e12:.3g} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.3g} GFLOP/s"
 
 
 def duration(seconds: float) -> str:
-    """`4.2 s`, `3 min 05 s`, `2 h 07 min`."""
+    """Format seconds: `4.2 s`, `3 min 05 s`, `2 h 07 min`."""
     if seconds < 60:
         return f"{max(seconds, 0):.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -83,7 +83,7 @@ def duration(seconds: float) -> str:
 
 
 def brief(seconds: float) -> str:
-    """`85 µs`, `3.1 ms`, `16.6 s`; as `duration` from a minute on."""
+    """Format short times: `85 µs`, `3.1 ms`, `16.6 s`. Uses `duration` from a minute on."""
     if seconds < 0:
         return f"-{brief(-seconds)}"
     if seconds >= 59.95:
@@ -95,7 +95,7 @@ def brief(seconds: float) -> str:
 
 
 def share(part: float) -> str:
-    """`13%`, `1.4%`, `<0.1%`, `>99.9%`."""
+    """Format a share: `13%`, `1.4%`, `<0.1%`, `>99.9%`."""
     if 0 < part < 0.0005:
         return "<0.1%"
     if 0.9995 <= part < 1:
@@ -104,23 +104,23 @@ def share(part: float) -> str:
 
 
 def recovered(recovery: RecoveryRecord) -> str:
-    """`healed: rank 2 died after step 73, went on after step 50, 1.4 s lost`."""
+    """Format a recovery: `recovered: rank 2 died after step 7, resumed after step 5, 1 s lost`."""
     reason, _, _ = recovery.reason.partition("\n")
-    onward = f"went on after step {recovery.step:,}" if recovery.step else "began again"
+    onward = f"resumed after step {recovery.step:,}" if recovery.step else "restarted"
     onward += f" with {count(recovery.workers, 'worker')}" if recovery.workers else ""
     return f"recovered: {reason}, {onward}, {duration(recovery.lost_s)} lost"
 
 
 def times(number: int) -> str:
-    """`once`, `3 times`."""
+    """Format a number of occurrences: `once`, `3 times`."""
     return "once" if number == 1 else f"{number:,} times"
 
 
 def shortened(text: str, width: int) -> str:
-    """At most `width` characters of it."""
+    """Return at most `width` characters of a text."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def ready(workers: int) -> str:
-    """`1 worker is ready`, `4 workers are ready`."""
+    """Format a number of workers: `1 worker is ready`, `4 workers are ready`."""
     return f"{count(workers, 'worker')} {'is' if workers == 1 else 'are'} ready"

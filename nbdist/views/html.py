@@ -1,4 +1,4 @@
-"""Small pieces of HTML in the colours of the notebook's own theme."""
+"""Small HTML elements in the colours of the notebook's theme."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _RULE = "border-bottom:1px solid var(--jp-border-color2,#e0e0e0)"
 
 
 def box(title: str, *parts: str) -> str:
-    """A block with a title line."""
+    """Return a block with a title line."""
     head = f'<div style="font-weight:600;margin-bottom:4px">{escape(title)}</div>'
     return f'<div style="{_FONT};padding:2px 0">{head}{"".join(parts)}</div>'
 
 
 def line(text: str) -> str:
-    """A line of text below a table."""
+    """Return a line of text below a table."""
     return f"<div>{escape(text)}</div>"
 
 
 def faint(text: str, tag: str = "div") -> str:
-    """Text that stands back."""
+    """Return text in a faint colour."""
     return f'<{tag} style="{FAINT}">{escape(text)}</{tag}>'
 
 
 def picture(png: bytes, said: str, width: int = 560) -> str:
-    """A picture in the page itself; `said` is read out, `width` is in CSS pixels."""
+    """Return an embedded picture. `said` is its alternative text, `width` is in CSS pixels."""
     data = b64encode(png).decode()
     return (
         f'<img alt="{escape(said)}" src="data:image/png;base64,{data}" '
@@ -43,7 +43,7 @@ def picture(png: bytes, said: str, width: int = 560) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """A table; the columns in `numbers` are set to the right, in figures of one width."""
+    """Return a table. Columns in `numbers` are right-aligned with figures of equal width."""
 
     def cell(tag: str, column: int, text: str, style: str) -> str:
         align = "right;font-variant-numeric:tabular-nums" if column in numbers else "left"
@@ -69,7 +69,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequenc
 def text_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()
 ) -> list[str]:
-    """The same table as lines of text."""
+    """Return the same table as lines of text."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(row: Sequence[str]) -> str:

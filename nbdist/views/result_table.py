@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 RowT = TypeVar("RowT")
 
 _NAMED_KEYS = 12
-"""Keys that an error lists."""
+"""Number of keys that an error lists."""
 
 
 class ResultTable(Sequence[RowT], ABC, Generic[RowT]):
@@ -47,11 +47,11 @@ class ResultTable(Sequence[RowT], ABC, Generic[RowT]):
         """Return the representation for a terminal."""
 
     def keys(self) -> tuple[Any, ...]:
-        """Return the keys of all rows: names where rows have names, else positions."""
+        """Return the keys of all rows: names if rows have names, else positions."""
         return tuple(self._key(index, row) for index, row in enumerate(self.rows))
 
     def to_dataframe(self) -> pd.DataFrame:
-        """Return a `pandas.DataFrame` with one line for each row and one column for each field.
+        """Return a `pandas.DataFrame` with one line per row and one column per field.
 
         Raises:
             UsageError: pandas is not installed.
@@ -72,8 +72,8 @@ class ResultTable(Sequence[RowT], ABC, Generic[RowT]):
         """Return the row at a position or with a key, or the rows of a slice.
 
         Raises:
-            IndexError: No row is at this position.
-            RowKeyError: No row has this key; the first keys are listed.
+            IndexError: no row has this position.
+            RowKeyError: no row has this key. The message lists the first keys.
         """
         if not isinstance(chosen, str):
             return self.rows[chosen]
@@ -81,7 +81,9 @@ class ResultTable(Sequence[RowT], ABC, Generic[RowT]):
         if chosen not in keys:
             more = ["..."] if len(keys) > _NAMED_KEYS else []
             known = ", ".join([*map(repr, keys[:_NAMED_KEYS]), *more]) or "none"
-            raise RowKeyError(f"{chosen!r} is no key of these {len(self)} rows: keys are {known}")
+            raise RowKeyError(
+                f"{chosen!r} is not a key of these {len(self)} rows: keys are {known}"
+            )
         return self.rows[keys.index(chosen)]
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Where a view is shown: in a notebook's output, or line by line in a terminal or a log."""
+"""Surfaces that show a view: a notebook output, or lines in a terminal or a log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Picture(Protocol):
-    """A view at one moment: HTML for a notebook, lines of text for everything else."""
+    """State of a view: HTML for a notebook, lines of text for other outputs."""
 
     def html(self) -> str: ...
 
@@ -27,13 +27,13 @@ class Picture(Protocol):
 
 
 class Surface(Protocol):
-    """Shows one picture, and its later states in the same place."""
+    """Surface that shows a picture and later replaces it by newer ones."""
 
     def show(self, picture: Picture) -> None: ...
 
 
 class NotebookSurface:
-    """One display, updated in place; its text form is kept beside the HTML."""
+    """Display that is updated in place. Its text form is stored next to the HTML."""
 
     def __init__(self) -> None:
         self._handle: DisplayHandle | None = None
@@ -47,7 +47,7 @@ class NotebookSurface:
 
 
 class TextSurface:
-    """Writes each line once, when it is first there; a line that changes is written again."""
+    """Text output that writes a line when it is new or has changed."""
 
     def __init__(self) -> None:
         self._written: list[str] = []
@@ -66,14 +66,14 @@ def bundle(picture: Picture) -> MimeBundle:
 
 
 def in_notebook() -> bool:
-    """Whether displays reach a Jupyter front end: this process is a kernel, and no engine."""
+    """Return True if displays reach a Jupyter front end: in a kernel that is not an engine."""
     if RANK_VARIABLE in os.environ:
         return False
-    return isinstance(get_ipython(), ZMQInteractiveShell)  # Colab's is one of its own
+    return isinstance(get_ipython(), ZMQInteractiveShell)  # Colab's shell is a subclass
 
 
 def marimo_notebook() -> ModuleType | None:
-    """The module `marimo` in a cell of its notebook, where IPython's displays are not shown."""
+    """Return the module `marimo` in a marimo cell. IPython displays are not shown there."""
     marimo = sys.modules.get("marimo")
     return marimo if marimo is not None and marimo.running_in_notebook() else None
 

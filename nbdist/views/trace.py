@@ -1,4 +1,4 @@
-"""What `%%dist_trace` found: where the time of a cell went, by operation, device and line."""
+"""Result of `%%dist_trace`: time of a cell by operation, device and line."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ SHOWN_DEVICES = 32
 SHOWN_LINES = 24
 _LINE_CHARACTERS = 80
 
-_OPERATIONS = ("operation", "ms", "share", "times")
+_OPERATIONS = ("operation", "ms", "share", "calls")
 _DEVICES = ("rank", "device", "compute", "collectives", "to device", "to host", "idle")
 _LINES = ("line", "", "compute", "collectives", "transfers")
-_HOST_NOTE = "host: copies that are seen on the host only, and not by device"
+_HOST_NOTE = "host: copies that are visible only on the host, not per device"
 
 
 class TracePicture(ResultTable[OperationTime]):
     """Operations of a traced cell, one row each, as `%%dist_trace` shows them.
 
-    It shows three tables that add up to the same milliseconds.
+    Shows three tables that add up to the same milliseconds.
 
     Args:
-        trace: Trace of one rank or of several.
-        viewer: Sentence about the profiler's own files; may be empty.
+        trace: trace of one or more ranks.
+        viewer: sentence about the profiler's own files, may be empty.
     """
 
     def __init__(self, trace: Trace, viewer: str = "") -> None:
@@ -40,7 +40,7 @@ class TracePicture(ResultTable[OperationTime]):
 
     @property
     def trace(self) -> Trace:
-        """The trace, with times by operation, device and line."""
+        """Trace with times by operation, device and line."""
         return self._trace
 
     def __eq__(self, other: object) -> bool:
@@ -72,7 +72,7 @@ class TracePicture(ResultTable[OperationTime]):
 
     def _title(self) -> str:
         if not self._trace.ranks:
-            return "%%dist_trace: nothing was traced: the workers are new, or one of them is gone"
+            return "%%dist_trace: no trace: the workers were restarted, or one of them is gone"
         ranks = f"rank {formatting.ranks(self._trace.ranks)}"
         return f"%%dist_trace: {1000 * self._trace.seconds:,.1f} ms on {ranks}"
 
@@ -110,7 +110,7 @@ class TracePicture(ResultTable[OperationTime]):
         ]
 
     def _shown_lines(self) -> list[LineTime]:
-        """Those that took longest, in their order."""
+        """Return the lines with the longest times, in their order."""
         longest = sorted(self._trace.by_line, key=lambda one: one.seconds, reverse=True)
         shown = longest[:SHOWN_LINES]
         return [one for one in self._trace.by_line if one in shown]
@@ -132,7 +132,7 @@ def _is_host(device: DeviceTime) -> bool:
 
 
 def _place(one: LineTime) -> tuple[str, str]:
-    """The number and the text of a line."""
+    """Return the number and the text of a line."""
     if not one.line:
         return "", "(no line)"
     cut = one.text[:_LINE_CHARACTERS]

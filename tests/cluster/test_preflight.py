@@ -73,8 +73,8 @@ def test_hosts_that_are_well(cluster: nbdist.Cluster, hosts: Hosts, tmp_path: Pa
         assert {reach.rank for reach in reached} == {0, 1, 2} - {rank}
         assert all(0 < reach.latency_s < 0.1 for reach in reached)
         assert sum(reach.bytes_per_s > 1e6 for reach in reached) == 1
-    assert "✓ all well" in picture.lines()
-    assert "all well" in picture.html()
+    assert "✓ no problems" in picture.lines()
+    assert "no problems" in picture.html()
     assert list(tmp_path.glob("new/.*")) == [], "no mark is left"
     lines = cluster.hosts().lines()
     assert all(host.address in line for host, line in zip(hosts.each, lines[3:], strict=True))
@@ -166,7 +166,7 @@ def test_gpus_as_their_driver_tells(hosts: Hosts, tmp_path: Path) -> None:
 @needs_hosts
 def test_the_command(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", *hosts.names[:2]]) == 0
-    assert "✓ all well" in capsys.readouterr().out
+    assert "✓ no problems" in capsys.readouterr().out
     assert cli.main(["doctor", "localhost", "--data", str(tmp_path / "*.none")]) == 1
     assert "no files match" in capsys.readouterr().out
     assert cli.main(["doctor", "-n", "0"]) == 2
@@ -180,7 +180,7 @@ def test_the_magic_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None
     nbdist.load_ipython_extension(shell)
     try:
         shell.run_line_magic("dist_doctor", "2 hosts")
-        assert "nbdist: 1 host looked at in" in capsys.readouterr().out
+        assert "nbdist: 1 host checked in" in capsys.readouterr().out
         with pytest.raises(nbdist.NoClusterError, match="%dist_doctor needs"):
             shell.run_line_magic("dist_doctor", "--data x")
         with pytest.raises(nbdist.NoClusterError, match="%dist_hosts needs"):

@@ -135,7 +135,7 @@ def test_what_a_cell_fits_is_planned_and_not_trained(notebook: Kernel) -> None:
 def test_the_compiler_is_asked(notebook: Kernel) -> None:
     cell = f"%%dist_plan --data train --batch 16 --verify --fix tensor=2 -o asked{STEP}"
     shown = notebook.run(cell).check()
-    assert "compiled by XLA for it in" in shown.plain[-1]
+    assert "compiled by XLA for this hardware in" in shown.plain[-1]
     assert value(notebook, "asked.verified.arguments - asked.memory.arguments") == "0"
 
 
@@ -186,7 +186,7 @@ def test_names_are_shown_as_the_newest_plan_has_them(notebook: Kernel) -> None:
     ("line", "said"),
     [
         ("%dist_plan", "write the step below %%dist_plan --data NAME"),
-        ("%dist_plan gone", "the plan has no gone: it has params, batch"),
+        ("%dist_plan gone", "the plan contains no gone: it contains params, batch"),
         ("%dist_plan a b --data train", "name the Keras model that fits it"),
         ("%dist_plan params --data train", "'dict' object has no attribute 'fit'"),
         (f"%%dist_plan params --data train --batch 16{STEP}", "a cell needs no names"),

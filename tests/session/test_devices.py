@@ -55,7 +55,7 @@ def test_they_are_shown_with_what_links_them(cluster: nbdist.Cluster) -> None:
     text = "\n".join(picture.lines())
     assert text.startswith("nbdist: 4 devices of 2 workers on 1 host\n")
     assert text.count("from tables") == 2
-    assert "%dist_devices --bench measures them" in text
+    assert "run %dist_devices --bench to measure the devices" in text
     assert "<table" in picture.html()
     assert picture.bench is None
 

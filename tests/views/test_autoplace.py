@@ -32,7 +32,7 @@ def test_every_place_is_a_row_with_why_it_was_chosen_or_left_out() -> None:
     default, batch = (line for line in text.splitlines() if " 9" in line and "s  " in line)
     assert " ".join(default.split()) == "default inputs stay on cpu:0 2 ms 100 µs 9"
     assert batch.startswith("✓  batch")
-    assert "left out: model: no dimension divides" in text
+    assert "excluded: model: no dimension divides" in text
 
 
 def test_the_page_says_the_same_and_escapes() -> None:
@@ -58,4 +58,4 @@ def test_of_many_kinds_the_latest_are_shown() -> None:
 
 
 def test_before_any_call_it_says_so() -> None:
-    assert repr(AutoplacePicture("m.f", [])) == "m.f: nothing was tried yet; call it"
+    assert repr(AutoplacePicture("m.f", [])) == "m.f: no measurements yet: call the function"

@@ -69,7 +69,7 @@ def test_rows_are_indexed_iterated_and_converted(table: ResultTable[Any], keys: 
     assert set(dict(rows[0])) >= set(frame.columns) - {"version"}
     with pytest.raises(IndexError):
         _ = table[len(table)]
-    with pytest.raises(RowKeyError, match=r"^'nothing' is no key of these"):
+    with pytest.raises(RowKeyError, match=r"^'nothing' is not a key of these"):
         _ = table["nothing"]
 
 

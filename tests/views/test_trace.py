@@ -43,7 +43,7 @@ def test_the_three_tables_are_told() -> None:
     assert any("Cell In[2]: def f(): pass" in row for row in told)
     assert any("(no line)" in row for row in told)
     assert told[-3:] == [
-        "host: copies that are seen on the host only, and not by device",
+        "host: copies that are visible only on the host, not per device",
         "something else",
         "more elsewhere",
     ]

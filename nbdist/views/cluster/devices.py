@@ -1,4 +1,4 @@
-"""The devices of a cluster: what each is, what it reaches, and the links between them."""
+"""Devices of a cluster: their properties, measured performance and links."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from nbdist.records import Bench, Crossing, Link, Product, Topology
 
 
-_DEVICES = ("rank", "host", "device", "kind", "memory", "used", "brought by")
-_LINKS = ("links", "joins", "latency", "one way, when all send", "figures")
-_TRANSFERS = ("transfers", "latency", "one way, when all do")
-_WAYS = ("product", "each matrix", "{home}", "{there}, with the way", "better")
-_ROOFLINE = "operations a second of products, by operations for each byte moved"
+_DEVICES = ("rank", "host", "device", "kind", "memory", "used", "plugin")
+_LINKS = ("links", "devices", "latency", "one way, if all send", "source")
+_TRANSFERS = ("transfers", "latency", "one way, if all do")
+_WAYS = ("product", "each matrix", "{home}", "{there}, with transfers", "faster")
+_ROOFLINE = "operations per second of matrix products, by operations per byte moved"
 _UNKNOWN = "-"
-_MEASURES = "%dist_devices --bench measures them; steps are planned with that from then on"
-_MEASURES_OWN = "%dist_devices --bench, or nbdist.devices(bench=True), measures them"
-_UNTOLD = "the runtime of these devices does not tell how much of their memory is used"
+_MEASURES = "run %dist_devices --bench to measure the devices: later plans use the results"
+_MEASURES_OWN = "run %dist_devices --bench or nbdist.devices(bench=True) to measure the devices"
+_UNTOLD = "the runtime of these devices does not report how much of their memory is used"
 
 Table = tuple[tuple[str, ...], list[list[str]], tuple[int, ...]]
 
@@ -38,11 +38,11 @@ class DevicesPicture(ResultTable[DeviceState]):
     The key of a device is its name, or `rank/name` if devices of several ranks have one name.
 
     Attributes:
-        devices: of all processes.
-        topology: what steps are planned for; None without JAX, or where nobody knows the devices.
-        fault: why there is none, where JAX is there.
-        bench: what was measured; None where nothing was.
-        of_cluster: they are the workers'; else this process's own, and what JAX joined to it.
+        devices: devices of all processes.
+        topology: hardware for which steps are planned. None without JAX or if a device is unknown.
+        fault: reason for a missing topology if JAX is available.
+        bench: measurements, None if there are none.
+        of_cluster: True for devices of the workers, False for those of this process.
     """
 
     devices: tuple[DeviceState, ...]
@@ -158,16 +158,16 @@ def _advice(crossing: Crossing) -> Table:
 
 
 def _crossed(crossing: Crossing | None) -> Iterator[str]:
-    """The advice in words."""
+    """Yield the advice on transfers as text."""
     if crossing is None:
         return
     if crossing.size is None:
-        yield f"no product was quicker on {crossing.there}: keep data on {crossing.home}"
+        yield f"no product was faster on {crossing.there}: keep data on {crossing.home}"
     else:
         yield (
             f"from {formatting.size(crossing.nbytes)} on (products of {crossing.size:,.0f} x "
-            f"{crossing.size:,.0f}) the way to {crossing.there} is worth it: keep what is smaller "
-            f"on {crossing.home}"
+            f"{crossing.size:,.0f}) {crossing.there} is faster, transfers included: keep "
+            f"smaller arrays on {crossing.home}"
         )
 
 
@@ -183,21 +183,21 @@ def _products(bench: Bench) -> Table:
 _INCHES = 7.0, 3.6
 _DPI = 160
 _MEMORY_BOUND = 30
-"""So far to the left of all that is drawn the slope begins: most of a step is there."""
+"""Ratio of the lowest drawn intensity to the start of the slope: most of a step is memory-bound."""
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MARKERS = {"float32": "o", "bfloat16": "s", "float16": "^"}
 
 
 def intensity(product: Product) -> float:
-    """Operations for each byte: 2 n^3, of three matrices of n^2 elements that are moved once."""
+    """Return operations per byte: 2 n^3, for three matrices of n^2 elements that move once."""
     return 2 * product.size / (3 * _BYTES[product.dtype])
 
 
 def roofline(bench: Bench) -> bytes:
-    """Products by their intensity, under the roof of their type and the slope of the memory.
+    """Draw products by intensity, below the roof of their type and the slope of the memory.
 
-    The roofs are the best that was measured, not the maker's peaks.
+    The roofs are the best measured values, not the maker's peaks.
 
     Returns:
         A PNG.
@@ -216,14 +216,14 @@ def roofline(bench: Bench) -> bytes:
     axes.set(
         xscale="log",
         yscale="log",
-        xlabel="operations for each byte that is moved",
-        ylabel="operations a second",
+        xlabel="operations per byte moved",
+        ylabel="operations per second",
     )
     for axis, unit in ((axes.xaxis, ""), (axes.yaxis, "FLOP/s")):
         axis.set_major_formatter(EngFormatter(unit))
         axis.set_minor_formatter(NullFormatter())
     axes.set_title(
-        f"roofline of one of {bench.devices} devices, all at work", fontsize=9, loc="left"
+        f"roofline of one of {bench.devices} devices, all active", fontsize=9, loc="left"
     )
     axes.grid(alpha=0.25, which="both")
     axes.spines[["top", "right"]].set_visible(False)
@@ -248,5 +248,5 @@ def _draw(
         _MARKERS[dtype],
         color=line.get_color(),
         ms=4,
-        label=f"{dtype}: {formatting.flops(best)}, ridge at {ridge:.3g} operations for a byte",
+        label=f"{dtype}: {formatting.flops(best)}, ridge at {ridge:.3g} operations per byte",
     )

@@ -1,4 +1,4 @@
-"""Hosts: what each is, and what was found when they were looked at."""
+"""Hosts of a cluster and their problems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nbdist.records import Examination, HostFacts
 
 _HOSTS = ("rank", "host", "address", "devices", "Python", "folder", "environment", "connection")
-_LOOKED_AT = ("rank", "host", "memory free", "disk free", "clock", "to the others", "to the next")
+_LOOKED_AT = ("rank", "host", "memory free", "disk free", "clock", "latency", "bandwidth")
 _FATAL = ("✗", "var(--jp-error-color1,#d32f2f)")
 _MINOR = ("!", "var(--jp-warn-color1,#f57c00)")
 _WELL = ("✓", "var(--jp-success-color1,#388e3c)")
@@ -25,19 +25,19 @@ _UNKNOWN = "-"
 
 
 class HostRow(ResultRow, frozen=True):
-    """The host of one rank.
+    """Host of one rank.
 
     Attributes:
-        rank: The rank.
-        host: Its name for itself.
-        address: Address to which the other ranks connect.
-        devices: GPUs, or cores if it has none, in words.
-        cpus: Cores that the rank may use.
-        python: Path of its Python.
-        version: Version of its Python.
-        folder: Working directory.
-        environment: Names of the host's own variables.
-        connection: Connection from this machine.
+        rank: rank of the worker.
+        host: name that the host reports.
+        address: address to which other ranks connect.
+        devices: GPUs, or the number of cores if there are none.
+        cpus: number of cores that the rank may use.
+        python: path of the Python executable.
+        version: version of Python.
+        folder: working directory.
+        environment: names of variables set for this host.
+        connection: connection from this machine.
     """
 
     rank: int
@@ -54,13 +54,13 @@ class HostRow(ResultRow, frozen=True):
 
 @dataclass(frozen=True, repr=False)
 class HostsPicture(ResultTable[HostRow]):
-    """Hosts, one row for each rank, as `%dist_hosts` shows them.
+    """Hosts, one row per rank, as `%dist_hosts` shows them.
 
     Attributes:
-        facts: of each rank.
-        addresses: to which the others connect, likewise.
-        environments: the names of its host's own variables, likewise.
-        connections: how this machine reaches it, likewise.
+        facts: facts about the host of each rank.
+        addresses: address of each rank for the other ranks.
+        environments: names of variables set for each host.
+        connections: connection from this machine to each rank.
     """
 
     facts: tuple[HostFacts, ...]
@@ -119,10 +119,10 @@ class HostsPicture(ResultTable[HostRow]):
 
 @dataclass(frozen=True, repr=False)
 class DoctorPicture(ResultTable[Trouble]):
-    """Troubles that `%dist_doctor` found, one row each; empty if there are none.
+    """Problems that `%dist_doctor` found, one row each. Empty if there are none.
 
     Attributes:
-        examination: Facts, network measurements and troubles.
+        examination: facts, network measurements and problems.
     """
 
     examination: Examination
@@ -149,9 +149,9 @@ class DoctorPicture(ResultTable[Trouble]):
     @property
     def _title(self) -> str:
         examined = self.examination
-        troubles = formatting.count(len(examined.troubles), "trouble")
+        troubles = formatting.count(len(examined.troubles), "problem")
         took = formatting.duration(examined.seconds)
-        return f"nbdist: {_hosts(examined.facts)} looked at in {took}: {troubles}"
+        return f"nbdist: {_hosts(examined.facts)} checked in {took}: {troubles}"
 
     def _rows(self) -> Iterator[list[str]]:
         examined = self.examination
@@ -170,16 +170,16 @@ class DoctorPicture(ResultTable[Trouble]):
             ]
 
     def _clock(self, skew_s: float) -> str:
-        """Within what can be told of it."""
+        """Format a clock difference, or the error if the difference is smaller."""
         error_s = self.examination.skew_error_s
         if abs(skew_s) <= error_s:
             return f"± {formatting.brief(error_s)}"
         return f"{'+' if skew_s > 0 else '-'}{formatting.brief(abs(skew_s))}"
 
     def _found(self) -> Sequence[tuple[tuple[str, str], str, str]]:
-        """A sign, what was found, and what to do."""
+        """Return a sign, a description and advice for each problem."""
         if not self.examination.troubles:
-            return [(_WELL, "all well", "")]
+            return [(_WELL, "no problems", "")]
         return [
             (_FATAL if trouble.is_fatal else _MINOR, _said(trouble), trouble.advice)
             for trouble in self.examination.troubles

@@ -1,4 +1,4 @@
-"""The workers of a cluster: progress of its start, and the state of each worker."""
+"""Workers of a cluster: progress of their start, and the state of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FAILED = ("✗", "var(--jp-error-color1,#d32f2f)")
 
 @dataclass(frozen=True, repr=False)
 class StatusPicture(ResultTable[WorkerState]):
-    """Workers, one row each in the order of ranks, as `%dist_status` shows them."""
+    """Workers, one row each and ordered by rank, as `%dist_status` shows them."""
 
     title: str
     workers: tuple[WorkerState, ...]
@@ -35,7 +35,7 @@ class StatusPicture(ResultTable[WorkerState]):
         return self.workers
 
     def _fields(self, row: WorkerState) -> dict[str, object]:
-        """Devices in words, and a column for the version of each package."""
+        """Return the fields, with devices as text and one column per package version."""
         fields = dict(row) | {"devices": formatting.devices(row.devices)} | row.versions
         del fields["versions"]
         return fields
@@ -54,7 +54,7 @@ class StatusPicture(ResultTable[WorkerState]):
 
 
 def status(workers: tuple[WorkerState, ...], seed: int) -> StatusPicture:
-    """Workers as they are now, how many are what, and the seed that they started with."""
+    """Return the current workers, with their counts by state and the seed of the cluster."""
     counts = {state: sum(w.state == state for w in workers) for state in ("idle", "busy", "dead")}
     text = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     title = f"nbdist: {len(workers)} workers, {text}, seed {seed}"
@@ -63,10 +63,10 @@ def status(workers: tuple[WorkerState, ...], seed: int) -> StatusPicture:
 
 @dataclass(frozen=True)
 class StartPicture:
-    """The phases of a start, done and under way, and at its end the workers.
+    """Phases of a start, and the workers at its end.
 
     Attributes:
-        said: how the one goes that is under way.
+        said: progress of the current phase.
     """
 
     title: str
@@ -115,7 +115,7 @@ def _row(worker: WorkerState) -> tuple[str, ...]:
 
 
 def _versions(workers: tuple[WorkerState, ...]) -> str:
-    """One line when all workers have the same, else who has what."""
+    """Return one line if all workers have equal versions, else the ranks of each version."""
     groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for worker in workers:
         groups.setdefault(tuple(worker.versions.items()), []).append(worker.rank)
@@ -133,7 +133,7 @@ def _phase_row(phase: Phase) -> str:
 
 
 def _row_of(sign: tuple[str, str], name: str, seconds: str, detail: str) -> str:
-    """Four cells of a grid."""
+    """Return the four grid cells of a row."""
     mark, colour = sign
     figures = "text-align:right;font-variant-numeric:tabular-nums"
     return (
@@ -143,7 +143,7 @@ def _row_of(sign: tuple[str, str], name: str, seconds: str, detail: str) -> str:
 
 
 class StartView:
-    """Shows each phase of a start while it happens."""
+    """Live view of the phases of a start."""
 
     def __init__(self, title: str) -> None:
         self._surface = new_surface()
@@ -157,7 +157,7 @@ class StartView:
         self._show(done=(*self._picture.done, phase), under_way="", said="")
 
     def say(self, text: str) -> None:
-        """How the phase goes that is under way."""
+        """Show the progress of the current phase."""
         if text != self._picture.said:
             self._show(said=text)
 

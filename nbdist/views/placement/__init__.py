@@ -1,1 +1,1 @@
-"""Views of where arrays are: text, HTML and PNG."""
+"""Views of array placement: text, HTML and PNG."""

@@ -1,6 +1,7 @@
-"""Small pictures of how an array is cut: a cell for each block, in the colour of its device.
+"""Pictures of sharded arrays: one cell per block, in the colour of its device.
 
-One dimension is drawn across, two are drawn down and across; of more, the first two that are cut.
+One dimension is drawn horizontally, two vertically and horizontally. Of more dimensions, the first
+two sharded ones are drawn.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ if TYPE_CHECKING:
     from nbdist.records import Layout, PlacedArray, Placement
 
 _COLOURS = ("#36a", "#b50", "#284", "#a24", "#74a", "#067", "#853")
-"""Each dark enough for white figures. Seven, so that rows of two, four or eight devices differ."""
+"""Colours dark enough for white figures. There are seven, so that rows of 2, 4 or 8 devices differ.
+"""
 
 _GREY = "#666"
 
 _ROWS, _COLUMNS = 8, 12
-"""Cells of a picture; of more, the last says how many there are."""
+"""Maximum number of cells. A last cell shows the total."""
 
 _CHARACTERS = 15
-"""Of the devices' numbers in a row; longer ones are left to the tool tips."""
+"""Maximum characters of device numbers in a row. Beyond it, only tool tips show them."""
 
 _REPEATED_CELLS = 1500
-"""Cells of a page; past these, each picture is drawn once for each layout and shape."""
+"""Number of cells on a page beyond which equal pictures are drawn only once."""
 
 _ALL_CELLS = 3000
-"""Past these, none is: a cell is 120 bytes, with its tool tip."""
+"""Number of cells on a page beyond which no picture is drawn. A cell takes 120 bytes."""
 
 
 def chip(device: int) -> str:
@@ -39,7 +41,7 @@ def chip(device: int) -> str:
 
 
 def _cell(colour: str, tip: str, text: str) -> str:
-    """Without a text a narrow one."""
+    """Return one cell. It is narrow without a text."""
     tip = f' title="{escape(tip)}"' if tip else ""
     kind = "" if text else ' class="nbd-o"'
     return f'<b{kind} style="background:{colour};color:#fff"{tip}>{text or "&nbsp;"}</b>'
@@ -47,7 +49,7 @@ def _cell(colour: str, tip: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class _Grid:
-    """How blocks are drawn: the dimensions down and across (-1: none), and the cells each way."""
+    """Grid of a picture: vertical and horizontal dimension (-1 if none), and number of cells."""
 
     down: int
     across: int
@@ -56,10 +58,10 @@ class _Grid:
 
 
 class Blocks:
-    """Pictures of arrays; those of one shape and layout are the same.
+    """Pictures of arrays. Arrays of equal shape and layout have equal pictures.
 
     Attributes:
-        left_out: arrays whose picture is nowhere, as the page is full.
+        left_out: number of arrays without a picture because the page is full.
     """
 
     def __init__(self, placement: Placement) -> None:
@@ -69,7 +71,7 @@ class Blocks:
         self._cells = 0
 
     def html(self, array: PlacedArray) -> str:
-        """Empty where the page is full, or the same picture is above and the page half full."""
+        """Return the picture. Empty if the page is full, or half full and has the same picture."""
         key = array.layout, array.shape
         is_above = key in self._drawn
         if self._cells >= (_REPEATED_CELLS if is_above else _ALL_CELLS):
@@ -93,10 +95,10 @@ class Blocks:
                 for column in range(min(grid.columns, _COLUMNS))
             ]
             if grid.columns > _COLUMNS:
-                cells.append(_cell(_GREY, f"{grid.columns} across in all", "…"))
+                cells.append(_cell(_GREY, f"{grid.columns} columns in total", "…"))
             lines.append("".join(cells))
         if grid.rows > _ROWS:
-            lines.append(_cell(_GREY, f"{grid.rows} down in all", "…"))
+            lines.append(_cell(_GREY, f"{grid.rows} rows in total", "…"))
         label = escape(self._label(layout))
         count = min(grid.rows, _ROWS) * min(grid.columns, _COLUMNS)
         picture = f'<span class="nbd-p" role="img" aria-label="{label}">{"<br>".join(lines)}</span>'
@@ -105,11 +107,11 @@ class Blocks:
     def _one(
         self, array: PlacedArray, layout: Layout, held: list[tuple[int, int]], *, named: bool
     ) -> str:
-        """A cell: several devices where they have the same, or differ in what is not drawn."""
+        """Return a cell. Several devices share it if they differ only in other dimensions."""
         blocks = dict.fromkeys(block for _, block in held)
         devices = sorted(device for device, _ in held)
         if not devices:
-            return _cell(_GREY, "on no device that is left", "-")
+            return _cell(_GREY, "on no remaining device", "-")
         slices = "; ".join(words.block(array, layout, block) for block in list(blocks)[:4])
         tip = f"{slices} on {words.devices(self._placement, devices)}"
         return _cell(
@@ -119,7 +121,7 @@ class Blocks:
     def _label(self, layout: Layout) -> str:
         count = formatting.count(len(layout.devices), "device")
         if layout.pieces == 1:
-            return f"whole on {count}"
+            return f"not sharded, on {count}"
         return f"{words.over_axes(layout)}; on {count}"
 
 
@@ -137,7 +139,7 @@ def _grid(layout: Layout) -> _Grid:
 
 
 def _by_cell(layout: Layout, grid: _Grid) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """Devices and their blocks, by row and column."""
+    """Return devices and their blocks by row and column."""
     held: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for device, block in zip(layout.devices, layout.blocks, strict=True):
         place = _place(block, layout.parts)

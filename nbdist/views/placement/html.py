@@ -1,9 +1,9 @@
-"""A placement as HTML without a script: a tree that folds, and a small picture of every array.
+"""Placement as HTML without scripts: a collapsible tree with a picture of every array.
 
-Most styles are in a `<style>` of its own, as a page may have thousands of rows. A notebook that is
-not trusted loses it, and the labels for screen readers: what is left are the tree, the numbers, the
-colours of the blocks and their tool tips, and the few styles that are not in it. The JupyterLab
-extension, whose tab trusts nothing either, brings the same file of styles.
+Most styles are in one `<style>` element, because a page may have thousands of rows. An untrusted
+notebook loses this element and the labels for screen readers. The tree, the numbers, the colours of
+blocks and their tool tips have inline styles. The JupyterLab extension contains the same style file
+for its tab.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS = 4500
 OPEN_ROWS = 40
-"""A tree with so many arrays is open from the start, one with more down to its names."""
+"""Maximum number of arrays in a tree that starts fully open. Larger trees show only their names."""
 
 _SHOWN_DEVICES = 12
 _BAR_WIDTH = 220
@@ -37,7 +37,7 @@ STYLE = f"<style>\n{Path(__file__).with_name('placement.css').read_text()}</styl
 
 
 def page(placement: Placement, root: Branch) -> str:
-    """The whole view."""
+    """Return the whole view."""
     title = words.title(placement, root.cost)
     facts = "".join(html.line(text) for text in words.facts(placement, root.cost))
     tree = _Tree(placement, root.cost.arrays <= OPEN_ROWS).html(root)
@@ -56,7 +56,7 @@ def _devices(placement: Placement) -> str:
 
 
 def _bars(placement: Placement, sizes: Sequence[tuple[int, int]], most: int) -> str:
-    """A row for each device: its number in the pictures below, its place, its bytes."""
+    """Return one row per device: its number in the pictures below, its name and its bytes."""
     rows = "".join(
         f"<tr>{_cell(chip(device))}{_cell(escape(words.device(placement, device)))}"
         f"{_cell(formatting.size(size), 'right')}{_cell(_bar(size, most))}</tr>"
@@ -78,7 +78,7 @@ def _bar(size: int, most: int) -> str:
 
 
 class _Tree:
-    """Rows, until there are as many as may be."""
+    """Rows of the tree, up to a limit."""
 
     def __init__(self, placement: Placement, all_open: bool) -> None:
         self._layouts = placement.layouts
@@ -99,7 +99,7 @@ class _Tree:
         if not self._blocks.left_out:
             return ""
         arrays = formatting.count(self._blocks.left_out, "array")
-        text = f"The pictures of {arrays} found no room: show fewer of them by name to see theirs"
+        text = f"No room for the pictures of {arrays}: name fewer arrays to show them"
         return f'<div class="nbd-f">{text}</div>'
 
     def _entries(self, node: Branch, depth: int) -> Iterator[str]:
@@ -145,5 +145,5 @@ class _Tree:
 
 
 def _cells(*texts: str) -> str:
-    """With spaces between, for where the style is lost."""
+    """Return cells separated by spaces, in case the styles are lost."""
     return " ".join(f"<span>{text}</span>" for text in texts)

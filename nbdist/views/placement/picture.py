@@ -1,4 +1,4 @@
-"""Where arrays are, as `%dist_show` shows it: a table of devices and a tree of arrays."""
+"""Array placement as `%dist_show` shows it: a table of devices and a tree of arrays."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PlacementPicture(ResultTable[ArrayPlace]):
     The key of an array is the expression that leads to it, such as `params['w']`.
 
     Attributes:
-        placement: what is shown.
+        placement: placement to show.
     """
 
     def __init__(self, placement: Placement) -> None:
@@ -95,7 +95,7 @@ class PlacementPicture(ResultTable[ArrayPlace]):
         ]
 
     def png(self) -> bytes:
-        """Bytes on each device as bars, and the tree below."""
+        """Draw bytes per device as bars, and the tree below."""
         from nbdist.views.placement.png import picture
 
         return picture(
@@ -128,7 +128,7 @@ class PlacementPicture(ResultTable[ArrayPlace]):
         return [*html.text_table(("device", "bytes"), table, (1,)), *rest]
 
     def _slice_lines(self) -> Iterator[str]:
-        """Of each layout that cuts, what lies where, told of its first array."""
+        """Yield the blocks of each sharded layout, for its first array."""
         examples: dict[int, PlacedArray] = {}
         for array in self.placement.arrays:
             if self.placement.layouts[array.layout].pieces > 1:
@@ -136,11 +136,11 @@ class PlacementPicture(ResultTable[ArrayPlace]):
         for index, array in list(examples.items())[:SHOWN_LAYOUTS]:
             layout = self.placement.layouts[index]
             name = f"{words.label(array.name, ())} ({words.shape(array)})"
-            yield f"{words.how(layout)}: {words.over_axes(layout)}; of {name}:"
+            yield f"{words.how(layout)}: {words.over_axes(layout)}, of {name}:"
             yield from self._blocks(array, layout)
             yield ""
         if len(examples) > SHOWN_LAYOUTS:
-            yield f"… and {len(examples) - SHOWN_LAYOUTS:,} more ways of cutting"
+            yield f"… and {len(examples) - SHOWN_LAYOUTS:,} more layouts"
             yield ""
 
     def _blocks(self, array: PlacedArray, layout: Layout) -> Iterator[str]:
@@ -188,5 +188,5 @@ class PlacementPicture(ResultTable[ArrayPlace]):
 
 
 def _amount(cost: Cost, noun: str) -> str:
-    """`3,990 more arrays, 1.2 GB`."""
+    """Format `3,990 more arrays, 1.2 GB`."""
     return f"{formatting.count(cost.arrays, noun)}, {formatting.size(cost.once)}"

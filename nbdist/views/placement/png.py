@@ -1,7 +1,7 @@
-"""A placement as a picture, for where no HTML is shown.
+"""Placement as a picture, for front ends that show no HTML.
 
-Drawn by Pillow, in the fonts that Matplotlib brings: Matplotlib itself takes a fifth of a second
-for so many letters, more than all else that `%dist_show` does.
+Pillow draws it with Matplotlib's fonts. Matplotlib would need 0.2 s for the text, more than
+everything else in `%dist_show`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
 
 WIDTH = 900
-"""In CSS pixels; the picture has more, for screens that have."""
+"""Width in CSS pixels. The resolution is higher, for dense screens."""
 
 SHOWN_BARS = 16
 _PIXELS = WIDTH * 3 // 2
 _MARGIN = 16
 _BAR = 29
 _LINE = 21
-"""Pixels, of a bar and of a line of text."""
+"""Pixels: height of a bar and of a line of text."""
 
 _TITLE, _TEXT, _SMALL, _LEAST = 20, 15, 14, 4
-"""Pixels of an em."""
+"""Pixels per em."""
 
 _PLACES = 0.2, 0.5
-"""Parts of the width: where bars begin, and how long the longest is."""
+"""Fractions of the width: start of the bars, and length of the longest."""
 
 _LETTER = 0.602
-"""The width of a letter of the monospaced font, in ems."""
+"""Width of a letter of the monospaced font, in ems."""
 
 _SANS, _BOLD, _MONO = "DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSansMono.ttf"
 _INK, _PAPER, _BLUE = "#000000", "#ffffff", "#4878a8"
@@ -45,13 +45,13 @@ _INK, _PAPER, _BLUE = "#000000", "#ffffff", "#4878a8"
 def picture(
     title: str, facts: Sequence[str], sizes: Mapping[str, int], lines: Sequence[str]
 ) -> bytes:
-    """Bars and text.
+    """Draw bars and text.
 
     Args:
-        title: the first line.
-        facts: lines below it.
+        title: first line.
+        facts: lines below the title.
         sizes: bytes on each device.
-        lines: the tree, as text in columns.
+        lines: tree as text in columns.
 
     Returns:
         A PNG.
@@ -99,6 +99,6 @@ def _bars(draw: ImageDraw, top: int, sizes: Mapping[str, int]) -> None:
 
 
 def _fitting(lines: Sequence[str]) -> float:
-    """Pixels of an em, so that the longest line fits the width, or as much of it as can be read."""
+    """Return the font size in pixels at which the longest line fits, at least `_LEAST`."""
     longest = max(map(len, filter(None, lines)), default=1)
     return max(_LEAST, min(_TEXT, (_PIXELS - 2 * _MARGIN) / (longest * _LETTER)))

@@ -1,4 +1,4 @@
-"""How layouts, slices and places are written."""
+"""Formats of layouts, slices and devices."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from nbdist.records import Layout, MeshShape, PlacedArray, Placement
 
 _NAMED = 4
-"""Devices that are named one by one."""
+"""Number of devices that are named individually."""
 
 _NUMBERS = 44
-"""Letters of devices that are told by their numbers."""
+"""Maximum characters of a list of device numbers."""
 
 _NOTES = 12
 _LONGEST = 60
@@ -30,7 +30,7 @@ def title(placement: Placement, cost: Cost) -> str:
 
 
 def facts(placement: Placement, cost: Cost) -> Iterator[str]:
-    """What holds of all arrays together."""
+    """Yield facts about all arrays together."""
     sizes = on_devices(placement)
     names = {d: placement.devices[d].name for d in sizes}
     for noun, at_host in (("device", False), ("host memory", True)):
@@ -50,7 +50,7 @@ def facts(placement: Placement, cost: Cost) -> Iterator[str]:
 
 
 def _each(sizes: Sequence[int], noun: str) -> str:
-    """`2.1 GB to 2.3 GB on each of 6 devices`."""
+    """Format bytes per device: `2.1 GB to 2.3 GB on each of 6 devices`."""
     least, most = formatting.size(min(sizes)), formatting.size(max(sizes))
     each = most if least == most else f"{least} to {most}"
     if len(sizes) == 1:
@@ -59,7 +59,7 @@ def _each(sizes: Sequence[int], noun: str) -> str:
 
 
 def mesh_words(placement: Placement, mesh: MeshShape) -> str:
-    """`mesh data 3 x model 2: data crosses ranks, model stays on one`."""
+    """Format a mesh: `mesh data 3 x model 2: data crosses ranks, model stays on a rank`."""
     if not mesh.axes:
         return "mesh without axes"
     sizes = " x ".join(f"{axis} {size}" for axis, size in zip(mesh.axes, mesh.sizes, strict=True))
@@ -73,7 +73,7 @@ def mesh_words(placement: Placement, mesh: MeshShape) -> str:
 
 
 def _along(rank_of: Sequence[int], sizes: Sequence[int], axis: int) -> Iterator[set[int]]:
-    """The ranks of the devices that differ in this axis alone, for each place in the others."""
+    """Yield the ranks of devices that differ only in this axis, for each position in the others."""
     stride = 1
     for size in sizes[axis + 1 :]:
         stride *= size
@@ -84,13 +84,16 @@ def _along(rank_of: Sequence[int], sizes: Sequence[int], axis: int) -> Iterator[
 
 
 def device(placement: Placement, index: int) -> str:
-    """`1@host gpu:0`."""
+    """Format a device: `1@host gpu:0`."""
     place = placement.devices[index]
     return f"{place.rank}@{placement.hosts[place.rank]} {place.name}"
 
 
 def devices(placement: Placement, indices: Sequence[int]) -> str:
-    """Ranks that have the same together: `0-2@host cpu:0, cpu:1`; of a plan, `devices 0-3`."""
+    """Format devices, equal ones of several ranks together: `0-2@host cpu:0, cpu:1`.
+
+    Devices of a plan have numbers only: `devices 0-3`.
+    """
     if not placement.hosts:
         numbers = formatting.shortened(formatting.ranks(indices), _NUMBERS)
         return f"device{'s' * (len(indices) > 1)} {numbers}"
@@ -107,7 +110,7 @@ def devices(placement: Placement, indices: Sequence[int]) -> str:
 
 
 def label(text: str, ranks: Sequence[int]) -> str:
-    """The end of a path, without its middle where it is long, and who has it if not all do."""
+    """Format a path without the middle of a long one, and the ranks if not all have the array."""
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]}…{text[-_LONGEST // 2 :]}"
     return f"{text} (rank {formatting.ranks(ranks)})" if ranks else text
@@ -118,7 +121,7 @@ def shape(array: PlacedArray) -> str:
 
 
 def how(layout: Layout) -> str:
-    """The spec, or a word; of arrays that each rank has its own, that it has."""
+    """Format the sharding: the spec or a word, and a remark if each rank has its own array."""
     if layout.kind == "sharded":
         return layout.spec or "sharded"
     own = layout.owners > 1 and layout.kind != "per replica"
@@ -126,14 +129,14 @@ def how(layout: Layout) -> str:
 
 
 def cut(layout: Layout) -> str:
-    """`3 x 2, 2 copies`."""
+    """Format parts and copies: `3 x 2, 2 copies`."""
     parts = " x ".join(map(str, layout.parts)) if layout.pieces > 1 else ""
     copies = f"{layout.copies:,} copies" if layout.copies > 1 else ""
     return ", ".join(part for part in (parts, copies) if part)
 
 
 def advice(array: PlacedArray, layout: Layout, cost: Cost) -> str:
-    """`2.1 MB, dim 0`: bytes of copies that could be sharded, and where."""
+    """Format bytes of copies that could be sharded, and the dimension: `2.1 MB, dim 0`."""
     dimension = dimension_to_cut(array, layout)
     return f"{formatting.size(cost.shardable)}, dim {dimension}" if cost.shardable else ""
 
@@ -143,7 +146,7 @@ def per_device(array: PlacedArray, layout: Layout) -> str:
 
 
 def over_axes(layout: Layout) -> str:
-    """`dim 0 in 3 over data, dim 2 in 2 over model`."""
+    """Format sharded dimensions: `dim 0 in 3 over data, dim 2 in 2 over model`."""
     return ", ".join(
         f"dim {dimension} in {parts}" + (f" over {' x '.join(axes)}" if axes else "")
         for dimension, (parts, axes) in enumerate(
@@ -154,7 +157,7 @@ def over_axes(layout: Layout) -> str:
 
 
 def block(array: PlacedArray, layout: Layout, number: int) -> str:
-    """`rows 0:512, cols all`; of more dimensions `[0:2, :, 4:8]`."""
+    """Format a slice: `rows 0:512, cols all`, or `[0:2, :, 4:8]` for more dimensions."""
     spans: list[tuple[int, int]] = []
     cuts = layout.parts or (1,) * len(array.shape)
     for length, parts in reversed(list(zip(array.shape, cuts, strict=True))):

@@ -1,4 +1,4 @@
-"""Arrays as a tree of their paths, with what each branch takes; and what each device holds."""
+"""Tree of arrays by path with the bytes of each branch, and the bytes on each device."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 _LEAST = 4
-"""Rows that are worth opening a branch for."""
+"""Minimum number of rows for an open branch."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What arrays take.
+    """Number and bytes of arrays.
 
     Attributes:
-        arrays: how many there are.
+        arrays: number of arrays.
         once: bytes without copies.
-        stored: bytes with copies, on all devices together.
-        shardable: of the bytes of copies, those of arrays that could be cut instead.
+        stored: bytes with copies, over all devices.
+        shardable: bytes of copies of arrays that could be sharded instead.
     """
 
     arrays: int = 0
@@ -41,12 +41,12 @@ class Cost:
 
 
 def on_each(array: PlacedArray, layout: Layout) -> int:
-    """Bytes of the array on each of its devices."""
+    """Return the bytes of the array on each of its devices."""
     return array.nbytes // layout.pieces if layout.devices else 0
 
 
 def dimension_to_cut(array: PlacedArray, layout: Layout) -> int:
-    """The first dimension that the copies could be cut along, each keeping a part; -1: none."""
+    """Return the first dimension that could be sharded instead of copied. -1 if there is none."""
     if layout.copies > 1:
         parts = layout.parts or (1,) * len(array.shape)
         for dimension, (length, cut) in enumerate(zip(array.shape, parts, strict=True)):
@@ -66,7 +66,7 @@ def cost(array: PlacedArray, layout: Layout) -> Cost:
 
 
 def on_devices(placement: Placement) -> dict[int, int]:
-    """Bytes on each device, by rank and name."""
+    """Return the bytes on each device, ordered by rank and name."""
     of_layout: Counter[int] = Counter()
     for array in placement.arrays:
         of_layout[array.layout] += on_each(array, placement.layouts[array.layout])
@@ -78,21 +78,21 @@ def on_devices(placement: Placement) -> dict[int, int]:
 
 
 def _order(placement: Placement, index: int) -> tuple[bool, int, str, int]:
-    """Hosts' memories last; `cpu:2` before `cpu:10`."""
+    """Return a sort key: host memory last, `cpu:2` before `cpu:10`."""
     device = placement.devices[index]
     stem, number = _natural(device.name)
     return device.name == HOST_MEMORY, device.rank, stem, number
 
 
 def _natural(name: str) -> tuple[str, int]:
-    """`cpu`, 2 for `cpu:2`."""
+    """Split a device name: `cpu:2` into `cpu` and 2."""
     stem, _, number = name.partition(":")
     return stem, int(number) if number.isdigit() else -1
 
 
 @dataclass
 class Leaf:
-    """An array in the tree; `label` is the end of its path."""
+    """Array in the tree. `label` is the end of its path."""
 
     label: str
     array: PlacedArray
@@ -101,7 +101,7 @@ class Leaf:
 
 @dataclass
 class Branch:
-    """A part of the tree; `label` leads to it from the branch above."""
+    """Branch of the tree. `label` leads to it from its parent."""
 
     label: str
     entries: list[Branch | Leaf] = field(default_factory=list)
@@ -116,7 +116,7 @@ class Branch:
 
 
 def tree(placement: Placement) -> Branch:
-    """All arrays below one root; branches that lead to one branch alone are joined with it."""
+    """Return the tree of all arrays. A branch with a single branch is merged with it."""
     root = Branch("")
     for array in placement.arrays:
         node = root
@@ -128,7 +128,7 @@ def tree(placement: Placement) -> Branch:
 
 
 def _settled(node: Branch) -> Branch:
-    """With branches joined, and their costs."""
+    """Return the node with merged branches and their costs."""
     node.entries = [
         _settled(entry) if isinstance(entry, Branch) else entry for entry in node.entries
     ]
@@ -141,7 +141,7 @@ def _settled(node: Branch) -> Branch:
 
 
 def total(entries: Sequence[Branch | Leaf]) -> Cost:
-    """Summed field by field: a record for each of thousands of sums would take its time."""
+    """Return the sum of costs. Sums field by field, because a record per addition would be slow."""
     costs = [entry.cost for entry in entries]
     return Cost(
         sum(c.arrays for c in costs),
@@ -153,12 +153,12 @@ def total(entries: Sequence[Branch | Leaf]) -> Cost:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the tree as it is cut: an entry, or what is left out after `depth` of them.
+    """Line of the tree: an entry, or the remainder of a branch.
 
     Attributes:
-        depth: how deep, from 0.
-        entry: what stands there; None for the rest of a branch.
-        hidden: what is not shown below the entry, or of the rest.
+        depth: depth from 0.
+        entry: entry of the line, None for the remainder of a branch.
+        hidden: cost of what is not shown below the entry or in the remainder.
     """
 
     depth: int
@@ -167,12 +167,15 @@ class Row:
 
 
 def rows(root: Branch, limit: int) -> list[Row]:
-    """`limit` rows at most: long branches end early, and small ones are open before large ones."""
+    """Return at most `limit` rows. Long branches are cut, small ones open before large ones."""
     return list(_rows(root, 0, limit))
 
 
 def _rows(node: Branch, depth: int, limit: int) -> Iterator[Row]:
-    """Of a branch too long, the first half or so of what could be shown, and the first is open."""
+    """Yield the rows of a branch.
+
+    Of a long branch, show about half of the limit, and open the first entry.
+    """
     fits = len(node.entries) <= limit
     shown = node.entries if fits else node.entries[: max(limit // 2, 1)]
     spare = limit - len(shown) - (not fits)
@@ -188,9 +191,9 @@ def _rows(node: Branch, depth: int, limit: int) -> Iterator[Row]:
 
 
 def _shares(entries: Sequence[Branch | Leaf], spare: int) -> dict[int, int]:
-    """Rows for what is in each branch, by its index: small ones are shown whole, first ones first.
+    """Return the rows for each open branch by index. Small branches are shown whole, first.
 
-    Large ones share what is left, if that is enough for each.
+    Large branches share the rest, if it suffices for each.
     """
     branches = [(_size(e), i) for i, e in enumerate(entries) if isinstance(e, Branch)]
     shares: dict[int, int] = {}
@@ -205,5 +208,5 @@ def _shares(entries: Sequence[Branch | Leaf], spare: int) -> dict[int, int]:
 
 
 def _size(node: Branch) -> int:
-    """Rows of all that is in it."""
+    """Return the number of rows of a branch."""
     return len(node.entries) + sum(_size(e) for e in node.entries if isinstance(e, Branch))

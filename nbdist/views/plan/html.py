@@ -1,7 +1,7 @@
-"""A plan as HTML without a script: bars, a tree that folds, and small pictures of blocks.
+"""Plan as HTML without scripts: bars, a collapsible tree, and pictures of blocks.
 
-Styles are in the elements themselves, so that a notebook that is not trusted keeps them; only the
-pictures of blocks have some in a `<style>`, which they share with `%dist_show`.
+Styles are inline, so that an untrusted notebook keeps them. Only the pictures of blocks use a
+`<style>` element, shared with `%dist_show`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ SHOWN_ROWS = 400
 SHOWN_LAYOUTS = 4
 
 _DRAWN = 64
-"""Blocks that are drawn one by one; of more, the lines between them."""
+"""Maximum number of blocks drawn individually. Beyond it, only the lines between them are drawn."""
 
 _LINES = 64
-"""In a picture, either way: there is no room for more."""
+"""Maximum number of lines of a picture in each direction."""
 
 _TREE, _CARD = 690, 208
-"""Pixels of width: what the tree needs, and what a picture with its words has."""
+"""Pixels: width of the tree, and of a picture with its text."""
 
 _COLOURS = {
     ROLES["parameter"]: "#3f74b5",
@@ -47,10 +47,10 @@ _COLOURS = {
     words.COMPUTE: "#4f9d69",
 }
 _LINKS = ("#d98b3a", "#c0504d", "#8d78bd", "#b8860b")
-"""Of collectives, by level."""
+"""Colours of collectives, by level."""
 
 _FIRST, _REST, _PAPER = "#d98b3a", "#5f8fc4", "var(--jp-layout-color0,#fff)"
-"""Of a picture of many blocks: device 0's, the others, and the lines between them."""
+"""Colours of a picture with many blocks: device 0, other devices, lines."""
 
 _TRACK = "rgba(128,128,128,.22)"
 _HEAD = "font-weight:600;margin:12px 0 3px"
@@ -65,16 +65,16 @@ _GRID = (
 )
 _INSET = "margin-left:16px"
 _SUMMARY = f"{_INSET};cursor:pointer;list-style-position:outside"
-"""The sign that folds is left of the row, which so is as wide as those that have none."""
+"""Style of a foldable row. Its marker is left of the row, so that all rows have equal width."""
 
 
 def page(plan: Plan, placement: Placement, root: Branch) -> str:
-    """The whole view.
+    """Return the whole view.
 
     Args:
-        plan: what is shown.
-        placement: where its tensors would be.
-        root: its tensors, folded.
+        plan: plan to show.
+        placement: placement of its tensors.
+        root: folded tree of its tensors.
     """
     return html.box(
         words.headline(plan),
@@ -91,7 +91,7 @@ def page(plan: Plan, placement: Placement, root: Branch) -> str:
 
 
 def part(title: str, plan: Plan, placement: Placement, root: Branch) -> str:
-    """Some of its arrays; as `page`, with a title of its own."""
+    """Return the view of some arrays, with a title of its own. See `page` for the arguments."""
     return html.box(title, _tensors(placement, root), _cards(plan, placement))
 
 
@@ -119,7 +119,7 @@ def _degrees(plan: Plan) -> str:
 
 
 def _panels(plan: Plan) -> str:
-    """Memory and time, side by side where there is room."""
+    """Return the bars of memory and time, side by side if there is room."""
     memory = _panel(words.memory_title(plan), words.memory_parts(plan), formatting.binary)
     time = _panel(words.time_title(plan), words.time_parts(plan), formatting.brief)
     style = "display:flex;flex-wrap:wrap;gap:0 44px;max-width:900px"
@@ -127,7 +127,7 @@ def _panels(plan: Plan) -> str:
 
 
 def _panel(title: str, parts: Sequence[Part], written: Callable[[float], str]) -> str:
-    """A bar of all parts, and a line for each."""
+    """Return a bar of all parts, and one line per part."""
     whole = sum(part.shown for part in parts) or 1
     colours = _colours(parts)
     bar = "".join(
@@ -149,7 +149,7 @@ def _panel(title: str, parts: Sequence[Part], written: Callable[[float], str]) -
 
 
 def _colours(parts: Sequence[Part]) -> list[str]:
-    """Of each part; what takes nothing of the bar, or is free, has none."""
+    """Return the colour of each part. Parts that are free or not in the bar have none."""
     links = iter(_LINKS * len(parts))
     return [
         _COLOURS.get(part.name) or next(links) if part.shown and part.name != words.FREE else ""
@@ -173,7 +173,7 @@ def _line(part: Part, colour: str, share: float, figure: str) -> str:
 
 
 def _tensors(placement: Placement, root: Branch) -> str:
-    """The tree of tensors; what of it is too much is left out, and said."""
+    """Return the tree of tensors, shortened to the maximum number of rows."""
     head = "".join(f"<span>{text}</span>" for text in words.TENSORS[:-1])
     last = f'<span style="{_FIGURE}">{words.TENSORS[-1]}</span>'
     body = "".join(_rows(placement, rows(root, SHOWN_ROWS)))
@@ -186,7 +186,7 @@ def _tensors(placement: Placement, root: Branch) -> str:
 
 
 def _rows(placement: Placement, shown: Sequence[Row]) -> Iterator[str]:
-    """Those that lie deeper are in the one above; of roles, the first is open."""
+    """Yield nested rows. The first role is open."""
     roles = 0
     depths = [*(row.depth for row in shown[1:]), 0]
     for row, after in zip(shown, depths, strict=False):
@@ -213,7 +213,7 @@ def _row(placement: Placement, row: Row) -> str:
 
 
 def _cards(plan: Plan, placement: Placement) -> str:
-    """Pictures of the layouts that take most."""
+    """Return pictures of the layouts with most bytes."""
     pictures = Blocks(placement)
     cards = "".join(
         _card(placement, array, count, pictures)
@@ -222,7 +222,7 @@ def _cards(plan: Plan, placement: Placement) -> str:
     if not cards:
         return ""
     style = "display:flex;flex-wrap:wrap;gap:10px 20px;align-items:flex-start"
-    head = _head("which device holds which block")
+    head = _head("blocks by device")
     return f'{head}{STYLE}<div class="nbd" style="{style}">{cards}</div>'
 
 
@@ -232,7 +232,7 @@ def _card(placement: Placement, array: PlacedArray, count: int, pictures: Blocks
     texts = (
         placed.over_axes(layout),
         words.blocks(layout),
-        f"device 0 has {placed.block(array, layout, layout.blocks[0])}",
+        f"device 0: {placed.block(array, layout, layout.blocks[0])}",
         f"and {formatting.count(count - 1, 'more tensor')}" if count > 1 else "",
     )
     small = f"{html.FAINT};font-size:12px;line-height:1.4;margin-top:5px"
@@ -244,7 +244,7 @@ def _card(placement: Placement, array: PlacedArray, count: int, pictures: Blocks
 
 
 def _lattice(layout: Layout) -> str:
-    """Of many blocks: lines where the array is cut, and the block of device 0."""
+    """Return a picture of many blocks: lines between them, and the block of device 0."""
     cut = [parts for parts in layout.parts if parts > 1][:2]
     down, across = cut if len(cut) > 1 else (*cut, 1) if layout.parts[0] > 1 else (1, *cut)
     rows, columns = min(down, _LINES), min(across, _LINES)
@@ -263,7 +263,7 @@ def _lattice(layout: Layout) -> str:
 
 
 def _cell(parts: int) -> int:
-    """Pixels of a block, one of them its line."""
+    """Return the pixels of a block, including one for its line."""
     return 96 if parts == 1 else max(3, min(24, 144 // parts))
 
 
@@ -271,4 +271,4 @@ def _runners_up(plan: Plan) -> str:
     if not plan.runners_up:
         return ""
     table = html.table(words.RUNNERS_UP, words.runners_up(plan), (1, 2))
-    return _head("what else was weighed") + table
+    return _head("alternatives") + table

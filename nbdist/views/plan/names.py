@@ -1,4 +1,4 @@
-"""Some names of a plan: how their arrays would lie."""
+"""Layout of some arrays of a plan, by name."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ if TYPE_CHECKING:
 
 
 class NamesPicture(PlanPicture):
-    """Of a plan, the arrays of some names.
+    """Arrays of a plan with some names.
 
     Attributes:
-        plan: with these arrays alone.
+        plan: plan with these arrays only.
 
     Args:
-        plan: the plan.
-        names: as the step has them.
+        plan: full plan.
+        names: names in the step.
 
     Raises:
-        UsageError: it has nothing of a name.
+        UsageError: the plan has no array of a name.
     """
 
     def __init__(self, plan: Plan, names: Sequence[str]) -> None:
         missing = [name for name in names if not any(_is_of(t, name) for t in plan.tensors)]
         if missing:
             known = dict.fromkeys(filter(str.isidentifier, map(_name, plan.tensors)))
-            raise UsageError(f"the plan has no {', '.join(missing)}: it has {', '.join(known)}")
+            raise UsageError(
+                f"the plan contains no {', '.join(missing)}: it contains {', '.join(known)}"
+            )
         own = tuple(t for t in plan.tensors if any(_is_of(t, name) for name in names))
         super().__init__(msgspec.structs.replace(plan, tensors=own))
         self._names = names

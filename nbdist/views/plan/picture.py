@@ -1,4 +1,4 @@
-"""A plan, as `%%dist_plan` shows it to somebody who decides whether to run."""
+"""Plan as `%%dist_plan` shows it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nbdist.views.plan.text import Part
 
 WIDTH = 100
-"""Columns of text."""
+"""Width of the text in columns."""
 
 SHOWN_ROWS = 48
 SHOWN_LAYOUTS = 3
@@ -31,7 +31,7 @@ SHOWN_BLOCKS = 4
 
 _BAR = 44
 _LAST = 44
-"""Letters of a last column that goes on in the lines below."""
+"""Maximum width of a last column. Longer texts continue in the lines below."""
 
 
 class PlanPicture(ResultTable[PlannedTensor]):
@@ -40,7 +40,7 @@ class PlanPicture(ResultTable[PlannedTensor]):
     The key of an array is the expression that leads to it, such as `params['w']`.
 
     Attributes:
-        plan: The plan.
+        plan: plan to show.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -109,7 +109,7 @@ class PlanPicture(ResultTable[PlannedTensor]):
         return _table(words.TENSORS, table, (4,))
 
     def _block_lines(self) -> Iterator[str]:
-        """Of the layouts that take most, who has which block."""
+        """Yield the devices of each block, for the layouts with most bytes."""
         placement = self._placement
         for array, count in largest(self.plan, placement, SHOWN_LAYOUTS):
             layout = placement.layouts[array.layout]
@@ -136,12 +136,12 @@ class PlanPicture(ResultTable[PlannedTensor]):
 
 
 def wrapped(text: str, indent: str = "") -> list[str]:
-    """In lines that are no wider than the text."""
+    """Wrap text to the width of the view."""
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ")
 
 
 def _bars(parts: Sequence[Part], written: Callable[[float], str]) -> Iterator[str]:
-    """A line for each part; each bar begins where the one above ends."""
+    """Yield one line per part. Each bar starts at the end of the one above."""
     whole = sum(part.shown for part in parts) or 1
     names = max(len(part.name) for part in parts)
     before = 0.0
@@ -156,7 +156,7 @@ def _bars(parts: Sequence[Part], written: Callable[[float], str]) -> Iterator[st
 def _table(
     header: Sequence[str], table: Sequence[Sequence[str]], numbers: Sequence[int]
 ) -> list[str]:
-    """A table that is no wider than the text: of its longest columns, texts lose their ends."""
+    """Return a table that fits the width. The longest columns are shortened."""
     widths = [max(map(len, column)) for column in zip(header, *table, strict=True)]
     while sum(widths) + 2 * (len(widths) - 1) > WIDTH:
         widths[widths.index(max(widths))] -= 1
@@ -165,7 +165,7 @@ def _table(
 
 
 def _unfolded(table: Sequence[Sequence[str]]) -> Iterator[list[str]]:
-    """With a last column that goes on in the lines below."""
+    """Yield rows whose last column continues in the lines below."""
     for *cells, last in table:
         first, *more = textwrap.wrap(last, _LAST) or [""]
         yield [*cells, first]

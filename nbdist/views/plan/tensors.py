@@ -1,4 +1,4 @@
-"""The tensors of a plan: as arrays that lie on devices, and as a tree whose layers are folded."""
+"""Tensors of a plan: as a placement, and as a tree with folded layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROLES = {
     "read": "read only",
     "batch": "batch",
 }
-"""In a plan's words, and in ours."""
+"""Roles in a plan, and their names in the view."""
 
 _SEGMENT = re.compile(
     r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^]'"]*)\]|\.[^.[]+|[^.[]+|.""", re.DOTALL
@@ -33,18 +33,17 @@ _DIGITS = re.compile(r"\d+")
 _INDEX = re.compile(r"\[\d+\]")
 
 _ALIKE = 4
-"""Arrays with a number in their names, as `['w1']`, that are taken to be layers if as many are
-alike."""
+"""Number of equal arrays with a number in their names, such as `['w1']`, that count as layers."""
 
 _NAMED = 3
-"""Of branches that are alike."""
+"""Number of names listed for equal branches."""
 
 _NUMBERS = 12
-"""Letters of the numbers of layers."""
+"""Maximum characters of layer numbers."""
 
 
 def placement_of(plan: Plan) -> Placement:
-    """Where a plan's tensors would be; devices are numbers, in the order of the mesh."""
+    """Return the placement of a plan's tensors. Devices are numbered in the order of the mesh."""
     every = tuple(range(plan.devices))
     layouts = {spec: index for index, spec in enumerate({t.spec: 0 for t in plan.tensors})}
     return Placement(
@@ -71,7 +70,7 @@ def _layout(spec: Spec, plan: Plan, every: tuple[int, ...]) -> Layout:
 
 
 def _blocks(spec: Spec, axes: dict[str, int]) -> tuple[int, ...]:
-    """The block of each device: one step along an axis is always the same number of blocks."""
+    """Return the block of each device. A step along an axis always adds the same number."""
     strides: dict[str, int] = {}
     stride = 1
     for axis in reversed([axis for dimension in spec for axis in dimension]):
@@ -95,12 +94,12 @@ def _array(tensor: PlannedTensor, plan: Plan, layout: int) -> PlacedArray:
 
 
 def segments(path: str) -> tuple[str, ...]:
-    """`p`, `['layers']`, `[0]`, `.kernel`; joined, they are the path."""
+    """Split a path into `p`, `['layers']`, `[0]`, `.kernel`. Joined, they are the path."""
     return tuple(_SEGMENT.findall(path)) or ("",)
 
 
 def written(spec: Spec) -> str:
-    """`P('data', None, ('model', 'data'))`, without what is whole at its end."""
+    """Format a spec: `P('data', None, ('model', 'data'))`, without trailing None."""
     last = max((dim for dim, axes in enumerate(spec) if axes), default=-1)
     return f"P({', '.join(map(_dimension, spec[: last + 1]))})"
 
@@ -110,9 +109,9 @@ def _dimension(axes: tuple[str, ...]) -> str:
 
 
 def folded(plan: Plan, placement: Placement) -> Branch:
-    """A branch for each role, the largest arrays first; layers that are alike are one.
+    """Return one branch per role, largest arrays first. Equal layers are one entry.
 
-    A leaf stands for `cost.arrays` arrays; `cost.stored` are the bytes on all devices.
+    A leaf represents `cost.arrays` arrays. `cost.stored` is the number of bytes on all devices.
     """
     by_role: dict[str, list[PlacedArray]] = {role: [] for role in ROLES}
     for tensor, array in zip(plan.tensors, placement.arrays, strict=True):
@@ -127,7 +126,7 @@ def folded(plan: Plan, placement: Placement) -> Branch:
 
 
 def _folded(node: Branch) -> Branch:
-    """With entries folded from the innermost outwards, and sorted."""
+    """Return the node with entries folded from the inside out, and sorted by bytes."""
     layers: dict[object, list[Branch | Leaf]] = defaultdict(list)
     stems: dict[str, set[object]] = defaultdict(set)
     for entry in node.entries:
@@ -143,7 +142,7 @@ def _folded(node: Branch) -> Branch:
 
 
 def _as_layers(group: list[Branch | Leaf], ambiguous: Collection[str]) -> list[Branch | Leaf]:
-    """One entry for all, where they are layers; with their numbers where `#` may be others too."""
+    """Return one entry for equal layers. It lists their numbers if `#` would be ambiguous."""
     first, count = group[0], len(group)
     is_layer = isinstance(first, Branch) or _INDEX.fullmatch(first.label) or count >= _ALIKE
     if count == 1 or not is_layer:
@@ -157,7 +156,7 @@ def _as_layers(group: list[Branch | Leaf], ambiguous: Collection[str]) -> list[B
 
 
 def _joined(entry: Branch | Leaf) -> Branch | Leaf:
-    """A branch that leads to one branch alone, with it."""
+    """Merge a branch with its only branch."""
     inner = entry.entries if isinstance(entry, Branch) else []
     if len(inner) == 1 and isinstance(inner[0], Branch):
         return Branch(entry.label + inner[0].label, inner[0].entries, cost=inner[0].cost)
@@ -165,7 +164,7 @@ def _joined(entry: Branch | Leaf) -> Branch | Leaf:
 
 
 def _siblings(entries: list[Branch | Leaf]) -> list[Branch | Leaf]:
-    """Branches of other names that are alike, as an optimizer's moments, as one: `m, v`."""
+    """Merge equal branches of different names, such as optimizer moments, into one: `m, v`."""
     alike: dict[object, list[Branch | Leaf]] = defaultdict(list)
     for place, entry in enumerate(entries):
         alike[_signature(entry) if isinstance(entry, Branch) else place].append(entry)
@@ -181,7 +180,7 @@ def _names(group: list[Branch | Leaf]) -> str:
 
 
 def _multiplied(entry: Branch | Leaf, label: str, count: int) -> Branch | Leaf:
-    """An entry that stands for several."""
+    """Return an entry that represents several."""
     if isinstance(entry, Leaf):
         return Leaf(label, entry.array, _times(entry.cost, count))
     entries = [_multiplied(inner, inner.label, count) for inner in entry.entries]
@@ -193,7 +192,7 @@ def _times(cost: Cost, count: int) -> Cost:
 
 
 def _signature(entry: Branch | Leaf) -> object:
-    """Equal where arrays below are alike."""
+    """Return a key that is equal for branches with equal arrays."""
     if isinstance(entry, Leaf):
         array = entry.array
         return array.shape, array.dtype, array.nbytes, array.layout, entry.cost.arrays
@@ -201,12 +200,12 @@ def _signature(entry: Branch | Leaf) -> object:
 
 
 def largest(plan: Plan, placement: Placement, count: int) -> list[tuple[PlacedArray, int]]:
-    """Of the specs that cut, those of most bytes: an array, a parameter if one is, and how many.
+    """Return the sharded specs with most bytes: an array, preferably a parameter, and their number.
 
     Args:
-        plan: whose tensors they are.
-        placement: of the plan.
-        count: how many at most.
+        plan: plan of the tensors.
+        placement: placement of the plan.
+        count: maximum number of specs.
     """
     alike: dict[str, list[tuple[bool, int, PlacedArray]]] = defaultdict(list)
     for tensor, array in zip(plan.tensors, placement.arrays, strict=True):

@@ -1,4 +1,4 @@
-"""What a plan says, in words and figures that add up."""
+"""Texts and figures of a plan. The figures add up."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
 
 FREE = "free"
 COMPUTE = "compute"
-TENSORS = ("tensor", "shape", "type", "spec", "each device")
-RUNNERS_UP = ("instead", "step", "each device", "why not")
+TENSORS = ("tensor", "shape", "type", "spec", "per device")
+RUNNERS_UP = ("alternative", "step", "per device", "drawback")
 
 _ZERO = {
-    1: "the optimizer's state is cut too (ZeRO-1)",
-    3: "the optimizer's state and parameters are cut too, these gathered to multiply by (ZeRO-3)",
+    1: "optimizer state is sharded too (ZeRO-1)",
+    3: "optimizer state and parameters are sharded too, parameters are gathered for use (ZeRO-3)",
 }
 _REMAT = {
-    "selective": "the backward pass makes again what is no product with parameters",
-    "full": "the backward pass makes again all but what goes into each stretch of layers",
+    "selective": "the backward pass recomputes all but products with parameters",
+    "full": "the backward pass recomputes all but the inputs of each group of layers",
 }
 _WAY = {
-    "": "are gone through one after another, and summed",
-    "gpipe": "go {}from stage to stage, one behind another, and back when all have come through",
-    "1f1b": "go {}from stage to stage, each back as soon as it has come through (1F1B)",
+    "": "are computed one after another, and their gradients summed",
+    "gpipe": "go {}through the stages: all forward, then all backward (GPipe)",
+    "1f1b": "go {}through the stages: each backward right after its forward pass (1F1B)",
 }
 _ROUNDING = 1e-6
-"""Of a step: what seconds may differ by and be the same."""
+"""Fraction of a step below which differences in seconds are ignored."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a whole.
+    """Part of a total.
 
     Attributes:
         amount: bytes or seconds.
-        shown: how much of the bar it takes, in the same unit.
-        detail: what else is to be said.
+        shown: length of its bar, in the same unit.
+        detail: additional text.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Part:
 
 
 def headline(plan: Plan) -> str:
-    """What one decides by."""
+    """Return one line with the main figures."""
     hardware = plan.on.partition(",")[0]
     return (
         f"{plan.title} on {hardware}: about {formatting.brief(plan.time.step)} a step, "
@@ -66,7 +66,7 @@ def headline(plan: Plan) -> str:
 
 
 def memory(plan: Plan) -> str:
-    """`46.3 of 79.1 GiB`."""
+    """Format used and available memory: `46.3 of 79.1 GiB`."""
     taken = formatting.binary(plan.memory.total)
     available = formatting.binary(plan.memory.available)
     number, _, unit = taken.partition(" ")
@@ -74,9 +74,9 @@ def memory(plan: Plan) -> str:
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """What is said of a plan as its step begins: nothing where all is on every device, as ever."""
+    """Yield the remarks at the start of a planned step. None if every device has all arrays."""
     if plan.zero or plan.remat or plan.micro > 1 or plan.devices > plan.axes[DATA]:
-        yield f"laid out as {plan.title}: {memory(plan)} on each device"
+        yield f"layout {plan.title}: {memory(plan)} on each device"
         yield from plan.warnings
 
 
@@ -95,13 +95,13 @@ def warnings(plan: Plan) -> Iterator[str]:
 
 
 def verified(plan: Plan) -> Iterator[str]:
-    """What the hardware's compiler says, where it was asked."""
+    """Yield the results of the hardware's compiler, if it was run."""
     found = plan.verified
     if found is None:
         return
     expected = plan.memory.needed
     yield (
-        f"compiled by XLA for it in {formatting.brief(found.seconds)}: "
+        f"compiled by XLA for this hardware in {formatting.brief(found.seconds)}: "
         f"{formatting.binary(found.total)} on each device, and "
         f"{formatting.binary(expected)} were expected"
     )
@@ -113,19 +113,19 @@ def verified(plan: Plan) -> Iterator[str]:
     calls = [
         f"{one.count:,} {one.kind} ({formatting.binary(one.bytes)})" for one in found.collectives
     ]
-    yield f"collectives, each loop once: {', '.join(calls) or 'none'}"
+    yield f"collectives, each loop counted once: {', '.join(calls) or 'none'}"
 
 
 def degrees(plan: Plan) -> list[tuple[str, str, str]]:
-    """The axes that cut: name, size, and what each cuts; and what is made again."""
+    """Return name, size and meaning of each sharded axis, of microbatches and of remat."""
     said = {DATA: _data, MODEL: _model, STAGE: _stages}
     found = [(axis, f"{size:,}", said[axis](plan)) for axis, size in plan.axes.items() if size > 1]
-    found = found or [("none", "1", "one device holds all of it")]
+    found = found or [("none", "1", "one device contains all arrays")]
     if plan.micro > 1:
         rows = plan.rows / plan.axes[DATA] / plan.micro
         noun = "sample" if rows == 1 else "samples"
         way = _WAY[plan.schedule if STAGE in plan.axes else ""]
-        around = f"{plan.rounds} times around " * (plan.rounds > 1)
+        around = f"{plan.rounds} times " * (plan.rounds > 1)
         what = f"parts of {rows:,.4g} {noun} {way.format(around)}"
         found.append(("microbatches", f"{plan.micro:,}", what))
     if plan.remat:
@@ -149,10 +149,10 @@ def _model(plan: Plan) -> str:
     cut = [nbytes for nbytes, spec in wholes if any(MODEL in axes for axes in spec)]
     share = sum(cut) / (sum(nbytes for nbytes, _ in wholes) or 1)
     text = (
-        f"dimensions of {len(cut):,} of {formatting.count(len(wholes), 'parameter')}, "
-        f"{formatting.share(share)} of their bytes, and the work on them (tensor parallel)"
+        f"shards {len(cut):,} of {formatting.count(len(wholes), 'parameter')}, "
+        f"{formatting.share(share)} of their bytes, and their computations (tensor parallel)"
     )
-    along = "what it passes on between them is cut along the sequence (sequence parallel)"
+    along = "activations between them are sharded along the sequence (sequence parallel)"
     return f"{text}; {along}" if plan.sequence else text
 
 
@@ -162,13 +162,13 @@ def _stages(plan: Plan) -> str:
     counts = [f"{size // plan.axes[STAGE]:,}" for size in sorted(set(dims))]
     blocks = f", in {plan.rounds} blocks" * (plan.rounds > 1)
     return (
-        f"{' or '.join(counts) or 'some'} of the layers of a scan on each{blocks} (pipeline "
-        f"parallel), which waits {formatting.share(plan.time.bubble)} of a step for microbatches"
+        f"{' or '.join(counts) or 'some'} layers of a scan per stage{blocks} (pipeline "
+        f"parallel): stages wait {formatting.share(plan.time.bubble)} of a step for microbatches"
     )
 
 
 def memory_parts(plan: Plan) -> list[Part]:
-    """Bytes of each device; with what is free, they are what it has."""
+    """Return the bytes of each device. With the free part, they add up to its memory."""
     sizes = dict.fromkeys(ROLES.values(), 0)
     for tensor in plan.tensors:
         sizes[ROLES[tensor.role]] += tensor.device_bytes
@@ -181,7 +181,7 @@ def memory_parts(plan: Plan) -> list[Part]:
 
 
 def time_parts(plan: Plan) -> list[Part]:
-    """Seconds of a step: operations, collectives by level, and what of these is hidden."""
+    """Return the seconds of a step: operations, collectives by level, and their hidden part."""
     time = plan.time
     seconds: dict[str, float] = {}
     nbytes: dict[str, float] = {}
@@ -196,7 +196,7 @@ def time_parts(plan: Plan) -> list[Part]:
         for level, spell in seconds.items()
     ]
     if spent - time.exposed > _ROUNDING * time.step:
-        parts.append(Part("hidden", time.exposed - spent, 0.0, "behind operations"))
+        parts.append(Part("hidden", time.exposed - spent, 0.0, "overlapped with operations"))
     return parts
 
 
@@ -205,10 +205,10 @@ def time_title(plan: Plan) -> str:
 
 
 def memory_title(plan: Plan) -> str:
-    return f"memory of each device: {memory(plan)}"
+    return f"memory per device: {memory(plan)}"
 
 
-EXACT = "parameters, state and batch are exact; gradients, activations and seconds are estimates"
+EXACT = "parameters, state and batch are exact; gradients, activations and times are estimates"
 
 
 def runners_up(plan: Plan) -> list[list[str]]:
@@ -230,7 +230,7 @@ def label(array: PlacedArray) -> str:
 
 
 def cells(row: Row, placement: Placement) -> list[str]:
-    """Of a row of the tree, under the header `TENSORS`."""
+    """Return the cells of a tree row, under the header `TENSORS`."""
     entry, cost = row.entry, row.entry.cost if row.entry else row.hidden
     each = formatting.binary(cost.stored // len(placement.devices))
     if entry is None:
@@ -244,13 +244,13 @@ def cells(row: Row, placement: Placement) -> list[str]:
 
 
 def blocks(layout: Layout) -> str:
-    """`16 blocks, each on 64 devices`."""
+    """Format blocks: `16 blocks, each on 64 devices`."""
     held = f"each on {formatting.count(layout.copies, 'device')}"
     return f"{formatting.count(layout.pieces, 'block')}, {held}"
 
 
 def holders(placement: Placement, layout: Layout, count: int) -> list[str]:
-    """Who has each of the first blocks, in a few words; `count` at most."""
+    """Return the devices of each of the first blocks as text, at most `count`."""
     found: list[list[int]] = [[] for _ in range(min(count, layout.pieces))]
     for device, block in zip(layout.devices, layout.blocks, strict=True):
         if block < len(found):

@@ -1,4 +1,4 @@
-"""The output of a running cell: text folded over ranks, displays, metrics, and its run."""
+"""Output of a running cell: text folded over ranks, displays, metrics, and its run."""
 
 from __future__ import annotations
 
@@ -45,63 +45,63 @@ if TYPE_CHECKING:
 Shareable = (
     Output | Display | Metrics | Rows | StepBegun | FitBegun | Note | Checked | Profiled | Planned
 )
-"""What ranks say to be shown."""
+"""Records of ranks that the output shows."""
 
 _OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
 
 
 class View(Protocol):
-    """What shows a cell while it runs."""
+    """View of a running cell."""
 
     def add(self, record: Shareable) -> None:
-        """Take in a record; `flush` shows it."""
+        """Add a record. `flush` shows it."""
         ...
 
     def flush(self) -> None:
-        """Show what can be shown."""
+        """Show the records that are ready."""
         ...
 
     def say(self, line: str) -> None:
-        """Show a line that is about the run, and of no rank's."""
+        """Show a line about the run as a whole."""
         ...
 
     def resume(self, begun: StepBegun | FitBegun) -> None:
-        """Go on with steps that began elsewhere, where it was said how they would be."""
+        """Continue with steps that another process started and announced."""
         ...
 
     def recovering(self, reason: str) -> None:
-        """Ranks are being replaced, for this reason."""
+        """Show that ranks are being replaced, with the reason."""
         ...
 
     def recovered(self, recovery: RecoveryRecord) -> None:
-        """They were, and the run goes on."""
+        """Show that the ranks were replaced and the run continues."""
         ...
 
     def shrink(self, host_of: Mapping[int, str]) -> None:
-        """The cell goes on on these ranks alone."""
+        """Restrict the cell to these ranks."""
         ...
 
     def close(
         self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], said: tuple[str, ...]
     ) -> None:
-        """Show what is left, the run as it ended, and what else is to be said of it.
+        """Show the remaining records, the final state of the run, and remarks.
 
         Args:
-            drawn: makes a picture and a text of the run, with its metadata.
-            said: lines about it.
+            drawn: function that returns picture and text of the run, and their metadata.
+            said: lines about the run.
         """
         ...
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A line of text that a rank wrote, without its end."""
+    """Line of text that a rank wrote, without its line end."""
 
     stream: StreamName
     text: str
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """A rich display, or the value of the cell's last expression."""
+    """Rich display, or the value of the cell's last expression."""
 
     data: MimeBundle
     metadata: MimeBundle
@@ -111,16 +111,16 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class CellView:
-    """Shows one cell's records as they come.
+    """Live view of one cell's records.
 
-    Called from the notebook's main thread only, so that output belongs to the cell.
+    Called only from the notebook's main thread, so that the output belongs to the cell.
 
     Args:
-        host_of: the host of each rank that runs the cell.
+        host_of: host of each rank that runs the cell.
         fold_wait_s: see `Settings`.
         shown_output_characters: see `Settings`.
-        run: shows the run.
-        keep: takes the text that is shown, for front ends that come later.
+        run: view of the run.
+        keep: function that stores the shown text, for front ends that connect later.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class CellView:
         self._metrics = MetricsLines(host_of)
 
     def add(self, record: Shareable) -> None:
-        """Take in a record; `flush` shows it."""
+        """Add a record. `flush` shows it."""
         if isinstance(record, Output):
             self._add_text(record)
         elif isinstance(record, Note):
@@ -171,7 +171,7 @@ class CellView:
     def _add_display(self, record: Display) -> None:
         if not record.update:
             self._end_lines(record.rank)
-        # A display that is updated later stays its rank's own: it is not folded.
+        # A display with an id may be updated later, so it is not folded with other ranks.
         own_id = f"{record.rank}-{record.display_id}" if record.display_id else ""
         shown = Shown(record.data, record.metadata, record.result, own_id, record.update)
         self._folder.add(record.rank, shown)
@@ -190,7 +190,7 @@ class CellView:
                     self._metrics.add(metrics)
 
     def _begin(self, begun: StepBegun) -> None:
-        """All ranks say the same."""
+        """Start the view at the first report. All ranks report the same."""
         if not self._begun:
             self._begun = True
             self._run.begin(begun)
@@ -202,7 +202,7 @@ class CellView:
         self._run.begin(begun)
 
     def _show_check(self, checked: Checked) -> None:
-        """Ranks may differ in what they find: the first one, and any that fails where it passed."""
+        """Show the first check, and the first failed one: ranks may find different differences."""
         passes = all(d.passes for d in checked.differences)
         if self._passed is None or (self._passed and not passes):
             self._tail.flush(everything=True)
@@ -215,11 +215,11 @@ class CellView:
         self._profiles = {}
 
     def flush(self, *, everything: bool = False) -> None:
-        """Show what can be shown; with `everything`, all that there is."""
+        """Show the records that are ready, or all records with `everything`."""
         if everything:
             for rank in self._host_of:
                 self._end_lines(rank)
-            if self._profiles:  # some rank has failed, and tells nothing
+            if self._profiles:  # some rank failed and reports no profile
                 self._show_profiles()
         for folded in self._folder.take(everything=everything):
             if isinstance(folded.item, Line):
@@ -232,7 +232,7 @@ class CellView:
         self._run.flush(everything=everything)
 
     def say(self, line: str) -> None:
-        """Show a line that is about the run, and of no rank's."""
+        """Show a line about the run as a whole."""
         self._tail.write("stderr", f"nbdist: {line}\n")
 
     def recovering(self, reason: str) -> None:
@@ -265,7 +265,7 @@ class CellView:
         self._partial[key] = _OVERWRITTEN.sub("", rest)
 
     def _end_lines(self, rank: int) -> None:
-        """Show text without a line end as a line: something else comes after it."""
+        """Show text without a line end as a line, because other output follows it."""
         for key in [key for key in self._partial if key[0] == rank]:
             rest = self._partial.pop(key)
             if rest:
@@ -300,7 +300,7 @@ class CellView:
 
 
 class SilentView:
-    """For a cell that is run again, which has been seen before."""
+    """View that shows nothing, for a cell that is run again."""
 
     def add(self, record: Shareable) -> None: ...
 
@@ -322,11 +322,11 @@ class SilentView:
 
 
 def run_surface(run: str, follow: Callable[[], Feed], view: RunViewName) -> RunSurface:
-    """Where the run is shown.
+    """Return the surface of a run.
 
     Args:
-        run: its id; empty where it is not kept.
-        follow: begins to read it from its first row; only if it is kept.
+        run: id of the run, empty if it is not stored.
+        follow: function that starts to read the run from its first row. Used only if it is stored.
         view: see `Settings`.
     """
     marimo = marimo_notebook()
@@ -341,10 +341,10 @@ def run_surface(run: str, follow: Callable[[], Feed], view: RunViewName) -> RunS
 
 
 def _wants_widget() -> bool:
-    """Whether the kernel's front end is one that has widgets and cannot have the extension.
+    """Return True if the front end supports widgets but cannot have the extension.
 
-    The kernel is not told. VS Code sets these variables where it starts one, and not in its
-    terminals; a kernel that it found running has the name.
+    The kernel receives no such information. VS Code sets these variables if it starts the kernel,
+    but not in its terminals. In a kernel that was already running, it sets the name.
     """
     shell = get_ipython()
     names = shell.user_ns if shell is not None else {}

@@ -1,4 +1,4 @@
-"""A metric of every rank as a picture, for notebooks that are read later."""
+"""Charts of a metric as pictures, for saved notebooks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MANY_RANKS = 16
 CHART_WIDTH = 672
-"""In CSS pixels; the picture has more, for screens that have."""
+"""Width in CSS pixels. The resolution is higher, for dense screens."""
 
 _DPI = 192
 _NAMED_MARKS = 3
@@ -28,11 +28,11 @@ _MARK_LETTERS = 110
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened to a run.
+    """Event in a run.
 
     Attributes:
-        after: how many steps of the picture come before.
-        text: what.
+        after: number of steps of the picture before the event.
+        text: description.
     """
 
     after: int
@@ -40,7 +40,7 @@ class Mark:
 
 
 def marks(after: Iterable[int], recoveries: Iterable[RecoveryRecord]) -> tuple[Mark, ...]:
-    """Where a run was recovered; nowhere in a picture of epochs, which has no `after`."""
+    """Return the marks of recoveries. Empty for a picture of epochs, which has no `after`."""
     return tuple(
         Mark(a, formatting.recovered(recovery))
         for a, recovery in zip(after, recoveries, strict=False)
@@ -50,13 +50,13 @@ def marks(after: Iterable[int], recoveries: Iterable[RecoveryRecord]) -> tuple[M
 def run_bundle(
     history: Mapping[str, np.ndarray], text: str, title: str, marked: Sequence[Mark] = ()
 ) -> tuple[MimeBundle, MimeBundle]:
-    """A run to display: text, and a picture of the first metric with more than one step.
+    """Return a run to display: text, and a picture of the first metric with more than one step.
 
     Args:
-        history: metrics of shape (ranks, steps), the first to be drawn first.
-        text: the run in words.
-        title: above the picture.
-        marked: what happened meanwhile.
+        history: metrics of shape (ranks, steps), in order of preference.
+        text: text form of the run.
+        title: title of the picture.
+        marked: events in the run.
     """
     drawn = {name: values for name, values in history.items() if values.shape[1] > 1}
     bundle: MimeBundle = {"text/plain": text}
@@ -69,13 +69,13 @@ def run_bundle(
 
 
 def line_chart(values: np.ndarray, name: str, title: str, marked: Sequence[Mark] = ()) -> bytes:
-    """A line for each rank, and the mean.
+    """Draw one line per rank, and their mean.
 
     Args:
-        values: shape (ranks, steps); nan where there is none.
-        name: of the metric.
-        title: above the picture.
-        marked: what happened meanwhile, as upright lines.
+        values: shape (ranks, steps), NaN for missing values.
+        name: name of the metric.
+        title: title of the picture.
+        marked: events, drawn as vertical lines.
 
     Returns:
         A PNG.
@@ -97,11 +97,11 @@ def line_chart(values: np.ndarray, name: str, title: str, marked: Sequence[Mark]
 
 
 def comparison_chart(runs: Mapping[str, np.ndarray], name: str) -> bytes:
-    """A line for each run: the mean of its ranks.
+    """Draw one line per run: the mean of its ranks.
 
     Args:
-        runs: by what they are called, of shape (ranks, steps); nan where there is none.
-        name: of the metric.
+        runs: values by name of the run, shape (ranks, steps), NaN for missing values.
+        name: name of the metric.
 
     Returns:
         A PNG.
@@ -116,21 +116,21 @@ def comparison_chart(runs: Mapping[str, np.ndarray], name: str) -> bytes:
 
 
 def mean_of_ranks(values: np.ndarray) -> np.ndarray:
-    """The mean of those that there are: shape (ranks, steps) to (steps,); nan where there is none.
+    """Return the mean over ranks without NaN: shape (ranks, steps) to (steps,).
 
-    `numpy.nanmean` warns where there is none.
+    NaN if all values are missing. `numpy.nanmean` would warn in that case.
     """
     import numpy as np
 
     there = (~np.isnan(values)).sum(axis=0)
     mean: np.ndarray = np.full(values.shape[1], np.nan)
-    with np.errstate(invalid="ignore"):  # of both infinities there is none either
+    with np.errstate(invalid="ignore"):  # the sum of both infinities is NaN
         np.divide(np.nansum(values, axis=0), there, out=mean, where=there > 0)
     return mean
 
 
 def _draw_marks(figure: Figure, axes: Axes, marked: Sequence[Mark]) -> None:
-    """Upright lines, each with a sign, and below in words what the latest ones are."""
+    """Draw vertical lines with signs, and below the chart the texts of the latest marks."""
     if not marked:
         return
     upright, places = axes.get_xaxis_transform(), [mark.after for mark in marked]
@@ -157,7 +157,7 @@ def _axes(name: str) -> tuple[Figure, Axes]:
 
 
 def _plain(text: str) -> str:
-    """What Matplotlib draws as it is: between two dollars it would look for a formula."""
+    """Escape dollars, because Matplotlib would read text between two of them as a formula."""
     return text.replace("$", r"\$")
 
 

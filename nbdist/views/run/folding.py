@@ -1,8 +1,7 @@
-"""What several ranks say alike is shown once.
+"""Folding of equal output of several ranks.
 
-Ranks run the same cell, so most of what they print is the same, line by line, at slightly
-different times. Each rank's items wait in a queue of its own; the heads of the queues are
-compared, and equal ones leave together.
+Ranks run the same cell, so most of their output is equal line by line, at slightly different times.
+Each rank has a queue of items. Equal heads of the queues are shown together.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ _LOOK_AHEAD = 20
 
 
 class Folded(msgspec.Struct, Generic[Item], frozen=True):
-    """An item and the ranks that said it."""
+    """Item, and the ranks that wrote it."""
 
     ranks: tuple[int, ...]
     item: Item
 
 
 class Folder(Generic[Item]):
-    """Folds the items of several ranks; each rank's own order is kept.
+    """Folder of items of several ranks. Keeps the order of each rank.
 
     Args:
-        ranks: the ranks that may say something.
-        wait_s: how long an item waits for the same item of ranks that are still silent.
+        ranks: ranks that may write items.
+        wait_s: maximum seconds that an item waits for the same item of silent ranks.
     """
 
     def __init__(self, ranks: Iterable[int], wait_s: float) -> None:
@@ -45,7 +44,7 @@ class Folder(Generic[Item]):
         self._queues[rank].append((time.monotonic(), item))
 
     def take(self, *, everything: bool = False) -> Iterator[Folded[Item]]:
-        """What can be shown now; with `everything`, nothing is kept back."""
+        """Yield the items that are ready, or all items with `everything`."""
         while heads := {rank: queue[0] for rank, queue in self._queues.items() if queue}:
             complete = len(heads) == len(self._queues)
             oldest = min(said for said, _ in heads.values())
@@ -59,10 +58,10 @@ class Folder(Generic[Item]):
             yield Folded(together, leader)
 
     def _leader(self, heads: dict[int, Item]) -> Item:
-        """The head to show next: one that no other rank is still going to say, if there is one.
+        """Return the head to show next, preferably one that no other rank will still write.
 
-        When rank 0 alone says A before all say B, A goes first, so that B stays whole. Else the
-        ranks take turns, so that what they say at the same place stays together.
+        If only rank 0 writes A before all write B, A is first, so that B is shown once. Otherwise
+        ranks take turns, so that items at the same position stay together.
         """
         turns = sorted(heads, key=lambda rank: (self._shown[rank], rank))
         for item in (heads[rank] for rank in turns):

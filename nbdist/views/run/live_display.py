@@ -1,4 +1,4 @@
-"""A run in the cell's output: a live view where the front end can have ours, elsewhere one line."""
+"""Run in the cell's output: a live view with the extension, else one line of text."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 0.25
 LINE_INTERVAL_S = 5.0
-"""Between two lines where each is a line more."""
+"""Interval in seconds between lines of text, each of which adds a line."""
 
 RECENT_MESSAGES = 40
 
 
 class Feed(Protocol):
-    """What is new in a run that is kept."""
+    """Incremental reader of a stored run."""
 
     def news(self) -> Iterator[str | bytes]:
-        """What was not told before: `ServerMessage`s, and rows after their table's number."""
+        """Yield new data: `ServerMessage`s, and rows preceded by the number of their table."""
         ...
 
 
 class RunSurface(Protocol):
-    """Where a run is shown.
+    """Surface of a run.
 
     Attributes:
-        interval_s: what it bears between two pictures.
-        follows: whether it shows more than the picture, and so wants it again without a change.
+        interval_s: minimum seconds between two pictures.
+        follows: True if it shows more than the picture, so it needs updates without a change.
     """
 
     interval_s: float
@@ -51,15 +51,15 @@ class RunSurface(Protocol):
     def show(self, picture: RunPicture) -> None: ...
 
     def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
-        """The run is over: see `RunView.close`."""
+        """Show the ended run. See `RunView.close`."""
         ...
 
 
 class RunView:
-    """One display for a run, kept up to date, and at the end a picture that stays.
+    """Live display of a run, with a final picture.
 
     Args:
-        surface: where it is shown.
+        surface: surface of the display.
     """
 
     def __init__(self, surface: RunSurface) -> None:
@@ -76,12 +76,12 @@ class RunView:
         self._surface = surface
 
     def begin(self, begun: StepBegun | FitBegun) -> None:
-        """Steps are about to be made."""
+        """Prepare for steps that will follow."""
         self._epochs, self._steps = begun.epochs, begun.steps
         self._changed = True
 
     def add(self, rows: Rows) -> None:
-        """Take in the last of a rank's steps."""
+        """Store the last step of a rank."""
         if not rows.values or not (rows.columns.own or rows.columns.shared):
             return
         last = rows.last()
@@ -93,24 +93,22 @@ class RunView:
         self._changed = True
 
     def recovering(self, reason: str) -> None:
-        """Show that ranks are being replaced, for this reason."""
+        """Show that ranks are being replaced, with the reason."""
         self._recovering, _, _ = reason.partition("\n")
         self._changed = True
         self.flush(everything=True)
 
     def recovered(self, recovery: RecoveryRecord) -> None:
-        """They were: steps after `recovery.step` are made again."""
+        """Reset after a recovery, because steps after `recovery.step` are repeated."""
         self._recovering = ""
         self._recoveries += 1
         self._pace.clear()
         self._latest.clear()
-        self._waiting = (
-            f"going on after step {recovery.step:,}" if recovery.step else "beginning again"
-        )
+        self._waiting = f"resuming after step {recovery.step:,}" if recovery.step else "restarting"
         self._changed = True
 
     def flush(self, *, everything: bool = False) -> None:
-        """Show it, not more often than its surface bears; with `everything`, as it is now."""
+        """Show the current state if the interval has passed, or now with `everything`."""
         now = time.monotonic()
         wanted = self._changed or self._surface.follows
         if wanted and (everything or now - self._shown_at >= self._surface.interval_s):
@@ -119,10 +117,10 @@ class RunView:
             self._changed = False
 
     def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
-        """Show the run as it ended, if it was shown.
+        """Show the final state, if the run was shown.
 
         Args:
-            drawn: makes a picture and a text of the run, with its metadata.
+            drawn: function that returns picture and text of the run, and their metadata.
         """
         self._recovering = ""
         self.flush(everything=True)
@@ -155,7 +153,7 @@ class RunView:
 
 
 def _load_matplotlib() -> None:
-    """Beside the run, so that its picture need not wait for what takes a second to import."""
+    """Import Matplotlib in a thread. The import takes a second, and the final picture needs it."""
     name = "matplotlib.figure"
     threading.Thread(target=importlib.import_module, args=(name,), daemon=True).start()
 
@@ -165,7 +163,7 @@ def _of(text: str, total: int) -> str:
 
 
 class OutputSurface:
-    """A display of several types, of which each front end takes the best that it knows."""
+    """Display with several MIME types. Each front end uses the best that it supports."""
 
     interval_s = INTERVAL_S
     follows = False
@@ -180,14 +178,14 @@ class OutputSurface:
         beside: MimeBundle | None = None,
         metadata: MimeBundle | None = None,
     ) -> None:
-        """Show it, and `beside` it what else the front end may choose."""
+        """Show the picture, and `beside` it other MIME types for the front end."""
         if self._handle is None:
             _load_matplotlib()
         own = self._own(picture.words, over=False)
         self._display({**(beside or {}), **own, **bundle(picture)}, metadata or {})
 
     def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
-        """Without HTML, which front ends would take before the picture."""
+        """Show the final picture without HTML, because front ends would prefer that."""
         if self._handle is not None:
             data, metadata = drawn()
             words = (str(data.get("text/plain", "")),)
@@ -207,7 +205,7 @@ class OutputSurface:
 
 
 class LineSurface:
-    """The line, written anew where it has changed; nothing is left to show at the end."""
+    """Line of text, written again after each change. It has no final picture."""
 
     interval_s = LINE_INTERVAL_S
     follows = False
@@ -223,7 +221,7 @@ class LineSurface:
 
 @dataclass(frozen=True)
 class RunPicture:
-    """The line; `part` of the run is done, if that is known."""
+    """Line of text about a run. `part` is the completed fraction, if known."""
 
     words: tuple[str, ...]
     part: float | None

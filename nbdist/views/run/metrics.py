@@ -1,4 +1,4 @@
-"""Reported scalars as lines while a cell runs, and as a table afterwards."""
+"""Reported scalars as lines during a cell, and as a table afterwards."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WAIT_S = 1.0
 
 
 class MetricsLines:
-    """One line for each epoch and, a few a second, for steps.
+    """Lines of metrics: one per epoch, and a few per second for steps.
 
-    A line waits until every rank has reported, but no longer than `WAIT_S`: not every rank need.
+    A line waits at most `WAIT_S` for reports of all ranks, because some ranks may not report.
 
     Args:
-        ranks: the ranks that run the cell.
+        ranks: ranks that run the cell.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
@@ -35,7 +35,7 @@ class MetricsLines:
         self._step_shown_at = 0.0
 
     def add(self, metrics: Metrics) -> None:
-        """Take in a report; a second one of a rank for the same place adds to its first."""
+        """Add a report. A second report of a rank for the same position extends its first."""
         key = (metrics.epoch, metrics.step)
         self._since.setdefault(key, time.monotonic())
         group = self._open.setdefault(key, {})
@@ -47,7 +47,7 @@ class MetricsLines:
         group[metrics.rank] = metrics
 
     def take(self, *, everything: bool = False) -> Iterator[str]:
-        """The lines that are complete; with `everything`, also those that miss ranks."""
+        """Yield the complete lines, and incomplete ones with `everything`."""
         for key in list(self._open):
             group = self._open[key]
             late = time.monotonic() - self._since[key] >= WAIT_S
@@ -56,7 +56,7 @@ class MetricsLines:
                 if key[1] < 0 or self._may_show_step():
                     yield describe(group)
         if everything and self._skipped:
-            yield f"({self._skipped} steps between are in the run's metrics)"
+            yield f"({self._skipped} further steps are in the run's metrics)"
 
     def _may_show_step(self) -> bool:
         now = time.monotonic()
@@ -68,10 +68,10 @@ class MetricsLines:
 
 
 def describe(group: Mapping[int, Metrics]) -> str:
-    """`epoch 2  loss 0.412 [0.41 0.42]  accuracy 0.88  1.2 s` for what the ranks reported.
+    """Format reports of ranks: `epoch 2  loss 0.412 [0.41 0.42]  accuracy 0.88  1.2 s`.
 
-    A value that was reduced over the ranks stands alone; where ranks have values of their own,
-    these follow in brackets in rank order, after the reduced one or else their mean.
+    A value reduced over ranks is shown alone. Different values of ranks follow in brackets in rank
+    order, after the reduced value or their mean.
     """
     first = next(iter(group.values()))
     every = dict.fromkeys(n for m in group.values() for n in (*m.shared, *m.own))
@@ -94,12 +94,12 @@ def _where(metrics: Metrics) -> str:
 
 
 class MetricTable:
-    """One metric by rank and epoch (or step); for a front end and as text.
+    """One metric by rank and epoch, or by rank and step.
 
     Args:
-        metrics: what the ranks reported.
-        name: the metric.
-        title: the line above the table.
+        metrics: reports of the ranks.
+        name: name of the metric.
+        title: line above the table.
     """
 
     def __init__(self, metrics: Sequence[Metrics], name: str, title: str) -> None:

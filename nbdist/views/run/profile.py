@@ -1,4 +1,4 @@
-"""What `--profile` found: where the time of a step went, on each rank."""
+"""Result of `--profile`: time of a step on each rank."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ if TYPE_CHECKING:
 
 SHOWN_RANKS = 16
 _PARTS = ("rank", "step", "compute", "collectives", "to device", "to host", "other")
-_NO_TOP = "no operations: TensorFlow's profiler does not work here; other is waiting for data"
-_TOP = ("operation", "ms a step", "times a step")
+_NO_TOP = "no operations: TensorFlow's profiler does not work here, and `other` is waiting for data"
+_TOP = ("operation", "ms per step", "calls per step")
 
 
 class ProfilePicture:
-    """A row for each rank, and the operations that took longest on the slowest of them.
+    """Profile with one row per rank, and the longest operations of the slowest rank.
 
     Args:
-        profiles: what ranks have told.
+        profiles: profile by rank.
     """
 
     def __init__(self, profiles: Mapping[int, Profiled]) -> None:
         traced = [profile for _, profile in sorted(profiles.items()) if profile.steps]
-        # Who waits least for the others is the slowest, all steps being as long.
+        # Steps take equally long on all ranks, so the slowest rank waits least for others.
         self._traced = sorted(traced, key=lambda profile: profile.collective_s)
 
     def _title(self) -> str:
         if not self._traced:
             return (
-                "--profile: nothing was traced: the run ended within its warm-up, or another trace "
-                "was under way"
+                "--profile: no steps traced: the run ended during its warm-up, or another trace "
+                "was active"
             )
         steps = formatting.count(self._traced[0].steps, "step")
-        return f"--profile: {steps} traced; milliseconds of a step"
+        return f"--profile: {steps} traced; milliseconds per step"
 
     def _parts(self) -> list[list[str]]:
         shown = sorted(self._traced[:SHOWN_RANKS], key=lambda profile: profile.rank)

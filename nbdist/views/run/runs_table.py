@@ -1,4 +1,4 @@
-"""The runs that were kept, as a table."""
+"""Table of stored runs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
     from nbdist.records import RunState
 
-_HEADER = ("", "id", "began", "status", "cell", "workers", "steps", "loss", "took")
+_HEADER = ("", "id", "started", "status", "cell", "workers", "steps", "loss", "duration")
 _NUMBERS = (0, 5, 6, 7, 8)
 _CELL_WIDTH = 44
 
 
 @dataclass(frozen=True)
 class RunLine:
-    """A run in a line.
+    """One line about a run.
 
     Attributes:
-        position: within the runs.
-        state: how it is.
-        steps: that were reported.
-        loss: the last; nan where there is none.
+        position: index in the runs.
+        state: state of the run.
+        steps: number of reported steps.
+        loss: last loss, NaN if there is none.
     """
 
     position: int
@@ -37,7 +37,7 @@ class RunLine:
 
     @property
     def text(self) -> str:
-        """As in `finished, 4 workers, 100 steps, 3.1 s, loss 0.2`."""
+        """Summary: `finished, 4 workers, 100 steps, 3.1 s, loss 0.2`."""
         state = self.state
         parts = [state.status, formatting.count(len(state.workers), "worker")]
         parts += [formatting.count(self.steps, "step")] if self.steps else []
@@ -48,13 +48,13 @@ class RunLine:
 
 @dataclass(frozen=True)
 class RunsPicture:
-    """What `nbdist.runs()` shows.
+    """Table that `nbdist.runs()` shows.
 
     Attributes:
-        title: above the table.
-        runs: in their order.
-        more: how many follow that are not shown.
-        refused: Reasons by id of runs that cannot be read.
+        title: line above the table.
+        runs: runs in their order.
+        more: number of further runs that are not shown.
+        refused: reasons for runs that cannot be read, by id.
     """
 
     title: str

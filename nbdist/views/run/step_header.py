@@ -1,4 +1,4 @@
-"""What a step cell says before it begins: how it is split, and what `--check` found."""
+"""Output at the start of a step cell: its split over replicas, and the result of `--check`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from nbdist.records import Checked, Difference, StepBegun
 
 SHOWN_DIFFERENCES = 12
-_HEADER = ("value", "shape", "type", "largest difference", "may be", "")
+_HEADER = ("value", "shape", "type", "largest difference", "tolerance", "")
 
 
 def header_lines(begun: StepBegun) -> Iterator[str]:
-    """How a run is split over replicas, in words."""
+    """Yield the split of a run over replicas as text."""
     if begun.batch % begun.replicas:
         each = f"all on each of {begun.replicas} replicas"
     else:
@@ -39,10 +39,10 @@ def header_lines(begun: StepBegun) -> Iterator[str]:
 
 
 class CheckPicture:
-    """The values that differ most between one replica and all.
+    """Values with the largest differences between one replica and all.
 
     Args:
-        checked: what a rank found.
+        checked: result of a rank.
     """
 
     def __init__(self, checked: Checked) -> None:
@@ -62,7 +62,7 @@ class CheckPicture:
 
     def _rest(self) -> list[str]:
         hidden = len(self._checked.differences) - SHOWN_DIFFERENCES
-        more = [f"and {hidden} more values, which differ less"] if hidden > 0 else []
+        more = [f"and {hidden} more values with smaller differences"] if hidden > 0 else []
         return [*more, *self._checked.causes]
 
     def html(self) -> str:
@@ -74,7 +74,7 @@ class CheckPicture:
 
 
 def _weight(difference: Difference) -> tuple[bool, bool, float]:
-    """What is reported comes first, then what differs, then by size."""
+    """Return a sort key: reported values first, then differing ones, then by size."""
     return not difference.reported, difference.passes, -difference.largest
 
 

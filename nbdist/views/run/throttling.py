@@ -1,7 +1,7 @@
-"""Writes a cell's text to the notebook without flooding it.
+"""Limit on the text of a cell in the notebook.
 
-Text is written as it comes until a limit. What comes after is shown as a tail that is replaced in
-place, a few times a second; the whole stays in the workers' logs.
+Text is written immediately up to a limit. Later text is shown as a tail that is replaced in place a
+few times per second. The workers' logs contain all text.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _LINE_LIMIT = 400
 
 
 class Tail:
-    """A cell's text.
+    """Text output of a cell.
 
     Args:
-        limit: how much is written before the tail begins.
-        keep: takes what is written, for front ends that come later.
+        limit: number of characters before the tail starts.
+        keep: function that stores the written text, for front ends that connect later.
     """
 
     def __init__(self, limit: int, keep: Callable[[str], None]) -> None:
@@ -55,7 +55,7 @@ class Tail:
         self._changed = True
 
     def flush(self, *, everything: bool = False) -> None:
-        """Hand on what was written; the tail at most every `TAIL_INTERVAL_S`."""
+        """Flush the streams, and show the tail at most every `TAIL_INTERVAL_S`."""
         sys.stdout.flush()
         sys.stderr.flush()
         now = time.monotonic()
@@ -72,7 +72,8 @@ class _TailPicture:
 
     def _head(self) -> str:
         return (
-            f"… {self.hidden:,} more lines, the last {len(self.last)} here; %dist_logs RANK has all"
+            f"… {self.hidden:,} more lines, the last {len(self.last)} here: run %dist_logs RANK "
+            "for all"
         )
 
     def html(self) -> str:

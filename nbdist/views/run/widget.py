@@ -1,4 +1,4 @@
-"""The run view for front ends without the extension: the same page, fed by the kernel."""
+"""Run view for front ends without the extension: the same page, with data from the kernel."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from nbdist.views.run.live_display import Feed, RunPicture
 
 PAGE_OPENS_S = 5.0
-"""A page that is slower to open the widget does not see the rows that came before."""
+"""Seconds in which a page can open the widget. A slower page misses the earlier rows."""
 
 MOST_AGAIN_BYTES = 1 << 16
 MOST_BYTES = 1 << 17
-"""Of one update; a Jupyter server lets 1 MB/s through, and drops messages above."""
+"""Maximum bytes per update. A Jupyter server drops messages above 1 MB/s."""
 
 _STEP = PLACE.index("step")
 
 
 class RunWidget(anywidget.AnyWidget):  # type: ignore[misc]
-    """One run. `labextension/src/widget.ts` is the other end.
+    """Widget of one run. `labextension/src/widget.ts` is its front end.
 
-    Messages of a page are not heard: none arrives while a cell runs on ipykernel 7.4
-    (https://github.com/ipython/ipykernel/issues/1564), and when it has run the widget is closed.
+    It receives no messages of the page. None arrive while a cell runs on ipykernel 7.4
+    (https://github.com/ipython/ipykernel/issues/1564), and the widget is closed afterwards.
     """
 
     _esm = Path(__file__).parents[2] / "static" / "widget.js"
@@ -46,20 +46,20 @@ class RunWidget(anywidget.AnyWidget):  # type: ignore[misc]
 
 
 class Place(Protocol):
-    """Where a widget is shown."""
+    """Output that contains a widget."""
 
     def show(self, picture: RunPicture, widget: RunWidget) -> None: ...
 
     def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
-        """Without the widget, which in a file that is opened later is empty."""
+        """Show the final picture. A widget would be empty in a saved notebook."""
         ...
 
 
 class OutputPlace:
-    """A Jupyter output: the widget beside its other types.
+    """Jupyter output that contains the widget and other MIME types.
 
     Args:
-        run: the run's id.
+        run: id of the run.
     """
 
     def __init__(self, run: str) -> None:
@@ -71,10 +71,10 @@ class OutputPlace:
 
 
 class MarimoPlace:
-    """The output of a cell of marimo, which has one.
+    """Output of a marimo cell. A cell has only one.
 
     Args:
-        marimo: the module.
+        marimo: module `marimo`.
     """
 
     def __init__(self, marimo: ModuleType) -> None:
@@ -92,11 +92,11 @@ class MarimoPlace:
 
 
 class WidgetSurface:
-    """A widget while the run goes on; at its end a picture.
+    """Widget during the run, and a picture at its end.
 
     Args:
-        place: where it is shown.
-        follow: begins to read the run from its first row.
+        place: output that contains the widget.
+        follow: function that starts to read the run from its first row.
     """
 
     interval_s = INTERVAL_S
@@ -112,7 +112,7 @@ class WidgetSurface:
         self._sent_bytes = 0
 
     def show(self, picture: RunPicture) -> None:
-        """The output is written once: a front end would make the widget's view anew each time."""
+        """Show the widget once, then only send data: a new output would recreate its view."""
         if self._widget is None:
             self._widget = RunWidget()
             self.follows = True
@@ -149,7 +149,9 @@ class WidgetSurface:
             widget.send({"type": "Rows", "from_start": from_start}, buffers)
 
     def _news(self) -> Iterator[str | bytes]:
-        with contextlib.suppress(OSError, msgspec.DecodeError):  # deleted: what was seen stays
+        with contextlib.suppress(
+            OSError, msgspec.DecodeError
+        ):  # the run was deleted: the view keeps its data
             yield from self._feed.news()
 
     def _send_tables(self, widget: RunWidget, tables: list[object]) -> None:
@@ -158,7 +160,7 @@ class WidgetSurface:
         widget.tables = tables
 
     def _thinned(self, frames: list[bytes]) -> list[bytes]:
-        """The same steps of every rank, half as many as long as they are too many."""
+        """Thin out rows to the same steps of every rank. Halves their number until they fit."""
         import numpy as np
 
         stride = 1

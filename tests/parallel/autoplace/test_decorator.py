@@ -224,7 +224,7 @@ def test_within_jit_and_grad_it_is_the_function() -> None:
     assert jax.jit(lambda y: square(y) + square(np.ones(8, "f")))(x) == (x * x).sum() + 8
     assert (jax.vmap(square)(x[:, None]) == x * x).all()
     assert square.report().decisions == ()
-    assert "nothing was tried yet" in repr(square.report())
+    assert "no measurements yet" in repr(square.report())
 
 
 def test_inputs_on_different_devices_run_all_the_same() -> None:

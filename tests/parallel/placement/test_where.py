@@ -38,7 +38,7 @@ def test_rows_are_found_by_position_and_by_path() -> None:
     assert row.devices == tuple(f"cpu:{number}" for number in range(8))
     assert dict(found[0])["kind"] == "host"
     assert dict(found)["['w']"] is row
-    with pytest.raises(KeyError, match=r"^'w' is no key of these 2 rows: "):
+    with pytest.raises(KeyError, match=r"^'w' is not a key of these 2 rows: "):
         _ = found["w"]
     with pytest.raises(KeyError, match="is no field: fields are path, shape"):
         _ = row["size"]

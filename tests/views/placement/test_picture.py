@@ -250,7 +250,7 @@ def test_many_blocks_are_not_all_drawn() -> None:
     made = msgspec.structs.replace(placement(array(REPLICATED, 64, 64)), layouts=(wide,))
     page = Page(PlacementPicture(made).html())
     assert page.counts["b"] < 200
-    assert {"64 across in all", "64 down in all"} <= set(page.tips)
+    assert {"64 columns in total", "64 rows in total"} <= set(page.tips)
 
 
 def test_a_page_of_many_arrays_that_all_differ_stays_small_and_says_what_is_left_out() -> None:
@@ -260,7 +260,7 @@ def test_a_page_of_many_arrays_that_all_differ_stays_small_and_says_what_is_left
     assert found.open == []
     drawn = len(re.findall('class="nbd-p"', page))
     assert drawn > 0
-    not_drawn = re.findall(r"pictures of ([\d,]+) arrays found no room", found.text)
+    not_drawn = re.findall(r"No room for the pictures of ([\d,]+) arrays", found.text)
     not_listed = re.findall(r"… and ([\d,]+) more array", found.text)
     assert len(not_drawn) == 1
     assert drawn + sum(int(n.replace(",", "")) for n in not_drawn + not_listed) == 8000
@@ -270,7 +270,7 @@ def test_what_comes_late_is_drawn_where_many_alike_came_before() -> None:
     alike = [array(ROWS, 6, 4, path=("p", f"[{i}]")) for i in range(3000)]
     late = array(CUBE, 6, 4, 8, path=("q", "['w']"))
     page = PlacementPicture(placement(*alike, late)).html()
-    assert "found no room" not in page
+    assert "No room for" not in page
     (_, drawn) = page.split("['w']".replace("'", "&#x27;"))
     assert 'class="nbd-p"' in drawn
 

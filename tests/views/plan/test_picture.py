@@ -70,7 +70,7 @@ def test_figures_add_up(name: str) -> None:
     """In the text, and to the last byte behind it."""
     shown = made(name)
     lines = PlanPicture(shown).lines()
-    assert_sum(bars(lines, "memory of each device"), shown.memory.available)
+    assert_sum(bars(lines, "memory per device"), shown.memory.available)
     assert_sum(bars(lines, "time of a step"), shown.time.step)
     parts = words.memory_parts(shown)
     assert sum(part.amount for part in parts) == shown.memory.available
@@ -138,10 +138,10 @@ def test_degrees_say_what_each_axis_cuts() -> None:
     data, model = (text for _, _, text in words.degrees(made("both")))
     assert data.startswith("16 of 64 samples on each group of 2 devices; ")
     assert data.endswith("(ZeRO-1)")
-    assert re.match(r"dimensions of \d+ of 19 parameters, .+% of their bytes", model)
+    assert re.match(r"shards \d+ of 19 parameters, .+% of their bytes", model)
     assert [axis for axis, _, _ in words.degrees(made("sharded"))] == ["data"]
     assert "ZeRO-3" in words.degrees(made("sharded"))[0][2]
-    assert words.degrees(made("one")) == [("none", "1", "one device holds all of it")]
+    assert words.degrees(made("one")) == [("none", "1", "one device contains all arrays")]
 
 
 def test_stages_are_told_with_what_they_wait() -> None:
@@ -150,22 +150,23 @@ def test_stages_are_told_with_what_they_wait() -> None:
     assert list(degrees) == ["stage", "data", "microbatches"]
     assert degrees["stage"][0] == "4"
     assert re.match(
-        r"2 of the layers of a scan on each \(pipeline parallel\), which waits \d+% of a step",
+        r"2 layers of a scan per stage \(pipeline parallel\): stages wait \d+% of a step",
         degrees["stage"][1],
     )
-    way = "parts of 4 samples go from stage to stage, "
-    assert degrees["microbatches"][1].startswith(f"{way}one behind another, and back when all")
+    way = "parts of 4 samples go through the stages: "
+    assert degrees["microbatches"][1].startswith(f"{way}all forward, then all backward")
     alternating = piped(schedule="1f1b", stage=4, data=2, micro=8)
     assert (
-        words.degrees(alternating)[-1][2] == f"{way}each back as soon as it has come through (1F1B)"
+        words.degrees(alternating)[-1][2]
+        == f"{way}each backward right after its forward pass (1F1B)"
     )
     assert "data 2 x 4 stages, 1F1B, 8 microbatches" in repr(PlanPicture(alternating))
     around = piped(stage=4, data=2, micro=8, rounds=2)
     (_, _, layers), _, (_, _, rows) = words.degrees(around)
-    assert layers.startswith("2 of the layers of a scan on each, in 2 blocks (pipeline parallel)")
-    assert rows.startswith("parts of 4 samples go 2 times around from stage to stage, one behind")
+    assert layers.startswith("2 layers of a scan per stage, in 2 blocks (pipeline parallel)")
+    assert rows.startswith("parts of 4 samples go 2 times through the stages: all forward")
     assert next(iter(words.plan_lines(plan))).startswith(
-        "laid out as data 2 x 4 stages, 8 microbatches: "
+        "layout data 2 x 4 stages, 8 microbatches: "
     )
     assert "data 2 x 4 stages, 8 microbatches on 8 x A100-40GB" in repr(PlanPicture(plan))
     assert "P(&#x27;stage&#x27;)" in PlanPicture(plan).html()
@@ -176,12 +177,14 @@ def test_names_are_shown_alone() -> None:
     picture = NamesPicture(plan, ["moments", "x"])
     text, page = repr(picture), picture.html()
     assert text.startswith("moments, x in data 2 x 4 stages, 8 microbatches on 8 x A100-40GB: ")
-    assert "what else was weighed" not in page
+    assert "alternatives" not in page
     for shown in (text, page):
         assert "params" not in shown
         assert "[&#x27;up&#x27;]" in shown or "['up']" in shown
     assert max(map(len, text.splitlines())) <= WIDTH
-    with pytest.raises(UsageError, match=r"the plan has no mom, y\.: it has params, moments, x, y"):
+    with pytest.raises(
+        UsageError, match=r"the plan contains no mom, y\.: it contains params, moments, x, y"
+    ):
         NamesPicture(plan, ["mom", "y."])
 
 

@@ -74,7 +74,7 @@ def test_while_a_run_is_healed_its_line_says_so_and_then_goes_on_from_there(
     view.recovered(recover(7, 4, time_s=2.0))
     now += runs.LINE_INTERVAL_S
     view.flush()
-    assert capsys.readouterr().out == "going on after step 4\n"
+    assert capsys.readouterr().out == "resuming after step 4\n"
     now += runs.LINE_INTERVAL_S
     view.add(losses(5, 5, lost_s=1.6))
     view.add(losses(6, 6, lost_s=1.6))

@@ -113,7 +113,7 @@ def test_the_time_is_attributed_and_the_trace_is_kept(
     assert told[1].compute_s < 0.5 * SLEEP_S
     assert told[0].collective_s < told[1].collective_s
     shown = capsys.readouterr().out
-    assert f"--profile: {STEPS} steps traced; milliseconds of a step" in shown
+    assert f"--profile: {STEPS} steps traced; milliseconds per step" in shown
     if strategy == "pjrt":
         assert "longest on rank 0:" in shown
         assert f"trace of rank 0: {events / 'rank-0'}" in shown
@@ -150,7 +150,7 @@ def test_a_run_that_ends_before_says_so(
 ) -> None:
     run(cluster, "pjrt", PJRT, FIRST_STEP - 1)
     assert {profiled.steps for profiled in told.values()} == {0}
-    assert "--profile: nothing was traced" in capsys.readouterr().out
+    assert "--profile: no steps traced" in capsys.readouterr().out
 
 
 def test_a_trace_of_the_users_own_is_left_alone(
