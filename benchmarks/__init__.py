@@ -1,1 +1,1 @@
-"""What nbdist costs, each time beside a peer in the same run: `python -m benchmarks NAME`."""
+"""Benchmarks of nbdist against a peer in the same run: `python -m benchmarks NAME`."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME...`: one JSON object a line on standard output for each case."""
+"""Run `python -m benchmarks NAME...`: prints one JSON object per case to standard output."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A call of a function under `@autoplace` that has been decided, against the bare jitted function.
+"""Calls of a decided `@autoplace` function, against the bare jitted function.
 
-The target is 20 µs more; both sides are called in turn, thousands of times each.
+The target is an overhead of 20 µs. Both sides are called alternately, thousands of times each.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _case(name: str, function: Callable[..., Any], *args: Any) -> Case:
 
 
 def _seconds(function: Callable[..., Any], args: tuple[Any, ...]) -> float:
-    """Of a call, the mean of many; the last one's result is waited for."""
+    """Return the mean seconds of many calls. Waits for the result of the last one."""
     import jax
 
     result = function(*args)

@@ -1,9 +1,10 @@
-"""Training by hand, without nbdist: `python -m benchmarks.bare STRATEGY RANK PORTS SIZE STAMPS`.
+"""Training by hand without nbdist: `python -m benchmarks.bare STRATEGY RANK PORTS SIZE STAMPS`.
 
-What a competent user writes: the step compiled as a whole with its collectives (`tf.function`
-around `strategy.run`; `jax.jit` over a mesh with donated state), batches that are this process's
-rows of shuffled arrays in memory, without an input pipeline, and each step's loss read two steps
-late and kept in a list. It goes on for ever; when each step ended is written to the file STAMPS.
+This is the code of an expert user. The step is compiled as a whole with its collectives:
+`tf.function` around `strategy.run`, or `jax.jit` over a mesh with donated state. Batches are this
+process's rows of shuffled arrays in memory, without an input pipeline. Each loss is read two steps
+later and stored in a list. The script runs forever and writes the end time of each step to the file
+STAMPS.
 """
 
 from __future__ import annotations

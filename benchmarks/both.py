@@ -1,4 +1,4 @@
-"""Four engines of ours, and four of ipyparallel's own, in one notebook kernel."""
+"""Four engines of nbdist, and four of ipyparallel, in one notebook kernel."""
 
 START = """
 import logging, time, ipyparallel as ipp

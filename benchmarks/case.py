@@ -1,4 +1,4 @@
-"""One measured case, and how two sides are measured so that noise hits both alike."""
+"""Benchmark cases, and alternate measurement of two sides under equal noise."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Case:
-    """A figure of ours beside a peer's, both medians over `runs`; smaller is better.
+    """Figure of nbdist and of a peer, both medians over `runs`. Smaller is better.
 
     Attributes:
-        case: what was measured.
-        ours: our figure.
-        peer: the peer's.
-        unit: of both.
-        target: the largest ratio (ours over the peer's) that is good enough.
-        runs: how often each side was measured.
+        case: description of the case.
+        ours: figure of nbdist.
+        peer: figure of the peer.
+        unit: unit of both.
+        target: largest acceptable ratio of ours to the peer.
+        runs: number of measurements of each side.
     """
 
     case: str
@@ -53,7 +53,7 @@ class Case:
 def interleave(
     ours: Callable[[], float], peer: Callable[[], float], runs: int
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Measure both sides in turn, ours first in even rounds and last in odd ones."""
+    """Measure both sides alternately. Ours is first in even rounds and last in odd ones."""
     a: list[float] = []
     b: list[float] = []
     for number in range(runs):
@@ -75,6 +75,6 @@ def compare(
     target: float,
     runs: int,
 ) -> Case:
-    """Both sides measured in turn, as a `Case` of their medians."""
+    """Measure both sides alternately and return a case with their medians."""
     a, b = interleave(ours, peer, runs)
     return Case(case, median(a), median(b), unit, target, runs)

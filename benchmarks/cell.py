@@ -1,6 +1,6 @@
-"""A trivial cell: on 4 engines `%%dist_run` against ipyparallel's `%%px`, in one kernel.
+"""Trivial cell on 4 engines: `%%dist_run` against ipyparallel's `%%px`, in one kernel.
 
-On hundreds of light ones, `Cluster.run` against `DirectView.execute` on the very same engines.
+With hundreds of light engines: `Cluster.run` against `DirectView.execute` on the same engines.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def cases() -> Iterator[Case]:
 
 
 def _at_scale(engines: int, target: float) -> Case:
-    """Light engines, forked: 256 of ipyparallel's own would not fit."""
+    """Return the case with light, forked engines: 256 engines of ipyparallel would not fit."""
     light = Settings(worker_memory_bytes=20_000_000, start_timeout_s=600)
     with (
         contextlib.redirect_stdout(io.StringIO()),

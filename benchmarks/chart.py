@@ -1,6 +1,6 @@
-"""Frames a second of a run's view in Chromium, of 4, 64 and 256 workers with 10,000 points each.
+"""Frames per second of a run's view in Chromium, with 4, 64 and 256 workers of 10,000 points each.
 
-The peer is the refresh itself: a page that draws nothing.
+The peer is the display refresh: a page that draws nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EXTENSION = Path(__file__).parents[1] / "labextension"
 WANTED = {4: 55, 64: 50, 256: 30}
-"""Frames a second, by the number of workers."""
+"""Target in frames per second, by number of workers."""
 
 POINTS = 10_000
 SECONDS = 5
@@ -39,7 +39,7 @@ _MEASURE = "load => chart.measure(document.getElementById('host'), load)"
 
 
 def cases() -> Iterator[Case]:
-    """Milliseconds a frame: the fewer, the more frames."""
+    """Yield cases in milliseconds per frame."""
     with tempfile.TemporaryDirectory() as folder, browser() as window:
         path = Path(folder, "chart.html")
         style = (EXTENSION / "style" / "run.css").read_text(encoding="utf-8")
@@ -65,7 +65,7 @@ def _case(page: Page, ranks: int, wanted: int) -> Case:
 
 
 def _bundle() -> str:
-    """The bench of the extension, as one script."""
+    """Return the bench of the extension as one script."""
     esbuild = EXTENSION / "node_modules" / ".bin" / "esbuild"
     options = ("--bundle", "--format=iife", "--global-name=chart", "--loader:.css=text")
     command = [str(esbuild), "bench/chart.ts", *options]

@@ -1,8 +1,8 @@
-"""Memory that is expected of a step on TPUs, beside what their compiler says.
+"""Expected memory of a step on TPUs, against the result of the TPU compiler.
 
-The best plan of three models for two slices, compiled (`nbdist[oracle]`: none without). Ours is by
-how much what is expected is wrong, and in the peer's place is by how much what a step is given, all
-that is known without looking into it, falls short.
+Compiles the best plan of three models for two slices. Requires `nbdist[oracle]`, yields no case
+without it. Ours is the error of the expected memory. The peer is the error of the memory of the
+step's inputs, which is known without an analysis of the step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Three models that plans are compiled of: a transformer, residual blocks, convolutions.
+"""Three models to plan and compile: a transformer, residual blocks and convolutions.
 
-All in bfloat16, with momentum; shapes alone, they take no memory.
+All use bfloat16 and momentum. They consist of shapes only and take no memory.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def traced(name: str) -> tuple[Any, list[tuple[str, Role]]]:
-    """A model's step: see `stepped`."""
+    """Return the step of a model. See `stepped`."""
     return stepped(*MODELS[name]())
 
 
 def stepped(loss: Any, params: Any, *batch: Any) -> tuple[Any, list[tuple[str, Role]]]:
-    """The jaxpr of a step with momentum, and what its inputs are."""
+    """Return the jaxpr of a step with momentum, and the names and roles of its inputs."""
 
     def step(params: Any, moments: Any, *batch: Any) -> Any:
         value, slopes = jax.value_and_grad(loss)(params, *batch)
@@ -53,7 +53,7 @@ def _cross_entropy(scores: Any, labels: Any) -> Any:
 
 
 def _transformer() -> tuple[Any, ...]:
-    """16 layers in a scan, 2,048 wide, 128 sequences of 1,024, a vocabulary of 32,000."""
+    """16 layers in a scan, width 2,048, 128 sequences of 1,024, a vocabulary of 32,000."""
     layers, wide, heads, length, vocabulary = 16, 2048, 16, 1024, 32_000
     each = wide // heads
     params = {
@@ -91,7 +91,7 @@ def _transformer() -> tuple[Any, ...]:
 
 
 def _blocks() -> tuple[Any, ...]:
-    """Six residual blocks, 8,192 wide, 16,384 rows."""
+    """Six residual blocks, width 8,192, 16,384 rows."""
     wide, rows = 8192, 16_384
     params = [{"up": _floats(wide, 4 * wide), "down": _floats(4 * wide, wide)}] * 6
 
@@ -125,4 +125,4 @@ MODELS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "blocks": _blocks,
     "convolutions": _convolutions,
 }
-"""By name, a model's loss, its parameters and its batch."""
+"""Loss, parameters and batch of each model, by name."""

@@ -1,4 +1,4 @@
-"""`import nbdist` after IPython, against importing IPython itself."""
+"""`import nbdist` after IPython, against the import of IPython."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models that are trained, as text: a cell of ours and a script by hand run the same."""
+"""Source code of the models: a cell of nbdist and a script by hand run the same text."""
 
 from __future__ import annotations
 
@@ -99,19 +99,22 @@ def loss_of(params, x, y):
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1).mean()
 """,
 }
-"""Of images of 32 x 32 x 3: 38,000 parameters, so that an all-reduce is small beside a step."""
+"""Models for images of 32 x 32 x 3.
+
+With 38,000 parameters, an all-reduce is short compared to a step.
+"""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much a step has to do.
+    """Size of a step.
 
     Attributes:
         batch: samples in a global batch.
-        features: of a sample.
-        width: of each hidden layer.
-        layers: how many hidden layers.
-        samples: in an epoch.
+        features: features of a sample.
+        width: width of each hidden layer.
+        layers: number of hidden layers.
+        samples: samples in an epoch.
     """
 
     batch: int

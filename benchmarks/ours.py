@@ -1,4 +1,4 @@
-"""Step cells of ours as a side of a benchmark."""
+"""Step cells of nbdist as one side of a benchmark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FRAMEWORK = {"mirrored": "tensorflow", "pjrt": "jax"}
 def cluster(
     hosts: int, strategy: str, settings: Settings | None = None, spares: int = 0
 ) -> nbdist.Cluster:
-    """Workers for one strategy that each have a core of their own and compute with one thread."""
+    """Start workers for one strategy, each with its own core and one thread."""
     with quiet():
         return nbdist.Cluster(
             hosts=hosts,
@@ -32,16 +32,17 @@ def cluster(
 
 
 def pids(cluster: nbdist.Cluster) -> list[int]:
-    """The processes of its workers."""
+    """Return the process ids of the workers."""
     return [worker.pid for worker in cluster.workers(measure=False)]
 
 
 def step_ends(
     cluster: nbdist.Cluster, cell: str, options: StepOptions, strategy: str
 ) -> list[float]:
-    """Run a step cell; when each step's report was there, in seconds of `time.perf_counter`.
+    """Run a step cell and return the time of each step's report, by `time.perf_counter`.
 
-    Rank 0's, counted from when the cell was sent, which is some milliseconds too early.
+    The times are rank 0's, relative to the time at which the cell was sent. This is some
+    milliseconds too early.
     """
     began = time.perf_counter()
     run = cluster.run(cell, step=options, strategy=strategy)
@@ -49,5 +50,5 @@ def step_ends(
 
 
 def quiet() -> contextlib.AbstractContextManager[object]:
-    """What cells show goes nowhere: standard output has the benchmark's own lines."""
+    """Discard the output of cells: standard output is for the benchmark's own lines."""
     return contextlib.redirect_stdout(io.StringIO())

@@ -1,4 +1,4 @@
-"""Bytes sent to the front end for 4 x 4000 lines: ours against `%%px`, in one kernel."""
+"""Bytes sent to the front end for 4 x 4000 lines, against `%%px` in one kernel."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""A step cell with all that is told of it against the same cell with nothing told, on 2 workers.
+"""Step cell with all telemetry against the same cell with none, on 2 workers.
 
-With everything on, each step's row goes to the notebook, the run is kept and a Jupyter server sends
-it to a browser's end; collectives are timed. Both sides are there at the same time and take turns.
+With telemetry, each step's row is sent to the notebook, the run is stored, and a Jupyter server
+sends it to a client. Collectives are timed. Both sides run at the same time and take turns.
 
-Off means: a step's row is made and ends there, with `Reporter.report` replaced by one that notes
-the time and returns; collectives are not timed (TensorFlow's steps have no clock, JAX's are never
-traced); the folder of runs is a file, so that the notebook keeps nothing. What stays on either side
-is that steps and waiting for data are timed, on the engine's main thread, the engine's heartbeat,
-and the cell's output. Users have no such setting.
+Without telemetry, `Reporter.report` is replaced by a function that only notes the time. Collectives
+are not timed: TensorFlow steps have no clock, and JAX steps are never traced. The folder of runs is
+a file, so that the notebook stores nothing. Both sides time steps and input, and have the engine's
+heartbeat and the cell's output. Users have no such setting.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def stamped(cell, columns, row):
     REPORT
 _reporter.report = stamped
 """
-"""Notes when each step ended, on either side; the clock is the same in all processes."""
+"""Notes the end of each step on either side. All processes share the clock."""
 
 OFF = """
 from nbdist.worker.training import loop as training_loop, trace_schedule
@@ -107,7 +106,7 @@ def _server() -> Iterator[JupyterServer]:
 
 
 def _watch(server: JupyterServer, over: threading.Event) -> None:
-    """Be a browser that watches the newest run, until it is over."""
+    """Act as a browser that watches the newest run until it ends."""
 
     async def follow() -> None:
         while not over.is_set():

@@ -1,6 +1,7 @@
 """`nbdist.place` of an array on a device, against `jax.device_put`, on 8 virtual CPU devices.
 
-The bound is 5 % or 20 us more, whichever is more: what small arrays take is the time of calls.
+The allowed overhead is the larger of 5 % and 20 us, because small arrays take only the time of the
+call.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _case(name: str, array: Any, device: jax.Device) -> Case:
 
 
 def _timed(call: Callable[[], jax.Array]) -> Callable[[], float]:
-    """Seconds of a call and its copy: as many in a round as take `ROUND_S`."""
+    """Return a function that measures seconds per call with its copy, over calls for `ROUND_S`."""
     call().block_until_ready()
     began = time.perf_counter()
     call().block_until_ready()

@@ -1,7 +1,7 @@
-"""4,000 arrays that all differ: all that `%dist_show` does, and the page it draws.
+"""`%dist_show` of 4,000 different arrays.
 
-The whole is measured against 0.3 s: asking two engines, which read the metadata, making one
-placement of what they say, and text, HTML and picture. The page alone is measured against IPython's
+The whole command is measured against 0.3 s: read the metadata on two engines, merge them into one
+placement, and create text, HTML and picture. The page alone is measured against IPython's
 pretty-printer on the same records.
 """
 

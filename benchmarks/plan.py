@@ -1,10 +1,10 @@
-"""How long a plan takes: GPT-3 of 175 billion parameters, on ever more devices.
+"""Planning time for GPT-3 with 175 billion parameters, on increasing numbers of devices.
 
-The step is written as for one device, and keeps all it makes: what is made again is the plan's. The
-first case has the 2 s that a plan may take in the peer's place, and the second, where NVIDIA's
-compiler is installed (`nbdist[oracle]`), the 60 s in which the three best are compiled as well. The
-others have ten times fewer devices there, and say by what factor ten times as many cost more (10
-would be linear). What was imported is frozen for the garbage collector, as it is in workers.
+The step is written as if for one device and recomputes nothing: the plan selects remat. In the
+first case, the peer is the 2 s allowed for a plan. In the second, it is the 60 s allowed if the
+three best plans are also compiled, with NVIDIA's compiler from `nbdist[oracle]`. In the others, the
+peer has ten times fewer devices, so a ratio of 10 means linear cost. Imported objects are excluded
+from garbage collection, as in workers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _plan(rows: int, devices: int, *, verify: bool = False) -> None:
 
 
 def _traced(rows: int) -> tuple[Any, Any]:
-    """Its step with Adam, traced, and what it is given; no array is made."""
+    """Return the traced step with Adam, and its inputs. Creates no arrays."""
     half, whole = jnp.bfloat16, jnp.float32
     params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, half), _shapes(), is_leaf=_is)
     moments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, whole), params)

@@ -27,21 +27,21 @@ STEPS: Ranges = {
     "overlap": (1.0, 10.0),
     "straggle_s": (0.0, 500e-6),
 }
-"""What is fitted on step times, and what is physically possible of each."""
+"""Constants fitted to step times, with their physically possible ranges."""
 
 REDUCES: Ranges = {
     "collective_s": (1e-6, 100e-6),
     "link_efficiency": (0.5, 1.0),
     "local_passes": (0.0, 8.0),
 }
-"""What is fitted on all-reduces by themselves."""
+"""Constants fitted to separate all-reduces, with their ranges."""
 
 _SCALE = 0.05
-"""Relative errors much beyond this count by their size only, not by their square."""
+"""Relative error beyond which the loss is linear instead of quadratic."""
 
 
 class Measured(Protocol):
-    """A step that somebody has measured."""
+    """Measured step."""
 
     @property
     def measured_s(self) -> float: ...
@@ -50,7 +50,7 @@ class Measured(Protocol):
 
 
 def fit(rows: Sequence[Measured], start: Calibration, ranges: Ranges = STEPS) -> Calibration:
-    """`start` with those constants that fit the rows best, within their ranges."""
+    """Return `start` with the constants that fit the rows best, within their ranges."""
     measured = np.array([row.measured_s for row in rows])
 
     def errors(calibration: Calibration) -> np.ndarray:
@@ -62,7 +62,7 @@ def fit(rows: Sequence[Measured], start: Calibration, ranges: Ranges = STEPS) ->
 
 
 def fit_reduces(start: Calibration) -> Calibration:
-    """`start` with the constants of `REDUCES` that fit NCCL's all-reduces on A100s best."""
+    """Return `start` with the constants of `REDUCES` that best fit NCCL's all-reduces on A100s."""
     measured = np.array([float(row["time_ns_out_of_place"]) / 1e9 for row in reduces()])
     return _fit(lambda found: np.log(reduce_times(found) / measured), start, REDUCES)
 
@@ -72,7 +72,7 @@ def reduces() -> list[dict[str, str]]:
 
 
 def reduce_times(calibration: Calibration) -> np.ndarray:
-    """Seconds of each row of `reduces`."""
+    """Return the seconds of each row of `reduces`."""
     return np.array(
         [
             all_reduce_s(int(row["bytes"]), (int(row["n_gpus_one_node"]), 1), SELENE, calibration)
@@ -86,7 +86,7 @@ def _fit(
     start: Calibration,
     ranges: Ranges,
 ) -> Calibration:
-    """Least squares of logarithms, each constant as a share of its range."""
+    """Fit by least squares of logarithms, with each constant as a fraction of its range."""
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
     low, high = (np.array(side) for side in zip(*ranges.values(), strict=True))

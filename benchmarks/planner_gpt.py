@@ -1,8 +1,9 @@
-"""What one device does in a step of a GPT as Megatron-LM trains it, operation by operation.
+"""Operations of one device in a step of a GPT under Megatron-LM.
 
-Written from Shoeybi et al., arXiv:1909.08053 (how a layer is sharded, and its four all-reduces),
-Narayanan et al., arXiv:2104.04473 (pipelines, recomputation, fused kernels) and Korthikanti et al.,
-arXiv:2205.05198 (what a layer reads and writes). Activations, weights and gradients take 2 bytes.
+Sources: Shoeybi et al., arXiv:1909.08053 (sharding of a layer and its four all-reduces), Narayanan
+et al., arXiv:2104.04473 (pipelines, recomputation, fused kernels), Korthikanti et al.,
+arXiv:2205.05198 (bytes that a layer reads and writes). Activations, weights and gradients take 2
+bytes.
 """
 
 from __future__ import annotations
@@ -19,21 +20,27 @@ if TYPE_CHECKING:
     from nbdist.records.topology import Extent, Topology
 
 LOSS_BYTES = 52
-"""For each logit: the cast to 4 bytes, maximum, difference, exponential, sum and quotient forward,
-the scaled copy and the cast back backward (Megatron-LM's vocab-parallel cross entropy)."""
+"""Bytes per logit in Megatron-LM's vocab-parallel cross entropy.
+
+Forward: cast to 4 bytes, maximum, difference, exponential, sum and quotient. Backward: scaled copy
+and cast back.
+"""
 
 OPTIMIZER_BYTES = 30
-"""For each weight, in mixed precision: the gradient for its norm and again for the step (4), Adam's
-three states of 4 bytes read and written (24), the weight written (2)."""
+"""Bytes per weight in mixed precision.
+
+The gradient is read for its norm and for the step (4). Adam's three states of 4 bytes are read and
+written (24). The weight is written (2).
+"""
 
 
 @dataclass(frozen=True)
 class Gpt:
-    """A model, and what one microbatch of it is.
+    """Model and size of one microbatch.
 
     Attributes:
-        vocabulary: rows of the embedding on all devices of a tensor-parallel group together.
-        micro: sequences of a microbatch.
+        vocabulary: rows of the embedding, over all devices of a tensor-parallel group.
+        micro: sequences per microbatch.
         tensor: devices that share each layer.
     """
 
@@ -51,18 +58,18 @@ class Gpt:
 
     @property
     def layer_weights(self) -> int:
-        """On one device."""
+        """Weights of one layer on one device."""
         return 12 * self.hidden**2 // self.tensor + 9 * self.hidden
 
     @property
     def embedding_weights(self) -> int:
-        """On one device."""
+        """Weights of the embeddings on one device."""
         return self.hidden * (self.vocabulary // self.tensor + self.sequence)
 
 
 @dataclass(frozen=True)
 class Work:
-    """Operations of one device, one after the other.
+    """Operations of one device, executed one after another.
 
     Attributes:
         products: (batch, m, n, k) of each matrix product.
@@ -87,7 +94,7 @@ class Work:
 
 
 def layer_forward(gpt: Gpt) -> Work:
-    """Layer norm, attention, dropout and residual; layer norm, MLP, dropout and residual."""
+    """Layer norm, attention, dropout and residual, then layer norm, MLP, dropout and residual."""
     tokens, hidden, tensor = gpt.tokens, gpt.hidden, gpt.tensor
     activation = tokens * hidden
     scores = gpt.micro * gpt.heads // tensor * gpt.sequence**2
@@ -108,7 +115,7 @@ def layer_forward(gpt: Gpt) -> Work:
 
 
 def layer_backward(gpt: Gpt) -> Work:
-    """Two products for each of the forward ones; weight gradients are added to those there are."""
+    """Two products per forward product. Weight gradients are added to existing ones."""
     tokens, hidden, tensor = gpt.tokens, gpt.hidden, gpt.tensor
     activation = tokens * hidden
     scores = gpt.micro * gpt.heads // tensor * gpt.sequence**2
@@ -139,7 +146,7 @@ def layer_backward(gpt: Gpt) -> Work:
 
 
 def embedding(gpt: Gpt) -> Work:
-    """Forward and backward of the word and position embeddings."""
+    """Forward and backward pass of the word and position embeddings."""
     activation = gpt.tokens * gpt.hidden
     return Work(
         products=(),
@@ -157,7 +164,7 @@ def embedding(gpt: Gpt) -> Work:
 
 
 def head(gpt: Gpt) -> Work:
-    """Forward and backward of the last layer norm, the logits and the loss."""
+    """Forward and backward pass of the last layer norm, the logits and the loss."""
     activation = gpt.tokens * gpt.hidden
     columns = gpt.vocabulary // gpt.tensor
     few = 4.0 * gpt.tokens
@@ -178,7 +185,7 @@ def head(gpt: Gpt) -> Work:
 
 
 def _products(gpt: Gpt) -> tuple[tuple[int, int, int, int], ...]:
-    """Query, key and value; scores; context; projection; out to 4 times as wide, and back."""
+    """Query, key and value, scores, context, projection, and both layers of the MLP."""
     tokens, hidden, tensor, length = gpt.tokens, gpt.hidden, gpt.tensor, gpt.sequence
     heads, width = gpt.micro * gpt.heads // tensor, hidden // gpt.heads
     return (
@@ -192,5 +199,5 @@ def _products(gpt: Gpt) -> tuple[tuple[int, int, int, int], ...]:
 
 
 def _reduces(gpt: Gpt) -> tuple[float, ...]:
-    """One for attention and one for the MLP, forward as backward."""
+    """One all-reduce for attention and one for the MLP, in either pass."""
     return (2.0 * gpt.tokens * gpt.hidden,) * 2 if gpt.tensor > 1 else ()

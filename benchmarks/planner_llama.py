@@ -1,8 +1,8 @@
-"""Step times of layers of Llama 3 on eight B200s, and what the cost model says of them.
+"""Measured step times of Llama 3 layers on eight B200s, against the cost model.
 
-The rows, and how they were measured: `benchmarks.planner_memory`. Nothing is recomputed or
-overlapped; activations outside attention and MLP are spread along the sequence (Korthikanti et al.,
-arXiv:2205.05198), so that collectives gather and scatter.
+`benchmarks.planner_memory` describes the measurements. Nothing is recomputed or overlapped.
+Activations outside attention and MLP are sharded along the sequence (Korthikanti et al.,
+arXiv:2205.05198), with all-gathers and reduce-scatters.
 """
 
 from __future__ import annotations
@@ -32,22 +32,25 @@ HOST = Topology(chip=B200, levels=(_NVLINK,))
 
 _VOCABULARY = 128256
 _WIDTH = 128
-"""Of a head."""
+"""Width of a head."""
 
 _LOSS_BYTES = 12
-"""For each logit, in a fused cross entropy: read twice forward, read and written backward."""
+"""Bytes per logit in a fused cross entropy: read twice forward, read and written backward."""
 
 _OPTIMIZER_BYTES = 34
-"""For each weight that a device updates: its gradient in 4 bytes for the norm and for the step (8),
-Adam's three states (24), the weight (2)."""
+"""Bytes per weight that a device updates.
+
+The 4-byte gradient is read for the norm and for the step (8). Adam's three states are read and
+written (24). The weight is written (2).
+"""
 
 _SIZES = {"llama3_70b": (8192, 1024, 28672), "llama3_405b": (16384, 2048, 53248)}
-"""Hidden, all keys', and the MLP's width."""
+"""Hidden width, width of all keys, and width of the MLP."""
 
 
 @dataclass(frozen=True)
 class LlamaRow:
-    """One measured step of `microbatches` sequences of `length` on each replica."""
+    """Measured step of `microbatches` sequences of `length` on each replica."""
 
     model: str
     hidden: int
@@ -62,7 +65,7 @@ class LlamaRow:
     measured_s: float
 
     def seconds(self, calibration: Calibration) -> float:
-        """Pipeline, gradients scattered, optimizer's share of the weights, weights gathered."""
+        """Return seconds of the pipeline, the gradients, the optimizer and the all-gather."""
         layer_s = self._forward_s(calibration) + self._backward_s(calibration)
         stages = [layer_s * self.layers / self.pipeline] * self.pipeline
         stages[0] += memory_s(12 * self._activation, B200, calibration)
@@ -72,7 +75,7 @@ class LlamaRow:
         return steps_s + self._update_s(calibration)
 
     def floor_s(self) -> float:
-        """Operations over peak, of the products alone."""
+        """Seconds of the products at peak rate."""
         layer = sum(m * n * k for m, n, k in self._products) * self.tensor
         attention = self.length**2 * self.hidden
         head = self.length * _VOCABULARY * self.hidden
@@ -81,12 +84,12 @@ class LlamaRow:
 
     @property
     def _activation(self) -> float:
-        """Elements that a device has of what goes from layer to layer."""
+        """Elements per device of the activations between layers."""
         return self.length * self.hidden / self.tensor
 
     @property
     def _products(self) -> list[tuple[int, int, int]]:
-        """Query, keys and values; projection; gate and what it gates; and back."""
+        """Query, keys and values, projection, gate and up projection, down projection."""
         return [
             (self.length, (self.hidden + 2 * self.keys) // self.tensor, self.hidden),
             (self.length, self.hidden, self.hidden // self.tensor),
@@ -95,14 +98,14 @@ class LlamaRow:
         ]
 
     def _forward_s(self, calibration: Calibration) -> float:
-        """Norms, rotations, residuals and the gate are streams."""
+        """Forward seconds. Norms, rotations, residuals and the gate are memory streams."""
         activation, inner = self._activation, self.length * self.wide / self.tensor
         turned = self.length * (self.hidden + self.keys) / self.tensor
         streams = [4 * activation] * 2 + [6 * activation] * 2 + [4 * turned, 6 * inner]
         return self._issued_s(self._products, streams, 4, calibration, backward=False)
 
     def _backward_s(self, calibration: Calibration) -> float:
-        """Weight gradients are added up in 4 bytes; what was gathered is gathered once more."""
+        """Backward seconds. Weight gradients are summed in 4 bytes. All-gathers are repeated."""
         activation, inner = self._activation, self.length * self.wide / self.tensor
         turned = self.length * (self.hidden + self.keys) / self.tensor
         streams = [10 * activation] * 2 + [6 * activation] * 2 + [4 * turned, 10 * inner]
@@ -154,7 +157,7 @@ class LlamaRow:
 
 
 def llama() -> list[LlamaRow]:
-    """Three numbers of microbatches in four layouts of two models; none that splits sequences."""
+    """Three numbers of microbatches in four layouts of two models, without sequence splitting."""
     rows = table("simumax_b200_real_vs_pred")
     return [_row(row) for row in rows if row["case"].startswith("llama") and row["cp"] == "1"]
 
@@ -178,5 +181,5 @@ def _row(row: dict[str, str]) -> LlamaRow:
 
 
 def _turned(products: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """The two products that go backward through each."""
+    """Return the two backward products of each forward product."""
     return [turned for m, n, k in products for turned in ((m, k, n), (k, n, m))]

@@ -1,12 +1,11 @@
-"""Bytes that training takes on a B200, of layers of Llama 3 and DeepSeek under Megatron-LM.
+"""Memory of training on a B200: layers of Llama 3 and DeepSeek under Megatron-LM.
 
-How the rows were measured: MooreThreads/SimuMax docs/b200/b200_real_repro_guide.md and
-simu_tools/megatron_scripts (Megatron-LM with Transformer Engine 2.11): one sequence a microbatch,
-bfloat16, gradients added up in 4 bytes, optimizer states spread over data-parallel devices
-(distributed optimizer), sequence parallelism, flash attention, nothing recomputed. `cef` is the
-fused cross entropy. Peak of the allocator on the fullest device; the number of microbatches in a
-step (`mbc`) does not change it. No constant is fitted, but what to count was found
-with the rows in sight.
+Source of the rows: MooreThreads/SimuMax docs/b200/b200_real_repro_guide.md and
+simu_tools/megatron_scripts (Megatron-LM with Transformer Engine 2.11). They use one sequence per
+microbatch, bfloat16, gradients summed in 4 bytes, a distributed optimizer, sequence parallelism and
+flash attention, and recompute nothing. `cef` is the fused cross entropy. The figure is the
+allocator's peak on the fullest device. The number of microbatches (`mbc`) does not change it. No
+constant is fitted, but the counted terms were chosen with knowledge of the rows.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from benchmarks.planner_rows import table
 from nbdist.planner.graph.pipeline_schedule import in_flight
 
 _KEPT_BYTES = 6
-"""For each weight: itself (2) and its gradient (4)."""
+"""Bytes per weight: the weight (2) and its gradient (4)."""
 
 _STATE_BYTES = 12
-"""For each weight: its copy in 4 bytes and Adam's two moments."""
+"""Bytes per weight: its 4-byte copy and Adam's two moments."""
 
 _LOGIT_BYTES = 6
-"""The logits, in 2 bytes, and what the loss keeps of them, in 4."""
+"""Bytes per logit: the logit (2), and the value kept by the loss (4)."""
 
 _ACTIVATION_BYTES = 2
 _FLOOR_BYTES = 18
@@ -32,12 +31,12 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Model:
-    """Weights of layers, and elements that each keeps of a token until it goes backward.
+    """Weights of layers, and elements that each layer keeps per token until its backward pass.
 
     Attributes:
-        dense: (weights, weights of experts, elements) of one layer of those that come first.
-        later: the same of the others; experts' weights are those of all experts.
-        first: how many are as `dense`.
+        dense: (weights, weights of experts, elements) of each of the first layers.
+        later: the same for the other layers, with the weights of all experts.
+        first: number of layers described by `dense`.
     """
 
     hidden: int
@@ -49,7 +48,7 @@ class Model:
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """One measured peak, in bytes."""
+    """Measured peak in bytes."""
 
     case: str
     model: Model
@@ -64,11 +63,11 @@ class MemoryRow:
     measured_bytes: float
 
     def peak_bytes(self) -> float:
-        """Of the fullest stage."""
+        """Return the bytes of the fullest stage."""
         return max(self._stage_bytes(stage) for stage in range(self.pipeline))
 
     def floor_bytes(self) -> float:
-        """18 bytes a weight (arXiv:1910.02054, section 3.1), spread over those that share it."""
+        """Return 18 bytes per weight (arXiv:1910.02054, section 3.1), divided by its devices."""
         model = self.model
         ours = [self._layer(index) for index in range(self.layers)]
         dense = 2 * model.vocabulary * model.hidden + sum(weights for weights, _, _ in ours)
@@ -76,10 +75,11 @@ class MemoryRow:
         return _FLOOR_BYTES * (dense / self.tensor + experts) / self.pipeline
 
     def _stage_bytes(self, stage: int) -> float:
-        """Weights, gradients, optimizer states; activations of the microbatches under way; logits.
+        """Return bytes of weights, gradients, optimizer states, activations and logits.
 
-        What a layer keeps is Korthikanti et al., arXiv:2205.05198, without what flash attention,
-        no dropout and no biases leave out.
+        Activations are those of microbatches in flight. They follow Korthikanti et al.,
+        arXiv:2205.05198, without those that flash attention and the absence of dropout and biases
+        remove.
         """
         own = [self._layer(index) for index in self._own(stage)]
         ends = (stage == 0) + (stage == self.pipeline - 1)
@@ -118,13 +118,16 @@ class MemoryRow:
 
     @property
     def _empty_bytes(self) -> float:
-        """Transformer Engine has an empty gradient for each shape of weight, in 2 bytes: the true
-        ones are in Megatron-LM's buffers."""
+        """Return the bytes of Transformer Engine's unused gradients.
+
+        It allocates one in 2 bytes per shape of weight, and Megatron-LM's buffers contain the
+        actual ones.
+        """
         return 2 * self.model.later[0] / self.tensor
 
 
 def memory_rows() -> list[MemoryRow]:
-    """The published peaks, each layout once."""
+    """Return the published peaks, each layout once."""
     rows = {row.case: row for row in map(_memory_row, table("simumax_b200_real_vs_pred"))}
     alike = {
         (row.model, row.sequence, row.tensor, row.pipeline, row.data, row.context): row
@@ -151,8 +154,11 @@ def _memory_row(row: dict[str, str]) -> MemoryRow:
 
 
 def _llama(hidden: int, keys: int, wide: int) -> Model:
-    """Kept of a token: the layer's input, normed; query, keys and values; context; the residual,
-    normed; the gate and what it gates; their product."""
+    """Return a Llama model.
+
+    Kept per token: input of the layer and its norm, query, keys and values, context, residual and
+    its norm, gate and up projection, and their product.
+    """
     weights = 2 * hidden * (hidden + keys) + 3 * hidden * wide
     layer = (weights, 0, 6 * hidden + 2 * keys + 3 * wide)
     return Model(hidden, 128256, layer, layer, first=0)
@@ -161,11 +167,13 @@ def _llama(hidden: int, keys: int, wide: int) -> Model:
 def _deepseek(
     hidden: int, vocabulary: int, wide: int, experts: int, each: int, shared: int, chosen: int
 ) -> Model:
-    """Multi-head latent attention of 128 heads (arXiv:2405.04434, section 2.1): queries through
-    1,536 and keys and values through 512 dimensions, of which 64 turn with the position.
+    """Return a DeepSeek model.
 
-    Experts take as many tokens as if all were chosen alike, and are padded to that. Kept of a
-    token for each expert it goes to: its copy, the gate and what it gates, their product.
+    Multi-head latent attention of 128 heads (arXiv:2405.04434, section 2.1) has queries of rank
+    1,536, and keys and values of rank 512. 64 dimensions are rotated by position.
+
+    Experts receive equal numbers of tokens, padded to that number. Kept per token and expert: its
+    copy, gate and up projection, and their product.
     """
     query, latent, turning, heads = 1536, 512, 64, 128
     queries, values = heads * (128 + turning), heads * 128

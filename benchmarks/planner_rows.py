@@ -1,4 +1,4 @@
-"""Published step times of GPTs on A100s, and what the cost model says of them."""
+"""Published step times of GPTs on A100s, against the cost model."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ A100 = Chip(
 _NVLINK = Level(name="host", size=8, latency_s=3.4e-6, bytes_per_s=300e9)
 _HDR = Level(name="network", size=384, latency_s=14e-6, bytes_per_s=25e9)
 SELENE = Topology(chip=A100, levels=(_NVLINK, _HDR))
-"""Hosts of eight A100s, eight 200 Gb/s links each (arXiv:2104.04473, section 5)."""
+"""Hosts of eight A100s with eight 200 Gb/s links each (arXiv:2104.04473, section 5)."""
 
 _GPT2_VOCABULARY = 50257
 _MULTIPLE = 128
-"""Megatron-LM pads the vocabulary to a multiple of this many rows a device."""
+"""Megatron-LM pads the vocabulary to a multiple of this number of rows per device."""
 
 _MICRO = {"1.7B": 16, "3.6B": 16, "7.5B": 16, "18B": 8, "39B": 4, "76B": 2, "145B": 2}
-"""Sequences of a microbatch (1 where it is not here); Megatron-LM examples/sc21/run_table_1.sh."""
+"""Sequences per microbatch, 1 if missing. Source: Megatron-LM examples/sc21/run_table_1.sh."""
 
 _CHUNKS = {"76B": 3, "145B": 2, "310B": 2, "530B": 3}
-"""Chunks of a device, where interleaved; same source."""
+"""Chunks per device of interleaved pipelines, from the same source."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measured step.
+    """Measured step.
 
     Attributes:
-        model: what must not be on both sides of a split.
-        gpt: with the sizes of one microbatch.
-        batch: sequences of a step.
-        recomputed: whether layers are computed again before they go backward.
-        overlapped: whether gradients are reduced while the last microbatch goes backward.
+        model: group key: rows of a model must be on one side of a split.
+        gpt: model with the size of one microbatch.
+        batch: sequences per step.
+        recomputed: True if layers are recomputed before their backward pass.
+        overlapped: True if gradients are reduced during the backward pass of the last microbatch.
     """
 
     model: str
@@ -80,17 +80,17 @@ class Row:
 
     @property
     def weights(self) -> float:
-        """On the device that has most."""
+        """Weights on the device with most of them."""
         return self.gpt.layer_weights * self.gpt.layers / self.pipeline + self.gpt.embedding_weights
 
     def seconds(self, calibration: Calibration) -> float:
-        """Forward and backward of all microbatches, gradients reduced, and Adam's step."""
+        """Return seconds of all microbatches, the gradient reduction and Adam's step."""
         chip = SELENE.chip
         optimizer_s = memory_s(OPTIMIZER_BYTES * self.weights, chip, calibration)
         return self._pipeline_s(calibration) + self._reduce_s(calibration) + optimizer_s
 
     def floor_s(self) -> float:
-        """Operations over peak, of the model's products alone, without recomputation."""
+        """Return seconds of the model's products at peak rate, without recomputation."""
         gpt = self.gpt
         layer = 24 * gpt.hidden**2 + 4 * gpt.sequence * gpt.hidden
         operations = 3 * gpt.layers * layer + 6 * gpt.vocabulary * gpt.hidden
@@ -107,8 +107,11 @@ class Row:
         return step_s(schedule, stages, self.microbatches, self.chunks, self._send_s(calibration))
 
     def _send_s(self, calibration: Calibration) -> float:
-        """Between hosts each tensor-parallel device sends its part, and they gather them
-        (arXiv:2104.04473, section 4.1)."""
+        """Return seconds of a transfer between stages.
+
+        Between hosts, each tensor-parallel device sends its part, followed by an all-gather
+        (arXiv:2104.04473, section 4.1).
+        """
         gpt = self.gpt
         nbytes = 2.0 * gpt.tokens * gpt.hidden
         if self.devices <= _NVLINK.size:
@@ -126,7 +129,7 @@ class Row:
         return reduce_s + self._tied_s(calibration)
 
     def _tied_s(self, calibration: Calibration) -> float:
-        """The first and the last stage add up their gradients of the embedding."""
+        """Return seconds of the sum of embedding gradients of the first and the last stage."""
         if self.pipeline == 1:
             return 0.0
         extent = (2, 1) if self.devices <= _NVLINK.size else (1, 2)
@@ -135,7 +138,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of what a microbatch goes through on one device."""
+    """Seconds of the parts of a microbatch on one device."""
 
     forward_s: float
     backward_s: float
@@ -155,7 +158,7 @@ def _parts(gpt: Gpt, calibration: Calibration) -> Parts:
 
 
 def forget() -> None:
-    """Calibrations that were only tried need not be kept."""
+    """Discard the cached times of calibrations that were only tried."""
     _parts.cache_clear()
 
 
@@ -165,17 +168,17 @@ def table(name: str) -> list[dict[str, str]]:
 
 
 def one_host() -> list[Row]:
-    """1,440 measured steps of eight models on 2 to 8 A100s of one host (vTrain).
+    """Return 1,440 measured steps of eight models on 2 to 8 A100s of one host (vTrain).
 
-    Nothing is recomputed: constants that are fitted so, and only those, also give the times of
-    `megatron`, where all is. With one device to a layer the vocabulary is not padded: the logits'
-    products take twice as long as with two, for each device's operations.
+    Nothing is recomputed. Constants fitted to these rows alone also give the times of `megatron`,
+    with full recomputation. With one device per layer the vocabulary is not padded, and the
+    products of the logits then take twice as long per operation.
     """
     return [_one_host(row) for row in table("a100_one_node_measured")]
 
 
 def megatron() -> list[Row]:
-    """Ten models of 1.7 to 1,008 billion parameters on 32 to 3,072 A100s (arXiv:2104.04473)."""
+    """Return ten models of 1.7 to 1,008 billion parameters on up to 3,072 A100s (arXiv:2104.04473)."""
     return [_megatron(row) for row in table("megatron_sc21_table1")]
 
 

@@ -1,7 +1,8 @@
-"""What the planner's cost model says of steps that others have measured.
+"""Predictions of the planner's cost model for published measurements.
 
-Ours is its error, the peer's that of the floor: operations over peak, and 18 bytes a weight. Of
-rank correlations it is what they lack of one. Rows: benchmarks/reference/README.md.
+Ours is the model's error. The peer is the error of the floor: operations at peak rate, and 18 bytes
+per weight. For rank correlations, the figure is 1 minus the correlation. Rows:
+benchmarks/reference/README.md.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ REDUCE_ERROR = 0.08
 MEMORY_ERROR = 0.05
 CORRELATION = 0.98
 MORE_MEAN, MORE_WORST = 0.03, 0.15
-"""By how much the picked plan may be slower than the best one that was measured."""
+"""Allowed excess of the picked plan over the fastest measured one."""
 
 _BUS = "allreduce_bandwidth"
 _NVLINK = Level(name="host", size=8, latency_s=3.4e-6, bytes_per_s=200e9)
 _NICS = Level(name="network", size=2, latency_s=14e-6, bytes_per_s=8.13e9)
 _TWO_HOSTS = Topology(chip=A100, levels=(_NVLINK, _NICS))
 _WHOLE_NICS = msgspec.structs.replace(PYTORCH_A100, network_efficiency=1.0)
-"""The figure is what a pair reached, not what a NIC is sold as."""
+"""The figure is the measured bandwidth of a pair, not the nominal one of a NIC."""
 
 _SMALLER = "llama3_70b"
 _OTHER_CHIP = {"matmul_ceiling": (0.3, 0.95), "dispatch_s": STEPS["dispatch_s"]}
@@ -72,7 +73,7 @@ def cases() -> Iterator[Case]:
 
 
 def _across(rows: Sequence[Row], first: np.ndarray) -> np.ndarray:
-    """Seconds of each row by constants that are fitted on the rows of the other side."""
+    """Return seconds of each row, with constants fitted to the rows of the other side."""
     said = np.zeros(len(rows))
     start = fit_reduces(PYTORCH_A100)
     for side in (first, ~first):
@@ -106,9 +107,9 @@ def _ranks(
 def _picks(
     rows: Sequence[Row], said: np.ndarray, floor: np.ndarray, measured: np.ndarray
 ) -> Iterator[Case]:
-    """What the plan that is said to be the fastest takes beyond the fastest.
+    """Yield the excess of the predicted fastest plan over the measured fastest one.
 
-    The floor says the same of all plans of so many devices: it picks the first one.
+    The floor is equal for all plans with the same number of devices, so it picks the first one.
     """
     asked: dict[str, list[Hashable]] = {
         "for a model, devices and batch": [(row.model, row.devices, row.batch) for row in rows],
@@ -124,7 +125,7 @@ def _picks(
 
 
 def _case(name: str, ours: float, peer: float, unit: str, wanted: float, runs: int) -> Case:
-    """Good where `ours` is `wanted` at most."""
+    """Return a case that is met if `ours` is at most `wanted`."""
     return Case(name, float(ours), float(peer), unit, round(wanted / float(peer), 4), runs)
 
 
@@ -144,7 +145,7 @@ def _megatron() -> Case:
 
 
 def _blackwell() -> Case:
-    """Another GPU, host and program; two constants from the smaller model, asked of the larger."""
+    """Another GPU, host and program: two constants fitted to the smaller model only."""
     rows = llama()
     start = msgspec.structs.replace(PYTORCH_A100, units=calibration_of(B200).units)
     smaller = [row for row in rows if row.model == _SMALLER]
@@ -158,7 +159,7 @@ def _blackwell() -> Case:
 
 
 def _reduces() -> Case:
-    """The floor is bytes over the links' bandwidth."""
+    """All-reduces. The floor is bytes over bandwidth of the links."""
     rows = reduces()
     ranks = np.array([int(row["n_gpus_one_node"]) for row in rows])
     nbytes = np.array([int(row["bytes"]) for row in rows])
@@ -169,10 +170,11 @@ def _reduces() -> Case:
 
 
 def _placements() -> Case:
-    """Two hosts of eight, NVLink 200 GB/s; what the network does is from one row, not counted.
+    """All-reduces on two hosts of eight GPUs with NVLink of 200 GB/s.
 
-    Which GPUs they are is not published: groups in one host are as fast as A100s' constants say
-    of A800s. The floor is bytes over the bandwidth of the links that a group crosses.
+    The network figure comes from one row that is not counted. The GPU type is not published: groups
+    in one host are as fast as the constants of A100s predict for A800s. The floor is bytes over
+    bandwidth of the links that a group crosses.
     """
     rows = [row for row in table("galvatron_allreduce_by_placement") if _extent(row) != (1, 2)]
     ranks = np.array([int(row["group_size"]) for row in rows])
@@ -198,7 +200,7 @@ def _memory() -> Case:
 
 
 def _groups(keys: Sequence[Hashable]) -> list[np.ndarray]:
-    """Indexes of what has the same key, of keys that come more than once."""
+    """Return the indexes of rows with equal keys, for keys that occur more than once."""
     found: dict[Hashable, list[int]] = {}
     for index, key in enumerate(keys):
         found.setdefault(key, []).append(index)

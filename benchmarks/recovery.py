@@ -1,10 +1,10 @@
-"""kill -9 of one of 4 workers until the next step is done, against doing it by hand.
+"""Recovery after kill -9 of one of 4 workers until the next step ends, against one by hand.
 
-By hand is what a user without recovering does once the death is noticed: new ipyparallel engines,
-the framework imported, the strategy built, the model made, the checkpoint read, one step made. The
-target of each case is in seconds; its ratio is to the peer's time in the same run.
+By hand, a user without recovery starts new ipyparallel engines once the death is noticed. The user
+then imports the framework, creates strategy and model, reads the checkpoint and executes one step.
+The target of each case is in seconds. Its ratio is to the peer's time in the same run.
 
-And what a checkpoint every 50 steps takes: the same steps with and without, in turns.
+Also measures the cost of a checkpoint every 50 steps: steps with and without, alternately.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _recover(strategy: str, spares: int) -> Case:
         def recoveries() -> float:
             return _lost_s(cluster, strategy, f"{folder}/{next(number)}")
 
-        recoveries()  # what the first one compiles and imports is not the recovering
+        recoveries()  # excludes the first compilation and imports from the measurement
         a, b = interleave(recoveries, lambda: _by_hand_s(strategy, f"{folder}/0"), RUNS)
     target = TARGET_S[strategy, spares]
     name = f"{strategy}, kill -9 to the next step, {spares} spare (target {target} s), by hand"
@@ -141,7 +141,7 @@ def _recover(strategy: str, spares: int) -> Case:
 
 
 def _lost_s(cluster: nbdist.Cluster, strategy: str, folder: str) -> float:
-    """From the death, on the clock that the ranks have in common, to the end of the next step."""
+    """Return seconds from the death to the end of the next step, on the clock of the ranks."""
     note = Path(f"{folder}-died")
     cluster.run(SIZE.data() + SIZE.model(strategy), strategy=strategy)
     cluster.run(DEATH.format(note=str(note)), once=True)
@@ -179,7 +179,7 @@ def _indented(text: str, by: int) -> str:
 
 
 def _overhead(strategy: str) -> Case:
-    """Seconds of a step with a checkpoint every `EVERY` steps, against none."""
+    """Return the seconds per step with a checkpoint every `EVERY` steps, against none."""
     with (
         ours.quiet(),
         tempfile.TemporaryDirectory() as folder,

@@ -1,7 +1,7 @@
-"""A page reloaded while a step cell runs on 2 engines: until its chart is there, and Stop on it.
+"""Page reload during a step cell on 2 engines: time until the chart appears, and until Stop works.
 
-The peers are JupyterLab's own, in the same rounds: the same load until the notebook's first cell
-is in sight, and its interrupt of a cell that sleeps.
+The peers are JupyterLab's own operations in the same rounds: the load until the first cell of the
+notebook is visible, and the interrupt of a cell that sleeps.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ def _case(name: str, ours_s: float, peer_s: float, most_s: float) -> Case:
 
 
 def _round(lab: Lab, page: Page) -> tuple[float, float, float, float]:
-    """Seconds until the first cell, until the chart, from Stop to its end, of an interrupt."""
+    """Return seconds to the first cell, to the chart, from Stop to its end, and of an interrupt."""
     start(page, RUN)
-    _until_it_can_be_stopped(page)  # the run before is drawn too
+    _until_it_can_be_stopped(page)  # the previous run is drawn too
     page.wait_for_function(DRAWN)
     began = time.perf_counter()
     page.goto(lab.address(NAME), wait_until="commit")

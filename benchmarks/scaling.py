@@ -1,7 +1,7 @@
-"""A step of a convolutional network on 2 workers with twice the batch, against 1 worker.
+"""Step of a convolutional network on 2 workers with twice the batch, against 1 worker.
 
-Each worker has a core of its own and computes with one thread. Both clusters are there at the same
-time and take turns. Efficiency is the reciprocal of the ratio.
+Each worker has its own core and one thread. Both clusters exist at the same time and take turns.
+Efficiency is the reciprocal of the ratio.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TARGET = 1 / 0.975
 BATCH = {"mirrored": 512, "pjrt": 160}
-"""Samples of each worker in a step of about 150 ms."""
+"""Samples per worker in a step of about 150 ms."""
 STEPS = 100
 SAMPLES = 1 << 14
 TURN_S = 1.0

@@ -1,7 +1,7 @@
-"""From nothing, and from workers that are to be fresh, to the first training step, and to engines.
+"""Time to the first training step, from a fresh start and after a restart, and time to engines.
 
-A peer does by hand what its documentation says: starts ipyparallel's engines, imports the
-framework on them, tells them of each other, makes the strategy or the mesh, and makes a step.
+The peer follows the documentation by hand: start ipyparallel's engines, import the framework,
+configure their addresses, create the strategy or the mesh, and execute a step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def replica(batch):
 step = tf.function(lambda batch: strategy.run(replica, args=(batch,)))
 float(step(tf.ones((2, 4))))
 """
-"""Keras 3 would not train by hand: docs/facts.md says why, and what cures it."""
+"""Keras 3 cannot train by hand. docs/facts.md describes the reason and the remedy."""
 
 JAX = """
 import jax, jax.numpy as jnp, numpy as np
@@ -148,7 +148,7 @@ def cases() -> Iterator[Case]:
 
         def start(strategy: str = strategy, framework: str = framework) -> float:
             took, again = _seconds(START.format(framework=framework, step=OURS[strategy]))
-            warm.append(again)  # noqa: B023 - called before the next one begins
+            warm.append(again)  # noqa: B023 - called before the next iteration
             return took
 
         peer_code = PEER.format(cell=CELLS[strategy], wire=BY_HAND[strategy])
@@ -190,7 +190,7 @@ def _case(what: str, ours: Sequence[float], theirs: Sequence[float], target: flo
 
 
 def _seconds(code: str) -> tuple[float, float]:
-    """What it took, and took again."""
+    """Return seconds of the start and of the restart."""
     program = f"import time\nstart = time.perf_counter()\n{code}\nprint('TOOK', took, again)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600

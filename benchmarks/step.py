@@ -1,8 +1,8 @@
-"""A step cell on 2 workers against a script by hand that makes the same steps, without nbdist.
+"""Step cell on 2 workers, against a script without nbdist that makes the same steps.
 
-The script is `benchmarks/bare.py`. Every process, of either side, stays on a core of its own and
-computes with one thread; both sides are there at the same time and take turns. A step is all that
-happens between two reports: rows are gathered, the step is made, its loss is read and reported.
+The script is `benchmarks/bare.py`. Every process of either side has its own core and one thread.
+Both sides exist at the same time and take turns. A step is the time between two reports: gather
+rows, execute the step, read and report its loss.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _case(
 
 @contextlib.contextmanager
 def _bare(strategy: str, size: Size) -> Iterator[tuple[list[int], np.ndarray]]:
-    """The processes of the script, once they make steps; and when steps of its rank 0 ended."""
+    """Yield the process ids of the running script, and the end times of steps of its rank 0."""
     ports = ",".join(map(str, _free_ports()))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as undo:
         pids = []
@@ -102,10 +102,11 @@ def _bare(strategy: str, size: Size) -> Iterator[tuple[list[int], np.ndarray]]:
 
 
 def _start(arguments: list[str], rank: int) -> subprocess.Popen[bytes]:
-    """In the environment of an engine, on the core of the same rank's.
+    """Start a process in the environment of an engine, on the core of the engine with its rank.
 
-    In a session of its own too, as engines are: Linux shares processor time out by session
-    (`sched_autogroup_enabled`), so that on a busy machine one of two in a session gets half.
+    It has its own session like engines. Linux shares processor time by session
+    (`sched_autogroup_enabled`), so on a busy machine two processes in a session would each get
+    half.
     """
     framework: Framework = "tensorflow" if arguments[0] == "mirrored" else "jax"
     request = ClusterRequest((Host(),) * PROCESSES, (framework,), cpus_per_worker=1)

@@ -1,11 +1,11 @@
-"""64 workers that report 100 steps a second each, against ipyparallel's `publish_data`.
+"""64 workers with 100 reports per second each, against ipyparallel's `publish_data`.
 
-Ours goes the whole way: 64 probes in a process of their own, the notebook's receiver, the run
-directory, a Jupyter server, a page in Chromium. `publish_data` comes from 2 real engines and ends
-in the notebook's client, which keeps the latest of each.
+Reports take the whole path: 64 reporters in one process, the notebook's receiver, the run
+directory, a Jupyter server, a page in Chromium. `publish_data` is called on 2 engines and ends in
+the notebook's client, which stores only the latest data of each.
 
-Of the kernel's work both parts are counted: the receiver's thread, and what `tick` does on the main
-thread, which writes files and looks for findings many times a second.
+Both parts of the kernel's work are counted: the receiver's thread, and `tick` on the main thread.
+`tick` writes files and computes findings many times per second.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ def _ours() -> dict[str, float]:
     with contextlib.ExitStack() as undo:
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory()))
         server = undo.enter_context(JupyterServer(folder / "server"))
-        window = undo.enter_context(browser(bypass_csp=True))  # of an API answer
+        window = undo.enter_context(
+            browser(bypass_csp=True)
+        )  # applies to the page of an API response
         request = CellRequest(number=1, source="", label=1, strategy="pjrt", awaits=False)
         workers = [
             WorkerState(rank=rank, host="here", pid=1, versions={}, devices=())
@@ -160,10 +162,10 @@ def _only_rows(hear: Callable[[AnyEvent], None]) -> Callable[[AnyEvent], None]:
 
 
 def _send(receiver: Receiver, run: live_run.LiveRun) -> float:
-    """Have another process report, and keep what comes, as a cell that runs does.
+    """Send reports from another process and store them as a running cell does.
 
     Returns:
-        Processor time that `tick` has taken, in seconds.
+        Processor time of `tick` in seconds.
     """
     tick_s = 0.0
     arguments = [
@@ -180,14 +182,14 @@ def _send(receiver: Receiver, run: live_run.LiveRun) -> float:
 
 
 def _tick_s(run: live_run.LiveRun) -> float:
-    """Processor time that one tick takes."""
+    """Return the processor time of one tick."""
     began = time.thread_time()
     run.tick()
     return time.thread_time() - began
 
 
 def _cpu_s(receiver: Receiver) -> float:
-    """Processor time that the receiver's thread has taken."""
+    """Return the processor time of the receiver's thread."""
     thread = receiver._thread.ident
     assert thread is not None
     return time.clock_gettime(time.pthread_getcpuclockid(thread))
@@ -215,7 +217,7 @@ def _peer() -> dict[str, float]:
 
 
 def _client_thread(client: Any) -> int:
-    """The clock of the thread on which the client takes in what engines publish."""
+    """Return the clock id of the thread in which the client receives published data."""
     (thread,) = [t for t in threading.enumerate() if t is client._io_thread]
     assert thread.ident is not None
     return time.pthread_getcpuclockid(thread.ident)

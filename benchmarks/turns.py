@@ -1,8 +1,8 @@
-"""Two sides that train at the same time in the same run, of which only one is ever awake.
+"""Alternate measurement of two sides that train in the same run.
 
-Each side is a few processes in an endless loop of steps. They are stopped and continued (SIGSTOP,
-SIGCONT) in turns of a fraction of a second: noise hits both alike, and the side that waits takes no
-processor time, whatever its threads do.
+Each side consists of processes in an endless loop of steps. SIGSTOP and SIGCONT alternate between
+the sides every fraction of a second. Noise affects both equally, and the waiting side uses no
+processor time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from threading import Event
 
 FEWEST_STAMPS = 4
-"""In a turn that counts."""
+"""Minimum number of steps in a turn that counts."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """When both sides have been awake once, in seconds of `time.perf_counter`."""
+    """Times of one turn of both sides, in seconds of `time.perf_counter`."""
 
     ours: float
     peer: float
@@ -36,7 +36,7 @@ class Turn:
 def take_turns(
     ours: Sequence[int], peer: Sequence[int], turn_s: float, over: Event
 ) -> tuple[Turn, ...]:
-    """Wake the processes of both sides in turn until `over` is set, then all of them."""
+    """Alternate between the processes of both sides until `over` is set, then continue all."""
     turns = []
     _send(signal.SIGSTOP, peer)
     try:
@@ -58,14 +58,14 @@ def take_turns(
 def in_turns(
     case: str, turns: Sequence[Turn], ours: Sequence[float], peer: Sequence[float], target: float
 ) -> Case:
-    """The seconds per step of both sides, medians over the turns in which both made steps.
+    """Return the seconds per step of both sides: medians over turns in which both made steps.
 
     Args:
-        case: what was measured.
-        turns: when either side was awake.
-        ours: when our steps ended, of one process.
-        peer: the same of the peer's.
-        target: the largest ratio that is good enough.
+        case: description of the case.
+        turns: times of the turns.
+        ours: end times of steps of one of our processes.
+        peer: end times of steps of one of the peer's processes.
+        target: largest acceptable ratio.
     """
     pairs = [
         (
@@ -79,9 +79,10 @@ def in_turns(
 
 
 def _seconds_per_step(stamps: Sequence[float], start: float, end: float) -> float:
-    """Within one turn; 0 where there were too few.
+    """Return seconds per step within one turn. 0 if there were too few steps.
 
-    The clock of `stamps` may differ by less than half a turn: a side makes steps in its own only.
+    The clock of `stamps` may differ by less than half a turn, because a side makes steps only in
+    its own turn.
     """
     margin = (end - start) / 2
     own = [stamp for stamp in stamps if start - margin < stamp < end + margin]

@@ -1,7 +1,7 @@
-"""Run every fault on real workers and write the results into docs/fault_matrix.md.
+"""Run every fault test on real workers and write the results into docs/fault_matrix.md.
 
-`python -m tools.fault_matrix [PYTEST ARGUMENT...]`: three quarters of an hour, or what the
-arguments choose (`-k 'not random'`). The table contains this run only.
+Run `python -m tools.fault_matrix [PYTEST ARGUMENT...]`. All tests take 45 minutes. Arguments select
+some of them (`-k 'not random'`). The table contains this run only.
 """
 
 from __future__ import annotations

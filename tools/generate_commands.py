@@ -1,7 +1,7 @@
-"""Writes docs/commands.md, the reference of all magics and their options.
+"""Generator of docs/commands.md, the reference of all magics and their options.
 
-Run `python -m tools.generate_commands` after a change of an option, or of the docstring of a magic.
-A test fails while the page is out of date.
+Run `python -m tools.generate_commands` after a change of an option or of the docstring of a magic.
+A test fails while the page is outdated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Writes labextension/src/records.ts, the browser's copy of the records that it reads.
+"""Generator of labextension/src/records.ts, the TypeScript copy of the records.
 
-Run `python tools/generate_records.py` after a change of `nbdist/records/`; a test fails
-while the copy differs.
+Run `python tools/generate_records.py` after a change of `nbdist/records/`. A test fails while the
+copy differs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ LITERALS = {
 
 
 def source() -> str:
-    """The whole of records.ts."""
+    """Return the text of records.ts."""
     return "\n".join([HEADER, *constants(), *literals(), *interfaces(), *unions()])
 
 
@@ -74,14 +74,14 @@ def constants() -> Iterator[str]:
 
 
 def literals() -> Iterator[str]:
-    """The named sets of words that the records use, in the order of their names."""
+    """Yield the named literal types that the records use, in order of their names."""
     used = {LITERALS[words] for struct in structs() for words in words_of(struct)}
     for name in sorted(used):
         yield union(name, [repr(word) for word in get_args(getattr(records, name))])
 
 
 def interfaces() -> Iterator[str]:
-    """An interface for each record, with its docstring."""
+    """Yield an interface for each record, with its docstring."""
     for struct in structs():
         lines = [comment(struct.cls), f"export interface {interface(struct.cls)} {{"]
         if struct.tag is not None:
@@ -91,7 +91,7 @@ def interfaces() -> Iterator[str]:
 
 
 def unions() -> Iterator[str]:
-    """The messages by what sends them."""
+    """Yield the union types of messages."""
     for name, messages in UNIONS.items():
         yield union(name, [interface(member) for member in get_args(messages)])
 
@@ -116,7 +116,7 @@ def union(name: str, members: list[str]) -> str:
 
 
 def structs() -> list[types.StructType]:
-    """The roots and all that they hold, each before what holds it."""
+    """Return the root records and all nested ones. A nested record precedes its parent."""
     found: dict[type, types.StructType] = {}
 
     def visit(kind: types.Type) -> None:
@@ -145,7 +145,7 @@ def parts(kind: types.Type) -> tuple[types.Type, ...]:
 
 
 def words_of(struct: types.StructType) -> Iterator[frozenset[Any]]:
-    """The sets of words in the fields of a record."""
+    """Yield the sets of words in the fields of a record."""
     for field in struct.fields:
         for kind in (field.type, *parts(field.type)):
             if isinstance(kind, types.LiteralType):
@@ -153,10 +153,10 @@ def words_of(struct: types.StructType) -> Iterator[frozenset[Any]]:
 
 
 def typescript(kind: types.Type) -> str:
-    """The type as TypeScript writes it.
+    """Return the TypeScript form of a type.
 
     Raises:
-        TypeError: the records use a type that this has no words for.
+        TypeError: a type has no TypeScript form.
     """
     match kind:
         case types.StructType(cls=cls):
@@ -180,7 +180,7 @@ def interface(record: type) -> str:
 
 
 def comment(record: type) -> str:
-    """The docstring as a JSDoc comment."""
+    """Return the docstring as a JSDoc comment."""
     lines = (inspect.getdoc(record) or "").splitlines()
     return "\n".join(["/**", *(f" * {line}".rstrip() for line in lines), " */"])
 

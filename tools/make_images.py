@@ -1,4 +1,4 @@
-"""Make the pictures of the documents in a real JupyterLab: `python -m tools.make_images`."""
+"""Make the images of the documentation in a real JupyterLab: `python -m tools.make_images`."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def view(page: Page, index: int) -> Locator:
 
 
 def shoot_run(page: Page, index: int, name: str, least: int) -> None:
-    """A run once it has made so many steps; it is stopped then."""
+    """Take a screenshot of a run after a number of steps, then stop the run."""
     start(page, index)
     shown = view(page, index)
     shown.wait_for()
-    shown.scroll_into_view_if_needed()  # it is drawn while it is in sight
+    shown.scroll_into_view_if_needed()  # the view is drawn only while it is visible
     page.wait_for_function(_STEP_IS, arg=[shown.element_handle(), least])
     if index == STARVE:
         shown.get_by_text("starved").first.wait_for()
