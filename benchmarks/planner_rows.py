@@ -178,7 +178,7 @@ def one_host() -> list[Row]:
 
 
 def megatron() -> list[Row]:
-    """Return ten models of 1.7 to 1,008 billion parameters on up to 3,072 A100s (arXiv:2104.04473)."""
+    """Return ten models of 1.7 to 1,008 billion parameters on A100s (arXiv:2104.04473)."""
     return [_megatron(row) for row in table("megatron_sc21_table1")]
 
 
