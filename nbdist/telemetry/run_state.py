@@ -149,9 +149,7 @@ class RunFindings:
         """Store the times of steps."""
         if isinstance(record, Rows):
             self._diagnostics.take(record)
-        elif (
-            isinstance(record, StepBegun) and not self._batch
-        ):  # the batch is the same on all ranks
+        elif isinstance(record, StepBegun) and not self._batch:  # equal on all ranks
             self._batch = record.batch
             self._diagnostics = Diagnostics(self._host_of, self._strategy, self._batch)
 

@@ -40,9 +40,7 @@ RUN_FILE, CELLS_FILE, STOP_FILE, SHOWN_FILE = "run.json", "cells.py", "stop", "s
 PLAN_FILE = "plan.json"
 TABLES_FOLDER, OUTPUT_FOLDER, EVENTS_FOLDER = "tables", "output", "events"
 _MAKING_S = 3600.0
-"""Age in seconds above which an unfinished directory is abandoned. To create one takes
-milliseconds.
-"""
+"""Age in seconds above which an unfinished directory is abandoned."""
 
 
 def new_id(began: float) -> str:
