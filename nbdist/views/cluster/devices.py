@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _DEVICES = ("rank", "host", "device", "kind", "memory", "used", "plugin")
-_LINKS = ("links", "devices", "latency", "one way, if all send", "source")
+_LINKS = ("links", "members", "latency", "one way, if all send", "source")
 _TRANSFERS = ("transfers", "latency", "one way, if all do")
 _WAYS = ("product", "each matrix", "{home}", "{there}, with transfers", "faster")
 _ROOFLINE = "operations per second of matrix products, by operations per byte moved"
