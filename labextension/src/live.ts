@@ -27,7 +27,7 @@ export class LiveRuns {
       live = new LiveRun(id, this.settings);
       this.open.set(id, live);
     }
-    return new Look(live, () => this.look(id));
+    return new Watch(live, () => this.closeUnwatched(id));
   }
 
   /** Stop a run, with or without an open view. */
@@ -40,9 +40,9 @@ export class LiveRuns {
     }
   }
 
-  private look(id: string): void {
+  private closeUnwatched(id: string): void {
     const live = this.open.get(id);
-    if (live !== undefined && live.looks === 0) {
+    if (live !== undefined && live.watchers === 0) {
       this.open.delete(id);
       live.dispose();
     }
@@ -51,12 +51,12 @@ export class LiveRuns {
   private readonly open = new Map<string, LiveRun>();
 }
 
-class Look implements IWatch {
+class Watch implements IWatch {
   constructor(
     private readonly live: LiveRun,
     private readonly leave: () => void
   ) {
-    live.looks += 1;
+    live.watchers += 1;
   }
 
   isDisposed = false;
@@ -72,7 +72,7 @@ class Look implements IWatch {
   dispose(): void {
     if (!this.isDisposed) {
       this.isDisposed = true;
-      this.live.looks -= 1;
+      this.live.watchers -= 1;
       this.leave();
     }
   }
@@ -83,7 +83,7 @@ class LiveRun implements IDisposable {
   constructor(id: string, settings: ServerConnection.ISettings) {
     this.socket = new RunSocket(id, 'rows', settings, {
       onOpen: () => this.opened(),
-      onMessage: message => this.understand(message),
+      onMessage: message => this.onMessage(message),
       onRows: values => this.model.onRows(values),
       onBroken: () => this.model.onConnection('reconnecting'),
       onEnd: ending => this.ended(ending)
@@ -91,7 +91,7 @@ class LiveRun implements IDisposable {
   }
 
   readonly model = new RunModel();
-  looks = 0;
+  watchers = 0;
 
   get isDisposed(): boolean {
     return this.socket.isDisposed;
@@ -115,7 +115,7 @@ class LiveRun implements IDisposable {
     this.sendStops();
   }
 
-  private understand(message: ServerMessage): void {
+  private onMessage(message: ServerMessage): void {
     switch (message.type) {
       case 'StateMessage':
         return this.model.onState(message.state);

@@ -67,7 +67,7 @@ export class RunSocket implements IDisposable {
       opened = true;
       this.listener.onOpen();
     };
-    socket.onmessage = event => this.hear(event.data as string | ArrayBuffer);
+    socket.onmessage = event => this.receive(event.data as string | ArrayBuffer);
     socket.onclose = event => void this.closed(event.code, opened);
     this.socket = socket;
   }
@@ -80,10 +80,10 @@ export class RunSocket implements IDisposable {
     return url + URLExt.objectToQueryString({ ...text, ...access });
   }
 
-  private hear(data: string | ArrayBuffer): void {
+  private receive(data: string | ArrayBuffer): void {
     this.wait_ms = FIRST_WAIT_MS;
     if (typeof data === 'string') {
-      this.understand(JSON.parse(data) as ServerMessage);
+      this.handle(JSON.parse(data) as ServerMessage);
     } else {
       this.listener.onRows(new Float64Array(data));
     }
@@ -93,7 +93,7 @@ export class RunSocket implements IDisposable {
     }
   }
 
-  private understand(message: ServerMessage): void {
+  private handle(message: ServerMessage): void {
     if (message.type === 'StateMessage') {
       this.isOver = !isOpen(message.state.status);
     }

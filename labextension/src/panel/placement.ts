@@ -10,8 +10,8 @@ export class LastPlacement implements IDisposable {
     private readonly server: ServerModel,
     private readonly id: string
   ) {
-    server.changed.connect(this.look, this);
-    this.look();
+    server.changed.connect(this.update, this);
+    this.update();
   }
 
   isDisposed = false;
@@ -36,7 +36,7 @@ export class LastPlacement implements IDisposable {
     Signal.clearData(this);
   }
 
-  private look(): void {
+  private update(): void {
     const newest = this.cluster?.placement ?? null;
     if (newest !== null && newest.at !== this.asked) {
       this.asked = newest.at;

@@ -95,7 +95,7 @@ class PlacementHead extends ReactWidget {
           trans={trans}
           onShow={names => void show(names)}
         />
-        <p>{told(shown, trans)}</p>
+        <p>{caption(shown, trans)}</p>
         {failed && (
           <p role="alert" className="nbdist-Error">
             {trans.__('Cannot read the latest placement from the Jupyter server.')}
@@ -164,7 +164,7 @@ function refusal(isThere: boolean, isOpen: boolean, trans: TranslationBundle): s
   return isOpen ? '' : trans.__('Open the notebook of the cluster to run %dist_show.');
 }
 
-function told(shown: IShownPlacement | null, trans: TranslationBundle): string {
+function caption(shown: IShownPlacement | null, trans: TranslationBundle): string {
   if (shown === null) {
     return trans.__(
       'No placement yet. Enter names of arrays, variables, pytrees, models or optimizers.'

@@ -46,7 +46,7 @@ export class RevivedCell implements IDisposable {
    * Handle a kernel message. This page has no future for it: the page that sent the request is
    * gone.
    */
-  hear(message: KernelMessage.IMessage): void {
+  onKernelMessage(message: KernelMessage.IMessage): void {
     if (this.isDisposed || !isAnswer(message, this.state)) {
       return;
     }
@@ -81,7 +81,7 @@ export class RevivedCell implements IDisposable {
   }
 
   private onMessage(_: ISessionContext, message: KernelMessage.IMessage): void {
-    this.hear(message);
+    this.onKernelMessage(message);
   }
 
   private setCount(): void {

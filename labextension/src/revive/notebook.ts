@@ -24,8 +24,8 @@ export class RevivedNotebook implements IDisposable {
     private readonly settings: ServerConnection.ISettings
   ) {
     panel.sessionContext.kernelChanged.connect(this.begin, this);
-    panel.sessionContext.iopubMessage.connect(this.hear, this);
-    server.changed.connect(this.look, this);
+    panel.sessionContext.iopubMessage.connect(this.onKernelMessage, this);
+    server.changed.connect(this.update, this);
     void panel.context.ready.then(() => this.begin());
   }
 
@@ -35,8 +35,8 @@ export class RevivedNotebook implements IDisposable {
     this.isDisposed = true;
     this.leave();
     this.panel.sessionContext.kernelChanged.disconnect(this.begin, this);
-    this.panel.sessionContext.iopubMessage.disconnect(this.hear, this);
-    this.server.changed.disconnect(this.look, this);
+    this.panel.sessionContext.iopubMessage.disconnect(this.onKernelMessage, this);
+    this.server.changed.disconnect(this.update, this);
   }
 
   /** Start to follow the kernel of the notebook. */
@@ -44,16 +44,16 @@ export class RevivedNotebook implements IDisposable {
     this.leave();
     if (this.kernel !== '' && this.panel.context.isReady) {
       this.follows = this.isNew = true;
-      this.look();
+      this.update();
       void this.server.refresh().finally(() => {
-        this.look();
+        this.update();
         this.leaveEarly();
         this.follows = this.cells.size > 0 || document.hidden; // a hidden page does not poll
       });
     }
   }
 
-  private look(): void {
+  private update(): void {
     if (this.follows && !this.isDisposed) {
       this.runs().forEach(run => this.revive(run));
     }
@@ -65,8 +65,9 @@ export class RevivedNotebook implements IDisposable {
    */
   private runs(): readonly IRunState[] {
     const id = this.server.clusterOf(this.kernel)?.run ?? '';
-    const spoke = (run: IRunState): boolean => this.early.some(message => isAnswer(message, run));
-    return this.server.runs.filter(run => run.id === id || spoke(run));
+    const hasMessage = (run: IRunState): boolean =>
+      this.early.some(message => isAnswer(message, run));
+    return this.server.runs.filter(run => run.id === id || hasMessage(run));
   }
 
   private revive(run: IRunState): void {
@@ -74,14 +75,14 @@ export class RevivedNotebook implements IDisposable {
     if (cell !== undefined && !cell.outputArea.future && !this.isOurs(run)) {
       const revived = new RevivedCell(this.panel, cell, run, this.settings);
       this.cells.set(run.id, revived);
-      this.early.forEach(message => revived.hear(message));
+      this.early.forEach(message => revived.onKernelMessage(message));
     }
   }
 
   /**
    * Keep early messages: the response of the server may arrive after the last message of the run.
    */
-  private hear(_: ISessionContext, message: KernelMessage.IMessage): void {
+  private onKernelMessage(_: ISessionContext, message: KernelMessage.IMessage): void {
     if (this.isNew) {
       this.early.push(message);
     }

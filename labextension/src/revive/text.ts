@@ -22,8 +22,8 @@ export class RunText implements IDisposable {
     private readonly listener: ITextListener
   ) {
     this.socket = new RunSocket(run, 'text', settings, {
-      onOpen: () => (this.repeated = this.heard),
-      onMessage: message => this.hear(message),
+      onOpen: () => (this.repeated = this.received),
+      onMessage: message => this.onMessage(message),
       onRows: () => undefined, // rows are not requested
       onBroken: () => undefined,
       onEnd: () => listener.onEnd()
@@ -38,34 +38,34 @@ export class RunText implements IDisposable {
     this.socket.dispose();
   }
 
-  private hear(message: ServerMessage): void {
+  private onMessage(message: ServerMessage): void {
     switch (message.type) {
       case 'StateMessage':
         return this.listener.onState(message.state);
       case 'TableMessage':
-        return this.hearTable(message.table.columns);
+        return this.onTable(message.table.columns);
       case 'TextMessage':
-        return this.hearText(message.text);
+        return this.onText(message.text);
     }
   }
 
-  private hearTable({ own, shared }: IColumns): void {
+  private onTable({ own, shared }: IColumns): void {
     if (own.length + shared.length > 0) {
       this.listener.onReports();
     }
   }
 
   /** Skip text that an earlier socket delivered: each socket starts at the beginning. */
-  private hearText(text: string): void {
+  private onText(text: string): void {
     const fresh = text.slice(this.repeated);
     this.repeated -= text.length - fresh.length;
-    this.heard += fresh.length;
+    this.received += fresh.length;
     if (fresh !== '') {
       this.listener.onText(fresh);
     }
   }
 
-  private heard = 0;
+  private received = 0;
   private repeated = 0;
   private readonly socket: RunSocket;
 }

@@ -59,7 +59,7 @@ export class Chart {
   private pointer: { readonly x: number; readonly y: number } | null = null;
   private near = -1;
   /** Text of the mark that has the pointer or the focus. */
-  private told = '';
+  private markText = '';
   private painter: Painter | null = null;
 
   constructor(
@@ -73,7 +73,7 @@ export class Chart {
     this.table = new DataTable(source.title, say, request);
     this.heat = new HeatMap(say);
     this.marks = new Marks(say, words => {
-      this.told = words;
+      this.markText = words;
       request();
     });
     this.image = make('div', 'image', { role: 'img', dir: 'ltr', 'aria-label': source.title });
@@ -198,7 +198,7 @@ export class Chart {
     const x = this.picture.x[column];
     const where = x === undefined ? '' : place(x, this.source.grid.axis, settings, say);
     const pointed = [where, this.nearText(column)].filter(part => part !== '').join(' · ');
-    setText(this.readout, this.told === '' ? pointed : this.told);
+    setText(this.readout, this.markText === '' ? pointed : this.markText);
   }
 
   /** Name and value of the highlighted line. Its legend entry may be out of view. */

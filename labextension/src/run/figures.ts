@@ -65,14 +65,14 @@ function meanStep(model: RunModel): number {
   return known > 0 ? sum / known : NaN;
 }
 
-function elapsedOf(state: IRunState | null, said: number, now: number): number {
+function elapsedOf(state: IRunState | null, reported: number, now: number): number {
   if (state === null) {
-    return said;
+    return reported;
   }
   if (state.ended > 0) {
     return state.ended - state.began;
   }
   const since = now - state.began;
-  const isLikely = since >= said && since < said + CLOCKS_DIFFER_S;
-  return isOpen(state.status) && isLikely ? since : said;
+  const isLikely = since >= reported && since < reported + CLOCKS_DIFFER_S;
+  return isOpen(state.status) && isLikely ? since : reported;
 }

@@ -20,12 +20,12 @@ interface IFigure {
 }
 
 /** The button offers to cancel the step after this time: a step may never end. */
-const BREAK_AFTER_S = 3;
+const CANCEL_AFTER_S = 3;
 
 /** Text and tooltip of the button. */
 const STOP_STEPS = ['Stop', 'Stop the run after the current step'] as const;
 const STOP_CELL = ['Stop', 'Interrupt the cell'] as const;
-const BREAK_OFF = ['Cancel step', 'Cancel the current step: its variables may be lost'] as const;
+const CANCEL_STEP = ['Cancel step', 'Cancel the current step: its variables may be lost'] as const;
 
 /** Status, progress and figures of the run, and the button that stops it. */
 export class Header {
@@ -39,7 +39,7 @@ export class Header {
   private readonly connection = make('span', 'connection');
   private readonly stop: HTMLButtonElement;
   private stoppingSince: number | null = null;
-  private canBreak = false;
+  private canCancel = false;
   private readonly bar: HTMLElement;
   private readonly done = make('span', 'done');
   private readonly figures = new Map<string, IFigure>();
@@ -87,7 +87,7 @@ export class Header {
     this.isAsked &&= connection === 'live';
     if (state !== null) {
       this.stoppingSince = state.status === 'stopping' ? (this.stoppingSince ?? now) : null;
-      this.canBreak = this.stoppingSince !== null && now - this.stoppingSince > BREAK_AFTER_S;
+      this.canCancel = this.stoppingSince !== null && now - this.stoppingSince > CANCEL_AFTER_S;
       this.drawState(state);
     }
     const known = figures(this.model, now);
@@ -104,7 +104,7 @@ export class Header {
     if (state === null || connection !== 'live') {
       return;
     }
-    if (this.canBreak) {
+    if (this.canCancel) {
       this.stoppingSince = null; // a further click does not send it again at once
       stop();
     } else if (!this.isAsked && state.status === 'running') {
@@ -121,8 +121,8 @@ export class Header {
     const { sign, word, tone } = isRecovering ? RECOVERING : look;
     setText(this.sign, sign);
     setText(this.word, this.say(word));
-    const told = isRecovering ? `${this.say(word)}: ${state.healing}` : this.say(word);
-    setText(this.spoken, fill(this.say('Run {0}: {1}'), state.label, told));
+    const text = isRecovering ? `${this.say(word)}: ${state.healing}` : this.say(word);
+    setText(this.spoken, fill(this.say('Run {0}: {1}'), state.label, text));
     setAttribute(this.pill, 'data-tone', tone);
     setText(this.title, state.header);
     setAttribute(this.title, 'title', state.header);
@@ -132,10 +132,10 @@ export class Header {
 
   /** Update the button. It remains visible and focusable while the run stops. */
   private drawStop(state: IRunState, isStopping: boolean): void {
-    const isBusy = (isStopping || state.status === 'stopping') && !this.canBreak;
+    const isBusy = (isStopping || state.status === 'stopping') && !this.canCancel;
     this.stop.hidden = !isOpen(state.status) || this.model.connection === 'saved';
     setAttribute(this.stop, 'aria-disabled', String(isBusy || this.model.connection !== 'live'));
-    const [word, how] = this.canBreak ? BREAK_OFF : state.stoppable ? STOP_STEPS : STOP_CELL;
+    const [word, how] = this.canCancel ? CANCEL_STEP : state.stoppable ? STOP_STEPS : STOP_CELL;
     setText(this.stop, this.say(isBusy ? 'Stopping …' : word));
     setAttribute(this.stop, 'title', this.say(how));
   }

@@ -18,11 +18,11 @@ export class Marks {
 
   /**
    * Args:
-   *   told: callback with the text of the mark that has the pointer or the focus, else ''.
+   *   onPoint: callback with the text of the mark that has the pointer or the focus, else ''.
    */
   constructor(
     private readonly say: Say,
-    private readonly told: (words: string) => void
+    private readonly onPoint: (words: string) => void
   ) {}
 
   /**
@@ -54,10 +54,10 @@ export class Marks {
     const named = { role: 'img', tabindex: 0, 'aria-label': words, title: words };
     const sign = make('span', 'mark-sign', named, '✚');
     for (const event of ['focus', 'pointerenter']) {
-      sign.addEventListener(event, () => this.told(words));
+      sign.addEventListener(event, () => this.onPoint(words));
     }
     for (const event of ['blur', 'pointerleave']) {
-      sign.addEventListener(event, () => this.told(''));
+      sign.addEventListener(event, () => this.onPoint(''));
     }
     const mark = make('div', 'mark', {}, sign);
     this.marks.push(mark);

@@ -35,13 +35,13 @@ export class Notes {
   }
 
   private recovered(recoveries: readonly IRecoveryRecord[]): HTMLElement[] {
-    const told = recoveries.slice(-MAX_RECOVERIES).map(recovery => recovered(recovery, this.say));
-    const before = recoveries.length - told.length;
+    const texts = recoveries.slice(-MAX_RECOVERIES).map(recovery => recovered(recovery, this.say));
+    const before = recoveries.length - texts.length;
     const [once, often] = [
       this.say('recovered once before'),
       this.say('recovered {0} times before')
     ];
-    const all = before > 0 ? [counted(before, once, often), ...told] : told;
+    const all = before > 0 ? [counted(before, once, often), ...texts] : texts;
     return all.map(text => this.line('✚', text, 'recovery'));
   }
 

@@ -205,7 +205,7 @@ export class RunView {
     const sources = isChoice ? all.filter(source => source.key === chosen) : all;
     const keys = [page.key, ...sources.map(source => source.title)].join('|');
     const isOnGrid = sources.every(({ grid }, i) => this.shown[i]?.source.grid === grid);
-    if ((keys === this.sourceKeys && isOnGrid) || this.isComingAgain(page, sources)) {
+    if ((keys === this.sourceKeys && isOnGrid) || this.isReloading(page, sources)) {
       return;
     }
     this.sourceKeys = keys;
@@ -222,7 +222,7 @@ export class RunView {
    * Return true while a reconnected page still receives old data. The previous picture stays
    * visible.
    */
-  private isComingAgain(page: IPage, sources: readonly ISource[]): boolean {
+  private isReloading(page: IPage, sources: readonly ISource[]): boolean {
     const [shown] = this.shown;
     const isOfBefore = shown !== undefined && shown.source.grid !== sources[0]?.grid;
     return isOfBefore && !this.model.isCaughtUp && this.sourceKeys.startsWith(`${page.key}|`);
