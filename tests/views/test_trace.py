@@ -74,7 +74,7 @@ def test_nothing_is_said_to_be_nothing() -> None:
         "nothing ran on a device",
     ]
     (title,) = TracePicture(Trace(ranks=(), seconds=0.0)).lines()
-    assert title.endswith("the workers are new, or one of them is gone")
+    assert title.endswith("the workers were restarted, or one of them is gone")
 
 
 def test_ranks_are_added_up() -> None:

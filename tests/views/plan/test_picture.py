@@ -348,8 +348,8 @@ def test_the_text_tells_who_has_which_block() -> None:
 
 def test_nothing_cut_has_no_picture() -> None:
     page = PlanPicture(by_hand(tensor("w", 8, 4))).html()
-    assert "which device" not in page
-    assert "which device" in PlanPicture(by_hand(tensor("w", 8, 4, first="data"))).html()
+    assert "blocks by device" not in page
+    assert "blocks by device" in PlanPicture(by_hand(tensor("w", 8, 4, first="data"))).html()
 
 
 def test_many_devices_are_lines_of_a_small_page() -> None:
