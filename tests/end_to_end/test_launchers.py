@@ -192,7 +192,10 @@ def test_a_launcher_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ({"launcher": "kubernetes", "image": "-x"}, "--image '-x'"),
         ({"launcher": "kubernetes", "image": "x", "namespace": "A b"}, "--namespace"),
         ({"launcher": "kubernetes", "image": "x", "pod": "/no/such"}, "file not found"),
-        ({"launcher": "kubernetes", "image": "x", "options": ("y",)}, "--submit: not supported by kubernetes"),
+        (
+            {"launcher": "kubernetes", "image": "x", "options": ("y",)},
+            "--submit: not supported by kubernetes",
+        ),
     ],
 )
 def test_what_no_scheduler_is_told(changes: dict[str, object], says: str) -> None:
