@@ -10,10 +10,7 @@ const STOP: IStopRun = { type: 'StopRun' };
 /** Subscription of a view to a run. Dispose of it when the view closes. */
 export interface IWatch extends IDisposable {
   readonly model: RunModel;
-  /**
-   * Ask the run to stop after the current step. Resolves when the request was sent or the run
-   * ended.
-   */
+  /** Ask the run to stop after the current step. Resolves once this was sent or is moot. */
   stop(): Promise<void>;
 }
 
@@ -131,10 +128,7 @@ class LiveRun implements IDisposable {
     this.model.onConnection(ending);
   }
 
-  /**
-   * Send the pending stop requests. Requests to an ended run are dropped, its view shows its
-   * status.
-   */
+  /** Send the pending stop requests. Requests to an ended run are dropped. */
   private sendStops(): void {
     if (this.isDisposed || (this.stops.length > 0 && this.socket.send(STOP))) {
       this.settleStops();
