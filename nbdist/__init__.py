@@ -70,7 +70,7 @@ __all__ = [
     "where",
 ]
 
-_HOME = {  # with the hooks of IPython and Jupyter, which are no part of the API
+_HOME = {  # also the hooks of IPython and Jupyter; they are not part of the API
     "PjRTStrategy": "nbdist.strategies",
     "Batch": "nbdist.records",
     "Cluster": "nbdist.session.cluster",
@@ -92,12 +92,15 @@ _HOME = {  # with the hooks of IPython and Jupyter, which are no part of the API
 
 
 def __dir__() -> list[str]:
-    """List names that are not loaded yet too, for completion."""
+    """List all public names for completion, also those that are not loaded yet."""
     return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs ipyparallel or JAX when it is first used, not on import (PEP 562)."""
+    """Import the module of a public name at first use (PEP 562).
+
+    `import nbdist` stays fast: it imports neither ipyparallel nor JAX.
+    """
     if name in _HOME:
         home = _HOME[name]
         if home.startswith("nbdist.parallel") and importlib.util.find_spec("jax") is None:

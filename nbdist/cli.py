@@ -1,4 +1,4 @@
-"""The command `nbdist`: what needs no notebook."""
+"""The command `nbdist`, for use without a notebook."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from nbdist.magics.start_options import EXAMINING, examined
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_DOCTOR = "look for what would go wrong on hosts, and end with 1 where a run would fail"
+_DOCTOR = "Check hosts for problems. The exit status is 1 if a run would fail."
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run it; returns the exit status: 2 where hosts could not be looked at."""
+    """Run a command line.
+
+    Args:
+        words: the arguments; None for those of the process.
+
+    Returns:
+        The exit status: 0, or 1 if a run would fail, or 2 if the hosts cannot be examined.
+    """
     parser = argparse.ArgumentParser(prog="nbdist", description="Train on many machines.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor = commands.add_parser("doctor", help=_DOCTOR, description=_DOCTOR)

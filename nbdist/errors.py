@@ -1,25 +1,29 @@
-"""Every error that nbdist raises.
+"""Errors that nbdist raises.
 
     NbdistError
-    ├── UsageError          what was typed cannot be done; nothing was started
-    │   └── RowKeyError         a result has no row with the key (also a KeyError)
-    ├── NoClusterError      a cell or a question came before %dist_start
-    ├── StartError          a cluster could not be started, or TensorBoard; what was started is gone
-    ├── OwnedError          a cluster is another notebook's
-    ├── LeftError           a cell goes on, and this process does not follow it any more
-    ├── TransferError       an object could not be pushed or pulled
-    ├── WorkerError         a rank died, or can take no cell
-    │   ├── RanksLostError      ranks died, or stand still, in a cell
-    │   └── PreemptedError      a rank was told to end (SIGTERM), and the run stopped
-    ├── ReplayError         what a run uses cannot be made again on a fresh worker
-    ├── StepError           on a rank: a step cell cannot be run, or go on, with what is there
-    │   └── AnotherRankError    on a rank: it stopped for the sake of another
-    ├── StrategyError       a strategy does not fit the place, the processes or the data
-    │   └── KerasBackendError   Keras has another backend than a cell asks for or needs
-    ├── PlanError           no layout fits, or what was asked of one is not possible
-    └── CellError           the user's cell raised on a rank
+    ├── UsageError              the request is invalid; nothing was started
+    │   ├── RowKeyError             a result has no row with the key (also a KeyError)
+    │   └── NoClusterError          a magic was used before %dist_start
+    ├── StartError              a cluster or TensorBoard failed to start; nothing of it is left
+    │   └── VersionError            another version of nbdist started the cluster
+    ├── OwnedError              the kernel of another notebook owns the cluster
+    ├── LeftError               a cell continues, and this process no longer follows it
+    ├── TransferError           an object could not be pushed or pulled
+    ├── WorkerError             a rank died, or cannot run a cell
+    │   ├── RanksLostError          ranks died or hang in a cell
+    │   ├── UnsentError             the notebook ended before it sent a cell to all ranks
+    │   ├── LoneCollectiveError     a rank waits in a collective that other ranks cannot join
+    │   ├── ClosedError             TensorFlow's collectives cannot be restored
+    │   └── PreemptedError          a rank received SIGTERM, and the run stopped
+    ├── ReplayError             the inputs of a run cannot be created again on a fresh worker
+    ├── StepError               on a rank: a step cell cannot start or continue
+    │   └── AnotherRankError        on a rank: it stopped because another rank did
+    ├── StrategyError           a strategy does not fit the process, the workers or the data
+    │   └── KerasBackendError       Keras uses another backend than the cell needs
+    ├── PlanError               no layout fits, or the requested one is not possible
+    └── CellError               the user's cell raised an exception on a rank
 
-Each says what happened, with the value, and what to type next.
+Each message contains the failure, the value received and the remedy.
 """
 
 from __future__ import annotations
@@ -31,19 +35,19 @@ if TYPE_CHECKING:
 
 
 class NbdistError(Exception):
-    """The root of the tree."""
+    """Base class of all errors of nbdist."""
 
     def _render_traceback_(self) -> list[str]:
-        """IPython shows these lines: the message, not the frames of this library."""
+        """Return the lines that IPython shows: the message without the frames of nbdist."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class UsageError(NbdistError):
-    """What was typed cannot be done. Nothing was started or changed."""
+    """An invalid request. Nothing was started or changed."""
 
 
 class RowKeyError(UsageError, KeyError):
-    """A result has no row with the key."""
+    """A key that no row of a result has."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -54,19 +58,19 @@ class NoClusterError(UsageError):
 
     def __init__(self, asked: str) -> None:
         super().__init__(
-            f"{asked} needs running workers, and there are none: type %dist_start 4 hosts"
+            f"{asked} needs running workers, and none are running: type %dist_start 4 hosts"
         )
 
 
 class StartError(NbdistError):
-    """A cluster, or TensorBoard, could not be started. What had been started was ended again."""
+    """A failed start of a cluster or of TensorBoard. nbdist ended what it had started."""
 
 
 class VersionError(StartError):
-    """Another version of nbdist started the cluster.
+    """A cluster that another version of nbdist started.
 
     Attributes:
-        cluster: its id.
+        cluster: the id of the cluster.
         started_by: version of nbdist that started the cluster; empty before 0.2.0.
     """
 
@@ -80,41 +84,43 @@ class VersionError(StartError):
 
 
 class OwnedError(NbdistError):
-    """A cluster cannot be taken over, as the kernel of another notebook has it.
+    """A cluster that the kernel of another notebook owns.
 
     Attributes:
-        pid: the kernel's.
+        pid: the process id of that kernel.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         super().__init__(
-            f"the cluster belongs to a notebook whose kernel (pid {pid}) runs: type %dist_stop "
-            "there, or %dist_start here for another one"
+            f"the cluster belongs to another notebook, and its kernel (pid {pid}) is running: type "
+            "%dist_stop there, or type %dist_start here for another cluster"
         )
 
 
 class LeftError(NbdistError):
-    """A cell goes on without the process that followed it."""
+    """A cell that continues after this process has stopped following it."""
 
     def __init__(self) -> None:
-        super().__init__("the cell goes on without this notebook: type %dist_attach in another one")
+        super().__init__(
+            "the cell continues without this notebook: type %dist_attach in another one"
+        )
 
 
 class TransferError(NbdistError):
-    """An object could not be moved between the notebook and the workers."""
+    """A failed copy of an object between the notebook and the workers."""
 
 
 class WorkerError(NbdistError):
-    """A rank died or can take no cell."""
+    """A rank that died or cannot run a cell."""
 
 
 class RanksLostError(WorkerError):
-    """Ranks died in a cell, or do nothing any more.
+    """Ranks that died or hang in a cell.
 
     Attributes:
-        ranks: which; others may have to be taken for lost, too, as they heed nothing.
-        reason: what became of them, in a line.
+        ranks: the lost ranks, also those that no longer respond.
+        reason: the cause in one line.
     """
 
     def __init__(self, ranks: Sequence[int], reason: str, advice: str = "") -> None:
@@ -124,25 +130,25 @@ class RanksLostError(WorkerError):
 
 
 class UnsentError(WorkerError):
-    """A rank was not sent a cell that others were: the notebook was gone by then."""
+    """A rank that did not receive a cell, because the notebook ended while it sent the cell."""
 
 
 class LoneCollectiveError(WorkerError):
-    """A rank waits in a collective that a rank which has ended the cell cannot join.
+    """A collective that cannot end: other ranks have already ended the cell.
 
     The notebook raises a `CellError` with this name and its message.
     """
 
 
 class ClosedError(WorkerError):
-    """TensorFlow's collectives were cancelled and cannot be restored in the same processes."""
+    """Cancelled TensorFlow collectives that cannot be restored in the same processes."""
 
 
 class PreemptedError(WorkerError):
-    """A rank's process was told to end, as before its machine is taken away: the run stopped.
+    """A run that stopped because a rank received SIGTERM, for example before a preemption.
 
     Attributes:
-        ranks: which.
+        ranks: the ranks that received the signal.
     """
 
     def __init__(self, ranks: Sequence[int], message: str) -> None:
@@ -151,44 +157,47 @@ class PreemptedError(WorkerError):
 
 
 class ReplayError(NbdistError):
-    """What a run uses cannot be made again on a fresh worker."""
+    """Inputs of a run that nbdist cannot create again on a fresh worker."""
 
 
 class StepError(NbdistError):
-    """A step cell cannot be run, or go on, with the names, data or values that a rank has.
+    """A step cell that cannot start or continue with the names, data or values of a rank.
 
-    Raised on the rank; the notebook sees a `CellError` with its message.
+    The rank raises it. The notebook raises a `CellError` with the same message.
     """
 
 
 class AnotherRankError(StepError):
-    """A step cell stopped on this rank because of what another one met, which tells it better."""
+    """A step cell that stopped on this rank because it failed on another rank.
+
+    The error of the other rank contains the cause.
+    """
 
 
 class StrategyError(NbdistError):
-    """A strategy does not fit where it is made, the processes there are, or its data."""
+    """A strategy that does not fit the process that creates it, the workers or the data."""
 
 
 class KerasBackendError(StrategyError, ImportError):
-    """Keras is, or would be, on another backend than the cell asks for or its strategy trains.
+    """A Keras backend other than the one that the cell requests or its strategy trains.
 
-    It is an ImportError, which TensorFlow expects when it imports Keras as a part of itself.
+    It is also an ImportError: TensorFlow expects one if its own import of Keras fails.
     """
 
 
 class PlanError(NbdistError):
-    """No layout fits, or what was asked of one is not possible, or of hardware nobody knows."""
+    """A step without a possible layout: too little memory, wrong constraints, unknown hardware."""
 
 
 class CellError(NbdistError):
-    """The user's cell raised on a rank.
+    """An exception that the user's cell raised on a rank.
 
     Attributes:
         rank: the first rank that raised.
-        ename: the name of the exception's class there.
-        evalue: its message.
-        traceback: the formatted traceback, cut to the frames from the user's cell on.
-        notes: one line each about the other ranks.
+        ename: the class name of the exception.
+        evalue: the message of the exception.
+        traceback: the formatted traceback. It starts at the user's cell.
+        notes: lines about the other ranks.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The settings of one session: one frozen object, the environment read once."""
+"""Settings of a session, read once from environment variables."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _PREFIX = "NBDIST_"
 
 
 class Settings(msgspec.Struct, frozen=True, dict=True):
-    """What a user may set through `NBDIST_<NAME>` variables; every time is in seconds.
+    """Settings that a user changes with `NBDIST_<NAME>` variables. Times are in seconds.
 
     Attributes:
-        start_timeout_s: bound on each phase of a start.
-        cell_grace_s: how long the other ranks get to stop after one has raised.
-        interrupt_grace_s: how long ranks get to stop after an interrupt of the kernel.
-        return_grace_s: how long workers wait for another kernel when the notebook's has died.
-        replace_wait_s: how long a run that is recovered waits for workers that cannot be started.
-        queue_wait_s: how long a job may wait in a scheduler's queue.
-        ssh_config: of `ssh`, for its `-F`; empty for the user's own.
-        keep_idle_s: how long they are kept for one after the end of a run that went on without.
-        shown_output_characters: text of a cell shown line by line in the notebook; beyond it
-            only the tail is shown, and `%dist_logs` has the whole.
-        fold_wait_s: how long a line waits for the same line of the other ranks.
-        worker_memory_bytes: memory that a worker takes when its framework is loaded
-            (measured on TensorFlow 2.21: 362 MB in a forked engine, 2026-11).
-        runs_folder: where runs are kept; empty for `nbdist/runs` among Jupyter's data.
-        placements: the file in which `@nbdist.autoplace` keeps its choices; empty for
+        start_timeout_s: limit of each phase of a start.
+        cell_grace_s: time that the other ranks have to stop after one has raised.
+        interrupt_grace_s: time that ranks have to stop after an interrupt of the kernel.
+        return_grace_s: time that workers wait for a new kernel after the notebook's has died.
+        replace_wait_s: time that a recovery retries workers that cannot be started.
+        queue_wait_s: time that a job may wait in a scheduler's queue.
+        ssh_config: file for `ssh -F`; empty for the user's default.
+        keep_idle_s: time that workers wait for a notebook after the end of a detached run.
+        shown_output_characters: number of characters of a cell's output that the notebook shows
+            line by line. Beyond it, only the tail is shown; `%dist_logs` shows everything.
+        fold_wait_s: time that a line of output waits for the same line of the other ranks.
+        worker_memory_bytes: memory of a worker after it has loaded its framework
+            (measured with TensorFlow 2.21 in a forked engine: 362 MB).
+        runs_folder: folder of the stored runs; empty for `nbdist/runs` in Jupyter's data folder.
+        placements: file of the choices of `@nbdist.autoplace`; empty for
             `nbdist/placements.sqlite` in the user's cache (`XDG_CACHE_HOME`, or `~/.cache`).
-        kept_runs: how many runs are kept; 0 keeps all.
-        view: how a cell's output shows a run: `lab` for JupyterLab with the extension, `widget`
-            for front ends that have Jupyter widgets instead, `text` for lines as in a terminal;
-            `auto` is `widget` in VS Code and Colab, else `lab`.
+        kept_runs: number of runs to store; 0 stores all.
+        view: display of a run in a cell's output: `lab` for JupyterLab with the extension,
+            `widget` for front ends with Jupyter widgets, `text` for lines as in a terminal.
+            `auto` selects `widget` in VS Code and Colab, else `lab`.
     """
 
     start_timeout_s: float = 180.0
@@ -60,14 +60,14 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def runs_path(self) -> Path:
-        """The folder of the runs; it need not be there yet."""
+        """The folder of the runs. It may not exist yet."""
         if self.runs_folder:
             return Path(self.runs_folder).expanduser().absolute()
         return Path(jupyter_data_dir()) / "nbdist" / "runs"
 
     @functools.cached_property
     def placements_path(self) -> Path:
-        """The file of choices of places; it need not be there yet."""
+        """The file of the placements that `@nbdist.autoplace` chose. It may not exist yet."""
         if self.placements:
             return Path(self.placements).expanduser().absolute()
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -75,10 +75,10 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Read `NBDIST_<NAME>` for every field.
+        """Read the variable `NBDIST_<NAME>` of each field.
 
         Raises:
-            UsageError: a value is not what it can be; it is named.
+            UsageError: a value is invalid; the message contains its field.
         """
         given = {
             name: os.environ[f"{_PREFIX}{name.upper()}"]
@@ -88,4 +88,4 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
         try:
             return msgspec.convert(given, cls, strict=False)
         except msgspec.ValidationError as error:
-            raise UsageError(f"a setting in the environment ({_PREFIX}...): {error}") from None
+            raise UsageError(f"invalid environment variable ({_PREFIX}...): {error}") from None

@@ -1,6 +1,6 @@
-"""Strategies by name, and none of their frameworks until one is named.
+"""Strategies by name. A strategy's framework is imported at its first use.
 
-The notebook's kernel gets a stand-in that says where to make one: it never imports JAX.
+The notebook's kernel never imports JAX: it gets a class that explains where to create a strategy.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from nbdist.views.surface import in_notebook
 
 
 class _ForWorkers:
-    """`PjRTStrategy` in the notebook's kernel, which holds no devices."""
+    """Placeholder of `PjRTStrategy` in the notebook's kernel: the kernel has no devices."""
 
     def __init__(self, *_: object, **__: object) -> NoReturn:
         raise StrategyError(
-            "PjRTStrategy is made on the workers, and this cell runs in the notebook's kernel: "
+            "PjRTStrategy works only on the workers, and this cell runs in the notebook's kernel: "
             "begin the cell with %%dist_run --strategy pjrt (workers: %dist_start 4 hosts)"
         )
 

@@ -1,4 +1,4 @@
-"""The runs and the clusters there are, as JSON; of a cluster, where its arrays are, as HTML."""
+"""HTTP handlers: runs and clusters as JSON, and the placement of a cluster's arrays as HTML."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLACEMENT_BYTES = 16_000_000
 
 class _ListHandler(APIHandler):
     auth_resource = "nbdist"
-    _track_activity = False  # a panel that asks again and again is nobody at work
+    _track_activity = False  # polls of a panel are no user activity
 
 
 class RunsHandler(_ListHandler):
@@ -47,12 +47,12 @@ class RunsHandler(_ListHandler):
     def _limit(self) -> int:
         given = self.get_query_argument("limit", str(USUAL_RUNS))
         if not re.fullmatch("[0-9]{1,3}", given) or not 1 <= int(given) <= MOST_RUNS:
-            raise HTTPError(400, f"limit is 1 to {MOST_RUNS}, not {given[:20]!r}")
+            raise HTTPError(400, f"limit must be 1 to {MOST_RUNS}, got {given[:20]!r}")
         return int(given)
 
 
 class ClustersHandler(_ListHandler):
-    """`GET clusters`: a `ClusterState` for each whose notebook is there."""
+    """`GET clusters`: a `ClusterState` for each cluster whose notebook is running."""
 
     def initialize(self, folder: Path) -> None:
         self._folder = folder
@@ -65,31 +65,31 @@ class ClustersHandler(_ListHandler):
 
 
 class PlacementHandler(_ListHandler):
-    """`GET clusters/<id>/placement`: what `%dist_show` showed last on the cluster."""
+    """`GET clusters/<id>/placement`: the last picture of `%dist_show` on the cluster."""
 
     def initialize(self, folder: Path) -> None:
         self._folder = folder
 
     @property
     def content_security_policy(self) -> str:
-        """Whoever opens it by its address sees it in its style, and nothing in it runs."""
+        """The policy of the page: inline styles are allowed, and scripts do not run."""
         return f"{super().content_security_policy}; style-src 'unsafe-inline'; sandbox"
 
     @authenticated
     @authorized
     async def get(self, cluster: str) -> None:
         if not re.fullmatch(CLUSTER_ID, cluster):
-            raise HTTPError(404, "there is no such cluster")
+            raise HTTPError(404, "no such cluster")
         path = self._folder / cluster / PLACEMENT_FILE
         try:
             content = await asyncio.to_thread(read_file, path, PLACEMENT_BYTES)
         except OSError:
-            raise HTTPError(404, "nothing was shown on this cluster") from None
+            raise HTTPError(404, "no placement was shown: type %dist_show first") from None
         await self.finish(content, set_content_type="text/html; charset=utf-8")
 
 
 def run_states(root: Path, limit: int) -> Iterator[RunState]:
-    """The newest runs; those that are deleted meanwhile are left out."""
+    """Yield the states of the newest runs, newest first. Deleted runs are skipped."""
     for run in kept(root)[:limit]:
         try:
             yield run.state()
@@ -98,7 +98,7 @@ def run_states(root: Path, limit: int) -> Iterator[RunState]:
 
 
 def cluster_states(folder: Path) -> Iterator[ClusterState]:
-    """The clusters whose writer is there."""
+    """Yield the states of clusters whose notebook is running."""
     for path in sorted(folder.glob("*/cluster.json")):
         try:
             state = msgspec.json.decode(path.read_bytes(), type=ClusterState)

@@ -1,4 +1,4 @@
-"""A WebSocket on which a browser watches one run, and asks it to stop."""
+"""A WebSocket for a browser to follow one run, and to stop it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ MESSAGE_BYTES = 1024
 
 
 class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
-    """One browser that watches one run: the state, the tables, their rows, then what is new.
+    """Connection of one browser to one run.
 
-    With `?text=1` it hears what the cell shows as text, and no rows.
+    It sends the state, the tables and their rows, then all changes. With `?text=1`, it sends the
+    text of the cell's output instead of rows.
     """
 
     auth_resource = "nbdist"
@@ -54,11 +55,11 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         self._following: asyncio.Task[None] | None = None
 
     def set_default_headers(self) -> None:
-        """None of a page's, on a WebSocket."""
+        """Set no headers: those of a page do not apply to a WebSocket."""
 
     @property
     def max_message_size(self) -> int:
-        """The socket is closed after a longer message."""
+        """The longest message in bytes. A longer one closes the socket."""
         return MESSAGE_BYTES
 
     @ws_authenticated
@@ -75,7 +76,7 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         try:
             self._run = find(self._root, run_id)
         except UsageError:
-            self.close(NO_SUCH_RUN, "there is no such run")
+            self.close(NO_SUCH_RUN, "no such run")
         else:
             self._following = asyncio.create_task(self._follow(self._run))
 
@@ -83,7 +84,7 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         try:
             msgspec.json.decode(message, type=StopRun)
         except msgspec.DecodeError as error:
-            self._run = None  # what comes before the socket is closed is not heard
+            self._run = None  # ignore messages that arrive before the socket is closed
             self.close(BAD_MESSAGE, str(error)[:100])
         if self._run is not None:
             self._stop(self._run)
@@ -96,7 +97,7 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         try:
             run.ask_to_stop()
         except OSError as error:
-            self.log.warning("nbdist: run %s could not be asked to stop: %s", run.id, error)
+            self.log.warning("nbdist: cannot stop run %s: %s", run.id, error)
 
     async def _follow(self, run: StoredRun) -> None:
         wants_text = self.get_query_argument("text", "") == "1"
@@ -108,10 +109,10 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         except OSError:
             self.close(RUN_IS_GONE, "the run's directory is gone")
         except msgspec.DecodeError:
-            self.close(NO_SUCH_RUN, "the run was kept by another version")
+            self.close(NO_SUCH_RUN, "another version of nbdist wrote the run")
 
     async def _tell(self, news: News) -> None:
-        """Until the browser goes, or the directory."""
+        """Send news until the browser disconnects or the run's directory is deleted."""
         try:
             while True:
                 await self._send(news.news())
@@ -126,12 +127,12 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
 
 class TextTail:
-    """The state, what tables there are without their rows, and the text from its beginning on.
+    """Messages of a run as text: its state, its tables without rows, and its whole output.
 
-    The file is kept open: of a run that leaves nothing behind, the last words are still in it.
+    The file stays open: its last lines can be read after the run has deleted its directory.
 
     Raises:
-        OSError: the directory is gone.
+        OSError: the directory was deleted.
     """
 
     def __init__(self, run: StoredRun) -> None:

@@ -367,7 +367,7 @@ def test_the_newest_runs(server: JupyterServer) -> None:
 def test_a_limit_that_cannot_be(server: JupyterServer, limit: str) -> None:
     status, body = server.get(f"nbdist/runs?limit={limit}")
     assert status == 400
-    assert "limit is 1 to 200" in json.loads(body)["message"]
+    assert "limit must be 1 to 200" in json.loads(body)["message"]
 
 
 def test_clusters_whose_notebook_is_there(server: JupyterServer, tmp_path: Path) -> None:
