@@ -379,7 +379,7 @@ class Operator:
     def _check_counted(self, operation: Operation, outcome: str) -> None:
         """Check that an error of all ranks counts on each rank, without a stop by request."""
         if operation.bad == self._ranks:
-            words = ("the same error", "stopped with it", "waited for it in a collective")
+            words = ("the same error", "stopped because of it", "waited for it in a collective")
             assert any(word in outcome for word in words), outcome
             assert not re.search(r": stopped(?! with it)", outcome), outcome
 

@@ -1,4 +1,1 @@
-"""Cells on a cluster.
-
-Execution, monitoring, cancellation, recovery, and the run as it is recorded and read back.
-"""
+"""Execution of cells on a cluster: monitoring, cancellation, recovery, and stored runs."""

@@ -37,12 +37,14 @@ _SAME_STOP_S = 2.0
 """The time within which requests of two pages count as one."""
 
 _STOP_S = 1.0
-"""The time for which a stop is repeated, for ranks that are about to begin. Ranks that begin later
-find the command."""
+"""The time for which nbdist repeats a stop, for ranks that are about to begin the cell.
+
+A rank that begins later finds the command.
+"""
 
 
 class Positions:
-    """Asks the ranks for their positions.
+    """Positions of the ranks, which nbdist requests from them.
 
     Args:
         sender: sends to the ranks of the cell.
@@ -63,7 +65,7 @@ class Positions:
             self.where[where.rank] = where
 
     def ask(self) -> None:
-        """Ask the ranks for their positions. Ranks that do not answer in time are left out."""
+        """Request the positions of the ranks. Ranks that do not respond in time are omitted."""
         self.where.clear()
         running = self._sender.running
         self._sender.order(Diagnose(number=self._sender.number), sorted(running))
@@ -72,7 +74,7 @@ class Positions:
             self._show(POLL_S)
 
     def computing(self, seconds: float = _COMPUTES_S) -> list[int]:
-        """Return the ranks whose own code computes. Others may wait for these."""
+        """Return the ranks whose own code computes. Other ranks may wait for them."""
         self.ask()
         before = self.where.copy()
         deadline = time.monotonic() + seconds
@@ -88,7 +90,7 @@ class Positions:
         ]
 
     def waiting(self) -> list[int]:
-        """Return the ranks that report to wait in a collective."""
+        """Return the ranks that wait in a collective."""
         running = self._sender.running
         if running:
             self.ask()
@@ -96,17 +98,17 @@ class Positions:
 
 
 class Cancellation:
-    """Interrupts the ranks, then cancels the collectives of ranks that do not respond.
+    """Cancellation of a cell: interrupts, then aborted collectives for ranks that do not respond.
 
     Args:
         sender: sends to the ranks of the cell.
-        strategy: the strategy of the cell. Its collectives are cancelled first.
+        strategy: the strategy of the cell. nbdist cancels its collectives first.
         engines: interrupt the ranks.
         collectives: the cluster's collectives. Cancelled ones are marked as broken.
         show: processes the records of the ranks for a number of seconds.
 
     Attributes:
-        interrupted: the ranks were interrupted.
+        interrupted: True after the first interrupt.
         positions: the positions of the ranks.
     """
 
@@ -138,7 +140,11 @@ class Cancellation:
         return self._collectives.broken
 
     def interrupt(self, seconds: float) -> None:
-        """Interrupt the ranks, and wait for their ends. Repeat it for ranks that begin late."""
+        """Interrupt the ranks and wait until they end. Interrupt ranks that begin late again.
+
+        Args:
+            seconds: the time limit.
+        """
         self.interrupted = True
         deadline = time.monotonic() + seconds
         again = 0.0
@@ -161,7 +167,7 @@ class Cancellation:
             self.running.difference_update(self._engines.dead())
 
     def wait_for_same(self) -> None:
-        """Wait for ranks that may raise the error that one rank has raised.
+        """Wait for ranks that may still raise the same error as the first rank.
 
         A rank that does not report its position may compute and hold the interpreter's lock.
         """
@@ -179,11 +185,11 @@ class Cancellation:
             self._show(POLL_S)
 
     def end(self, bound_s: float, *, at_once: bool = False) -> None:
-        """End the cell. Ranks that do not respond still run it afterwards.
+        """End the cell on all ranks. Ranks that do not respond remain in `running`.
 
         Args:
             bound_s: the time limit. The first third is for interrupts alone.
-            at_once: cancel the collectives after the first interrupt, as they cannot end.
+            at_once: cancel the collectives after the first interrupt, because they cannot end.
         """
         self.running.difference_update(self._engines.dead())
         if not self.running:
@@ -201,11 +207,13 @@ class Cancellation:
             self.interrupt(min(_INTERRUPT_AGAIN_S, deadline - time.monotonic()))
 
     def ask(self) -> None:
-        """Have ranks report their end again, and drop the cell if they have not begun it."""
+        """Request the ends of the ranks again. Ranks that have not begun the cell drop it."""
         self._sender.ask(self.running.difference(self._engines.dead()))
 
     def may_kill(self, say: Callable[[str], None], asked: Callable[[], bool]) -> bool:
-        """Return whether to kill ranks that do not respond. Outside of steps they may compile.
+        """Return True if the user agrees to kill ranks that do not respond.
+
+        Outside of steps, such ranks may compile.
 
         Args:
             say: shows a line to the user.
@@ -225,10 +233,10 @@ class Cancellation:
 
 
 class StopAgreement:
-    """Finds the step after which all ranks stop: the last one that any rank reaches by itself.
+    """Agreement on the step after which all ranks stop: the last step that any rank has reached.
 
-    Ranks whose steps are independent drift apart. Another rank may need one that waits for the
-    answer, for example to compare their states: nbdist lets it continue.
+    Ranks with independent steps drift apart. A rank that waits for the agreement may block another
+    rank, for example in a comparison of states. nbdist then lets the first rank continue.
 
     Args:
         sender: sends to the ranks of the cell.
@@ -243,12 +251,16 @@ class StopAgreement:
         self._since = 0.0
 
     def hear(self, stopping: Stopping) -> None:
-        """Store the last step that a rank reaches by itself."""
+        """Store the last step that a rank reaches before it waits for the others."""
         self._limits[stopping.rank] = stopping.limit
         self._since = time.monotonic()
 
     def seek(self, still: Set[int]) -> None:
-        """Answer the ranks that still run, once each of them has reported its last step."""
+        """Send the agreed step to the running ranks, after each has reported its last step.
+
+        Args:
+            still: the ranks that still run the cell.
+        """
         if not self._limits or self._answered:
             return
         if still <= self._limits.keys():
@@ -269,17 +281,17 @@ class StopAgreement:
 
 
 class StopRequests:
-    """Stops a cell at the end of a step, the same on all ranks.
+    """Stops a cell at the end of a step, at the same step on all ranks.
 
     Args:
         sender: sends to the ranks of the cell.
         ending: interrupts the ranks.
-        live: knows the requests of pages.
+        live: counts the stop requests from browsers.
         say: shows a line to the user.
-        is_step: the cell is a step cell.
+        is_step: True for a step cell.
 
     Attributes:
-        count: the number of requests of pages that were processed.
+        count: the number of stop requests from browsers that were processed.
     """
 
     def __init__(
@@ -301,14 +313,14 @@ class StopRequests:
 
     @property
     def under_way(self) -> bool:
-        """Whether the ranks were asked to stop."""
+        """True after nbdist has asked the ranks to stop."""
         return bool(self._asked_at)
 
     def check(self) -> bool:
-        """Process a request of a page.
+        """Process a stop request from a browser.
 
         Returns:
-            Whether the ranks were asked to stop for it.
+            True if nbdist has asked the ranks to stop.
 
         Raises:
             KeyboardInterrupt: the cell has no steps, or this is the second request.
@@ -325,7 +337,7 @@ class StopRequests:
         return True
 
     def asked_again(self) -> bool:
-        """Return whether a page has sent another request."""
+        """Return True if a browser has sent another request."""
         return self._live.stops_requested() > self.count
 
     def ask(self) -> None:
@@ -336,4 +348,4 @@ class StopRequests:
         self._sender.order(order, sorted(self._sender.running))
         self._ending.interrupt(_STOP_S)
         if self._sender.running:
-            self._say("stopping at the end of a step; interrupt again to break it off")
+            self._say("stopping at the end of a step; interrupt again to cancel the step")

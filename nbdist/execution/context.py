@@ -1,4 +1,4 @@
-"""A cell, and where what comes of it goes."""
+"""A running cell and its output sinks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class RunContext(NamedTuple):
-    """What there is of a cell that is run.
+    """A running cell and its output sinks.
 
     Attributes:
-        cell: which, and how it is followed.
-        view: shows what the ranks say.
-        live: keeps it.
-        host_of: the host of each rank that runs it.
-        recorder: keeps what the run's result has of it.
-        recoveries: is told when the state of a rank is saved from here on.
+        cell: the cell.
+        view: shows the records of the ranks.
+        live: stores the records of the ranks.
+        host_of: the host of each rank that runs the cell.
+        recorder: collects the result of the run.
+        recoveries: counts recoveries, and stores the names that the checkpoint contains.
     """
 
     cell: RunningCell

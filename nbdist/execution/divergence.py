@@ -1,4 +1,4 @@
-"""Comparison of values that should be the same on all ranks, at the end of a plain cell."""
+"""Comparison of replicated values between the ranks at the end of a plain cell."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def drifted(request: CellRequest, ended: Mapping[int, CellEnded]) -> CellEnded |
 
     Args:
         request: the cell.
-        ended: the end of the cell on each rank. If one failed, nothing is compared.
+        ended: the end of the cell on each rank. If a rank failed, nothing is compared.
 
     Returns:
-        The end of the first rank with other values, as a failure that names them; None if all
-        values are the same.
+        The end of the first rank that differs, as a failure whose message contains the names of
+        the values. None if all values are equal.
     """
     if request.strategy is None or any(end.status != "ok" for end in ended.values()):
         return None
@@ -71,13 +71,13 @@ def drifted(request: CellRequest, ended: Mapping[int, CellEnded]) -> CellEnded |
 
 
 def _differ(of_ranks: Mapping[int, Replicated]) -> bool:
-    """Return whether values differ and this cell has changed one; others were reported before."""
+    """Return True if values differ and this cell changed one. Older differences were reported."""
     changed = any(each.changed for each in of_ranks.values())
     return changed and len({each.number for each in of_ranks.values()}) > 1
 
 
 def _named(request: CellRequest, differing: Mapping[str, Mapping[int, Replicated]]) -> list[str]:
-    """The paths whose values differ, each with the line that binds its name."""
+    """Return the paths whose values differ, each with the line that binds its name."""
     lines = _lines(request.source)
     named = dict.fromkeys(
         f"`{path}`" + (f" (line {lines[name]})" if name in lines else "")
@@ -102,10 +102,11 @@ def _text(strategy: StrategyName, paths: list[str], odd: list[int], usual: int) 
 
 
 def _paths(name: str, of_ranks: Mapping[int, Replicated]) -> list[str]:
-    """The paths under a name whose values differ; the name if ranks reported other numbers of them.
+    """Return the paths under a name whose values differ.
 
-    Values are matched by position: libraries count their objects in paths, and ranks may have
-    created different ones before.
+    Values are matched by position: libraries number their objects in paths, and the numbers may
+    differ between ranks. If the ranks report different numbers of paths, the name itself is
+    returned.
     """
     first, *others = (each.parts for each in of_ranks.values())
     if not first or any(len(parts) != len(first) for parts in others):
@@ -115,7 +116,7 @@ def _paths(name: str, of_ranks: Mapping[int, Replicated]) -> list[str]:
 
 
 def _parted(of_ranks: Mapping[int, Replicated]) -> tuple[list[int], int]:
-    """The ranks whose values differ from the most frequent ones, and the first of the others."""
+    """Return the ranks that differ from the most frequent values, and the first other rank."""
     numbers = {rank: each.number for rank, each in of_ranks.items()}
     (most, _), *_ = Counter(numbers.values()).most_common(1)
     odd = [rank for rank, number in numbers.items() if number != most]
@@ -123,7 +124,7 @@ def _parted(of_ranks: Mapping[int, Replicated]) -> tuple[list[int], int]:
 
 
 def _lines(source: str) -> dict[str, int]:
-    """The first line of the cell that binds each name."""
+    """Return the first line of the cell that binds each name."""
     names = Names()
     names.scan(ast.parse(TransformerManager().transform_cell(source)).body)
     return names.bound

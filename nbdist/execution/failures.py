@@ -1,4 +1,4 @@
-"""The end of a cell: the ends of its ranks, and the one error for all ranks."""
+"""Outcome of a cell: the ends of its ranks, and one error for all of them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 class CellOutcome:
-    """The ends of the ranks, and the end of the cell.
+    """Ends of the ranks, and the end of the cell.
 
     Args:
         host_of: the host of each rank that runs the cell.
 
     Attributes:
         ended: the end of each rank that has ended the cell.
-        preempted: the ranks that were told to end (SIGTERM).
-        failed: the end of the rank whose error is that of the cell; None if there is none.
+        preempted: the ranks that received SIGTERM.
+        failed: the end of the rank whose error is the error of the cell; None without an error.
     """
 
     def __init__(self, host_of: Mapping[int, str]) -> None:
@@ -43,23 +43,24 @@ class CellOutcome:
         self._error = ""
 
     def first_failure(self, *, interrupted: bool) -> CellEnded | None:
-        """Return the first failure. A cell may raise `KeyboardInterrupt` itself.
+        """Return the first failure.
 
         Args:
-            interrupted: nbdist has interrupted the ranks.
+            interrupted: True if nbdist has interrupted the ranks. Otherwise the cell itself raised
+                `KeyboardInterrupt`, and this is a failure too.
         """
         failed = ("error",) if interrupted else ("error", "interrupted")
         return next((e for e in self.ended.values() if e.status in failed), None)
 
     def fail(self, error: Exception) -> None:
-        """Set the error of the cell, in place of a rank's."""
+        """Set the error of the cell. It replaces the error of a rank."""
         self._status, self._error, self.failed = "failed", str(error), None
 
     def stop(self, *, requested: bool = True) -> None:
-        """Set the status of a cell that a page or an interrupt has ended.
+        """Set the status of a cell that a browser's request or an interrupt has ended.
 
         Args:
-            requested: a page has requested it.
+            requested: True for a request, False for an interrupt.
         """
         self._status, self._error = "stopped" if requested else "interrupted", ""
 
@@ -71,7 +72,7 @@ class CellOutcome:
         return "failed", f"{failure.ename} on {self.name(self.failed.rank)}: {failure.evalue}"
 
     def name(self, rank: int) -> str:
-        """The label of a rank, as users see it."""
+        """Return the label of a rank for messages."""
         return f"rank {rank}@{self._host_of[rank]}"
 
 
@@ -81,15 +82,15 @@ def cell_error(
     host_of: Mapping[int, str],
     broken: Collection[StrategyName],
 ) -> CellError | RanksLostError:
-    """The error of the rank that failed first, with what became of the others.
+    """Return the error of the rank that failed first, with notes on the other ranks.
 
-    A rank that was not sent the cell as others were is as good as lost.
+    A rank that did not receive the cell counts as lost.
 
     Args:
-        first: how that rank ended; it has a failure.
-        ended: how each rank did that has.
+        first: the end of that rank, with a failure.
+        ended: the ends of the ranks.
         host_of: the host of each rank of the cell.
-        broken: strategies whose collectives were broken off.
+        broken: the strategies whose collectives were cancelled.
     """
     failure = first.failure
     assert failure is not None
@@ -112,13 +113,13 @@ def lone_error(
     host_of: Mapping[int, str],
     broken: Collection[StrategyName],
 ) -> CellError | RanksLostError:
-    """Of ranks that waited in a collective which the others cannot join.
+    """Return the error of ranks that waited in a collective that the others cannot join.
 
     Args:
-        where: those that waited.
-        ended: how each rank ended that has.
+        where: the positions of the ranks that waited.
+        ended: the ends of the ranks.
         host_of: the host of each rank of the cell.
-        broken: strategies whose collectives were broken off.
+        broken: the strategies whose collectives were cancelled.
     """
     rank = min(where)
     gone = sorted(host_of.keys() - where.keys())
@@ -126,8 +127,8 @@ def lone_error(
     at = where[rank].place or "the end of the cell"
     failure = Failure(
         ename=LoneCollectiveError.__name__,
-        evalue=f"it waits at {at} in a collective that rank {formatting.ranks(gone)}, which {have} "
-        'ended the cell, cannot join: call it on all ranks, not under "if rank == 0"',
+        evalue=f"waits at {at} in a collective, but rank {formatting.ranks(gone)} {have} ended the "
+        'cell and cannot join: call the collective on all ranks, not under "if rank == 0"',
         traceback=tuple(where[rank].stack.splitlines()),
         same="",
     )
@@ -136,7 +137,7 @@ def lone_error(
 
 
 def root(first: CellEnded | None, ended: Iterable[CellEnded]) -> CellEnded | None:
-    """The failure that others followed, if one of them came first."""
+    """Return the failure that caused the others, if `first` is a consequence of another one."""
     if first is None or not _follows(first):
         return first
     return next((e for e in ended if e.status == "error" and not _follows(e)), first)
@@ -150,15 +151,15 @@ def lost_error(
     words: str,
     fate: str = "died",
 ) -> RanksLostError:
-    """Of ranks that died in the cell.
+    """Return the error of ranks that died in the cell.
 
     Args:
-        dead: which.
+        dead: the dead ranks.
         host_of: the host of each rank of the cell.
-        running: those that are in it still, and heed nothing.
-        step: the last one that the first of them began; 0 is none.
-        words: the first one's last.
-        fate: what became of it.
+        running: the ranks that still run the cell and do not respond.
+        step: the last step that the first dead rank began; 0 for none.
+        words: the last output of the first dead rank.
+        fate: the verb for its end, such as "died".
     """
     where = f"after step {step}" if step else "in the cell"
     hosts = {host_of[rank] for rank in dead}
@@ -171,7 +172,7 @@ def lost_error(
 
 
 def stuck_error(running: Collection[int], reason: str) -> RanksLostError:
-    """Of a cell that was broken off for a reason, where those that are still in it heed nothing."""
+    """Return the error of a cancelled cell. Ranks that still run it do not respond."""
     advice = f"\nrank {formatting.ranks(running)} is stuck: type %dist_restart" if running else ""
     return RanksLostError(sorted(running), reason, advice)
 
@@ -179,29 +180,29 @@ def stuck_error(running: Collection[int], reason: str) -> RanksLostError:
 def preempted_error(
     ranks: Collection[int], name: str, after: str, *, saves: bool
 ) -> PreemptedError:
-    """Of ranks that were told to end.
+    """Return the error of ranks that received SIGTERM.
 
     Args:
-        ranks: which.
-        name: the first one's.
-        after: which step, in words.
-        saves: the run's state is saved.
+        ranks: the ranks.
+        name: the label of the first one.
+        after: the last step in words, such as "after step 3".
+        saves: True if the run has a checkpoint.
     """
-    advice = "--resume goes on from there" if saves else "nothing was to be saved"
+    advice = "use --resume to continue from there" if saves else "it has no --checkpoint"
     return PreemptedError(
         sorted(ranks),
-        f"{name} was told to end (SIGTERM): the run was stopped {after}; {advice}. "
+        f"{name} received SIGTERM: the run stopped {after}; {advice}. "
         "Type %dist_restart for new workers first",
     )
 
 
 def _others(first: CellEnded, ended: Mapping[int, CellEnded], stuck: Collection[int]) -> list[str]:
-    """One line for each kind of end.
+    """Return one line for each kind of end of the other ranks.
 
     Args:
         first: the failure that is shown.
         ended: all ends, by rank.
-        stuck: ranks that have not ended.
+        stuck: the ranks that have not ended.
     """
     kinds: dict[str, list[int]] = {}
     for rank, end in ended.items():
@@ -213,7 +214,7 @@ def _others(first: CellEnded, ended: Mapping[int, CellEnded], stuck: Collection[
 
 
 def _follows(ended: CellEnded) -> bool:
-    """Return whether it failed because another rank had."""
+    """Return True if the rank failed because another rank had failed."""
     return ended.failure is not None and ended.failure.follows
 
 
@@ -222,30 +223,33 @@ def _words(ended: CellEnded, first: CellEnded) -> str:
         return "stopped" if ended.status == "interrupted" else "finished"
     assert first.failure is not None
     if ended.failure.ename == AnotherRankError.__name__:
-        return "stopped with it"
+        return "stopped because of it"
     if ended.failure.ename == UnsentError.__name__:
         return ended.failure.evalue
     if ended.failure.follows and first.failure.ename == LoneCollectiveError.__name__:
-        return "waited in a collective, too, which was broken off"
+        return "also waited in the cancelled collective"
     if ended.failure.follows:
-        return "waited for it in a collective, which was broken off"
+        return "waited for it in a collective that nbdist cancelled"
     if ended.failure.same == first.failure.same:
         return "the same error"
     return f"{ended.failure.ename}: {ended.failure.evalue}"
 
 
 def hang(where: Mapping[int, Where], host_of: Mapping[int, str]) -> str:
-    """Who is waited for, who waits, and who does not answer.
+    """Describe a hang: the positions of ranks, the ranks that wait, and those without a response.
 
     Args:
-        where: of each rank that has said it.
-        host_of: of each rank that still runs the cell.
+        where: the positions of the ranks that responded.
+        host_of: the host of each rank that still runs the cell.
+
+    Returns:
+        One line, then the stacks of the ranks.
     """
     waiting = sorted(rank for rank, one in where.items() if one.waits)
     elsewhere = sorted(where.keys() - waiting)
     silent = sorted(host_of.keys() - where.keys())
     words = [f"rank {rank}@{host_of[rank]} is at {_at(where[rank])}" for rank in elsewhere]
-    words += [f"rank {rank}@{host_of[rank]} does not answer" for rank in silent]
+    words += [f"rank {rank}@{host_of[rank]} does not respond" for rank in silent]
     if waiting:
         others = "the others wait" if words else "all ranks wait"
         steps = sorted({where[rank].step for rank in waiting})

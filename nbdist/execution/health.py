@@ -58,11 +58,11 @@ class _Idle:
 
 
 class LoneWaits:
-    """Finds collectives that cannot end.
+    """Detection of collectives that cannot end.
 
-    It asks the ranks after one of them has ended the cell. A collective cannot end if all other
-    ranks wait in a collective and all processes are idle. A rank may also compute, sleep or save:
-    nbdist waits for it.
+    nbdist asks the ranks after one of them has ended the cell. A collective cannot end if all other
+    ranks wait in a collective and all processes are idle. A rank that computes, sleeps or saves
+    may still join: nbdist waits for it.
 
     Args:
         sender: sends to the ranks of the cell.
@@ -78,7 +78,7 @@ class LoneWaits:
     def hear(self, where: Where) -> None:
         """Store a rank's answer."""
         if not where.clock_s:
-            return  # the answer to another question
+            return  # the answer to another request
         idle = self._idle.get(where.rank)
         if idle is None or not _goes_on(idle.first, where):
             idle = self._idle[where.rank] = _Idle(where, where, 0.0)
@@ -112,7 +112,7 @@ class LoneWaits:
 
 
 def _goes_on(first: Where, where: Where) -> bool:
-    """Return whether the rank has been idle since its first answer."""
+    """Return True if the rank has been idle since its first answer."""
     used_s = where.process_s - first.process_s
     main_s = where.cpu_s - first.cpu_s
     return (
@@ -124,7 +124,7 @@ def _goes_on(first: Where, where: Where) -> bool:
 
 
 class RankHealth:
-    """Ends a cell that cannot continue.
+    """Monitor of the ranks' health. It ends a cell that cannot continue.
 
     Args:
         context: the cell.
@@ -137,7 +137,7 @@ class RankHealth:
 
     Attributes:
         vitals: the signs of life of the ranks.
-        has_steps: the cell runs steps.
+        has_steps: True if the cell runs steps.
     """
 
     def __init__(
@@ -169,12 +169,12 @@ class RankHealth:
             self._ending.positions.hear(record)
 
     def begin_steps(self) -> None:
-        """Expect steps from now on."""
+        """Measure the time between steps from now on."""
         self.has_steps = True
         self.vitals.begin_steps()
 
     def check_alive(self) -> None:
-        """End the cell if a rank has died: it cannot report its end.
+        """End the cell if a rank has died, because it cannot report its end.
 
         Raises:
             RanksLostError: nbdist has ended the cell.
@@ -192,7 +192,7 @@ class RankHealth:
             raise lost_error(dead, self._task.host_of, self._sender.running, step, words, fate)
 
     def _dead(self) -> list[int]:
-        """The ranks of the cell that died before they reported its end."""
+        """Return the ranks of the cell that died before they reported its end."""
         unheard = self._task.host_of.keys() - self._outcome.ended.keys()
         return [rank for rank in self._engines.dead() if rank in unheard]
 
@@ -247,7 +247,7 @@ class RankHealth:
         raise lone_error(where, self._outcome.ended, self._task.host_of, broken)
 
     def after(self, rank: int) -> str:
-        """The last step that the rank began, in words."""
+        """Return the last step that the rank began in words, such as "after step 3"."""
         step = self.vitals.step(rank)
         none = "before its first step" if self.has_steps else "in the cell"
         return f"after step {step}" if step else none

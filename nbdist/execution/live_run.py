@@ -1,4 +1,4 @@
-"""A run while it is under way: what is kept of it, what is worth saying of it, and its Stop."""
+"""A run in progress: its storage, its findings, and its stop requests."""
 
 from __future__ import annotations
 
@@ -32,79 +32,79 @@ STATE_INTERVAL_S = 0.5
 
 
 class LiveRun(Protocol):
-    """A run that is under way.
+    """A run in progress.
 
     Attributes:
-        id: names it; empty where it is not kept.
+        id: the id of the run; empty if it is not stored.
     """
 
     id: str
 
     @property
     def subscribers(self) -> tuple[Subscriber, ...]:
-        """Store the records of the cell. The receiver's thread calls them."""
+        """Functions that store the records of the cell. The receiver's thread calls them."""
         ...
 
     def placed(self, request: CellRequest) -> CellRequest:
-        """The cell, told where the ranks' own files go."""
+        """Return the cell with the folder for the files that the ranks write."""
         ...
 
     def tick(self) -> tuple[str, ...]:
-        """What was heard reaches who watches; to be called many times a second.
+        """Write new records. Call it many times per second.
 
         Returns:
-            What the user should know now, line by line; each is said once.
+            New messages for the user. Each one is returned once.
         """
         ...
 
     def stops_requested(self) -> int:
-        """How often somebody who watches has asked for its end."""
+        """Return the number of stop requests from browsers."""
         ...
 
     def stopping(self) -> None:
-        """Its end has been asked of the ranks."""
+        """Record that nbdist has asked the ranks to stop."""
         ...
 
     def lost(self, ranks: Iterable[int]) -> None:
-        """These ranks died."""
+        """Record that ranks died."""
         ...
 
     def recovering(self, reason: str) -> None:
-        """Ranks are being replaced, for this reason; nothing is heard meanwhile."""
+        """Record that nbdist replaces ranks, with the reason. No records arrive meanwhile."""
         ...
 
     def recovered(self, recovery: RecoveryRecord, pids: Mapping[int, int]) -> None:
-        """They were, and the run goes on; `pids` are all ranks' now."""
+        """Record that the run continues. `pids` are the process ids of all ranks."""
         ...
 
     def show(self, text: str) -> None:
-        """Keep what the cell shows as text, for those who come later; also after the end."""
+        """Store text of the cell's output. It may also arrive after the end of the run."""
         ...
 
     def close(self) -> None:
-        """The cell shows nothing more. May be called more than once."""
+        """Close the run after the last output of the cell. May be called more than once."""
         ...
 
     def leave(self) -> None:
-        """It goes on, and another process keeps it."""
+        """Close the run in this process. Another process continues to store it."""
         ...
 
     def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
-        """It is over.
+        """Store the end of the run.
 
         Returns:
-            What the user should know of how it was kept, line by line.
+            Messages for the user about its storage.
         """
         ...
 
 
 class StoredLiveRun:
-    """A run in a directory of its own. nbdist reports disk errors, and continues the run.
+    """A run in its own directory. nbdist reports disk errors and continues the run.
 
     Args:
         directory: the directory of the run.
         kept_runs: the number of runs to keep. The end of this run deletes the oldest ones.
-        reported: the run has reports already, of another process.
+        reported: True if another process has already stored reports of the run.
     """
 
     def __init__(self, directory: RunDirectory, kept_runs: int, *, reported: bool = False) -> None:
@@ -123,7 +123,7 @@ class StoredLiveRun:
         return self._directory.take, self._changes.hear, self._findings.hear
 
     def placed(self, request: CellRequest) -> CellRequest:
-        """Store traces in the folder that TensorBoard reads, with a folder for each rank."""
+        """Return the cell with the folder for traces. TensorBoard reads it."""
         if request.step is None or not request.step.options.profile:
             return request
         folder = str(self._directory.path / EVENTS_FOLDER)
@@ -156,11 +156,11 @@ class StoredLiveRun:
         self._update()
 
     def _losses(self) -> tuple[Finding, ...]:
-        """The reports that the directory lacks."""
+        """Return findings about reports that were lost or not written."""
         losses = []
         if dropped := self._changes.dropped:
             rows = formatting.count(dropped, "report")
-            text = f"{rows} found no room on the way to the notebook and are lost"
+            text = f"{rows} were lost: the buffer of a rank was full"
             losses.append(Finding(topic="dropped", text=text, value=dropped))
         if self._directory.fault:
             losses.append(Finding(topic="disk", text=self._directory.fault))
@@ -177,9 +177,9 @@ class StoredLiveRun:
         self._changes.lost(ranks)
 
     def recovering(self, reason: str) -> None:
-        """Keep rows that arrive from now on in memory, until `recovered` tells which they replace.
+        """Keep new rows in memory until `recovered` determines which rows they replace.
 
-        The earlier rows are written: another process may have to continue the recovery.
+        The earlier rows are written first: another process may have to continue the recovery.
         """
         self._flush()
         self._is_recovering = True
@@ -238,7 +238,7 @@ class StoredLiveRun:
 
 
 class NullRun:
-    """A run without a directory.
+    """A run that is not stored.
 
     Args:
         reason: the message at its end.
@@ -293,7 +293,7 @@ def begun(
     settings: Settings,
     seed: int | None = None,
 ) -> Iterator[LiveRun]:
-    """What `begin` begins; of a run that nobody comes to follow nothing is left."""
+    """Return a context manager for `begin`. It closes the run at its end."""
     with contextlib.ExitStack() as closing:
         with interrupt_held():
             run = begin(request, header, cells, workers, settings, seed)
@@ -309,15 +309,18 @@ def begin(
     settings: Settings,
     seed: int | None = None,
 ) -> LiveRun:
-    """Begin to keep a cell.
+    """Begin to store a run.
 
     Args:
         request: the cell.
-        header: the magic's line.
-        cells: all cells of the cluster so far, this one too, each in percent format.
-        workers: those that run it.
-        settings: where runs are kept, and how many.
-        seed: that the workers started with.
+        header: the line of the magic.
+        cells: all cells of the cluster, including this one, in percent format.
+        workers: the workers that run the cell.
+        settings: the folder and the number of stored runs.
+        seed: the seed of the workers.
+
+    Returns:
+        The run. It is not stored if its directory cannot be created.
     """
     began = time.time()
     versions = dict(
@@ -345,13 +348,13 @@ def begin(
     try:
         directory = RunDirectory.create(settings.runs_path, state, "\n\n".join(cells))
     except OSError as error:
-        return NullRun(f"this run is not kept: {error}")
+        return NullRun(f"this run is not stored: {error}")
     return StoredLiveRun(directory, settings.kept_runs)
 
 
 def shown(run: LiveRun, settings: Settings) -> RunView:
-    """What shows the run in the cell's output."""
-    path = settings.runs_path / run.id  # not looked for: it may have been deleted meanwhile
+    """Return the view of the run in the cell's output."""
+    path = settings.runs_path / run.id  # not checked: it may have been deleted meanwhile
     return RunView(run_surface(run.id, lambda: Tail(StoredRun(path)), settings.view))
 
 

@@ -1,4 +1,4 @@
-"""The monitor of a cell: it follows the records of the ranks until all have ended the cell."""
+"""Monitor of a cell: it processes the records of the ranks until all have ended the cell."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 
 class CellMonitor:
-    """Follows one cell on its ranks until all have ended it, or one has failed.
+    """Monitor of one cell, until all ranks have ended it or one has failed.
 
     Args:
         number: the number of the cell.
         context: the cell, its view and its storage.
-        worker_group: the workers. Cancelled collectives are marked there.
+        worker_group: the workers. The monitor marks cancelled collectives there.
         settings: the time limits.
         received: reports that another process received.
     """
@@ -74,7 +74,7 @@ class CellMonitor:
         self._stops = StopRequests(sender, ending, context.live, view.say, is_step=is_step)
         self._agreement = StopAgreement(sender, self._health.vitals.step)
         if is_step:
-            self._health.begin_steps()  # the first batch may never come
+            self._health.begin_steps()  # the first batch may never arrive
         self._heard: queue.SimpleQueue[AnyEvent] = queue.SimpleQueue()
         self._over = self._kills = False
         self._asked = threading.Event()  # the kernel was interrupted
@@ -83,11 +83,11 @@ class CellMonitor:
         self._stream.subscribers.add(*context.live.subscribers, self._hear)
 
     def _hear(self, record: AnyEvent) -> None:
-        """Take a record on the receiver's thread. After the cell, only the ranks' ends matter."""
+        """Queue a record on the receiver's thread. After the cell, only the ranks' ends matter."""
         if not self._over or isinstance(record, (Where, CellEnded)):
             self._heard.put(record)
         if isinstance(record, CellEnded):
-            self.running.discard(record.rank)  # last: then its record is in the queue
+            self.running.discard(record.rank)  # last: its record must be in the queue by then
 
     def close(self) -> None:
         """Receive no more records."""
@@ -95,7 +95,7 @@ class CellMonitor:
 
     @property
     def running(self) -> set[int]:
-        """The ranks that run the cell; empty before it is sent."""
+        """The ranks that run the cell; empty before nbdist sends it."""
         return self._sender.running
 
     @property
@@ -108,7 +108,7 @@ class CellMonitor:
 
         Raises:
             CellError, WorkerError, KeyboardInterrupt: see `Cluster.run`.
-            LeftError: the cell continues. Call `leave` next, once no record arrives any more.
+            LeftError: the cell continues. Call `leave` after the last record has arrived.
         """
         placed = self._task.live.placed(request)
 
@@ -140,7 +140,7 @@ class CellMonitor:
 
         Args:
             request: the cell.
-            stopping: its end was requested.
+            stopping: True if its end was requested.
         """
         self._follow(request, lambda: self._look_for(stopping=stopping))
 
@@ -152,7 +152,7 @@ class CellMonitor:
         self._task.live.leave()
 
     def _follow(self, request: CellRequest, begin: Callable[[], None]) -> None:
-        """Follow the cell. Only `_show_for` raises interrupts: elsewhere, records would be lost."""
+        """Follow the cell. Only `_show_for` raises interrupts: others would lose records."""
         with interrupt_held() as self._asked:
             self._see_through(request, begin)
             failed = self._outcome.failed
@@ -166,7 +166,7 @@ class CellMonitor:
             self._attend(begin)
             self._judge(request)
         except KeyboardInterrupt:
-            self._takes_interrupts = False  # another one would leave ranks without a command
+            self._takes_interrupts = False  # another one could leave ranks without a command
             self._ending.end(self._settings.interrupt_grace_s)
             self._kills = self._health.has_steps or self._ending.may_kill(
                 self._task.view.say, lambda: self._asked.is_set() or self._stops.asked_again()
@@ -174,7 +174,7 @@ class CellMonitor:
             raise
         except LeftError:
             left = True
-            self._asked.clear()  # another one is for the kernel's end, too
+            self._asked.clear()  # another interrupt also belongs to the kernel's end
             raise
         except Exception as error:
             self.fail(error)
@@ -194,14 +194,14 @@ class CellMonitor:
 
         Raises:
             RanksLostError: a rank died.
-            PreemptedError: ranks were told to end.
+            PreemptedError: ranks received SIGTERM.
         """
         outcome = self._outcome
         outcome.failed = self._first_failure()
         self._ending.await_reachable()
-        self._health.check_alive()  # a death may be the cause: then the others wait forever
+        self._health.check_alive()  # after a death, the other ranks wait forever
         self._ending.wait_for_same()
-        self._ending.end(self._settings.cell_grace_s)  # they may wait for the one that failed
+        self._ending.end(self._settings.cell_grace_s)  # ranks may wait for the one that failed
         self._health.check_alive()
         outcome.failed = root(outcome.failed, self.ends.values()) or drifted(request, self.ends)
         if outcome.preempted and outcome.failed is None:
@@ -228,15 +228,15 @@ class CellMonitor:
         self._drain()
 
     def _look_for(self, *, stopping: bool) -> None:
-        """Ask which ranks run the cell: records that nobody received may be lost."""
-        self._stops.count = int(stopping)  # requests without an owner are still unanswered
+        """Ask which ranks run the cell: records without a receiver may be lost."""
+        self._stops.count = int(stopping)  # no process has answered other requests yet
         self._ending.ask()
         if stopping:
             self._outcome.stop()
             self._stops.ask()
 
     def kernel_ends(self) -> bool:
-        """Return whether an interrupt was for the kernel's end, which the cell survives."""
+        """Return True if an interrupt belonged to the kernel's end. The cell survives it."""
         return self._task.cell.detached and kernel_ends(self._show_for)
 
     def fail(self, error: Exception) -> None:
@@ -244,7 +244,7 @@ class CellMonitor:
         self._outcome.fail(error)
 
     def interrupted(self) -> list[int]:
-        """End the cell with an interrupt, or a second request. Return the ranks to kill."""
+        """Set the status after an interrupt or a second stop request. Return the ranks to kill."""
         self._outcome.stop(requested=bool(self._stops.count))
         return sorted(self.running) if self._kills else []
 
@@ -271,37 +271,35 @@ class CellMonitor:
     def _stop_preempted(self) -> None:
         """Stop all ranks at the same step, and save the state there."""
         ranks = formatting.ranks(self._outcome.preempted)
-        self._task.view.say(
-            f"rank {ranks} was told to end (SIGTERM): stopping all at the same step"
-        )
+        self._task.view.say(f"rank {ranks} received SIGTERM: stopping all ranks at the same step")
         self._stops.ask()
         if not self._health.has_steps:
             self._ending.end(self._settings.interrupt_grace_s)
 
     def _stop_steps(self) -> None:
-        """Stop steps at the first interrupt, at the same step on all ranks.
+        """Stop a cell with steps at the same step on all ranks. Wait for their ends.
 
-        The next interrupt cancels them, as the first one does in a cell without steps.
+        Another interrupt cancels the step. A cell without steps is cancelled at once.
         """
         if self._health.has_steps and not self._stops.under_way:
             self._stops.ask()
             try:
                 self._new_monitor()
-            except RanksLostError as lost:  # the run was to end: nbdist replaces no rank
+            except RanksLostError as lost:  # the run ends anyway: nbdist replaces no rank
                 self._task.view.say(str(lost))
 
     def _show_for(self, seconds: float) -> None:
         """Process records. Wait for at most `seconds` for the first one.
 
         Raises:
-            KeyboardInterrupt: the kernel was interrupted meanwhile, or before.
+            KeyboardInterrupt: the kernel was interrupted before the call.
         """
         if self._takes_interrupts and self._asked.is_set():
             self._asked.clear()
             raise KeyboardInterrupt
         with contextlib.suppress(queue.Empty):
             self._take(self._heard.get(timeout=seconds))
-        for _ in range(self._heard.qsize()):  # not those that arrive meanwhile: they may never end
+        for _ in range(self._heard.qsize()):  # records that arrive meanwhile may never end
             self._take(self._heard.get())
         if self._over:
             return

@@ -1,4 +1,4 @@
-"""What a run's result has of what its ranks said, also where it is recovered in between."""
+"""Recorder of a run: it collects the records of the ranks into the result."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Makes a `Run` of records.
+    """Builder of a `Run` from records.
 
     Args:
-        number: of the cell.
-        is_step: the cell is a step; in others, only what is reported of steps counts.
+        number: the number of the cell.
+        is_step: True for a step cell. It selects the tables that count for the result.
 
     Attributes:
-        opened: what is saved of the run; None where nothing is, or not yet.
-        begun: how a step cell was split.
+        opened: the names that the checkpoint contains; None before the first save.
+        begun: the batch and the replicas of a step cell.
     """
 
     def __init__(self, number: int, *, is_step: bool) -> None:
@@ -47,7 +47,7 @@ class Recorder:
         self._recoveries: list[RecoveryRecord] = []
 
     def keep(self, record: AnyEvent) -> None:
-        """Keep what the result has of it."""
+        """Add a record to the result. Records of other types are ignored."""
         if isinstance(record, Metrics) or (
             isinstance(record, Rows) and record.values and record.columns.counts(self._is_step)
         ):
@@ -68,11 +68,11 @@ class Recorder:
             self._notes.append(record)
 
     def recovered(self, recovery: RecoveryRecord) -> None:
-        """What was reported of steps after `recovery.step` is void."""
+        """Add a recovery. Earlier reports of steps after `recovery.step` are superseded."""
         self._recoveries.append(recovery)
 
     def run(self) -> Run:
-        """What there is so far."""
+        """Return the result so far."""
         return Run(
             self._number,
             tuple(self._reports),

@@ -1,8 +1,8 @@
-"""A run that has lost ranks goes on: they are replaced, and what it uses is there again.
+"""Recovery of a run that has lost ranks: replace the workers, and create the run's inputs again.
 
-Every engine is replaced by a fresh one, which is forked as quickly as one is, and has nothing left
-of what went wrong. Under JAX, spares are quicker: they take the places of those that were lost,
-and the others stay. TensorFlow takes longer to be wired anew in a process than to start in one.
+nbdist replaces every engine by a fresh one: forking all engines takes as long as forking one, and
+no state of the failure remains. Under JAX, spares are faster: they replace the lost ranks, and the
+other ranks stay. TensorFlow needs more time to reconnect in a process than to start in a new one.
 """
 
 from __future__ import annotations
@@ -35,24 +35,27 @@ if TYPE_CHECKING:
 
 
 _IN_PLACE_S = 10.0
-"""It takes half a second; fresh engines take two."""
+"""Time limit of a replacement by spares. It takes 0.5 s; fresh engines take 2 s."""
 
 _AGAIN_S = 2.0
-"""Between two tries to start workers."""
+"""Pause between two attempts to start workers."""
 
 _TRIES = 2
-"""To start workers, before those that die are left out; any may have been killed by chance."""
+"""Attempts to start workers before nbdist leaves out the ones that die.
+
+A single death may be an accident.
+"""
 
 
 class Recovery:
-    """Brings the worker group of a run back.
+    """Recovery of the worker group of a run.
 
     Args:
-        worker_group: who runs it.
-        journal: what was done to them before.
-        handover: keeps that ranks are being replaced, for whoever has to go on with that.
-        run: runs a cell of before again on some ranks, in silence.
-        wait_s: how long is waited for workers that cannot be started.
+        worker_group: the workers.
+        journal: the earlier cells and pushed objects.
+        handover: stores the loss, for a process that has to continue the recovery.
+        run: runs an earlier cell again on some ranks, without output.
+        wait_s: time in seconds to retry workers that cannot be started.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class Recovery:
         self._wait_s = wait_s
 
     def can_make(self, names: Sequence[str], request: CellRequest, saved: Sequence[str]) -> bool:
-        """Whether a recovery of the run would make these names again; see `recover`."""
+        """Return True if a recovery of the run would create these names again; see `recover`."""
         try:
             entries = self._journal.needed(request, saved, self._worker_group.world_size)
         except ReplayError:
@@ -78,33 +81,35 @@ class Recovery:
         return {name for entry in entries for name in entry.names.binds}.issuperset(names)
 
     def recover(self, lost: RanksLostError, request: CellRequest, saved: Sequence[str]) -> None:
-        """Have all ranks again, or as many as there can be, wired, with what the run uses.
+        """Replace the lost ranks, reconnect all, and create the inputs of the run again.
+
+        With `--shrink`, fewer ranks may remain.
 
         Args:
-            lost: who is to be replaced; nobody else is in a cell.
+            lost: the ranks to replace. No other rank runs a cell.
             request: the run.
-            saved: names whose values its checkpoint has.
+            saved: the names whose values the checkpoint contains.
 
         Raises:
-            ReplayError: what the run uses cannot be made again; nothing was done.
-            NbdistError: it did not work, even with fresh engines.
+            ReplayError: an input of the run cannot be created again; nothing was changed.
+            NbdistError: the recovery failed, even with fresh engines.
         """
         entries = self._journal.needed(request, saved, self._worker_group.world_size)
-        halfway = self._handover.handover.loss is not None  # nobody knows what there is
+        halfway = self._handover.handover.loss is not None  # the state of the workers is unknown
         self._handover.lose(Loss(ranks=lost.ranks, reason=lost.reason))
         with StartView(f"nbdist: {lost.reason}; recovering") as phases:
             if halfway or not self._in_place(phases, lost, request):
                 self._afresh(phases, shrinks=request.saving is not None and request.saving.shrink)
             self.make_again(phases, entries)
             gone = self._journal.gone(entries)
-            phases.finish(" ".join(("nbdist: the run goes on", gone)).rstrip(), ())
+            phases.finish(" ".join(("nbdist: the run continues", gone)).rstrip(), ())
 
     def make_again(self, phases: StartView, entries: Sequence[Entry]) -> None:
-        """Do what fresh workers lack; see `Journal.needed`."""
+        """Repeat cells and pushes on fresh workers; see `Journal.needed`."""
         phases.run("set-up run again", lambda: self._replay(entries))
 
     def _in_place(self, phases: StartView, lost: RanksLostError, request: CellRequest) -> bool:
-        """Whether it worked."""
+        """Replace the lost ranks by spares. Returns False if that is not possible or fails."""
         collectives = self._worker_group.collectives
         can_replace = self._worker_group.engines.can_replace(lost.ranks)
         if request.strategy != "pjrt" or not lost.ranks or not can_replace:
@@ -120,8 +125,8 @@ class Recovery:
         return True
 
     def _afresh(self, phases: StartView, *, shrinks: bool) -> None:
-        """Fresh engines; those that cannot be started are waited for, or left out."""
-        deadline = math.inf  # a scheduler's queue has a bound of its own
+        """Start fresh engines. Retry those that cannot be started; with `shrinks`, omit them."""
+        deadline = math.inf  # a scheduler's queue has its own limit
         places = self._worker_group.engines.places.numbers
         for tries in itertools.count(1):
             try:
@@ -140,7 +145,7 @@ class Recovery:
                 phases.run("left out", functools.partial(_named, dead))
 
     def _replay(self, entries: Sequence[Entry]) -> str:
-        self._worker_group.seed()  # ranks that stayed have drawn since
+        self._worker_group.seed()  # ranks that stayed have drawn random numbers since
         for entry in entries:
             ranks = [rank for rank in entry.ranks if rank < self._worker_group.world_size]
             if entry.request is None:
@@ -158,19 +163,19 @@ _HOUR_S = 3600.0
 
 
 class RecoveryLog:
-    """Counts the recoveries of one run, and tells of them.
+    """Recoveries of one run: it limits, stores and shows them.
 
     Args:
-        recorder: keeps the run's result.
-        live: keeps the run.
-        view: shows it.
-        handover: is told what is saved.
-        most: in an hour.
-        pids: of all ranks, as they are by then.
+        recorder: collects the result of the run.
+        live: stores the run.
+        view: shows the run.
+        handover: stores the names that the checkpoints contain.
+        most: the largest number of recoveries within an hour.
+        pids: returns the current process ids of all ranks.
 
     Attributes:
-        saved: names whose values its checkpoints have.
-        has_opened: the checkpoints in its folder are its own.
+        saved: the names whose values the checkpoints contain.
+        has_opened: True if the checkpoints in the folder belong to this run.
     """
 
     def __init__(
@@ -184,7 +189,7 @@ class RecoveryLog:
     ) -> None:
         self.saved: tuple[str, ...] = ()
         self.has_opened = False
-        self._began: float | None = None  # when the workers' clocks did, by `time.monotonic`
+        self._began: float | None = None  # the start of the run, by `time.monotonic`
         self._recorder = recorder
         self._live = live
         self._view = view
@@ -197,18 +202,18 @@ class RecoveryLog:
         self._lost: RanksLostError | None = None
 
     def take_over(self, cell: RunningCell, resumed: ResumedRun) -> None:
-        """Go on with the account of another process."""
+        """Continue the count of another process."""
         self.saved, self.has_opened = cell.saved, bool(cell.saved)
         self._began = time.monotonic() - resumed.age_s
         self._at = [self._began + recover.time_s for recover in resumed.recoveries]
 
     def begin(self, lost: RanksLostError) -> None:
-        """These ranks are about to be replaced."""
+        """Store and show that nbdist replaces ranks."""
         self._live.recovering(lost.reason)
         self._view.recovering(lost.reason)
 
     def begin_steps(self) -> float:
-        """Ranks are about to begin, or to begin again: from how many seconds on they count."""
+        """Return the time of the run in seconds, at which the ranks begin or resume."""
         now = time.monotonic()
         if self._began is None:
             self._began = now
@@ -216,20 +221,23 @@ class RecoveryLog:
         return self._resumed_s
 
     def may_begin(self, lost: RanksLostError) -> bool:
-        """Whether this loss is recovered, which is counted."""
+        """Count a loss. Returns True if nbdist may recover it."""
         now = time.monotonic()
         self._at = [*(at for at in self._at if now - at < _HOUR_S), now]
         if len(self._at) > self._most:
             if self._most:
-                lost.add_note(f"It was recovered {self._most} times within an hour (--max-heals)")
+                lost.add_note(f"{self._most} recoveries within an hour, the limit of --max-heals")
             return False
         self._lost = lost
         return True
 
     def opened(self, opened: Opened) -> None:
-        """A rank has its state; the first one that has it after a loss tells where it goes on."""
+        """Process a rank's message that it has restored or created its state.
+
+        After a loss, the first one contains the step from which the run continues.
+        """
         self.has_opened = True
-        if self.saved != opened.names:  # all ranks say the same
+        if self.saved != opened.names:  # all ranks report the same names
             self.saved = opened.names
             self._handover.opened(opened.names)
         if self._lost is not None:

@@ -1,4 +1,4 @@
-"""What was done to the workers of a cluster, kept in its folder for as long as they live."""
+"""Journal of cells and pushed objects of a cluster, stored in its folder while the workers live."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """Cells and pushed objects, one file each.
+    """Journal of cells and pushed objects, with one file for each.
 
     Args:
-        folder: where they are, or will be.
-        files: write it.
+        folder: the folder of the files. It is created if it does not exist.
+        files: writes the files.
     """
 
     def __init__(self, folder: Path, files: LateFiles) -> None:
@@ -33,20 +33,25 @@ class Journal:
         self._entries = [msgspec.msgpack.decode(p.read_bytes(), type=Entry) for p in paths]
 
     def clear(self) -> None:
-        """The workers are fresh: nothing was done to them."""
+        """Delete all entries, after fresh workers have started."""
         self._entries.clear()
         self._files.settle()
         for path in self._folder.glob("*.msgpack"):
             path.unlink()
 
     def resized(self, before: int, after: int) -> None:
-        """What was done to all workers is to be done to all that there are now."""
+        """Apply entries of all workers to the new number of workers.
+
+        Args:
+            before: the number of workers before.
+            after: the number of workers now.
+        """
         for number, entry in enumerate(self._entries, 1):
-            if len(entry.ranks) >= before:  # there may have been more before that
+            if len(entry.ranks) >= before:  # earlier, the cluster may have been larger
                 self._write(number, msgspec.structs.replace(entry, ranks=tuple(range(after))))
 
     def add_cell(self, cell: RunningCell | None, run: Run, failed: bool) -> None:
-        """A cell ran, to its end or until it failed or was interrupted; plans change nothing."""
+        """Add a cell that ended, failed or was interrupted. A plan is ignored."""
         if cell is None or cell.request.is_plan:
             return
         request, step = cell.request, cell.request.step
@@ -59,37 +64,37 @@ class Journal:
         self._add(Entry(kind, names, cell.ranks, request, once=cell.options.once, failed=failed))
 
     def add_push(self, names: Iterable[str], payload: bytes, ranks: Sequence[int]) -> None:
-        """Objects were pushed, as they are in `payload`."""
+        """Add pushed objects. `payload` contains them pickled."""
         bound = tuple(sorted(names))
         pushed = CellNames(binds=bound, sure=bound)
         self._add(Entry("push", pushed, tuple(ranks), payload=payload))
 
     def needed(self, request: CellRequest, saved: Iterable[str], world_size: int) -> list[Entry]:
-        """What has to be done again for a run.
+        """Return the entries to repeat for a run.
 
         Args:
             request: the run.
-            saved: names whose values its checkpoint has.
+            saved: the names whose values its checkpoint contains.
             world_size: the number of ranks.
 
         Raises:
-            ReplayError: something cannot be done again.
+            ReplayError: an entry cannot be repeated.
         """
         step = request.step
         names = names_of(request.source) if step is None else _names_of_step(step)
         return needed(self._entries, names, saved, world_size)
 
     def last_saved(self) -> CellRequest | None:
-        """The run that was saved last, if one was."""
+        """Return the newest run with a checkpoint; None without one."""
         requests = (entry.request for entry in reversed(self._entries))
         return next((one for one in requests if one is not None and one.saving is not None), None)
 
     def imports(self) -> tuple[str, ...]:
-        """The modules that cells have imported."""
+        """Return the modules that cells have imported."""
         return tuple(dict.fromkeys(m for entry in self._entries for m in entry.names.imports))
 
     def places(self, names: Iterable[str]) -> str:
-        """The cells that have bound these names last, as in `[3] [5]`; empty if none has."""
+        """Return the cells that bound these names last, such as `[3] [5]`; empty without one."""
         found = {}
         for name in names:
             bound = [entry.place for entry in self._entries if name in entry.names.binds]
@@ -97,14 +102,14 @@ class Journal:
         return " ".join(found)
 
     def gone(self, entries: Sequence[Entry]) -> str:
-        """What is not there any more once these alone were done again, in words."""
+        """Describe the names that are lost if only these entries are repeated; empty if none."""
         left = [entry for entry in self._entries if entry not in entries and entry.names.binds]
         there = {name for entry in entries for name in entry.names.binds}
         names = sorted({name for entry in left for name in entry.names.binds} - there)
         if not names:
             return ""
         places = " ".join(dict.fromkeys(entry.place for entry in left))
-        return f"without {', '.join(f'`{name}`' for name in names)}, of {places}"
+        return f"without {', '.join(f'`{name}`' for name in names)}, defined in {places}"
 
     def _add(self, entry: Entry) -> None:
         self._entries.append(entry)

@@ -1,4 +1,4 @@
-"""A cell that has run: what its ranks reported, as arrays, a table, a data frame and a picture."""
+"""Result of a cell: the reports of its ranks as arrays, a table, a data frame and a picture."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Summary:
-    """A run in figures.
+    """Summary of a run.
 
     Attributes:
-        ranks: how many reported.
-        epochs: how many were reported.
-        steps: how many were reported.
-        seconds: until the last report.
-        step_s: seconds between two steps, the median; 0 with fewer than two.
-        replicas: how many shared a batch; 0 where the cell was no step.
-        batch: samples in the first global batch; 0 where the cell was no step.
-        compilations: how often the step was compiled.
-        recoveries: how often ranks were lost, and the run went on.
-        last: each metric's last value, as `Run.last` has it.
+        ranks: number of ranks that reported.
+        epochs: number of reported epochs.
+        steps: number of reported steps.
+        seconds: time of the last report.
+        step_s: median time between two steps, in seconds; 0 for fewer than two steps.
+        replicas: number of replicas that shared a batch; 0 if the cell was not a step.
+        batch: samples in the first global batch; 0 if the cell was not a step.
+        compilations: number of compilations of the step.
+        recoveries: number of recoveries.
+        last: last value of each metric; see `Run.last`.
     """
 
     ranks: int
@@ -77,19 +77,19 @@ class Summary:
 
 @dataclass(frozen=True)
 class Run:
-    """A cell that has run.
+    """Result of a cell.
 
     Attributes:
-        number: counts the cells of the cluster from 1.
-        reports: what the ranks reported, in the order it came.
-        results: the text of the last expression's value, by rank.
-        begun: how a step cell was split; None for other cells.
-        checked: what `--check` found, if it was asked for.
-        notes: what was worth a line.
-        recoveries: how often ranks were lost; what was reported before of later steps is void, and
-            is in nothing but `reports`.
-        plan: how a step under pjrt was laid out; None for other cells.
-        compiled: what XLA says of it, once compiled for the first kind of batch.
+        number: number of the cell in the cluster, from 1.
+        reports: reports of the ranks in the order of their arrival.
+        results: text of the last expression's value, by rank.
+        begun: batch and replicas of a step cell; None for other cells.
+        checked: result of `--check`; None without it.
+        notes: remarks about the run.
+        recoveries: recoveries of the run. Earlier reports of repeated steps are superseded: only
+            `reports` contains them.
+        plan: layout of a step under pjrt; None for other cells.
+        compiled: figures of XLA for the first compilation of a step; None for other cells.
     """
 
     number: int
@@ -104,7 +104,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> tuple[Metrics, ...]:
-        """Every scalar that a rank reported, one report after the other."""
+        """All scalars that ranks reported, without superseded ones."""
         found: list[Metrics] = []
         for report in self.reports:
             found += report.unpacked() if isinstance(report, Rows) else (report,)
@@ -122,27 +122,27 @@ class Run:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The metrics that were reported, `loss` first."""
+        """The names of the reported metrics, `loss` first."""
         return tuple(sorted(self._arrays.metrics, key=lambda name: name != "loss"))
 
     def table(self, name: str = "loss") -> MetricTable:
-        """One metric by rank and epoch.
+        """Return one metric by rank and epoch.
 
         Raises:
-            KeyError: no rank reported it; names those that were reported.
+            KeyError: no rank reported it. The message contains the reported metrics.
         """
         self._require(name)
         return MetricTable(self.metrics, name, f"{name} by rank")
 
     def last(self, name: str) -> float:
-        """The metric's last value: as reduced over the ranks, or else their mean.
+        """Return the last value of a metric: reduced over the ranks, or the mean of the ranks.
 
         Raises:
-            KeyError: no rank reported it; names those that were reported.
+            KeyError: no rank reported it. The message contains the reported metrics.
         """
         self._require(name)
         own: dict[int, float] = {}
-        # Of a run that was not recovered all reports hold: few have to be unpacked.
+        # Without recoveries, no report is superseded: few have to be unpacked.
         for report in reversed(self.metrics if self.recoveries else self.reports):
             latest = report.last() if isinstance(report, Rows) else report
             if name in latest.shared:
@@ -153,23 +153,22 @@ class Run:
 
     @property
     def history(self) -> dict[str, np.ndarray]:
-        """Every metric as an array of shape (ranks, steps), float64.
+        """All metrics by name, as float64 arrays of shape `(ranks, steps)`.
 
-        Rows are ranks in their order, columns steps in theirs; epochs where no steps were
-        reported. A value that was not reported is nan; one that was reduced over the ranks is the
-        same on all.
+        The columns are epochs if no steps were reported. Missing values are nan. Values that were
+        reduced over the ranks are equal on all ranks.
         """
         return self._arrays.history()
 
     @property
     def loss(self) -> np.ndarray:
-        """The loss of every step, averaged over ranks: shape (steps,), float64.
+        """The mean loss over the ranks for each step: float64, shape `(steps,)`.
 
-        Where ranks were left out in between, over those that there were; else it is nan where it
-        is on any rank.
+        A value is nan if it is nan on any rank. If a recovery left out ranks, the mean is over the
+        ranks that reported.
 
         Raises:
-            KeyError: none was reported.
+            KeyError: no loss was reported.
         """
         self._require("loss")
         if any(recovery.workers for recovery in self.recoveries):
@@ -180,7 +179,7 @@ class Run:
         return mean
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each report of a rank: rank, epoch, step, time_s and the metrics.
+        """Return a row for each report of a rank: rank, epoch, step, time_s and the metrics.
 
         Raises:
             UsageError: pandas is not installed.
@@ -190,7 +189,7 @@ class Run:
 
     @property
     def summary(self) -> Summary:
-        """The run in figures."""
+        """The summary of the run."""
         begun, arrays = self.begun, self._arrays
         anew = {n.text for n in self.notes if n.topic == "compiled" and not n.warning}
         return Summary(
@@ -209,13 +208,13 @@ class Run:
     def _require(self, name: str) -> None:
         if name not in self.names:
             there = ", ".join(self.names) or "none"
-            raise KeyError(f"{name!r} was not reported; there are: {there}")
+            raise KeyError(f"{name!r} was not reported; reported metrics: {there}")
 
     def __repr__(self) -> str:
         return f"<nbdist run {self.number}: {self.summary}>"
 
     def _repr_mimebundle_(self, **_: object) -> tuple[MimeBundle, MimeBundle]:
-        """Text; a picture of the loss, or else the first metric, where there is a line to draw."""
+        """Return the text, and a chart of the loss or the first metric if it has enough values."""
         from nbdist.views.run.chart import marks, run_bundle
 
         recovered = marks(self._arrays.recovered_after(), self.recoveries)

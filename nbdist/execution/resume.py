@@ -1,4 +1,4 @@
-"""A run that was under way in another process: what was kept of it, and how it goes on."""
+"""A run that another process has started: its stored part, and its continuation."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _STEP = PLACE.index("step")
 
 @dataclass(frozen=True)
 class ResumedRun:
-    """What was kept of a run.
+    """Stored part of a run.
 
     Attributes:
-        live: the run, which this process keeps from here on.
-        reports: rows of one rank each, all of steps or all of epochs, in their order.
-        begun: how its steps are, if it has any.
-        stopping: its end had been asked for.
-        age_s: for how long it has run.
-        recoveries: how often it had lost ranks.
+        live: the run. This process continues to store it.
+        reports: rows in their order. Each item contains steps or epochs of one rank.
+        begun: the batch and the number of steps; None for a cell without steps.
+        stopping: True if a stop was requested.
+        age_s: time since the start of the run, in seconds.
+        recoveries: the recoveries so far.
     """
 
     live: LiveRun
@@ -54,14 +54,14 @@ class ResumedRun:
 
 
 def reopen(cell: RunningCell, settings: Settings) -> ResumedRun:
-    """Go on keeping a run.
+    """Continue to store a run.
 
     Args:
-        cell: whose run it is.
-        settings: how many runs are kept.
+        cell: the cell of the run.
+        settings: the number of runs to store.
     """
     if not cell.run:
-        return ResumedRun(NullRun("this run is not kept"))
+        return ResumedRun(NullRun("this run is not stored"))
     try:
         kept = find(Path(cell.runs), cell.run)
         state, tables = kept.written_state(), kept.tables()
@@ -71,14 +71,14 @@ def reopen(cell: RunningCell, settings: Settings) -> ResumedRun:
         directory = RunDirectory(kept.path, state, tables)
         directory.update(writer=this_process(), **place)
     except (UsageError, OSError, msgspec.DecodeError) as error:
-        return ResumedRun(NullRun(f"this run is not kept any more: {error}"))
+        return ResumedRun(NullRun(f"this run is no longer stored: {error}"))
     live = StoredLiveRun(directory, settings.kept_runs, reported=bool(tables or state.replicas))
     stopping, age_s = state.status == "stopping", time.time() - state.began
     return ResumedRun(live, reports, _begun(state), stopping, age_s, state.recoveries)
 
 
 def _rows(kept: StoredRun, table: Table) -> Iterator[Rows]:
-    """The rows of a table: ranks apart, and steps from epochs."""
+    """Yield the rows of a table, by rank, and separately for steps and epochs."""
     array = kept.array(table)
     for rank in sorted({int(rank) for rank in array[:, 0]}):
         own = array[array[:, 0] == rank]
@@ -98,7 +98,7 @@ def _begun(state: RunState) -> StepBegun | FitBegun | None:
 
 
 def run_of(cell: RunningCell | None) -> Run:
-    """A cell that has ended, as it was kept."""
+    """Return the stored run of a cell that has ended."""
     if cell is None or not cell.run:
         return Run(0)
     try:

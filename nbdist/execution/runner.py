@@ -1,4 +1,4 @@
-"""Runs cells on a worker group, and recovers a run that has lost ranks."""
+"""Runner of cells on a worker group, with the recovery of runs that have lost ranks."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 
 class Alignment:
-    """The last reported states of the ranks' generators."""
+    """Last reported states of the ranks' random generators."""
 
     def __init__(self) -> None:
         self._digests: dict[int, dict[str, int]] = {}
         self._state = b""
 
     def forget(self) -> None:
-        """Drop all states, after the ranks were seeded again."""
+        """Drop all states, after nbdist has seeded the ranks again."""
         self._digests, self._state = {}, b""
 
     def note(self, ended: Mapping[int, CellEnded]) -> None:
@@ -93,24 +93,24 @@ class Alignment:
         )
 
 
-_HALFWAY = "type %dist_restart for new ones, or run it again with --resume"
+_HALFWAY = "type %dist_restart for new workers, or run the cell again with --resume"
 _READS_CHECKPOINTS = ("orbax.checkpoint",)
-"""What a spare needs when it takes a place, and takes 0.35 s to import."""
+"""Modules that spares import in advance. The import takes 0.35 s."""
 
 
 class Runner:
-    """Runs cells, one at a time.
+    """Runner of cells, one at a time.
 
     Args:
-        worker_group: who runs them.
-        journal: what was done to them before.
-        handover: keeps what another process needs that comes in the place of this one.
-        settings: the bounds on waiting.
+        worker_group: the workers.
+        journal: the earlier cells and pushed objects.
+        handover: stores the state that a successor of this process needs.
+        settings: the time limits.
 
     Attributes:
-        number: of the last cell that was sent; they count from 1.
-        stuck: the ranks that are left in steps which were broken off: only their end helps.
-        last_run: the cell that ran last, also when it failed.
+        number: the number of the last cell that was sent, from 1.
+        stuck: the ranks that did not respond to the cancellation of a step. They must be killed.
+        last_run: the result of the last cell, also if it failed.
     """
 
     def __init__(
@@ -135,13 +135,13 @@ class Runner:
 
     @property
     def is_halfway(self) -> bool:
-        """Whether the workers are as a recovery has left them that was broken off."""
+        """True if a recovery of the workers was interrupted."""
         return self._handover.handover.loss is not None
 
     def refuse_unready(self, ranks: Sequence[int]) -> None:
-        """Raises WorkerError where one of these ranks is dead, or can take no cell."""
+        """Raise WorkerError if one of these ranks is dead or cannot run a cell."""
         if self.is_halfway:
-            raise WorkerError(f"the workers are not whole: {_HALFWAY}")
+            raise WorkerError(f"recovery was interrupted, some workers are missing: {_HALFWAY}")
         self._worker_group.engines.refuse_dead(ranks)
         busy = [rank for rank in ranks if rank in self.busy()]
         if busy:
@@ -151,35 +151,35 @@ class Runner:
             )
 
     def settle(self) -> None:
-        """Ranks that are left in a cell of before end it; collectives out of step are found."""
+        """End earlier cells on ranks that still run them, and check the collectives."""
         for monitor in self._watches:
             monitor.end_again()
         if not self.gone():
             self._worker_group.collectives.check()
 
     def busy(self) -> frozenset[int]:
-        """The ranks that are in a cell."""
+        """Return the ranks that run a cell."""
         return frozenset().union(*(frozenset(monitor.running) for monitor in self._watches))
 
     def gone(self) -> list[int]:
-        """The ranks that are dead, or stuck in a cell of before."""
+        """Return the ranks that are dead or still run an earlier cell."""
         return sorted({*self._worker_group.engines.dead(), *self.busy()})
 
     def forget(self) -> None:
-        """The engines are others: nobody is in a cell any more."""
+        """Reset the state of the ranks, after their engines were replaced."""
         self._follow_only()
         self.stuck = []
         self._alignment.forget()
 
     def _follow_only(self, *watches: CellMonitor) -> None:
-        """End the other cells' subscriptions."""
+        """Keep only these monitors, and close the others."""
         for monitor in self._watches:
             if monitor not in watches:
                 monitor.close()
         self._watches = watches
 
     def refuse_unmade(self, request: CellRequest) -> None:
-        """Raises ReplayError where fresh workers cannot be made to have what a run needs."""
+        """Raise ReplayError if the inputs of a run cannot be created again on fresh workers."""
         self._needed(request)
 
     def _needed(self, request: CellRequest) -> list[Entry]:
@@ -187,25 +187,25 @@ class Runner:
         return self._journal.needed(request, saved, self._worker_group.world_size)
 
     def make_again(self, request: CellRequest, phases: StartView) -> None:
-        """Have fresh workers do what a run needs that goes on from its checkpoints.
+        """Create the inputs of a run again on fresh workers, before it resumes.
 
         Raises:
-            ReplayError: something cannot be done again.
+            ReplayError: an input cannot be created again.
         """
         self._recovery.make_again(phases, self._needed(request))
 
     def run(self, cell: RunningCell, view: View, live: LiveRun, host_of: Mapping[int, str]) -> None:
-        """Run a cell to its end, however often it has to be recovered for that.
+        """Run a cell to its end. Recover its run after losses of ranks.
 
         Args:
-            cell: what is run; its number is set here.
-            view: shows what the ranks say.
-            live: keeps what they report.
-            host_of: the host of each rank that runs it.
+            cell: the cell. The runner sets its number.
+            view: shows the records of the ranks.
+            live: stores the records of the ranks.
+            host_of: the host of each rank that runs the cell.
 
         Raises:
-            CellError, WorkerError, KeyboardInterrupt: as `Cluster.run` says.
-            LeftError: it goes on, and another process follows it.
+            CellError, WorkerError, KeyboardInterrupt: see `Cluster.run`.
+            LeftError: the cell continues, and another process follows it.
         """
         recorder = Recorder(self.number + 1, is_step=cell.request.step is not None)
         recoveries = RecoveryLog(
@@ -231,16 +231,16 @@ class Runner:
     def expect(
         self, cell: RunningCell, resumed: ResumedRun, view: View, host_of: Mapping[int, str]
     ) -> Callable[[], None]:
-        """The ranks are in a cell that another process has sent: what they say counts from here.
+        """Prepare to follow a cell that another process has sent.
 
         Args:
-            cell: which.
-            resumed: what was kept of it.
-            view: shows what the ranks say.
-            host_of: the host of each rank that runs it.
+            cell: the cell.
+            resumed: the stored part of the run.
+            view: shows the records of the ranks.
+            host_of: the host of each rank that runs the cell.
 
         Returns:
-            What follows it to its end; it raises as `run` does.
+            A function that follows the cell to its end. It raises the same errors as `run`.
         """
         recorder = Recorder(cell.request.number, is_step=cell.request.step is not None)
         recoveries = RecoveryLog(
@@ -297,12 +297,12 @@ class Runner:
         except KeyboardInterrupt:
             stuck = monitor.interrupted()
             if self.is_halfway:
-                context.view.say(f"interrupted while workers were replaced: {_HALFWAY}")
+                context.view.say(f"interrupted during the replacement of workers: {_HALFWAY}")
             elif stuck:
                 self.stuck = stuck
                 named = formatting.ranks(self.stuck)
                 context.view.say(
-                    f"rank {named} heeds nothing: it is killed, and all workers are new"
+                    f"rank {named} does not respond: nbdist kills it and restarts all workers"
                 )
             raise
         finally:
@@ -325,7 +325,7 @@ class Runner:
     def _sending(
         self, context: RunContext, monitor: CellMonitor, request: CellRequest
     ) -> Callable[[], None]:
-        """What sends the cell, with the number that is the watch's, and follows it."""
+        """Return a function that sends the cell, with the monitor's number, and follows it."""
         states, said = self._alignment.due(context.cell.ranks, self._worker_group.world_size)
         sent = structs.replace(request, number=self.number, generators=states)
 
@@ -344,7 +344,7 @@ class Runner:
         return follow
 
     def _require_all(self, request: CellRequest) -> None:
-        """Raises RanksLostError for ranks that died between cells, or are stuck in one before."""
+        """Raise RanksLostError for ranks that died between cells or still run an earlier one."""
         if request.saving is None:
             return
         lost = self.gone()
@@ -353,20 +353,20 @@ class Runner:
             raise RanksLostError(lost, named, ": type %dist_restart for new workers")
 
     def _require_names(self, request: CellRequest, saved: Sequence[str]) -> None:
-        """Raises RanksLostError where names are gone that can be made again, to be restored then.
+        """Raise RanksLostError if saved names are missing on a rank and can be created again.
 
-        A step that failed may have taken its arrays along.
+        A failed step may have deleted the arrays that it donated. The recovery restores them.
         """
         if not saved or self.gone() or not self._worker_group.engines.can_restart():
             return
         try:
             lacking = self._worker_group.engines.apply(transfer.missing, saved)
-        except WorkerError:  # who died meanwhile is found next
+        except WorkerError:  # the next check reports a rank that died meanwhile
             return
         gone = sorted({*itertools.chain(*lacking)})
         if gone and self._recovery.can_make(gone, request, saved):
             names = ", ".join(f"`{name}`" for name in gone)
-            raise RanksLostError((), f"{names} went with a step that failed")
+            raise RanksLostError((), f"{names} missing after a failed step")
 
     def _new_monitor(self, context: RunContext, received: Sequence[Rows] = ()) -> CellMonitor:
         self.number += 1
@@ -375,10 +375,10 @@ class Runner:
         return monitor
 
     def _lost(self, ended: RanksLostError | PreemptedError, request: CellRequest) -> RanksLostError:
-        """Ranks that were told to end are lost where a scheduler gives their hosts once more.
+        """Return the loss to recover. Preempted ranks are lost if a scheduler requeues their job.
 
         Raises:
-            PreemptedError: it does not.
+            PreemptedError: the run has no checkpoint, or the job is not queued again.
         """
         if isinstance(ended, RanksLostError):
             return ended
@@ -386,17 +386,19 @@ class Runner:
             ended.ranks
         ):
             raise ended
-        named = f"rank {formatting.ranks(ended.ranks)} was told to end, and its job is queued again"
+        named = (
+            f"rank {formatting.ranks(ended.ranks)} received SIGTERM, and its job is queued again"
+        )
         return RanksLostError(ended.ranks, named, ": type %dist_restart for new workers")
 
     def _recovered(
         self, request: CellRequest, lost: RanksLostError, context: RunContext, monitor: CellMonitor
     ) -> CellRequest:
-        """What is to be run instead, by ranks that are all there again.
+        """Recover the ranks, and return the cell that resumes the run.
 
         Raises:
-            RanksLostError: it may not be recovered, or cannot.
-            LeftError: another process begins it anew.
+            RanksLostError: the run cannot be recovered, or `--max-heals` forbids it.
+            LeftError: another process continues the recovery.
         """
         recoveries = context.recoveries
         while True:
@@ -417,9 +419,9 @@ class Runner:
             except NbdistError as error:
                 dead = self._worker_group.engines.dead()
                 if not dead or isinstance(error, (ReplayError, StartError)):
-                    lost.add_note(f"It could not be recovered: {error}")
+                    lost.add_note(f"nbdist cannot recover the run: {error}")
                     raise lost from error
-                named = f"rank {formatting.ranks(dead)} died while it was recovered"
+                named = f"rank {formatting.ranks(dead)} died during the recovery"
                 lost = RanksLostError(dead, named, ": type %dist_restart for new workers")
         saving = structs.replace(
             request.saving, resume=request.saving.resume or recoveries.has_opened
@@ -427,7 +429,7 @@ class Runner:
         return request.with_options(saving=saving)
 
     def _shrunk(self, context: RunContext) -> RunContext:
-        """With the ranks that there are now, where they are fewer."""
+        """Return the context with the remaining ranks, if a recovery left out some."""
         if self._worker_group.world_size == len(context.host_of):
             return context
         host_of = {rank: hello.host for rank, hello in self._worker_group.hellos.items()}
@@ -439,10 +441,10 @@ class Runner:
         return {rank: hello.pid for rank, hello in self._worker_group.hellos.items()}
 
     def _run_again(self, request: CellRequest, ranks: Sequence[int]) -> None:
-        """A cell of before, for the names that it binds; nothing of it is shown.
+        """Run an earlier cell again for the names that it binds, without output.
 
         Raises:
-            CellError, WorkerError: as `Cluster.run` says.
+            CellError, WorkerError: see `Cluster.run`.
         """
         self.number += 1
         request = request.with_options(saving=None, detach=False, hang_after_s=0.0)

@@ -1,4 +1,4 @@
-"""Runs that were kept: `nbdist.runs()` lists, opens and compares them."""
+"""Stored runs: `nbdist.runs()` lists, opens and compares them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _ROWS_OF_THE_END = 4096
 
 
 def runs() -> Runs:
-    """Return the saved runs, newest first, including those under way.
+    """Return the saved runs, newest first, including those in progress.
 
     Environment variables set their folder (`NBDIST_RUNS_FOLDER`) and number (`NBDIST_KEPT_RUNS`).
 
@@ -79,7 +79,7 @@ def runs() -> Runs:
 
 
 def step_begun(state: RunState) -> StepBegun | None:
-    """How a step cell was split, as its run was kept; None where the cell is none."""
+    """Return the batch and the replicas of a stored step cell; None for other cells."""
     if not state.replicas:
         return None
     return StepBegun(
@@ -96,12 +96,12 @@ def step_begun(state: RunState) -> StepBegun | None:
 
 
 class SavedRun:
-    """A run as it was kept; one that is under way has what there is until now.
+    """A stored run. A run in progress contains its reports so far.
 
-    Every property reads the disk anew, and raises `OSError` where the run was deleted.
+    Every property reads the disk again. It raises `OSError` if the run was deleted.
 
     Attributes:
-        id: names it.
+        id: the id of the run.
     """
 
     def __init__(self, run: run_reader.StoredRun) -> None:
@@ -110,12 +110,12 @@ class SavedRun:
 
     @property
     def state(self) -> RunState:
-        """How it was made and how it ended."""
+        """The stored state: status, cell, workers, versions and times."""
         return self._kept.state()
 
     @property
     def run(self) -> Run:
-        """What `Cluster.run` returned."""
+        """The result, as `Cluster.run` returned it."""
         state = self.state
         return Run(
             state.number, self._metrics(), begun=step_begun(state), recoveries=state.recoveries
@@ -123,33 +123,33 @@ class SavedRun:
 
     @property
     def history(self) -> dict[str, np.ndarray]:
-        """Every metric as an array of shape (ranks, steps), float64: see `Run.history`."""
+        """All metrics by name, as float64 arrays of shape `(ranks, steps)`: see `Run.history`."""
         return self._reports().history()
 
     @property
     def loss(self) -> np.ndarray:
-        """The loss of every step, averaged over ranks: shape (steps,), float64.
+        """The mean loss over the ranks for each step: float64, shape `(steps,)`.
 
         Raises:
-            KeyError: none was reported.
+            KeyError: no loss was reported.
         """
         mean: np.ndarray = self.metric("loss").mean(axis=0)
         return mean
 
     def metric(self, name: str) -> np.ndarray:
-        """One metric: shape (ranks, steps), float64.
+        """Return one metric as a float64 array of shape `(ranks, steps)`.
 
         Raises:
-            KeyError: none of that name was reported; names those that were.
+            KeyError: no rank reported it. The message contains the reported metrics.
         """
         history = self.history
         if name not in history:
             there = ", ".join(history) or "none"
-            raise KeyError(f"{name!r} was not reported by run {self.id}; there are: {there}")
+            raise KeyError(f"{name!r} was not reported by run {self.id}; reported metrics: {there}")
         return history[name]
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each report of a rank: rank, epoch, step, time_s and the metrics.
+        """Return a row for each report of a rank: rank, epoch, step, time_s and the metrics.
 
         Raises:
             UsageError: pandas is not installed.
@@ -158,12 +158,12 @@ class SavedRun:
         return self._reports().frame()
 
     def output(self, rank: int) -> str:
-        """All text that the rank wrote."""
+        """Return all text that a rank wrote."""
         return self._kept.output(rank)
 
     @property
     def cells(self) -> str:
-        """The cells as they were run, in percent format."""
+        """The cells of the cluster up to this run, in percent format."""
         return self._kept.cells
 
     def __eq__(self, other: object) -> bool:
@@ -176,14 +176,18 @@ class SavedRun:
         return hash(self._kept.path)
 
     def line(self, position: int) -> RunLine:
-        """The run in a line, of its last rows only."""
+        """Return one line on the run. It reads only the last rows."""
         end = Run(0, self._metrics(_ROWS_OF_THE_END), recoveries=self.state.recoveries)
         steps = max((m.step for m in end.metrics if m.step > 0), default=0)
         loss = end.last("loss") if "loss" in end.names else float("nan")
         return RunLine(position, self.state, steps, loss)
 
     def _metrics(self, last: int = 0) -> tuple[Metrics, ...]:
-        """The reports of all tables in the order of their times; the `last` of each, or all."""
+        """Return the reports of all tables in the order of their times.
+
+        Args:
+            last: number of rows to read from the end of each table; 0 for all.
+        """
         found: list[Metrics] = []
         for table in self._tables():
             there = self._kept.count(table)
@@ -199,7 +203,7 @@ class SavedRun:
         return Reports.of_tables(tables, self.state.recoveries)
 
     def _tables(self) -> tuple[Table, ...]:
-        """Those of which the history is."""
+        """Return the tables that count for the history."""
         is_step = self.state.replicas > 0
         return tuple(t for t in self._kept.tables() if t.columns.counts(is_step))
 
@@ -207,9 +211,9 @@ class SavedRun:
         return f"<nbdist run {self.id}: {self.line(0).text}>"
 
     def _repr_mimebundle_(self, **_: object) -> tuple[MimeBundle, MimeBundle]:
-        """Text; a picture of the loss, or else the first metric, where there is a line to draw.
+        """Return the text, and a chart of the loss or the first metric if it has enough values.
 
-        JupyterLab with the extension shows the run itself, also while it goes on.
+        JupyterLab with the extension shows the run itself, also while it is in progress.
         """
         from nbdist.views.run.chart import marks, run_bundle
 
@@ -265,7 +269,7 @@ class Runs(ResultTable[SavedRun]):
             )
         found = [run for run in self._items if run.id == chosen]
         if not found:
-            raise RowKeyError(f"there is no run {chosen!r} among these {len(self)}")
+            raise RowKeyError(f"no run {chosen!r} among these {len(self)}")
         return found[0]
 
     def _key(self, index: int, row: SavedRun) -> str:
@@ -298,18 +302,18 @@ class Runs(ResultTable[SavedRun]):
         return list(_COLUMNS)
 
     def compare(self, *chosen: int | str, metric: str = "loss") -> Comparison:
-        """One metric of several runs in one picture.
+        """Show one metric of several runs in one chart.
 
         Args:
-            chosen: their positions or ids.
-            metric: its mean over the ranks is drawn.
+            chosen: positions or ids of the runs.
+            metric: the metric. The chart shows its mean over the ranks.
 
         Raises:
-            UsageError: none was chosen.
-            KeyError: one did not report the metric; names those that it did.
+            UsageError: no run was chosen.
+            KeyError: a run did not report the metric. The message contains the reported ones.
         """
         if not chosen:
-            raise UsageError("compare needs runs: nbdist.runs().compare(0, 1)")
+            raise UsageError("compare needs at least one run: use nbdist.runs().compare(0, 1)")
         runs = [self[one] for one in chosen]
         return Comparison(metric, {run.id: run.metric(metric) for run in runs})
 
@@ -318,7 +322,7 @@ class Runs(ResultTable[SavedRun]):
         for position, run in enumerate(self._items[:SHOWN_RUNS]):
             with contextlib.suppress(OSError):  # deleted since it was listed
                 lines.append(run.line(position))
-        title = formatting.count(len(self), "run") if self._items else "no run was kept"
+        title = formatting.count(len(self), "run") if self._items else "no stored runs"
         return RunsPicture(title, lines, max(0, len(self) - SHOWN_RUNS), self._refused)
 
     def lines(self) -> list[str]:
@@ -330,11 +334,11 @@ class Runs(ResultTable[SavedRun]):
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """One metric of several runs.
+    """Comparison of one metric between runs.
 
     Attributes:
-        metric: its name.
-        values: by run, of shape (ranks, steps); nan where there is none.
+        metric: the name of the metric.
+        values: by id of the run, shape `(ranks, steps)`; nan for missing values.
     """
 
     metric: str

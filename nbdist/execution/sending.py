@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class CellSender:
-    """Sends one cell and commands about it.
+    """Sender of one cell and of commands about it.
 
     Args:
         number: the number of the cell.
         dispatcher: sends to ranks.
 
     Attributes:
-        number: as given.
+        number: the number of the cell.
         running: the ranks that run the cell. The caller removes a rank that has ended it.
     """
 
@@ -48,11 +48,11 @@ class CellSender:
             self.running.difference_update(unsent)
 
     def order(self, order: Command, ranks: Sequence[int]) -> None:
-        """Send an order. Skip ranks that cannot be reached: the monitor reports them as dead."""
+        """Send a command. Skip unreachable ranks: the monitor reports them as dead."""
         for rank in ranks:
             with contextlib.suppress(WorkerError):
                 self._dispatcher.send(order, [rank])
 
     def ask(self, ranks: Iterable[int]) -> None:
-        """Have ranks report their end again, and drop the cell if they have not begun it."""
+        """Request the ends of the ranks again. Ranks that have not begun the cell drop it."""
         self.order(StatusQuery(number=self.number), sorted(ranks))

@@ -92,7 +92,7 @@ def check_cancelled(
     text = str(caught.value)
     assert caught.value.ename == "LoneCollectiveError"
     assert text.startswith(f"LoneCollectiveError on rank {lone}@")
-    assert f"in a collective that rank {others} ended the cell, cannot join" in text
+    assert f"in a collective, but rank {others} ended the cell and cannot join" in text
     assert REMEDY in text
     assert "nbdist restores" in text
     return caught.value
@@ -213,7 +213,7 @@ def test_some_ranks_of_four_are_named() -> None:
         prepare(four)
         cell = "if rank in (0, 2):\n    model.evaluate(x, y, verbose=0)"
         error = check_cancelled(four, cell, "mirrored", 0, "1,3, which have")
-        assert "rank 2: waited in a collective, too, which was broken off" in error.notes
+        assert "rank 2: also waited in the cancelled collective" in error.notes
         cell = "if rank == 2:\n    float(summed(cut))"
         check_cancelled(four, cell, "pjrt", 2, "0-1,3, which have")
         with clusters.bounded(BOUND_S):

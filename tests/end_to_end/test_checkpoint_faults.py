@@ -194,5 +194,5 @@ def test_what_a_failed_step_took_along_is_made_again(
     cluster.run("def at(step):\n    pass")
     run = FORM.run(cluster, data="batches", saving=resumed(folder))
     assert [recover.ranks for recover in run.recoveries] == [()]
-    assert run.recoveries[0].reason.endswith("went with a step that failed")
+    assert run.recoveries[0].reason.endswith("missing after a failed step")
     assert FORM.digest_of(cluster) == whole

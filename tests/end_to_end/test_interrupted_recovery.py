@@ -167,10 +167,14 @@ def test_an_interrupt_while_a_worker_is_replaced(
             user.join()
         assert pids == [os.getpid()]
         assert until(tmp_path, lambda state, _: state.is_over).status == "interrupted"
-        assert "interrupted while workers were replaced: type" in capsys.readouterr().err
-        with pytest.raises(nbdist.WorkerError, match="not whole: type %dist_restart"):
+        assert "interrupted during the replacement of workers: type" in capsys.readouterr().err
+        with pytest.raises(
+            nbdist.WorkerError, match="some workers are missing: type %dist_restart"
+        ):
             cluster.run("1")
-        with pytest.raises(nbdist.WorkerError, match="not whole: type %dist_restart"):
+        with pytest.raises(
+            nbdist.WorkerError, match="some workers are missing: type %dist_restart"
+        ):
             cluster.push({"a": 1})
         again = Saving(folder=saving.folder, every_steps=20, resume=True)
         run = cluster.run(STEP, step=step, saving=again)

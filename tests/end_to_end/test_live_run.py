@@ -128,7 +128,7 @@ def test_where_runs_cannot_be_kept_they_run_and_it_is_said(
     monkeypatch.setattr(cluster, "settings", settings)
     run = cluster.run(STEP, step=OPTIONS)
     assert run.loss.shape == (16,)
-    assert "nbdist: this run is not kept: " in capsys.readouterr().err
+    assert "nbdist: this run is not stored: " in capsys.readouterr().err
 
 
 def test_old_runs_go_and_that_is_said(
@@ -182,7 +182,7 @@ def test_reports_that_find_no_room_are_counted_and_told(
     assert lost > 0
     (dropped,) = found(cluster, "dropped")
     assert dropped.value == lost
-    assert dropped.text.startswith(f"{lost:,} reports found no room")
+    assert dropped.text.startswith(f"{lost:,} reports were lost: the buffer of a rank was full")
     assert f"nbdist: {dropped.text}\n" in capsys.readouterr().err
 
 

@@ -64,7 +64,7 @@ def test_between_cells(cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[st
     assert cluster.lacks("x")
     cluster.run("y = rank")
     cluster.resize(1)
-    assert "1 worker is ready, without `x`, `y`, of [1]" in capsys.readouterr().out
+    assert "1 worker is ready, without `x`, `y`, defined in [1]" in capsys.readouterr().out
     assert cluster.run("rank, world_size").results == {0: "(0, 1)"}
     cluster.restart()
     assert cluster.world_size == 1

@@ -114,7 +114,7 @@ def test_what_cannot_be_healed_says_why_at_once(cluster: nbdist.Cluster, tmp_pat
     with pytest.raises(RanksLostError, match=r"rank 1@.* died") as error:
         cluster.run(CELL, strategy=strategy, saving=Saving(str(tmp_path / "kept"), every_steps=3))
     (note,) = error.value.__notes__
-    assert "It could not be recovered: [" in note
+    assert "nbdist cannot recover the run: [" in note
     assert "is marked --once" in note
     cluster.restart()
 

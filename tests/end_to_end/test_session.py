@@ -83,7 +83,7 @@ def test_reports_become_metrics_of_the_run(
     assert run.last("loss") == 3.0
     assert "epoch 2  loss 3 [2 3 4]  accuracy 0.5" in capsys.readouterr().out
     assert run.table("loss").lines()[-1].split() == ["2", "3.000", "4.000"]
-    with pytest.raises(KeyError, match="there are: loss, accuracy"):
+    with pytest.raises(KeyError, match="reported metrics: loss, accuracy"):
         run.table("nothing")
 
 

@@ -386,5 +386,5 @@ def test_a_run_without_metrics_is_text_alone(cluster: nbdist.Cluster) -> None:
     run = cluster.run("1 + 1")
     assert run.history == {}
     assert set(run._repr_mimebundle_()[0]) == {"text/plain"}
-    with pytest.raises(KeyError, match="'loss' was not reported; there are: none"):
+    with pytest.raises(KeyError, match="'loss' was not reported; reported metrics: none"):
         _ = run.loss

@@ -87,7 +87,7 @@ def test_a_run_that_is_not_there_any_more_is_said_to_be_not_kept(tmp_path: Path)
     former = reopen(under_way(tmp_path, "20260101-000000-abcdef"), Settings())
     send(former.live, losses(1, 2))
     (said,) = former.live.end("finished")
-    assert "not kept any more" in said
+    assert "no longer stored" in said
 
 
 def test_what_was_on_the_way_to_a_kernel_that_is_gone_is_said_again() -> None:

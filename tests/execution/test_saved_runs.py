@@ -148,7 +148,7 @@ def test_metrics_in_several_tables_are_one_history(root: Path) -> None:
 
 
 def test_runs_are_listed_as_text_and_as_a_page(root: Path) -> None:
-    assert repr(nbdist.runs()) == "no run was kept"
+    assert repr(nbdist.runs()) == "no stored runs"
     done = trained(root, header="%%dist_run " + "--scale-lr linear " * 9)
     text = repr(nbdist.runs())
     assert re.search(rf"\n0 +{done.state.id} .* finished +%%dist_run .*… +2 +3 +3\.05 +3 min", text)
@@ -191,7 +191,9 @@ def test_what_cannot_be_compared(root: Path) -> None:
     trained(root)
     with pytest.raises(nbdist.UsageError, match=r"compare\(0, 1\)"):
         nbdist.runs().compare()
-    with pytest.raises(KeyError, match=r"'accuracy' was not reported by run .* there are: loss"):
+    with pytest.raises(
+        KeyError, match=r"'accuracy' was not reported by run .* reported metrics: loss"
+    ):
         nbdist.runs().compare(0, metric="accuracy")
 
 
