@@ -1,1 +1,1 @@
-"""`Cluster`: the plain Python API, its lifecycle, discovery and inspection."""
+"""`Cluster`, the Python API: its lifecycle, discovery and inspection."""

@@ -1,4 +1,4 @@
-"""The one composer of the stages, and the plain-Python API: `Cluster` and `Run`."""
+"""Python API: `Cluster` and `Run`. This module connects all other packages."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Cluster:
 
     Raises:
         UsageError: The request is invalid; nothing started.
-        StartError: The start failed; nothing is left of it.
+        StartError: The start failed; nbdist ended all processes of it.
 
     Examples:
         >>> with nbdist.Cluster(hosts=2, framework="jax") as cluster:  # doctest: +SKIP
@@ -141,32 +141,34 @@ class Cluster:
         self.running = True
 
     def restart(self) -> None:
-        """Replace every engine by a fresh one; what the cells defined is lost.
+        """Replace every engine by a fresh one. Names that cells have defined are lost.
 
-        Works whatever the engines are stuck in, and where what is behind them is gone.
+        It also replaces engines that do not respond, and restores dead processes of the cluster.
         """
         self.running = False
         self._held.restart()
         self.running = True
 
     def resize(self, hosts: int | Sequence[str | Host], *, go_on: bool = False) -> Run | None:
-        """Have fresh workers on other hosts, or on more or fewer; what the cells defined is lost.
+        """Start fresh workers on other hosts, or on more or fewer hosts.
+
+        Names that cells have defined are lost.
 
         Args:
-            hosts: as for `Cluster`; of hosts that have names, a smaller number is the first ones.
-            go_on: the run that was stopped goes on there, from its newest checkpoint and with the
-                same global batch; what it uses is made again.
+            hosts: As for `Cluster`. A smaller number selects the first of named hosts.
+            go_on: Continue the stopped run from its newest checkpoint, with the same global batch.
+                nbdist creates its inputs again.
 
         Returns:
-            The run that went on.
+            The continued run; None without `go_on`.
 
         Raises:
-            UsageError, ReplayError: it is not possible, and nothing was changed.
-            StartError: it failed; the cluster is gone.
+            UsageError, ReplayError: The request is not possible; nothing was changed.
+            StartError: The start failed; nbdist ended the cluster.
         """
         last = self._journal.last_saved() if go_on else None
         if go_on and last is None:
-            raise UsageError("no run had --checkpoint: none can go on")
+            raise UsageError("no run to continue: run a cell with --checkpoint first")
         request = host_request.resized(self.request, hosts)
         host_rules.check(request, self.settings.worker_memory_bytes)
         self.running = False
@@ -178,7 +180,7 @@ class Cluster:
         return self._go_on(last) if last is not None else None
 
     def _go_on(self, run: CellRequest) -> Run:
-        """Run a cell that was saved again, from its newest checkpoint; all it uses is there."""
+        """Run a cell again from its newest checkpoint. Its inputs exist on the workers."""
         assert run.saving is not None
         require_shared(self._worker_group.engines, run.saving.folder)
         request = run.with_options(saving=structs.replace(run.saving, resume=True))
@@ -256,21 +258,21 @@ class Cluster:
         """
         return self.inspection.examine(data=data, checkpoint=checkpoint)
 
-    # Coming back.
+    # Ownership.
 
     @classmethod
     def adopt(cls, folder: Path, settings: Settings, *, detached_runner: bool = False) -> Self:
-        """Take over a cluster whose owner is gone, as it is; `nbdist.attach` finds it.
+        """Take over a running cluster whose owner has ended. `nbdist.attach` finds its folder.
 
         Args:
-            folder: the cluster's.
-            settings: of this process.
-            detached_runner: this process is no notebook's kernel, and leaves the cluster to one
-                that asks.
+            folder: the folder of the cluster.
+            settings: the settings of this process.
+            detached_runner: True if this process is not a notebook's kernel. It hands the cluster
+                over to a notebook that requests it.
 
         Raises:
-            OwnedError: a notebook's kernel has it.
-            StartError: nothing of it runs any more, or it cannot be reached.
+            OwnedError: a notebook's kernel owns the cluster.
+            StartError: the cluster has ended, or cannot be reached.
         """
         self = cls.__new__(cls)
         self.settings = settings
@@ -280,14 +282,14 @@ class Cluster:
         return self
 
     def follow(self) -> Run:
-        """Follow the cell that was under way when the cluster was taken over, until its end.
+        """Follow the cell that was running when this process took over the cluster, to its end.
 
         Returns:
-            The cell that ran last.
+            The result of the last cell.
 
         Raises:
-            CellError, WorkerError, KeyboardInterrupt: as for `run`.
-            LeftError: another process has it, and follows the cell.
+            CellError, WorkerError, KeyboardInterrupt: see `run`.
+            LeftError: another process has taken over the cluster and follows the cell.
         """
         under_way, self._held.under_way = self._held.under_way, None
         if under_way is not None:
@@ -296,18 +298,18 @@ class Cluster:
         return self.last_run
 
     def leave(self) -> None:
-        """Let go of the cluster: it goes on for another owner."""
+        """Release the cluster. It continues to run for another owner."""
         self.running = False
         self._held.leave()
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a notebook asks for the cluster, which a detached runner has."""
+        """True if a notebook requests the cluster from this detached runner."""
         return self._worker_group.engines.is_wanted
 
     @property
     def is_whole(self) -> bool:
-        """Whether cells can run on all ranks, and engines be made anew."""
+        """True if all ranks are alive and engines can restart."""
         return self._worker_group.engines.can_restart() and not self._worker_group.engines.dead()
 
     # Cells.
@@ -321,36 +323,39 @@ class Cluster:
         header: str = "",
         **given: Any,
     ) -> Run:
-        """Run a cell once on every rank, showing what the ranks say while they run.
+        """Run a cell once on every rank, and show its output while it runs.
 
-        With `data`, the cell is the body of a training step and runs once for each batch of the
-        data: `batch` is the element, and the last expression is what it reports. Where there is
-        none, or a call other than `dict(...)` follows the assignment of `loss`, `loss` is.
+        With `data`, the cell is the body of a training step and runs once for each batch. `batch`
+        is the batch. The cell reports its last expression. If the cell assigns `loss`, and its last
+        statement is not an expression or is a call other than `dict(...)`, it reports `loss`.
 
         Args:
-            cell: the code.
-            options: the options of the cell.
-            label: the notebook's execution count, for tracebacks.
-            header: the line above the cell in the notebook, if it has one.
-            given: options by name, in place of `options`: those of `%%dist_run`, with `_` for `-`
+            cell: The code.
+            options: The options of the cell.
+            label: The notebook's execution count, for tracebacks.
+            header: The line above the cell in the notebook; empty without one.
+            given: Options by name, in place of `options`: those of `%%dist_run`, with `_` for `-`
                 (docs/commands.md), as in `data="train", batch=64`.
 
+        Returns:
+            The result: reports, metrics and outputs of all ranks.
+
         Raises:
-            UsageError: the cell is no Python, or the options are wrong; nothing ran.
-            TypeError: there is no option of a given name, or `options` is given too.
-            WorkerError: a rank died, hangs, or is still busy with another cell.
-            CellError: the cell raised.
-            KeyboardInterrupt: the kernel was interrupted; the ranks were too.
+            UsageError: The cell is not valid Python, or the options are wrong; nothing ran.
+            TypeError: No option has a given name, or `options` is given too.
+            WorkerError: A rank died, hangs, or still runs another cell.
+            CellError: The cell raised an exception.
+            KeyboardInterrupt: The kernel was interrupted. nbdist has interrupted the ranks.
         """
         if options is not None and given:
-            raise TypeError(f"give {', '.join(given)} in `options`, or leave `options` out")
+            raise TypeError(f"{', '.join(given)} with `options`: set them in `options` instead")
         options = options or cell_options(given)
         chosen = self.inspection.chosen(options.ranks)
         step, saving = options.step, options.saving
         if step is not None and len(chosen) < self.world_size:
             planned = "--data" if step.data else "a plan"
             raise UsageError(
-                f"--ranks {options.ranks} with {planned}: that is for all ranks; leave one out"
+                f"--ranks {options.ranks} with {planned}: it needs all ranks; remove one of them"
             )
         named = options.strategy
         scope = choose_strategy(named, self.request) if self.request.frameworks or named else None
@@ -373,7 +378,7 @@ class Cluster:
         return self._keep(RunningCell(request=request, ranks=chosen), header)
 
     def _keep(self, cell: RunningCell, header: str) -> Run:
-        """Run the cell, and keep its run."""
+        """Run the cell, and store its run."""
         workers = [w for w in self.workers(measure=False) if w.rank in cell.ranks]
         cells, seed = self._ran, self.request.seed
         with live_run.begun(cell.request, header, cells, workers, self.settings, seed) as kept:
@@ -383,7 +388,7 @@ class Cluster:
         return self.last_run
 
     def _follow(self, cell: RunningCell, kept: LiveRun, host_of: Mapping[int, str]) -> None:
-        """Run the cell on these ranks, and show and keep what they say."""
+        """Run the cell on ranks, and show and store their records."""
         view = new_view(kept, host_of, self.settings)
         self._held.begin(cell, tuple(self._ran))
         with self._attended():
@@ -391,7 +396,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def _attended(self) -> Iterator[None]:
-        """Within it, a cell is followed."""
+        """Update the state of the cluster after a cell that is followed in this context."""
         failed = True
         try:
             yield
@@ -410,11 +415,11 @@ class Cluster:
 
     @property
     def last_run(self) -> Run:
-        """The cell that ran last, also when it failed."""
+        """The result of the last cell, also if it failed."""
         return self._runner.last_run
 
     def _reconnect(self) -> None:
-        """Restore cancelled collectives, with the state; fresh workers start if that fails."""
+        """Restore cancelled collectives and their state. Restart the workers if that fails."""
         collectives = self._worker_group.collectives
         if not collectives.broken:
             return
@@ -429,13 +434,13 @@ class Cluster:
     # Objects.
 
     def push(self, objects: Mapping[str, object], ranks: str | None = None) -> int:
-        """Bind objects under their names on ranks.
+        """Copy objects to ranks, and bind them there under their names.
 
         Returns:
-            The number of bytes that each rank was sent.
+            The number of bytes sent to each rank.
 
         Raises:
-            TransferError: an object cannot be pickled; none was sent.
+            TransferError: An object cannot be pickled; nothing was sent.
         """
         payload = write_objects(objects)
         chosen = self.inspection.chosen(ranks)
@@ -444,13 +449,13 @@ class Cluster:
         return len(payload)
 
     def lacks(self, name: str) -> bool:
-        """Whether some rank has nothing of this name."""
+        """Return True if the name does not exist on some rank."""
         return any(self.inspection.apply(transfer.missing, [name], self.inspection.chosen(None)))
 
     def pull(self, names: Sequence[str], ranks: str | None = None) -> dict[int, dict[str, Any]]:
-        """Objects by rank and name; arrays of TensorFlow and JAX come as NumPy.
+        """Return objects by rank and name. Arrays of TensorFlow and JAX arrive as NumPy arrays.
 
         Raises:
-            TransferError: a name does not exist on a rank, or an object cannot be pickled.
+            TransferError: A name does not exist on a rank, or an object cannot be pickled.
         """
         return pull(self.inspection.apply, names, self.inspection.chosen(ranks))

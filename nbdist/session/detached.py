@@ -1,8 +1,8 @@
-"""Follows a detached run while no notebook is there: `python -m nbdist.session.detached FOLDER`.
+"""Detached runner, which follows a run without a notebook.
 
-The seed starts it when the cluster's owner is gone. What the run says goes on into its directory,
-hangs are broken off, and when the run is over the cluster is kept for a while. A notebook that asks
-for the cluster gets it at once.
+Run `python -m nbdist.session.detached FOLDER`; the fork server does so after the cluster's owner
+has ended. The runner stores the run, cancels hangs, and keeps the cluster for a while after the
+end of the run. It hands the cluster over to a notebook that requests it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _POLL_S = 0.1
 
 
 def keep(cluster: Cluster, idle_s: float) -> None:
-    """Follow the cell under way, and keep the cluster for so many seconds after its end."""
+    """Follow the running cell. Stop the cluster `idle_s` seconds after the end of the cell."""
     try:
         cluster.follow()
     except LeftError:
         return
-    except NbdistError as error:  # the run's directory has it
+    except NbdistError as error:  # the run's directory also contains it
         _log.warning("the cell ended: %s", error)
-    except KeyboardInterrupt:  # as a Stop in a page ends it
+    except KeyboardInterrupt:  # Stop in a browser ends the cell so
         _log.info("the cell was stopped")
     deadline = time.monotonic() + idle_s
     while cluster.is_whole and time.monotonic() < deadline:
@@ -44,12 +44,12 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     settings = Settings.from_environment()
     with Path(os.devnull).open("w") as nowhere:
-        sys.stdout = nowhere  # what the cell shows is kept with the run
+        sys.stdout = nowhere  # the cell's output is stored with the run
         try:
             cluster = Cluster.adopt(Path(sys.argv[1]), settings, detached_runner=True)
         except OwnedError:
-            return  # a notebook was faster
-        _log.info("follows the cell")
+            return  # a notebook has taken over the cluster
+        _log.info("following the cell")
         keep(cluster, settings.keep_idle_s)
         sys.stdout = sys.__stdout__
 

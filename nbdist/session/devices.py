@@ -1,4 +1,4 @@
-"""The devices of a cluster: what they are, and what they reach."""
+"""Devices of a cluster: properties, links and measured rates."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 _BENCH_S = 300.0
 _NO_JAX = (
-    "--bench measures JAX's devices, and these workers have none: type %dist_start with "
+    "--bench measures JAX's devices, and these workers do not run JAX: type %dist_start with "
     "--framework jax"
 )
 
 
 def look(worker_group: WorkerGroup, *, bench: bool) -> DevicesPicture:
-    """The devices of all ranks, and the links between them.
+    """Return the devices of all ranks, and the links between them.
 
     Args:
-        worker_group: the ranks; none is in a cell.
-        bench: they are measured first, and steps are planned with that from here on.
+        worker_group: the ranks. None of them may run a cell.
+        bench: measure the devices first. Later plans of steps use the measurements.
 
     Raises:
-        UsageError: they have no JAX to measure them with.
-        WorkerError: a rank failed, or died.
+        UsageError: the workers do not run JAX, and `bench` needs it.
+        WorkerError: a rank failed or died.
     """
     has_jax = "pjrt" in worker_group.collectives.strategies
     if bench and not has_jax:
@@ -51,7 +51,7 @@ def _of_jax(worker_group: WorkerGroup) -> tuple[DeviceState, ...]:
 
 
 def _of_tensorflow(worker_group: WorkerGroup) -> tuple[DeviceState, ...]:
-    """As they were when the strategy was built."""
+    """Return the devices as TensorFlow listed them when it created the strategy."""
     return tuple(
         DeviceState(
             name=device.name,

@@ -1,4 +1,4 @@
-"""Clusters whose notebook is gone: found, taken over, ended."""
+"""Discovery, takeover and end of clusters whose notebook has ended."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _END_S = 3.0
 
 @dataclass(frozen=True)
 class Found:
-    """A cluster that some process of this user started.
+    """A cluster that another process of this user started.
 
     Attributes:
-        folder: its folder.
-        handover: what its owner has left, or would.
+        folder: the folder of the cluster.
+        handover: the stored state of the cluster.
     """
 
     folder: Path
@@ -44,18 +44,18 @@ class Found:
 
     @property
     def is_owned(self) -> bool:
-        """Whether a notebook's kernel has it."""
+        """True if a running kernel of a notebook owns the cluster."""
         return not self.handover.detached_runner and not is_gone(self.handover.owner)
 
     @property
     def runs(self) -> bool:
-        """Whether it can be taken over: its seed answers."""
+        """True if the fork server responds. Then the cluster can be taken over."""
         return _answers(self.folder)
 
     def __str__(self) -> str:
         workers = formatting.count(len(self.handover.request.hosts), "worker")
         cell = self.handover.cell
-        doing = f", cell {cell.request.label} under way" if cell else ""
+        doing = f", cell {cell.request.label} running" if cell else ""
         return f"cluster {self.handover.id} ({workers}{doing})"
 
 
@@ -68,53 +68,53 @@ def _answers(folder: Path) -> bool:
 
 
 def attach(cluster: str = "") -> Cluster:
-    """Take over a cluster whose notebook is gone; `Cluster.follow` shows its cell under way.
+    """Take over a cluster whose notebook has ended. `Cluster.follow` shows its running cell.
 
     Args:
-        cluster: its id; left out, the one that there is.
+        cluster: Id of the cluster. Default: the only cluster.
 
     Raises:
-        UsageError: there is none, or several, of which none was named.
-        OwnedError: another notebook's kernel has it.
-        VersionError: another version of nbdist started it.
-        StartError: it cannot be reached.
+        UsageError: No such cluster exists, or several exist and `cluster` is empty.
+        OwnedError: Another notebook's kernel owns the cluster.
+        VersionError: Another version of nbdist started the cluster.
+        StartError: The cluster cannot be reached.
     """
     there = [found for found in _found() if cluster in ("", found.handover.id) and found.runs]
     free = [found for found in there if not found.is_owned]
     if len(free) > 1:
         ids = "\n".join(f"  {found}" for found in free)
-        raise UsageError(f"there are {len(free)} clusters: type %dist_attach with an id\n{ids}")
+        raise UsageError(f"found {len(free)} clusters: type %dist_attach with an id\n{ids}")
     if not there:
         for error in _of_other_versions(cluster):
             raise error
         which = f"no cluster {cluster}" if cluster else "no cluster of an earlier notebook"
-        raise UsageError(f"there is {which}: type %dist_start 4 hosts for a new one")
+        raise UsageError(f"found {which}: type %dist_start 4 hosts for a new one")
     if not free:
         raise OwnedError(there[0].handover.owner.pid)
     return Cluster.adopt(free[0].folder, Settings.from_environment())
 
 
 def offer() -> str:
-    """A line on the clusters that wait for a notebook; empty where there is none."""
+    """Return a message on the clusters that wait for a notebook; empty if there is none."""
     waiting = [str(found) for found in _found() if not found.is_owned and found.runs]
     if not waiting:
         return "\n".join(f"nbdist: {error}" for error in _of_other_versions())
     verb = "are" if len(waiting) > 1 else "is"
     return (
-        f"nbdist: {', '.join(waiting)} of an earlier notebook {verb} there: "
-        "%dist_attach takes over, %dist_stop --all ends"
+        f"nbdist: {', '.join(waiting)} of an earlier notebook {verb} still running: "
+        "type %dist_attach to take over, or %dist_stop --all to end"
     )
 
 
 def stop_all() -> tuple[str, ...]:
-    """End what earlier sessions have left: processes, and folders.
+    """End the processes of earlier sessions, and delete their folders.
 
-    Only what nbdist started: the seed answers on its socket in the cluster's folder, and ends its
-    own; where it is gone, what it guarded is known by its start as well as by its pid. What a
-    living kernel has is left alone.
+    nbdist ends only its own processes. The fork server of a cluster ends its children. If the fork
+    server has died, nbdist identifies the processes by pid and start time. Clusters of running
+    kernels are not ended.
 
     Returns:
-        What was done, line by line.
+        A message for each cluster.
     """
     return tuple(filter(None, map(_end, _folders())))
 
@@ -124,14 +124,14 @@ def _end(folder: Path) -> str:
         ForkServerProcess.take_over(folder, KERNEL).close()
     except OwnedError as error:
         return f"cluster {folder.name} belongs to another notebook (pid {error.pid}): left alone"
-    except StartError:  # its seed is gone
+    except StartError:  # its fork server has died
         try:
             handover = read_handover(folder)
         except VersionError as error:
             origin = error.started_by or "a version before 0.2.0"
-            return f"{folder} of nbdist {origin} is left alone: no process of it answers"
+            return f"{folder} of nbdist {origin} is left alone: none of its processes responds"
         except (OSError, msgspec.DecodeError) as error:
-            return f"{folder} is left alone, as it cannot be read: {error}"
+            return f"{folder} is left alone, because it cannot be read: {error}"
         if not is_gone(handover.owner):
             return f"cluster {folder.name} belongs to pid {handover.owner.pid}: left alone"
         _end_processes(handover.controllers)
@@ -140,12 +140,12 @@ def _end(folder: Path) -> str:
 
 
 def _end_processes(processes: tuple[Writer, ...]) -> None:
-    """Each only if it is the very one."""
+    """End processes. A process that reuses the pid of an ended one is not touched."""
     running = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             one = psutil.Process(process.pid)
-            if not is_gone(process):  # looked at last: `one` knows its own start from here on
+            if not is_gone(process):  # checked last: `one` has stored its start time by now
                 running.append(one)
     for one in running:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -156,7 +156,7 @@ def _end_processes(processes: tuple[Writer, ...]) -> None:
 
 
 def _folders() -> Iterator[Path]:
-    """One for each cluster, of whatever session; what is none is skipped, as are links."""
+    """Yield the folders of the clusters of all sessions. Links and other files are skipped."""
     root = clusters_folder()
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if re.fullmatch(CLUSTER_ID, folder.name, re.ASCII) and not folder.is_symlink():
@@ -164,7 +164,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _found() -> Iterator[Found]:
-    """The clusters that there are; what cannot be read is skipped."""
+    """Yield the clusters of other processes. Unreadable folders are skipped."""
     own = this_process()
     for folder in _folders():
         with contextlib.suppress(OSError, VersionError, msgspec.DecodeError):

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class ClusterInspection:
-    """Views of one cluster. `session.Cluster` documents the methods of the same names.
+    """Read-only views of one cluster. `Cluster` documents the methods of the same names.
 
     Args:
-        held: the cluster, as this process owns it.
+        held: the cluster.
     """
 
     def __init__(self, held: ClusterLifecycle) -> None:
@@ -84,7 +84,7 @@ class ClusterInspection:
 
     def logs(self, rank: int) -> str:
         if not 0 <= rank < self.world_size:
-            raise UsageError(f"there is no rank {rank}: ranks are 0 to {self.world_size - 1}")
+            raise UsageError(f"no rank {rank}: use a rank from 0 to {self.world_size - 1}")
         text = self._held.logs.read(rank)
         beside = self._held.worker_group.engines.log_tail(rank)
         return text + (f"\n--- engine log, last lines ---\n{beside}\n" if beside else "")

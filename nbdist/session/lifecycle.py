@@ -1,4 +1,4 @@
-"""What one process has of a cluster: its folder, its worker group, and what runs cells on it."""
+"""Lifecycle of a cluster: start, takeover, restart, resize and end."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ if TYPE_CHECKING:
 
 
 class ClusterLifecycle:
-    """One cluster, as its owner has it; made by `start` or `adopt`.
+    """One cluster, owned by this process. `start` and `adopt` create it.
 
     Attributes:
-        folder: the cluster's.
-        worker_group: its ranks.
-        handover: for whoever comes after this process.
-        journal: what was done to the ranks.
+        folder: the folder of the cluster.
+        worker_group: the ranks.
+        handover: the stored state for a successor of this process.
+        journal: the earlier cells and pushed objects.
         runner: runs cells.
-        logs: what the ranks wrote.
-        file: for whoever looks.
-        under_way: follows the cell that another process had sent; None where there is none.
-        is_up: there are workers, or have been since the last time that fresh ones were to come.
+        logs: the output of the ranks.
+        file: the state of the cluster for Jupyter's server.
+        under_way: follows the cell that another process has sent; None without one.
+        is_up: False during a resize, and after one that failed.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class ClusterLifecycle:
 
     @classmethod
     def start(cls, request: ClusterRequest, settings: Settings) -> Self:
-        """Start a cluster, and show how.
+        """Start a cluster, and show the progress.
 
         Raises:
-            StartError: it failed; whatever had been started is gone.
+            StartError: the start failed. nbdist has ended all processes of it.
         """
         phases = StartView(f"nbdist: starting {_what(request)}")
         with contextlib.ExitStack() as undo, phases:
@@ -107,7 +107,7 @@ class ClusterLifecycle:
 
     @classmethod
     def adopt(cls, folder: Path, settings: Settings, *, detached_runner: bool) -> Self:
-        """Take over what another process had; see `Cluster.adopt`."""
+        """Take over the cluster of another process; see `Cluster.adopt`."""
         with contextlib.ExitStack() as undo:
             home = ForkServerProcess.take_over(
                 folder, DETACHED_RUNNER if detached_runner else KERNEL
@@ -139,27 +139,27 @@ class ClusterLifecycle:
             self.under_way = self.runner.expect(handover.cell, resumed, view, hosts)
 
     def begin(self, cell: RunningCell, ran: tuple[str, ...]) -> None:
-        """A cell is about to be sent; `ran` are the texts of all, this one too."""
+        """Store a cell before it is sent. `ran` contains the texts of all cells with this one."""
         self.file.begin(cell.run, cell.ranks)
         self.handover.begin(cell, ran)
 
     def settle(self) -> None:
-        """There is no cell under way any more."""
+        """Store the end of the running cell."""
         cell = self.handover.handover.cell
         self.file.write(self.workers(), run="")
         self.handover.settle(**of_worker_group(self.worker_group))
         if cell is not None and cell.detached:
-            with contextlib.suppress(StartError):  # the seed is gone, and all with it
+            with contextlib.suppress(StartError):  # the fork server died, and the workers with it
                 self.worker_group.detach(on=False)
 
     def devices(self, *, bench: bool) -> DevicesPicture:
-        """See `devices.look`; what is measured is known to whoever comes after this process."""
+        """Return the devices; see `devices.look`. Store the measurements for a successor."""
         picture = look(self.worker_group, bench=bench)
         self.handover.update(**of_worker_group(self.worker_group))
         return picture
 
     def restart(self) -> None:
-        """Replace every engine by a fresh one, where `engines.can_restart()`."""
+        """Replace every engine by a fresh one; see `Cluster.restart`."""
         count = len(self.handover.handover.request.hosts)
         phases = StartView(f"nbdist: restarting {count} workers")
         with contextlib.ExitStack() as undo, phases:
@@ -171,15 +171,15 @@ class ClusterLifecycle:
             self._ended = undo.pop_all()
 
     def resize(self, request: ClusterRequest, run: CellRequest | None) -> None:
-        """Have fresh workers on other hosts.
+        """Start fresh workers on other hosts.
 
         Args:
-            request: what is asked for now.
-            run: goes on there: what it needs is done again.
+            request: the new request.
+            run: the run to continue, or None. nbdist creates its inputs again.
 
         Raises:
-            ReplayError: that cannot be done again; nothing was changed.
-            UsageError: a host cannot be reached; likewise.
+            ReplayError: an input of the run cannot be created again; nothing was changed.
+            UsageError: a host cannot be reached; nothing was changed.
         """
         before, after = self.worker_group.world_size, len(request.hosts)
         if run is not None:
@@ -203,7 +203,7 @@ class ClusterLifecycle:
             self._ended, self.is_up = undo.pop_all(), True
 
     def _come_up(self, phases: StartView, gone: str = "") -> None:
-        """Engines are new; `gone` says what they do not have."""
+        """Show and store the fresh workers. `gone` describes the names that they lack."""
         workers = self.workers(measure=False)
         ready = f"nbdist: {formatting.ready(len(workers))}"
         phases.finish(f"{ready}, {gone}" if gone else ready, workers)
@@ -218,7 +218,7 @@ class ClusterLifecycle:
         self._ended.close()
 
     def leave(self) -> None:
-        """Let go of everything: it goes on for another owner."""
+        """Release the cluster. It continues to run for another owner."""
         self._ended.pop_all()
         self._close_files()
         self.worker_group.leave()
@@ -228,7 +228,7 @@ class ClusterLifecycle:
         self._files.close()
 
     def workers(self, *, measure: bool = True) -> tuple[WorkerState, ...]:
-        """Every rank, as it is now; with `measure`, also the memory that each takes."""
+        """Return the current state of each rank; with `measure`, also the memory that it uses."""
         return self.worker_group.states(self.runner.busy(), measure=measure)
 
 
@@ -239,12 +239,12 @@ def _what(request: ClusterRequest) -> str:
 
 
 def new_view(kept: LiveRun, host_of: Mapping[int, str], settings: Settings) -> CellView:
-    """What shows a cell.
+    """Return the view of a cell.
 
     Args:
-        kept: keeps what is shown, and the run.
-        host_of: the host of each rank that runs it.
-        settings: how much is shown, and where.
+        kept: the run. It stores the shown text.
+        host_of: the host of each rank that runs the cell.
+        settings: the limits and the kind of the view.
     """
     wait_s, limit = settings.fold_wait_s, settings.shown_output_characters
     return CellView(host_of, wait_s, limit, live_run.shown(kept, settings), kept.show)

@@ -1,4 +1,4 @@
-"""Where arrays are on all ranks: what each says, made one."""
+"""Placement of arrays on all ranks, merged from the reports of the ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Ranks = tuple[int, ...]
 
 _SAID = 5
-"""Arrays that differ between ranks are named up to this many."""
+"""The largest number of arrays that a note on differences between ranks lists."""
 
 
 def locate(
@@ -37,16 +37,16 @@ def locate(
     ask: Callable[[Callable[..., Any], Any, Sequence[int]], list[Any]],
     hosts: Mapping[int, str],
 ) -> PlacementPicture:
-    """Ask every rank once for what the names lead to.
+    """Return the placement of the arrays behind names, from one call on each rank.
 
     Args:
-        names: of the user's namespace; dots lead to attributes.
+        names: names in the user's namespace, with dots for attributes.
         ask: calls a function with an argument on ranks.
-        hosts: of each rank.
+        hosts: the host of each rank.
 
     Raises:
-        UsageError: a name is none, or leads to no array on any rank.
-        TransferError: no rank has a name.
+        UsageError: a name is invalid, or contains no array on any rank.
+        TransferError: a name exists on no rank.
     """
     _check(names)
     chosen = sorted(hosts)
@@ -63,18 +63,18 @@ def locate(
 def _check(names: Sequence[str]) -> None:
     wrong = [name for name in names if not all(word.isidentifier() for word in name.split("."))]
     if wrong or not names:
-        said = f"no name: {', '.join(map(repr, wrong))}" if wrong else "nothing is named"
+        said = f"invalid name: {', '.join(map(repr, wrong))}" if wrong else "no name given"
         raise UsageError(f"{said}: type names as in %dist_show params model.optimizer")
 
 
 def merge(
     names: Sequence[str], reports: Mapping[Ranks, PlacementReport], hosts: Mapping[int, str]
 ) -> Placement:
-    """One placement of what ranks said, by the ranks that said the same.
+    """Merge the reports of ranks. The keys of `reports` are the ranks with equal reports.
 
     Raises:
-        UsageError: a name leads to no array on any rank.
-        TransferError: no rank has a name.
+        UsageError: a name contains no array on any rank.
+        TransferError: a name exists on no rank.
     """
     _refuse(names, reports)
     merged = _Merged(reports)
@@ -107,14 +107,14 @@ def _refuse(names: Sequence[str], reports: Mapping[Ranks, PlacementReport]) -> N
     if without:
         raise UsageError(
             f"no arrays in {', '.join(without)}: name an array, a variable, a pytree of them, or a "
-            "model that has its weights already"
+            "model with weights"
         )
 
 
 def _differences(
     names: Sequence[str], reports: Mapping[Ranks, PlacementReport], merged: _Merged
 ) -> Iterator[str]:
-    """In words, where ranks differ: first names, then arrays, the first few of them."""
+    """Yield notes on differences between ranks: first for names, then for some arrays."""
     told = set()
     for name in names:
         for ranks, report in reports.items():
@@ -143,7 +143,7 @@ def _on(ranks: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class _Variant:
-    """An array as some ranks have it; its layout by its index in their report."""
+    """An array on ranks with equal reports. Its layout is an index into their report."""
 
     array: PlacedArray
     report: PlacementReport
@@ -155,10 +155,11 @@ class _Variant:
 
 
 class _Merged:
-    """Arrays of all ranks in one, with devices and layouts that mean the same for all.
+    """Merged arrays of all ranks, with common tables of devices, meshes and layouts.
 
     Attributes:
-        apart: by path, how ranks have arrays that not all have alike; full once all are made.
+        apart: variants of the arrays that differ between ranks, by path. It is complete after
+            `arrays` has ended.
     """
 
     def __init__(self, reports: Mapping[Ranks, PlacementReport]) -> None:
@@ -172,7 +173,7 @@ class _Merged:
         self.layouts: Table[Layout] = Table()
 
     def arrays(self) -> Iterator[PlacedArray]:
-        """In the order of the first ranks, then what only others have."""
+        """Yield the arrays in the order of the first ranks, then those of other ranks only."""
         by_path: dict[tuple[str, ...], list[_Variant]] = {}
         for ranks, report in sorted(self._reports.items()):
             for array in report.arrays:
@@ -187,7 +188,7 @@ class _Merged:
                 yield PlacedArray(path, array.shape, array.dtype, array.nbytes, layout, who)
 
     def _settled(self, variants: list[_Variant]) -> list[tuple[_Variant, Ranks]]:
-        """One for all variants that are the same, and who has it."""
+        """Return one variant for all that are equal, with their ranks."""
         if len(variants) == 1:
             return [(variants[0], variants[0].ranks)]
         same: dict[tuple[Any, ...], tuple[_Variant, Ranks]] = {}
@@ -198,9 +199,9 @@ class _Merged:
         return list(same.values())
 
     def _meaning(self, variant: _Variant) -> tuple[Any, ...]:
-        """A layout in itself, whatever its indices in a report.
+        """Return a layout as a value without indices of a report.
 
-        Where a rank's own devices are all there is, it means the same on another rank.
+        Layouts over only a rank's own devices are equal on all ranks.
         """
         key = id(variant.report), variant.array.layout
         if key not in self._meanings:
@@ -216,7 +217,7 @@ class _Merged:
         return self._known[key]
 
     def _whole(self, variant: _Variant, ranks: Ranks) -> Layout:
-        """The layout with each rank in the place of `OWN_RANK`, as far as ranks have the array."""
+        """Return the layout with `OWN_RANK` replaced by each rank that has the array."""
         said, layout = variant.report.devices, variant.layout
         held = [
             (self._device(rank, said[device].name), block)
@@ -235,7 +236,7 @@ class _Merged:
         )
 
     def _mesh(self, variant: _Variant, own: int) -> int:
-        """Where each rank has a mesh of its own, that of the first stands for all."""
+        """Return the index of the mesh. The first rank's mesh represents those of all ranks."""
         if variant.layout.mesh < 0:
             return -1
         mesh, said = variant.report.meshes[variant.layout.mesh], variant.report.devices

@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 def planned(
     cluster: Cluster, cell: str, options: CellOptions, *, label: int = 0, header: str = ""
 ) -> Plan:
-    """How a step would be laid out.
+    """Return the plan of a step.
 
     Args:
-        cluster: whose workers trace it.
+        cluster: the cluster whose workers trace the step.
         cell: the step.
-        options: its step has the data and the constraints on the plan, with `planning.only`.
+        options: the data of the step and the constraints on the plan, with `planning.only`.
         label: the notebook's execution count.
         header: the line above the cell in the notebook.
 
     Raises:
-        CellError: it fits in no way, or cannot be traced.
-        UsageError: the workers have no JAX, or the cell is no step.
+        CellError: no layout fits, or the step cannot be traced.
+        UsageError: the workers do not run JAX, or the cell is not a step.
     """
     run = cluster.run(cell, structs.replace(options, strategy="pjrt"), label=label, header=header)
     if run.plan is None:
-        raise PlanError("no plan came back from the workers")
+        raise PlanError("the workers returned no plan: report this as a bug of nbdist")
     return run.plan

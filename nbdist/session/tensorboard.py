@@ -1,4 +1,4 @@
-"""TensorBoard on what was kept: `%dist_tensorboard`."""
+"""TensorBoard on stored runs: `%dist_tensorboard`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _POLL_S = 0.05
 _SHOWN_CHARACTERS = 2000
 _ADDRESS = re.compile(r"^TensorBoard \S+ at (http://\S+)", re.MULTILINE)
 
-# It asks Linux to end it with the notebook's kernel, however that goes. The module of that name
-# tells TensorBoard (tensorboard/compat/__init__.py) to do without TensorFlow, which is 760 MB of
-# memory and 26 s on two busy cores.
+# Linux kills this process when the notebook's kernel ends. The module `notf` makes TensorBoard skip
+# TensorFlow (tensorboard/compat/__init__.py). This saves 760 MB of memory, and 26 s on two busy
+# cores.
 _PROGRAM = """
 import ctypes, signal, sys, types
 sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
@@ -39,17 +39,17 @@ run_main()
 
 
 class Boards:
-    """The TensorBoards of one notebook, one for each folder; on loopback only."""
+    """TensorBoard processes of one notebook, one for each folder. They listen on loopback only."""
 
     def __init__(self) -> None:
         self._boards: dict[Path, Board] = {}
 
     def open(self, run: str | None = None) -> BoardPicture:
-        """Where TensorBoard shows a run; left out, all that are kept.
+        """Open TensorBoard on a run; without `run`, on all stored runs.
 
         Raises:
-            UsageError: TensorBoard is not installed, or there is no such run.
-            StartError: it did not start; its own words are told.
+            UsageError: TensorBoard is not installed, or the run does not exist.
+            StartError: TensorBoard did not start. The message contains its output.
         """
         if importlib.util.find_spec("tensorboard") is None:
             raise UsageError("TensorBoard is not installed: type %pip install tensorboard")
@@ -58,10 +58,10 @@ class Boards:
         return self.open_folder(folder, f"run {run}" if run else f"the runs in {root}")
 
     def open_folder(self, folder: Path, shown: str) -> BoardPicture:
-        """Where TensorBoard shows a folder, which `shown` tells in words.
+        """Open TensorBoard on a folder. `shown` describes the folder.
 
         Raises:
-            StartError: it did not start; its own words are told.
+            StartError: TensorBoard did not start. The message contains its output.
         """
         if folder in self._boards and not self._boards[folder].is_there():
             self._boards.pop(folder).close()
@@ -70,23 +70,23 @@ class Boards:
         return BoardPicture(self._boards[folder].address, shown)
 
     def close(self) -> None:
-        """End them."""
+        """End all processes."""
         while self._boards:
             self._boards.popitem()[1].close()
 
 
 class Board:
-    """A TensorBoard in a process of its own.
+    """A TensorBoard process.
 
     Args:
-        folder: what it shows; it need not be there yet.
-        timeout_s: bound on its start.
+        folder: the folder of event files. It may not exist yet.
+        timeout_s: time limit of the start, in seconds.
 
     Attributes:
-        address: where a browser on this machine finds it.
+        address: the address for a browser on this machine.
 
     Raises:
-        StartError: it ended, or said nothing for so long.
+        StartError: the process ended, or did not print its address in time.
     """
 
     def __init__(self, folder: Path, timeout_s: float) -> None:
@@ -97,7 +97,7 @@ class Board:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            start_new_session=True,  # an interrupt of the kernel is none of it
+            start_new_session=True,  # an interrupt of the kernel does not reach it
         )
         try:
             self.address = self._await_address(time.monotonic() + timeout_s)
@@ -106,12 +106,12 @@ class Board:
             raise
 
     def is_there(self) -> bool:
-        """Whether it still runs."""
+        """Return True if the process runs."""
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it. May be called more than once."""
-        self._process.kill()  # it only reads; the server of its data ends when its input closes
+        """End the process. May be called more than once."""
+        self._process.kill()  # safe: it only reads, and its data server ends with its input
         self._process.wait()
         self._log.close()
 
@@ -119,7 +119,7 @@ class Board:
         while not (found := _ADDRESS.search(self._said())):
             if not self.is_there() or time.monotonic() > deadline:
                 said = self._said()[-_SHOWN_CHARACTERS:].strip()
-                raise StartError(f"TensorBoard did not start; its last words:\n{said}")
+                raise StartError(f"TensorBoard did not start; its output:\n{said}")
             time.sleep(_POLL_S)
         return found[1]
 
@@ -130,11 +130,11 @@ class Board:
 
 @dataclass(frozen=True)
 class BoardPicture:
-    """A link, which opens on the machine of the notebook's kernel.
+    """Link to a TensorBoard. It works on the machine of the notebook's kernel.
 
     Attributes:
-        address: for a browser there.
-        shown: what TensorBoard shows, in words.
+        address: the address for a browser on that machine.
+        shown: a description of the shown runs.
     """
 
     address: str

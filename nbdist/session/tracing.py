@@ -1,4 +1,4 @@
-"""A cell under the profiler of JAX: `%%dist_trace`, on ranks or in the notebook's own kernel."""
+"""Traces of cells with JAX's profiler (`%%dist_trace`), on ranks or in the notebook's kernel."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from nbdist.session.inspection import ClusterInspection
 
 TRACED_STEPS = 20
-"""Of a step cell that says nothing else: a trace grows with each, and is read as a whole."""
+"""Default number of traced steps. A trace grows with each step, and nbdist reads it as a whole."""
 
 _BUSY = (
-    "another trace is under way{where}, and JAX has one profiler: end that one first, as "
-    "jax.profiler.stop_trace() does"
+    "another trace is in progress{where}, and JAX supports one at a time: end it first with "
+    "jax.profiler.stop_trace()"
 )
 _DEFAULTS = CellOptions()
 _log = logging.getLogger(__name__)
 
 
 class Traceable(Protocol):
-    """What is needed of a cluster to trace a cell on it."""
+    """The part of a `Cluster` that a trace needs."""
 
     request: ClusterRequest
     inspection: ClusterInspection
@@ -57,21 +57,24 @@ def trace_on(
     label: int = 0,
     header: str = "",
 ) -> Trace:
-    """Run a cell on ranks as `Cluster.run` does, each under JAX's profiler.
+    """Run a cell on ranks under JAX's profiler.
 
     Args:
-        cluster: whose ranks.
+        cluster: the cluster.
         cell: the code.
         options: the options of the cell: ranks, strategy (`pjrt` or None) and step. A step
             without a number of steps runs `TRACED_STEPS`.
-        keep: a folder of this machine for the profiler's files; empty, they are not kept.
-        show: is given the trace, also that of a cell which raised.
+        keep: a folder on this machine for the profiler's files; empty to discard them.
+        show: a function that receives the trace, also if the cell raised.
         label: the notebook's execution count.
         header: the line above the cell in the notebook.
 
+    Returns:
+        The trace, merged over the ranks.
+
     Raises:
-        UsageError: another strategy, no JAX, or another trace is under way; nothing ran.
-        CellError, WorkerError, KeyboardInterrupt: as for `Cluster.run`.
+        UsageError: another strategy, no JAX, or another trace is in progress; nothing ran.
+        CellError, WorkerError, KeyboardInterrupt: see `Cluster.run`.
     """
     _refuse_tensorflow(cluster.request, options.strategy)
     chosen = cluster.inspection.chosen(options.ranks)
@@ -101,15 +104,18 @@ def trace_here(
     """Run a cell in this kernel under JAX's profiler.
 
     Args:
-        shell: IPython's.
+        shell: the IPython shell.
         cell: the code.
-        keep: a folder for the profiler's file; empty, it is not kept.
-        show: is given the trace, also that of a cell which raised.
+        keep: a folder for the profiler's file; empty to discard it.
+        show: a function that receives the trace, also if the cell raised.
         header: the line above the cell in the notebook.
 
+    Returns:
+        The trace, with this process as rank 0.
+
     Raises:
-        UsageError: there is no JAX, or another trace is under way; nothing ran.
-        CellError: the cell raised, which IPython has shown.
+        UsageError: JAX is not installed, or another trace is in progress; nothing ran.
+        CellError: the cell raised. IPython has shown the traceback.
     """
     _begin_here()
     text = _numbered(cell, header, is_step=False)
@@ -128,10 +134,10 @@ def trace_here(
 
 
 def _begin_here() -> None:
-    """Raises UsageError where there is no JAX, or another trace is under way."""
+    """Begin a trace. Raises UsageError without JAX, or if another trace is in progress."""
     if importlib.util.find_spec("jax") is None:
         raise UsageError(
-            "%%dist_trace traces JAX, which is not installed here, and no workers run: type "
+            "%%dist_trace needs JAX, but no workers run and this kernel has no JAX: type "
             "%dist_start 4 hosts, or %pip install jax"
         )
     if not cell_trace.begin():
@@ -139,7 +145,7 @@ def _begin_here() -> None:
 
 
 def _shown(error: BaseException) -> CellError:
-    """For an error whose traceback IPython has shown."""
+    """Return the error for an exception whose traceback IPython has shown."""
     return CellError(
         rank=0,
         host=socket.gethostname(),
@@ -150,9 +156,10 @@ def _shown(error: BaseException) -> CellError:
 
 
 def _numbered(cell: str, header: str, *, is_step: bool) -> str:
-    """As lines count: below the magic's own, as in `cells.parse.parse_cell`.
+    """Return the cell with the lines that tracebacks count; see `cells.parse.parse_cell`.
 
-    Without one the first line is the first that is not empty, as IPython has it.
+    The line of the magic comes first. Without a magic, IPython counts from the first line that is
+    not empty.
     """
     if header or is_step:
         return f"# {header or 'the head of the cell'}\n{cell}"
@@ -161,21 +168,21 @@ def _numbered(cell: str, header: str, *, is_step: bool) -> str:
 
 
 def _refuse_tensorflow(request: ClusterRequest, strategy: str | None) -> None:
-    why = "TensorFlow's own profiler does not work in workers, only JAX is traced"
+    why = "%%dist_trace supports only JAX: TensorFlow's own profiler does not work in workers"
     if "jax" not in request.frameworks:
         raise UsageError(
             f"the workers run {', '.join(request.frameworks) or 'no framework'}: {why}; type "
             "%dist_stop, then %dist_start with --framework jax, or use %%dist_run with --profile"
         )
     if strategy not in (None, "pjrt"):
-        raise UsageError(f"--strategy {strategy}: {why}; leave it out, or type --strategy pjrt")
+        raise UsageError(f"--strategy {strategy}: {why}; use --strategy pjrt")
 
 
 def _begun(cluster: Traceable, chosen: Sequence[int]) -> Callable[..., list[Any]]:
-    """What calls functions on these ranks, which trace from here on.
+    """Begin a trace on ranks, and return a function that calls functions on these ranks.
 
     Raises:
-        UsageError: a rank has another trace under way; then no rank has ours.
+        UsageError: another trace is in progress on a rank. Then no rank begins a trace.
     """
     ask = partial(cluster.inspection.engines(chosen).apply, ranks=chosen)
     begun = ask(cell_trace.begin)
@@ -189,7 +196,11 @@ def _begun(cluster: Traceable, chosen: Sequence[int]) -> Callable[..., list[Any]
 def _ended(
     ask: Callable[..., list[Any]], chosen: Sequence[int], *, with_file: bool
 ) -> dict[int, TracedRank]:
-    """By rank; nothing of engines that are new, or where a rank is dead: the run says so."""
+    """End the trace, and return it by rank.
+
+    Empty if a rank died: the error of the cell reports it. Engines that have restarted during the
+    cell have no trace.
+    """
     try:
         told = ask(cell_trace.end, with_file)
     except WorkerError as error:
@@ -203,12 +214,12 @@ def _ended(
 
 
 def merged(ranks: Mapping[int, TracedRank], texts: Sequence[str], keep: str = "") -> Trace:
-    """One trace of those of ranks.
+    """Merge the traces of ranks.
 
     Args:
-        ranks: what each has told.
-        texts: the lines of the cell, the first one first.
-        keep: the folder for their files; empty, they are not kept.
+        ranks: the trace of each rank.
+        texts: the lines of the cell.
+        keep: the folder for the profiler's files; empty to discard them.
     """
     if keep and ranks:
         _write(ranks, Path(keep))
@@ -242,7 +253,7 @@ def _by_operation(ranks: Mapping[int, TracedRank]) -> tuple[OperationTime, ...]:
 
 
 def _by_line(ranks: Mapping[int, TracedRank], texts: Sequence[str]) -> tuple[LineTime, ...]:
-    """In the order of ranks: the cell's lines first, what has no line last."""
+    """Return the time by line. The cell's lines come first, and unknown lines last."""
     lines: dict[tuple[bool, str, int], LineTime] = {}
     for told in ranks.values():
         for one in told.by_line:
@@ -261,7 +272,7 @@ def _by_line(ranks: Mapping[int, TracedRank], texts: Sequence[str]) -> tuple[Lin
 
 
 def _notes(ranks: Mapping[int, TracedRank]) -> list[str]:
-    """Each once, with the ranks that say it unless all do."""
+    """Return each note once. It starts with the ranks unless all ranks report it."""
     said: dict[str, list[int]] = defaultdict(list)
     for rank, told in sorted(ranks.items()):
         for note in told.notes:
@@ -273,7 +284,7 @@ def _notes(ranks: Mapping[int, TracedRank]) -> list[str]:
 
 
 def _write(ranks: Mapping[int, TracedRank], folder: Path) -> None:
-    """As XProf looks for it: a folder for each time, and a file for each process."""
+    """Write the files in XProf's structure: a folder for each trace, a file for each process."""
     now = datetime.now(UTC).astimezone().strftime("%Y_%m_%d_%H_%M_%S_%f")
     own = folder / "plugins" / "profile" / now
     own.mkdir(parents=True)

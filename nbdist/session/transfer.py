@@ -1,4 +1,4 @@
-"""Objects between the notebook and the workers, as the notebook reads and writes them."""
+"""Transfer of objects between the notebook and the workers: the notebook's side."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _FRAMEWORKS = frozenset({"tensorflow", "keras", "jax", "jaxlib", "flax"})
 
 
 def pull(apply: Apply, names: Sequence[str], ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Objects by rank and name, as `Cluster.pull` says.
+    """Return objects by rank and name; see `Cluster.pull`.
 
     Args:
-        apply: calls a function on ranks.
-        names: on the ranks.
-        ranks: from which they come.
+        apply: calls a function with an argument on ranks.
+        names: names on the ranks.
+        ranks: the ranks to copy from.
     """
     missing = apply(transfer.missing, list(names), ranks)
     lacking = {rank: lost for rank, lost in zip(ranks, missing, strict=True) if lost}
@@ -38,21 +38,23 @@ def pull(apply: Apply, names: Sequence[str], ranks: Sequence[int]) -> dict[int, 
 
 
 def write_objects(objects: Mapping[str, object]) -> bytes:
-    """The objects as a pickled dict.
+    """Return the objects as a pickled dict.
 
     Raises:
-        TransferError: some cannot be pickled; all of them are named.
+        TransferError: objects cannot be pickled. The message contains all of them.
     """
     try:
         return bytes(cloudpickle.dumps(dict(objects)))
-    except Exception:  # noqa: BLE001 - whatever an object's own pickling raises: find whose
+    except Exception:  # noqa: BLE001 - an object's own pickling raises anything: find the object
         faults = [fault for fault in map(_fault, objects.items()) if fault]
     text = "\n".join(faults)
-    raise TransferError(f"{text}\nNothing was pushed: create it in a %%dist_run cell instead")
+    raise TransferError(
+        f"{text}\nNothing was pushed. Create such objects in a %%dist_run cell instead"
+    )
 
 
 def fingerprint(value: object) -> bytes:
-    """Of the value as it is pickled, which takes a second for a gigabyte."""
+    """Return a digest of the pickled value. It takes about a second for a gigabyte."""
     return hashlib.blake2b(write_objects({"": value}), digest_size=16).digest()
 
 
@@ -60,24 +62,24 @@ def _fault(item: tuple[str, object]) -> str:
     name, value = item
     try:
         cloudpickle.dumps(value)
-    except Exception as error:  # noqa: BLE001 - whatever the object's own pickling raises
+    except Exception as error:  # noqa: BLE001 - an object's own pickling raises anything
         return f"{name} ({type(value).__name__}) cannot be pickled: {error}"
     return ""
 
 
 def read_objects(payload: bytes) -> dict[str, Any]:
-    """The dict that a rank sent.
+    """Return the dict that a rank sent.
 
     Raises:
-        TransferError: an object needs a framework, which the notebook does not load, or cannot be
-            read here.
+        TransferError: an object cannot be read here, or needs a framework. The notebook does not
+            import frameworks.
     """
     try:
         objects: dict[str, Any] = _WithoutFrameworks(io.BytesIO(payload)).load()
     except TransferError:
         raise
     except Exception as error:
-        raise TransferError(f"what the worker sent cannot be read here: {error}") from error
+        raise TransferError(f"the notebook cannot read the worker's object: {error}") from error
     return objects
 
 
@@ -85,7 +87,7 @@ class _WithoutFrameworks(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module.split(".")[0] in _FRAMEWORKS:
             raise TransferError(
-                f"{module}.{name} needs {module.split('.')[0]}, which the notebook does not load: "
-                "pull the numbers in it (of a History, its .history)"
+                f"{module}.{name} needs {module.split('.')[0]}, and the notebook does not import "
+                "it: pull the values in the object instead, such as .history of a History"
             )
         return super().find_class(module, name)

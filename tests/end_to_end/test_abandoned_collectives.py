@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nbdist.records import Command, StrategyName
 
 BOUND_S = 25.0
-REMEDY = 'call it on all ranks, not under "if rank == 0"'
+REMEDY = 'call the collective on all ranks, not under "if rank == 0"'
 SETUP = """
 import subprocess, tempfile, threading, time
 import numpy as np, tensorflow as tf, keras, jax, jax.numpy as jnp

@@ -152,7 +152,7 @@ def test_a_detached_run_goes_on_when_its_kernel_is_killed_and_another_one_shows_
     assert followed.status == "running"
     with Kernel() as second:
         offered = second.run("%load_ext nbdist").check().stdout
-        assert "(2 workers, cell 3 under way)" in offered
+        assert "(2 workers, cell 3 running)" in offered
         assert "%dist_attach" in offered
         check_attached(second, framework)
         with pytest.raises(nbdist.OwnedError, match=f"pid {pid_of(second)}"):
@@ -335,7 +335,7 @@ def test_a_folder_that_is_not_what_it_says_harms_nothing(tmp_path: Path) -> None
         assert stranger.poll() is None
         stranger.kill()
     assert f"cluster {folder.name} was ended" in said
-    assert f"{other} is left alone, as it cannot be read" in "\n".join(said)
+    assert f"{other} is left alone, because it cannot be read" in "\n".join(said)
     assert not folder.exists()
     assert precious.is_dir()
 

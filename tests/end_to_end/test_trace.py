@@ -223,7 +223,7 @@ def test_a_cell_that_computes_nothing_says_so(cluster: nbdist.Cluster) -> None:
 
 def test_another_trace_is_in_the_way_once(cluster: nbdist.Cluster) -> None:
     cluster.run("import tempfile\nif rank: jax.profiler.start_trace(tempfile.mkdtemp())")
-    with pytest.raises(UsageError, match="another trace is under way on rank 1"):
+    with pytest.raises(UsageError, match="another trace is in progress on rank 1"):
         cluster.trace("w @ w")
     cluster.run("if rank: jax.profiler.stop_trace()")
     assert cluster.trace("w @ w").ranks == (0, 1)

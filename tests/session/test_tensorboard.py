@@ -79,7 +79,7 @@ def test_one_that_is_gone_is_started_again(root: Path, boards: Boards) -> None:
 
 
 def test_one_that_does_not_start_says_why(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="TensorBoard did not start; its last words"):
+    with pytest.raises(StartError, match="TensorBoard did not start; its output"):
         Board(tmp_path, timeout_s=0)
 
 

@@ -195,7 +195,7 @@ def test_ranks_that_differ_are_told(cluster: nbdist.Cluster) -> None:
         (("rank", "cube"), nbdist.UsageError, r"no arrays in `rank` \(int\): name an array"),
         (("grid", "jax"), nbdist.UsageError, r"no arrays in `grid` \(Mesh\), `jax` \(module\)"),
         (("cube[0]",), nbdist.UsageError, r"'cube\[0\]': type names as in %dist_show"),
-        ((), nbdist.UsageError, "nothing is named"),
+        ((), nbdist.UsageError, "no name given"),
     ],
 )
 def test_what_cannot_be_shown(
