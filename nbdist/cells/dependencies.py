@@ -1,8 +1,8 @@
-"""Which cells made what a run uses: read from their names, for making it again on a fresh worker.
+"""Dependencies of a run on earlier cells, for creating its inputs again on fresh workers.
 
-A cell is needed when it binds or changes a name that is needed, by the run or by a needed cell
-after it. What training has changed is not made again: a checkpoint has it. What a cell then made of
-that, and no checkpoint has, cannot be: whoever asks is told.
+A cell is needed if it binds or changes a name that the run, or a needed later cell, reads. Values
+that training has changed come from the checkpoint. A value that a cell derived from a trained value
+cannot be created again, unless the checkpoint contains it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 TRAINING = {"fit", "train_on_batch"}
-"""Methods that train what they belong to."""
+"""Methods that train their object."""
 
 _CHANGING = {"next", "setattr", "delattr", "exec"}
-"""Of Python's own functions, those that change what they are given."""
+"""Built-in functions that change their arguments."""
 
 
 class CellNames(msgspec.Struct, frozen=True):
-    """What a cell does with names.
+    """Names that a cell uses.
 
     Attributes:
-        reads: names that it takes from the namespace.
-        binds: names that it binds, perhaps only on some path.
-        sure: those of them that it binds whatever happens.
-        changes: names whose values it may change in place.
-        trains: names whose values it trains.
-        imports: modules that it imports.
+        reads: names that the cell reads from the namespace.
+        binds: names that the cell binds on at least one path.
+        sure: names that the cell binds on every path.
+        changes: names whose values the cell may change in place.
+        trains: names whose values the cell trains.
+        imports: modules that the cell imports.
     """
 
     reads: tuple[str, ...] = ()
@@ -50,16 +50,16 @@ class CellNames(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Something that has been done to the workers.
+    """An earlier cell, or pushed objects.
 
     Attributes:
-        kind: a cell that ran once, a step cell, or objects that were pushed.
-        names: what it did with names.
-        ranks: where.
-        request: the cell; None of what was pushed.
-        payload: what was pushed, pickled.
-        once: it is not to be done again.
-        failed: nobody knows how far it came.
+        kind: a plain cell, a step cell, or pushed objects.
+        names: the names that it uses.
+        ranks: the ranks that ran the cell or received the objects.
+        request: the cell; None for pushed objects.
+        payload: the pickled objects; empty for a cell.
+        once: True if the cell must not run again (`--once`).
+        failed: True if the cell did not end. Its effects are unknown.
     """
 
     kind: Literal["cell", "step", "push"]
@@ -72,13 +72,13 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """As prompts have it: `[3]`."""
+        """The label of the entry for messages, such as `[3]` or `%dist_push`."""
         return "%dist_push" if self.request is None else f"[{self.request.label}]"
 
 
 @functools.lru_cache(maxsize=8)
 def names_of(source: str) -> CellNames:
-    """What a cell of Python, or IPython's own syntax, does with names; nothing where it is none."""
+    """Return the names that a cell uses. Empty if it is not valid Python or IPython syntax."""
     try:
         tree = ast.parse(TransformerManager().transform_cell(source))
     except (SyntaxError, ValueError):
@@ -99,16 +99,16 @@ def names_of(source: str) -> CellNames:
 def needed(
     entries: Sequence[Entry], run: CellNames, saved: Iterable[str], world_size: int
 ) -> list[Entry]:
-    """What has to be done again so that a run finds what it uses, in its order.
+    """Return the entries to repeat for a run, in their order.
 
     Args:
-        entries: all that was done before the run.
-        run: the run's names.
-        saved: names whose values its checkpoint has.
+        entries: all entries before the run.
+        run: the names that the run uses.
+        saved: the names whose values its checkpoint contains.
         world_size: the number of ranks.
 
     Raises:
-        ReplayError: something cannot be done again; says what.
+        ReplayError: entries cannot be repeated. The message contains all reasons.
     """
     chosen = _chosen(entries, run, world_size)
     faults = list(_faults(entries, chosen, set(run.reads) - set(saved)))
@@ -118,32 +118,38 @@ def needed(
 
 
 def _chosen(entries: Sequence[Entry], run: CellNames, world_size: int) -> set[int]:
-    """Backwards from the run: who binds or changes what is needed."""
+    """Return the indices of the needed entries, found backwards from the run."""
     wanted, chosen = set(run.reads), set()
     for i in range(len(entries) - 1, -1, -1):
         entry, names = entries[i], entries[i].names
         if entry.kind == "step" or wanted.isdisjoint((*names.binds, *names.changes)):
             continue
         chosen.add(i)
-        if len(entry.ranks) >= world_size:  # it may have been larger
+        if len(entry.ranks) >= world_size:  # the cluster may have been larger
             wanted -= set(names.sure)
         wanted |= set(names.reads)
     return chosen
 
 
 def _faults(entries: Sequence[Entry], chosen: set[int], unsaved: set[str]) -> Iterator[str]:
-    """What cannot be made again, and that the run uses without having saved it."""
+    """Yield the reasons why needed values cannot be created again.
+
+    Args:
+        entries: all entries before the run.
+        chosen: the indices of the needed entries.
+        unsaved: the names that the run reads and the checkpoint does not contain.
+    """
     stale: dict[str, str] = {}
     for i, entry in enumerate(entries):
         names = entry.names
         if i in chosen and entry.once:
-            yield f"{entry.place} is marked --once, and makes {_listed(names.binds)}"
+            yield f"{entry.place} is marked --once, and creates {_listed(names.binds)}"
         made = dict.fromkeys((*names.binds, *names.changes))
         if i in chosen and entry.failed:
-            yield f"{entry.place} was not run to its end, and may have made {_listed(made)}"
+            yield f"{entry.place} did not run to its end, and may have created {_listed(made)}"
         if i in chosen and not stale.keys().isdisjoint(names.reads):
             of = next(name for name in names.reads if name in stale)
-            stale |= dict.fromkeys(made, f"{entry.place} made it of `{of}`, which was trained")
+            stale |= dict.fromkeys(made, f"{entry.place} derived it from the trained `{of}`")
         elif i in chosen:
             for name in names.sure:
                 stale.pop(name, None)
@@ -153,7 +159,10 @@ def _faults(entries: Sequence[Entry], chosen: set[int], unsaved: set[str]) -> It
 
 
 def _changed(tree: ast.Module) -> Iterator[str]:
-    """Names whose values a statement may change: `a.b = 1`, `a[0] += 1`, `a.append(1)`, `f(a)`."""
+    """Yield names whose values a statement may change.
+
+    Examples are `a.b = 1`, `a[0] += 1`, `a.append(1)` and `f(a)`.
+    """
     for node in _outside_functions(tree):
         if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
             yield from _root(node)
@@ -197,7 +206,7 @@ def _root(node: ast.expr) -> Iterator[str]:
 
 
 def _outside_functions(tree: ast.Module) -> Iterator[ast.AST]:
-    """What runs when the cell does."""
+    """Yield the nodes that run with the cell, without the bodies of functions."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()

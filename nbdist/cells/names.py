@@ -1,9 +1,8 @@
-"""Which names a piece of Python reads before it binds them, and which it binds.
+"""Static analysis of the names that Python code reads and binds, in the order of execution.
 
-A static reading in the order of execution. A name counts as bound only where it is bound on every
-path; a name that some path reads first counts as read. Nested functions, classes and
-comprehensions have scopes of their own; what they take from outside counts as read where they are
-defined.
+A name counts as surely bound only if every path binds it. A name counts as read if some path reads
+it before it is surely bound. Nested functions, classes and comprehensions have their own scopes:
+the names that they read from outside count as read at their definition.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
 class Names(ast.NodeVisitor):
-    """The names of one scope.
+    """Names of one scope.
 
     Attributes:
-        read: names read before they are surely bound, with the first line.
-        early: those of them that are read here and now, not when a nested function is called.
+        read: names that are read before they are surely bound, with the first line.
+        early: names in `read` that this scope reads itself, not a later call of a function.
         bound: names that are bound on some path, with the first line.
-        assigned: those of them that some statement binds which is no `def`, `class` or `import`.
+        assigned: names in `bound` that an assignment binds, not only `def`, `class` or `import`.
         deleted: names that are deleted, with the line.
 
     Args:
@@ -39,7 +38,7 @@ class Names(ast.NodeVisitor):
         self.assigned: set[str] = set()
         self.deleted: dict[str, int] = {}
         self._sure = set(known)
-        self._left = False  # nothing runs after this place: a `raise`, `break` or the like
+        self._left = False  # the path has ended, for example by `raise` or `break`
 
     def scan(self, statements: Sequence[ast.stmt]) -> None:
         """Read statements in order."""
@@ -47,7 +46,7 @@ class Names(ast.NodeVisitor):
             self.visit(statement)
 
     def is_sure(self, name: str) -> bool:
-        """Whether the name is bound on every path to here."""
+        """Return True if every path to here binds the name."""
         return name in self._sure
 
     # Names.
@@ -79,7 +78,7 @@ class Names(ast.NodeVisitor):
         self._sure.discard(name)
         self.deleted.setdefault(name, line)
 
-    # Statements whose order of evaluation is not that of their fields.
+    # Statements whose fields are not in the order of evaluation.
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self.visit(node.value)
@@ -87,7 +86,7 @@ class Names(ast.NodeVisitor):
             self.visit(target)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        """Inside of a function, the annotation of a name is not evaluated."""
+        """Skip the annotation of a name: functions do not evaluate it."""
         if node.value is not None:
             self.visit(node.value)
             self.visit(node.target)
@@ -113,14 +112,14 @@ class Names(ast.NodeVisitor):
     # Paths.
 
     def _path(self, start: set[str], nodes: Sequence[ast.AST]) -> set[str] | None:
-        """Read one path; what is sure at its end, None where it does not reach it."""
+        """Read one path. Returns the surely bound names at its end, or None if it ends earlier."""
         self._sure, self._left = set(start), False
         for node in nodes:
             self.visit(node)
         return None if self._left else self._sure
 
     def _join(self, ends: Sequence[set[str] | None]) -> None:
-        """After alternatives: what is bound on all that reach their end is sure."""
+        """Join alternatives: a name is sure if all paths that reach their end bind it."""
         reached = [end for end in ends if end is not None]
         self._left = not reached
         if reached:
@@ -178,16 +177,16 @@ class Names(ast.NodeVisitor):
         self._paths(node.orelse, [])
 
     def visit_With(self, node: ast.With) -> None:
-        """The body is taken to run to its end: managers that swallow exceptions are rare."""
+        """Assume that the body runs to its end: managers that suppress exceptions are rare."""
         for item in node.items:
             self.visit(item.context_expr)
             if item.optional_vars is not None:
                 self.visit(item.optional_vars)
         self.scan(node.body)
-        self._left = False  # a manager may swallow what the body raises
+        self._left = False  # a manager may suppress the exception of the body
 
     def visit_Try(self, node: ast.Try | ast.TryStar) -> None:
-        """A handler begins anywhere in the body: nothing that it binds is sure there."""
+        """Let handlers begin anywhere in the body: no name that the body binds is sure there."""
         before = self._sure - _deleted(node.body)
         ends = [self._path(self._sure, [*node.body, *node.orelse])]
         ends += [self._path(before, [handler]) for handler in node.handlers]
@@ -255,7 +254,7 @@ class Names(ast.NodeVisitor):
         self._defines(node.name, node.lineno)
 
     def visit_ListComp(self, node: _Comprehension) -> None:
-        """The first iterable belongs to this scope; a walrus inside binds here, perhaps."""
+        """Read the first iterable in this scope. A walrus inside may bind a name of this scope."""
         first, *others = node.generators
         self.visit(first.iter)
         inner = Names()
@@ -293,7 +292,13 @@ class Names(ast.NodeVisitor):
     def _nested(
         self, parameters: Iterable[str], body: Sequence[ast.stmt], *, hides: bool = True
     ) -> None:
-        """What a nested scope takes from outside; a function hides every name that it binds."""
+        """Read the names that a nested scope reads from outside.
+
+        Args:
+            parameters: the parameters of the scope.
+            body: its statements.
+            hides: True for a function, whose own names are never read from outside.
+        """
         inner = Names(parameters)
         inner.scan(body)
         own = {*inner.bound, *parameters} if hides else set()
@@ -309,7 +314,7 @@ def _parameters(arguments: ast.arguments) -> set[str]:
 
 
 def _has_items(iterable: ast.expr) -> bool:
-    """Whether a loop over this surely runs: a literal `range`, tuple or list that is not empty."""
+    """Return True for a literal `range`, tuple or list that surely has items."""
     match iterable:
         case ast.Tuple(elts=items) | ast.List(elts=items):
             return any(not isinstance(item, ast.Starred) for item in items)
@@ -321,7 +326,7 @@ def _has_items(iterable: ast.expr) -> bool:
 
 
 def _leaves_loop(body: Sequence[ast.stmt]) -> bool:
-    """Whether a `break` or `continue` of this very loop is in its body."""
+    """Return True if the body contains a `break` or `continue` of this loop."""
     waiting: list[ast.AST] = list(body)
     while waiting:
         node = waiting.pop()
@@ -335,7 +340,7 @@ def _leaves_loop(body: Sequence[ast.stmt]) -> bool:
 
 
 def _deleted(nodes: Sequence[ast.AST]) -> set[str]:
-    """Names that are unbound anywhere in these: by `del`, or at the end of a handler."""
+    """Return the names that `del` or the end of a handler unbinds anywhere in these nodes."""
     every = [inner for node in nodes for inner in ast.walk(node)]
     names = {n.id for n in every if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Del)}
     return names | {n.name for n in every if isinstance(n, ast.ExceptHandler) and n.name}

@@ -1,4 +1,4 @@
-"""Options of a cell: from typed text, or keywords in Python, to checked `CellOptions`."""
+"""Options of a cell: conversion of text or Python keywords to checked `CellOptions`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def cell_options(given: Mapping[str, Any]) -> CellOptions:
             typed on the line of a magic. None and False count as left out.
 
     Raises:
-        UsageError: values that cannot be read, or options without the one that they need. The
-            error names all of them.
-        TypeError: there is no option of that name.
+        UsageError: values cannot be read, or options lack the one that they need. The message
+            contains all faults.
+        TypeError: no option has a given name.
     """
     fields, faults = _read(
         {name: v for name, v in given.items() if v is not None and v is not False}
@@ -79,7 +79,7 @@ def _value(option: Option, value: Any) -> _Fields:
 
 
 def _needless(record: Any, fields: _Fields, needed: str, what: str) -> list[str]:
-    """Return an error text for options of a record without the one that they all need."""
+    """Return an error text if options of a record lack the one that they all need."""
     if not fields or needed in fields:
         return []
     own = {option.field: option.flag for option in OPTIONS.values() if option.record is record}
@@ -92,7 +92,7 @@ def check_options(options: CellOptions, strategy: StrategyName | None) -> None:
     """Check options against their ranges, each other, and the strategy of the cell.
 
     Raises:
-        UsageError: options are wrong; it names all of them.
+        UsageError: options are wrong. The message contains all faults.
     """
     step, saving = options.step, options.saving
     faults = _out_of_range(options)
@@ -111,8 +111,8 @@ def check_options(options: CellOptions, strategy: StrategyName | None) -> None:
             )
         if step.scale_lr and saving is not None and saving.shrink:
             faults.append(
-                "--shrink with --scale-lr: the rates are scaled by the number of replicas, and the "
-                "batch stays as it is; leave one out"
+                "--shrink with --scale-lr: --scale-lr scales the rates by the number of replicas, "
+                "and the batch stays the same with fewer of them; remove one of the options"
             )
     if saving is not None:
         faults += _out_of_range(saving)
@@ -135,7 +135,7 @@ def parse_bucket(text: str) -> tuple[int, ...]:
     """Read lengths such as `32,64,128`.
 
     Raises:
-        UsageError: a word is no number.
+        UsageError: a word is not a number.
     """
     try:
         return tuple(int(word) for word in text.split(","))
@@ -147,7 +147,7 @@ def parse_prefetch(text: str) -> int | Literal["auto"]:
     """Read `auto`, or a number of batches.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither.
     """
     if text == "auto":
         return "auto"
@@ -160,7 +160,7 @@ def parse_hang_after(text: str) -> float:
     """Read a number of seconds.
 
     Raises:
-        UsageError: it is no time to wait.
+        UsageError: the text is not a positive, finite number.
     """
     try:
         seconds = float(text)
@@ -175,11 +175,11 @@ def parse_checkpoint(text: str) -> str:
     """Return the absolute path of the folder of checkpoints.
 
     Raises:
-        UsageError: it is a file.
+        UsageError: the path is a file.
     """
     path = Path(text).expanduser()
     if path.exists() and not path.is_dir():
-        raise UsageError(f"--checkpoint {text}: it is a file; name a folder")
+        raise UsageError(f"--checkpoint {text} is a file: use a folder")
     return str(path.absolute())
 
 
@@ -187,7 +187,7 @@ def parse_save_every(text: str) -> _Fields:
     """Read an interval: steps, or seconds as in `30s`.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither.
     """
     number = text.removesuffix("s")
     if not number.isdecimal() or not int(number):
@@ -208,7 +208,7 @@ _READERS: Mapping[str, Callable[[str], object]] = {
     "budget": parse_budget,
     "plan": read_plan,
 }
-"""Readers of options whose value is more than a word or a whole number."""
+"""Readers of options whose value is not just a word or a whole number."""
 
 _SEVERAL: Mapping[str, Callable[[str], _Fields]] = {
     "save_every": parse_save_every,

@@ -1,4 +1,4 @@
-"""What was typed for a cell, checked before anything runs."""
+"""Checks of a cell, its options and its ranks, before anything runs."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def parse_cell(
     """Check a cell and its options, and return the request for it.
 
     Args:
-        source: the cell's body; IPython's own syntax (`!`, `%`, `?`) is understood.
+        source: the body of the cell. IPython's syntax (`!`, `%`, `?`) is allowed.
         options: the options of the cell.
-        number: the cell's number within the cluster.
+        number: the number of the cell in the cluster.
         label: the notebook's execution count.
-        strategy: the strategy whose scope it runs in.
-        header: the magic's line above the body, kept so that line numbers are the notebook's.
+        strategy: the strategy whose scope the cell runs in.
+        header: the line of the magic above the body, for the notebook's line numbers.
 
     Raises:
-        UsageError: the cell is empty, no Python or no step, with the line; or an option is wrong.
+        UsageError: the cell is empty, invalid Python or an invalid step, or an option is wrong.
     """
     if not source.strip():
         raise UsageError("the cell is empty: type the code for the workers under the magic")
@@ -68,7 +68,7 @@ def parse_cell(
         awaits=not is_step and _awaits(numbered),
         options=options,
         program=_program(numbered, step, strategy) if step is not None and step.data else None,
-        names=(*names.reads, *makes),  # of two for one object, it is called as it was before
+        names=(*names.reads, *makes),  # reads first: an object keeps its earlier name
         makes=makes,
     )
 
@@ -79,10 +79,10 @@ def _program(numbered: str, step: StepOptions, strategy: StrategyName | None) ->
 
 
 def choose_strategy(name: str | None, cluster: ClusterRequest) -> StrategyName:
-    """The strategy of that name, or of the first framework.
+    """Return the strategy with a name; without a name, that of the first framework.
 
     Raises:
-        UsageError: there is none of that name, or the workers do not run its framework.
+        UsageError: no strategy has the name, or the workers do not run its framework.
     """
     built = {STRATEGY_OF[framework]: framework for framework in cluster.frameworks}
     for strategy in built:
@@ -99,7 +99,7 @@ def choose_strategy(name: str | None, cluster: ClusterRequest) -> StrategyName:
 
 
 def _awaits(source: str) -> bool:
-    """Whether the cell uses `await` at top level."""
+    """Return True if the cell uses `await` at top level."""
     try:
         python = TransformerManager().transform_cell(source)
         code = compile(python, "<cell>", "exec", PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
@@ -107,15 +107,15 @@ def _awaits(source: str) -> bool:
         text = "".join(traceback.format_exception_only(error)).replace(
             'File "<cell>"', "In the cell"
         )
-        raise UsageError(f"nothing was run:\n{text.rstrip()}") from None
+        raise UsageError(f"the cell is not valid, nothing ran:\n{text.rstrip()}") from None
     return bool(code.co_flags & inspect.CO_COROUTINE)
 
 
 def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
-    """Ranks such as `0,2:4`: numbers, and slices whose end is not included, as in Python.
+    """Read ranks such as `0,2:4`: numbers and slices. The end of a slice is excluded.
 
     Raises:
-        UsageError: a word is neither, or a rank does not exist; all faults are named.
+        UsageError: a word is neither, or a rank does not exist. The message contains all faults.
     """
     chosen: set[int] = set()
     faults = []
@@ -123,18 +123,18 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
         try:
             found = _ranks_of(word.strip(), world_size)
         except ValueError:
-            faults.append(f"{word.strip()!r} is no rank and no slice")
+            faults.append(f"{word.strip()!r} is neither a rank nor a slice")
             continue
         outside = [rank for rank in found if not 0 <= rank < world_size]
         if outside:
-            faults.append(f"there is no rank {', '.join(map(str, outside))}")
+            faults.append(f"no rank {', '.join(map(str, outside))}")
         chosen.update(found)
     if not chosen and not faults:
-        faults.append("no rank is in it")
+        faults.append("it contains no rank")
     if faults:
         raise UsageError(
-            f"--ranks {text}: {'; '.join(faults)}; ranks are 0 to {world_size - 1}, "
-            "written as in 0,2:4 (2 and 3)"
+            f"--ranks {text}: {'; '.join(faults)}; use ranks from 0 to {world_size - 1}, "
+            "as in 0,2:4 (0, 2 and 3)"
         )
     return tuple(sorted(chosen))
 

@@ -1,4 +1,4 @@
-"""What was typed of a plan, checked before anything runs."""
+"""Readers of the options of a plan: `--budget`, `--fix` and `--plan`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _AXES = {
 }
 _COUNTED = {"micro": "parts", "rounds": "rounds", "stage": "stages", "pp": "stages"}
 _CHOICES = {
-    "zero": (("0", "1", "3"), "ZeRO is 0, 1 (of which XLA makes 2: docs/planner.md) or 3"),
-    "sequence": (("0", "1"), "it is 0 or 1"),
+    "zero": (("0", "1", "3"), "use 0, 1 (XLA turns it into ZeRO-2: docs/planner.md) or 3"),
+    "sequence": (("0", "1"), "use 0 or 1"),
 }
 _REMATS: dict[str, Remat] = {"none": "", "selective": "selective", "full": "full"}
 _SCHEDULES: dict[str, Schedule] = {"gpipe": "gpipe", "1f1b": "1f1b"}
@@ -36,12 +36,12 @@ _WORDS: dict[str, Mapping[str, str]] = {"remat": _REMATS, "schedule": _SCHEDULES
 
 
 class Fixed(NamedTuple):
-    """What of a layout is given.
+    """Fixed part of a layout.
 
     Attributes:
-        sizes: of axes, `zero`, `micro`, `rounds` and `sequence`.
-        remat: what is made again; None leaves it open.
-        schedule: in which order microbatches go through stages; None leaves it open.
+        sizes: sizes of axes, and the values of `zero`, `micro`, `rounds` and `sequence`.
+        remat: rematerialization; None if it is not fixed.
+        schedule: schedule of the microbatches in stages; None if it is not fixed.
     """
 
     sizes: dict[str, int]
@@ -50,10 +50,10 @@ class Fixed(NamedTuple):
 
 
 def parse_budget(text: str | None) -> int:
-    """Bytes, as `40GB` or `16GiB` say; 0 where nothing was typed.
+    """Read an amount of memory such as `40GB` or `16GiB`, in bytes. None is 0.
 
     Raises:
-        UsageError: it is no amount of memory.
+        UsageError: the text is not an amount of memory.
     """
     if text is None:
         return 0
@@ -64,15 +64,15 @@ def parse_budget(text: str | None) -> int:
         scale = 1024.0 ** ("kmgt".index(unit) + 1) if unit and found[3] else _UNITS[unit]
     nbytes = int(float(found[1]) * scale) if found is not None else 0
     if nbytes <= 0:
-        raise UsageError(f"--budget {text}: type an amount of memory, as in 40GB or 16GiB")
+        raise UsageError(f"--budget {text}: use an amount of memory, as in 40GB or 16GiB")
     return nbytes
 
 
 def parse_fixed(text: str | None) -> Fixed:
-    """What `tensor=4,zero=3` says, or `stage=4,schedule=1f1b,remat=full`.
+    """Read a text such as `tensor=4,zero=3` or `stage=4,schedule=1f1b,remat=full`.
 
     Raises:
-        UsageError: a word is none; every fault is named.
+        UsageError: a word is invalid. The message contains all faults.
     """
     fixed: dict[str, int] = {}
     words: dict[str, str] = {}
@@ -81,28 +81,28 @@ def parse_fixed(text: str | None) -> Fixed:
         name, _, value = (part.strip() for part in word.partition("="))
         if name in _WORDS:
             if value not in _WORDS[name] or name in words:
-                faults.append(f"{name}={value}: it is one of {', '.join(_WORDS[name])}, once")
+                faults.append(f"{name}={value}: use one of {', '.join(_WORDS[name])}, once")
             words[name] = value
         elif name not in _AXES:
-            faults.append(f"{name or word!r} is none of {', '.join((*_AXES, *_WORDS))}")
+            faults.append(f"unknown name {name or word!r}: use {', '.join((*_AXES, *_WORDS))}")
         elif _AXES[name] in _CHOICES and value not in _CHOICES[_AXES[name]][0]:
             faults.append(f"{name}={value}: {_CHOICES[_AXES[name]][1]}")
         elif _AXES[name] not in _CHOICES and (not value.isdecimal() or not int(value)):
             what = _COUNTED.get(name, "devices")
-            faults.append(f"{name}={value} is no number of {what}")
+            faults.append(f"{name}={value} is not a number of {what}")
         elif fixed.setdefault(_AXES[name], int(value)) != int(value):
             faults.append(f"{name} is given twice")
     if faults:
-        raise UsageError(f"--fix {text}: {'; '.join(faults)}; type --fix tensor=4,zero=3")
+        raise UsageError(f"--fix {text}: {'; '.join(faults)}; an example is --fix tensor=4,zero=3")
     remat, schedule = words.get("remat", ""), words.get("schedule", "")
     return Fixed(fixed, _REMATS.get(remat), _SCHEDULES.get(schedule))
 
 
 def read_plan(path: str | None) -> Plan | None:
-    """The plan in a file, as a run keeps it.
+    """Read the plan from a file that a run has stored. None without a path.
 
     Raises:
-        UsageError: it cannot be read, or is no plan.
+        UsageError: the file cannot be read, or is not a plan.
     """
     if path is None:
         return None
@@ -111,4 +111,4 @@ def read_plan(path: str | None) -> Plan | None:
     except OSError as error:
         raise UsageError(f"--plan {path}: {error.strerror}") from None
     except msgspec.DecodeError as error:
-        raise UsageError(f"--plan {path} is no plan: {error}") from None
+        raise UsageError(f"--plan {path} is not a plan: {error}") from None

@@ -1,7 +1,7 @@
-"""A cell that is the body of a training step: checked, and rewritten as a function.
+"""Step cells: checks, and conversion of the cell to a function.
 
-Line numbers stay those of the notebook: the magic's own line becomes the function's head, every
-logical line is indented where it stands, and the last expression becomes what is returned.
+Line numbers of the notebook stay valid. The line of the magic becomes the head of the function,
+each logical line is indented in place, and the function returns the last expression.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _REFUSED = {
-    ast.Return: "`return` ends a function, and a step is none: end the cell with what it reports",
-    ast.Yield: "`yield` has no place in a step",
-    ast.YieldFrom: "`yield from` has no place in a step",
-    ast.Await: "`await` has no place in a step: nothing in it can be waited for",
-    ast.AsyncFor: "`async for` has no place in a step",
-    ast.AsyncWith: "`async with` has no place in a step",
-    ast.Global: "`global` has no place in a step: a name that is read and then assigned is carried",
-    ast.Nonlocal: "`nonlocal` has no place at the top of a cell",
+    ast.Return: "`return` is not allowed in a step: end the cell with the expression to report",
+    ast.Yield: "`yield` is not allowed in a step",
+    ast.YieldFrom: "`yield from` is not allowed in a step",
+    ast.Await: "`await` is not allowed in a step: use it in a plain cell",
+    ast.AsyncFor: "`async for` is not allowed in a step",
+    ast.AsyncWith: "`async with` is not allowed in a step",
+    ast.Global: "`global` is not allowed in a step: remove it, and assign the name",
+    ast.Nonlocal: "`nonlocal` is not allowed at the top of a cell",
 }
 _OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
@@ -36,14 +36,14 @@ def compile_step(source: str, *, given: Sequence[str], carries: bool) -> StepPro
     """Read a cell as the body of a step.
 
     Args:
-        source: the cell; its first line is the magic's, as a comment.
-        given: names that the step is given: the batch's.
-        carries: whether names that are read and then assigned may be carried from step to step.
+        source: the cell. Its first line is the line of the magic as a comment.
+        given: names of the step's arguments: the batch, and its mask.
+        carries: True if the step may carry names that it reads and then assigns to the next step.
 
     Raises:
-        UsageError: the cell cannot be a step; every fault is named with its line.
+        UsageError: the cell cannot be a step. The message contains all faults with their lines.
     """
-    source = source.replace("\r\n", "\n").replace("\r", "\n")  # as Python's own reader does
+    source = source.replace("\r\n", "\n").replace("\r", "\n")  # like Python's own reader
     tree = _parse(source)
     names = Names(given)
     names.scan(tree.body)
@@ -89,14 +89,14 @@ def _parse(source: str) -> ast.Module:
         line = (error.text or "").strip()
         if line[:1] in ("%", "!", "?") or line[-1:] == "?":
             raise UsageError(
-                f"line {error.lineno}: IPython's `{line}` has no place in a step: "
-                "put it into a cell of its own"
+                f"line {error.lineno}: IPython's `{line}` is not allowed in a step: "
+                "move it to another cell"
             ) from None
         raise UsageError(f"line {error.lineno}: {error.msg}: {line}") from None
 
 
 def _misplaced(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """What would mean something else, or nothing, inside of a function."""
+    """Yield statements that are invalid, or have another meaning, in a function."""
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
         node = waiting.pop()
@@ -105,22 +105,22 @@ def _misplaced(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
             yield (
                 node.lineno,
-                f"`from {node.module} import *` cannot be followed: name what is used",
+                f"`from {node.module} import *` is not allowed in a step: import names one by one",
             )
         if not isinstance(node, _OWN_SCOPE):
             waiting.extend(ast.iter_child_nodes(node))
 
 
 def _early(names: Names) -> Iterator[tuple[int, str]]:
-    """Names of the cell's own that are read too early, and cannot come from the step before."""
+    """Yield names of the cell that are read too early and are not carried between steps."""
     for name in names.read.keys() & names.bound.keys():
         if name in vars(builtins):
-            text = f"`{name}` is Python's own until this line assigns it: choose another name"
+            text = f"`{name}` is a built-in until this line assigns it: choose another name"
             yield names.bound[name], text
         elif name in names.early and name not in names.assigned:
             text = (
                 f"`{name}` is read before the cell surely imports or defines it: "
-                "do that first, or in an earlier cell"
+                "import or define it first, or in an earlier cell"
             )
             yield names.early[name], text
 
@@ -128,23 +128,23 @@ def _early(names: Names) -> Iterator[tuple[int, str]]:
 def _carry_faults(names: Names, carried: list[str], *, carries: bool) -> Iterator[tuple[int, str]]:
     for name, line in names.deleted.items():
         if name in names.read and name not in names.bound:
-            yield line, f"`del {name}`: it was made in an earlier cell; delete it in one of its own"
+            yield line, f"`del {name}`: an earlier cell created it; delete it in a plain cell"
     for name in carried:
         if name in names.deleted:
-            yield names.deleted[name], f"`del {name}`: it is carried to the next step"
+            yield names.deleted[name], f"`del {name}`: the next step needs it; remove the `del`"
         elif not carries:
             text = (
-                f"`{name}` is read before it is assigned, and is no state under the mirrored "
-                "strategy: keep it in a tf.Variable or a metric made in an earlier cell"
+                f"`{name}` is read before it is assigned, and the mirrored strategy carries no "
+                "Python names between steps: use a tf.Variable or a metric of an earlier cell"
             )
             yield names.read[name], text
 
 
 def _reported(tree: ast.Module, names: Names) -> ast.Expr | None:
-    """The last expression, if it is what the step reports.
+    """Return the last expression if the step reports it, else None.
 
-    A note, such as a string or `...`, never is. A call, such as one of the optimizer, is only when
-    it is `dict(...)`, or when the cell does not surely assign `loss`. Anything else is.
+    The step never reports a bare string or `...`. It reports a call other than `dict(...)` only if
+    the cell does not surely assign `loss`: such a call may belong to an optimizer.
     """
     last = tree.body[-1] if tree.body else None
     if not isinstance(last, ast.Expr):
@@ -160,13 +160,13 @@ def _reported(tree: ast.Module, names: Names) -> ast.Expr | None:
 
 
 def _unreportable(tree: ast.Module, names: Names) -> Iterator[tuple[int, str]]:
-    """A report that can be seen to be no scalar and no dict of scalars."""
+    """Yield a fault if the reported expression is visibly not a scalar or a dict of scalars."""
     last = _reported(tree, names)
     if last is None:
         return
     match last.value:
         case ast.Dict(keys=[]) | ast.Call(func=ast.Name(id="dict"), args=[], keywords=[]):
-            yield last.lineno, "the dict reports nothing: put a scalar into it, or leave it out"
+            yield last.lineno, "the dict is empty: add a scalar, or remove the dict"
         case ast.Tuple() | ast.List() | ast.Set():
             kind = type(last.value).__name__.lower()
             text = f"the cell ends with a {kind}: report a scalar or a dict of scalars"
@@ -174,7 +174,7 @@ def _unreportable(tree: ast.Module, names: Names) -> Iterator[tuple[int, str]]:
 
 
 def _report(tree: ast.Module, names: Names) -> str | None:
-    """The text of what the step reports; None when there is nothing."""
+    """Return the text of the reported expression; None if the step reports nothing."""
     last = _reported(tree, names)
     if last is not None:
         return ast.unparse(last.value)
@@ -182,10 +182,10 @@ def _report(tree: ast.Module, names: Names) -> str | None:
 
 
 def _rewrite(source: str, last: ast.Expr | None, carried: list[str]) -> str:
-    """The body, indented, with its end returned; the line of the head is left out."""
+    """Return the indented body with a `return` at its end, without the line of the head."""
     lines = source.removesuffix("\n").split("\n")  # splitlines() also splits at form feeds
     state = f", ({''.join(f'{name}, ' for name in carried)})"
-    if last is not None:  # the statement's own place: it has the brackets around it
+    if last is not None:  # the position of the statement includes its brackets
         _insert(lines, last.end_lineno, last.end_col_offset, f"){state}")
         _insert(lines, last.lineno, last.col_offset, "return (")
     starts = _logical_lines(source)
@@ -199,20 +199,20 @@ def _rewrite(source: str, last: ast.Expr | None, carried: list[str]) -> str:
 
 
 def _indented(line: str) -> str:
-    """Python counts the indentation from the last form feed in it."""
+    """Indent a line. Python counts the indentation from the last form feed in it."""
     blank = line[: len(line) - len(line.lstrip(" \t\f"))]
     return "    " + line[blank.rfind("\f") + 1 :]
 
 
 def _insert(lines: list[str], line: int | None, column_bytes: int | None, text: str) -> None:
-    """Insert at a place of ast's, which counts columns in bytes of UTF-8."""
+    """Insert a text at a position of `ast`. Its columns are bytes of UTF-8."""
     assert line is not None
     encoded = lines[line - 1].encode()
     lines[line - 1] = encoded[:column_bytes].decode() + text + encoded[column_bytes:].decode()
 
 
 def _logical_lines(source: str) -> set[int]:
-    """The physical lines on which a statement begins; others may lie inside of a string."""
+    """Return the physical lines on which statements begin. Others may be inside strings."""
     starts, fresh = set(), True
     skipped = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

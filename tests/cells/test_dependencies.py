@@ -42,7 +42,9 @@ def test_names_decide_and_not_the_order() -> None:
 def test_a_cell_that_failed_may_have_made_what_is_needed() -> None:
     failed = msgspec.structs.replace(cell(2, "lr = 0.01\noops()"), failed=True)
     entries = [cell(1, "lr = 0.1"), failed]
-    with pytest.raises(ReplayError, match=r"\[2\] was not run to its end, and may have made `lr`"):
+    with pytest.raises(
+        ReplayError, match=r"\[2\] did not run to its end, and may have created `lr`"
+    ):
         chosen(entries, "lr")
     assert chosen([*entries, cell(3, "lr = 0.02")], "lr") == ["[3]"]
     assert chosen([*entries, cell(3, "other = 1")], "other") == ["[3]"]
@@ -99,14 +101,14 @@ def test_what_was_made_of_something_trained_cannot_be_made_again() -> None:
         cell(3, "scale = float(params.mean())"),
         cell(4, "limit = scale * 2"),
     ]
-    with pytest.raises(ReplayError, match=r"`limit`: \[4\] made it of `scale`, which was trained"):
+    with pytest.raises(ReplayError, match=r"`limit`: \[4\] derived it from the trained `scale`"):
         chosen(entries, "params limit", saved="params")
     fresh = cell(5, "scale = 1.0")
     assert chosen([*entries[:3], fresh], "params scale", saved="params") == ["[1]", "[5]"]
 
 
 def test_a_cell_that_is_marked_is_never_run_again() -> None:
-    with pytest.raises(ReplayError, match=r"\[1\] is marked --once, and makes `rows`"):
+    with pytest.raises(ReplayError, match=r"\[1\] is marked --once, and creates `rows`"):
         chosen([cell(1, "rows = charge_the_card()", once=True)], "rows")
 
 

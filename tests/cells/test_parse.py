@@ -28,21 +28,21 @@ def test_ranks_are_numbers_and_slices(text: str, ranks: tuple[int, ...]) -> None
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("7", "there is no rank 7"),
-        ("-1", "there is no rank -1"),
-        ("0:9", "there is no rank 5, 6, 7, 8"),
-        ("x", "'x' is no rank"),
-        ("0:1:2", "'0:1:2' is no rank"),
-        ("", "'' is no rank"),
-        ("3:1", "no rank is in it"),
-        ("a,9", "'a' is no rank and no slice; there is no rank 9"),
+        ("7", "no rank 7"),
+        ("-1", "no rank -1"),
+        ("0:9", "no rank 5, 6, 7, 8"),
+        ("x", "'x' is neither a rank"),
+        ("0:1:2", "'0:1:2' is neither a rank"),
+        ("", "'' is neither a rank"),
+        ("3:1", "it contains no rank"),
+        ("a,9", "'a' is neither a rank nor a slice; no rank 9"),
     ],
 )
 def test_bad_ranks_are_named_with_what_to_type(text: str, says: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_ranks(text, 5)
     assert says in str(error.value)
-    assert "ranks are 0 to 4" in str(error.value)
+    assert "use ranks from 0 to 4" in str(error.value)
 
 
 @given(st.sets(st.integers(0, 30), min_size=1))

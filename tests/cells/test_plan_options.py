@@ -34,7 +34,7 @@ def test_a_budget_is_bytes(text: str | None, nbytes: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "much", "-4GB", "0GB", "40GX", "4 GB GB"])
 def test_a_budget_that_is_none_says_how_to_write_one(text: str) -> None:
-    with pytest.raises(UsageError, match=r"type an amount of memory, as in 40GB or 16GiB"):
+    with pytest.raises(UsageError, match=r"use an amount of memory, as in 40GB or 16GiB"):
         parse_budget(text)
 
 
@@ -61,17 +61,17 @@ def test_what_is_made_again_is_given_by_a_word() -> None:
     assert parse_fixed("remat=full,tp=2") == ({"model": 2}, "full", None)
     assert parse_fixed("remat=none") == ({}, "", None)
     for text in ("remat=most", "remat=full,remat=full", "remat"):
-        with pytest.raises(UsageError, match=r"remat=.*: it is one of none, selective, full, once"):
+        with pytest.raises(UsageError, match=r"remat=.*: use one of none, selective, full, once"):
             parse_fixed(text)
 
 
 def test_the_order_of_microbatches_is_given_by_a_word() -> None:
     assert parse_fixed("pp=2,schedule=1f1b") == ({"stage": 2}, None, "1f1b")
     assert parse_fixed("pp=2,rounds=3") == ({"stage": 2, "rounds": 3}, None, None)
-    with pytest.raises(UsageError, match="rounds=0 is no number of rounds"):
+    with pytest.raises(UsageError, match="rounds=0 is not a number of rounds"):
         parse_fixed("pp=2,rounds=0")
     assert parse_fixed("schedule=gpipe") == ({}, None, "gpipe")
-    with pytest.raises(UsageError, match="schedule=both: it is one of gpipe, 1f1b, once"):
+    with pytest.raises(UsageError, match="schedule=both: use one of gpipe, 1f1b, once"):
         parse_fixed("schedule=both")
 
 
@@ -79,11 +79,11 @@ def test_all_faults_of_what_is_fixed_are_named() -> None:
     with pytest.raises(UsageError) as refused:
         parse_fixed("pipe=2,tensor=x,zero=2,data=0,dp=2,data=4,sp=2")
     for fault in (
-        "'pipe' is none of data, dp, tensor, tp, model, stage, pp, zero, micro, rounds, sequence",
-        "tensor=x is no number",
-        "zero=2: ZeRO is 0, 1 (of which XLA makes 2: docs/planner.md) or 3",
-        "data=0 is no number",
-        "sp=2: it is 0 or 1",
+        "unknown name 'pipe': use data, dp, tensor, tp, model, stage, pp, zero, micro, rounds, ",
+        "tensor=x is not a number",
+        "zero=2: use 0, 1 (XLA turns it into ZeRO-2: docs/planner.md) or 3",
+        "data=0 is not a number",
+        "sp=2: use 0 or 1",
         "data is given twice",
     ):
         assert fault in str(refused.value)
@@ -98,7 +98,8 @@ def test_a_plan_is_read_as_a_run_keeps_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(None, "No such file"), ("{", "is no plan"), ("{}", "is no plan: .*axes")]
+    ("content", "says"),
+    [(None, "No such file"), ("{", "is not a plan"), ("{}", "is not a plan: .*axes")],
 )
 def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, content: str | None, says: str) -> None:
     path = tmp_path / "my.json"

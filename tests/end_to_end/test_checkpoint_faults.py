@@ -166,7 +166,7 @@ def test_seconds_between_two_are_steps_that_all_agree_on(
         ({"save_every": "0"}, "--save-every 0: use steps, as in 100, or seconds"),
         ({"save_every": "soon"}, "--save-every soon"),
         ({"keep": 0}, "--keep 0: use a whole number from 1"),
-        ({"checkpoint": __file__}, "it is a file; name a folder"),
+        ({"checkpoint": __file__}, "is a file: use a folder"),
         (
             {"checkpoint": None, "save_every": "3"},
             "--save-every without --checkpoint: name the folder",

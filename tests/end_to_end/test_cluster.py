@@ -98,7 +98,7 @@ def test_the_status_tells_what_every_worker_takes(cluster: nbdist.Cluster) -> No
 
 
 def test_logs_of_a_rank_that_is_not_there(cluster: nbdist.Cluster) -> None:
-    with pytest.raises(nbdist.UsageError, match="no rank 3: ranks are 0 to 2"):
+    with pytest.raises(nbdist.UsageError, match="no rank 3: use a rank from 0 to 2"):
         cluster.logs(3)
 
 

@@ -151,7 +151,7 @@ def test_show_displays_where_arrays_are(kernel: Kernel) -> None:
         ("%dist_pull nothing", "TransferError", "rank 0: nothing; rank 1: nothing"),
         ("%dist_pull a b -o c", "UsageError", "-o c names one object, and 2 are pulled"),
         ("import threading; x = threading.Lock()\n%dist_push x", "TransferError", "x (lock)"),
-        ("%%dist_run -t 5\n1", "UsageError", "there is no rank 5"),
+        ("%%dist_run -t 5\n1", "UsageError", "no rank 5"),
         ("%%dist_run --strategy mirrored\n1", "UsageError", "needs tensorflow"),
         ("%%dist_run\n \n", "UsageError", "the cell is empty"),
         ("%dist_logs 9", "UsageError", "no rank 9"),

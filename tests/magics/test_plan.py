@@ -71,7 +71,7 @@ def test_what_is_not_there_is_planned_for(notebook: Kernel) -> None:
         ("--on 8xH900", "unknown hardware 'H900': known are H"),
         ("--fix tensor=3", "no layout over 4 devices fulfils the request \\(model=3\\)"),
         ("--budget 1kB", "the step does not fit: .* bytes\\) more than the .* available"),
-        ("--fix pipe=2", "'pipe' is none of"),
+        ("--fix pipe=2", "unknown name 'pipe': use data"),
         ('--on "2 hosts x 4 V100, fast"', "'fast' is not a network bandwidth"),
     ],
 )
