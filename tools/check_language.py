@@ -37,6 +37,7 @@ COINED = re.compile(
 
 ALLOWED = re.compile(
     r"estate\.json|max[-_]heals|\"heals\"|\"healing\"|`heals`|`healing`|03_recovery"
+    r"|(?:[.]|readonly )(?:heals|healing)\b"
 )
 """The option, the fields of run.json and old files keep their names."""
 

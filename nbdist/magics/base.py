@@ -1,4 +1,4 @@
-"""The cluster of a notebook, shared by the classes of magics."""
+"""Base class of magics: the cluster of a notebook, and its shown results."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ClusterMagics(Magics):
             )
 
     def _label(self) -> int:
-        """The number in the prompt of the cell that runs; IPython's own count is ahead of it."""
+        """Return the prompt number of the running cell. IPython's own counter may be ahead."""
         inputs: list[str] = self.shell.history_manager.input_hist_parsed
         return len(inputs) - 1
 
@@ -85,7 +85,7 @@ class ClusterMagics(Magics):
         sys.stdout.write(f"nbdist: moved `{name}` from the notebook ({size / 1e6:,.1f} MB)\n")
 
     def _has_changed(self, name: str, here: object) -> bool:
-        """Return True if the moved object was replaced or changed since then."""
+        """Return True if a moved data set was replaced or changed since."""
         if name not in self._brought:
             return False
         moved, mark = self._brought[name]

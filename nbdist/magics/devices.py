@@ -1,4 +1,4 @@
-"""Magics about what runs where on devices, with a cluster or in the notebook's own kernel."""
+"""Magics for devices and traces, on a cluster or in the notebook's kernel."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _RANKS_ONLY = ("ranks", "strategy", "data", "batch", "steps")
 
 @magics_class
 class PlacingMagics(Magics):
-    """Beside `DistMagics`, which has the cluster."""
+    """Magics for devices and traces. `front` contains the cluster."""
 
     shell: Any
 
@@ -105,7 +105,7 @@ class PlacingMagics(Magics):
         return pictures[0]
 
     def _folder(self) -> str:
-        """One for all traces of this kernel, that TensorBoard can show; empty where it cannot."""
+        """Return the folder of all traces of this kernel; empty if TensorBoard cannot show them."""
         if not _can_view():
             return ""
         if self._traces is None:
@@ -118,7 +118,7 @@ class PlacingMagics(Magics):
         return self._front.shown(TracePicture(trace, self._viewer(trace)))
 
     def _viewer(self, trace: Trace) -> str:
-        """Return the address of the viewer of the trace, or how to get one."""
+        """Return the address of the trace's viewer, or instructions to install one."""
         if not trace.ranks:
             return ""
         kept = f"the profiler's files are in {trace.folder}; " if trace.folder else ""
@@ -138,13 +138,13 @@ def _can_view() -> bool:
 
 
 def _check(args: Namespace) -> None:
-    """Raises UsageError that names every option that is wrong."""
+    """Raise UsageError with all wrong options."""
     faults = []
     if args.output and not args.output.isidentifier():
         faults.append(f"-o {args.output}: use a name that Python accepts")
     kept = Path(args.keep or ".")
     if kept.exists() and not kept.is_dir():
-        faults.append(f"--keep {kept}: there is a file of that name; name a folder")
+        faults.append(f"--keep {kept} is a file: use a folder")
     if not args.data:
         idle = [f"--{name}" for name in ("batch", "steps") if getattr(args, name) is not None]
         faults += [f"{', '.join(idle)} without --data: name the data set of the step"] * bool(idle)
@@ -153,10 +153,10 @@ def _check(args: Namespace) -> None:
 
 
 def _refuse_alone(args: Namespace) -> None:
-    """Raises UsageError for options that are for workers, where none run."""
+    """Raise UsageError for options that need workers."""
     given = [f"--{name}" for name in _RANKS_ONLY if getattr(args, name) is not None]
     if given:
         raise UsageError(
-            f"{', '.join(given)}: no workers run, and the cell is traced in this kernel: leave "
-            "that out, or type %dist_start 4 hosts first"
+            f"{', '.join(given)}: no workers are running: type %dist_start 4 hosts first, or "
+            "trace in this kernel without these options"
         )

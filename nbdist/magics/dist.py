@@ -1,4 +1,4 @@
-"""Magics of a cluster: they parse the line and call `session`."""
+"""Magics for a cluster. They parse the line and call `session`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @magics_class
 class DistMagics(ClusterMagics):
-    """The `%dist_...` magics; one cluster for each notebook."""
+    """The `%dist_...` magics of a notebook with one cluster."""
 
     shell: Any
 
@@ -76,7 +76,7 @@ class DistMagics(ClusterMagics):
         before = cluster.last_run
         try:
             cluster.run(cell, options, label=self._label(), header=f"%%dist_run {line}")
-        finally:  # of a run that failed, what it had reported is kept too
+        finally:  # a failed run is stored too, with its reports
             if args.output and cluster.last_run is not before:
                 self.shell.user_ns[args.output] = cluster.last_run
 
@@ -192,7 +192,9 @@ class DistMagics(ClusterMagics):
         args = parse(self.dist_pull, line)
         check_name(args.output)
         if args.output and len(args.names) > 1:
-            raise UsageError(f"-o {args.output} names one object, and {len(args.names)} are pulled")
+            raise UsageError(
+                f"-o {args.output} is one name for {len(args.names)} objects: pull them one by one"
+            )
         pulled = self._cluster("%dist_pull").pull(args.names, ranks=args.ranks)
         for name in args.names:
             values = [objects[name] for objects in pulled.values()]

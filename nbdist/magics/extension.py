@@ -20,7 +20,7 @@ _loaded: dict[int, tuple[DistMagics, Any]] = {}
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """`%load_ext nbdist`."""
+    """Register the magics (`%load_ext nbdist`)."""
     magics = DistMagics(shell)
     shell.register_magics(magics, PlacingMagics(shell, magics), PlanMagics(shell, magics))
     matcher = option_matcher()
@@ -35,7 +35,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """`%unload_ext nbdist`: ends the cluster."""
+    """End the cluster, and remove the hooks (`%unload_ext nbdist`)."""
     magics, matcher = _loaded.pop(id(shell))
     magics.end()
     atexit.unregister(magics.end)

@@ -1,4 +1,4 @@
-"""Frameworks that the cells of a notebook use, from its file. Workers load no other."""
+"""Detection of the framework that a notebook's cells use. Workers load no other one."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ if TYPE_CHECKING:
     from nbdist.records import Framework
 
 NOTEBOOK_VARIABLE = "JPY_SESSION_NAME"
-"""In which Jupyter tells a kernel the path of its notebook."""
+"""Environment variable in which Jupyter gives a kernel the path of its notebook."""
 
 _USES: dict[Framework, re.Pattern[str]] = {
     "tensorflow": re.compile(r"\b(tensorflow|keras|mirrored)\b|\btf\.", re.IGNORECASE),
     "jax": re.compile(r"\b(jax|flax|equinox|optax|orbax|pjrt|PjRTStrategy)\b"),
 }
-"""Words that say it; Keras runs on TensorFlow where that is there."""
+"""Words that indicate a framework. Keras runs on TensorFlow if it is installed."""
 
 
 def framework() -> str | None:
-    """The only one that the cells of this kernel's notebook use, where more are installed.
+    """Return the only framework that this kernel's notebook uses, and print a message on it.
 
-    None where the notebook is not known, or says nothing, or uses several; who asks is told which
-    it is, and how to have others.
+    Returns:
+        None if only one framework is installed, the notebook is unknown, or its cells use none or
+        several frameworks.
     """
     if len(resources.choose_frameworks(None)) < len(_USES):
         return None
@@ -36,12 +37,14 @@ def framework() -> str | None:
     used = [name for name, words in _USES.items() if any(map(words.search, texts))]
     if len(used) != 1:
         return None
-    sys.stdout.write(f"{used[0]} alone, as in this notebook's cells: --framework both loads more\n")
+    sys.stdout.write(
+        f"nbdist: loading only {used[0]}, which this notebook uses; use --framework both for all\n"
+    )
     return used[0]
 
 
 def _cells(path: str) -> list[str]:
-    """The code of a notebook's cells; none where it is no notebook that can be read."""
+    """Return the code of a notebook's cells. Empty if the file is not a readable notebook."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]

@@ -27,12 +27,12 @@ OUTPUT = Option(
 RANKS = OPTIONS["ranks"]
 PLANNING = tuple(OPTIONS[name] for name in ("plan", "budget", "fix"))
 RUNNING = tuple(option for option in OPTIONS.values() if option.name not in ("on", "verify"))
-"""The options of cells that are run."""
+"""Options of `%%dist_run`."""
 
 
 @dataclass(frozen=True)
 class Magic:
-    """A magic, as the command reference describes it."""
+    """Description of a magic for the command reference."""
 
     name: str
     description: str
@@ -44,7 +44,7 @@ MAGICS: dict[str, Magic] = {}
 
 
 def command(*options: Option) -> Callable[[Callable[..., Any]], Any]:
-    """Give a magic its options, for its parser, its `?` help, Tab and the command reference."""
+    """Add options to a magic: to its parser, its `?` help, Tab and the command reference."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         name = function.__name__
@@ -83,11 +83,11 @@ def _number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ArgumentTypeError(f"{text!r} is no whole number") from None
+        raise ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
 def parse(magic: Callable[..., Any], line: str) -> Namespace:
-    """Parse the line of a magic. Quotes around a value are removed.
+    """Parse the line of a magic, and remove quotes around values.
 
     Raises:
         IPython.core.error.UsageError: an option or its value is not valid.
@@ -106,7 +106,7 @@ def parse(magic: Callable[..., Any], line: str) -> Namespace:
 
 
 def _suggestion(error: str, options: tuple[Option, ...]) -> str:
-    """Return the options that are closest to those that do not exist."""
+    """Return a text with the closest valid options for unknown ones, or all; empty if none."""
     flags = [flag for option in options for flag in option.flags if flag.startswith("--")]
     _, is_unknown, words = error.partition("unrecognized arguments: ")
     unknown = [word.partition("=")[0] for word in words.split() if word.startswith("--")]
@@ -123,7 +123,7 @@ def _suggestion(error: str, options: tuple[Option, ...]) -> str:
 
 
 def _unquoted(text: str) -> str:
-    """IPython leaves the quotes around some values."""
+    """Remove the quotes around a value. IPython leaves some of them."""
     quoted = len(text) > 1 and text[0] in "\"'" and text[-1] == text[0]
     return text[1:-1] if quoted else text
 
@@ -132,7 +132,7 @@ def options_from(args: Namespace, **changes: Any) -> CellOptions:
     """Return the options of a cell from the line of its magic.
 
     Raises:
-        UsageError: options are wrong; it names all of them.
+        UsageError: options are wrong. The message contains all faults.
     """
     typed = {name: value for name, value in vars(args).items() if name in OPTIONS}
     return cell_options({**typed, **changes})

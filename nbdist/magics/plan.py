@@ -1,4 +1,4 @@
-"""`%%dist_plan` of a cell, and `%dist_plan` of a model or of names that a plan has."""
+"""Magics `%%dist_plan` of a cell, and `%dist_plan` of a model or of names in a plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FIT = "{model}.fit(*({data} if isinstance({data}, tuple) else ({data},)), batch
 
 @magics_class
 class PlanMagics(Magics):
-    """Beside `DistMagics`, which has the cluster."""
+    """Magics for plans. `front` contains the cluster."""
 
     shell: Any
 
@@ -73,12 +73,12 @@ class PlanMagics(Magics):
         header = f"{'%' if cell is None else '%%'}dist_plan {line}"
         model = "" if cell is not None else _model(args)
         if cell is not None and args.names:
-            raise UsageError(f"{' '.join(args.names)}: a cell needs no names, it says them itself")
+            raise UsageError(f"{' '.join(args.names)}: remove the names; the cell is planned")
         if args.data:
             self._front._bring(cluster, args.data)
         if model:
             cell = _FIT.format(model=model, data=args.data, batch=args.batch)
-            args.data = args.batch = None  # they are what `fit` is given
+            args.data = args.batch = None  # they are arguments of `fit`
         options = _plan_options(args)
         plan = planned(cluster, cell or "", options, label=self._front._label(), header=header)
         self._keep(args, plan)
@@ -88,21 +88,21 @@ class PlanMagics(Magics):
     def _show_names(self, cluster: Cluster, args: Namespace) -> NamesPicture:
         if not args.names:
             raise UsageError(
-                "write the step below %%dist_plan --data NAME, or name a Keras model and its data, "
-                "%dist_plan model --data train --batch 64, or what a plan has, %dist_plan params"
+                "nothing to plan: write a step below %%dist_plan --data NAME, or use a Keras model "
+                "(%dist_plan model --data train --batch 64) or names in a plan (%dist_plan params)"
             )
         plan = self._newest(cluster)
         if plan is None:
             raise UsageError(
-                f"no plan yet has {' '.join(args.names)}: plan or run the step that uses it, "
-                "%%dist_plan --data NAME; of a Keras model say what it fits, --data NAME"
+                f"no plan yet for {' '.join(args.names)}: plan the step that uses it with "
+                "%%dist_plan --data NAME, or add --data NAME for a Keras model"
             )
         picture = NamesPicture(plan, args.names)
         self._keep(args, picture.plan)
         return self._front.shown(picture)
 
     def _newest(self, cluster: Cluster) -> Plan | None:
-        """Return the plan that was run or shown last."""
+        """Return the plan that was run or shown last; None without one."""
         run = cluster.last_run
         if self._shown is not None and run is self._shown[1]:
             return self._shown[0]
@@ -115,13 +115,13 @@ class PlanMagics(Magics):
 
 
 def _plan_options(args: Namespace) -> CellOptions:
-    """Return the options of a cell that is only planned.
+    """Return the options of a cell that is planned but not run.
 
     Raises:
-        UsageError: an option is wrong, or needs another.
+        UsageError: an option is wrong, or needs another one.
     """
     if args.batch and args.data is None:
-        raise UsageError("--batch without --data: `fit` has the size of a batch")
+        raise UsageError("--batch without --data: set the batch size in `fit` instead")
     options = options_from(args)
     step = options.step or StepOptions(data="")
     planning = structs.replace(step.planning, only=True)
@@ -129,10 +129,14 @@ def _plan_options(args: Namespace) -> CellOptions:
 
 
 def _model(args: Namespace) -> str:
-    """The one name of a model."""
+    """Return the name of the model.
+
+    Raises:
+        UsageError: the line does not contain exactly one valid name.
+    """
     if len(args.names) != 1 or not args.names[0].isidentifier():
         raise UsageError(
-            "--data without a cell: name the Keras model that fits it, as in %dist_plan model "
+            "--data without a cell: add the name of one Keras model, as in %dist_plan model "
             "--data train --batch 64"
         )
     name: str = args.names[0]

@@ -1,4 +1,4 @@
-"""Options of `%dist_start`, `%dist_resize` and `%dist_doctor`, and the hosts that they name."""
+"""Options of `%dist_start`, `%dist_resize` and `%dist_doctor`, and the hosts in them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _batch(args: Namespace) -> Batch | None:
     """Return the request to a scheduler; None without one.
 
     Raises:
-        UsageError: there are options for a scheduler, and none is named.
+        UsageError: options for a scheduler are given without `--launcher`.
     """
     own = [option for option in _SCHEDULER.values() if option.name not in ("launcher", "python")]
     given = {option: value for option in own if (value := getattr(args, option.name))}
@@ -84,11 +84,11 @@ def _counted(args: Namespace) -> int:
     """Return the number of hosts that a scheduler provides.
 
     Raises:
-        UsageError: they have names.
+        UsageError: the hosts have names, or no number is given.
     """
     count = inventory.count_of(args.host, args.number)
     if count is None or args.hosts or args.profile:
-        raise UsageError(f"{args.launcher} chooses the hosts: type how many, as in 4 hosts")
+        raise UsageError(f"{args.launcher} chooses the hosts: use their number, as in 4 hosts")
     return count
 
 
@@ -101,18 +101,18 @@ def chosen(args: Namespace) -> tuple[Host, ...]:
     """Return the hosts that the options name.
 
     Raises:
-        UsageError: nothing, or something else, was typed.
+        UsageError: the options name no hosts, or are invalid.
     """
     asked = args.host, args.number, args.hosts, args.profile, args.python
     return inventory.choose(*asked)
 
 
 def examined(args: Namespace) -> DoctorPicture:
-    """Look at hosts without a cluster: workers are started there, without a framework, and ended.
+    """Examine hosts without a cluster. nbdist starts workers without a framework, and ends them.
 
     Raises:
-        UsageError: they are named wrongly.
-        StartError: they cannot be reached, or have no Python with nbdist.
+        UsageError: the hosts are invalid.
+        StartError: a host cannot be reached, or has no Python with nbdist.
     """
     with Cluster(hosts=chosen(args), framework=resources.NO_FRAMEWORK) as cluster:
         return cluster.examine(**examination(args))
@@ -124,10 +124,12 @@ def examination(args: Namespace) -> dict[str, str]:
 
 
 def resized(args: Namespace) -> int | tuple[Host, ...]:
-    """The hosts that `%dist_resize` was given; a number stays one, for it may be of named ones.
+    """Return the hosts, or the number of hosts, of `%dist_resize`.
+
+    A number stays a number: it may count the named hosts of the cluster.
 
     Raises:
-        UsageError: nothing, or something else, was typed.
+        UsageError: the options name no hosts, or are invalid.
     """
     hosts = chosen(args)
     counted = args.number is not None or args.host[:1] == [str(len(hosts))]
@@ -135,7 +137,7 @@ def resized(args: Namespace) -> int | tuple[Host, ...]:
 
 
 def started(args: Namespace) -> Cluster:
-    """Start the cluster that the options describe; see `Cluster` for what it raises."""
+    """Start the cluster that the options describe. It raises the errors of `Cluster`."""
     batch = _batch(args)
     typed = {option.field: getattr(args, name) for name, option in _CLUSTER.items()}
     given = {name: value for name, value in typed.items() if value is not None}

@@ -256,7 +256,7 @@ SCRIPTS = {
         ("4 hosts --partition gpu", "--partition without --launcher: choose one from slurm, "),
         ('4 --sbatch "--account=x"', "--submit without --launcher"),
         ("4 --gpus-per-host 8 --image x", "--gpus-per-host, --image without --launcher"),
-        ("gpu1 gpu2 --launcher slurm", "slurm chooses the hosts: type how many, as in 4 hosts"),
+        ("gpu1 gpu2 --launcher slurm", "slurm chooses the hosts: use their number, as in 4 hosts"),
         ("--hosts x.toml --launcher slurm", "slurm chooses the hosts"),
         ("0 hosts --launcher slurm", "need at least 1 host, got 0"),
         ("4 --launcher slurm --time soon", "--time 'soon'"),

@@ -283,9 +283,9 @@ def test_in_a_plain_kernel_all_wrong_options_are_told(alone: Kernel) -> None:
     assert "--steps without --data" in done.traceback
     assert "-o 1x" in done.traceback
     done = alone.run("%%dist_trace --keep /dev/null\nw @ w\n")
-    assert "--keep /dev/null: there is a file of that name" in done.traceback
+    assert "--keep /dev/null is a file: use a folder" in done.traceback
     done = alone.run("%%dist_trace --ranks 0 --strategy pjrt\nw @ w\n")
-    assert "--ranks, --strategy: no workers run" in done.traceback
+    assert "--ranks, --strategy: no workers are running" in done.traceback
 
 
 def test_with_a_cluster_the_magic_traces_its_ranks(kernel: Kernel) -> None:

@@ -63,7 +63,7 @@ def test_a_bad_start_starts_nothing(shell: InteractiveShell, line: str, says: st
     [
         ("4 --no-such-option", "unrecognized arguments: --no-such-option"),
         ("4 --framework torch", "choose from"),
-        ("-n many", "argument -n/--number: 'many' is no whole number"),
+        ("-n many", "argument -n/--number: 'many' is not a whole number"),
         ("4 --sparse 1", "--sparse 1; did you mean --spares?"),
         ("4 --banana", "--banana; options are --communication"),
     ],
@@ -149,7 +149,7 @@ def test_show_displays_where_arrays_are(kernel: Kernel) -> None:
     [
         ("%dist_push nothing", "UsageError", "no such name in the notebook: nothing"),
         ("%dist_pull nothing", "TransferError", "rank 0: nothing; rank 1: nothing"),
-        ("%dist_pull a b -o c", "UsageError", "-o c names one object, and 2 are pulled"),
+        ("%dist_pull a b -o c", "UsageError", "-o c is one name for 2 objects"),
         ("import threading; x = threading.Lock()\n%dist_push x", "TransferError", "x (lock)"),
         ("%%dist_run -t 5\n1", "UsageError", "no rank 5"),
         ("%%dist_run --strategy mirrored\n1", "UsageError", "needs tensorflow"),

@@ -61,6 +61,6 @@ def test_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Kernel() as kernel:
         kernel.run("%load_ext nbdist").check()
         said = kernel.run("%dist_start 1 hosts").check().stdout
-        assert "jax alone, as in this notebook's cells: --framework both loads more" in said
+        assert "loading only jax, which this notebook uses" in said
         other = kernel.run("%%dist_run --strategy mirrored\n1")
         assert "%dist_start 1 hosts --framework both" in other.stderr + other.traceback

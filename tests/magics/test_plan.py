@@ -185,11 +185,11 @@ def test_names_are_shown_as_the_newest_plan_has_them(notebook: Kernel) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("%dist_plan", "write the step below %%dist_plan --data NAME"),
+        ("%dist_plan", "write a step below %%dist_plan --data NAME"),
         ("%dist_plan gone", "the plan contains no gone: it contains params, batch"),
-        ("%dist_plan a b --data train", "name the Keras model that fits it"),
+        ("%dist_plan a b --data train", "add the name of one Keras model"),
         ("%dist_plan params --data train", "'dict' object has no attribute 'fit'"),
-        (f"%%dist_plan params --data train --batch 16{STEP}", "a cell needs no names"),
+        (f"%%dist_plan params --data train --batch 16{STEP}", "params: remove the names"),
     ],
 )
 def test_what_no_plan_has_is_said(notebook: Kernel, line: str, said: str) -> None:
