@@ -30,7 +30,7 @@ A rank that is interrupted while it traces a function has created fewer collecti
 """
 
 _AGAIN_S = 4.0
-_LET_GO_ON_S = 0.5
+_LET_CONTINUE_S = 0.5
 """The time that a rank waits for the others before nbdist lets it continue."""
 
 _SAME_STOP_S = 2.0
@@ -122,7 +122,7 @@ class Cancellation:
     ) -> None:
         self.interrupted = False
         self.positions = Positions(sender, show)
-        self._hurries = False
+        self._forces = False
         self._sender = sender
         self._strategies = sorted(collectives.strategies, key=lambda name: name != strategy)
         self._engines = engines
@@ -150,7 +150,7 @@ class Cancellation:
         again = 0.0
         while self.running and time.monotonic() < deadline:
             if time.monotonic() >= again:
-                if self._hurries:  # before each interrupt: a rank may have begun steps since
+                if self._forces:  # before each interrupt: a rank may have begun steps since
                     self._sender.order(
                         ForceInterrupt(number=self._sender.number), sorted(self.running)
                     )
@@ -195,7 +195,7 @@ class Cancellation:
         if not self.running:
             return
         deadline = time.monotonic() + bound_s
-        self._hurries = True
+        self._forces = True
         self.interrupt(POLL_S if at_once else bound_s / 3)
         while self.running and time.monotonic() < deadline:  # a computing rank may wait later
             self.ask()
@@ -267,11 +267,11 @@ class StopAgreement:
             self._answered = True
             last = max(self._limits.values())
             self._sender.order(StopAfter(number=self._sender.number, step=last), sorted(still))
-        elif time.monotonic() - self._since > _LET_GO_ON_S:
+        elif time.monotonic() - self._since > _LET_CONTINUE_S:
             self._since = time.monotonic()
-            self._let_go_on(still)
+            self._let_continue(still)
 
-    def _let_go_on(self, still: Set[int]) -> None:
+    def _let_continue(self, still: Set[int]) -> None:
         reached = max(map(self._step, still)) + 1
         behind = [r for r in sorted(still & self._limits.keys()) if self._limits[r] < reached]
         if behind:

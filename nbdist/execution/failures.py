@@ -257,8 +257,10 @@ def hang(where: Mapping[int, Where], host_of: Mapping[int, str]) -> str:
     stacks: dict[str, list[int]] = {}
     for rank, one in where.items():
         stacks.setdefault(one.stack, []).append(rank)
-    told = (f"rank {formatting.ranks(ranks)}:\n{stack}" for stack, ranks in stacks.items() if stack)
-    return "\n".join(["; ".join(words), *told])
+    texts = (
+        f"rank {formatting.ranks(ranks)}:\n{stack}" for stack, ranks in stacks.items() if stack
+    )
+    return "\n".join(["; ".join(words), *texts])
 
 
 def _at(where: Where) -> str:

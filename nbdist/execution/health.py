@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nbdist.records import CellEnded, Event, StrategyName
     from nbdist.settings import Settings
 
-_SAID_S = 1.0
+_ARRIVAL_S = 1.0
 """The time that the last record of a process may take to arrive."""
 
 _EVERY_S = 0.25
@@ -80,7 +80,7 @@ class LoneWaits:
         if not where.clock_s:
             return  # the answer to another request
         idle = self._idle.get(where.rank)
-        if idle is None or not _goes_on(idle.first, where):
+        if idle is None or not _stays_idle(idle.first, where):
             idle = self._idle[where.rank] = _Idle(where, where, 0.0)
         idle.last, idle.heard_at = where, time.monotonic()
 
@@ -111,7 +111,7 @@ class LoneWaits:
         return {} if busy or not all(one.collective for one in where.values()) else where
 
 
-def _goes_on(first: Where, where: Where) -> bool:
+def _stays_idle(first: Where, where: Where) -> bool:
     """Return True if the rank has been idle since its first answer."""
     used_s = where.process_s - first.process_s
     main_s = where.cpu_s - first.cpu_s
@@ -181,7 +181,7 @@ class RankHealth:
         """
         dead = self._dead()
         if self._outcome.preempted.intersection(dead):  # its last records may arrive later
-            deadline = time.monotonic() + _SAID_S
+            deadline = time.monotonic() + _ARRIVAL_S
             while (dead := self._dead()) and time.monotonic() < deadline:
                 self._show(POLL_S)
         if dead:

@@ -211,11 +211,11 @@ class StoredLiveRun:
     def close(self) -> None:
         if self._left:
             return
-        told = self._directory.fault
+        fault_before = self._directory.fault
         self._flush_shown()
         if not self._changes.reported:
             self._directory.discard()
-        elif self._directory.fault != told:
+        elif self._directory.fault != fault_before:
             self._look()
 
     def leave(self) -> None:

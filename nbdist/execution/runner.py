@@ -316,9 +316,9 @@ class Runner:
                     self._close(context, monitor)
 
     def _close(self, context: RunContext, monitor: CellMonitor) -> None:
-        said = monitor.close_live()
+        messages = monitor.close_live()
         try:
-            context.view.close(self.last_run._repr_mimebundle_, said)
+            context.view.close(self.last_run._repr_mimebundle_, messages)
         finally:
             context.live.close()
 
@@ -326,13 +326,13 @@ class Runner:
         self, context: RunContext, monitor: CellMonitor, request: CellRequest
     ) -> Callable[[], None]:
         """Return a function that sends the cell, with the monitor's number, and follows it."""
-        states, said = self._alignment.due(context.cell.ranks, self._worker_group.world_size)
+        states, message = self._alignment.due(context.cell.ranks, self._worker_group.world_size)
         sent = structs.replace(request, number=self.number, generators=states)
 
         def follow() -> None:
             self._require_all(request)
-            if said and request.options.seed is None:
-                context.view.say(said)
+            if message and request.options.seed is None:
+                context.view.say(message)
             self._handover.sent(sent, **of_worker_group(self._worker_group))
             if context.cell.detached:
                 self._worker_group.detach(on=True)

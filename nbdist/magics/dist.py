@@ -136,8 +136,8 @@ class DistMagics(ClusterMagics):
         if self._runs() or not args.all:
             self._cluster("%dist_stop").stop()
             self._started = None
-        for said in stop_all() if args.all else ():
-            sys.stdout.write(f"nbdist: {said}\n")
+        for message in stop_all() if args.all else ():
+            sys.stdout.write(f"nbdist: {message}\n")
 
     @command()
     @line_magic

@@ -425,8 +425,8 @@ class Cluster:
             return
         try:
             with StartView("nbdist: a collective was cancelled") as phases:
-                told = collectives.rebuild(phases, collectives.strategies, self._journal.places)
-                phases.finish("; ".join(("nbdist: collectives restored", *told)), ())
+                messages = collectives.rebuild(phases, collectives.strategies, self._journal.places)
+                phases.finish("; ".join(("nbdist: collectives restored", *messages)), ())
         except ClosedError as error:
             sys.stderr.write(f"nbdist: {error}\n")
             self.restart()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Ranks = tuple[int, ...]
 
-_SAID = 5
+_MOST_LISTED = 5
 """The largest number of arrays that a note on differences between ranks lists."""
 
 
@@ -63,8 +63,8 @@ def locate(
 def _check(names: Sequence[str]) -> None:
     wrong = [name for name in names if not all(word.isidentifier() for word in name.split("."))]
     if wrong or not names:
-        said = f"invalid name: {', '.join(map(repr, wrong))}" if wrong else "no name given"
-        raise UsageError(f"{said}: type names as in %dist_show params model.optimizer")
+        fault = f"invalid name: {', '.join(map(repr, wrong))}" if wrong else "no name given"
+        raise UsageError(f"{fault}: type names as in %dist_show params model.optimizer")
 
 
 def merge(
@@ -92,17 +92,17 @@ def merge(
 
 
 def _refuse(names: Sequence[str], reports: Mapping[Ranks, PlacementReport]) -> None:
-    said = list(reports.values())
-    lost = [name for name in names if all(name in report.missing for report in said)]
+    answers = list(reports.values())
+    lost = [name for name in names if all(name in report.missing for report in answers)]
     if lost:
         raise TransferError(
             f"no such name on the workers: {', '.join(lost)}; define it in a %%dist_run cell"
         )
-    kinds = {name: kind for report in said for name, kind in report.empty.items()}
+    kinds = {name: kind for report in answers for name, kind in report.empty.items()}
     without = [
         f"`{name}` ({kinds[name]})"
         for name in names
-        if all(name in report.missing or name in report.empty for report in said)
+        if all(name in report.missing or name in report.empty for report in answers)
     ]
     if without:
         raise UsageError(
@@ -115,21 +115,21 @@ def _differences(
     names: Sequence[str], reports: Mapping[Ranks, PlacementReport], merged: _Merged
 ) -> Iterator[str]:
     """Yield notes on differences between ranks: first for names, then for some arrays."""
-    told = set()
+    reported = set()
     for name in names:
         for ranks, report in reports.items():
             if name in report.missing or name in report.empty:
-                told.add(name)
+                reported.add(name)
                 kind = report.empty.get(name)
                 yield f"{name} {f'is a {kind}' if kind else 'does not exist'} on {_on(ranks)}"
-    apart = [variants for path, variants in merged.apart.items() if path[0] not in told]
-    for variants in apart[:_SAID]:
+    apart = [variants for path, variants in merged.apart.items() if path[0] not in reported]
+    for variants in apart[:_MOST_LISTED]:
         lost = set(merged.everyone).difference(*(ranks for _, ranks in variants))
         texts = [f"{_described(variant)} on {_on(ranks)}" for variant, ranks in variants]
         texts += [f"not on {_on(sorted(lost))}"] if lost else []
         yield f"ranks differ in {variants[0][0].array.name}: {', '.join(texts)}"
-    if len(apart) > _SAID:
-        yield f"ranks differ in {formatting.count(len(apart) - _SAID, 'more array')}"
+    if len(apart) > _MOST_LISTED:
+        yield f"ranks differ in {formatting.count(len(apart) - _MOST_LISTED, 'more array')}"
 
 
 def _described(variant: _Variant) -> str:
@@ -205,8 +205,8 @@ class _Merged:
         """
         key = id(variant.report), variant.array.layout
         if key not in self._meanings:
-            layout, said = variant.layout, variant.report.devices
-            devices = tuple(said[device] for device in layout.devices)
+            layout, reported = variant.layout, variant.report.devices
+            devices = tuple(reported[device] for device in layout.devices)
             self._meanings[key] = layout.kind, layout.spec, layout.parts, layout.blocks, devices
         return self._meanings[key]
 
@@ -218,14 +218,14 @@ class _Merged:
 
     def _whole(self, variant: _Variant, ranks: Ranks) -> Layout:
         """Return the layout with `OWN_RANK` replaced by each rank that has the array."""
-        said, layout = variant.report.devices, variant.layout
+        reported, layout = variant.report.devices, variant.layout
         held = [
-            (self._device(rank, said[device].name), block)
+            (self._device(rank, reported[device].name), block)
             for rank in ranks
             for device, block in zip(layout.devices, layout.blocks, strict=True)
-            if said[device].rank in (OWN_RANK, rank)
+            if reported[device].rank in (OWN_RANK, rank)
         ]
-        own = any(said[device].rank == OWN_RANK for device in layout.devices)
+        own = any(reported[device].rank == OWN_RANK for device in layout.devices)
         times = len(ranks) if own and layout.kind != "mirrored" else 1
         return msgspec.structs.replace(
             layout,
@@ -239,8 +239,8 @@ class _Merged:
         """Return the index of the mesh. The first rank's mesh represents those of all ranks."""
         if variant.layout.mesh < 0:
             return -1
-        mesh, said = variant.report.meshes[variant.layout.mesh], variant.report.devices
-        places = (said[device] for device in mesh.devices)
+        mesh, reported = variant.report.meshes[variant.layout.mesh], variant.report.devices
+        places = (reported[device] for device in mesh.devices)
         devices = tuple(self._device(own if p.rank == OWN_RANK else p.rank, p.name) for p in places)
         return self.meshes.index(msgspec.structs.replace(mesh, devices=devices))
 

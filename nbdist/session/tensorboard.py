@@ -116,14 +116,14 @@ class Board:
         self._log.close()
 
     def _await_address(self, deadline: float) -> str:
-        while not (found := _ADDRESS.search(self._said())):
+        while not (found := _ADDRESS.search(self._output())):
             if not self.is_there() or time.monotonic() > deadline:
-                said = self._said()[-_SHOWN_CHARACTERS:].strip()
-                raise StartError(f"TensorBoard did not start; its output:\n{said}")
+                output = self._output()[-_SHOWN_CHARACTERS:].strip()
+                raise StartError(f"TensorBoard did not start; its output:\n{output}")
             time.sleep(_POLL_S)
         return found[1]
 
-    def _said(self) -> str:
+    def _output(self) -> str:
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 

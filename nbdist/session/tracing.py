@@ -202,13 +202,13 @@ def _ended(
     cell have no trace.
     """
     try:
-        told = ask(cell_trace.end, with_file)
+        payloads = ask(cell_trace.end, with_file)
     except WorkerError as error:
         _log.warning("the trace is lost: %s", error)
         return {}
     return {
         rank: msgspec.msgpack.decode(payload, type=TracedRank)
-        for rank, payload in zip(chosen, told, strict=True)
+        for rank, payload in zip(chosen, payloads, strict=True)
         if payload
     }
 
@@ -225,12 +225,12 @@ def merged(ranks: Mapping[int, TracedRank], texts: Sequence[str], keep: str = ""
         _write(ranks, Path(keep))
     devices = [
         structs.replace(device, rank=rank)
-        for rank, told in sorted(ranks.items())
-        for device in told.by_device
+        for rank, traced in sorted(ranks.items())
+        for device in traced.by_device
     ]
     return Trace(
         ranks=tuple(sorted(ranks)),
-        seconds=max((told.seconds for told in ranks.values()), default=0.0),
+        seconds=max((traced.seconds for traced in ranks.values()), default=0.0),
         by_operation=_by_operation(ranks),
         by_device=tuple(devices),
         by_line=_by_line(ranks, texts),
@@ -242,8 +242,8 @@ def merged(ranks: Mapping[int, TracedRank], texts: Sequence[str], keep: str = ""
 def _by_operation(ranks: Mapping[int, TracedRank]) -> tuple[OperationTime, ...]:
     seconds: dict[tuple[str, SpentKind], float] = defaultdict(float)
     counts: dict[tuple[str, SpentKind], int] = defaultdict(int)
-    for told in ranks.values():
-        for one in told.by_operation:
+    for traced in ranks.values():
+        for one in traced.by_operation:
             seconds[one.name, one.kind] += one.seconds
             counts[one.name, one.kind] += one.count
     return tuple(
@@ -255,8 +255,8 @@ def _by_operation(ranks: Mapping[int, TracedRank]) -> tuple[OperationTime, ...]:
 def _by_line(ranks: Mapping[int, TracedRank], texts: Sequence[str]) -> tuple[LineTime, ...]:
     """Return the time by line. The cell's lines come first, and unknown lines last."""
     lines: dict[tuple[bool, str, int], LineTime] = {}
-    for told in ranks.values():
-        for one in told.by_line:
+    for traced in ranks.values():
+        for one in traced.by_line:
             is_unknown = not one.cell and not one.line
             key = is_unknown, one.cell, one.line
             had = lines.get(key)
@@ -273,13 +273,13 @@ def _by_line(ranks: Mapping[int, TracedRank], texts: Sequence[str]) -> tuple[Lin
 
 def _notes(ranks: Mapping[int, TracedRank]) -> list[str]:
     """Return each note once. It starts with the ranks unless all ranks report it."""
-    said: dict[str, list[int]] = defaultdict(list)
-    for rank, told in sorted(ranks.items()):
-        for note in told.notes:
-            said[note].append(rank)
+    ranks_of: dict[str, list[int]] = defaultdict(list)
+    for rank, traced in sorted(ranks.items()):
+        for note in traced.notes:
+            ranks_of[note].append(rank)
     return [
         note if len(who) == len(ranks) else f"rank {formatting.ranks(who)}: {note}"
-        for note, who in said.items()
+        for note, who in ranks_of.items()
     ]
 
 
@@ -288,5 +288,5 @@ def _write(ranks: Mapping[int, TracedRank], folder: Path) -> None:
     now = datetime.now(UTC).astimezone().strftime("%Y_%m_%d_%H_%M_%S_%f")
     own = folder / "plugins" / "profile" / now
     own.mkdir(parents=True)
-    for rank, told in ranks.items():
-        (own / f"rank-{rank}.xplane.pb").write_bytes(told.file)
+    for rank, traced in ranks.items():
+        (own / f"rank-{rank}.xplane.pb").write_bytes(traced.file)
