@@ -168,7 +168,9 @@ class Cluster:
         """
         last = self._journal.last_saved() if go_on else None
         if go_on and last is None:
-            raise UsageError("no run to continue: run a cell with --checkpoint first")
+            raise UsageError(
+                "no run had --checkpoint, so none can continue: run a cell with --checkpoint first"
+            )
         request = host_request.resized(self.request, hosts)
         host_rules.check(request, self.settings.worker_memory_bytes)
         self.running = False
