@@ -105,7 +105,7 @@ def test_logs_of_a_rank_that_is_not_there(cluster: nbdist.Cluster) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"hosts": "2"}, "hosts '2': type a whole number"),
+        ({"hosts": "2"}, "hosts '2': use a whole number"),
         ({"hosts": 2.5}, "hosts 2.5"),
         ({"hosts": 1, "env": {"A": 1}}, "env 'A'=1: both must be text"),
     ],
