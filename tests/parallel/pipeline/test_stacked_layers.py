@@ -303,10 +303,10 @@ def test_specs_are_tuples_too(mesh: Mesh) -> None:
     [
         (
             {"axis": "pipe", "micro": 0},
-            r"'pipe' is not in the mesh.*stage \(2\).*; micro=0: take",
+            r"'pipe' is not in the mesh.*stage \(2\).*; micro=0: use",
         ),
         ({"micro": 4, "rounds": 1.5}, "rounds=1.5: use a whole number"),
-        ({"micro": 1, "rounds": 2}, "micro=1 is less than the 2 stages.*take micro=2 or more"),
+        ({"micro": 1, "rounds": 2}, "micro=1 is less than the 2 stages.*use micro=2 or more"),
     ],
 )
 def test_options_that_do_not_fit(mesh: Mesh, options: Any, said: str) -> None:
@@ -345,8 +345,8 @@ def test_what_does_not_divide_or_fit(mesh: Mesh) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (lambda own, h: h[:, :2], r"makes float32\[4, 2, 8\] of float32\[4, 4, 8\]"),
-        (lambda own, h: h.astype("bfloat16"), r"makes bfloat16\[4, 4, 8\] of float32"),
+        (lambda own, h: h[:, :2], r"returns float32\[4, 2, 8\] for float32\[4, 4, 8\]"),
+        (lambda own, h: h.astype("bfloat16"), r"returns bfloat16\[4, 4, 8\] for float32"),
     ],
 )
 def test_a_layer_that_changes_what_it_is_given(mesh: Mesh, changes: Any, said: str) -> None:

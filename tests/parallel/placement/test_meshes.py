@@ -133,7 +133,7 @@ def test_devices_that_are_none(devices: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         nbdist.meshes({"data": -1}, devices=devices)
     twice = [jax.devices()[0]] * 2
-    with pytest.raises(UsageError, match="is there 2 times"):
+    with pytest.raises(UsageError, match="is listed 2 times"):
         nbdist.meshes({"data": -1}, devices=twice)
 
 

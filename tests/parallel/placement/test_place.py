@@ -146,7 +146,7 @@ def test_more_than_there_is_room_for() -> None:
         ("cpu:9", r"platform cpu \(cpu:0, ..., cpu:7\)"),
         ("bach", "did you mean 'batch'"),
         ("gpu", "there are auto, replicated, batch, model, full, platform cpu"),
-        (3.5, "is a float, and no place"),
+        (3.5, "is a float, which is not a place"),
         (PartitionSpec("modle"), r"no axis 'modle' .*its axes are data \(2\), model"),
         ({"a": "batch", "c": "batch"}, r"where\['c'\] has no counterpart"),
     ],
