@@ -129,7 +129,10 @@ def normalised(x: Any) -> Any:
         (lambda x: x.reshape(-1, 2, WIDTH).sum(1), "rows are merged or split"),
         (lambda x: jnp.cumsum(x, axis=0), "cumsum .*is not known to treat rows"),
         (lambda x: x[jnp.argsort(x[:, 0])], "is not known to treat rows"),
-        (lambda x: jax.lax.cond(x.sum() > 0, lambda y: y, lambda y: -y, x), "the taken branch depends on"),
+        (
+            lambda x: jax.lax.cond(x.sum() > 0, lambda y: y, lambda y: -y, x),
+            "the taken branch depends on",
+        ),
         (lambda x: jax.lax.map(jnp.tanh, x), "a scan goes over the rows"),
         (lambda x: x[::2], "is not known to treat rows"),
         (lambda x: jnp.flip(x, 0), "rev .*is not known to treat rows"),

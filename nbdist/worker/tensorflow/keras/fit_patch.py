@@ -185,9 +185,6 @@ def _skip_first_reset(metrics: Any) -> None:
 
 def _is_ours(strategy: Any) -> bool:
     """Return True for the strategy of all workers and for the strategy of a single rank."""
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        multi_worker: bool = strategy.extended._in_multi_worker_mode()
-        return multi_worker
     return not isinstance(
         strategy,
         (

@@ -154,7 +154,8 @@ class ReplicatedStep:
 
     def _over_shares(self, data: Any, shares: Shares | CountedShares, watch: FiniteWatch) -> Any:
         if shares.replicas == 1:
-            return self._strategy.run(self._step, args=(data,))
+            with nested_merge.allowed(self._strategy):
+                return self._strategy.run(self._step, args=(data,))
         results = Results(shares)
         self._clock.begin()
 

@@ -41,8 +41,6 @@ _BRANCHES = (CondBranchFuncGraph, WhileBodyFuncGraph)
 
 def allowed(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:
     """Allow synchronization while a step is traced: anywhere if each process has one replica."""
-    if strategy.num_replicas_in_sync == 1:
-        return contextlib.nullcontext()
     if len(strategy.extended.worker_devices) > 1:
         return _joint_conditions()
     return _allowed()

@@ -64,6 +64,13 @@ def test_the_numbers_of_one_process(cluster: nbdist.Cluster, name: str) -> None:
         assert_close(objects["outcome"], references()[name], TOLERANCES.get(name, 1e-5))
 
 
+@pytest.mark.parametrize("name", ["everything", "accumulated gradients and an average of weights"])
+def test_one_worker_gives_the_numbers_of_one_process(name: str) -> None:
+    with clusters.cluster(hosts=1, framework="tensorflow") as one:
+        (outcome,) = outcomes(one, FITS[name])
+    assert_close(outcome, references()[name], 1e-5)
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_step_that_cannot_be_shared_is_computed_by_all(
     cluster: nbdist.Cluster, name: str
