@@ -41,6 +41,8 @@ _BRANCHES = (CondBranchFuncGraph, WhileBodyFuncGraph)
 
 def allowed(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:
     """Allow synchronization while a step is traced: anywhere if each process has one replica."""
+    if isinstance(strategy.extended, distribute_lib._DefaultDistributionExtended):
+        return contextlib.nullcontext()
     if len(strategy.extended.worker_devices) > 1:
         return _joint_conditions()
     return _allowed()
@@ -111,7 +113,7 @@ def _merge_call(self: Any, function: Any, args: Any, kwargs: Any, *, updated: li
     graph = updated[-1] if updated else tf.compat.v1.get_default_graph()
     while graph is not _own_graph() and not isinstance(graph, _BRANCHES):
         graph = graph.outer_graph
-    in_branch = isinstance(graph, _BRANCHES)
+    in_branch = graph is not _own_graph() and isinstance(graph, _BRANCHES)
     if in_branch or tf.compat.v1.get_default_graph() is _own_graph():
         return _merge_upstream(self, function, args, kwargs)
     (device,) = self._strategy.extended.worker_devices

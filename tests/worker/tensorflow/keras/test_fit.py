@@ -71,6 +71,13 @@ def test_one_worker_gives_the_numbers_of_one_process(name: str) -> None:
     assert_close(outcome, references()[name], 1e-5)
 
 
+def test_one_rank_of_several_trains_by_itself(cluster: nbdist.Cluster) -> None:
+    name = "accumulated gradients and an average of weights"
+    cluster.run(FITS[name], ranks="0")
+    (objects,) = cluster.pull(["outcome"], ranks="0").values()
+    assert_close(objects["outcome"], references()[name], 1e-5)
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_step_that_cannot_be_shared_is_computed_by_all(
     cluster: nbdist.Cluster, name: str
