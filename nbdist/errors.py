@@ -70,16 +70,14 @@ class VersionError(StartError):
     """A cluster that another version of nbdist started.
 
     Attributes:
-        cluster: the id of the cluster.
-        started_by: version of nbdist that started the cluster; empty before 0.2.0.
+        started_by: version of nbdist that started the cluster, or "a version before 0.2.0".
     """
 
     def __init__(self, cluster: str, started_by: str, own: str) -> None:
-        self.cluster, self.started_by = cluster, started_by
-        theirs = started_by or "a version before 0.2.0"
+        self.started_by = started_by or "a version before 0.2.0"
         super().__init__(
-            f"cluster {cluster} was started by nbdist {theirs}, and this is nbdist {own}: attach "
-            "with the version that started it, or end it with %dist_stop --all"
+            f"cluster {cluster} was started by nbdist {self.started_by}, and this is nbdist {own}: "
+            "attach with the version that started it, or end it with %dist_stop --all"
         )
 
 

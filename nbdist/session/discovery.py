@@ -128,8 +128,10 @@ def _end(folder: Path) -> str:
         try:
             handover = read_handover(folder)
         except VersionError as error:
-            origin = error.started_by or "a version before 0.2.0"
-            return f"{folder} of nbdist {origin} is left alone: none of its processes responds"
+            return (
+                f"{folder} of nbdist {error.started_by} is left alone: "
+                "none of its processes responds"
+            )
         except (OSError, msgspec.DecodeError) as error:
             return f"{folder} is left alone, because it cannot be read: {error}"
         if not is_gone(handover.owner):
