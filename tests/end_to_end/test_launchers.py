@@ -17,6 +17,7 @@ import pytest
 import nbdist
 from nbdist.errors import StartError, UsageError
 from nbdist.magics import options, start_options
+from nbdist.magics.dist import DistMagics
 from nbdist.utils.polling import repeat_until
 from tests import exact, schedulers
 from tests.exact import losses
@@ -276,16 +277,12 @@ def test_what_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(start_options, "Cluster", Asked)
 
-    @options.command(*start_options.STARTING)
-    def typed(line: str) -> None:
-        """As the magic."""
-
     line = (
         '4 hosts --launcher slurm --partition "p" --time "2:00:00" --gpus-per-host 8 '
         "--sbatch \"--constraint='a|b'\" "
         '--sbatch "--account=x --qos=y" --sbatch=--exclusive --listen 10.0.0.1 -f jax'
     )
-    asked = start_options.started(options.parse(typed, line))
+    asked = start_options.started(options.parse(DistMagics.dist_start, line))
     assert (asked["hosts"], asked["framework"]) == (4, "jax")  # type: ignore[index]
     assert asked["batch"] == nbdist.Batch(  # type: ignore[index]
         launcher="slurm",
