@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import socket
 import zlib
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from nbdist.records import Bench, Plan, Planning, Remat, Spec
 
 _MB = 2**20
+_MAX_KEPT = 16
+
+_kept: dict[bytes, Plan] = {}
+"""Latest plans, by a digest of all that they depend on. A repeated cell is not planned again."""
 
 
 def plan_of(
@@ -44,7 +49,7 @@ def plan_of(
     wishes: Planning,
     pinned: Mapping[str, Spec],
 ) -> Plan:
-    """Plan the layout of a step.
+    """Plan the layout of a step, or return the plan that an equal step got before.
 
     Args:
         traced: Closed jaxpr of the step.
@@ -56,7 +61,33 @@ def plan_of(
     Raises:
         PlanError: No layout fits in memory and meets the request.
     """
+    key = _digest(traced, inputs, target, wishes, pinned)
+    if wishes.verify or key not in _kept:
+        found = _planned(traced, inputs, target, wishes, pinned)
+        while len(_kept) >= _MAX_KEPT:
+            del _kept[next(iter(_kept))]
+        _kept[key] = found
+    return _kept[key]
 
+
+def _digest(traced: Any, *asked: object) -> bytes:
+    """Return a digest of a program and of all else that its plan depends on.
+
+    The digest reads a program as text. The text contains the shapes of constants, not their values,
+    and a plan does not depend on the values either. If the text contains the address of an object,
+    an equal program may have another digest. It is then planned again.
+    """
+    content = [str(traced).encode(), *(msgspec.json.encode(part, order="sorted") for part in asked)]
+    return hashlib.sha256(b"\0".join(content)).digest()
+
+
+def _planned(
+    traced: Any,
+    inputs: Sequence[tuple[str, Role]],
+    target: Target,
+    wishes: Planning,
+    pinned: Mapping[str, Spec],
+) -> Plan:
     @functools.cache
     def variant(remat: Remat, micro: int) -> Any:
         return rewritten(traced, inputs, remat, micro)

@@ -1,0 +1,61 @@
+"""Plans of steps that were planned before."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from nbdist.records import Planning
+from nbdist.worker.planning.plan_step import named_target, plan_of
+
+
+def traced(rows: int, scale: float) -> tuple[jax.core.ClosedJaxpr, list[tuple[str, str]]]:
+    """Trace a step over `rows` samples, with a constant whose values depend on `scale`."""
+    constant = scale * jnp.arange(16.0)
+
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w - constant) ** 2))(w)
+        return w - 0.1 * gradient, loss
+
+    of = jax.ShapeDtypeStruct((32, 16), "float32"), jax.ShapeDtypeStruct((rows, 32), "float32")
+    return jax.jit(step).trace(*of).jaxpr, [("w", "carried"), ("x", "batch")]
+
+
+def planned(rows: int = 64, scale: float = 1.0, on: str = "4xH100", **wishes: object) -> object:
+    return plan_of(*traced(rows, scale), named_target(on), Planning(on=on, **wishes), {})
+
+
+def test_an_equal_step_gets_the_same_plan() -> None:
+    assert planned() is planned()
+    assert planned(scale=2.0) is planned(), "a plan depends on shapes, not on values"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"rows": 128},
+        {"on": "8xH100"},
+        {"fixed": {"model": 2}},
+        {"budget": 2**30},
+        {"remat": "full"},
+    ],
+    ids=str,
+)
+def test_another_step_or_request_is_planned(other: dict[str, object]) -> None:
+    assert planned(**other) is not planned()  # type: ignore[arg-type]
+
+
+def test_specs_of_the_user_are_planned_for() -> None:
+    step, target = traced(64, 1.0), named_target("4xH100")
+    free = plan_of(*step, target, Planning(), {})
+    fixed = plan_of(*step, target, Planning(), {"w": (("model",), ())})
+    assert fixed is not free
+
+
+def test_only_the_latest_plans_are_kept() -> None:
+    first = planned(rows=64)
+    for rows in range(65, 65 + 20):
+        planned(rows=rows * 4)
+    assert planned(rows=64) is not first
+    assert planned(rows=64) == first
