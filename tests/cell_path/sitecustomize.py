@@ -1,0 +1,81 @@
+"""Recorder of call stacks, installed at the start of each Python process that has it on its path.
+
+The test of a cell's path uses it in the notebook's process and in the engines. Until `start` it
+records nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+PACKAGE = f"{os.sep}nbdist{os.sep}"
+
+_found: dict[str, set[str]] = {}
+_is_on = False
+
+
+def start() -> None:
+    global _is_on  # noqa: PLW0603
+    _is_on = True
+
+
+def stop() -> dict[str, list[str]]:
+    """Stop, and return the files of nbdist on the stacks of each kind of event."""
+    global _is_on  # noqa: PLW0603
+    _is_on = False
+    return {kind: sorted(files) for kind, files in _found.items()}
+
+
+def screen(text: str) -> None:
+    """Write to the screen; a call is an event."""
+    sys.__stdout__.write(text)
+
+
+def _record(frame: FrameType, event: str, argument: Any) -> None:
+    if not _is_on:
+        return
+    kind = _kind(frame) if event == "call" else _kind_of_builtin(event, argument)
+    if kind:
+        _found.setdefault(kind, set()).update(_files(frame))
+
+
+def _kind(frame: FrameType) -> str:
+    """Return the kind of event that the call of a Python function is; empty if none."""
+    name, file = frame.f_code.co_name, frame.f_code.co_filename
+    if name in {"send", "send_multipart"} and f"{os.sep}zmq{os.sep}" in file:
+        return "send"
+    if name == "notify" and file == threading.__file__:
+        return "hand over"
+    if name.endswith("users_function"):  # AutoGraph adds a prefix
+        return "user"
+    if name == "screen" and file == __file__:
+        return "show"
+    return "parse" if f"{PACKAGE}cells{os.sep}" in file else ""
+
+
+def _kind_of_builtin(event: str, argument: Any) -> str:
+    if event != "c_call":
+        return ""
+    return {"put": "hand over", "write": "write"}.get(argument.__name__, "")
+
+
+def _files(frame: FrameType | None) -> set[str]:
+    """Return the files of nbdist on a stack, with the thread that runs them."""
+    found = set()
+    thread = threading.current_thread().name
+    while frame is not None:
+        _, package, file = frame.f_code.co_filename.rpartition(PACKAGE)
+        if package:
+            found.add(f"{thread}: {file}")
+        frame = frame.f_back
+    return found
+
+
+threading.setprofile(_record)
+sys.setprofile(_record)
