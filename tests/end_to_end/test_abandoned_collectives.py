@@ -1,4 +1,4 @@
-"""A collective that some ranks call and others do not, in a plain cell: it is cancelled."""
+"""Collectives that only some ranks call in a plain cell: nbdist cancels them."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_of_tensorflow_on_one_rank_is_cancelled(
 
 
 def test_a_model_trains_on_after_it(cluster: nbdist.Cluster) -> None:
-    """`other` has never waited."""
+    """The reference `other` took no part in the cancelled collective."""
     cell = "fresh = made()\nfit(fresh)\nif rank == 0:\n    fresh.evaluate(x, y, verbose=0)"
     check_cancelled(cluster, cell, "mirrored", 0, "1 has")
     with clusters.bounded(BOUND_S):
@@ -222,7 +222,7 @@ def test_some_ranks_of_four_are_named() -> None:
 
 
 class Asked:
-    """A sender that stores orders and sends none."""
+    """Sender double that records the commands and sends none."""
 
     number = 1
 

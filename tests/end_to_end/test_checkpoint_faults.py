@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be written, or do not fit what they are to go into."""
+"""Checkpoints that cannot be written or do not match the training that loads them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 @pytest.fixture(scope="module")
 def saved(cluster: nbdist.Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoints of an epoch."""
+    """Folder with the checkpoints of one epoch."""
     folder = tmp_path_factory.mktemp("saved") / "kept"
     FORM.run(cluster, epochs=1, saving=Saving(folder=str(folder), every_steps=4))
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -42,7 +42,7 @@ def saved(cluster: nbdist.Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def copied(saved: Path, tmp_path: Path) -> Path:
-    """They again, to be harmed."""
+    """Private copy of the saved checkpoints that a test may damage."""
     shutil.copytree(saved, tmp_path / "kept")
     return tmp_path / "kept"
 
@@ -57,7 +57,7 @@ def test_others_are_not_overwritten(cluster: nbdist.Cluster, copied: Path) -> No
 
 
 def test_what_is_over_is_not_trained_again(cluster: nbdist.Cluster, copied: Path) -> None:
-    """Its state is there, and nothing is made."""
+    """The run loads the final state and makes no steps."""
     run = FORM.run(cluster, epochs=1, saving=resumed(copied))
     assert not run.reports
     assert cluster.run("int(count)").results == {0: "8", 1: "8"}
@@ -66,7 +66,7 @@ def test_what_is_over_is_not_trained_again(cluster: nbdist.Cluster, copied: Path
 def test_broken_collectives_are_mended_where_nobody_is_lost(
     cluster: nbdist.Cluster, copied: Path
 ) -> None:
-    """The set-up could not be run again here: the run of before has changed what it made."""
+    """No rank died, so nbdist must not rerun the set-up: earlier runs changed its variables."""
     with pytest.raises(CellError, match="ValueError"):
         cluster.run(
             "if rank == 0:\n    raise ValueError\n"
@@ -113,7 +113,7 @@ def test_one_that_was_harmed_is_named(cluster: nbdist.Cluster, copied: Path, fil
     (copied / "step-00000008" / file).write_bytes(b"\x00garbage")
     with pytest.raises(CellError, match=r"step-00000008 cannot be read"):
         FORM.run(cluster, saving=resumed(copied))
-    cluster.run(FORM.setup)  # the other rank may have been in a step, which took its arrays along
+    cluster.run(FORM.setup)  # the other rank may have donated its arrays
 
 
 def test_what_a_save_of_before_has_left_goes(cluster: nbdist.Cluster, copied: Path) -> None:
@@ -131,9 +131,9 @@ def test_a_folder_that_cannot_be_written_is_refused(cluster: nbdist.Cluster) -> 
 def test_a_disk_that_is_full_stops_nothing(
     cluster: nbdist.Cluster, tmp_path: Path, rank: int
 ) -> None:
-    """A rank's files may not grow beyond a limit; the one before stays the newest.
+    """The previous checkpoint stays the newest when a file size limit stops a rank's writes.
 
-    Rank 0 does not wait for what another cannot write.
+    Rank 0 does not wait for the files of the other rank.
     """
     cluster.run(
         FORM.setup + f"\nimport resource\ndef at(step):\n    if step == 10 and rank == {rank}:\n"
@@ -142,7 +142,7 @@ def test_a_disk_that_is_full_stops_nothing(
     run = FORM.run(cluster, data="batches", saving=Saving(folder=str(tmp_path), every_steps=4))
     cluster.run("resource.setrlimit(resource.RLIMIT_FSIZE, 2 * (resource.RLIM_INFINITY,))")
     newest = max(path.name for path in tmp_path.glob("step-*"))
-    assert newest in ("step-00000004", "step-00000008")  # that one was still being written, or not
+    assert newest in ("step-00000004", "step-00000008")  # step 8 may still be incomplete
     failed = [note.text for note in run.notes if note.warning and note.topic == "checkpoint"]
     assert failed
     assert all("was not saved" in text for text in failed)
@@ -182,7 +182,7 @@ def test_bad_options_are_named(options: dict[str, object], message: str) -> None
 def test_what_a_failed_step_took_along_is_made_again(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
-    """The run that goes on needs no cell before it."""
+    """The resumed run restores the arrays without a rerun of the set-up."""
     folder = tmp_path / "kept"
     cluster.run(FORM.setup)
     FORM.run(cluster, data="batches")

@@ -1,4 +1,4 @@
-"""Runs that are saved, end, and go on elsewhere to the same bits."""
+"""Resumed runs end with the same bits as uninterrupted runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 RANKS = 2
 EVERY = 7
-"""Steps; neither an epoch nor a run is a multiple of it."""
+"""Steps between checkpoints: divides neither the steps of an epoch nor those of a run."""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def cluster(form: training.Form) -> Iterator[nbdist.Cluster]:
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster: nbdist.Cluster, form: training.Form) -> str:
-    """What the training comes to."""
+    """Digest of the state after an undisturbed training."""
     cluster.run(form.setup, strategy=form.strategy)
     assert form.run(cluster).summary.epochs == training.EPOCHS
     return form.digest_of(cluster)

@@ -1,4 +1,4 @@
-"""Objects there and back, and a cluster's life: starts, restarts, ends."""
+"""Push and pull of objects, and the start, restart and stop of a cluster."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_objects_go_there_and_come_back(cluster: nbdist.Cluster) -> None:
 
 
 def test_arrays_of_jax_come_as_numpy(cluster: nbdist.Cluster) -> None:
-    has_jax = "jax" in sys.modules  # another test may have imported it; pulling does not
+    has_jax = "jax" in sys.modules  # another test may have imported JAX; `pull` must not
     cluster.run(
         "import jax\nimport jax.numpy as jnp\nlocal = {'w': jnp.ones(3)}\n"
         "whole = jax.device_put(jnp.arange(6.0), jax.NamedSharding(mesh, jax.P()))\n"
@@ -91,7 +91,7 @@ def test_the_status_tells_of_every_worker(cluster: nbdist.Cluster) -> None:
 
 
 def test_the_status_tells_what_every_worker_takes(cluster: nbdist.Cluster) -> None:
-    """A busy host that does not tell within a second is left out, and asked anew the next time."""
+    """A busy host may miss the deadline of one query, so the test repeats the query."""
     end = time.monotonic() + 30
     while not all(worker.memory_bytes > 50e6 for worker in cluster.status().workers):
         assert time.monotonic() < end, cluster.status()
@@ -132,7 +132,7 @@ def test_cells_leave_no_books_in_the_client(cluster: nbdist.Cluster) -> None:
 
 
 def test_a_rank_that_waits_in_a_collective_is_freed(cluster: nbdist.Cluster) -> None:
-    """Rank 0 waits for all others in an all-reduce that they never join."""
+    """Rank 0 waits in an all-reduce that the other ranks never join."""
     cell = """
 import jax, jax.numpy as jnp
 ones = jax.jit(lambda: jnp.ones(world_size), out_shardings=jax.NamedSharding(mesh, jax.P("data")))()
@@ -151,7 +151,7 @@ total(ones).block_until_ready()
 
 
 def test_a_rank_that_heeds_nothing_and_the_way_out(cluster: nbdist.Cluster) -> None:
-    """It waits for no other thread, and Python never gets to its signals."""
+    """Rank 0 blocks SIGINT in a C call, so only a restart ends the cell."""
     cell = """
 import ctypes, signal, time
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -189,7 +189,7 @@ def test_a_rank_that_dies_ends_the_cell(cluster: nbdist.Cluster) -> None:
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[nbdist.Cluster]:
-    """A single worker, whose seed and controller may be killed."""
+    """Cluster of one worker whose fork server and controller the tests may kill."""
     with nbdist.Cluster(hosts=1, framework="jax", cpus_per_worker=1, env={"SAID": "yes"}) as made:
         yield made
 
@@ -205,7 +205,7 @@ def test_a_worker_has_its_cores_and_its_environment(alone: nbdist.Cluster) -> No
 def test_a_restart_when_the_parts_behind_the_workers_are_gone(
     alone: nbdist.Cluster, parts: list[str]
 ) -> None:
-    """The controller's schedulers outlive it; whoever would end them may be gone as well."""
+    """The schedulers of the controller outlive it, and the fork server may be dead too."""
     engines = alone._worker_group.engines
     controllers = [psutil.Process(pid) for pid in engines.controller.pids]
     for part in parts:
@@ -237,7 +237,7 @@ def test_a_start_that_fails_leaves_nothing(own_runtime_folder: Path) -> None:
     assert set((own_runtime_folder / "nbdist").iterdir()) == folders
 
 
-@pytest.mark.full  # worker/jax/test_backend.py has two for each rank
+@pytest.mark.full  # worker/jax/test_backend.py covers two devices for each rank
 def test_virtual_devices() -> None:
     with clusters.cluster(hosts=2, framework="jax", devices_per_host=2) as running:
         assert [len(worker.devices) for worker in running.workers()] == [2, 2]

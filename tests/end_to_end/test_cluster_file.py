@@ -1,4 +1,4 @@
-"""What a cluster writes of itself for the server, and so for every page."""
+"""State file that a cluster writes for the Jupyter server and all its pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays that claim to be the same on all ranks are, at the end of a plain cell under pjrt."""
+"""The guard compares replicated arrays over the ranks after a plain cell under pjrt."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def test_what_drifts_is_named(cluster: nbdist.Cluster, source: str, names: list[
         STRANGE,
     ],
     ids=[
-        "no arrays of JAX",
-        "on a local device",
-        "cut",
-        "seeded alike",
-        "large and alike",
-        "strange",
+        "no JAX arrays",
+        "local device",
+        "sharded",
+        "equal seeds",
+        "large and equal",
+        "unflattenable pytree",
     ],
 )
 def test_what_claims_nothing_or_is_alike_passes(cluster: nbdist.Cluster, source: str) -> None:
@@ -122,7 +122,7 @@ def test_what_was_refused_is_refused_again_only_in_what_is_made_of_it(
 
 
 def test_a_sample_is_the_same_from_the_host_and_on_the_device(cluster: nbdist.Cluster) -> None:
-    """On CPUs the host reads without a copy; of other devices only the sample is copied."""
+    """The host reads CPU arrays without a copy and copies only the sample from other devices."""
     source = """
 from nbdist.worker.checkpoint import digest
 from nbdist.worker.inspection import replicated

@@ -1,4 +1,4 @@
-"""Mirrored variables are compared over ranks at the end of a plain cell under mirrored."""
+"""The guard compares mirrored variables over the ranks after a plain cell."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def test_what_differs_is_named(cluster: nbdist.Cluster, source: str, names: list
         "gen = tf.random.Generator.from_seed(1)\ndraw = gen.normal([2])",
     ],
     ids=[
-        *("fit", "moving means, masks and metrics", "batches", "synchronized", "seeded alike"),
-        *("adapt", "metric", "initial value", "of the rank", "per replica", "any shape"),
+        *("fit", "moving means, masks and metrics", "batches", "synchronized", "equal seeds"),
+        *("adapt", "metric", "initial value", "rank-local", "per replica", "any shape"),
         "generator",
     ],
 )
@@ -160,7 +160,7 @@ def test_a_cell_of_one_rank_may_change_what_it_likes(cluster: nbdist.Cluster) ->
 def test_what_an_unfinished_cell_has_changed_is_reported_by_the_next(
     cluster: nbdist.Cluster, ranks: str | None
 ) -> None:
-    """It ran on one rank, or failed: `evaluate` would give the numbers of no device."""
+    """The first cell runs on one rank or fails, so no comparison follows it."""
     cluster.run("left = built()\nleft.evaluate(x, y, verbose=0);", strategy="mirrored")
     change = "left.layers[0].bias.assign([1.0 + rank, 2.0, 3.0])"
     if ranks:
@@ -187,7 +187,7 @@ def test_the_comparison_can_be_left_out(cluster: nbdist.Cluster) -> None:
 
 @pytest.mark.parametrize("layer", ["norm()", "norm(synchronized=True)"])
 def test_moving_means_are_equal_after_steps(cluster: nbdist.Cluster, layer: str) -> None:
-    """In a step cell the normalization sees the rows of all replicas."""
+    """In a step cell the normalization uses the rows of all replicas."""
     cluster.run(f"stepped = built({layer}, keras.layers.Dropout(0.5))", strategy="mirrored")
     cluster.run(
         "\nrows, targets = batch\n"
@@ -203,7 +203,7 @@ def test_moving_means_are_equal_after_steps(cluster: nbdist.Cluster, layer: str)
 
 
 def test_a_sample_is_the_same_from_the_host_and_on_the_device(cluster: nbdist.Cluster) -> None:
-    """On CPUs NumPy reads the buffer; of other devices only the sample is copied."""
+    """NumPy reads CPU buffers directly and copies only the sample from other devices."""
     source = """
 from nbdist.worker.checkpoint import digest
 from nbdist.worker.tensorflow import mirrored_variables

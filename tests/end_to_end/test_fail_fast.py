@@ -1,4 +1,4 @@
-"""A rank that raises, freezes or stands still while the others wait for it in a collective."""
+"""A rank raises, freezes or hangs while the others wait for it in a collective."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 RANKS = 3
 ENDS_S = 3.0
-"""A second is what it should take; these machines are busy."""
+"""Seconds until a failed cell ends: usually one, more on busy machines."""
 
 NUMBERS = """
 import numpy as np, time
@@ -51,13 +51,13 @@ variable = jnp.zeros(())
 """,
 }
 BACKENDS = {"mirrored": "tensorflow import strategy", "pjrt": "jax import backend"}
-"""Imports of the modules that break off collectives, from `nbdist.worker`."""
+"""Imports of the modules in `nbdist.worker` that abort collectives."""
 
 SPARE = 3
-"""Threads and files that come and go."""
+"""Tolerated change of the numbers of threads and files."""
 
 AGAIN_S = 2.2
-"""Two pages may ask for the same Stop within 2 s."""
+"""Seconds between two requests: nbdist counts stops of two pages within 2 s as one."""
 STRATEGIES = pytest.mark.parametrize("strategy", list(SETUP))
 
 
@@ -71,7 +71,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 def when_it_hangs(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[], None]], None]:
-    """Has something done twice: when a rank has said that it hangs, and `AGAIN_S` later."""
+    """Call a function twice: when a rank prints that it hangs, and `AGAIN_S` later."""
     hear = cluster._worker_group.receiver.subscribers.deliver
 
     def arm(do: Callable[[], None]) -> None:
@@ -91,7 +91,7 @@ def steps(data: str, count: int = 0) -> StepOptions:
 
 
 def interrupted(when_it_hangs: Callable[[Callable[[], None]], None]) -> list[float]:
-    """Has the notebook interrupted then; the times at which it was."""
+    """Interrupt the notebook at both calls; return the list that collects their times."""
     times: list[float] = []
 
     def interrupt() -> None:
@@ -103,7 +103,7 @@ def interrupted(when_it_hangs: Callable[[Callable[[], None]], None]) -> list[flo
 
 
 def check_it_goes_on(cluster: nbdist.Cluster, strategy: str) -> None:
-    """The next cells run, on the same processes; what is no framework's is still there."""
+    """Check that the next step cell runs and that plain Python variables are unchanged."""
     cluster.run(SETUP[strategy].replace("kept = ", "made = "), strategy=strategy)
     run = cluster.run(STEP[strategy], step=steps("numbers", 4), strategy=strategy)
     assert run.summary.steps == 4
@@ -128,7 +128,7 @@ def test_one_that_raises_ends_the_cell_at_once_for_all(
 
 
 def test_the_users_own_connections_stay(cluster: nbdist.Cluster) -> None:
-    """To a database, say; those of the collectives alone are shut."""
+    """The abort closes only the sockets of the collectives."""
     cluster.run(
         f"{SETUP['pjrt']}\nfrom functools import partial\nimport socket\n"
         "broken = partial(numbers, 1, at=30)\n"
@@ -147,7 +147,7 @@ def test_the_users_own_connections_stay(cluster: nbdist.Cluster) -> None:
 def test_arrays_of_jax_are_there_afterwards(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As they were before the step that failed; what it had taken along is named."""
+    """Arrays keep their values from before the failed step; nbdist names those that it lost."""
     cluster.run(
         f"{SETUP['pjrt']}\nfrom functools import partial\nbroken = partial(numbers, 1, at=300)\n"
         "rows = jax.NamedSharding(mesh, jax.P('data'))\n"
@@ -166,9 +166,9 @@ def test_arrays_of_jax_are_there_afterwards(
 
 
 def test_a_step_that_was_just_begun_stands_in_nobodys_way(cluster: nbdist.Cluster) -> None:
-    """The interrupt comes before the step is known to be under way; it never ends there.
+    """The abort arrives after the launch of the step and before its report.
 
-    JAX waits itself for what is small; this step is not.
+    The step is large because JAX waits for small programs itself.
     """
     large = f"product = jnp.ones((99, 99)) @ jnp.ones((99, 99))\n{STEP['pjrt']} + product[0, 0]"
     cluster.run(
@@ -191,7 +191,7 @@ def test_a_step_that_was_just_begun_stands_in_nobodys_way(cluster: nbdist.Cluste
 def test_collectives_that_fail_by_themselves_are_made_anew(
     cluster: nbdist.Cluster, strategy: str
 ) -> None:
-    """A time-out, or a link that is lost: none works from there on."""
+    """After a timeout or a lost connection, all later collectives fail as well."""
     cluster.run(SETUP[strategy], strategy=strategy)
     total = TOTAL[strategy]
     fails = f"from nbdist.worker.{BACKENDS[strategy]} as wired\nwired.abort_collectives()\n"
@@ -216,7 +216,7 @@ def test_what_breaking_off_makes_libraries_say_is_not_shown(
 def test_fresh_workers_start_if_collectives_cannot_be_restored(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As if TensorFlow's server did not take its definition again."""
+    """The test makes the TensorFlow server refuse its definition."""
     cluster.run(SETUP["mirrored"], strategy="mirrored")
     pids = {worker.pid for worker in cluster.workers()}
     cluster.run(
@@ -238,7 +238,7 @@ def test_fresh_workers_start_if_collectives_cannot_be_restored(
     check_it_goes_on(cluster, "mirrored")
 
 
-@pytest.mark.full  # a step raises above
+@pytest.mark.full  # the tests above raise in a step
 def test_one_that_raises_in_fit(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP["mirrored"], strategy="mirrored")
     with pytest.raises(nbdist.CellError, match="TypeError on rank 1@") as error:
@@ -249,7 +249,7 @@ def test_one_that_raises_in_fit(cluster: nbdist.Cluster) -> None:
 
 @pytest.mark.parametrize("strategy", [pytest.param("mirrored", marks=pytest.mark.full), "pjrt"])
 def test_a_hang_is_told_and_broken(cluster: nbdist.Cluster, strategy: str) -> None:
-    """Who sleeps is named with its line; who waits, with the step."""
+    """The error names the line of the sleeping rank and the step of the waiting ranks."""
     cluster.run(SETUP[strategy], strategy=strategy)
     cluster.run("from functools import partial\nhanging = partial(numbers, 2, wait_s=600, at=24)")
     began = time.monotonic()
@@ -284,7 +284,7 @@ def test_the_second_interrupt_breaks_a_hung_collective(
 def test_a_rank_that_heeds_nothing_is_killed_after_the_second_interrupt(
     cluster: nbdist.Cluster, when_it_hangs: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """C code that no signal reaches, and that is no collective."""
+    """The rank runs C code with SIGINT blocked, outside of collectives."""
     cluster.run(
         f"{SETUP['pjrt']}\nimport ctypes, signal\ndef deaf():\n    for i in range(1000):\n"
         "        if i == 24 and rank == 1:\n            print('hanging', flush=True)\n"
@@ -305,7 +305,7 @@ def test_a_rank_that_heeds_nothing_is_killed_after_the_second_interrupt(
 
 @pytest.mark.full  # a minute
 def test_twenty_rebuilds_leave_nothing_behind(cluster: nbdist.Cluster) -> None:
-    """Of JAX, in the same processes: files, sockets, threads, shared memory, services."""
+    """Rebuilds of JAX collectives leak no files, threads, shared memory or child processes."""
     count = (
         "import os\n[len(os.listdir(where)) for where in "
         "('/proc/self/fd', '/proc/self/task', '/dev/shm')]"
@@ -324,7 +324,7 @@ def test_twenty_rebuilds_leave_nothing_behind(cluster: nbdist.Cluster) -> None:
     assert all(late <= early + SPARE for early, late in zip(found[2], found[-1], strict=True))
 
 
-@pytest.mark.full  # it is the interrupt, by another way
+@pytest.mark.full  # a stop becomes the same interrupt
 def test_the_second_stop_of_a_page_does_too(cluster: nbdist.Cluster, when_it_hangs: Any) -> None:
     cluster.run(SETUP["pjrt"], strategy="pjrt")
     cluster.run("from functools import partial\nhanging = partial(numbers, 0, wait_s=600, at=24)")
@@ -346,7 +346,7 @@ def test_the_second_stop_of_a_page_does_too(cluster: nbdist.Cluster, when_it_han
 def test_where_there_is_one_framework_the_others_collectives_are_left_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A rank that waits for a thread of its own, which no signal and no breaking off reaches."""
+    """A rank waits for its own thread: neither a signal nor an abort ends that wait."""
     cell = """
 import ctypes, signal, threading
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -371,7 +371,7 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 def test_a_rank_that_is_silent_and_not_frozen_is_named_and_waited_for(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """C code that keeps the interpreter to itself: no thread of that process says anything."""
+    """C code holds the GIL, so no thread of the process can respond."""
     cell = "import ctypes\nif rank == 1:\n    ctypes.PyDLL(None).sleep(7)\nrank"
     assert cluster.run(cell).results == {0: "0", 1: "1", 2: "2"}
     told = [line for line in capsys.readouterr().err.splitlines() if "does not respond" in line]

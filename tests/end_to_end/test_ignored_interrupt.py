@@ -1,4 +1,4 @@
-"""A rank that heeds no interrupt, in a cell without steps."""
+"""A rank ignores interrupts in a cell without steps."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ if rank == 1:
     ctypes.CDLL(None).sleep({seconds})
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 """
-"""C code that no signal reaches, as of a compiler; it is over before long if it is not killed."""
+"""Rank 1 runs C code with SIGINT blocked, like a compiler, for a limited time."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 
 def interrupt(note: Path, after_s: Sequence[float]) -> None:
-    """Interrupts this process so long after the rank is deaf."""
+    """Interrupt this process at these seconds after the rank blocks SIGINT."""
 
     def send() -> None:
         assert repeat_until(note.exists, CALL_S)
@@ -48,7 +48,7 @@ def interrupt(note: Path, after_s: Sequence[float]) -> None:
 def test_it_is_killed_when_the_interrupt_comes_again(
     cluster: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], again_s: float
 ) -> None:
-    """While the first is still tried, and once it is said that it was in vain."""
+    """The second interrupt arrives before or after nbdist reports that the first had no effect."""
     pids = {worker.pid for worker in cluster.workers()}
     cell = DEAF.format(note=str(tmp_path / "deaf"), seconds=10 * CALL_S)
     interrupt(tmp_path / "deaf", (0.2, 0.2 + again_s))
@@ -64,7 +64,7 @@ def test_it_is_killed_when_the_interrupt_comes_again(
 def test_once_it_is_let_alone(
     cluster: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It may compile: what it has is kept, and it takes cells again when it is done."""
+    """After one interrupt the rank keeps its variables and accepts cells when the call returns."""
     pids = {worker.pid for worker in cluster.workers()}
     cluster.run("kept = rank")
     cell = DEAF.format(note=str(tmp_path / "deaf"), seconds=12)

@@ -1,4 +1,4 @@
-"""A recovery that is not brought to its end: it is begun anew, by whoever is there."""
+"""Interrupted recoveries: the next owner of the cluster starts them again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETUP = f"""
 import pathlib, time
 {setup(4)}
 here = pathlib.Path({{folder!r}})
-if (here / "hold").exists():  # it is run again, for a rank that was lost
+if (here / "hold").exists():  # a recovery reruns this cell
     (here / f"held-{{{{rank}}}}").touch()
     while (here / "hold").exists():
         time.sleep(0.02)
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 def until(folder: Path, done: Callable[[RunState, int], bool]) -> RunState:
-    """The newest run's state, once it is so; it is told how many steps there are too."""
+    """Return the state of the newest run once `done(state, steps)` is true."""
     found: list[RunState] = []
 
     def look() -> bool:
@@ -56,12 +56,12 @@ def until(folder: Path, done: Callable[[RunState, int], bool]) -> RunState:
 
 
 def held(folder: Path) -> bool:
-    """The set-up is run again on all ranks, and does not end."""
+    """Return whether the rerun set-up blocks on all ranks."""
     return len(list(folder.glob("held-*"))) == RANKS
 
 
 def kill_a_rank_and_hold(folder: Path) -> RunState:
-    """It is being replaced from here on, until `hold` is removed."""
+    """Kill rank 1 and hold its recovery until the file `hold` is removed."""
     state = until(folder, lambda _, steps: steps > 60)
     (folder / "hold").touch()
     os.kill(state.workers[1].pid, signal.SIGKILL)
@@ -70,7 +70,7 @@ def kill_a_rank_and_hold(folder: Path) -> RunState:
 
 
 def begin(kernel: Kernel, folder: Path) -> None:
-    """A run that is saved, in a notebook."""
+    """Start a run with checkpoints in the kernel."""
     kernel.run("%load_ext nbdist\n%dist_start 2 --framework jax").check()
     kernel.run(f"%%dist_run\n{SETUP.format(folder=str(folder))}").check()
     saved = f"--checkpoint {folder / 'saved'} --save-every 20 --batch 4 --steps {STEPS}"
@@ -82,7 +82,7 @@ def check_the_end() -> None:
         run = cluster.follow()
         np.testing.assert_array_equal(run.loss, LOSSES)
         (recover,) = run.recoveries
-        assert 1 in recover.ranks  # rank 0 with it, where it heeded nothing by then
+        assert 1 in recover.ranks  # also rank 0 if it did not respond in time
         assert cluster.run("float(w.sum())").results == {0: str(LOSSES[-1]), 1: str(LOSSES[-1])}
 
 
@@ -100,7 +100,7 @@ def test_the_kernel_is_killed_while_a_worker_is_replaced(tmp_path: Path) -> None
     check_the_end()
 
 
-@pytest.mark.full  # a detached runner recoveries as a kernel does
+@pytest.mark.full  # a detached runner recovers as a kernel does
 def test_the_detached_runner_is_killed_while_a_worker_is_replaced(tmp_path: Path) -> None:
     with Kernel() as kernel:
         begin(kernel, tmp_path)
@@ -114,7 +114,7 @@ def test_the_detached_runner_is_killed_while_a_worker_is_replaced(tmp_path: Path
     check_the_end()
 
 
-@pytest.mark.full  # elsewhere in the recovery
+@pytest.mark.full  # an earlier phase of the recovery
 def test_the_kernel_is_killed_while_no_worker_can_be_forked(tmp_path: Path) -> None:
     with Kernel() as kernel:
         begin(kernel, tmp_path)
@@ -130,7 +130,7 @@ def test_the_kernel_is_killed_while_no_worker_can_be_forked(tmp_path: Path) -> N
     check_the_end()
 
 
-@pytest.mark.full  # a front end restarts a kernel between steps in test_reattach.py
+@pytest.mark.full  # test_reattach.py restarts a kernel between steps
 def test_the_kernel_is_restarted_while_a_worker_is_replaced(tmp_path: Path) -> None:
     with Kernel() as kernel:
         begin(kernel, tmp_path)
@@ -146,7 +146,7 @@ def test_the_kernel_is_restarted_while_a_worker_is_replaced(tmp_path: Path) -> N
 def test_an_interrupt_while_a_worker_is_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It ends the run; the next one with `--resume` has what was saved, and no other cell runs."""
+    """The interrupt ends the run; until a restart or a run with `--resume`, no cell runs."""
     saving = Saving(folder=str(tmp_path / "saved"), every_steps=20)
     step = StepOptions(data="xs", batch=4, steps=STEPS)
     pids = []

@@ -1,4 +1,4 @@
-"""Hosts that Kubernetes gives, whose API server is a double here: no cluster is at hand."""
+"""Clusters on Kubernetes pods, tested with a double of the API server."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def server(api: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """Nothing is left on it when the test ends."""
+    """API server that must hold no objects and no processes after the test."""
     api.is_full, api.image_fault, api.denies = False, "", ""
     monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig("research")))
     yield api
     assert repeat_until(lambda: not api.running(), END_S), api.running()
-    assert repeat_until(lambda: not api.objects, END_S), "the Job takes along what is its own"
+    assert repeat_until(lambda: not api.objects, END_S), "the Job owns all other objects"
     assert not api.refused
 
 
@@ -68,7 +68,7 @@ def test_pods_train(server: Server, tmp_path: Path) -> None:
         assert all(o["metadata"]["namespace"] == "research" for o in server.objects.values())
         np.testing.assert_array_equal(exact.train(cluster, tmp_path, STEPS).loss, losses(STEPS))
         cluster.restart()
-        assert len(server.running()) == 3, "the very pods"
+        assert len(server.running()) == 3, "the restart keeps the pods"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_pods_train(server: Server, tmp_path: Path) -> None:
 def test_a_pod_that_is_lost_has_a_successor(
     server: Server, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """As when a node dies, or a pod is evicted: the run goes on to the same numbers."""
+    """After a node failure or an eviction, the run ends with the same losses."""
     with nbdist.Cluster(2, batch=BATCH, framework="jax") as cluster:
         victim = server.running()[1]
         run = exact.train(cluster, tmp_path, STEPS, meanwhile=lambda: server.kill(victim, number))
@@ -126,7 +126,7 @@ def test_what_kubernetes_refuses(server: Server, changes: dict[str, str], says: 
         setattr(server, name, value)
     with pytest.raises(StartError, match=says):
         nbdist.Cluster(2, batch=BATCH, framework="none")
-    assert cancelling(), "what cancels the job outlives the cluster, until it has worked twice"
+    assert cancelling(), "the cancelling process outlives the cluster until two attempts succeed"
 
 
 @pytest.mark.full
@@ -158,7 +158,7 @@ def test_a_server_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(StartError, match="Kubernetes' API cannot be reached"):
         nbdist.Cluster(1, batch=BATCH, framework="none")
     (tries,) = (process for process in cancelling() if process not in before)
-    tries.kill()  # it would for two minutes: nobody knows what the server has heard
+    tries.kill()  # it would retry for two minutes, because the server may have accepted the job
 
 
 POD = """

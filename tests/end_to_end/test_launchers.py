@@ -1,4 +1,4 @@
-"""Hosts that MPI gives, for real, and that PBS, Grid Engine, LSF and HTCondor do, as doubles."""
+"""Clusters on a real Open MPI and on doubles of PBS, Grid Engine, LSF and HTCondor."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def mpi_may_run_as_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def jobs_are_cancelled() -> Iterator[None]:
-    """By processes that nobody waits for but this."""
+    """Wait until the background processes have cancelled all jobs."""
     yield
     assert repeat_until(lambda: not schedulers.cancelling(), 60)
 
 
 def callers(folder: Path) -> list[psutil.Process]:
-    """The processes that hosts of clusters in this folder run, which call."""
+    """Return the dial-in processes of the clusters in this folder."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
@@ -73,7 +73,7 @@ def test_open_mpi(tmp_path: Path) -> None:
 @needs_mpi
 @pytest.mark.full  # a quarter of a minute
 def test_mpi_ends_and_is_started_again(tmp_path: Path) -> None:
-    """Where one of its processes dies, Open MPI ends all."""
+    """Open MPI ends all processes of a job when one of them dies."""
     with nbdist.Cluster(2, batch=MPI, framework="jax") as cluster:
         run = exact.train(cluster, tmp_path, STEPS, meanwhile=callers(tmp_path)[1].kill)
         np.testing.assert_array_equal(run.loss, losses(STEPS))
@@ -84,7 +84,7 @@ def test_mpi_ends_and_is_started_again(tmp_path: Path) -> None:
 @needs_mpi
 @pytest.mark.full  # a quarter of a minute
 def test_the_parent_here_is_killed(tmp_path: Path) -> None:
-    """Nobody is left that would end what the hosts call: it ends itself, and the job."""
+    """Without the local fork server, the rendezvous process ends itself and the job."""
     with nbdist.Cluster(2, batch=MPI, framework="none") as cluster:
         assert callers(tmp_path)
         os.kill(cluster._worker_group.engines.fleet.home.state.pid, signal.SIGKILL)
@@ -124,7 +124,7 @@ def test_doubles_of_others(
     (commands / "held").touch()
 
     def begin() -> None:
-        """Some parts wait; then the scheduler is away for a moment; then all begin."""
+        """Keep some tasks pending, make the scheduler unreachable for a moment, then start all."""
         assert repeat_until((commands / "looked").exists, 30)
         (commands / "down").touch()
         assert repeat_until(lambda: "cannot connect to server" in heard(), 10)
@@ -146,7 +146,7 @@ def test_doubles_of_others(
     assert f" job 12 is {WAITS[launcher]}" in heard().replace("[]", "")
     assert repeat_until(lambda: not callers(tmp_path), 5)
     assert (commands / "submitted").read_text().splitlines() == SCRIPTS[launcher](cluster._folder)
-    assert repeat_until((commands / "refused").exists, 10), "it is cancelled, and not only once"
+    assert repeat_until((commands / "refused").exists, 10), "nbdist repeats the cancellation"
 
 
 WAITS = {

@@ -1,4 +1,4 @@
-"""Keras on JAX is imported once a cell uses it, and is then as it would be from the start."""
+"""Late import of Keras on JAX: same behaviour as an import at the start."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 def test_it_is_there_once_a_cell_uses_it(cluster: nbdist.Cluster) -> None:
     assert cluster.run(THERE).results == {0: "False", 1: "False"}
     run = cluster.run(f"import keras\n{FIT}", strategy="pjrt")
-    assert len(run.loss) == 2, "its epochs are reported"
+    assert len(run.loss) == 2, "the run reports the epochs of the fit"
     assert run.results[0] == run.results[1]
     laid = cluster.run(LAID, strategy="pjrt").results
     assert laid == dict.fromkeys((0, 1), "{2}")
@@ -45,7 +45,7 @@ def test_it_is_there_once_a_cell_uses_it(cluster: nbdist.Cluster) -> None:
         cluster.restart()
         return cluster.run(THERE).results == {0: "True", 1: "True"}
 
-    assert repeat_until(has_it, 30), "what is forked from now on has it"
+    assert repeat_until(has_it, 30), "workers forked after the import have Keras loaded"
     assert seed.runs()
     again = cluster.run(f"import keras\n{FIT}", strategy="pjrt")
     assert again.results == run.results
@@ -53,13 +53,11 @@ def test_it_is_there_once_a_cell_uses_it(cluster: nbdist.Cluster) -> None:
 
 @pytest.mark.full
 def test_on_one_rank_first_and_within_scopes(cluster: nbdist.Cluster) -> None:
-    """Nobody waits for the others; a scope that is open by then is Keras's too."""
+    """The import waits for no other rank, and an open scope applies to Keras."""
     cluster.run("if rank == 1: import keras", strategy="pjrt")
     both = "with strategy.scope():\n    import keras\n" + FIT.replace("\n", "\n    ")
     assert len(cluster.run(both + "\nNone", strategy="pjrt").loss) == 2
     laid = cluster.run(LAID, strategy="pjrt").results
     assert laid == dict.fromkeys((0, 1), "{2}")
     outside = "__import__('keras').distribution.distribution()"
-    assert cluster._worker_group.engines.apply(eval, outside) == [None, None], (
-        "no scope was left open"
-    )
+    assert cluster._worker_group.engines.apply(eval, outside) == [None, None], "no scope stays open"

@@ -1,4 +1,4 @@
-"""Collectives that a cell leaves under way on some ranks never meet those of a later cell."""
+"""Pending collectives of a failed cell never match those of a later cell."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if rank == 0:
         for device in keys:
             keys[device] += 1
 """
-"""The keys that a function leaves if it stops between its call and its collective."""
+"""Take keys on rank 0 as a function does that fails before its collective."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def check_total(cluster: nbdist.Cluster, strategy: str) -> None:
 def test_one_that_a_rank_raised_before_is_not_joined_later(
     cluster: nbdist.Cluster, bad: int
 ) -> None:
-    """TensorFlow's eager replicas have threads of their own, which stay in the collective."""
+    """TensorFlow runs eager replicas in separate threads that stay in the collective."""
     stale = TOTAL["mirrored"].replace("tf.ones(())", "5 * tf.ones(())")
     with pytest.raises(nbdist.CellError, match=f"TypeError on rank {bad}@"):
         cluster.run(f"if rank == {bad}: raise TypeError\n{stale}", strategy="mirrored")
@@ -58,7 +58,7 @@ def test_one_that_a_rank_raised_before_is_not_joined_later(
 
 @pytest.mark.parametrize("ranks", [None, "0"])
 def test_keys_that_one_rank_has_taken_are_found(cluster: nbdist.Cluster, ranks: str | None) -> None:
-    """The cell ends well, and the next collective would not."""
+    """The cell succeeds, but without a repair the next collective would hang."""
     cluster.run(TAKEN, strategy="mirrored" if ranks is None else None, ranks=ranks)
     check_total(cluster, "mirrored")
 

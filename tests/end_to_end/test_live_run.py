@@ -1,4 +1,4 @@
-"""A run while it is under way, and what is kept of it; on real engines."""
+"""Live runs and their stored files, on real engines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 
 def found(cluster: nbdist.Cluster, topic: str) -> list[Finding]:
-    """What the run's own file says of it."""
+    """Return the findings of the topic in the state file of the latest run."""
     return [f for f in latest(cluster).state().findings if f.topic == topic]
 
 
@@ -55,7 +55,7 @@ def test_a_step_cell_is_kept_as_it_ran(cluster: nbdist.Cluster) -> None:
         (rank, "finished", "1 x cpu") for rank in range(3)
     ]
     assert past.cells.endswith(f"# %% [7] %%dist_run --data ones\n{STEP}")
-    assert SETUP in past.cells, "what it needs ran before it"
+    assert SETUP in past.cells, "cells.py contains the cells that the step needs"
     np.testing.assert_array_equal(past.history["loss"], run.history["loss"])
     assert past.history["loss"].shape == (3, 16)
     tables = {table.columns.measures for table in latest(cluster).tables()}
@@ -64,7 +64,7 @@ def test_a_step_cell_is_kept_as_it_ran(cluster: nbdist.Cluster) -> None:
 
 
 def test_what_was_measured_is_true(cluster: nbdist.Cluster) -> None:
-    """Steps that wait 20 ms for their batch say so."""
+    """The stored input time covers a wait of 20 ms for each batch."""
     cluster.run(
         "import time\n"
         "def slow():\n"
@@ -191,7 +191,7 @@ def test_what_a_full_disk_does_not_take_is_told_and_stops_nothing(
 ) -> None:
     with largest_file(20_000):
         run = cluster.run(f"for number in range({MANY}):\n    report(loss=number)")
-    assert run.history["loss"].shape == (3, MANY), "the notebook has them all"
+    assert run.history["loss"].shape == (3, MANY), "the notebook keeps all rows"
     assert latest(cluster).state().status == "finished"
     (array,) = [latest(cluster).array(t) for t in latest(cluster).tables() if t.columns.own]
     (disk,) = found(cluster, "disk")
@@ -222,7 +222,7 @@ def test_rows_without_metrics_are_no_part_of_the_history() -> None:
 
 
 def test_of_a_rank_that_dies_the_run_says_so(cluster: nbdist.Cluster) -> None:
-    """The last test of the module: its cluster is no good afterwards."""
+    """This test must be the last of the module, because it kills a worker of the cluster."""
     pid = cluster.workers()[1].pid
     cell = "import time\nreport(loss=1.0)\ntime.sleep(60)"
     hear, done = cluster._worker_group.receiver.subscribers.deliver, []
@@ -252,7 +252,9 @@ def test_a_heal_is_told_before_the_rows_that_replace_others(tmp_path: Path) -> N
     run.lost([1])
     run.recovering("rank 1 died in the cell")
     (past,) = kept(tmp_path)
-    assert [len(table) for table in reports(past)] == [7], "the notebook may be killed meanwhile"
+    assert [len(table) for table in reports(past)] == [7], (
+        "a recovery first stores all rows, because the notebook may be killed"
+    )
     state = past.state()
     assert (state.recovering, state.recoveries) == ("rank 1 died in the cell", ())
     assert [worker.status for worker in state.workers] == ["running", "dead"]

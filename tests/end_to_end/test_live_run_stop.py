@@ -1,4 +1,4 @@
-"""Runs that are ended before their end: Stop, an interrupt, a rank that cannot be reached."""
+"""Runs that end early: a stop request, an interrupt, an unreachable rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 @pytest.fixture
 def stopper(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Asks once for the run's end, as who watches does, when a rank has reported a step."""
+    """Function that requests a stop once, when a rank reports the given step."""
     hear = cluster._worker_group.receiver.subscribers.deliver
 
     def arm(step: int) -> None:
@@ -69,15 +69,16 @@ def test_stop_ends_a_step_cell_at_the_same_step_without_an_error(
 def test_ranks_that_are_far_apart_stop_at_the_same_step(
     cluster: nbdist.Cluster, stopper: Callable[[int], None]
 ) -> None:
-    """Their steps need nobody: the others are ahead, and wait for rank 1 where states are compared.
+    """The steps contain no collective, so the other ranks run ahead of rank 1.
 
-    A rank that waits for their answer meanwhile would wait for ever.
+    They wait for rank 1 in the comparison of states. A rank that waited for their answer to the
+    stop request at that time would wait forever.
     """
     cluster.run(
         "import time\ndef apart():\n    for _ in range(100_000):\n"
         "        time.sleep(0.004 * (rank == 1))\n        yield np.ones(8, 'float32')"
     )
-    stopper(199)  # the others are there, and states are compared after the next
+    stopper(199)  # the next step ends with a comparison of states
     run = cluster.run(STEP, step=StepOptions(data="apart"), hang_after_s=8)
     assert latest(cluster).state().status == "stopped"
     assert run.summary.steps >= 200
@@ -85,11 +86,11 @@ def test_ranks_that_are_far_apart_stop_at_the_same_step(
     assert len({float(objects["weight"][0]) for objects in weights.values()}) == 1
 
 
-@pytest.mark.full  # test_step_interrupt.py has an interrupt wait
+@pytest.mark.full  # test_step_interrupt.py covers an interrupt that waits
 def test_stop_waits_for_the_end_of_a_long_step(
     cluster: nbdist.Cluster, stopper: Callable[[int], None]
 ) -> None:
-    """Longer than the Stop is repeated; `test_step_interrupt.py` has steps that are longer yet."""
+    """The step takes longer than the interval at which nbdist repeats the stop request."""
     cluster.run("import jax, time\ndef nap(value):\n    time.sleep(1.3)\n    return value\n")
     step = (
         "late = jax.pure_callback(nap, jax.ShapeDtypeStruct((), 'float32'), weight[0])\n"
@@ -104,7 +105,7 @@ def test_stop_waits_for_the_end_of_a_long_step(
 
 
 def interrupting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """It is interrupted while it runs."""
+    """Return a wrapper that raises SIGINT at the end of each call."""
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
@@ -137,7 +138,7 @@ def test_an_interrupt_while_a_run_is_closed_comes_when_it_is(
     assert latest(cluster).state().status == "finished"
     with latest(cluster).open_shown() as shown:
         assert b"epoch 2" in shown.read()
-    assert cluster.last_run.metrics, "what it reported is there all the same"
+    assert cluster.last_run.metrics, "the last run keeps its metrics"
 
 
 def test_of_a_cell_that_cannot_be_sent_nothing_is_left(

@@ -1,4 +1,4 @@
-"""A cell that does not reach a rank, or whose end is not heard, leaves no rank busy."""
+"""Lost messages between the notebook and the ranks leave no rank busy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALL = {0: "0", 1: "1", 2: "2"}
 
 
 class InterruptedSocket:
-    """Has the kernel interrupted where the name of a rank has been sent, and its order has not."""
+    """Socket that raises SIGINT between the address frame and the command of a rank."""
 
     def __init__(self, socket: Any, name: bytes) -> None:
         self._socket = socket
@@ -53,7 +53,7 @@ def test_an_interrupt_while_a_cell_is_sent(
 
 @pytest.fixture
 def unsent(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next cell reaches rank 0 alone."""
+    """Send cells to rank 0 only."""
     send = cluster._worker_group.dispatcher.send
 
     def sent(order: Command, ranks: Iterable[int]) -> None:
@@ -108,7 +108,7 @@ def test_a_rank_whose_end_was_not_heard_says_it_again(
 def test_a_rank_that_is_left_in_a_cell_is_told_again_before_the_next(
     cluster: nbdist.Cluster,
 ) -> None:
-    """It heeded nothing when the cell was ended, and does now."""
+    """Rank 0 ignores interrupts at first, and accepts them before the next cell."""
     deaf = """
 import time
 if rank: raise ValueError
@@ -123,14 +123,14 @@ time.sleep(600)
     with pytest.raises(nbdist.CellError, match="ValueError") as error:
         cluster.run(deaf)
     assert "rank 0: still running" in error.value.notes[-1]
-    threading.Event().wait(2.5)  # nobody tells when the rank heeds interrupts again
+    threading.Event().wait(2.5)  # no message reports that the rank accepts interrupts again
     assert cluster.run("rank").results == ALL
 
 
 def test_what_ranks_raise_one_after_the_other_is_counted_on_all(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They trace a function, say, and share cores: who computes is not interrupted at once."""
+    """Ranks that still compute get time to raise the same error before the interrupt."""
     monkeypatch.setattr(cancellation, "_SAME_AT_MOST_S", 30.0)
     cell = """
 import time

@@ -1,4 +1,4 @@
-"""Workers on other hosts, over ssh: they start, train, are cut off, die, come back, end."""
+"""Workers on other hosts over ssh: start, training, network faults, host failures, stop."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def network() -> Iterator[Hosts]:
 
 @pytest.fixture
 def hosts(network: Hosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
-    """All of them are on, wired, and have nothing of ours when the test ends."""
+    """Hosts that are powered on and connected, and that run no nbdist process after the test."""
     monkeypatch.setenv("NBDIST_SSH_CONFIG", str(network.ssh_config))
     yield network
     for host in network.each:
@@ -54,7 +54,7 @@ def hosts(network: Hosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
 
 
 def ours(host: netns.Host) -> list[str]:
-    """What runs on it beside its sshd, and what is left there of clusters."""
+    """Return the command lines of all processes on the host except sshd and its parents."""
     return [
         " ".join(process.cmdline())
         for process in host.processes()
@@ -79,10 +79,10 @@ def test_four_hosts_start_train_and_leave_nothing(hosts: Hosts, tmp_path: Path) 
         folders = [seed.folder for seed in cluster._worker_group.engines.fleet.location.values()]
     for host, there in zip(hosts.each, listening, strict=True):
         others = {port for address, port in there if address != "127.0.0.1"} - {22}
-        assert len(others) == 1, f"beside sshd, gloo listens: {there}"
+        assert len(others) == 1, f"gloo is the only listener besides sshd: {there}"
         assert {address for address, _ in there} == {host.address, "127.0.0.1"}
         here = {port for address, port in there if address == "127.0.0.1"}
-        assert len(here) == 1, f"ipykernel's, for text of processes that cells start: {there}"
+        assert len(here) == 1, f"ipykernel listens once, for the output of child processes: {there}"
     assert not any(map(os.path.exists, folders))
 
 
@@ -100,7 +100,7 @@ def test_tensorflow_across_hosts(hosts: Hosts) -> None:
         assert all(host.address in str(addresses.results) for host in hosts.each[:2])
         across = cluster.run(model).results
         assert across[0] == across[1]
-        break_connection(hosts.each[1])  # all that goes through it has to come back
+        break_connection(hosts.each[1])  # nbdist must restore the whole tunnel
         fleet = cluster._worker_group.engines.fleet
         assert repeat_until(lambda: bool(fleet.cut()), END_S)
         assert repeat_until(lambda: not fleet.cut(), 10)
@@ -172,7 +172,7 @@ def test_a_host_whose_key_is_not_known(hosts: Hosts, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_cable_that_is_pulled_for_a_moment(hosts: Hosts, tmp_path: Path) -> None:
-    """Nothing is lost, and nobody is replaced."""
+    """The run continues without a recovery."""
     host = hosts.each[1]
 
     def pull() -> None:
@@ -189,7 +189,7 @@ def test_a_cable_that_is_pulled_for_a_moment(hosts: Hosts, tmp_path: Path) -> No
         np.testing.assert_array_equal(run.loss, LOSSES)
         assert not run.recoveries
         before, then = pulled
-        assert then < 2 * STEPS, "it stood still"
+        assert then < 2 * STEPS, "the run paused while the cable was disconnected"
         assert then - before < STEPS
 
 
@@ -201,7 +201,7 @@ def break_connection(host: netns.Host) -> None:
 
 
 def test_a_connection_that_breaks_is_made_again(hosts: Hosts, tmp_path: Path) -> None:
-    """Its sshd is killed. JAX ends a process that has lost its coordination service."""
+    """The test kills sshd. JAX ends a process that loses its coordination service."""
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
         run = train(cluster, tmp_path, meanwhile=lambda: break_connection(hosts.each[1]))
         np.testing.assert_array_equal(run.loss, LOSSES)
@@ -265,7 +265,7 @@ def test_a_configuration_of_ssh_that_has_more_in_it(
 
 @pytest.mark.full
 def test_what_an_inventory_has_for_a_host(hosts: Hosts, tmp_path: Path) -> None:
-    """Variables are there before a framework is imported, on this machine too."""
+    """Variables are set before the import of a framework, also for local workers."""
     one = Host(name=hosts.names[0], env={"XLA_FLAGS": "--xla_force_host_platform_device_count=3"})
     with nbdist.Cluster(hosts=[one], framework="jax") as cluster:
         assert cluster.run("import jax\njax.local_device_count()").results == {0: "3"}
@@ -290,11 +290,11 @@ def test_a_host_that_dies_is_left_out(hosts: Hosts, tmp_path: Path) -> None:
         assert [recover.workers for recover in run.recoveries] == [1]
         assert cluster.world_size == 1
         cluster.restart()
-        assert cluster.world_size == 2, "it is there again"
+        assert cluster.world_size == 2, "the restart includes the host again"
         assert cluster.run(WHO).results[1] == str((1, host.name))
 
 
-@pytest.mark.full  # as where it is left out, but for the wait
+@pytest.mark.full  # differs from the shrink test only in the wait
 def test_a_host_that_comes_back_is_waited_for(hosts: Hosts, tmp_path: Path) -> None:
     host = hosts.each[1]
 
@@ -325,7 +325,7 @@ def test_a_host_that_is_frozen_is_told_of(hosts: Hosts, monkeypatch: pytest.Monk
 
 @pytest.mark.full
 def test_the_notebook_is_killed_and_another_goes_on(hosts: Hosts, tmp_path: Path) -> None:
-    """A detached runner follows the run meanwhile, over the same connections."""
+    """A detached runner follows the run over the same connections."""
     names = " ".join(hosts.names[:2])
     with Kernel() as kernel:
         kernel.run(f"%load_ext nbdist\n%dist_start {names} --framework jax").check()
@@ -362,7 +362,7 @@ def test_a_notebook_that_ends_leaves_nothing(hosts: Hosts) -> None:
 
 @pytest.mark.full  # half a minute
 def test_the_notebooks_machine_is_gone(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody comes: the workers end by themselves."""
+    """Workers end themselves if no notebook reconnects."""
     monkeypatch.setenv("NBDIST_RETURN_GRACE_S", "2")
     host = hosts.each[0]
     with nbdist.Cluster(hosts=[host.name], framework="jax") as cluster:
@@ -373,7 +373,7 @@ def test_the_notebooks_machine_is_gone(hosts: Hosts, monkeypatch: pytest.MonkeyP
             assert repeat_until(lambda: not ours(host), SILENCE_S + 2 + END_S)
             assert time.monotonic() - began > SILENCE_S - 2
             assert repeat_until(lambda: bool(cluster._worker_group.engines.dead()), 3 * LOST_S), (
-                "and are dead for the notebook"
+                "the notebook reports them as dead"
             )
         finally:
             host.mend()

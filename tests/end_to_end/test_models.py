@@ -1,8 +1,8 @@
-"""True numbers: six models train on 1, 2 and 4 workers as by hand on one device.
+"""Six models train on 1, 2 and 4 workers with the numbers of a plain loop on one device.
 
-The whole product of models, optimizers, strategies and workers would take minutes: which optimizer
-trains a model on how many workers is a Latin square, so that every model meets every number of
-workers and every optimizer under both strategies. In float32, every model on two workers.
+All combinations of models, optimizers, strategies and workers would take minutes. A Latin square
+assigns the optimizers, so every model runs with every number of workers and with every optimizer
+under both strategies. In float32, every model runs on two workers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARAMS = [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(4, marks=pyte
 OPTIMIZERS = list(models.TF_OPTIMIZERS)
 STRATEGIES = pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
 SHORT = ("mlp", "cnn", "lstm", "transformer")
-"""What the others are made of is in these too."""
+"""Models that contain all parts of the other models."""
 
 LONG = tuple(name for name in models.NAMES if name not in SHORT)
 MODELS = pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def training(strategy: str, name: str, optimizer: str, dtype: str) -> Training:
 
 @cache
 def references(strategy: str, workers: int, names: tuple[str, ...]) -> dict[str, Outcome]:
-    """What so many workers are compared with in float64, made by one process."""
+    """Return the float64 outcomes of one process for the models of this number of workers."""
     trainings = {
         name: training(strategy, name, optimizer_of(name, workers), "float64") for name in names
     }
@@ -77,7 +77,7 @@ def on_each_rank(cluster: nbdist.Cluster, strategy: str, text: Training) -> list
 
 
 def assert_same(ours: list[Outcome], reference: Outcome) -> None:
-    """Every number within 1e-9; what a rank has in the end, exactly what the others have."""
+    """Check all numbers to 1e-9, and the final weights of all ranks for equality."""
     assert ours[0].reports.keys() == reference.reports.keys()
     for name, values in reference.reports.items():
         np.testing.assert_allclose(ours[0].reports[name], values, rtol=1e-9, err_msg=name)
@@ -100,9 +100,9 @@ def test_the_numbers_of_one_device(cluster: nbdist.Cluster, name: str, strategy:
 @STRATEGIES
 @MODELS
 def test_float32(cluster: nbdist.Cluster, name: str, strategy: str) -> None:
-    """Relative to each array's norm: an element near zero has rounding errors of its own size.
+    """The error is relative to the norm of an array, because elements near zero lose all digits.
 
-    With momentum, not Adam, which divides a gradient by its own size, rounding errors and all.
+    The optimizer is SGD with momentum: Adam divides a gradient by its size and amplifies errors.
     """
     (ours, *_) = on_each_rank(cluster, strategy, training(strategy, name, "sgd", "float32"))
     reference = references_in_float32(strategy)[name]
@@ -114,6 +114,6 @@ def test_float32(cluster: nbdist.Cluster, name: str, strategy: str) -> None:
 @pytest.mark.parametrize("cluster", [2], indirect=True)
 @pytest.mark.parametrize("what", models.KERAS)
 def test_what_keras_takes_over_the_batch(cluster: nbdist.Cluster, what: str) -> None:
-    """Metrics, and means over a mask or over weights."""
+    """Metrics, and losses averaged over a mask or over sample weights."""
     ours = on_each_rank(cluster, "mirrored", models.KERAS[what])
     assert_same(ours, references("mirrored", 2, SHORT)[what])

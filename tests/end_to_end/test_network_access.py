@@ -1,4 +1,4 @@
-"""A host in the same network that has no key: it reads nothing, and runs nothing."""
+"""A host in the same network without a key reads no data and runs no code."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def intrude(stranger: Host, ends: list[tuple[str, int]]) -> subprocess.Popen[str
 def test_a_stranger_reads_nothing_and_runs_nothing(
     network: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """JAX alone: TensorFlow's own server lets in whoever comes, as docs/clusters.md says."""
+    """The test uses JAX: TensorFlow's server accepts every client, as docs/clusters.md states."""
     monkeypatch.setenv("NBDIST_SSH_CONFIG", str(network.ssh_config))
     *hosts, stranger = network.each
     with nbdist.Cluster(hosts=[host.name for host in hosts], framework="jax") as cluster:
         ends = [end for host in hosts for end in sorted(host.listening()) if end[0] != "127.0.0.1"]
-        assert len(ends) == 2 * len(hosts), "sshd and gloo"
+        assert len(ends) == 2 * len(hosts), "each host listens with sshd and gloo"
         process = intrude(stranger, ends)
         for _ in range(20):
             cluster.run(f"word = {WORD!r}\nprint(word)\nword")
@@ -101,18 +101,20 @@ def test_a_stranger_reads_nothing_and_runs_nothing(
         said, _ = process.communicate(timeout=60)
         heard = bytes.fromhex(said.split()[1]) if len(said.split()) > 1 else b""
         assert WORD.encode() not in heard
-        assert heard.replace(b"SSH-2.0", b"") != heard, "it was there, and heard sshd's greeting"
+        assert heard.replace(b"SSH-2.0", b"") != heard, "the stranger received the greeting of sshd"
         assert cluster.run("rank").results == {0: "0", 1: "1"}
 
 
 def listening_here() -> Iterator[tuple[str, int]]:
-    """Of this process, and of those below it on this machine."""
+    """Yield address and port of each listening socket of this process and its children."""
     own = psutil.Process()
     for process in (own, *own.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
             if "sshd" not in process.name():
                 ends = (c.laddr for c in process.net_connections() if c.status == "LISTEN")
-                yield from ((end.ip.removeprefix("::ffff:"), end.port) for end in ends)  # as gRPC
+                yield from (
+                    (end.ip.removeprefix("::ffff:"), end.port) for end in ends
+                )  # gRPC maps IPv4
 
 
 def test_what_listens_on_the_notebooks_machine_is_on_loopback(

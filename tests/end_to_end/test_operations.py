@@ -1,4 +1,4 @@
-"""Cells are run, stopped, interrupted and fail at random: no rank is left behind by any of it."""
+"""Random sequences of cells, stops, interrupts and failures keep the ranks in step."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ FRAMEWORKS: dict[StrategyName, str] = {"mirrored": "tensorflow", "pjrt": "jax"}
 def test_random_operations_leave_no_rank_behind(
     strategy: StrategyName, hosts: int, seed: int, count: int
 ) -> None:
-    """The log of a failure names the operations; the seed gives the same ones again."""
+    """The log of a failure lists the operations, and the seed reproduces them."""
     with clusters.cluster(hosts=hosts, framework=FRAMEWORKS[strategy]) as cluster:
         Operator(cluster, strategy, seed).operate(count)

@@ -1,4 +1,4 @@
-"""The notebook's process is killed in a run that is saved: the run goes on to the same bits."""
+"""A run with checkpoints ends with the same bits after its notebook process is killed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ pytestmark = [
 
 @contextlib.contextmanager
 def owner(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that trains, and what its training comes to when nothing disturbs it."""
+    """Start a process that trains; yield it and the digest of its undisturbed training."""
     program = [sys.executable, "-c", OWNER, *arguments]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Every layout that the search may return: the losses of one device, and XLA's memory, exactly."""
+"""Every layout of the search gives the losses of one device and the memory that XLA reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOSTS = 1, 2, 4
 
 
 class Degrees(NamedTuple):
-    """What is asked of a plan; as a test's name, `4-2-3`."""
+    """Requested degrees of a plan, written as `4-2-3` in test ids."""
 
     data: int
     model: int
@@ -44,22 +44,24 @@ class Degrees(NamedTuple):
 
     @property
     def planning(self) -> Planning:
-        """A plan of these alone."""
+        """Planning options that fix exactly these degrees."""
         axes = {DATA: self.data, MODEL: self.model}
         more = {"zero": self.zero, "micro": self.micro, "sequence": int(self.sequence)}
         return Planning(fixed={**axes, **more}, remat=self.remat)
 
 
 APART = "depthwise CNN"
-"""Of a convolution by groups of features, XLA gets the gradient wrong on a mesh of two axes."""
+"""XLA computes wrong gradients of grouped convolutions on a mesh of two axes."""
 
 ALONG = {
     "transformer": {1: (2, 4), 2: (2, 4), 4: (2,)},
     "tied transformer": dict.fromkeys(HOSTS, (2, 4, 8)),
     "experts": dict.fromkeys(HOSTS, (2,)),
 }
-"""By hosts, how many devices may cut along the sequence, or the seats of experts, what the products
-pass on whose sums they share; other sizes cut what sums over none."""
+"""Allowed model degrees by program and number of hosts for the flag `sequence`.
+
+The flag shards the inputs of products along the sequence or along the seats of experts. Programs
+without an entry contain no product that allows it."""
 
 LAYOUTS = [
     Degrees(data, DEVICES // data, zero, sequence=sequence)
@@ -96,7 +98,7 @@ QUICK = {
     (4, "recommender", Degrees(4, 2, 3)),
     (1, "U-Net", Degrees(4, 2, 3, "full")),
 }
-"""Workers, model and layout; the rest is for `make test-full`."""
+"""Cases of `make test`, as hosts, program and layout; `make test-full` runs all."""
 
 CASES = [
     pytest.param(
@@ -122,7 +124,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
 
 @cache
 def by_hand() -> dict[str, list[float]]:
-    """The losses of each program on one device, as plain JAX."""
+    """Return the losses of each program in plain JAX on one device."""
     texts = {name: f"{program.plain}\noutcome = losses" for name, program in PROGRAMS.items()}
     return references.plainly(texts)
 
@@ -197,7 +199,7 @@ np.unique(np.asarray(wrong) / np.asarray(right)).tolist()
 @pytest.mark.full
 @pytest.mark.parametrize("cluster", [1], indirect=True)
 def test_xla_still_gets_gradients_of_convolutions_by_groups_wrong(cluster: nbdist.Cluster) -> None:
-    """Once it does not, `Model.apart` may go."""
+    """If this test fails, XLA is fixed and `Model.apart` can be removed."""
     assert set(cluster.run(WRONG, strategy="pjrt").results.values()) == {"[2.0]"}
 
 
@@ -230,7 +232,7 @@ half, few, count = half * 0.5, few, count + 1
 def test_memory_is_exact_whatever_a_step_is_given(
     cluster: nbdist.Cluster, degrees: Degrees, batch: int
 ) -> None:
-    """Small types, random keys, what is not read or not changed, batches that 8 does not divide."""
+    """Small types, random keys, unused or unchanged arrays, batches that 8 does not divide."""
     cluster.run(ODD_SETUP, strategy="pjrt")
     options = StepOptions(data="train", batch=batch, planning=degrees.planning)
     run = cluster.run(ODD_STEP, strategy="pjrt", step=options)
@@ -252,7 +254,7 @@ def carried(plan: Plan) -> list[PlannedTensor]:
 
 
 def shards(plan: Plan) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Of all that is carried, the shape, and that of what is on each device."""
+    """Return the global and the per-device shape of each carried tensor."""
     return [(tensor.shape, shard(tensor, plan.axes)) for tensor in carried(plan)]
 
 

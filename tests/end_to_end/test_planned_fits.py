@@ -1,4 +1,4 @@
-"""Keras models on JAX that are laid out as it was planned train as on one device."""
+"""Keras models on JAX with a planned layout train with the numbers of one device."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def losses_of(run: Run) -> list[float]:
 
 
 def same(cluster: nbdist.Cluster, text: str) -> object:
-    """What all ranks say, which is the same."""
+    """Return the value of an expression that must be equal on all ranks."""
     said = set(cluster.run(text, strategy="pjrt").results.values())
     assert len(said) == 1
     return ast.literal_eval(said.pop())
@@ -154,18 +154,18 @@ len(kept), all(kept), len(optimizer), all(optimizer), all(back)
 
 
 def test_a_model_that_is_cut_is_saved_and_loaded(cluster: nbdist.Cluster, tmp_path: Path) -> None:
-    """No rank has all of it; rank 0 writes."""
+    """No rank holds the whole model; rank 0 writes the file."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     fitted(cluster, Planning(fixed={MODEL: 2, "zero": 3}))
     assert same(cluster, SAVE.format(folder=str(tmp_path))) == (10, True, 18, True, True)
     assert any("model" in spec for spec in same(cluster, LIE).values())
 
 
-@pytest.mark.full  # models that share layers are laid out in turn, too
+@pytest.mark.full  # the test with shared layers changes layouts too
 def test_what_another_cell_asks_for_lays_the_model_out_anew(
     cluster: nbdist.Cluster, plain: dict[str, list[float]]
 ) -> None:
-    """It goes on from where it was; evaluations follow it."""
+    """Training continues from the current weights, and evaluations use the new layout."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     losses: list[float] = []
     for data, model, zero in FITS:
@@ -178,7 +178,7 @@ def test_what_another_cell_asks_for_lays_the_model_out_anew(
 
 
 def test_a_cell_that_asks_for_nothing_is_planned_too(cluster: nbdist.Cluster) -> None:
-    """Every run tells what was foretold, and every cell says its plan."""
+    """Without options the layout is pure data parallelism, and each run stores its plan."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     for _ in range(2):
         run = cluster.run(FIT, strategy="pjrt")
@@ -188,7 +188,7 @@ def test_a_cell_that_asks_for_nothing_is_planned_too(cluster: nbdist.Cluster) ->
 
 
 def test_a_fit_that_fits_nowhere_is_refused(cluster: nbdist.Cluster) -> None:
-    """The model is as it was."""
+    """The refused fit leaves the model unchanged."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     whole = losses_of(fitted(cluster, Planning()))
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
@@ -201,7 +201,7 @@ def test_a_fit_that_fits_nowhere_is_refused(cluster: nbdist.Cluster) -> None:
 def test_a_model_that_is_cut_goes_on_from_its_checkpoint(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
-    """The same numbers as without the break."""
+    """The losses equal those of an uninterrupted fit."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     planning = Planning(fixed={MODEL: 2, "zero": 3})
     whole = losses_of(fitted(cluster, planning))
@@ -254,7 +254,7 @@ PARTS = "{part.data.shape for part in table.value.addressable_shards}"
 
 
 def test_a_large_variable_is_made_in_parts(cluster: nbdist.Cluster) -> None:
-    """No device has all of it, and its values are those of one device."""
+    """No device holds the whole variable, and its values are those of one device."""
     plainly = references.plainly({"born": PLAINLY_BORN})["born"]
     cluster.run(BORN.format(seed=7), strategy="pjrt")
     assert same(cluster, PARTS) == {(8192 // DEVICES, 16)}
@@ -262,7 +262,9 @@ def test_a_large_variable_is_made_in_parts(cluster: nbdist.Cluster) -> None:
     assert drawn == plainly["drawn"]
     run = fitted(cluster, Planning(fixed={"zero": 3}), BORN_FIT)
     assert run.plan is not None
-    assert same(cluster, PARTS) == {(8192, 16 // DEVICES)}, "as its rows are looked up"
+    assert same(cluster, PARTS) == {(8192, 16 // DEVICES)}, (
+        "the plan shards an embedding along its columns, because steps look up rows"
+    )
     np.testing.assert_allclose(same(cluster, "losses"), plainly["losses"], rtol=1e-5)
 
 
@@ -278,7 +280,7 @@ def test_ranks_that_were_seeded_differently_make_one_variable(cluster: nbdist.Cl
 def test_a_fit_that_goes_on_with_a_smaller_batch_is_laid_out_as_it_was(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
-    """Of 56 samples, the last of four batches has 8."""
+    """The last of four batches contains 8 of the 56 samples."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     saving = Saving(folder=str(tmp_path), every_steps=3)
     cell = "model.fit(x, y, batch_size=16, epochs=1, shuffle=False, verbose=0)"
@@ -293,7 +295,7 @@ def test_a_fit_that_goes_on_with_a_smaller_batch_is_laid_out_as_it_was(
 
 
 def test_a_generator_that_raises_takes_nothing_along(cluster: nbdist.Cluster) -> None:
-    """Keras has taken the values away by then."""
+    """At the time of the error Keras has already moved the values out of the variables."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     before = same(cluster, WEIGHTS)
     raising = "def broken():\n    raise ValueError('no data')\n    yield x, y\n"
@@ -324,7 +326,7 @@ outcome = [{", ".join(IN_TURN)}]
 def test_models_that_share_layers_are_laid_out_in_turn(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
-    """Each fit finds the shared layers where the one before has left them."""
+    """Each fit starts from the layout that the previous fit gave to the shared layers."""
     wanted = references.plainly({"shared": PLAIN_SHARED})["shared"]
     cluster.run(DATA_SETS + MODEL_ + SHARED, strategy="pjrt")
     plans = {}, {"zero": 3}, {}, {MODEL: 2, "zero": 1}
@@ -345,7 +347,7 @@ again = keras.models.load_model({path!r})
 
 
 def test_one_rank_alone_cannot_read_what_is_cut(cluster: nbdist.Cluster) -> None:
-    """It would wait for the others for ever."""
+    """The read needs a collective, so a single rank would wait forever."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     fitted(cluster, Planning(fixed={"zero": 3}))
     with pytest.raises(CellError, match="is sharded over the ranks, and only this rank reads it"):
@@ -354,7 +356,7 @@ def test_one_rank_alone_cannot_read_what_is_cut(cluster: nbdist.Cluster) -> None
 
 @pytest.mark.full
 def test_what_else_trains_is_laid_out_too(cluster: nbdist.Cluster) -> None:
-    """Single batches, several steps in a call, layers that are frozen, a model compiled again."""
+    """Single batches, several steps per execution, frozen layers, a recompiled model."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     planning = Planning(fixed={MODEL: 2})
     run = fitted(cluster, planning, "[float(l) for l in model.train_on_batch(x[:16], y[:16])]")
@@ -374,7 +376,7 @@ def test_what_else_trains_is_laid_out_too(cluster: nbdist.Cluster) -> None:
 
 @pytest.mark.full
 def test_a_plan_is_given_to_a_model_that_is_made_again(cluster: nbdist.Cluster) -> None:
-    """Keras calls its variables otherwise each time."""
+    """Keras gives the variables new names each time."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     given = fitted(cluster, Planning(fixed={MODEL: 2})).plan
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")

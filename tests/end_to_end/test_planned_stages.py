@@ -1,4 +1,4 @@
-"""Steps whose layers are cut into stages: the losses of one device, and XLA's memory, exactly."""
+"""Pipelined steps give the losses of one device and the memory that XLA reports."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 DEVICES = 8
 PROGRAM = PROGRAMS["tied transformer"]
-"""Its four layers are in a scan."""
+"""Program with a scan over four layers."""
 
 
 class Degrees(NamedTuple):
-    """What is asked of a plan; as a test's name, `2-2-2-1-micro4`."""
+    """Requested degrees of a plan, written as `2-2-2-1-micro4` in test ids."""
 
     stage: int
     data: int
@@ -84,7 +84,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
 
 @cache
 def by_hand() -> list[float]:
-    """The losses on one device, as plain JAX."""
+    """Return the losses in plain JAX on one device."""
     return references.plainly({"it": f"{PROGRAM.plain}\noutcome = losses"})["it"]
 
 
@@ -179,7 +179,7 @@ model = keras.Sequential([keras.Input((16,)), *layers])
 model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy"])
 history = model.fit(x, y, batch_size=64, epochs=2, verbose=0, shuffle=False).history
 """
-"""The last batch of an epoch has half the rows."""
+"""Fit whose last batch of an epoch contains half the rows."""
 
 
 @pytest.mark.parametrize("cluster", [1], indirect=True)

@@ -1,4 +1,4 @@
-"""Workers are killed at random; nothing of it is left in the numbers."""
+"""Random kills of workers leave no trace in the numbers."""
 
 from __future__ import annotations
 
@@ -28,32 +28,35 @@ KILLS = 100
 EPOCHS = 40
 PACE_S = 0.02
 GROWTH_BYTES = 60e6
-"""What the notebook's process may grow by: a hundred recoveries keep their rows, and no more."""
+"""Allowed growth of the notebook process: the stored rows of a hundred recoveries."""
 
 GROWTH_BELOW_BYTES = 400e6
-"""Likewise the workers, and what they are made with; a worker has 100 to 300 MB to itself, and ten
-recoveries in place leave as many coordination services of some 10 MB."""
+"""Allowed growth of the child processes.
+
+A worker uses 100 to 300 MB of unshared memory. Ten recoveries in place leave ten coordination
+services of about 10 MB."""
 
 SPARE_FILES = 8
-"""What ZeroMQ may hold of engines that came back."""
+"""Files that ZeroMQ may keep open for restarted engines."""
 
 
 IN_A_HEAL = 0.25
-"""The share of kills that are followed by another one while workers are replaced: more of them, and
-a run whose workers take longer to come back than they live would never end."""
+"""Share of kills with a second kill during the recovery.
+
+With more of them, workers would die faster than nbdist replaces them, and the run would not end."""
 
 HEAL_S = 2.5
-"""How long after a kill that may be."""
+"""Longest delay of the second kill in seconds."""
 
 
 class Killer:
-    """Kills a random worker after each checkpoint, and sometimes one during a recovery.
+    """Thread that kills a random worker after each checkpoint, sometimes also in a recovery.
 
     Args:
-        cluster: whose workers.
-        seed: of all that is random.
-        folder: where the run saves its state.
-        most: kills.
+        cluster: The cluster whose workers to kill.
+        seed: Seed of the random choices.
+        folder: Checkpoint folder of the run.
+        most: Largest number of kills.
     """
 
     def __init__(self, cluster: nbdist.Cluster, seed: int, folder: Path, most: int) -> None:
@@ -87,7 +90,7 @@ class Killer:
                 self._kill()
 
     def _kill(self) -> None:
-        """One of those that there are now, whatever they do; they may be none in a recovery."""
+        """Kill a random live worker in any state; none may be alive during a recovery."""
         pids = list(self._cluster._worker_group.engines.pids().values())
         if pids:
             with contextlib.suppress(ProcessLookupError):
@@ -107,7 +110,7 @@ def cluster(form: training.Form) -> Iterator[nbdist.Cluster]:
 
 
 def of_children(process: psutil.Process) -> int:
-    """Bytes that the workers, and what they are made with, have to themselves."""
+    """Return the unshared memory of all child processes in bytes."""
     total = 0
     for child in process.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -132,7 +135,7 @@ def set_up(cluster: nbdist.Cluster, form: training.Form, pace_s: float) -> None:
 def test_random_kills_leave_no_trace(
     cluster: nbdist.Cluster, form: training.Form, most: int, epochs: int, tmp_path: Path
 ) -> None:
-    """The same bits, each step once; processes, threads, files and memory are what they were."""
+    """The bits and the losses are equal; processes, threads, files and memory do not grow."""
     set_up(cluster, form, 0.0)
     calm = form.run(cluster, epochs=epochs, data="batches")
     digest = form.digest_of(cluster)

@@ -1,4 +1,4 @@
-"""A notebook's kernel goes, and another one takes over; or nobody does."""
+"""Clusters whose kernel dies: another kernel attaches, or the workers end."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ pytestmark = pytest.mark.usefixtures("own_folders")
 
 @pytest.fixture
 def until(tmp_path: Path) -> Callable[[Callable[[RunState, int], bool]], RunState]:
-    """Waits for a state of the newest run, and for how many steps it has."""
+    """Function that waits until `done(state, steps)` is true for the newest run."""
 
     def wait(done: Callable[[RunState, int], bool]) -> RunState:
         found: list[RunState] = []
@@ -97,7 +97,7 @@ def until(tmp_path: Path) -> Callable[[Callable[[RunState, int], bool]], RunStat
 
 @contextlib.contextmanager
 def owner() -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
-    """A process that has a cluster, and the cluster's processes."""
+    """Start a process that owns a cluster; yield it and the processes of the cluster."""
     program, pipe = [sys.executable, "-c", OWNER], subprocess.PIPE
     with subprocess.Popen(program, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
@@ -121,12 +121,12 @@ def pid_of(kernel: Kernel) -> int:
 
 
 def let_go() -> None:
-    """Steps go on beyond the half."""
+    """Let the training continue after `HALF` steps."""
     Path(os.environ["JUPYTER_RUNTIME_DIR"], "go").touch()
 
 
 def check_attached(kernel: Kernel, framework: str) -> None:
-    """The run goes to its end in this kernel, whole, and the names are there."""
+    """Check that the run ends in this kernel with all rows and the final variables."""
     request = kernel.send("%dist_attach -o run")
     let_go()
     shown = kernel.collect(request).check()
@@ -139,7 +139,7 @@ def check_attached(kernel: Kernel, framework: str) -> None:
 
 @pytest.mark.parametrize(
     "framework", ["jax", pytest.param("tensorflow", marks=pytest.mark.full)]
-)  # what comes back is the same; it takes twice as long
+)  # takes twice as long as JAX
 def test_a_detached_run_goes_on_when_its_kernel_is_killed_and_another_one_shows_its_end(
     framework: str,
     until: Callable[[Callable[[RunState, int], bool]], RunState],
@@ -161,7 +161,7 @@ def test_a_detached_run_goes_on_when_its_kernel_is_killed_and_another_one_shows_
     assert stop_all() == ()
 
 
-@pytest.mark.full  # a kernel that is killed leaves it too
+@pytest.mark.full  # the previous test kills a kernel
 def test_a_front_end_that_restarts_the_kernel_leaves_a_detached_run(
     until: Callable[[Callable[[RunState, int], bool]], RunState],
 ) -> None:
@@ -175,7 +175,7 @@ def test_a_front_end_that_restarts_the_kernel_leaves_a_detached_run(
         check_attached(kernel, "jax")
 
 
-@pytest.mark.full  # of what a detached runner does, the first test sees the most
+@pytest.mark.full  # the first test covers most of a detached runner
 def test_a_stop_while_nobody_is_there_ends_the_cell_and_not_the_cluster(
     tmp_path: Path, until: Callable[[Callable[[RunState, int], bool]], RunState]
 ) -> None:
@@ -194,7 +194,7 @@ def test_a_stop_while_nobody_is_there_ends_the_cell_and_not_the_cluster(
         assert cluster.pull(["answer"])[1]["answer"] == 42
 
 
-@pytest.mark.full  # of what a detached runner does, the first test sees the most
+@pytest.mark.full  # the first test covers most of a detached runner
 def test_a_run_that_ended_while_nobody_was_there_is_had_from_the_cluster(
     until: Callable[[Callable[[RunState, int], bool]], RunState],
 ) -> None:
@@ -215,7 +215,7 @@ def test_a_run_that_ended_while_nobody_was_there_is_had_from_the_cluster(
     cluster.stop()
 
 
-@pytest.mark.full  # tests/cluster/forkserver/test_server.py kills an owner, too
+@pytest.mark.full  # tests/cluster/forkserver/test_server.py also kills an owner
 def test_without_detach_the_workers_end_with_their_folder(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -244,7 +244,7 @@ def test_between_cells_the_next_kernel_finds_the_names(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         with nbdist.attach() as cluster:
-            cluster.follow()  # that the cell had ended may not have been written yet
+            cluster.follow()  # the end of the cell may not be stored yet
             assert cluster.pull(["answer"])[1]["answer"] == 42
             assert cluster.run("answer + rank").results == {0: "42", 1: "43"}
     assert not await_ends(family, 10)
@@ -279,7 +279,7 @@ def test_what_a_killed_notebook_left_is_ended_and_a_living_one_s_is_not(tmp_path
         assert not await_ends(family, 10)
         assert all(map(is_alive, others))
         seed = next(p for p in others if "nbdist.cluster.forkserver.server" in p.cmdline())
-        seed.kill()  # nobody is there to end the controller
+        seed.kill()  # no process is left to end the controller
         living.kill()
         living.wait()
         assert len(stop_all()) == 1
@@ -340,7 +340,7 @@ def test_a_folder_that_is_not_what_it_says_harms_nothing(tmp_path: Path) -> None
     assert precious.is_dir()
 
 
-@pytest.mark.full  # test_cluster.py kills one between cells
+@pytest.mark.full  # test_cluster.py kills a controller between cells
 def test_a_controller_that_is_killed_in_a_run_does_not_touch_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -383,7 +383,7 @@ def test_all_ends_within_half_a_minute_of_the_kernel() -> None:
 def test_a_keeper_replaces_a_worker_that_dies_while_nobody_is_there(
     tmp_path: Path, until: Callable[[Callable[[RunState, int], bool]], RunState]
 ) -> None:
-    """A cell that is saved goes on without `--detach`."""
+    """A cell with checkpoints continues without `--detach`."""
     data = "xs = np.repeat((np.arange(20_000) // 4 % 7).astype('float32')[:, None], 3, 1)"
     with Kernel() as kernel:
         kernel.run("%load_ext nbdist\n%dist_start 2 --framework jax").check()

@@ -1,6 +1,6 @@
-"""Faults in runs that are saved: each has an outcome and a bound in seconds.
+"""Faults in runs with checkpoints: each has an outcome and a bound in seconds.
 
-`make test` has a short form; `make chaos` all of it (`--full`), with random kills besides.
+`make test` runs a few of them. `make chaos` runs all (`--full`), and random kills as well.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ FULL = pytest.mark.full
 RANKS, LAST = 3, training.STEPS
 EVERY = 5
 WHENEVER = [1, 12, LAST]
-"""The first step, one between, the last."""
+"""The first step, one in between, the last step."""
 
 HEALED_S = 30.0
-"""A recovery takes two to four seconds here; these machines are busy."""
+"""Longest run in seconds; a recovery takes two to four, more on busy machines."""
 
 FAULT = """
 def at(step):
@@ -57,14 +57,14 @@ def cluster(form: training.Form) -> Iterator[nbdist.Cluster]:
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster: nbdist.Cluster, form: training.Form) -> str:
-    """What the training comes to."""
+    """Digest of the state after an undisturbed training."""
     cluster.run(form.setup, strategy=form.strategy)
     form.run(cluster, data="batches")
     return form.digest_of(cluster)
 
 
 class Trial:
-    """A training with one fault in it."""
+    """Training with one injected fault."""
 
     def __init__(self, cluster: nbdist.Cluster, form: training.Form, folder: Path) -> None:
         self.cluster = cluster
@@ -75,7 +75,7 @@ class Trial:
         cluster.run(form.setup, strategy=form.strategy)
 
     def fault(self, action: str, rank: int, step: int, pace_s: float = 0.0) -> None:
-        """The rank does this before the step, once; each takes a while."""
+        """Let the rank run the action once before the step, and pause before each step."""
         source = FAULT.format(
             mark=str(self.mark), rank=rank, step=step, action=action, pace_s=pace_s
         )
@@ -88,7 +88,7 @@ class Trial:
         return run
 
     def check(self, run: Run, undisturbed: str, recoveries: int = 1) -> None:
-        """It was recovered so often, and came to the same bits."""
+        """Check the number of recoveries and that the final bits are the undisturbed ones."""
         assert len(run.recoveries) == recoveries
         assert self.form.digest_of(self.cluster) == undisturbed
         assert not list(self.folder.glob(".*.part-*"))
@@ -100,7 +100,7 @@ def trial(cluster: nbdist.Cluster, form: training.Form, undisturbed: str, tmp_pa
     return Trial(cluster, form, tmp_path)
 
 
-@training.forms("pjrt step")  # test_shrink.py has a recovery under mirrored
+@training.forms("pjrt step")  # test_shrink.py covers a recovery under mirrored
 @pytest.mark.parametrize(
     ("rank", "step"),
     [
@@ -118,11 +118,11 @@ def test_a_rank_that_is_killed_is_replaced(
     trial.fault(KILL, rank, step)
     run = trial.run()
     trial.check(run, undisturbed)
-    assert rank in run.recoveries[0].ranks  # one that heeds nothing in time is lost with it
+    assert rank in run.recoveries[0].ranks  # ranks that do not respond in time are replaced too
     assert run.recoveries[0].step <= step
 
 
-@FULL  # test_fail_fast.py finds a frozen one
+@FULL  # test_fail_fast.py detects a frozen rank
 @training.forms("pjrt step")
 @pytest.mark.parametrize(
     ("rank", "step"),
@@ -139,7 +139,7 @@ def test_a_rank_that_is_frozen_is_replaced(
 @pytest.mark.parametrize(
     ("rank", "step"),
     [
-        (0, 1),  # test_fail_fast.py breaks off others
+        (0, 1),  # test_fail_fast.py covers other steps
         *(pytest.param(0, step, marks=FULL) for step in WHENEVER[1:]),
         *(pytest.param(RANKS - 1, step, marks=FULL) for step in WHENEVER),
     ],
@@ -182,7 +182,7 @@ def test_a_rank_that_is_gone_between_cells_is_replaced(
 def test_a_bug_of_the_users_is_not_healed(
     trial: Trial, undisturbed: str, rank: int, step: int
 ) -> None:
-    """The cell fails, what was saved is there, and the next cell goes on from it."""
+    """The cell fails, and the next cell with `--resume` continues from the checkpoint."""
     trial.fault(RAISE, rank, step)
     with pytest.raises(CellError, match=f"ValueError on rank {rank}@"):
         trial.run()
@@ -197,7 +197,7 @@ def test_a_bug_of_the_users_is_not_healed(
 def test_a_rank_that_is_told_to_end_has_all_saved(
     trial: Trial, undisturbed: str, rank: int
 ) -> None:
-    """At one step, beyond that of the signal; the rerun goes on there."""
+    """All ranks save the same step after the signal, and the rerun continues from it."""
     trial.fault(PREEMPT, rank, 12, pace_s=0.08)
     with pytest.raises(PreemptedError, match=f"rank {rank}@.*SIGTERM.*--resume"):
         trial.run()
@@ -220,7 +220,7 @@ def test_a_rank_that_is_told_to_end_has_all_saved(
 def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(
     trial: Trial, undisturbed: str, rank: int, save: int
 ) -> None:
-    """It is killed as soon as it has begun to write the next one."""
+    """The rank kills itself as soon as it starts to write the next checkpoint."""
     part = str(trial.folder / f".step-{save:08}.part-*" / f"rank-{rank}.msgpack")
     trial.cluster.run(
         f"import glob, threading\ndef die():\n    while not glob.glob({part!r}):\n"
@@ -232,14 +232,14 @@ def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(
     assert run.recoveries[0].step in (*range(0, save, EVERY)[-1:], save)
 
 
-@FULL  # test_checkpoint_faults.py fills one
+@FULL  # test_checkpoint_faults.py limits the file size once
 @training.forms()
 @pytest.mark.parametrize("step", WHENEVER)
 @pytest.mark.parametrize("rank", [0, RANKS - 1])
 def test_a_disk_that_is_full_stops_nothing(
     trial: Trial, undisturbed: str, rank: int, step: int
 ) -> None:
-    """A rank's files may not grow any more; the checkpoint before stays the newest."""
+    """The previous checkpoint stays the newest when a rank cannot write any more."""
     limit = "resource.setrlimit(resource.RLIMIT_FSIZE, {})"
     trial.cluster.run("import resource")
     trial.fault(limit.format("(100, resource.RLIM_INFINITY)"), rank, step)
@@ -248,19 +248,19 @@ def test_a_disk_that_is_full_stops_nothing(
     assert not run.recoveries
     assert trial.form.digest_of(trial.cluster) == undisturbed
     newest = max((int(path.name[5:]) for path in trial.folder.glob("step-*")), default=0)
-    assert newest in range(0, step, EVERY)[-2:]  # the last was being written, or had been
+    assert newest in range(0, step, EVERY)[-2:]  # the last one may be incomplete
     assert any("was not saved" in note.text for note in run.notes)
 
 
 @pytest.fixture(scope="module")
 def alone(form: training.Form) -> Iterator[nbdist.Cluster]:
-    """What is behind it may be killed."""
+    """Cluster whose fork server and controller the tests may kill."""
     with nbdist.Cluster(hosts=RANKS, framework=form.framework) as made:
         yield made
 
 
 @training.forms()
-@FULL  # kills what `make test` would have to start again; test_cluster.py kills both
+@FULL  # each test restarts the cluster; test_cluster.py kills both parts
 @pytest.mark.parametrize("step", WHENEVER)
 @pytest.mark.parametrize("part", ["controller", "seed"])
 def test_a_run_goes_on_without_what_started_it(
@@ -271,22 +271,24 @@ def test_a_run_goes_on_without_what_started_it(
     part: str,
     step: int,
 ) -> None:
-    """Cells do not pass through the controller; without the seed, all is started anew."""
-    if not alone.is_whole:  # after the controller of the test before
+    """Cells bypass the controller; without the fork server, a recovery restarts all workers."""
+    if not alone.is_whole:  # the previous test killed a part
         alone.restart()
     trial = Trial(alone, form, tmp_path)
     engines = alone._worker_group.engines
     pid = engines.fleet.home.state.pid if part == "seed" else engines.controller.pids[0]
-    wait = "time.sleep(60)" if part == "seed" else "None"  # for its own end, also in the last step
+    wait = (
+        "time.sleep(60)" if part == "seed" else "None"
+    )  # the rank dies with the fork server, also in the last step
     trial.fault(f"[os.kill({pid}, signal.SIGKILL), {wait}]", 0, step)
     trial.check(trial.run(), undisturbed, recoveries=int(part == "seed"))
 
 
-@FULL  # TensorFlow is imported once more
+@FULL  # imports TensorFlow again
 def test_a_heal_in_place_is_one_heal_where_the_other_framework_is_there_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its collectives are broken from there on, and are of no use to the run."""
+    """The recovery aborts TensorFlow's collectives too; the JAX run does not need them."""
     with nbdist.Cluster(hosts=RANKS, spares=1) as both:
         trial = Trial(both, training.FORMS["pjrt step"], tmp_path)
         trial.fault(KILL, 1, 12)

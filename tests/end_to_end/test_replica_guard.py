@@ -1,4 +1,4 @@
-"""A rank whose state is not the others' is named, with the variable, and nobody else is."""
+"""The guard names the rank and the variable that differ from the other ranks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mirrored": {"hosts": RANKS},
     "pjrt": {"hosts": RANKS, "framework": "jax"},
 }
-"""Of clusters by strategy: Keras is on TensorFlow where both are there."""
+"""Cluster options by strategy: Keras uses TensorFlow if both frameworks are installed."""
 
 EVERY = 3
 SPOILED_AT = 5
-"""The step before which rank 1's state is changed, so that it is found after step 6."""
+"""Step before which rank 1 changes its state; the guard reports it at `FOUND_AT`."""
 
 FOUND_AT = 6
 
@@ -34,7 +34,7 @@ def flipped(value):
     value.view("int32")[-1, -1] ^= 1
     return value
 """
-"""One bit of one element, the lowest."""
+"""Flip the lowest bit of one element."""
 
 SPOIL_MIRRORED = f"""{FLIP}
 def spoil():
@@ -77,13 +77,13 @@ own = jax.make_array_from_single_device_arrays(
 
 @dataclass(frozen=True)
 class Spoiled:
-    """A training in which rank 1 goes its own way.
+    """Training in which rank 1 changes its state.
 
     Attributes:
-        form: the training.
-        setup: what is added to its set-up.
-        named: how the variable is called.
-        cell: what trains; the form's own if left out.
+        form: The training.
+        setup: Cell text to append to its set-up.
+        named: Pattern of the variable's name in the error.
+        cell: The training cell, or an empty string for the cell of the form.
     """
 
     form: training.Form
@@ -117,7 +117,7 @@ SPOILED = {
         SPOIL_MIRRORED + BATCHES,
         r"model( of the fit)?: sequential\S*/dense\S*/kernel",
     ),
-    # What should be one number on all devices is another on each.
+    # A replicated array holds a different number on each device.
     "pjrt step": Spoiled(
         _PJRT,
         BATCHES.replace("spoil()", "pass") + OWN,
@@ -134,7 +134,7 @@ SPOILED = {
 
 
 def _with_moments(name: str) -> tuple[str, str]:
-    """The set-up and the cell of a training whose model has moving means too."""
+    """Return the set-up and the cell of a training with added moving means."""
     form = training.FORMS[name]
     dropout = "keras.layers.Dropout(0.25)"
     assert dropout in form.setup
@@ -149,20 +149,24 @@ ALIKE: dict[str, tuple[str, str, bool, dict[str, Any]]] = {
     "moments, keras on jax": (*_with_moments("keras on jax"), False, {}),
     "nnx": (programs.DATA + programs.NNX.setup, programs.NNX.step, True, {}),
 }
-"""What ranks might have another of without harm: set-up, cell, whether it is a step, options."""
+"""Trainings with rank-local state: set-up, cell, a flag for step cells, options."""
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("moments, float16 step", marks=pytest.mark.full),  # a fit has more of its own
+        pytest.param(
+            "moments, float16 step", marks=pytest.mark.full
+        ),  # the fit has more rank-local state
         pytest.param("moments, float16 fit", marks=pytest.mark.full),
-        pytest.param("moments, keras on jax", marks=pytest.mark.full),  # one program, as NNX's
-        pytest.param("nnx", marks=pytest.mark.full),  # the pjrt step has all that it has
+        pytest.param(
+            "moments, keras on jax", marks=pytest.mark.full
+        ),  # one program for all ranks, like NNX
+        pytest.param("nnx", marks=pytest.mark.full),  # the pjrt step covers its state
     ],
 )
 @pytest.mark.parametrize(
-    "epochs", [2, pytest.param(60, marks=pytest.mark.full, id="long, as drift takes its time")]
+    "epochs", [2, pytest.param(60, marks=pytest.mark.full, id="long enough to drift")]
 )
 def test_what_is_each_ranks_own_is_no_alarm(name: str, epochs: int) -> None:
     setup, cell, is_step, options = ALIKE[name]
@@ -182,7 +186,7 @@ def test_what_is_each_ranks_own_is_no_alarm(name: str, epochs: int) -> None:
 
 
 def of(*short: str) -> pytest.MarkDecorator:
-    """Each of these trainings; all but these only with `--full`."""
+    """Parametrize over all trainings, and mark those not in `short` as full."""
     params = [pytest.param(n, marks=() if n in short else pytest.mark.full) for n in SPOILED]
     return pytest.mark.parametrize("spoiled", params, indirect=True, scope="module")
 
@@ -216,7 +220,7 @@ def test_guard_0_compares_nothing(cluster: nbdist.Cluster, spoiled: Spoiled) -> 
 
 @of("pjrt step")
 def test_ranks_that_are_alike_go_on(cluster: nbdist.Cluster, spoiled: Spoiled) -> None:
-    """Dropout, moments, metrics, a last batch that cannot be cut evenly; after each step."""
+    """Dropout, moments, metrics and an uneven last batch, compared after each step."""
     cluster.run(spoiled.form.setup, strategy=spoiled.form.strategy)
     run = spoiled.form.run(cluster, guard=1)
     assert run.summary.epochs == training.EPOCHS

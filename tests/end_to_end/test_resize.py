@@ -1,4 +1,4 @@
-"""More or fewer workers: between cells, and for a run that goes on from its checkpoint."""
+"""Resize of a cluster between cells, and of a run that continues from its checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 
 def stop_after(folder: Path, steps: int) -> threading.Thread:
-    """Somebody who watches asks for the end of the next run, once it has so many rows."""
+    """Start a thread that requests a stop of the next run after so many rows."""
     before = {run.path for run in kept(folder / "runs")}
 
     def rows() -> int:
@@ -73,7 +73,7 @@ def test_between_cells(cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[st
 def test_a_stopped_run_goes_on_with_more_and_then_fewer(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
-    """The numbers are those of the run that was never stopped: the global batch is the same."""
+    """The losses equal those of an uninterrupted run, because the global batch is constant."""
     cluster.run(SETUP)
     saving = Saving(folder=str(tmp_path / "saved"), every_steps=50)
     stopping = stop_after(tmp_path, 60)
@@ -109,7 +109,7 @@ def test_what_cannot_be(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     cluster.run(STEP, step=few, saving=saving)
     with pytest.raises(ReplayError):
         cluster.resize(3, go_on=True)
-    assert cluster.run("x").results == {0: "1", 1: "1"}, "nothing was changed"
+    assert cluster.run("x").results == {0: "1", 1: "1"}, "refused calls change nothing"
 
 
 def test_the_magic(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,4 +158,4 @@ def test_hosts_that_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
                 for process in host.processes()
                 if process.name() not in sshd
             ]:
-                assert time.monotonic() < deadline, f"left on hosts that were let go: {left}"
+                assert time.monotonic() < deadline, f"released hosts still run {left}"

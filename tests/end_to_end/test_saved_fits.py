@@ -1,4 +1,4 @@
-"""What a cell fits is saved whatever it is called, and however many fits there are."""
+"""Checkpoints of cells with one or more fits, under any variable names."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def digest_of(cluster: nbdist.Cluster) -> dict[int, str]:
     return cluster.run("digest(first, other)", strategy=strategy_of(cluster)).results
 
 
-@pytest.mark.full  # as in one fit
+@pytest.mark.full  # test_shrink.py covers one fit
 def test_a_cell_with_two_fits_is_healed_in_the_second(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
@@ -85,16 +85,16 @@ def test_a_cell_with_two_fits_is_healed_in_the_second(
     assert [recover.ranks for recover in run.recoveries] == [(1,)]
     assert digest_of(cluster) == undisturbed
     again = Saving(folder=saving.folder, every_steps=3, resume=True)
-    run = cluster.run(CELL, strategy=strategy, saving=again)  # `last` is there, from before
+    run = cluster.run(CELL, strategy=strategy, saving=again)  # the previous run defined `last`
     assert not run.recoveries
     assert digest_of(cluster) == undisturbed
 
 
-@pytest.mark.full  # the names are found as above
+@pytest.mark.full  # the previous test covers the names
 def test_a_model_that_an_earlier_cell_trained_is_healed(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
-    """The checkpoint has it, under the name that the cell knows."""
+    """The checkpoint stores the model under its name in the cell."""
     strategy, digests = strategy_of(cluster), []
     for kills in (False, True):
         cluster.run(SETUP, strategy=strategy)
@@ -123,7 +123,7 @@ def test_what_cannot_be_healed_says_why_at_once(cluster: nbdist.Cluster, tmp_pat
 def test_an_interrupt_is_not_lost_with_a_rank_that_dies_after_it(
     cluster: nbdist.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run was to end: nobody is replaced, and nothing is trained on."""
+    """An interrupted run ends without a recovery."""
     strategy = strategy_of(cluster)
     dies = (
         "def at(name, epoch):\n    if rank == 1 and epoch == 1:\n"
@@ -152,7 +152,7 @@ def test_an_interrupt_is_not_lost_with_a_rank_that_dies_after_it(
 def test_a_model_that_never_fitted_has_no_checkpoint_to_go_on_from(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
-    """Fresh workers, and `--resume` before the set-up: it is named what is missing, once."""
+    """On fresh workers, `--resume` before the set-up fails with a NameError."""
     cluster.restart()
     pids = {worker.pid for worker in cluster.workers()}
     saving = Saving(str(tmp_path / "kept"), every_steps=3, resume=True)
@@ -173,7 +173,7 @@ losses
 def test_an_epoch_that_is_gone_on_with_counts_its_own_batches(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
-    """What Keras's metrics held at the end of the fit before was of its validation."""
+    """Keras metrics hold validation values at the end of a fit; a resume must reset them."""
     strategy = strategy_of(cluster)
     saving = Saving(folder=str(tmp_path / "kept"), every_steps=3)
     said = []

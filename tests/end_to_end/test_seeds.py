@@ -1,4 +1,4 @@
-"""One seed for the random generators of all workers, and one for those of a cell."""
+"""Seeds of the random generators, for all workers and for single cells."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SEEDED = "import keras\nkeras.utils.set_random_seed({seed})\n"
 
 
 def drawn(cluster: nbdist.Cluster, source: str, seed: int | None = None) -> list[float]:
-    """What a cell draws, the same on all ranks."""
+    """Return the numbers that a cell draws, and check that all ranks draw the same."""
     cluster.run(source, seed=seed)
     (own, *others) = cluster.pull(["outcome"]).values()
     assert all(other == own for other in others)
@@ -73,7 +73,7 @@ def test_workers_start_with_the_seed_and_start_again_with_it(
 ) -> None:
     at_first = drawn(tensorflow_cluster, OF_ALL)
     assert at_first == expected[str(SEED)]
-    assert drawn(tensorflow_cluster, OF_ALL) != at_first, "the next cell continues"
+    assert drawn(tensorflow_cluster, OF_ALL) != at_first, "the next cell continues the sequence"
     assert drawn(tensorflow_cluster, OF_ALL, CELL_SEED) == expected[str(CELL_SEED)]
     assert drawn(tensorflow_cluster, OF_ALL, CELL_SEED) == expected[str(CELL_SEED)]
     tensorflow_cluster.restart()
@@ -93,7 +93,7 @@ def test_collectives_that_are_wired_again_leave_the_generators_as_they_are(
 
 
 def test_a_framework_that_a_cell_imports_is_seeded_then(jax_cluster: nbdist.Cluster) -> None:
-    """What an import of Keras draws itself from Python's generator, it draws in one process too."""
+    """The import of Keras draws from Python's generator, also in a single process."""
     by_hand = OF_ALL.replace(IMPORTS, f"{IMPORTS}\ntf.random.set_seed({SEED})")
     before = f"import random, numpy as np\nrandom.seed({SEED}); np.random.seed({SEED})\n"
     by_itself = plainly({"own": before + by_hand}, KERAS_BACKEND="jax")["own"]
@@ -101,7 +101,7 @@ def test_a_framework_that_a_cell_imports_is_seeded_then(jax_cluster: nbdist.Clus
 
 
 def test_an_import_does_not_seed_python_and_numpy(jax_cluster: nbdist.Cluster) -> None:
-    """An import itself may draw from them, as that of `rich` does, once in a process."""
+    """Imports may draw random numbers; `rich` does so once in a process."""
     jax_cluster.restart()
     own = "import random, numpy as np\nrandom.seed(1); np.random.seed(2)\nimport keras\n"
     of_python, of_numpy = drawn(jax_cluster, own + OF_PYTHON)
@@ -117,13 +117,15 @@ def test_the_seed_holds_after_a_resize(
     jax_cluster.resize(3)
     assert drawn(jax_cluster, OF_PYTHON) == at_first
     jax_cluster.resize(2)
-    assert read_handover(jax_cluster._folder).request.seed == SEED, "as who attaches finds it"
+    assert read_handover(jax_cluster._folder).request.seed == SEED, (
+        "a notebook that attaches reads the same seed"
+    )
 
 
 def test_a_worker_that_is_replaced_draws_what_the_others_drew(
     jax_cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
-    """The set-up is run again, with the seed of its cell where that has one."""
+    """The recovery reruns the set-up cells with their seeds."""
     jax_cluster.restart()
     jax_cluster.run(
         "import os, signal, numpy as np, jax.numpy as jnp\nw = jnp.full((), np.random.rand())"
@@ -197,7 +199,7 @@ outcome += [random.gauss(0, 1), np.random.normal(), *tf.random.normal([2]).numpy
 def test_a_draw_on_one_rank_shifts_none_in_the_next_cell(
     tensorflow_cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As if rank 0 were the only one, whoever has drawn."""
+    """The next cell continues from rank 0's generators, whichever rank drew numbers."""
     draws = ON_ONE.replace("if rank == {rank}:\n    ", "")
     by_itself = plainly(
         {
@@ -251,7 +253,7 @@ def of_one_device() -> dict[str, list[float]]:
 def test_a_seed_that_a_cell_sets_gives_the_order_of_one_device(
     tensorflow_cluster: nbdist.Cluster, of_one_device: dict[str, list[float]], name: str
 ) -> None:
-    """Also the cluster's own seed."""
+    """A cell may also set the seed of the cluster."""
     own = drawn(tensorflow_cluster, BY_USER[name])
     assert own == pytest.approx(of_one_device[name], rel=1e-5)
 
@@ -266,7 +268,7 @@ def test_a_seed_of_a_cell_gives_the_order_of_one_device(
 def test_a_seed_that_one_rank_sets_is_taken_over_or_dropped_by_all(
     tensorflow_cluster: nbdist.Cluster, of_one_device: dict[str, list[float]]
 ) -> None:
-    """All ranks take rank 0's generators, and whether a cell has seeded them."""
+    """All ranks copy rank 0's generators and the flag that a cell seeded them."""
     tensorflow_cluster.restart()
     shuffled = f"import tensorflow as tf\n{SHUFFLED}"
     unseeded = drawn(tensorflow_cluster, shuffled)

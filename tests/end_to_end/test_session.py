@@ -1,4 +1,4 @@
-"""Cells on real engines, from plain Python."""
+"""Cells on real engines, started from plain Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-# What a cell finds and shows.
+# Variables and output of cells.
 
 
 def test_every_rank_runs_the_cell_and_shows_its_value(
@@ -167,7 +167,7 @@ def test_nothing_runs_of_a_cell_that_is_no_python(cluster: nbdist.Cluster) -> No
 
 
 def test_an_interrupt_stops_every_rank(cluster: nbdist.Cluster) -> None:
-    """As the kernel does it: SIGINT to the process that waits for the cell."""
+    """The kernel interrupts with SIGINT to the process that waits for the cell."""
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         cluster.run("import time\nstopped = True\ntime.sleep(60)\nstopped = False")
@@ -185,7 +185,7 @@ def test_an_interrupt_stops_an_awaiting_cell(cluster: nbdist.Cluster) -> None:
 def test_a_cell_is_not_skipped_because_something_else_failed(
     cluster: nbdist.Cluster, cell: str
 ) -> None:
-    """After an error, ipykernel aborts what is queued; ipyparallel calls that a success."""
+    """After an error ipykernel aborts queued requests, and ipyparallel reports success."""
     view = cluster._worker_group.engines._view([0])
     failing = view.execute("import time; time.sleep(0.5); raise ValueError", silent=False)
     assert cluster.run(cell, ranks="0").results == {0: "0"}
@@ -195,7 +195,7 @@ def test_a_cell_is_not_skipped_because_something_else_failed(
 def test_ipyparallels_own_answer_to_a_skipped_cell_is_still_success(
     cluster: nbdist.Cluster,
 ) -> None:
-    """The trap itself: what our own way to the engines (`cluster/dispatcher.py`) spares us."""
+    """This behaviour is the reason for our own dispatcher (`cluster/dispatcher.py`)."""
     view = cluster._worker_group.engines._view([0])
     failing = view.execute("import time; time.sleep(0.5); raise ValueError", silent=False)
     skipped = view.execute("1", silent=False)
@@ -272,7 +272,7 @@ def test_a_report_of_one_rank_is_live(
 def test_a_full_disk_stops_nothing(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The log files refuse to be written: a stand-in for a disk that is full."""
+    """Log files that raise OSError stand in for a full disk."""
 
     class Full:
         def write(self, _text: str) -> None:

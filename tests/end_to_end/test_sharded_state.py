@@ -1,4 +1,4 @@
-"""Steps whose state is cut over processes: checked, saved, resumed, and left as its user has it."""
+"""Steps with state that is sharded over processes: checks, checkpoints, user shardings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EPOCHS = 3
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
-    """A model's axis of two lies within a worker, one of four across both."""
+    """Cluster in which a model axis of 2 is inside a worker and one of 4 spans both."""
     with clusters.cluster(hosts=2, framework="jax", devices_per_host=2) as running:
         yield running
 
@@ -58,7 +58,7 @@ def trained(
 
 @pytest.fixture(scope="module")
 def whole(cluster: nbdist.Cluster) -> np.ndarray:
-    """The losses where every device has all of the state."""
+    """Losses of a run with the whole state on every device."""
     run = trained(cluster, {})
     assert run.plan is not None
     assert run.plan.title == "data 4"
@@ -108,14 +108,14 @@ def test_what_the_user_has_cut_stays_so(cluster: nbdist.Cluster, whole: np.ndarr
 
 
 def spec_of(cluster: nbdist.Cluster, path: str) -> str:
-    """Of an array, where it really is."""
+    """Return the partition spec of an array from its actual placement."""
     placement = cluster.show(path.partition("[")[0]).placement
     (found,) = [array for array in placement.arrays if array.name == path]
     return placement.layouts[found.layout].spec
 
 
 def written(spec: tuple[tuple[str, ...], ...]) -> str:
-    """As JAX writes it."""
+    """Format a partition spec as JAX does."""
     words = [repr(axes[0]) if len(axes) == 1 else repr(axes) if axes else "None" for axes in spec]
     while words and words[-1] == "None":
         words.pop()

@@ -1,4 +1,4 @@
-"""A worker that cannot be started again: the run goes on without it, or waits for it."""
+"""Runs that lose a worker for good continue with fewer workers or wait for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAST = RANKS - 1
     scope="module",
     params=["pjrt step"]
     + [pytest.param(f"mirrored {how}", marks=pytest.mark.full) for how in ("step", "fit")],
-)  # what is counted below shrinks under mirrored, too
+)  # the test with a metric covers mirrored
 def form(request: pytest.FixtureRequest) -> training.Form:
     return training.FORMS[request.param]
 
@@ -49,10 +49,14 @@ def whole(cluster: nbdist.Cluster) -> None:
 
 @contextlib.contextmanager
 def killed_at_birth(cluster: nbdist.Cluster, most: int = 1000) -> Iterator[list[int]]:
-    """Engines of the last of three ranks die as they begin, as where there is no memory for them.
+    """Kill new engines of the last rank at their start, as on a host without free memory.
+
+    Args:
+        cluster: The cluster with three ranks.
+        most: Largest number of kills.
 
     Yields:
-        Their pids, so far; at most so many die.
+        The pids of the engines killed so far.
     """
     engines, pids, over = cluster._worker_group.engines, [], threading.Event()
     first = engines.pids()[LAST]
@@ -74,7 +78,7 @@ def killed_at_birth(cluster: nbdist.Cluster, most: int = 1000) -> Iterator[list[
 
 
 def dies(folder: Path) -> str:
-    """The last rank, as soon as there is a checkpoint."""
+    """Return a cell that kills the last rank as soon as a checkpoint exists."""
     return f"""
 import threading
 def die():
@@ -85,7 +89,7 @@ if rank == {LAST}: threading.Thread(target=die, daemon=True).start()
 
 
 def losses(run: nbdist.Run, form: training.Form) -> np.ndarray:
-    """By step, each as it was made last; of a fit by epoch, and `mae`, which ranks have reduced."""
+    """Return the losses by step, or the reduced metric `mae` by epoch for a fit."""
     return np.array(run.loss if form.is_step else run.history["mae"][0])
 
 
@@ -117,7 +121,7 @@ def test_the_run_goes_on_with_fewer_and_the_same_batch(
 def test_what_the_lost_worker_had_counted_is_not_lost(
     cluster: nbdist.Cluster, form: training.Form, tmp_path: Path
 ) -> None:
-    """Each has its own part of a metric."""
+    """Each worker holds its own part of a metric."""
     counting = (
         "import tensorflow as tf\nwith strategy.scope():\n    samples = keras.metrics.Sum()\n"
         "def at(step): time.sleep(0.05)"
@@ -155,7 +159,7 @@ def test_without_it_a_worker_is_waited_for(
 def test_with_data_of_each_workers_own_it_does_not_go_on(
     cluster: nbdist.Cluster, form: training.Form, tmp_path: Path
 ) -> None:
-    """Who has left took its data along."""
+    """The data of the lost worker are lost too."""
     cluster.run(form.setup, strategy=form.strategy)
     cluster.run(
         "own = strategy.distribute_datasets_from_function(\n"

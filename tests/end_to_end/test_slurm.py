@@ -1,4 +1,4 @@
-"""Hosts that a real Slurm gives: queued, trained on, taken away, queued again, given back."""
+"""Clusters on a real Slurm: queue, training, preemption, requeue, release."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ CANCEL_S = 60.0
 def network() -> Iterator[tuple[Hosts, Slurm]]:
     with Hosts(3) as hosts, Slurm(hosts) as slurm:
         yield hosts, slurm
-        assert repeat_until(lambda: not cancelling(), CANCEL_S), "jobs are being cancelled"
+        assert repeat_until(lambda: not cancelling(), CANCEL_S), "all cancellations end"
 
 
 @pytest.fixture
 def slurm(network: tuple[Hosts, Slurm], monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
-    """All hosts idle; when the test ends there is no job, and nothing of ours on any."""
+    """Slurm with idle hosts; after the test no job and no nbdist process may be left."""
     hosts, slurm = network
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
     assert repeat_until(lambda: slurm.idle() == len(hosts.each), 30)
@@ -81,7 +81,7 @@ def test_three_hosts_train(slurm: Slurm, hosts: Hosts, batch: nbdist.Batch, tmp_
         np.testing.assert_array_equal(exact.train(cluster, tmp_path, STEPS).loss, LOSSES)
         cluster.restart()
         assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}
-        assert list(slurm.jobs()) == [job_of(cluster)], "with the very hosts"
+        assert list(slurm.jobs()) == [job_of(cluster)], "the restart keeps the job"
         folder = cluster._folder
     assert not folder.exists()
 
@@ -92,7 +92,7 @@ def job_of(cluster: nbdist.Cluster) -> str:
     return exchange.job(0).split()[-1]
 
 
-@pytest.mark.full  # as others, at another place
+@pytest.mark.full  # other launchers cover the same path
 def test_tensorflow(slurm: Slurm, batch: nbdist.Batch) -> None:
     model = (
         "import keras, numpy as np\nkeras.utils.set_random_seed(1)\n"
@@ -197,7 +197,7 @@ def test_more_hosts_than_there_are(slurm: Slurm, batch: nbdist.Batch) -> None:
 
 @pytest.mark.full  # a quarter of a minute
 def test_the_end_of_the_job_is_noticed(slurm: Slurm, batch: nbdist.Batch) -> None:
-    """Slurm tells the workers (SIGTERM), and then ends what is left."""
+    """Slurm sends SIGTERM to the workers, and later kills those that are left."""
     with nbdist.Cluster(2, batch=batch, framework="none") as cluster:
         job = job_of(cluster)
         canceller = threading.Timer(1, slurm.cancel, [job])
@@ -210,7 +210,7 @@ def test_the_end_of_the_job_is_noticed(slurm: Slurm, batch: nbdist.Batch) -> Non
         assert job_of(cluster) != job
 
 
-@pytest.mark.full  # as others, at another place
+@pytest.mark.full  # other launchers cover the same path
 def test_what_slurm_says_of_lost_hosts(slurm: Slurm, hosts: Hosts, batch: nbdist.Batch) -> None:
     with nbdist.Cluster(2, batch=batch, framework="none") as cluster:
         job = job_of(cluster)
@@ -231,14 +231,16 @@ def test_what_slurm_says_of_lost_hosts(slurm: Slurm, hosts: Hosts, batch: nbdist
 def test_a_job_that_is_queued_again_is_healed(
     slurm: Slurm, batch: nbdist.Batch, tmp_path: Path
 ) -> None:
-    """As one that is preempted: it has the same number, and goes on when its turn comes."""
+    """A requeued job keeps its number, like a preempted one, and starts again later."""
     with nbdist.Cluster(2, batch=batch, framework="jax") as cluster:
         job = job_of(cluster)
 
         def requeue() -> None:
             slurm.control("requeue", job)
             assert repeat_until(lambda: slurm.jobs().get(job) == "PENDING", END_S)
-            slurm.control("update", f"JobId={job}", "StartTime=now")  # else in two minutes
+            slurm.control(
+                "update", f"JobId={job}", "StartTime=now"
+            )  # the default is two minutes later
 
         run = exact.train(cluster, tmp_path, STEPS, meanwhile=requeue)
         np.testing.assert_array_equal(run.loss, LOSSES)
@@ -253,7 +255,7 @@ def test_a_host_that_dies_is_replaced_by_another(
     alone = msgspec.structs.replace(batch, options=("--exclusive",))
     with nbdist.Cluster(2, batch=alone, framework="jax") as cluster:
         before = [worker.host for worker in cluster.workers()]
-        rank = int(before[0] == hosts.names[0])  # not the one that has slurmctld
+        rank = int(before[0] == hosts.names[0])  # the other host runs slurmctld
         victim = hosts.each[hosts.names.index(before[rank])]
         killer = after(tmp_path, 60, victim.power_off)
         try:
@@ -267,11 +269,11 @@ def test_a_host_that_dies_is_replaced_by_another(
         now = [worker.host for worker in cluster.workers()]
         assert now[1 - rank] == before[1 - rank]
         assert now[rank] not in before
-        assert len(slurm.jobs()) == 2, "a job of its own for the one host"
+        assert len(slurm.jobs()) == 2, "the new host has its own job"
 
 
 def test_a_preemption_saves_first(slurm: Slurm, batch: nbdist.Batch, tmp_path: Path) -> None:
-    """Slurm's SIGTERM: all stop at the same step, and that is saved."""
+    """After SIGTERM from Slurm, all ranks stop at the same step and save it."""
     with nbdist.Cluster(2, batch=batch, framework="jax") as cluster:
         canceller = after(tmp_path, 60, lambda: slurm.cancel(job_of(cluster)))
         try:
@@ -283,23 +285,27 @@ def test_a_preemption_saves_first(slurm: Slurm, batch: nbdist.Batch, tmp_path: P
         assert first is not None
         cluster.restart()
         last = exact.train(cluster, tmp_path, len(first.loss) + 5, resume=True)
-        assert len(last.loss) == 5, "it went on at the very step at which all had stopped"
+        assert len(last.loss) == 5, "the run resumes at the step at which all ranks stopped"
         whole = np.concatenate([first.loss, last.loss])
         np.testing.assert_array_equal(whole, losses(len(whole)))
     assert repeat_until(lambda: not slurm.jobs(), END_S)
 
 
-@pytest.mark.full  # as on hosts over ssh
+@pytest.mark.full  # test_resize.py covers hosts over ssh
 def test_more_and_fewer_hosts(slurm: Slurm, batch: nbdist.Batch) -> None:
     with nbdist.Cluster(2, batch=batch, framework="none") as cluster:
         first = job_of(cluster)
         cluster.resize(3)
         assert cluster.run("world_size").results == dict.fromkeys(range(3), "3")
-        assert len(slurm.jobs()) == 2, "a job for the one that is new"
+        assert len(slurm.jobs()) == 2, "the new host has its own job"
         with pytest.raises(UsageError, match=r"provides no hosts: PENDING \(PartitionConfig\)"):
             cluster.resize(9)
-        assert repeat_until(lambda: len(slurm.jobs()) == 2, END_S), "nobody waits for more"
-        assert cluster.run("world_size").results == dict.fromkeys(range(3), "3"), "all is as it was"
+        assert repeat_until(lambda: len(slurm.jobs()) == 2, END_S), (
+            "the refused job leaves the queue"
+        )
+        assert cluster.run("world_size").results == dict.fromkeys(range(3), "3"), (
+            "the refused resize changes nothing"
+        )
         cluster.resize(1)
         assert cluster.run("rank").results == {0: "0"}
         assert repeat_until(lambda: list(slurm.jobs()) == [first], END_S)
@@ -337,9 +343,9 @@ def test_a_notebook_that_is_killed_leaves_no_job(slurm: Slurm, batch: nbdist.Bat
         assert repeat_until(lambda: not slurm.jobs(), END_S)
 
 
-@pytest.mark.full  # as others, at another place
+@pytest.mark.full  # other launchers cover the same path
 def test_what_hosts_call_has_died(slurm: Slurm, batch: nbdist.Batch) -> None:
-    """Nothing goes on without it; with another one, all does."""
+    """Workers end when the rendezvous process dies, and a restart creates a new one."""
     with nbdist.Cluster(2, batch=batch, framework="none") as cluster:
         exchange = cluster._worker_group.engines.fleet._exchange
         assert exchange is not None
@@ -351,4 +357,4 @@ def test_what_hosts_call_has_died(slurm: Slurm, batch: nbdist.Batch) -> None:
         assert cluster.run("rank").results == {0: "0", 1: "1"}
         assert time.monotonic() - began < 60
         assert (cluster._folder / RENDEZVOUS_SOCKET).exists()
-        assert repeat_until(lambda: len(slurm.jobs()) == 1, 90), "the former one ends by itself"
+        assert repeat_until(lambda: len(slurm.jobs()) == 1, 90), "the old job ends itself"

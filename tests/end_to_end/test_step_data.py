@@ -1,4 +1,4 @@
-"""What `--data` may name: files, distributed data, frames, sequences; every sample once."""
+"""Values of `--data`: files, distributed datasets, frames and sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUM = {"mirrored": "tf.reduce_sum", "pjrt": "jnp.sum"}
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbdist.Cluster]:
-    """Two workers, and three files of 5, 6 and 30 numbers, all different."""
+    """Cluster of two workers, and three files of 5, 6 and 30 distinct numbers."""
     folder = tmp_path_factory.mktemp("files")
     with clusters.cluster(hosts=2) as running:
         running.run(FILES.format(folder=str(folder)))
@@ -52,7 +52,7 @@ def step(cluster: nbdist.Cluster, cell: str, strategy: str, **options: Any) -> n
 
 @pytest.mark.parametrize(
     "strategy", [pytest.param("mirrored", marks=pytest.mark.full), "pjrt"]
-)  # files are shared out before any strategy sees them
+)  # sharding by file does not depend on the strategy
 @pytest.mark.parametrize(
     ("define", "batch"),
     [
@@ -69,7 +69,7 @@ def test_files_are_shared_and_every_sample_is_seen_once(
     batch: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The files are uneven: one worker has 35 numbers, the other 6. No rank waits, none is nan."""
+    """The files are uneven: one worker reads 35 numbers and the other 6."""
     cluster.run(f"stream = {define}")
     share = {
         "mirrored": "tf.reduce_mean(tf.cast(batch == n, tf.float32))",
@@ -106,7 +106,7 @@ def test_fewer_files_than_workers_fall_to_elements(
             ".batch(32)"
         ),
     ],
-    ids=["in memory", "a part in memory"],
+    ids=["in memory", "partly in memory"],
 )
 def test_data_that_cannot_be_shared_by_file_log_nothing(
     cluster: nbdist.Cluster, define: str, capsys: pytest.CaptureFixture[str]
@@ -276,7 +276,7 @@ class TestBuckets:
         lengths = np.array([[3, 9, 4, 2], [7, 5, 8, 0]])
         history = {name: values.mean(axis=0) for name, values in run.history.items()}
         np.testing.assert_array_equal(history["length"], [16, 8])
-        whole = [share, 1]  # the second batch has three rows: each replica has all
+        whole = [share, 1]  # each replica gets all three rows of the second batch
         np.testing.assert_allclose(history["real"], lengths.sum(1) / whole)
         np.testing.assert_allclose(history["loss"], (lengths * (lengths + 1) // 2).sum(1) / whole)
 
@@ -286,7 +286,7 @@ class TestBuckets:
     def test_ragged_tensors_in_a_data_set(
         self, cluster: nbdist.Cluster, end: str, batch: int
     ) -> None:
-        """The middle batch is even by chance, and padded as the others."""
+        """The middle batch has equal lengths by chance, and gets padding like the others."""
         cluster.run(
             "ragged = tf.ragged.constant([[1, 2], [3], [4, 5], [6, 7], [8, 9, 10], [11]])\n"
             f"stream = tf.data.Dataset.from_tensor_slices((ragged, tf.range(6.0))){end}"

@@ -1,4 +1,4 @@
-"""Step cells that would train on something else than meant: averaged, agreed on, or refused."""
+"""Step cells that would train incorrectly: nbdist averages, synchronizes or refuses."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def weights(cluster: nbdist.Cluster, name: str = "model") -> list[np.ndarray]:
 
 
 def test_a_gradient_that_no_tape_has_taken_is_averaged(made: nbdist.Cluster) -> None:
-    """Else each replica would train weights of its own."""
+    """Without the average each replica would train its own weights."""
     (before,) = weights(made)
     cell = """
 error = model(batch) - 1.0
@@ -80,7 +80,7 @@ def test_a_plain_step_says_nothing_but_its_run(
 
 
 def test_two_optimizers_two_tapes_and_pythons_range(made: nbdist.Cluster) -> None:
-    """A critic is trained twice for each step of the model."""
+    """The cell trains a critic twice for each step of the model."""
     cell = """
 for _ in range(2):
     with tf.GradientTape() as tape:
@@ -125,7 +125,7 @@ loss
 
 
 def test_replicas_meet_within_a_function(made: nbdist.Cluster) -> None:
-    """With the numbers of the function's body in its place."""
+    """The numbers equal those of the same code without the function."""
     trained = []
     for text in (NESTED, NESTED.replace("@tf.function\n", "")):
         made.run(SETUP, strategy="mirrored")
@@ -137,7 +137,7 @@ def test_replicas_meet_within_a_function(made: nbdist.Cluster) -> None:
 
 @pytest.mark.parametrize("cell", [LOOP, BRANCH], ids=["tf.range", "if"])
 def test_replicas_cannot_meet_within_control_flow(made: nbdist.Cluster, cell: str) -> None:
-    """The condition may be another on each replica: the others would wait."""
+    """Replicas with different conditions would wait for each other."""
     with pytest.raises(
         nbdist.CellError, match=r"replicas synchronize here .* to the top level of the cell"
     ):
@@ -156,7 +156,7 @@ loss
         step(made, cell)
 
 
-UNSEEDED = (  # as without a seed: that of Keras above is tf.data's too
+UNSEEDED = (  # the seed of Keras above also seeds tf.data
     "(tf.random.set_seed(rank), "
     "tf.data.Dataset.range(160).map(lambda i: tf.cast(i, 'float32')).shuffle(160))[1]"
 )
@@ -176,7 +176,7 @@ UNSEEDED = (  # as without a seed: that of Keras above is tf.data's too
         ),
         ("np.ones(16 + rank)", "a different number of samples on each rank: 16, 17"),
     ],
-    ids=["unseeded shuffle", "other arrays", "other lengths"],
+    ids=["unseeded shuffle", "different arrays", "different lengths"],
 )
 def test_data_that_differ_between_ranks_are_refused(
     made: nbdist.Cluster, strategy: str, define: str, says: str
@@ -234,7 +234,7 @@ def test_texts_are_refused_by_jax_in_words(made: nbdist.Cluster) -> None:
 
 
 def test_a_metric_that_is_not_finite_does_not_stop_a_run(made: nbdist.Cluster) -> None:
-    """The loss decides, under both strategies; the metric is said once."""
+    """Only the loss stops a run, under both strategies; nbdist reports the metric once."""
     cell = "{'loss': batch.mean(), 'ratio': jnp.log(-1.0 - batch.mean())}"
     run = step(made, cell, "pjrt")
     assert run.loss.shape == (2,)

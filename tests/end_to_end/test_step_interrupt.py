@@ -1,4 +1,4 @@
-"""An interrupt of a step cell: the same steps on all ranks, and the state is whole afterwards."""
+"""Interrupted step cells make the same steps on all ranks and keep a consistent state."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 def interrupt_when(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[AnyEvent], bool], float], None]:
-    """Interrupts this process, as the kernel's, so long after a rank has said what is meant."""
+    """Function that interrupts this process some seconds after a matching record."""
     hear = cluster._worker_group.receiver.subscribers.deliver
 
     def arm(is_it: Callable[[AnyEvent], bool], later_s: float) -> None:
@@ -76,7 +76,7 @@ def interrupt_when(
 
 
 def interrupt_after(*seconds: float) -> None:
-    """Of this process, as the kernel's, so long after now."""
+    """Interrupt this process after each of these numbers of seconds."""
     for later in seconds:
         threading.Timer(later, os.kill, (os.getpid(), signal.SIGINT)).start()
 
@@ -122,7 +122,7 @@ def slow():
 
 
 def steps_made(cluster: nbdist.Cluster) -> set[int]:
-    """How many, by what each rank carried out of them."""
+    """Return the different step counts that the ranks carried out of the run."""
     return {int(text) for text in cluster.run("int(count)", strategy="pjrt").results.values()}
 
 
@@ -140,7 +140,7 @@ def slow():
         yield np.ones(9, "float32")
 count = 0
 """
-"""Rank 0 is at work for long, twice, while the others wait for it."""
+"""Rank 0 sleeps twice in a step while the others wait for it."""
 
 FIT = """
 import keras
@@ -159,7 +159,10 @@ def naps(record: AnyEvent) -> bool:
 
 
 BEFORE_IT_ENDS_S = 0.2
-"""The first nap: interrupts are repeated while ranks that have said how far they go wait again."""
+"""Delay in seconds, shorter than the first nap.
+
+nbdist repeats the interrupt while ranks that already agreed on a last step wait again.
+"""
 
 
 @pytest.mark.full
@@ -200,7 +203,7 @@ def test_a_rank_that_begins_after_the_interrupt_stops_with_the_others(
     assert len(steps_made(cluster)) == 1
 
 
-@pytest.mark.full  # test_fail_fast.py breaks a collective
+@pytest.mark.full  # test_fail_fast.py aborts a collective
 def test_a_second_interrupt_breaks_a_step_that_does_not_end(cluster: nbdist.Cluster) -> None:
     cluster.run(NAPPING.format(nap_s="60"), strategy="pjrt")
     interrupt_after(0.5, 3.5)

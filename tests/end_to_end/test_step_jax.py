@@ -32,7 +32,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[nbdist.Cluster]:
-    """Two workers, for what does not depend on their number."""
+    """Cluster of two workers for tests that do not depend on their number."""
     with clusters.cluster(hosts=2, framework="jax") as running:
         running.run(SETUP, strategy="pjrt")
         yield running
@@ -55,7 +55,7 @@ def step(cluster: nbdist.Cluster, cell: str, options: StepOptions = SMALL) -> nb
 
 
 def free(cluster: nbdist.Cluster, cell: str) -> str:
-    """The value of a free cell, which has to be the same on all ranks; empty without one."""
+    """Return the value of a plain cell that is equal on all ranks, empty without a value."""
     results = set(cluster.run(cell, strategy="pjrt").results.values()) or {""}
     assert len(results) == 1
     return str(results.pop())
@@ -77,7 +77,7 @@ def same_weights(cluster: nbdist.Cluster, program: programs.Program, theirs: lis
 
 
 def test_flax_nnx_gives_the_numbers_of_one_device(cluster: nbdist.Cluster) -> None:
-    """Batch statistics, dropout, metrics and a frozen extractor; the objects stay the same."""
+    """The model has batch statistics, dropout, metrics and frozen layers; objects keep identity."""
     reference = by_hand(programs.NNX)
     cluster.run(programs.NNX.setup, strategy="pjrt")
     cluster.run("net, parts = model, [model.first, optimizer]", strategy="pjrt")
@@ -91,9 +91,9 @@ def test_flax_nnx_gives_the_numbers_of_one_device(cluster: nbdist.Cluster) -> No
     assert free(cluster, "model(features(images[:3])).shape") == "(3, 10)"
 
 
-@pytest.mark.full  # NNX has a state, random numbers and all of Optax
+@pytest.mark.full  # NNX covers state, random numbers and Optax
 def test_equinox_gives_the_numbers_of_one_device(cluster: nbdist.Cluster) -> None:
-    """A stateful layer, dropout, a schedule, MultiSteps; traced once for each shape of batch."""
+    """The model has state, dropout, a schedule and MultiSteps; one trace for each batch shape."""
     reference = by_hand(programs.EQUINOX)
     cluster.run(programs.EQUINOX.setup, strategy="pjrt")
     run = step(cluster, programs.EQUINOX.step, TRAINING)
@@ -142,7 +142,7 @@ def test_nnx_objects_in_containers_keep_what_they_share(pair: nbdist.Cluster) ->
 
 
 def test_an_nnx_object_that_is_read_and_assigned(pair: nbdist.Cluster) -> None:
-    """The same object stays the same; one that is made anew leaves the old one as it was."""
+    """An object keeps its identity, and a new object leaves the old one unchanged."""
     free(pair, NNX + "def added(c, x):\n    c.add(x)\n    return c\nold = count")
     step(pair, "count = added(count, batch)\nloss = count.total[...]")
     assert free(pair, "float(count.total[...]), old is count") == "(16.0, True)"
@@ -219,7 +219,7 @@ loss = state.w.sum() * len(range(fixed)) + 0 * jax.random.normal(two)
 
 
 def test_bare_pytrees_numbers_and_keys_are_carried(pair: nbdist.Cluster) -> None:
-    """Numbers that the step changes become arrays; those it does not stay numbers."""
+    """Changed numbers become arrays, and unchanged numbers stay numbers."""
     free(pair, BARE)
     run = step(pair, BARE_STEP)
     assert losses(run) == [9.0, 18.0]
@@ -233,14 +233,14 @@ def test_bare_pytrees_numbers_and_keys_are_carried(pair: nbdist.Cluster) -> None
 
 
 def test_numbers_keep_the_types_of_arrays_beside_them(pair: nbdist.Cluster) -> None:
-    """As in plain JAX, a number does not widen a float32."""
+    """A number does not widen a float32, as in plain JAX."""
     free(pair, "rate, w, start = 0.5, jnp.ones(3, jnp.float32), jnp.asarray(0.5)")
     step(pair, "rate = rate * 0.5\nstart = start * 0.5\nw = w * rate * start\nloss = w.sum()")
     assert free(pair, "w.dtype.name, float(rate)") == "('float32', 0.125)"
 
 
 def test_carried_arrays_are_not_copied(pair: nbdist.Cluster) -> None:
-    """Neither into a run, nor out of it, nor between two."""
+    """The buffer keeps its address at the start and end of runs."""
     where = "w.addressable_data(0).unsafe_buffer_pointer()"
     free(pair, f"w = jnp.ones(1000)\nplaces = [{where}]")
     for _ in range(2):
@@ -251,7 +251,7 @@ def test_carried_arrays_are_not_copied(pair: nbdist.Cluster) -> None:
 
 
 def test_what_another_name_means_outlives_the_run(pair: nbdist.Cluster) -> None:
-    """Carried arrays are donated; those that are somebody else's too are copied first."""
+    """The step donates carried arrays, and copies those with other references first."""
     free(pair, NNX + "w = jnp.ones(5)\nfirst, best, target = w, {'w': w}, w\nc = nnx.clone(count)")
     step(pair, "w = w + 1\ntarget = target + 0.5 * w\nloss = (w - first).sum() + count.add(batch)")
     says = "float(w[0]), float(best['w'][0]), float(first[0]), float(target[0])"
@@ -287,7 +287,7 @@ def test_what_a_step_would_lose_is_refused(pair: nbdist.Cluster, cell: str, says
 
 
 def test_what_is_only_read_is_no_constant(pair: nbdist.Cluster) -> None:
-    """Frozen modules and arrays are arguments: the program does not hold them."""
+    """Frozen modules and arrays are arguments of the program instead of constants."""
     free(pair, "import equinox as eqx\nfrom flax import nnx\ndumped = []")
     free(
         pair,
@@ -305,7 +305,7 @@ def test_what_is_only_read_is_no_constant(pair: nbdist.Cluster) -> None:
 
 
 def test_an_array_of_the_namespace_in_a_helper(pair: nbdist.Cluster) -> None:
-    """A constant, as in any jax.jit; also when it lies on all processes, unless it is split."""
+    """The array is a constant, as in jax.jit; nbdist refuses arrays sharded over processes."""
     free(pair, "table = jnp.arange(4.0)\ndef helper(x):\n    return x * table.sum()")
     step(pair, "table = table + 1\nloss = batch.sum()")
     assert losses(step(pair, "loss = helper(batch).sum()")) == [112.0, 112.0]
@@ -344,7 +344,7 @@ def test_an_if_on_an_array_points_at_its_line(pair: nbdist.Cluster) -> None:
 
 
 def test_a_step_is_compiled_once(pair: nbdist.Cluster) -> None:
-    """Also when a number becomes an array, and an array of weak type a strong one."""
+    """A number that becomes an array, or a lost weak type, causes no second compilation."""
     free(
         pair,
         "compiled = []\n"

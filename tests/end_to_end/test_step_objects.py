@@ -1,4 +1,4 @@
-"""Steps that keep their state in Python objects: the numbers of one device, or a refusal."""
+"""Steps with state in Python objects: the numbers of one device, or an error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ while waiting:
             waiting.extend(gc.get_referents(thing))
 found
 """
-"""How many can be reached from the user's names, by whatever way but objects of JAX."""
+"""Count the tracers reachable from the user's variables without passing through JAX objects."""
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.full)])
@@ -54,14 +54,14 @@ def by_hand() -> dict[str, Outcome]:
 
 
 def free(cluster: nbdist.Cluster, cell: str) -> str:
-    """The value of a plain cell, which has to be the same on all ranks; empty without one."""
+    """Return the value of a plain cell that is equal on all ranks, empty without a value."""
     results = set(cluster.run(cell, strategy="pjrt").results.values()) or {""}
     assert len(results) == 1
     return str(results.pop())
 
 
 def same(ours: Any, theirs: Any) -> None:
-    """Nested lists of numbers that are equal, but for rounding."""
+    """Check that two nested lists have equal structure and equal numbers up to rounding."""
     assert json.dumps(ours, default=float).count("[") == json.dumps(theirs).count("[")
     flat = [np.hstack([np.ravel(part) for part in _numbers(value)]) for value in (ours, theirs)]
     np.testing.assert_allclose(*flat, rtol=1e-9, atol=1e-12)
@@ -187,20 +187,20 @@ WHOLE = "[plain(model.params), model.history, model.none, model.name, model.coun
     ],
 )
 def test_what_cannot_be_carried_is_refused(cluster: nbdist.Cluster, cell: str, says: str) -> None:
-    """At its line, before the first step; the objects stay as they were, without tracers."""
+    """The error before the first step names the line; objects are unchanged, without tracers."""
     cluster.run(REFUSALS + f"before = str({WHOLE})", strategy="pjrt")
     with pytest.raises(nbdist.CellError, match=f"(?s){says}"):
         cluster.run(cell, step=StepOptions(data="train", batch=20), strategy="pjrt")
-    if "sized" not in cell:  # it has made steps
+    if "sized" not in cell:  # that cell makes steps before the error
         assert free(cluster, f"str({WHOLE}) == before") == "True"
-    if "seen" not in cell:  # a queue is not looked into
+    if "seen" not in cell:  # nbdist does not inspect queues
         assert free(cluster, TRACERS) == "0"
 
 
 def test_a_run_goes_on_with_objects_from_a_checkpoint(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
-    """What was checked, guarded, saved after an epoch and resumed comes to what one device has."""
+    """A checked, guarded, saved and resumed run ends with the numbers of one device."""
     training = TRAININGS["trainer"]
     kept = StepOptions(data="train", epochs=1, batch=training.batch, check=True)
     every = StepOptions(data="train", epochs=training.epochs, batch=training.batch)
@@ -214,7 +214,7 @@ def test_a_run_goes_on_with_objects_from_a_checkpoint(
 
 
 def test_a_rank_whose_object_differs_is_named(cluster: nbdist.Cluster) -> None:
-    """Before the first step if it differs from the start, else by the guard."""
+    """The check before the first step or the guard reports the difference."""
     cell = "loss = trainer.step(batch)"
     options = StepOptions(data="train", batch=16)
     apart = object_programs.TRAINER + "\ntrainer.params['w'] = np.full(3, 0.1 * rank)"
@@ -236,7 +236,7 @@ def test_a_rank_whose_object_differs_is_named(cluster: nbdist.Cluster) -> None:
 
 
 SHARED = """
-class Keeper:
+class Learner:
     def __init__(self):
         self.params = start()
         self.first, self.steps = self.params, 0
@@ -245,24 +245,28 @@ class Keeper:
         loss, self.params = descend(self.params, batch)
         self.steps += 1
         return loss + 0 * self.table.sum()
-keeper, seen, shapes = Keeper(), [], []
-best = keeper.params["w"]
+learner, seen, shapes = Learner(), [], []
+best = learner.params["w"]
 x, y = train
 def data():
-    seen.append((keeper.steps, float(keeper.params["w"][0])))
+    seen.append((learner.steps, float(learner.params["w"][0])))
     for part in (slice(0, 20), slice(20, 40)):
         yield x[part], y[part]
 """
 
 
 def test_objects_between_epochs_and_runs(cluster: nbdist.Cluster) -> None:
-    """Data see the state of the epoch before; what other names hold outlives the donation."""
+    """Data read the state of the previous epoch; other references survive the donation."""
     cluster.run(SHARED, strategy="pjrt")
-    cell = "shapes.append(batch[0].shape)\nloss = keeper.step(batch)"
+    cell = "shapes.append(batch[0].shape)\nloss = learner.step(batch)"
     for _ in range(2):
         cluster.run(cell, step=StepOptions(data="data", epochs=2), strategy="pjrt")
-    assert free(cluster, "shapes") == "[(20, 3), (20, 3)]"  # once a run, as under jax.jit
-    says = "float(best[0]), float(keeper.first['w'][0]), keeper.steps, type(keeper.steps).__name__"
+    assert (
+        free(cluster, "shapes") == "[(20, 3), (20, 3)]"
+    )  # one trace for each run, as under jax.jit
+    says = (
+        "float(best[0]), float(learner.first['w'][0]), learner.steps, type(learner.steps).__name__"
+    )
     assert free(cluster, says) == "(0.1, 0.1, 8, 'int')"
     assert free(cluster, "sorted({steps for steps, _ in seen})[:3]") == "[0, 2, 4]"
     assert free(cluster, "len({value for _, value in seen})") == "4"

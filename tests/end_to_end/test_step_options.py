@@ -1,4 +1,4 @@
-"""What a step cell can be asked for: checks, precision, scaled rates, buckets, stops at nan."""
+"""Options of step cells: checks, precision, scaled learning rates, stops at nan."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SPOILED = STEP.replace(
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
-    """With all of XLA's optimizations, as a user has them."""
+    """Cluster with the default XLA optimizations."""
     optimized = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
     with nbdist.Cluster(hosts=2, env=optimized) as running:
         running.run(DATA)
@@ -74,7 +74,7 @@ def weights(cluster: nbdist.Cluster) -> list[np.ndarray]:
 
 
 class TestCheck:
-    """`--check`: the first step on one replica and on all."""
+    """`--check` compares the first step on one replica with the step on all replicas."""
 
     def test_a_right_step_passes_and_the_run_is_as_without(
         self, cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
@@ -117,7 +117,7 @@ class TestCheck:
                 "depends on the order of the rows.*tf.random.stateless_",
             ),
         ],
-        ids=["a sum over the batch", "gradients added up", "shuffled rows"],
+        ids=["sum over the batch", "summed gradients", "shuffled rows"],
     )
     def test_a_classic_mistake_is_named_and_nothing_is_trained(
         self, cluster: nbdist.Cluster, setup: str, old: str, new: str, says: str
@@ -132,7 +132,7 @@ class TestCheck:
 
     @pytest.mark.parametrize("dropped", ["tf.nn.dropout(x, 0.3)", "drop(x, training=True)"])
     def test_dropout_is_that_of_one_replica(self, cluster: nbdist.Cluster, dropped: str) -> None:
-        """Each row has its own random numbers, whichever replica computes it."""
+        """The random numbers of a row do not depend on the replica that computes it."""
         cluster.run(MODEL + "drop = keras.layers.Dropout(0.3, seed=5)\n")
         cell = STEP.replace("model(x, training=True)", f"model({dropped})")
         assert cell != STEP
@@ -166,7 +166,7 @@ class TestCheck:
 
 
 class TestPrecision:
-    """`--precision`: what layers compute in; variables stay float32."""
+    """`--precision` sets the compute type of layers; variables stay float32."""
 
     def test_layers_compute_in_it_and_are_then_as_before(self, cluster: nbdist.Cluster) -> None:
         cluster.run(FLOAT32)
@@ -182,7 +182,7 @@ class TestPrecision:
         assert set(cluster.run(kinds).results.values()) == {"({'float32'}, {'float32'})"}
 
     def test_an_overflow_on_one_worker_is_skipped_by_all(self, cluster: nbdist.Cluster) -> None:
-        """Replicas that judged for themselves would wait for each other for ever."""
+        """Replicas that decide separately would wait for each other forever."""
         cluster.run(
             FLOAT32 + "count = tf.Variable(0, trainable=False,"
             "aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)"
@@ -195,7 +195,7 @@ class TestPrecision:
             np.testing.assert_array_equal(a, b)
 
     def test_small_gradients_do_not_vanish_in_float16(self, cluster: nbdist.Cluster) -> None:
-        """Below 6e-8 float16 has nothing; scaled by 2**15 they arrive."""
+        """float16 has no values below 6e-8; loss scaling by 2**15 keeps smaller gradients."""
         cell = SPOILED.replace("FACTOR", "1e-7")
         cluster.run(FLOAT32)
         before = weights(cluster)
@@ -216,7 +216,7 @@ class TestPrecision:
 
     @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
     def test_fit_computes_in_it(self, cluster: nbdist.Cluster, precision: str) -> None:
-        """Keras's own finite check is each worker's own, and deadlocks (docs/facts.md)."""
+        """The finite check of Keras decides on each worker and deadlocks (docs/facts.md)."""
         cluster.run("keras.config.set_dtype_policy('float32')")
         cell = """
 class Spoiled(keras.layers.Layer):
@@ -241,7 +241,7 @@ spoiled.layers[0].compute_dtype, bool(moved)
 
 
 class TestScope:
-    """What was not made in the strategy's scope is named before the first step."""
+    """Errors before the first step name variables created outside of the strategy's scope."""
 
     @pytest.mark.parametrize("name", ["model", "optimizer"])
     def test_made_outside(self, cluster: nbdist.Cluster, name: str) -> None:
@@ -281,7 +281,7 @@ def test_jit_is_refused_where_tensorflow_cannot(cluster: nbdist.Cluster) -> None
 
 
 class TestNotFinite:
-    """A value that is no number: said at once, with the rank and the step."""
+    """A loss of nan or inf stops the run with the rank and the step."""
 
     CELL = """
 x, y = batch
@@ -325,7 +325,7 @@ loss
 
 
 class TestScaledRates:
-    """`--scale-lr`: times the number of replicas, after a warm-up."""
+    """`--scale-lr` multiplies learning rates by the number of replicas after a warm-up."""
 
     @pytest.mark.parametrize(
         "rate", ["0.1", "keras.optimizers.schedules.PiecewiseConstantDecay([100], [0.1, 0.01])"]
@@ -361,7 +361,7 @@ class TestScaledRates:
 
 
 class TestCheckUnderPjrt:
-    """The same in global view, where a step goes wrong only by what it says of the mesh itself."""
+    """`--check` in global view: a step is wrong only if it refers to the mesh itself."""
 
     SETUP = """
 import jax, jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Step cells: data, epochs and reports, for any number of workers; and what is refused."""
+"""Step cells for any number of workers: data, epochs, reports and refused input."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def plain(text: str) -> str:
 def test_every_sample_is_seen_once_in_each_epoch(
     cluster: nbdist.Cluster, strategy: str, shuffle: int | None
 ) -> None:
-    """In one order, which depends on the seed and the epoch and not on the number of workers.
+    """The order depends on the seed and the epoch, not on the number of workers.
 
-    A batch that is given whole to every replica counts once: the mean is over replicas.
+    A batch that every replica gets whole counts once, because reports are means over replicas.
     """
     cluster.run("import numpy as np\nids = np.arange(1001.0)\nimport tensorflow as tf, jax")
     options = StepOptions(data="ids", epochs=2, batch=96, shuffle=shuffle)
@@ -62,7 +62,7 @@ SUMS = {
 
 
 def _shares(rows: np.ndarray, parts: int) -> list[np.ndarray]:
-    """What each of the replicas gets of a global batch."""
+    """Return the rows of a global batch for each replica."""
     return [rows] * parts if len(rows) % parts else np.split(rows, parts)
 
 
@@ -147,7 +147,7 @@ def test_an_error_in_a_step_points_at_the_cells_line(cluster: nbdist.Cluster) ->
 
 
 def test_control_flow_that_depends_on_the_data(cluster: nbdist.Cluster) -> None:
-    """AutoGraph turns Python's `if` and `while` on tensors into the graph's own."""
+    """AutoGraph converts `if` and `while` on tensors into graph operations."""
     cluster.run("import numpy as np, tensorflow as tf\nones = np.ones(8)")
     cell = """
 total = tf.reduce_sum(batch)

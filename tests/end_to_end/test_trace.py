@@ -1,4 +1,4 @@
-"""`%%dist_trace` on real engines, and in a plain kernel: whose time it was, by line and device."""
+"""`%%dist_trace` on real engines and in a plain kernel: times by line and by device."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[Kernel]:
-    """A kernel without workers."""
+    """Kernel without workers."""
     with Kernel() as running:
         running.run("%load_ext nbdist\nimport jax, jax.numpy as jnp\nw = jnp.ones((300, 300))")
         yield running
@@ -72,7 +72,7 @@ def collective_s(trace: Trace) -> float:
 
 
 def adds_up(trace: Trace) -> bool:
-    """Whether the tables say the same of each kind, and devices leave nothing of the time out."""
+    """Return whether all tables contain the same total seconds for each kind."""
     of_devices = [
         sum(one.compute_s for one in trace.by_device),
         sum(one.collective_s for one in trace.by_device),
@@ -121,7 +121,7 @@ def test_the_tables_add_up(cluster: nbdist.Cluster) -> None:
 
 
 def test_the_same_cell_again_is_told_the_same(cluster: nbdist.Cluster) -> None:
-    """JAX would have taken the programs of the first time from its cache."""
+    """The second trace must not reuse the cached programs of the first."""
     cluster.trace(PRODUCT_AND_SUM)
     again = cluster.trace(PRODUCT_AND_SUM)
     assert line(again, PRODUCT).compute_s > 0
@@ -188,7 +188,7 @@ def test_a_cell_that_raises_has_its_trace_shown(cluster: nbdist.Cluster) -> None
     with pytest.raises(CellError, match="ZeroDivisionError"):
         trace_on(cluster, "w @ w\n1 / 0", show=shown.append)
     assert line(shown[0], 1).compute_s > 0
-    assert cluster.trace("w @ w").by_line  # the profiler is free again
+    assert cluster.trace("w @ w").by_line  # the profiler is available again
 
 
 def test_what_is_left_under_way_is_waited_for(cluster: nbdist.Cluster) -> None:
