@@ -110,7 +110,7 @@ def check_cancelled(
         (0, "tf.train.Checkpoint(parts=parts).save(tempfile.mkdtemp() + '/parts')"),
     ],
 )
-def test_of_tensorflow_on_one_rank_is_cancelled(
+def test_tensorflow_collective_on_one_rank_is_cancelled(
     cluster: nbdist.Cluster, lone: int, call: str
 ) -> None:
     cluster.run("before = model.get_weights()[0].tolist()", strategy="mirrored")
@@ -125,7 +125,7 @@ def test_of_tensorflow_on_one_rank_is_cancelled(
     assert summed.results == {0: "2.0", 1: "2.0"}
 
 
-def test_a_model_trains_on_after_it(cluster: nbdist.Cluster) -> None:
+def test_model_trains_after_a_cancelled_collective(cluster: nbdist.Cluster) -> None:
     """The reference `other` took no part in the cancelled collective."""
     cell = "fresh = made()\nfit(fresh)\nif rank == 0:\n    fresh.evaluate(x, y, verbose=0)"
     check_cancelled(cluster, cell, "mirrored", 0, "1 has")
@@ -143,7 +143,7 @@ def test_a_model_trains_on_after_it(cluster: nbdist.Cluster) -> None:
         (1, "found = summed(cut + 1)", ""),
     ],
 )
-def test_of_jax_on_one_rank_is_cancelled(
+def test_jax_collective_on_one_rank_is_cancelled(
     cluster: nbdist.Cluster, lone: int, call: str, at: str
 ) -> None:
     cell = f"found = rank\nif rank == {lone}:\n    {call}"
@@ -170,7 +170,7 @@ rank
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", pytest.param("pjrt", marks=pytest.mark.full)])
-def test_a_rank_that_is_late_is_waited_for(cluster: nbdist.Cluster, strategy: StrategyName) -> None:
+def test_late_rank_is_not_cancelled(cluster: nbdist.Cluster, strategy: StrategyName) -> None:
     run = cluster.run(LATE.format(seconds=3), strategy=strategy)
     assert run.results == {0: "0", 1: "1"}
 
@@ -199,7 +199,7 @@ rank
         ("pjrt", MULTIPLY.format(made="jnp.ones((1500, 1500))", times=40)),
     ],
 )
-def test_a_rank_that_still_computes_is_waited_for(
+def test_computing_rank_is_not_cancelled(
     cluster: nbdist.Cluster, tmp_path: Path, strategy: StrategyName, cell: str
 ) -> None:
     cell = cell.replace("{path!r}", repr(str(tmp_path / "lone.keras")))
@@ -208,7 +208,7 @@ def test_a_rank_that_still_computes_is_waited_for(
 
 
 @pytest.mark.full
-def test_some_ranks_of_four_are_named() -> None:
+def test_error_names_the_waiting_ranks_of_four() -> None:
     with clusters.cluster(hosts=4) as four:
         prepare(four)
         cell = "if rank in (0, 2):\n    model.evaluate(x, y, verbose=0)"
@@ -267,7 +267,7 @@ WAITED = (waits(5.0), waits(9.0))
 DONE = (answer(1, 105.0), answer(1, 109.0))
 
 
-def test_an_idle_wait_is_found() -> None:
+def test_idle_wait_is_detected() -> None:
     assert found(ENDED, *WAITED, *DONE) == {0: WAITED[-1]}
 
 
@@ -285,18 +285,18 @@ def test_an_idle_wait_is_found() -> None:
         (answer(0, 5.0), answer(0, 9.0), *DONE),
     ],
 )
-def test_a_rank_that_may_go_on_is_waited_for(answers: tuple[Where, ...]) -> None:
+def test_rank_that_may_continue_is_not_reported(answers: tuple[Where, ...]) -> None:
     assert found(ENDED, *answers) == {}
 
 
-def test_all_ranks_in_the_cell_have_to_wait() -> None:
+def test_wait_is_reported_only_if_all_running_ranks_wait() -> None:
     late = (answer(2, 5.0), answer(2, 9.0))
     assert found(ENDED, *WAITED, *DONE, *late, running=(0, 2)) == {}
     both = (waits(5.0, rank=2), waits(9.0, rank=2))
     assert found(ENDED, *WAITED, *DONE, *both, running=(0, 2)).keys() == {0, 2}
 
 
-def test_nobody_is_asked_while_all_are_in_the_cell() -> None:
+def test_no_query_is_sent_while_all_ranks_are_in_the_cell() -> None:
     asked = Asked(0, 1)
     assert LoneWaits(cast("CellSender", asked), (0, 1)).found({}) == {}
     assert not asked.orders

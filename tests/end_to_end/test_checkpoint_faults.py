@@ -51,19 +51,19 @@ def resumed(folder: Path) -> Saving:
     return Saving(folder=str(folder), every_steps=4, resume=True)
 
 
-def test_others_are_not_overwritten(cluster: nbdist.Cluster, copied: Path) -> None:
+def test_existing_checkpoints_are_not_overwritten(cluster: nbdist.Cluster, copied: Path) -> None:
     with pytest.raises(CellError, match="newest of step 8: use --resume to continue"):
         FORM.run(cluster, saving=Saving(folder=str(copied), every_steps=4))
 
 
-def test_what_is_over_is_not_trained_again(cluster: nbdist.Cluster, copied: Path) -> None:
+def test_finished_run_is_not_trained_again(cluster: nbdist.Cluster, copied: Path) -> None:
     """The run loads the final state and makes no steps."""
     run = FORM.run(cluster, epochs=1, saving=resumed(copied))
     assert not run.reports
     assert cluster.run("int(count)").results == {0: "8", 1: "8"}
 
 
-def test_broken_collectives_are_mended_where_nobody_is_lost(
+def test_broken_collectives_are_restored_without_a_recovery(
     cluster: nbdist.Cluster, copied: Path
 ) -> None:
     """No rank died, so nbdist must not rerun the set-up: earlier runs changed its variables."""
@@ -79,7 +79,7 @@ def test_broken_collectives_are_mended_where_nobody_is_lost(
     assert cluster.run("int(count)").results == {0: "24", 1: "24"}
 
 
-def test_a_cell_that_failed_or_was_stopped_is_in_the_journal(cluster: nbdist.Cluster) -> None:
+def test_journal_contains_failed_cells(cluster: nbdist.Cluster) -> None:
     with pytest.raises(CellError):
         cluster.run("late = 1\nraise ValueError")
     with pytest.raises(CellError):
@@ -89,12 +89,12 @@ def test_a_cell_that_failed_or_was_stopped_is_in_the_journal(cluster: nbdist.Clu
     assert (step.failed, step.kind) == (True, "step")
 
 
-def test_another_batch_is_refused(cluster: nbdist.Cluster, copied: Path) -> None:
+def test_resume_with_another_batch_size_is_refused(cluster: nbdist.Cluster, copied: Path) -> None:
     with pytest.raises(CellError, match=r"made with --batch 12, but this run has 0"):
         FORM.run(cluster, data="batches", saving=resumed(copied))
 
 
-def test_another_state_is_refused(cluster: nbdist.Cluster, copied: Path) -> None:
+def test_resume_with_different_state_is_refused(cluster: nbdist.Cluster, copied: Path) -> None:
     cluster.run(
         FORM.setup + "\nparams = {'w': jnp.ones((8, 3)), 'v': jnp.ones((3, 1)), 'u': jnp.ones(2)}\n"
         "opt_state = optimizer.init(params)"
@@ -109,26 +109,26 @@ def test_another_state_is_refused(cluster: nbdist.Cluster, copied: Path) -> None
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "rank-1.msgpack"])
-def test_one_that_was_harmed_is_named(cluster: nbdist.Cluster, copied: Path, file: str) -> None:
+def test_damaged_checkpoint_is_named(cluster: nbdist.Cluster, copied: Path, file: str) -> None:
     (copied / "step-00000008" / file).write_bytes(b"\x00garbage")
     with pytest.raises(CellError, match=r"step-00000008 cannot be read"):
         FORM.run(cluster, saving=resumed(copied))
     cluster.run(FORM.setup)  # the other rank may have donated its arrays
 
 
-def test_what_a_save_of_before_has_left_goes(cluster: nbdist.Cluster, copied: Path) -> None:
+def test_partial_save_of_an_earlier_run_is_removed(cluster: nbdist.Cluster, copied: Path) -> None:
     (copied / ".step-00000012.part-1a").mkdir()
     FORM.run(cluster, saving=resumed(copied))
     assert not list(copied.glob(".*"))
 
 
-def test_a_folder_that_cannot_be_written_is_refused(cluster: nbdist.Cluster) -> None:
+def test_unwritable_folder_is_refused(cluster: nbdist.Cluster) -> None:
     with pytest.raises(CellError, match=r"--checkpoint /proc/kept: nothing can be saved there"):
         FORM.run(cluster, saving=Saving(folder="/proc/kept", every_steps=4))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_disk_that_is_full_stops_nothing(
+def test_full_disk_does_not_stop_the_run(
     cluster: nbdist.Cluster, tmp_path: Path, rank: int
 ) -> None:
     """The previous checkpoint stays the newest when a file size limit stops a rank's writes.
@@ -150,7 +150,7 @@ def test_a_disk_that_is_full_stops_nothing(
     assert run.summary.seconds < 30
 
 
-def test_seconds_between_two_are_steps_that_all_agree_on(
+def test_save_interval_in_seconds_becomes_steps_on_all_ranks(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
     cluster.run(FORM.setup + "\ndef at(step):\n    time.sleep(0.02)")
@@ -174,12 +174,12 @@ def test_seconds_between_two_are_steps_that_all_agree_on(
         ({"checkpoint": None, "resume": True}, "--resume without --checkpoint: name the folder"),
     ],
 )
-def test_bad_options_are_named(options: dict[str, object], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         check_options(cell_options({"checkpoint": "kept"} | options), None)
 
 
-def test_what_a_failed_step_took_along_is_made_again(
+def test_resume_restores_arrays_lost_in_a_failed_step(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
     """The resumed run restores the arrays without a rerun of the set-up."""

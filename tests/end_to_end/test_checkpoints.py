@@ -39,7 +39,7 @@ def steps_of(folder: Path) -> list[int]:
 
 
 @training.forms("pjrt step")  # test_recovery.py resumes the others
-def test_what_is_resumed_comes_to_the_same_bits(
+def test_resumed_run_ends_with_the_same_bits(
     cluster: nbdist.Cluster, form: training.Form, undisturbed: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "kept"

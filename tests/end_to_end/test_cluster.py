@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Objects.
 
 
-def test_objects_go_there_and_come_back(cluster: nbdist.Cluster) -> None:
+def test_objects_are_pushed_and_pulled(cluster: nbdist.Cluster) -> None:
     cluster.push({"a": np.arange(3), "f": lambda x: x + 1})
     cluster.run("b = f(a) * rank")
     pulled = cluster.pull(["a", "b"])
@@ -40,7 +40,7 @@ def test_objects_go_there_and_come_back(cluster: nbdist.Cluster) -> None:
     assert list(cluster.pull(["b"], ranks="2")) == [2]
 
 
-def test_arrays_of_jax_come_as_numpy(cluster: nbdist.Cluster) -> None:
+def test_jax_arrays_are_pulled_as_numpy(cluster: nbdist.Cluster) -> None:
     has_jax = "jax" in sys.modules  # another test may have imported JAX; `pull` must not
     cluster.run(
         "import jax\nimport jax.numpy as jnp\nlocal = {'w': jnp.ones(3)}\n"
@@ -55,13 +55,13 @@ def test_arrays_of_jax_come_as_numpy(cluster: nbdist.Cluster) -> None:
     assert ("jax" in sys.modules) == has_jax
 
 
-def test_a_name_that_is_not_there(cluster: nbdist.Cluster) -> None:
+def test_pull_of_an_undefined_name_is_refused(cluster: nbdist.Cluster) -> None:
     cluster.run("only_on_two = 1", ranks="2")
     with pytest.raises(nbdist.TransferError, match="rank 0: only_on_two; rank 1: only_on_two"):
         cluster.pull(["only_on_two"])
 
 
-def test_what_cannot_be_pickled_is_named_and_nothing_is_pushed(cluster: nbdist.Cluster) -> None:
+def test_push_with_an_unpicklable_object_transfers_nothing(cluster: nbdist.Cluster) -> None:
     with pytest.raises(nbdist.TransferError) as error:
         cluster.push({"good": 1, "lock": threading.Lock()})
     assert "lock (lock) cannot be pickled" in str(error.value)
@@ -71,7 +71,7 @@ def test_what_cannot_be_pickled_is_named_and_nothing_is_pushed(cluster: nbdist.C
         cluster.pull(["lock"])
 
 
-def test_an_object_of_a_framework_does_not_load_it_here(cluster: nbdist.Cluster) -> None:
+def test_pull_of_a_framework_object_does_not_import_it(cluster: nbdist.Cluster) -> None:
     cluster.run("import keras\nhistory = keras.callbacks.History()")
     with pytest.raises(nbdist.TransferError, match=r"needs keras.*\.history"):
         cluster.pull(["history"], ranks="0")
@@ -81,7 +81,7 @@ def test_an_object_of_a_framework_does_not_load_it_here(cluster: nbdist.Cluster)
 # The cluster.
 
 
-def test_the_status_tells_of_every_worker(cluster: nbdist.Cluster) -> None:
+def test_status_lists_every_worker(cluster: nbdist.Cluster) -> None:
     status = cluster.status()
     assert status.title == f"nbdist: 3 workers, 3 idle, seed {cluster.request.seed}"
     pids = [worker.pid for worker in status.workers]
@@ -90,14 +90,14 @@ def test_the_status_tells_of_every_worker(cluster: nbdist.Cluster) -> None:
     assert "jax 0.10" in status.html()
 
 
-def test_the_status_tells_what_every_worker_takes(cluster: nbdist.Cluster) -> None:
+def test_status_reports_the_memory_of_every_worker(cluster: nbdist.Cluster) -> None:
     """A busy host may miss the deadline of one query, so the test repeats the query."""
     end = time.monotonic() + 30
     while not all(worker.memory_bytes > 50e6 for worker in cluster.status().workers):
         assert time.monotonic() < end, cluster.status()
 
 
-def test_logs_of_a_rank_that_is_not_there(cluster: nbdist.Cluster) -> None:
+def test_logs_of_an_unknown_rank_are_refused(cluster: nbdist.Cluster) -> None:
     with pytest.raises(nbdist.UsageError, match="no rank 3: use a rank from 0 to 2"):
         cluster.logs(3)
 
@@ -110,7 +110,7 @@ def test_logs_of_a_rank_that_is_not_there(cluster: nbdist.Cluster) -> None:
         ({"hosts": 1, "env": {"A": 1}}, "env 'A'=1: both must be text"),
     ],
 )
-def test_what_is_of_another_type_starts_nothing(options: dict[str, object], says: str) -> None:
+def test_options_of_the_wrong_type_are_refused(options: dict[str, object], says: str) -> None:
     with pytest.raises(nbdist.UsageError, match=says):
         nbdist.Cluster(framework="jax", **options)  # type: ignore[arg-type]
 
@@ -119,19 +119,19 @@ def test_what_is_of_another_type_starts_nothing(options: dict[str, object], says
     ("strategy", "says"),
     [("mirrored", "needs tensorflow.*--framework both"), ("magic", "choose from mirrored, pjrt")],
 )
-def test_a_strategy_that_is_not_there(cluster: nbdist.Cluster, strategy: str, says: str) -> None:
+def test_unavailable_strategy_is_refused(cluster: nbdist.Cluster, strategy: str, says: str) -> None:
     with pytest.raises(nbdist.UsageError, match=says):
         cluster.run("1", strategy=strategy)
 
 
-def test_cells_leave_no_books_in_the_client(cluster: nbdist.Cluster) -> None:
+def test_cells_leave_no_history_in_the_client(cluster: nbdist.Cluster) -> None:
     before = len(cluster._worker_group.engines.controller.client.history)
     for _ in range(5):
         cluster.run("1")
     assert len(cluster._worker_group.engines.controller.client.history) == before
 
 
-def test_a_rank_that_waits_in_a_collective_is_freed(cluster: nbdist.Cluster) -> None:
+def test_rank_that_waits_in_a_collective_is_released(cluster: nbdist.Cluster) -> None:
     """Rank 0 waits in an all-reduce that the other ranks never join."""
     cell = """
 import jax, jax.numpy as jnp
@@ -150,7 +150,7 @@ total(ones).block_until_ready()
     assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}
 
 
-def test_a_rank_that_heeds_nothing_and_the_way_out(cluster: nbdist.Cluster) -> None:
+def test_restart_replaces_an_unresponsive_rank(cluster: nbdist.Cluster) -> None:
     """Rank 0 blocks SIGINT in a C call, so only a restart ends the cell."""
     cell = """
 import ctypes, signal, time
@@ -173,7 +173,7 @@ for i in range(100):
     assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}
 
 
-def test_a_rank_that_dies_ends_the_cell(cluster: nbdist.Cluster) -> None:
+def test_death_of_a_rank_ends_the_cell(cluster: nbdist.Cluster) -> None:
     with pytest.raises(
         nbdist.WorkerError,
         match=r"rank 1@.* died in the cell.*%dist_restart.*\n.*killed \(SIGKILL\)",
@@ -194,7 +194,7 @@ def alone() -> Iterator[nbdist.Cluster]:
         yield made
 
 
-def test_a_worker_has_its_cores_and_its_environment(alone: nbdist.Cluster) -> None:
+def test_worker_has_its_cores_and_environment(alone: nbdist.Cluster) -> None:
     run = alone.run("import os\nos.environ['SAID'], len(os.sched_getaffinity(0))")
     assert run.results[0] == "('yes', 1)"
 
@@ -202,7 +202,7 @@ def test_a_worker_has_its_cores_and_its_environment(alone: nbdist.Cluster) -> No
 @pytest.mark.parametrize(
     "parts", [["controller"], pytest.param(["controller", "seed"], marks=pytest.mark.full)], ids=str
 )
-def test_a_restart_when_the_parts_behind_the_workers_are_gone(
+def test_restart_works_without_controller_and_fork_server(
     alone: nbdist.Cluster, parts: list[str]
 ) -> None:
     """The schedulers of the controller outlive it, and the fork server may be dead too."""
@@ -217,7 +217,7 @@ def test_a_restart_when_the_parts_behind_the_workers_are_gone(
     assert not await_ends(controllers, 5)
 
 
-def test_stopping_twice_is_fine(alone: nbdist.Cluster) -> None:
+def test_second_stop_has_no_effect(alone: nbdist.Cluster) -> None:
     alone.stop()
     alone.stop()
     assert not psutil.pid_exists(alone._worker_group.hellos[0].pid)
@@ -226,7 +226,7 @@ def test_stopping_twice_is_fine(alone: nbdist.Cluster) -> None:
 # Starts that fail.
 
 
-def test_a_start_that_fails_leaves_nothing(own_runtime_folder: Path) -> None:
+def test_failed_start_leaves_no_processes_and_folders(own_runtime_folder: Path) -> None:
     (own_runtime_folder / "nbdist").mkdir(exist_ok=True)
     folders = set((own_runtime_folder / "nbdist").iterdir())
     before = set(psutil.Process().children(recursive=True))
@@ -238,13 +238,13 @@ def test_a_start_that_fails_leaves_nothing(own_runtime_folder: Path) -> None:
 
 
 @pytest.mark.full  # worker/jax/test_backend.py covers two devices for each rank
-def test_virtual_devices() -> None:
+def test_virtual_devices_are_created() -> None:
     with clusters.cluster(hosts=2, framework="jax", devices_per_host=2) as running:
         assert [len(worker.devices) for worker in running.workers()] == [2, 2]
         assert running.run("mesh.size, strategy.num_replicas_in_sync").results[1] == "(4, 4)"
 
 
-def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBDIST_START_TIMEOUT_S", "2.5")
     assert Settings.from_environment().start_timeout_s == 2.5
     monkeypatch.setenv("NBDIST_START_TIMEOUT_S", "soon")
@@ -252,6 +252,6 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         Settings.from_environment()
 
 
-def test_errors_travel_between_processes() -> None:
+def test_errors_can_be_pickled() -> None:
     error = nbdist.UsageError("what to type")
     assert str(pickle.loads(pickle.dumps(error))) == "what to type"

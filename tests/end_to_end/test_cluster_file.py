@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import nbdist
 
 
-def test_the_cluster_is_told_to_whoever_looks(cluster: nbdist.Cluster) -> None:
+def test_state_file_describes_an_idle_cluster(cluster: nbdist.Cluster) -> None:
     path = cluster._folder / "cluster.json"
     state = msgspec.json.decode(path.read_bytes(), type=ClusterState)
     assert (state.id, state.frameworks, state.run) == (path.parent.name, ("jax",), "")
@@ -26,7 +26,7 @@ def test_the_cluster_is_told_to_whoever_looks(cluster: nbdist.Cluster) -> None:
     assert json.loads(path.read_text())["writer"]["pid"] == os.getpid()
 
 
-def test_while_a_cell_runs_its_ranks_are_busy_and_memory_is_measured_once(
+def test_state_file_shows_busy_ranks_during_a_cell(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured, measure = [], Fleet.look
@@ -45,7 +45,7 @@ def test_while_a_cell_runs_its_ranks_are_busy_and_memory_is_measured_once(
     assert len(measured) == 1
 
 
-def test_where_arrays_are_is_told_to_whoever_looks(cluster: nbdist.Cluster) -> None:
+def test_state_file_contains_the_placement(cluster: nbdist.Cluster) -> None:
     cluster.run("import numpy as np\ntable = np.zeros((4, 2))")
     picture = cluster.show("table")
     cluster._held._files.settle()

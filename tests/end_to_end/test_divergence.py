@@ -71,7 +71,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
         ("import asyncio\nawait asyncio.sleep(0)\nw = jnp.asarray(drawn(3))", ["`w` (line 4)"]),
     ],
 )
-def test_what_drifts_is_named(cluster: nbdist.Cluster, source: str, names: list[str]) -> None:
+def test_differing_array_is_named(cluster: nbdist.Cluster, source: str, names: list[str]) -> None:
     with pytest.raises(nbdist.CellError) as caught:
         cluster.run(source, strategy="pjrt", header="%%dist_run")
     error = caught.value
@@ -102,16 +102,16 @@ def test_what_drifts_is_named(cluster: nbdist.Cluster, source: str, names: list[
         "unflattenable pytree",
     ],
 )
-def test_what_claims_nothing_or_is_alike_passes(cluster: nbdist.Cluster, source: str) -> None:
+def test_local_or_equal_arrays_pass(cluster: nbdist.Cluster, source: str) -> None:
     cluster.run(source, strategy="pjrt")
 
 
-def test_the_comparison_can_be_left_out(cluster: nbdist.Cluster) -> None:
+def test_guard_0_disables_the_comparison(cluster: nbdist.Cluster) -> None:
     cluster.run("w = jnp.asarray(drawn(3))", strategy="pjrt", guard=0)
     cluster.run("print(w.shape)", strategy="pjrt")
 
 
-def test_what_was_refused_is_refused_again_only_in_what_is_made_of_it(
+def test_refused_array_is_reported_again_only_in_derived_arrays(
     cluster: nbdist.Cluster,
 ) -> None:
     with pytest.raises(nbdist.CellError):
@@ -121,7 +121,7 @@ def test_what_was_refused_is_refused_again_only_in_what_is_made_of_it(
         cluster.run("new = old + 1", strategy="pjrt")
 
 
-def test_a_sample_is_the_same_from_the_host_and_on_the_device(cluster: nbdist.Cluster) -> None:
+def test_sample_is_equal_on_host_and_device(cluster: nbdist.Cluster) -> None:
     """The host reads CPU arrays without a copy and copies only the sample from other devices."""
     source = """
 from nbdist.worker.checkpoint import digest

@@ -109,7 +109,9 @@ def cluster() -> Iterator[nbdist.Cluster]:
         ("mean = built(norm())\neach(mean, (x, y))", ["`mean: net/norm/moving_mean`"]),
     ],
 )
-def test_what_differs_is_named(cluster: nbdist.Cluster, source: str, names: list[str]) -> None:
+def test_differing_variable_is_named(
+    cluster: nbdist.Cluster, source: str, names: list[str]
+) -> None:
     with pytest.raises(nbdist.CellError) as caught:
         cluster.run(source, strategy="mirrored", header="%%dist_run")
     error = caught.value
@@ -145,11 +147,11 @@ def test_what_differs_is_named(cluster: nbdist.Cluster, source: str, names: list
         "generator",
     ],
 )
-def test_what_is_equal_or_of_one_rank_passes(cluster: nbdist.Cluster, source: str) -> None:
+def test_equal_or_rank_local_values_pass(cluster: nbdist.Cluster, source: str) -> None:
     cluster.run(source, strategy="mirrored")
 
 
-def test_a_cell_of_one_rank_may_change_what_it_likes(cluster: nbdist.Cluster) -> None:
+def test_cell_on_one_rank_may_change_variables(cluster: nbdist.Cluster) -> None:
     cluster.run("own = built()\nown.set_weights(drawn(own))", strategy="mirrored", ranks="1")
     cluster.run("mine = built()", strategy="mirrored")
     cluster.run("mine.layers[0].bias.assign([1.0, 2.0, 3.0])", ranks="1")
@@ -157,7 +159,7 @@ def test_a_cell_of_one_rank_may_change_what_it_likes(cluster: nbdist.Cluster) ->
 
 
 @pytest.mark.parametrize("ranks", ["1", None])
-def test_what_an_unfinished_cell_has_changed_is_reported_by_the_next(
+def test_next_cell_reports_changes_of_an_unchecked_cell(
     cluster: nbdist.Cluster, ranks: str | None
 ) -> None:
     """The first cell runs on one rank or fails, so no comparison follows it."""
@@ -172,7 +174,7 @@ def test_what_an_unfinished_cell_has_changed_is_reported_by_the_next(
         cluster.run("left.evaluate(x, y, verbose=0);", strategy="mirrored")
 
 
-def test_a_difference_is_reported_once_and_when_it_grows(cluster: nbdist.Cluster) -> None:
+def test_difference_is_reported_once_and_when_it_changes(cluster: nbdist.Cluster) -> None:
     with pytest.raises(nbdist.CellError, match="`old: net/first/kernel`"):
         cluster.run("old = built()\nold.set_weights(drawn(old))", strategy="mirrored")
     cluster.run("old.count_params()", strategy="mirrored")
@@ -180,7 +182,7 @@ def test_a_difference_is_reported_once_and_when_it_grows(cluster: nbdist.Cluster
         cluster.run("old.layers[0].kernel.assign_add(np.ones((4, 3)))", strategy="mirrored")
 
 
-def test_the_comparison_can_be_left_out(cluster: nbdist.Cluster) -> None:
+def test_guard_0_disables_the_comparison(cluster: nbdist.Cluster) -> None:
     cluster.run("loose = built()\nloose.set_weights(drawn(loose))", strategy="mirrored", guard=0)
     cluster.run("loose.count_params()", strategy="mirrored")
 
@@ -202,7 +204,7 @@ def test_moving_means_are_equal_after_steps(cluster: nbdist.Cluster, layer: str)
     )
 
 
-def test_a_sample_is_the_same_from_the_host_and_on_the_device(cluster: nbdist.Cluster) -> None:
+def test_sample_is_equal_on_host_and_device(cluster: nbdist.Cluster) -> None:
     """NumPy reads CPU buffers directly and copies only the sample from other devices."""
     source = """
 from nbdist.worker.checkpoint import digest

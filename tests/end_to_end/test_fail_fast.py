@@ -112,7 +112,7 @@ def check_it_goes_on(cluster: nbdist.Cluster, strategy: str) -> None:
 
 @STRATEGIES
 @pytest.mark.parametrize("bad", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
-def test_one_that_raises_ends_the_cell_at_once_for_all(
+def test_rank_that_raises_ends_the_cell_on_all_ranks(
     cluster: nbdist.Cluster, strategy: str, bad: int
 ) -> None:
     cluster.run(SETUP[strategy], strategy=strategy)
@@ -127,7 +127,7 @@ def test_one_that_raises_ends_the_cell_at_once_for_all(
     assert [worker.pid for worker in cluster.workers()] == pids
 
 
-def test_the_users_own_connections_stay(cluster: nbdist.Cluster) -> None:
+def test_sockets_of_the_user_stay_open(cluster: nbdist.Cluster) -> None:
     """The abort closes only the sockets of the collectives."""
     cluster.run(
         f"{SETUP['pjrt']}\nfrom functools import partial\nimport socket\n"
@@ -144,7 +144,7 @@ def test_the_users_own_connections_stay(cluster: nbdist.Cluster) -> None:
     cluster.run("near.close(), far.close()")
 
 
-def test_arrays_of_jax_are_there_afterwards(
+def test_jax_arrays_survive_an_abort(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Arrays keep their values from before the failed step; nbdist names those that it lost."""
@@ -165,7 +165,7 @@ def test_arrays_of_jax_are_there_afterwards(
     assert set(run.results.values()) == {f"(9.0, {is_there})"}
 
 
-def test_a_step_that_was_just_begun_stands_in_nobodys_way(cluster: nbdist.Cluster) -> None:
+def test_newly_launched_step_does_not_block_the_abort(cluster: nbdist.Cluster) -> None:
     """The abort arrives after the launch of the step and before its report.
 
     The step is large because JAX waits for small programs itself.
@@ -188,7 +188,7 @@ def test_a_step_that_was_just_begun_stands_in_nobodys_way(cluster: nbdist.Cluste
 
 
 @STRATEGIES
-def test_collectives_that_fail_by_themselves_are_made_anew(
+def test_collectives_are_restored_after_their_own_failure(
     cluster: nbdist.Cluster, strategy: str
 ) -> None:
     """After a timeout or a lost connection, all later collectives fail as well."""
@@ -201,7 +201,7 @@ def test_collectives_that_fail_by_themselves_are_made_anew(
     assert set(run.results.values()) == {f"{RANKS:.1f}"}
 
 
-def test_what_breaking_off_makes_libraries_say_is_not_shown(
+def test_library_messages_of_an_abort_are_hidden(
     cluster: nbdist.Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cluster.run(SETUP["mirrored"], strategy="mirrored")
@@ -239,7 +239,7 @@ def test_fresh_workers_start_if_collectives_cannot_be_restored(
 
 
 @pytest.mark.full  # the tests above raise in a step
-def test_one_that_raises_in_fit(cluster: nbdist.Cluster) -> None:
+def test_rank_that_raises_in_fit_ends_the_cell(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP["mirrored"], strategy="mirrored")
     with pytest.raises(nbdist.CellError, match="TypeError on rank 1@") as error:
         cluster.run(FIT.format(bad=(1,), epochs=1), strategy="mirrored")
@@ -248,7 +248,7 @@ def test_one_that_raises_in_fit(cluster: nbdist.Cluster) -> None:
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("mirrored", marks=pytest.mark.full), "pjrt"])
-def test_a_hang_is_told_and_broken(cluster: nbdist.Cluster, strategy: str) -> None:
+def test_hang_is_reported_and_cancelled(cluster: nbdist.Cluster, strategy: str) -> None:
     """The error names the line of the sleeping rank and the step of the waiting ranks."""
     cluster.run(SETUP[strategy], strategy=strategy)
     cluster.run("from functools import partial\nhanging = partial(numbers, 2, wait_s=600, at=24)")
@@ -266,7 +266,7 @@ def test_a_hang_is_told_and_broken(cluster: nbdist.Cluster, strategy: str) -> No
 
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
-def test_the_second_interrupt_breaks_a_hung_collective(
+def test_second_interrupt_cancels_a_hung_collective(
     cluster: nbdist.Cluster, when_it_hangs: Any, strategy: str
 ) -> None:
     cluster.run(SETUP[strategy], strategy=strategy)
@@ -281,7 +281,7 @@ def test_the_second_interrupt_breaks_a_hung_collective(
 
 
 @pytest.mark.full
-def test_a_rank_that_heeds_nothing_is_killed_after_the_second_interrupt(
+def test_second_interrupt_kills_an_unresponsive_rank(
     cluster: nbdist.Cluster, when_it_hangs: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The rank runs C code with SIGINT blocked, outside of collectives."""
@@ -304,7 +304,7 @@ def test_a_rank_that_heeds_nothing_is_killed_after_the_second_interrupt(
 
 
 @pytest.mark.full  # a minute
-def test_twenty_rebuilds_leave_nothing_behind(cluster: nbdist.Cluster) -> None:
+def test_twenty_rebuilds_leak_no_resources(cluster: nbdist.Cluster) -> None:
     """Rebuilds of JAX collectives leak no files, threads, shared memory or child processes."""
     count = (
         "import os\n[len(os.listdir(where)) for where in "
@@ -325,7 +325,9 @@ def test_twenty_rebuilds_leave_nothing_behind(cluster: nbdist.Cluster) -> None:
 
 
 @pytest.mark.full  # a stop becomes the same interrupt
-def test_the_second_stop_of_a_page_does_too(cluster: nbdist.Cluster, when_it_hangs: Any) -> None:
+def test_second_stop_request_cancels_a_hung_collective(
+    cluster: nbdist.Cluster, when_it_hangs: Any
+) -> None:
     cluster.run(SETUP["pjrt"], strategy="pjrt")
     cluster.run("from functools import partial\nhanging = partial(numbers, 0, wait_s=600, at=24)")
     before = {run.id for run in kept(cluster.settings.runs_path)}
@@ -343,7 +345,7 @@ def test_the_second_stop_of_a_page_does_too(cluster: nbdist.Cluster, when_it_han
 
 
 @pytest.mark.full
-def test_where_there_is_one_framework_the_others_collectives_are_left_alone(
+def test_abort_does_not_import_the_other_framework(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A rank waits for its own thread: neither a signal nor an abort ends that wait."""
@@ -368,7 +370,7 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 @pytest.mark.full
-def test_a_rank_that_is_silent_and_not_frozen_is_named_and_waited_for(
+def test_silent_rank_is_named_and_not_killed(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """C code holds the GIL, so no thread of the process can respond."""
@@ -381,7 +383,7 @@ def test_a_rank_that_is_silent_and_not_frozen_is_named_and_waited_for(
     )
 
 
-def test_a_frozen_rank_is_named_and_the_others_are_freed(
+def test_frozen_rank_is_named_and_the_others_are_released(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.run(SETUP["pjrt"], strategy="pjrt")

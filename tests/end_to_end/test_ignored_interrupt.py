@@ -45,7 +45,7 @@ def interrupt(note: Path, after_s: Sequence[float]) -> None:
 
 
 @pytest.mark.parametrize("again_s", [0.5, pytest.param(5.0, marks=pytest.mark.full)])
-def test_it_is_killed_when_the_interrupt_comes_again(
+def test_second_interrupt_kills_the_rank(
     cluster: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], again_s: float
 ) -> None:
     """The second interrupt arrives before or after nbdist reports that the first had no effect."""
@@ -61,7 +61,7 @@ def test_it_is_killed_when_the_interrupt_comes_again(
     assert cluster.run("rank").results == {0: "0", 1: "1"}
 
 
-def test_once_it_is_let_alone(
+def test_first_interrupt_does_not_kill_the_rank(
     cluster: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After one interrupt the rank keeps its variables and accepts cells when the call returns."""

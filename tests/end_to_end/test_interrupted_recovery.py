@@ -90,7 +90,7 @@ def owner_of(state: RunState) -> int:
     return state.writer.pid
 
 
-def test_the_kernel_is_killed_while_a_worker_is_replaced(tmp_path: Path) -> None:
+def test_run_survives_a_kernel_kill_during_a_recovery(tmp_path: Path) -> None:
     with Kernel() as kernel:
         begin(kernel, tmp_path)
         state = kill_a_rank_and_hold(tmp_path)
@@ -101,7 +101,7 @@ def test_the_kernel_is_killed_while_a_worker_is_replaced(tmp_path: Path) -> None
 
 
 @pytest.mark.full  # a detached runner recovers as a kernel does
-def test_the_detached_runner_is_killed_while_a_worker_is_replaced(tmp_path: Path) -> None:
+def test_run_survives_a_runner_kill_during_a_recovery(tmp_path: Path) -> None:
     with Kernel() as kernel:
         begin(kernel, tmp_path)
         first = until(tmp_path, lambda _, steps: steps > 20)
@@ -115,7 +115,7 @@ def test_the_detached_runner_is_killed_while_a_worker_is_replaced(tmp_path: Path
 
 
 @pytest.mark.full  # an earlier phase of the recovery
-def test_the_kernel_is_killed_while_no_worker_can_be_forked(tmp_path: Path) -> None:
+def test_run_survives_a_kernel_kill_without_forks(tmp_path: Path) -> None:
     with Kernel() as kernel:
         begin(kernel, tmp_path)
         state = until(tmp_path, lambda _, steps: steps > 60)
@@ -131,7 +131,7 @@ def test_the_kernel_is_killed_while_no_worker_can_be_forked(tmp_path: Path) -> N
 
 
 @pytest.mark.full  # test_reattach.py restarts a kernel between steps
-def test_the_kernel_is_restarted_while_a_worker_is_replaced(tmp_path: Path) -> None:
+def test_run_survives_a_kernel_restart_during_a_recovery(tmp_path: Path) -> None:
     with Kernel() as kernel:
         begin(kernel, tmp_path)
         state = kill_a_rank_and_hold(tmp_path)
@@ -143,7 +143,7 @@ def test_the_kernel_is_restarted_while_a_worker_is_replaced(tmp_path: Path) -> N
 
 
 @pytest.mark.full
-def test_an_interrupt_while_a_worker_is_replaced(
+def test_interrupt_during_a_recovery_ends_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The interrupt ends the run; until a restart or a run with `--resume`, no cell runs."""

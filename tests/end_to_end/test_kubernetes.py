@@ -60,7 +60,7 @@ BATCH = nbdist.Batch(
 )
 
 
-def test_pods_train(server: Server, tmp_path: Path) -> None:
+def test_three_pods_train_and_restart(server: Server, tmp_path: Path) -> None:
     with nbdist.Cluster(3, batch=BATCH, framework="jax") as cluster:
         said = cluster.run("import os\nos.environ['JOB_COMPLETION_INDEX']").results
         assert said == {0: "'0'", 1: "'1'", 2: "'2'"}
@@ -74,9 +74,7 @@ def test_pods_train(server: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.full), signal.SIGTERM]
 )
-def test_a_pod_that_is_lost_has_a_successor(
-    server: Server, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_lost_pod_is_replaced(server: Server, tmp_path: Path, number: signal.Signals) -> None:
     """After a node failure or an eviction, the run ends with the same losses."""
     with nbdist.Cluster(2, batch=BATCH, framework="jax") as cluster:
         victim = server.running()[1]
@@ -87,7 +85,7 @@ def test_a_pod_that_is_lost_has_a_successor(
 
 
 @pytest.mark.full
-def test_waiting_for_nodes_is_shown(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pending_pods_are_shown(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.is_full = True
     heard: list[str] = []
 
@@ -121,7 +119,7 @@ def test_waiting_for_nodes_is_shown(server: Server, capsys: pytest.CaptureFixtur
         ),
     ],
 )
-def test_what_kubernetes_refuses(server: Server, changes: dict[str, str], says: str) -> None:
+def test_refused_request_is_reported(server: Server, changes: dict[str, str], says: str) -> None:
     for name, value in changes.items():
         setattr(server, name, value)
     with pytest.raises(StartError, match=says):
@@ -130,7 +128,9 @@ def test_what_kubernetes_refuses(server: Server, changes: dict[str, str], says: 
 
 
 @pytest.mark.full
-def test_a_pod_whose_program_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_with_a_failing_program_is_reported(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from nbdist.cluster.schedulers import reverse_connection
 
     monkeypatch.setattr(reverse_connection, "CALL_S", 1.0)
@@ -141,7 +141,7 @@ def test_a_pod_whose_program_fails(server: Server, monkeypatch: pytest.MonkeyPat
         nbdist.Cluster(1, batch=wrong, framework="none")
 
 
-def test_no_kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_configuration_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(StartError, match="Kubernetes is not configured"):
@@ -149,7 +149,9 @@ def test_no_kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.full
-def test_a_server_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_api_server_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = Server(tmp_path)
     file = server.kubeconfig("default")
     server._http.server_close()
@@ -178,7 +180,7 @@ spec:
 """
 
 
-def test_what_a_pod_is_to_have_beside() -> None:
+def test_job_keeps_the_fields_of_the_pod_file() -> None:
     import yaml
 
     batch = msgspec.structs.replace(BATCH, gpus=8)
@@ -209,7 +211,7 @@ def test_what_a_pod_is_to_have_beside() -> None:
     "content",
     ["- a", *(pytest.param(c, marks=pytest.mark.full) for c in ("spec: {containers: [", "words"))],
 )
-def test_a_file_that_is_no_pod(server: Server, tmp_path: Path, content: str) -> None:
+def test_invalid_pod_file_is_refused(server: Server, tmp_path: Path, content: str) -> None:
     file = tmp_path / "pod.yaml"
     file.write_text(content)
     with pytest.raises(StartError, match=r"--pod .*pod\.yaml: "):
@@ -217,7 +219,7 @@ def test_a_file_that_is_no_pod(server: Server, tmp_path: Path, content: str) -> 
 
 
 @pytest.mark.full
-def test_a_field_that_the_api_does_not_know(server: Server, tmp_path: Path) -> None:
+def test_unknown_pod_field_is_refused(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "pod.yaml"
     file.write_text("spec: {nodeSelektor: {gpu: h100}}")
     with pytest.raises(
@@ -230,11 +232,11 @@ def test_a_field_that_the_api_does_not_know(server: Server, tmp_path: Path) -> N
     ("text", "expected"),
     [("30", 1800), ("1:30", 90), ("2:00:00", 7200), ("1-2", 93600), ("1-2:03:04", 93784)],
 )
-def test_times(text: str, expected: int) -> None:
+def test_time_limits_are_parsed(text: str, expected: int) -> None:
     assert seconds(text) == expected
 
 
-def test_times_that_are_none() -> None:
+def test_invalid_time_limits_are_refused() -> None:
     with pytest.raises(StartError, match="--time"):
         seconds("1:2:3:4")
     with pytest.raises(StartError, match="--time"):

@@ -62,7 +62,7 @@ def callers(folder: Path) -> list[psutil.Process]:
 
 
 @needs_mpi
-def test_open_mpi(tmp_path: Path) -> None:
+def test_open_mpi_workers_train(tmp_path: Path) -> None:
     with nbdist.Cluster(2, batch=MPI, framework="jax") as cluster:
         ranks = cluster.run("import os\nos.environ['OMPI_COMM_WORLD_RANK']").results
         assert ranks == {0: "'0'", 1: "'1'"}
@@ -72,7 +72,7 @@ def test_open_mpi(tmp_path: Path) -> None:
 
 @needs_mpi
 @pytest.mark.full  # a quarter of a minute
-def test_mpi_ends_and_is_started_again(tmp_path: Path) -> None:
+def test_mpi_job_is_restarted_after_a_death(tmp_path: Path) -> None:
     """Open MPI ends all processes of a job when one of them dies."""
     with nbdist.Cluster(2, batch=MPI, framework="jax") as cluster:
         run = exact.train(cluster, tmp_path, STEPS, meanwhile=callers(tmp_path)[1].kill)
@@ -83,7 +83,7 @@ def test_mpi_ends_and_is_started_again(tmp_path: Path) -> None:
 
 @needs_mpi
 @pytest.mark.full  # a quarter of a minute
-def test_the_parent_here_is_killed(tmp_path: Path) -> None:
+def test_mpi_job_ends_without_the_local_fork_server(tmp_path: Path) -> None:
     """Without the local fork server, the rendezvous process ends itself and the job."""
     with nbdist.Cluster(2, batch=MPI, framework="none") as cluster:
         assert callers(tmp_path)
@@ -95,7 +95,7 @@ def test_the_parent_here_is_killed(tmp_path: Path) -> None:
 
 @needs_mpi
 @pytest.mark.full
-def test_mpi_refuses(tmp_path: Path) -> None:
+def test_error_of_mpiexec_is_reported(tmp_path: Path) -> None:
     wrong = nbdist.Batch(launcher="mpi", listen="127.0.0.1", options=("--no-such-option",))
     with pytest.raises(StartError, match=r"(?s)mpiexec provides no hosts: .*no-such-option"):
         nbdist.Cluster(2, batch=wrong, framework="none")
@@ -105,7 +105,7 @@ def test_mpi_refuses(tmp_path: Path) -> None:
     "launcher",
     [pytest.param(n, marks=() if n == "pbs" else pytest.mark.full) for n in schedulers.COMMANDS],
 )
-def test_doubles_of_others(
+def test_scheduler_double_runs_a_cluster(
     launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     commands = tmp_path / "bin"
@@ -157,7 +157,7 @@ WAITS = {
 }
 
 
-def test_a_launcher_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_launcher_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     for launcher, command in (("slurm", "sbatch"), ("mpi", "mpiexec"), ("lsf", "bsub")):
         batch = nbdist.Batch(launcher=launcher, listen="127.0.0.1")  # type: ignore[arg-type]
@@ -199,14 +199,14 @@ def test_a_launcher_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ),
     ],
 )
-def test_what_no_scheduler_is_told(changes: dict[str, object], says: str) -> None:
+def test_invalid_batch_options_are_refused(changes: dict[str, object], says: str) -> None:
     batch = nbdist.Batch(**{"launcher": "slurm", **changes})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=says.replace("(", r"\(")):
         nbdist.Cluster(2, batch=batch, framework="none")
 
 
 @pytest.mark.parametrize("hosts", [0, -1, "gpu1", ["gpu1"], 1.5])
-def test_how_many_hosts(hosts: object) -> None:
+def test_invalid_number_of_hosts_is_refused(hosts: object) -> None:
     batch = nbdist.Batch(launcher="slurm")
     with pytest.raises(UsageError, match=r"need at least 1 host|chooses the hosts: use a number"):
         nbdist.Cluster(hosts, batch=batch, framework="none")  # type: ignore[arg-type]
@@ -264,13 +264,13 @@ SCRIPTS = {
         ("4 --launcher slurm --sbatch ''", "--submit ''"),
     ],
 )
-def test_what_is_typed_wrongly(shell: InteractiveShell, line: str, says: str) -> None:
+def test_invalid_start_line_is_refused(shell: InteractiveShell, line: str, says: str) -> None:
     with pytest.raises(UsageError) as raised:
         shell.run_line_magic("dist_start", line)
     assert says in str(raised.value)
 
 
-def test_what_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_line_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Asked(dict):  # type: ignore[type-arg]
         def __init__(self, **given: object) -> None:
             super().__init__(given)

@@ -32,7 +32,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield cluster
 
 
-def test_it_is_there_once_a_cell_uses_it(cluster: nbdist.Cluster) -> None:
+def test_keras_is_loaded_when_a_cell_uses_it(cluster: nbdist.Cluster) -> None:
     assert cluster.run(THERE).results == {0: "False", 1: "False"}
     run = cluster.run(f"import keras\n{FIT}", strategy="pjrt")
     assert len(run.loss) == 2, "the run reports the epochs of the fit"
@@ -52,7 +52,7 @@ def test_it_is_there_once_a_cell_uses_it(cluster: nbdist.Cluster) -> None:
 
 
 @pytest.mark.full
-def test_on_one_rank_first_and_within_scopes(cluster: nbdist.Cluster) -> None:
+def test_import_on_one_rank_and_within_a_scope(cluster: nbdist.Cluster) -> None:
     """The import waits for no other rank, and an open scope applies to Keras."""
     cluster.run("if rank == 1: import keras", strategy="pjrt")
     both = "with strategy.scope():\n    import keras\n" + FIT.replace("\n", "\n    ")

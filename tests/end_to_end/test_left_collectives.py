@@ -46,9 +46,7 @@ def check_total(cluster: nbdist.Cluster, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("bad", range(RANKS))
-def test_one_that_a_rank_raised_before_is_not_joined_later(
-    cluster: nbdist.Cluster, bad: int
-) -> None:
+def test_pending_eager_collective_is_not_joined_later(cluster: nbdist.Cluster, bad: int) -> None:
     """TensorFlow runs eager replicas in separate threads that stay in the collective."""
     stale = TOTAL["mirrored"].replace("tf.ones(())", "5 * tf.ones(())")
     with pytest.raises(nbdist.CellError, match=f"TypeError on rank {bad}@"):
@@ -57,13 +55,13 @@ def test_one_that_a_rank_raised_before_is_not_joined_later(
 
 
 @pytest.mark.parametrize("ranks", [None, "0"])
-def test_keys_that_one_rank_has_taken_are_found(cluster: nbdist.Cluster, ranks: str | None) -> None:
+def test_different_collective_keys_are_repaired(cluster: nbdist.Cluster, ranks: str | None) -> None:
     """The cell succeeds, but without a repair the next collective would hang."""
     cluster.run(TAKEN, strategy="mirrored" if ranks is None else None, ranks=ranks)
     check_total(cluster, "mirrored")
 
 
-def test_one_that_was_launched_and_not_waited_for_is_not_joined_later(
+def test_pending_jax_collective_is_not_joined_later(
     cluster: nbdist.Cluster,
 ) -> None:
     cluster.run(LARGE, strategy="pjrt")
@@ -80,7 +78,7 @@ def test_one_that_was_launched_and_not_waited_for_is_not_joined_later(
         pytest.param("put_back_pjrt", marks=pytest.mark.full),
     ],
 )
-def test_an_interrupt_while_they_are_made_anew_costs_no_array(
+def test_interrupt_during_the_repair_loses_no_array(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, called: str
 ) -> None:
     cluster.run(f"{LARGE}\ndone, kept = 0, jnp.arange(3.0)", strategy="pjrt")

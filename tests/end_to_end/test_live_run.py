@@ -44,7 +44,7 @@ def found(cluster: nbdist.Cluster, topic: str) -> list[Finding]:
     return [f for f in latest(cluster).state().findings if f.topic == topic]
 
 
-def test_a_step_cell_is_kept_as_it_ran(cluster: nbdist.Cluster) -> None:
+def test_step_cell_is_stored(cluster: nbdist.Cluster) -> None:
     run = cluster.run(STEP, step=OPTIONS, label=7, header="%%dist_run --data ones")
     past = nbdist.runs()[0]
     state = past.state
@@ -63,7 +63,7 @@ def test_a_step_cell_is_kept_as_it_ran(cluster: nbdist.Cluster) -> None:
     assert ("process_bytes",) in tables
 
 
-def test_what_was_measured_is_true(cluster: nbdist.Cluster) -> None:
+def test_stored_times_and_memory_are_correct(cluster: nbdist.Cluster) -> None:
     """The stored input time covers a wait of 20 ms for each batch."""
     cluster.run(
         "import time\n"
@@ -83,7 +83,7 @@ def test_what_was_measured_is_true(cluster: nbdist.Cluster) -> None:
     assert (latest(cluster).array(memory)[:, -1] > 1e7).all()
 
 
-def test_reports_of_a_free_cell_are_kept_whatever_they_hold(cluster: nbdist.Cluster) -> None:
+def test_reports_of_a_plain_cell_are_stored_with_nan_and_inf(cluster: nbdist.Cluster) -> None:
     cluster.run(
         "report(loss=1.0)\n"
         "report(loss=float('nan'), late=2.0)\n"
@@ -101,13 +101,13 @@ def test_reports_of_a_free_cell_are_kept_whatever_they_hold(cluster: nbdist.Clus
     assert np.isnan(history["only_here"][[0, 2]]).all()
 
 
-def test_a_cell_that_reports_nothing_leaves_nothing(cluster: nbdist.Cluster) -> None:
+def test_cell_without_reports_stores_no_run(cluster: nbdist.Cluster) -> None:
     before = ids(cluster)
     cluster.run("print('hello')")
     assert ids(cluster) == before
 
 
-def test_a_run_that_fails_says_who_and_why(cluster: nbdist.Cluster) -> None:
+def test_failed_run_stores_rank_and_error(cluster: nbdist.Cluster) -> None:
     with pytest.raises(nbdist.CellError):
         cluster.run("report(loss=1.0)\nif rank == 2:\n    raise ValueError('no such day')")
     state = latest(cluster).state()
@@ -117,7 +117,7 @@ def test_a_run_that_fails_says_who_and_why(cluster: nbdist.Cluster) -> None:
     assert next(w for w in state.workers if w.rank == 2).said == "ValueError: no such day"
 
 
-def test_where_runs_cannot_be_kept_they_run_and_it_is_said(
+def test_run_continues_if_it_cannot_be_stored(
     cluster: nbdist.Cluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -131,7 +131,7 @@ def test_where_runs_cannot_be_kept_they_run_and_it_is_said(
     assert "nbdist: this run is not stored: " in capsys.readouterr().err
 
 
-def test_old_runs_go_and_that_is_said(
+def test_old_runs_are_removed_with_a_message(
     cluster: nbdist.Cluster,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -145,7 +145,7 @@ def test_old_runs_go_and_that_is_said(
     assert "removed 1 old run, keeping 2 (the setting NBDIST_KEPT_RUNS)" in capsys.readouterr().err
 
 
-def test_a_directory_that_is_deleted_meanwhile_stops_nothing(
+def test_run_continues_if_its_folder_is_deleted(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hear, before = cluster._worker_group.receiver.subscribers.deliver, ids(cluster)
@@ -174,7 +174,7 @@ finally:
 """
 
 
-def test_reports_that_find_no_room_are_counted_and_told(
+def test_reports_lost_in_a_full_buffer_are_counted(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = cluster.run(CROWDED)
@@ -186,7 +186,7 @@ def test_reports_that_find_no_room_are_counted_and_told(
     assert f"nbdist: {dropped.text}\n" in capsys.readouterr().err
 
 
-def test_what_a_full_disk_does_not_take_is_told_and_stops_nothing(
+def test_rows_lost_on_a_full_disk_are_reported(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with largest_file(20_000):
@@ -200,7 +200,7 @@ def test_what_a_full_disk_does_not_take_is_told_and_stops_nothing(
     assert f"nbdist: {disk.text}\n" in capsys.readouterr().err
 
 
-def test_what_the_cell_shows_last_and_a_full_disk_does_not_take_is_told(tmp_path: Path) -> None:
+def test_output_lost_on_a_full_disk_is_reported(tmp_path: Path) -> None:
     request = CellRequest(number=1, source="", label=1, strategy=None, awaits=False)
     run = live_run.begin(request, "%%dist_run", [""], [], Settings(runs_folder=str(tmp_path)))
     send(run, losses(1, 3))
@@ -214,14 +214,14 @@ def test_what_the_cell_shows_last_and_a_full_disk_does_not_take_is_told(tmp_path
     assert "cannot store all output of the cell" in disk.text
 
 
-def test_rows_without_metrics_are_no_part_of_the_history() -> None:
+def test_rows_without_metrics_are_not_in_the_history() -> None:
     assert not Columns(measures=("process_bytes",)).counts(is_step=True)
     assert not Columns(measures=("step_s",), shared=("loss",)).counts(is_step=False)
     assert Columns(measures=("step_s",), shared=("loss",)).counts(is_step=True)
     assert Columns(own=("loss",)).counts(is_step=False)
 
 
-def test_of_a_rank_that_dies_the_run_says_so(cluster: nbdist.Cluster) -> None:
+def test_run_stores_the_death_of_a_rank(cluster: nbdist.Cluster) -> None:
     """This test must be the last of the module, because it kills a worker of the cluster."""
     pid = cluster.workers()[1].pid
     cell = "import time\nreport(loss=1.0)\ntime.sleep(60)"
@@ -241,7 +241,7 @@ def test_of_a_rank_that_dies_the_run_says_so(cluster: nbdist.Cluster) -> None:
     assert [w.status for w in state.workers if w.rank == 1] == ["dead"]
 
 
-def test_a_heal_is_told_before_the_rows_that_replace_others(tmp_path: Path) -> None:
+def test_recovery_is_stored_before_the_replacing_rows(tmp_path: Path) -> None:
     request = CellRequest(number=1, source="", label=1, strategy=None, awaits=False)
     workers = [
         WorkerState(rank=rank, host="here", pid=10 + rank, versions={}, devices=())
@@ -274,7 +274,7 @@ def test_a_heal_is_told_before_the_rows_that_replace_others(tmp_path: Path) -> N
     run.end("finished")
 
 
-def test_a_run_that_could_not_be_healed_is_healing_no_more(tmp_path: Path) -> None:
+def test_failed_recovery_clears_the_recovering_state(tmp_path: Path) -> None:
     request = CellRequest(number=1, source="", label=1, strategy=None, awaits=False)
     run = live_run.begin(request, "%%dist_run", [""], [], Settings(runs_folder=str(tmp_path)))
     send(run, losses(1, 7))

@@ -50,7 +50,7 @@ def stopper(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 @pytest.mark.parametrize("step", [1, 200])
-def test_stop_ends_a_step_cell_at_the_same_step_without_an_error(
+def test_stop_ends_a_step_cell_at_the_same_step_on_all_ranks(
     cluster: nbdist.Cluster, stopper: Callable[[int], None], step: int
 ) -> None:
     stopper(step)
@@ -66,7 +66,7 @@ def test_stop_ends_a_step_cell_at_the_same_step_without_an_error(
     assert len({float(objects["weight"][0]) for objects in weights.values()}) == 1
 
 
-def test_ranks_that_are_far_apart_stop_at_the_same_step(
+def test_ranks_at_different_steps_stop_at_the_same_step(
     cluster: nbdist.Cluster, stopper: Callable[[int], None]
 ) -> None:
     """The steps contain no collective, so the other ranks run ahead of rank 1.
@@ -116,7 +116,7 @@ def interrupting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", ["begin", "shown"])
-def test_an_interrupt_before_the_cell_is_sent_leaves_no_run_and_no_busy_rank(
+def test_interrupt_before_the_send_leaves_no_run(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     before = ids(cluster)
@@ -128,7 +128,7 @@ def test_an_interrupt_before_the_cell_is_sent_leaves_no_run_and_no_busy_rank(
     assert cluster.run("1 + 1").results[1] == "2"
 
 
-def test_an_interrupt_while_a_run_is_closed_comes_when_it_is(
+def test_interrupt_while_a_run_closes_is_deferred(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RunDirectory, "close", interrupting(RunDirectory.close))
@@ -141,7 +141,7 @@ def test_an_interrupt_while_a_run_is_closed_comes_when_it_is(
     assert cluster.last_run.metrics, "the last run keeps its metrics"
 
 
-def test_of_a_cell_that_cannot_be_sent_nothing_is_left(
+def test_cell_that_cannot_be_sent_leaves_no_run(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send, before = cluster._worker_group.dispatcher.send, ids(cluster)
@@ -159,7 +159,7 @@ def test_of_a_cell_that_cannot_be_sent_nothing_is_left(
     assert cluster.run("1 + 1").results[1] == "2"
 
 
-def test_stop_ends_a_free_cell_as_an_interrupt_does(
+def test_stop_interrupts_a_plain_cell(
     cluster: nbdist.Cluster, stopper: Callable[[int], None]
 ) -> None:
     stopper(3)

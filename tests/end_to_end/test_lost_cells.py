@@ -39,7 +39,7 @@ class InterruptedSocket:
 
 @pytest.mark.parametrize("name", [b"0", b"1"])
 @pytest.mark.parametrize("step", [None, StepOptions(data="ones", batch=6, epochs=10**6)])
-def test_an_interrupt_while_a_cell_is_sent(
+def test_interrupt_during_the_send_leaves_no_busy_rank(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, name: bytes, step: StepOptions | None
 ) -> None:
     cluster.run("import numpy as np, time\nones = np.ones(60)\nweight = 0.0")
@@ -65,7 +65,7 @@ def unsent(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unsent")
-def test_ranks_that_a_cell_did_not_reach_are_free_once_another_has_raised(
+def test_unreached_ranks_are_idle_after_an_error(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(nbdist.CellError, match="TypeError on rank 0@") as error:
@@ -76,7 +76,7 @@ def test_ranks_that_a_cell_did_not_reach_are_free_once_another_has_raised(
 
 
 @pytest.mark.usefixtures("unsent")
-def test_ranks_that_a_cell_did_not_reach_are_not_waited_for(
+def test_unreached_ranks_end_the_cell(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(nbdist.WorkerError, match=r"rank [12]: the cell had not reached this rank"):
@@ -85,7 +85,7 @@ def test_ranks_that_a_cell_did_not_reach_are_not_waited_for(
     assert cluster.run("rank").results == ALL
 
 
-def test_a_rank_whose_end_was_not_heard_says_it_again(
+def test_rank_repeats_a_lost_end_message(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hear, dropped = cluster._worker_group.receiver.subscribers.deliver, threading.Event()
@@ -105,7 +105,7 @@ def test_a_rank_whose_end_was_not_heard_says_it_again(
     assert cluster.run("rank").results == ALL
 
 
-def test_a_rank_that_is_left_in_a_cell_is_told_again_before_the_next(
+def test_running_rank_is_interrupted_again_before_the_next_cell(
     cluster: nbdist.Cluster,
 ) -> None:
     """Rank 0 ignores interrupts at first, and accepts them before the next cell."""
@@ -127,7 +127,7 @@ time.sleep(600)
     assert cluster.run("rank").results == ALL
 
 
-def test_what_ranks_raise_one_after_the_other_is_counted_on_all(
+def test_equal_errors_at_different_times_are_counted(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks that still compute get time to raise the same error before the interrupt."""

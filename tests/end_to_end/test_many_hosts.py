@@ -66,7 +66,7 @@ def train(cluster: nbdist.Cluster, folder: Path, **saving: object) -> nbdist.Run
     return exact.train(cluster, folder, STEPS, **saving)
 
 
-def test_four_hosts_start_train_and_leave_nothing(hosts: Hosts, tmp_path: Path) -> None:
+def test_four_hosts_train_and_leave_no_processes(hosts: Hosts, tmp_path: Path) -> None:
     with nbdist.Cluster(hosts=hosts.names, framework="jax") as cluster:
         answers = cluster.run(WHO).results
         assert answers == {rank: str((rank, name)) for rank, name in enumerate(hosts.names)}
@@ -87,7 +87,7 @@ def test_four_hosts_start_train_and_leave_nothing(hosts: Hosts, tmp_path: Path) 
 
 
 @pytest.mark.full  # a quarter of a minute
-def test_tensorflow_across_hosts(hosts: Hosts) -> None:
+def test_tensorflow_trains_across_hosts(hosts: Hosts) -> None:
     model = (
         "import keras, numpy as np\nkeras.utils.set_random_seed(1)\n"
         "m = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])\n"
@@ -110,13 +110,13 @@ def test_tensorflow_across_hosts(hosts: Hosts) -> None:
 
 
 @pytest.mark.full
-def test_workers_here_and_there(hosts: Hosts, tmp_path: Path) -> None:
+def test_local_and_remote_workers_train_together(hosts: Hosts, tmp_path: Path) -> None:
     with nbdist.Cluster(hosts=["localhost", hosts.names[0]], framework="jax") as cluster:
         assert len({w.host for w in cluster.workers()}) == 2
         np.testing.assert_array_equal(train(cluster, tmp_path).loss, LOSSES)
 
 
-def test_two_workers_on_one_host_and_what_is_its_own(hosts: Hosts, tmp_path: Path) -> None:
+def test_options_of_a_host_apply_to_both_of_its_workers(hosts: Hosts, tmp_path: Path) -> None:
     host = Host(name=hosts.names[0], devices=2, env={"SAID": "yes"}, folder=str(tmp_path))
     with nbdist.Cluster(hosts=[host, host], framework="jax") as cluster:
         said = cluster.run("import os, jax\nos.environ['SAID'], os.getcwd(), jax.device_count()")
@@ -125,7 +125,7 @@ def test_two_workers_on_one_host_and_what_is_its_own(hosts: Hosts, tmp_path: Pat
 
 
 @pytest.mark.parametrize("least", [0, 2])
-def test_a_host_that_cannot_be_reached(hosts: Hosts, least: int) -> None:
+def test_unreachable_host_is_refused_or_left_out(hosts: Hosts, least: int) -> None:
     first, off = hosts.names[:2]
     hosts.each[1].power_off()
     try:
@@ -152,7 +152,7 @@ def test_a_host_that_cannot_be_reached(hosts: Hosts, least: int) -> None:
         (Host(user="nobody"), "[Pp]ermission denied"),
     ],
 )
-def test_a_host_that_is_not_set_up(hosts: Hosts, host: Host, says: str) -> None:
+def test_wrongly_configured_host_is_reported(hosts: Hosts, host: Host, says: str) -> None:
     import msgspec
 
     there = msgspec.structs.replace(host, name=hosts.names[0])
@@ -160,7 +160,7 @@ def test_a_host_that_is_not_set_up(hosts: Hosts, host: Host, says: str) -> None:
         nbdist.Cluster(hosts=[there], framework="jax")
 
 
-def test_a_host_whose_key_is_not_known(hosts: Hosts, tmp_path: Path) -> None:
+def test_unknown_host_key_is_reported(hosts: Hosts, tmp_path: Path) -> None:
     text = hosts.ssh_config.read_text().replace("known_hosts", "no_known_hosts")
     other = tmp_path / "ssh_config"
     other.write_text(text)
@@ -171,7 +171,7 @@ def test_a_host_whose_key_is_not_known(hosts: Hosts, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_cable_that_is_pulled_for_a_moment(hosts: Hosts, tmp_path: Path) -> None:
+def test_short_network_loss_needs_no_recovery(hosts: Hosts, tmp_path: Path) -> None:
     """The run continues without a recovery."""
     host = hosts.each[1]
 
@@ -200,7 +200,7 @@ def break_connection(host: netns.Host) -> None:
         process.kill()
 
 
-def test_a_connection_that_breaks_is_made_again(hosts: Hosts, tmp_path: Path) -> None:
+def test_broken_connection_is_restored(hosts: Hosts, tmp_path: Path) -> None:
     """The test kills sshd. JAX ends a process that loses its coordination service."""
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
         run = train(cluster, tmp_path, meanwhile=lambda: break_connection(hosts.each[1]))
@@ -210,7 +210,7 @@ def test_a_connection_that_breaks_is_made_again(hosts: Hosts, tmp_path: Path) ->
         assert cluster.run("rank").results == {0: "0", 1: "1"}
 
 
-def test_a_worker_that_dies_on_another_host_is_replaced(hosts: Hosts, tmp_path: Path) -> None:
+def test_dead_worker_on_another_host_is_replaced(hosts: Hosts, tmp_path: Path) -> None:
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
         victim = [
             p
@@ -228,7 +228,7 @@ def cmd(process: object) -> str:
 
 
 @pytest.mark.full
-def test_a_spare_on_the_same_host_takes_the_place(hosts: Hosts, tmp_path: Path) -> None:
+def test_spare_on_the_same_host_replaces_a_worker(hosts: Hosts, tmp_path: Path) -> None:
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax", spares=2) as cluster:
         engines = cluster._worker_group.engines
         assert engines.can_replace([0, 1])
@@ -246,7 +246,7 @@ def test_a_spare_on_the_same_host_takes_the_place(hosts: Hosts, tmp_path: Path) 
 
 
 @pytest.mark.full
-def test_a_configuration_of_ssh_that_has_more_in_it(
+def test_other_options_of_the_ssh_configuration_are_overridden(
     hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = (
@@ -264,7 +264,7 @@ def test_a_configuration_of_ssh_that_has_more_in_it(
 
 
 @pytest.mark.full
-def test_what_an_inventory_has_for_a_host(hosts: Hosts, tmp_path: Path) -> None:
+def test_environment_and_folder_of_a_host_apply(hosts: Hosts, tmp_path: Path) -> None:
     """Variables are set before the import of a framework, also for local workers."""
     one = Host(name=hosts.names[0], env={"XLA_FLAGS": "--xla_force_host_platform_device_count=3"})
     with nbdist.Cluster(hosts=[one], framework="jax") as cluster:
@@ -277,7 +277,7 @@ def test_what_an_inventory_has_for_a_host(hosts: Hosts, tmp_path: Path) -> None:
         nbdist.Cluster(hosts=[Host(name=hosts.names[0], folder="/no/such/folder")])
 
 
-def test_a_host_that_dies_is_left_out(hosts: Hosts, tmp_path: Path) -> None:
+def test_dead_host_is_left_out(hosts: Hosts, tmp_path: Path) -> None:
     host = hosts.each[1]
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
         killer = after(tmp_path, 60, host.power_off)
@@ -295,7 +295,7 @@ def test_a_host_that_dies_is_left_out(hosts: Hosts, tmp_path: Path) -> None:
 
 
 @pytest.mark.full  # differs from the shrink test only in the wait
-def test_a_host_that_comes_back_is_waited_for(hosts: Hosts, tmp_path: Path) -> None:
+def test_rebooting_host_is_awaited(hosts: Hosts, tmp_path: Path) -> None:
     host = hosts.each[1]
 
     def switch() -> None:
@@ -311,7 +311,7 @@ def test_a_host_that_comes_back_is_waited_for(hosts: Hosts, tmp_path: Path) -> N
 
 
 @pytest.mark.full  # half a minute
-def test_a_host_that_is_frozen_is_told_of(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_host_is_reported(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBDIST_RETURN_GRACE_S", "1")
     host = hosts.each[1]
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
@@ -324,7 +324,7 @@ def test_a_host_that_is_frozen_is_told_of(hosts: Hosts, monkeypatch: pytest.Monk
 
 
 @pytest.mark.full
-def test_the_notebook_is_killed_and_another_goes_on(hosts: Hosts, tmp_path: Path) -> None:
+def test_new_notebook_continues_after_a_kill(hosts: Hosts, tmp_path: Path) -> None:
     """A detached runner follows the run over the same connections."""
     names = " ".join(hosts.names[:2])
     with Kernel() as kernel:
@@ -351,7 +351,7 @@ def test_the_notebook_is_killed_and_another_goes_on(hosts: Hosts, tmp_path: Path
 
 
 @pytest.mark.full
-def test_a_notebook_that_ends_leaves_nothing(hosts: Hosts) -> None:
+def test_ending_notebook_leaves_no_processes(hosts: Hosts) -> None:
     names = " ".join(hosts.names[:2])
     with Kernel() as kernel:
         kernel.run(f"%load_ext nbdist\n%dist_start {names} --framework jax").check()
@@ -361,7 +361,9 @@ def test_a_notebook_that_ends_leaves_nothing(hosts: Hosts) -> None:
 
 
 @pytest.mark.full  # half a minute
-def test_the_notebooks_machine_is_gone(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_end_if_the_notebook_host_is_gone(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Workers end themselves if no notebook reconnects."""
     monkeypatch.setenv("NBDIST_RETURN_GRACE_S", "2")
     host = hosts.each[0]

@@ -88,7 +88,9 @@ def assert_same(ours: list[Outcome], reference: Outcome) -> None:
 
 @STRATEGIES
 @MODELS
-def test_the_numbers_of_one_device(cluster: nbdist.Cluster, name: str, strategy: str) -> None:
+def test_model_gives_the_numbers_of_one_device(
+    cluster: nbdist.Cluster, name: str, strategy: str
+) -> None:
     optimizer = optimizer_of(name, cluster.world_size)
     ours = on_each_rank(cluster, strategy, training(strategy, name, optimizer, "float64"))
     names = SHORT if name in SHORT else LONG
@@ -99,7 +101,9 @@ def test_the_numbers_of_one_device(cluster: nbdist.Cluster, name: str, strategy:
 @pytest.mark.parametrize("cluster", [2], indirect=True)
 @STRATEGIES
 @MODELS
-def test_float32(cluster: nbdist.Cluster, name: str, strategy: str) -> None:
+def test_float32_is_within_rounding_of_one_device(
+    cluster: nbdist.Cluster, name: str, strategy: str
+) -> None:
     """The error is relative to the norm of an array, because elements near zero lose all digits.
 
     The optimizer is SGD with momentum: Adam divides a gradient by its size and amplifies errors.
@@ -113,7 +117,7 @@ def test_float32(cluster: nbdist.Cluster, name: str, strategy: str) -> None:
 
 @pytest.mark.parametrize("cluster", [2], indirect=True)
 @pytest.mark.parametrize("what", models.KERAS)
-def test_what_keras_takes_over_the_batch(cluster: nbdist.Cluster, what: str) -> None:
+def test_keras_metrics_and_weighted_means_are_exact(cluster: nbdist.Cluster, what: str) -> None:
     """Metrics, and losses averaged over a mask or over sample weights."""
     ours = on_each_rank(cluster, "mirrored", models.KERAS[what])
     assert_same(ours, references("mirrored", 2, SHORT)[what])

@@ -80,7 +80,7 @@ def intrude(stranger: Host, ends: list[tuple[str, int]]) -> subprocess.Popen[str
     return process
 
 
-def test_a_stranger_reads_nothing_and_runs_nothing(
+def test_host_without_a_key_reads_and_runs_nothing(
     network: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test uses JAX: TensorFlow's server accepts every client, as docs/clusters.md states."""
@@ -117,7 +117,7 @@ def listening_here() -> Iterator[tuple[str, int]]:
                 )  # gRPC maps IPv4
 
 
-def test_what_listens_on_the_notebooks_machine_is_on_loopback(
+def test_notebook_host_listens_on_loopback_only(
     network: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NBDIST_SSH_CONFIG", str(network.ssh_config))

@@ -24,7 +24,7 @@ FRAMEWORKS: dict[StrategyName, str] = {"mirrored": "tensorflow", "pjrt": "jax"}
         pytest.param("pjrt", 4, 4, 250, marks=pytest.mark.full),
     ],
 )
-def test_random_operations_leave_no_rank_behind(
+def test_random_operations_keep_the_ranks_in_step(
     strategy: StrategyName, hosts: int, seed: int, count: int
 ) -> None:
     """The log of a failure lists the operations, and the seed reproduces them."""

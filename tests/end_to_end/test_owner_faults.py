@@ -62,7 +62,7 @@ def owner(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 @pytest.mark.parametrize("name", list(training.FORMS))
 @pytest.mark.parametrize("step", [1, 12, training.STEPS], ids="step {}".format)
-def test_the_notebook_is_killed(name: str, step: int, tmp_path: Path) -> None:
+def test_run_continues_after_the_notebook_is_killed(name: str, step: int, tmp_path: Path) -> None:
     with owner(name, str(tmp_path), str(step), str(RANKS)) as (process, undisturbed):
         assert repeat_until((tmp_path / "there").exists, BOUND_S)
         os.kill(process.pid, signal.SIGKILL)

@@ -130,9 +130,7 @@ def by_hand() -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize(("cluster", "name", "degrees"), CASES, indirect=["cluster"])
-def test_a_layout_trains_as_one_device_does(
-    cluster: nbdist.Cluster, name: str, degrees: Degrees
-) -> None:
+def test_layout_trains_as_one_device(cluster: nbdist.Cluster, name: str, degrees: Degrees) -> None:
     program = PROGRAMS[name]
     cluster.run(program.setup, strategy="pjrt")
     run = cluster.run(
@@ -156,7 +154,7 @@ def test_a_layout_trains_as_one_device_does(
 
 @pytest.mark.parametrize("hosts", HOSTS)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_these_are_all_that_the_search_may_return(hosts: int, name: str) -> None:
+def test_tested_layouts_are_all_of_the_search(hosts: int, name: str) -> None:
     found = layouts(model_of_program(name), engines(hosts, DEVICES // hosts), Planning())
     plain = [degrees for degrees in possible(hosts, name) if degrees[3:5] == ("", 1)]
     assert [
@@ -166,7 +164,7 @@ def test_these_are_all_that_the_search_may_return(hosts: int, name: str) -> None
 
 
 @pytest.mark.parametrize("cluster", [1], indirect=True)
-def test_what_is_carried_is_laid_out_anew_for_another_plan(cluster: nbdist.Cluster) -> None:
+def test_carried_arrays_are_resharded_for_another_plan(cluster: nbdist.Cluster) -> None:
     program = PROGRAMS["MLP"]
     cluster.run(program.setup, strategy="pjrt")
     for degrees in (Degrees(8, 1, 3), Degrees(2, 4, 0), Degrees(8, 1, 0)):
@@ -198,7 +196,7 @@ np.unique(np.asarray(wrong) / np.asarray(right)).tolist()
 
 @pytest.mark.full
 @pytest.mark.parametrize("cluster", [1], indirect=True)
-def test_xla_still_gets_gradients_of_convolutions_by_groups_wrong(cluster: nbdist.Cluster) -> None:
+def test_xla_gradients_of_grouped_convolutions_are_still_wrong(cluster: nbdist.Cluster) -> None:
     """If this test fails, XLA is fixed and `Model.apart` can be removed."""
     assert set(cluster.run(WRONG, strategy="pjrt").results.values()) == {"[2.0]"}
 
@@ -229,7 +227,7 @@ half, few, count = half * 0.5, few, count + 1
 @pytest.mark.parametrize("cluster", [1], indirect=True)
 @pytest.mark.parametrize("batch", [8, 12])
 @pytest.mark.parametrize("degrees", [Degrees(4, 2, 3), Degrees(2, 4, 1)], ids=str)
-def test_memory_is_exact_whatever_a_step_is_given(
+def test_planned_memory_is_exact_for_unusual_arguments(
     cluster: nbdist.Cluster, degrees: Degrees, batch: int
 ) -> None:
     """Small types, random keys, unused or unchanged arrays, batches that 8 does not divide."""

@@ -111,7 +111,7 @@ def same(cluster: nbdist.Cluster, text: str) -> object:
         ),
     ],
 )
-def test_a_fit_learns_as_on_one_device(
+def test_fit_trains_as_one_device(
     cluster: nbdist.Cluster,
     plain: dict[str, list[float]],
     degrees: tuple[int, int, int],
@@ -153,7 +153,7 @@ len(kept), all(kept), len(optimizer), all(optimizer), all(back)
 """
 
 
-def test_a_model_that_is_cut_is_saved_and_loaded(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+def test_sharded_model_is_saved_and_loaded(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """No rank holds the whole model; rank 0 writes the file."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     fitted(cluster, Planning(fixed={MODEL: 2, "zero": 3}))
@@ -162,7 +162,7 @@ def test_a_model_that_is_cut_is_saved_and_loaded(cluster: nbdist.Cluster, tmp_pa
 
 
 @pytest.mark.full  # the test with shared layers changes layouts too
-def test_what_another_cell_asks_for_lays_the_model_out_anew(
+def test_next_cell_changes_the_layout_of_the_model(
     cluster: nbdist.Cluster, plain: dict[str, list[float]]
 ) -> None:
     """Training continues from the current weights, and evaluations use the new layout."""
@@ -177,7 +177,7 @@ def test_what_another_cell_asks_for_lays_the_model_out_anew(
     np.testing.assert_allclose(losses, plain["several"], rtol=1e-3, atol=1e-6)
 
 
-def test_a_cell_that_asks_for_nothing_is_planned_too(cluster: nbdist.Cluster) -> None:
+def test_cell_without_options_has_a_plan(cluster: nbdist.Cluster) -> None:
     """Without options the layout is pure data parallelism, and each run stores its plan."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     for _ in range(2):
@@ -187,7 +187,7 @@ def test_a_cell_that_asks_for_nothing_is_planned_too(cluster: nbdist.Cluster) ->
         assert run.plan.rows == 16
 
 
-def test_a_fit_that_fits_nowhere_is_refused(cluster: nbdist.Cluster) -> None:
+def test_fit_over_the_memory_budget_is_refused(cluster: nbdist.Cluster) -> None:
     """The refused fit leaves the model unchanged."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     whole = losses_of(fitted(cluster, Planning()))
@@ -198,9 +198,7 @@ def test_a_fit_that_fits_nowhere_is_refused(cluster: nbdist.Cluster) -> None:
 
 
 @pytest.mark.full
-def test_a_model_that_is_cut_goes_on_from_its_checkpoint(
-    cluster: nbdist.Cluster, tmp_path: Path
-) -> None:
+def test_sharded_model_resumes_from_its_checkpoint(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """The losses equal those of an uninterrupted fit."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     planning = Planning(fixed={MODEL: 2, "zero": 3})
@@ -253,7 +251,7 @@ outcome["losses"] = losses
 PARTS = "{part.data.shape for part in table.value.addressable_shards}"
 
 
-def test_a_large_variable_is_made_in_parts(cluster: nbdist.Cluster) -> None:
+def test_large_variable_is_created_sharded(cluster: nbdist.Cluster) -> None:
     """No device holds the whole variable, and its values are those of one device."""
     plainly = references.plainly({"born": PLAINLY_BORN})["born"]
     cluster.run(BORN.format(seed=7), strategy="pjrt")
@@ -269,7 +267,7 @@ def test_a_large_variable_is_made_in_parts(cluster: nbdist.Cluster) -> None:
 
 
 @pytest.mark.full  # `test_fit.py` seeds ranks differently
-def test_ranks_that_were_seeded_differently_make_one_variable(cluster: nbdist.Cluster) -> None:
+def test_differently_seeded_ranks_create_one_variable(cluster: nbdist.Cluster) -> None:
     cluster.run(BORN.format(seed="7 + rank"), strategy="pjrt")
     drawn = same(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]")
     cluster.run(BORN.format(seed=7), strategy="pjrt")
@@ -277,7 +275,7 @@ def test_ranks_that_were_seeded_differently_make_one_variable(cluster: nbdist.Cl
 
 
 @pytest.mark.full
-def test_a_fit_that_goes_on_with_a_smaller_batch_is_laid_out_as_it_was(
+def test_resume_at_a_smaller_last_batch_keeps_the_layout(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
     """The last of four batches contains 8 of the 56 samples."""
@@ -294,7 +292,7 @@ def test_a_fit_that_goes_on_with_a_smaller_batch_is_laid_out_as_it_was(
     assert run.plan.rows == 16
 
 
-def test_a_generator_that_raises_takes_nothing_along(cluster: nbdist.Cluster) -> None:
+def test_raising_generator_leaves_the_weights_unchanged(cluster: nbdist.Cluster) -> None:
     """At the time of the error Keras has already moved the values out of the variables."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     before = same(cluster, WEIGHTS)
@@ -323,7 +321,7 @@ outcome = [{", ".join(IN_TURN)}]
 
 
 @pytest.mark.full
-def test_models_that_share_layers_are_laid_out_in_turn(
+def test_models_with_shared_layers_change_layouts_in_turn(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
     """Each fit starts from the layout that the previous fit gave to the shared layers."""
@@ -346,7 +344,7 @@ again = keras.models.load_model({path!r})
 """
 
 
-def test_one_rank_alone_cannot_read_what_is_cut(cluster: nbdist.Cluster) -> None:
+def test_sharded_weights_cannot_be_read_on_one_rank(cluster: nbdist.Cluster) -> None:
     """The read needs a collective, so a single rank would wait forever."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     fitted(cluster, Planning(fixed={"zero": 3}))
@@ -355,7 +353,7 @@ def test_one_rank_alone_cannot_read_what_is_cut(cluster: nbdist.Cluster) -> None
 
 
 @pytest.mark.full
-def test_what_else_trains_is_laid_out_too(cluster: nbdist.Cluster) -> None:
+def test_other_training_calls_follow_the_plan(cluster: nbdist.Cluster) -> None:
     """Single batches, several steps per execution, frozen layers, a recompiled model."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     planning = Planning(fixed={MODEL: 2})
@@ -375,7 +373,7 @@ def test_what_else_trains_is_laid_out_too(cluster: nbdist.Cluster) -> None:
 
 
 @pytest.mark.full
-def test_a_plan_is_given_to_a_model_that_is_made_again(cluster: nbdist.Cluster) -> None:
+def test_plan_applies_to_a_recreated_model(cluster: nbdist.Cluster) -> None:
     """Keras gives the variables new names each time."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     given = fitted(cluster, Planning(fixed={MODEL: 2})).plan
@@ -387,7 +385,7 @@ def test_a_plan_is_given_to_a_model_that_is_made_again(cluster: nbdist.Cluster) 
     assert run.plan.axes == {DATA: 2, MODEL: 2}
 
 
-def test_what_is_asked_of_a_cell_that_fits_nothing_is_told(cluster: nbdist.Cluster) -> None:
+def test_layout_options_without_a_fit_are_reported(cluster: nbdist.Cluster) -> None:
     run = fitted(cluster, Planning(fixed={MODEL: 2}), "1 + 1")
     assert {note.text for note in run.notes} == {
         "the cell trains no Keras model on JAX with `fit`: layout options have no effect"
@@ -398,7 +396,7 @@ DROPPED = MODEL_.replace("BatchNormalization()", "Dropout(0.3)")
 
 
 @pytest.mark.full
-def test_a_fit_in_microbatches_learns_as_with_whole_batches(cluster: nbdist.Cluster) -> None:
+def test_fit_in_microbatches_has_the_losses_of_whole_batches(cluster: nbdist.Cluster) -> None:
     said = []
     for micro in (1, 2):
         cluster.run(DATA_SETS + DROPPED, strategy="pjrt")
@@ -409,7 +407,7 @@ def test_a_fit_in_microbatches_learns_as_with_whole_batches(cluster: nbdist.Clus
     np.testing.assert_allclose(said[1], said[0], rtol=1e-5)
 
 
-def test_a_batch_that_is_normalised_as_a_whole_has_no_microbatches(cluster: nbdist.Cluster) -> None:
+def test_batch_normalization_excludes_microbatches(cluster: nbdist.Cluster) -> None:
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     with pytest.raises(CellError, match=r"no microbatches: .* the sum over all rows for each"):
         fitted(cluster, Planning(fixed={"micro": 2}))

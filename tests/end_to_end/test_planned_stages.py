@@ -89,7 +89,7 @@ def by_hand() -> list[float]:
 
 
 @pytest.mark.parametrize(("cluster", "degrees"), CASES, indirect=["cluster"])
-def test_a_pipeline_trains_as_one_device_does(cluster: nbdist.Cluster, degrees: Degrees) -> None:
+def test_pipeline_trains_as_one_device(cluster: nbdist.Cluster, degrees: Degrees) -> None:
     cluster.run(PROGRAM.setup, strategy="pjrt")
     options = StepOptions(data="train", batch=BATCH, planning=degrees.planning)
     run = cluster.run(PROGRAM.step, strategy="pjrt", step=options)
@@ -115,7 +115,7 @@ def test_a_pipeline_trains_as_one_device_does(cluster: nbdist.Cluster, degrees: 
 
 
 @pytest.mark.parametrize("cluster", [1], indirect=True)
-def test_without_a_scan_over_layers_there_are_no_stages(cluster: nbdist.Cluster) -> None:
+def test_stages_need_a_scan_over_layers(cluster: nbdist.Cluster) -> None:
     program = PROGRAMS["MLP"]
     cluster.run(program.setup, strategy="pjrt")
     options = StepOptions(data="train", batch=BATCH, planning=Planning(fixed={STAGE: 2}))
@@ -134,7 +134,7 @@ params["layers"]["up"] = jax.device_put(params["layers"]["up"], cut)
 @pytest.mark.parametrize(
     "axes", [{STAGE: 4, "micro": 4}, pytest.param({DATA: 4, MODEL: 2}, marks=pytest.mark.full)]
 )
-def test_what_is_cut_by_hand_stays_so_and_is_counted_exactly(
+def test_manual_sharding_is_kept_and_its_memory_is_exact(
     cluster: nbdist.Cluster, axes: dict[str, int]
 ) -> None:
     cluster.run(PROGRAM.setup + OWN, strategy="pjrt")
@@ -147,7 +147,7 @@ def test_what_is_cut_by_hand_stays_so_and_is_counted_exactly(
 
 
 @pytest.mark.parametrize("cluster", [1], indirect=True)
-def test_a_last_batch_of_one_row_trains_too(cluster: nbdist.Cluster) -> None:
+def test_last_batch_of_one_row_is_trained(cluster: nbdist.Cluster) -> None:
     cluster.run(f"{PROGRAM.setup}\ntrain = jax.tree.map(lambda a: a[: {BATCH} + 1], train)")
     options = StepOptions(
         data="train", batch=BATCH, planning=Planning(fixed={STAGE: 4, "micro": 4})
@@ -191,7 +191,7 @@ history = model.fit(x, y, batch_size=64, epochs=2, verbose=0, shuffle=False).his
         (2, Staging("1f1b", 2)),
     ],
 )
-def test_a_keras_layer_of_layers_is_cut(
+def test_keras_layer_with_a_scan_is_split_into_stages(
     cluster: nbdist.Cluster, stages: int, staging: Staging
 ) -> None:
     setup = "import os\nos.environ['KERAS_BACKEND'] = 'jax'"

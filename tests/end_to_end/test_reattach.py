@@ -140,7 +140,7 @@ def check_attached(kernel: Kernel, framework: str) -> None:
 @pytest.mark.parametrize(
     "framework", ["jax", pytest.param("tensorflow", marks=pytest.mark.full)]
 )  # takes twice as long as JAX
-def test_a_detached_run_goes_on_when_its_kernel_is_killed_and_another_one_shows_its_end(
+def test_detached_run_continues_in_another_kernel(
     framework: str,
     until: Callable[[Callable[[RunState, int], bool]], RunState],
 ) -> None:
@@ -162,7 +162,7 @@ def test_a_detached_run_goes_on_when_its_kernel_is_killed_and_another_one_shows_
 
 
 @pytest.mark.full  # the previous test kills a kernel
-def test_a_front_end_that_restarts_the_kernel_leaves_a_detached_run(
+def test_detached_run_survives_a_kernel_restart(
     until: Callable[[Callable[[RunState, int], bool]], RunState],
 ) -> None:
     with Kernel() as kernel:
@@ -176,7 +176,7 @@ def test_a_front_end_that_restarts_the_kernel_leaves_a_detached_run(
 
 
 @pytest.mark.full  # the first test covers most of a detached runner
-def test_a_stop_while_nobody_is_there_ends_the_cell_and_not_the_cluster(
+def test_stop_of_a_detached_cell_keeps_the_cluster(
     tmp_path: Path, until: Callable[[Callable[[RunState, int], bool]], RunState]
 ) -> None:
     with Kernel() as first:
@@ -195,7 +195,7 @@ def test_a_stop_while_nobody_is_there_ends_the_cell_and_not_the_cluster(
 
 
 @pytest.mark.full  # the first test covers most of a detached runner
-def test_a_run_that_ended_while_nobody_was_there_is_had_from_the_cluster(
+def test_finished_detached_run_is_available_after_attach(
     until: Callable[[Callable[[RunState, int], bool]], RunState],
 ) -> None:
     with Kernel() as first:
@@ -216,7 +216,7 @@ def test_a_run_that_ended_while_nobody_was_there_is_had_from_the_cluster(
 
 
 @pytest.mark.full  # tests/cluster/forkserver/test_server.py also kills an owner
-def test_without_detach_the_workers_end_with_their_folder(
+def test_without_detach_workers_and_folder_are_removed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     until: Callable[[Callable[[RunState, int], bool]], RunState],
@@ -233,7 +233,7 @@ def test_without_detach_the_workers_end_with_their_folder(
     assert kept(tmp_path / "runs")[0].state().status == "lost"
 
 
-def test_between_cells_the_next_kernel_finds_the_names(tmp_path: Path) -> None:
+def test_next_kernel_finds_the_variables_between_cells(tmp_path: Path) -> None:
     with owner() as (process, family):
         with pytest.raises(nbdist.OwnedError, match=f"pid {process.pid}"):
             nbdist.attach()
@@ -251,7 +251,7 @@ def test_between_cells_the_next_kernel_finds_the_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_program_that_ends_in_order_takes_its_workers_along(tmp_path: Path) -> None:
+def test_program_that_exits_ends_its_workers(tmp_path: Path) -> None:
     with owner() as (process, family):
         process.communicate("")
         assert not await_ends(family, 10)
@@ -260,7 +260,7 @@ def test_a_program_that_ends_in_order_takes_its_workers_along(tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_what_a_killed_notebook_left_is_ended(tmp_path: Path) -> None:
+def test_stop_all_ends_the_cluster_of_a_killed_notebook(tmp_path: Path) -> None:
     with owner() as (killed, family):
         killed.kill()
         killed.wait()
@@ -270,7 +270,7 @@ def test_what_a_killed_notebook_left_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_what_a_killed_notebook_left_is_ended_and_a_living_one_s_is_not(tmp_path: Path) -> None:
+def test_stop_all_spares_the_cluster_of_a_live_notebook(tmp_path: Path) -> None:
     with owner() as (living, others), owner() as (killed, family):
         killed.kill()
         killed.wait()
@@ -288,9 +288,7 @@ def test_what_a_killed_notebook_left_is_ended_and_a_living_one_s_is_not(tmp_path
 
 
 @pytest.mark.parametrize("written_by", ["0.1.9", ""], ids=["named", "before 0.2.0"])
-def test_a_cluster_of_another_version_is_refused_with_both_versions(
-    tmp_path: Path, written_by: str
-) -> None:
+def test_cluster_of_another_version_is_refused(tmp_path: Path, written_by: str) -> None:
     with owner() as (process, family):
         process.kill()
         process.wait()
@@ -311,7 +309,7 @@ def test_a_cluster_of_another_version_is_refused_with_both_versions(
 
 
 @pytest.mark.full
-def test_a_folder_that_is_not_what_it_says_harms_nothing(tmp_path: Path) -> None:
+def test_forged_cluster_folder_does_no_harm(tmp_path: Path) -> None:
     with owner() as (process, _):
         (folder,) = (tmp_path / "nbdist").iterdir()
         handover = read_handover(folder)
@@ -341,7 +339,7 @@ def test_a_folder_that_is_not_what_it_says_harms_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.full  # test_cluster.py kills a controller between cells
-def test_a_controller_that_is_killed_in_a_run_does_not_touch_it(
+def test_run_continues_without_its_controller(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with nbdist.Cluster(hosts=2, framework="jax") as cluster:
@@ -359,7 +357,7 @@ def test_a_controller_that_is_killed_in_a_run_does_not_touch_it(
 
 
 @pytest.mark.full
-def test_engines_end_by_themselves_without_any_process_of_the_controller() -> None:
+def test_engines_end_without_the_controller() -> None:
     with nbdist.Cluster(hosts=2, framework="jax") as cluster:
         engines = [psutil.Process(pid) for pid in cluster._worker_group.engines.pids().values()]
         for pid in cluster._worker_group.engines.controller.pids:
@@ -370,7 +368,7 @@ def test_engines_end_by_themselves_without_any_process_of_the_controller() -> No
 
 
 @pytest.mark.full
-def test_all_ends_within_half_a_minute_of_the_kernel() -> None:
+def test_cluster_ends_within_30_s_of_its_kernel() -> None:
     with owner() as (process, family):
         began = time.monotonic()
         process.kill()
@@ -380,7 +378,7 @@ def test_all_ends_within_half_a_minute_of_the_kernel() -> None:
 
 
 @pytest.mark.full
-def test_a_keeper_replaces_a_worker_that_dies_while_nobody_is_there(
+def test_detached_runner_replaces_a_dead_worker(
     tmp_path: Path, until: Callable[[Callable[[RunState, int], bool]], RunState]
 ) -> None:
     """A cell with checkpoints continues without `--detach`."""

@@ -112,9 +112,7 @@ def trial(cluster: nbdist.Cluster, form: training.Form, undisturbed: str, tmp_pa
         pytest.param(RANKS - 1, LAST, marks=FULL),
     ],
 )
-def test_a_rank_that_is_killed_is_replaced(
-    trial: Trial, undisturbed: str, rank: int, step: int
-) -> None:
+def test_killed_rank_is_replaced(trial: Trial, undisturbed: str, rank: int, step: int) -> None:
     trial.fault(KILL, rank, step)
     run = trial.run()
     trial.check(run, undisturbed)
@@ -128,9 +126,7 @@ def test_a_rank_that_is_killed_is_replaced(
     ("rank", "step"),
     [(0, 12), *(pytest.param(r, s, marks=FULL) for r, s in ((RANKS - 1, 1), (0, 24)))],
 )
-def test_a_rank_that_is_frozen_is_replaced(
-    trial: Trial, undisturbed: str, rank: int, step: int
-) -> None:
+def test_frozen_rank_is_replaced(trial: Trial, undisturbed: str, rank: int, step: int) -> None:
     trial.fault(FREEZE, rank, step)
     trial.check(trial.run(), undisturbed)
 
@@ -144,9 +140,7 @@ def test_a_rank_that_is_frozen_is_replaced(
         *(pytest.param(RANKS - 1, step, marks=FULL) for step in WHENEVER),
     ],
 )
-def test_a_rank_that_leaves_the_others_waiting_is_replaced(
-    trial: Trial, undisturbed: str, rank: int, step: int
-) -> None:
+def test_hung_rank_is_replaced(trial: Trial, undisturbed: str, rank: int, step: int) -> None:
     trial.fault(HANG, rank, step)
     trial.check(trial.run(hang_after_s=3), undisturbed)
 
@@ -160,7 +154,7 @@ def test_a_rank_that_leaves_the_others_waiting_is_replaced(
     ],
 )
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=FULL), RANKS - 1])
-def test_a_rank_that_is_gone_between_cells_is_replaced(
+def test_rank_lost_between_cells_is_replaced(
     trial: Trial, undisturbed: str, rank: int, what: signal.Signals
 ) -> None:
     engines = trial.cluster._worker_group.engines
@@ -179,7 +173,7 @@ def test_a_rank_that_is_gone_between_cells_is_replaced(
         *(pytest.param(r, s, marks=FULL) for r, s in ((0, 12), (RANKS - 1, 1), (0, LAST))),
     ],
 )
-def test_a_bug_of_the_users_is_not_healed(
+def test_bug_of_the_user_is_not_recovered(
     trial: Trial, undisturbed: str, rank: int, step: int
 ) -> None:
     """The cell fails, and the next cell with `--resume` continues from the checkpoint."""
@@ -194,9 +188,7 @@ def test_a_bug_of_the_users_is_not_healed(
 @training.forms("pjrt step")
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=FULL), RANKS - 1])
 @pytest.mark.full
-def test_a_rank_that_is_told_to_end_has_all_saved(
-    trial: Trial, undisturbed: str, rank: int
-) -> None:
+def test_preempted_rank_makes_all_ranks_save(trial: Trial, undisturbed: str, rank: int) -> None:
     """All ranks save the same step after the signal, and the rerun continues from it."""
     trial.fault(PREEMPT, rank, 12, pace_s=0.08)
     with pytest.raises(PreemptedError, match=f"rank {rank}@.*SIGTERM.*--resume"):
@@ -217,7 +209,7 @@ def test_a_rank_that_is_told_to_end_has_all_saved(
         *(pytest.param(RANKS - 1, save, marks=FULL) for save in (5, 15, LAST)),
     ],
 )
-def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(
+def test_death_during_a_save_keeps_the_previous_checkpoint(
     trial: Trial, undisturbed: str, rank: int, save: int
 ) -> None:
     """The rank kills itself as soon as it starts to write the next checkpoint."""
@@ -236,7 +228,7 @@ def test_a_rank_that_dies_while_it_saves_leaves_the_checkpoint_before(
 @training.forms()
 @pytest.mark.parametrize("step", WHENEVER)
 @pytest.mark.parametrize("rank", [0, RANKS - 1])
-def test_a_disk_that_is_full_stops_nothing(
+def test_full_disk_does_not_stop_the_run(
     trial: Trial, undisturbed: str, rank: int, step: int
 ) -> None:
     """The previous checkpoint stays the newest when a rank cannot write any more."""
@@ -263,7 +255,7 @@ def alone(form: training.Form) -> Iterator[nbdist.Cluster]:
 @FULL  # each test restarts the cluster; test_cluster.py kills both parts
 @pytest.mark.parametrize("step", WHENEVER)
 @pytest.mark.parametrize("part", ["controller", "seed"])
-def test_a_run_goes_on_without_what_started_it(
+def test_run_continues_without_controller_or_fork_server(
     alone: nbdist.Cluster,
     form: training.Form,
     undisturbed: str,
@@ -285,7 +277,7 @@ def test_a_run_goes_on_without_what_started_it(
 
 
 @FULL  # imports TensorFlow again
-def test_a_heal_in_place_is_one_heal_where_the_other_framework_is_there_too(
+def test_recovery_in_place_counts_once_with_both_frameworks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The recovery aborts TensorFlow's collectives too; the JAX run does not need them."""

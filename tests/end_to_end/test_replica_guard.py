@@ -168,7 +168,7 @@ ALIKE: dict[str, tuple[str, str, bool, dict[str, Any]]] = {
 @pytest.mark.parametrize(
     "epochs", [2, pytest.param(60, marks=pytest.mark.full, id="long enough to drift")]
 )
-def test_what_is_each_ranks_own_is_no_alarm(name: str, epochs: int) -> None:
+def test_rank_local_state_raises_no_error(name: str, epochs: int) -> None:
     setup, cell, is_step, options = ALIKE[name]
     strategy = "pjrt" if name in ("nnx", "moments, keras on jax") else "mirrored"
     with clusters.cluster(**OPTIONS[strategy]) as cluster:
@@ -203,7 +203,7 @@ def cluster(spoiled: Spoiled) -> Iterator[nbdist.Cluster]:
 
 
 @of("mirrored step", "pjrt step")
-def test_a_rank_that_goes_its_own_way_is_named(cluster: nbdist.Cluster, spoiled: Spoiled) -> None:
+def test_differing_rank_is_named(cluster: nbdist.Cluster, spoiled: Spoiled) -> None:
     with pytest.raises(nbdist.CellError, match=spoiled.named) as raised:
         spoiled.run(cluster, EVERY)
     assert raised.value.rank == 1
@@ -219,7 +219,7 @@ def test_guard_0_compares_nothing(cluster: nbdist.Cluster, spoiled: Spoiled) -> 
 
 
 @of("pjrt step")
-def test_ranks_that_are_alike_go_on(cluster: nbdist.Cluster, spoiled: Spoiled) -> None:
+def test_equal_ranks_pass(cluster: nbdist.Cluster, spoiled: Spoiled) -> None:
     """Dropout, moments, metrics and an uneven last batch, compared after each step."""
     cluster.run(spoiled.form.setup, strategy=spoiled.form.strategy)
     run = spoiled.form.run(cluster, guard=1)

@@ -55,7 +55,7 @@ def stop_after(folder: Path, steps: int) -> threading.Thread:
 
 
 @pytest.mark.full
-def test_between_cells(cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resize_between_cells(cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.run("x = rank")
     cluster.resize(3)
     assert "from 2 workers to 3" in capsys.readouterr().out
@@ -70,7 +70,7 @@ def test_between_cells(cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[st
     assert cluster.world_size == 1
 
 
-def test_a_stopped_run_goes_on_with_more_and_then_fewer(
+def test_stopped_run_continues_with_more_and_then_fewer_workers(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
     """The losses equal those of an uninterrupted run, because the global batch is constant."""
@@ -92,7 +92,7 @@ def test_a_stopped_run_goes_on_with_more_and_then_fewer(
     assert cluster.run("float(w.sum())").results == {0: str(LOSSES[-1])}
 
 
-def test_what_cannot_be(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+def test_impossible_resize_is_refused(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     cluster.run("x = 1")
     for wrong, says in (
         (0, "need at least 1 host, got 0"),
@@ -112,7 +112,7 @@ def test_what_cannot_be(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     assert cluster.run("x").results == {0: "1", 1: "1"}, "refused calls change nothing"
 
 
-def test_the_magic(capsys: pytest.CaptureFixture[str]) -> None:
+def test_resize_magic_adds_a_worker(capsys: pytest.CaptureFixture[str]) -> None:
     shell = InteractiveShell()
     nbdist.load_ipython_extension(shell)
     try:
@@ -127,7 +127,7 @@ def test_the_magic(capsys: pytest.CaptureFixture[str]) -> None:
 
 @needs_hosts
 @pytest.mark.full
-def test_hosts_that_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resize_with_host_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     who = "import socket\nsocket.gethostname()"
     with Hosts(3) as network:
         monkeypatch.setenv("NBDIST_SSH_CONFIG", str(network.ssh_config))

@@ -72,9 +72,7 @@ def digest_of(cluster: nbdist.Cluster) -> dict[int, str]:
 
 
 @pytest.mark.full  # test_shrink.py covers one fit
-def test_a_cell_with_two_fits_is_healed_in_the_second(
-    cluster: nbdist.Cluster, tmp_path: Path
-) -> None:
+def test_cell_with_two_fits_recovers_in_the_second(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     strategy = strategy_of(cluster)
     cluster.run(SETUP, strategy=strategy)
     cluster.run(CELL, strategy=strategy)
@@ -91,7 +89,7 @@ def test_a_cell_with_two_fits_is_healed_in_the_second(
 
 
 @pytest.mark.full  # the previous test covers the names
-def test_a_model_that_an_earlier_cell_trained_is_healed(
+def test_model_trained_by_an_earlier_cell_is_recovered(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
     """The checkpoint stores the model under its name in the cell."""
@@ -108,7 +106,7 @@ def test_a_model_that_an_earlier_cell_trained_is_healed(
     assert digests[0] == digests[1]
 
 
-def test_what_cannot_be_healed_says_why_at_once(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+def test_impossible_recovery_is_explained(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     strategy = strategy_of(cluster)
     cluster.run(SETUP + KILLS.format(mark=str(tmp_path / "mark")), strategy=strategy, once=True)
     with pytest.raises(RanksLostError, match=r"rank 1@.* died") as error:
@@ -120,7 +118,7 @@ def test_what_cannot_be_healed_says_why_at_once(cluster: nbdist.Cluster, tmp_pat
 
 
 @pytest.mark.full
-def test_an_interrupt_is_not_lost_with_a_rank_that_dies_after_it(
+def test_interrupt_before_a_death_prevents_the_recovery(
     cluster: nbdist.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupted run ends without a recovery."""
@@ -149,7 +147,7 @@ def test_an_interrupt_is_not_lost_with_a_rank_that_dies_after_it(
 
 
 @pytest.mark.full
-def test_a_model_that_never_fitted_has_no_checkpoint_to_go_on_from(
+def test_resume_before_the_set_up_raises_name_error(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
     """On fresh workers, `--resume` before the set-up fails with a NameError."""
@@ -170,9 +168,7 @@ losses
 
 
 @pytest.mark.full
-def test_an_epoch_that_is_gone_on_with_counts_its_own_batches(
-    cluster: nbdist.Cluster, tmp_path: Path
-) -> None:
+def test_resumed_epoch_counts_only_its_own_batches(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """Keras metrics hold validation values at the end of a fit; a resume must reset them."""
     strategy = strategy_of(cluster)
     saving = Saving(folder=str(tmp_path / "kept"), every_steps=3)

@@ -68,7 +68,7 @@ def jax_cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
-def test_workers_start_with_the_seed_and_start_again_with_it(
+def test_workers_start_and_restart_with_the_seed(
     tensorflow_cluster: nbdist.Cluster, expected: dict[str, list[float]]
 ) -> None:
     at_first = drawn(tensorflow_cluster, OF_ALL)
@@ -80,7 +80,7 @@ def test_workers_start_with_the_seed_and_start_again_with_it(
     assert drawn(tensorflow_cluster, OF_ALL) == at_first
 
 
-def test_collectives_that_are_wired_again_leave_the_generators_as_they_are(
+def test_restored_collectives_keep_the_generators(
     tensorflow_cluster: nbdist.Cluster,
 ) -> None:
     two = "import tensorflow as tf\noutcome = tf.random.normal([2]).numpy().tolist()"
@@ -92,7 +92,7 @@ def test_collectives_that_are_wired_again_leave_the_generators_as_they_are(
     assert drawn(tensorflow_cluster, two) == second
 
 
-def test_a_framework_that_a_cell_imports_is_seeded_then(jax_cluster: nbdist.Cluster) -> None:
+def test_framework_is_seeded_at_its_import(jax_cluster: nbdist.Cluster) -> None:
     """The import of Keras draws from Python's generator, also in a single process."""
     by_hand = OF_ALL.replace(IMPORTS, f"{IMPORTS}\ntf.random.set_seed({SEED})")
     before = f"import random, numpy as np\nrandom.seed({SEED}); np.random.seed({SEED})\n"
@@ -100,7 +100,7 @@ def test_a_framework_that_a_cell_imports_is_seeded_then(jax_cluster: nbdist.Clus
     assert drawn(jax_cluster, OF_ALL) == by_itself
 
 
-def test_an_import_does_not_seed_python_and_numpy(jax_cluster: nbdist.Cluster) -> None:
+def test_import_does_not_seed_python_and_numpy(jax_cluster: nbdist.Cluster) -> None:
     """Imports may draw random numbers; `rich` does so once in a process."""
     jax_cluster.restart()
     own = "import random, numpy as np\nrandom.seed(1); np.random.seed(2)\nimport keras\n"
@@ -109,7 +109,7 @@ def test_an_import_does_not_seed_python_and_numpy(jax_cluster: nbdist.Cluster) -
     assert of_numpy != np.random.RandomState(SEED).rand()
 
 
-def test_the_seed_holds_after_a_resize(
+def test_seed_applies_after_a_resize(
     jax_cluster: nbdist.Cluster,
 ) -> None:
     jax_cluster.restart()
@@ -122,7 +122,7 @@ def test_the_seed_holds_after_a_resize(
     )
 
 
-def test_a_worker_that_is_replaced_draws_what_the_others_drew(
+def test_replaced_worker_draws_the_same_numbers(
     jax_cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
     """The recovery reruns the set-up cells with their seeds."""
@@ -155,7 +155,7 @@ def batches():
     np.testing.assert_allclose([own["w"] for own in after.values()], trained, rtol=1e-5)
 
 
-def test_the_seeds_are_kept_with_the_run_and_shown(jax_cluster: nbdist.Cluster) -> None:
+def test_seeds_are_stored_with_the_run(jax_cluster: nbdist.Cluster) -> None:
     jax_cluster.run("report(loss=1.0)", seed=CELL_SEED)
     state = nbdist.runs()[0].state
     assert (state.seed, state.cell_seed) == (SEED, CELL_SEED)
@@ -165,7 +165,7 @@ def test_the_seeds_are_kept_with_the_run_and_shown(jax_cluster: nbdist.Cluster) 
     assert f"seed {SEED}" in jax_cluster.status().title
 
 
-def test_a_run_and_a_cluster_of_an_older_version_are_read() -> None:
+def test_records_of_older_versions_have_no_seed() -> None:
     state = json.loads(msgspec.json.encode(new_state()))
     del state["seed"], state["cell_seed"]
     assert msgspec.json.decode(json.dumps(state), type=RunState).seed is None
@@ -174,7 +174,7 @@ def test_a_run_and_a_cluster_of_an_older_version_are_read() -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True])
-def test_what_is_no_seed_is_refused(seed: int) -> None:
+def test_invalid_seed_is_refused(seed: int) -> None:
     says = re.escape(f"{seed}: use a whole number")
     with pytest.raises(UsageError, match=says):
         nbdist.Cluster(hosts=1, seed=seed)
@@ -196,7 +196,7 @@ outcome += [random.gauss(0, 1), np.random.normal(), *tf.random.normal([2]).numpy
 )
 
 
-def test_a_draw_on_one_rank_shifts_none_in_the_next_cell(
+def test_draw_on_one_rank_does_not_shift_the_next_cell(
     tensorflow_cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The next cell continues from rank 0's generators, whichever rank drew numbers."""
@@ -250,7 +250,7 @@ def of_one_device() -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("name", BY_USER)
-def test_a_seed_that_a_cell_sets_gives_the_order_of_one_device(
+def test_seed_set_in_a_cell_gives_the_order_of_one_device(
     tensorflow_cluster: nbdist.Cluster, of_one_device: dict[str, list[float]], name: str
 ) -> None:
     """A cell may also set the seed of the cluster."""
@@ -258,14 +258,14 @@ def test_a_seed_that_a_cell_sets_gives_the_order_of_one_device(
     assert own == pytest.approx(of_one_device[name], rel=1e-5)
 
 
-def test_a_seed_of_a_cell_gives_the_order_of_one_device(
+def test_seed_option_of_a_cell_gives_the_order_of_one_device(
     tensorflow_cluster: nbdist.Cluster, of_one_device: dict[str, list[float]]
 ) -> None:
     own = drawn(tensorflow_cluster, f"import tensorflow as tf\n{SHUFFLED}", seed=SEED)
     assert own == of_one_device[f"tf.random.set_seed {SEED}"][: len(own)]
 
 
-def test_a_seed_that_one_rank_sets_is_taken_over_or_dropped_by_all(
+def test_seed_set_on_rank_0_applies_to_all_ranks(
     tensorflow_cluster: nbdist.Cluster, of_one_device: dict[str, list[float]]
 ) -> None:
     """All ranks copy rank 0's generators and the flag that a cell seeded them."""

@@ -28,21 +28,21 @@ def test_every_rank_runs_the_cell_and_shows_its_value(
     assert "Out: 13" in capsys.readouterr().out
 
 
-def test_names_stay_between_cells(cluster: nbdist.Cluster) -> None:
+def test_variables_persist_between_cells(cluster: nbdist.Cluster) -> None:
     cluster.run("kept = [rank]")
     assert cluster.run("kept").results == {0: "[0]", 1: "[1]", 2: "[2]"}
 
 
-def test_a_cell_on_some_ranks(cluster: nbdist.Cluster) -> None:
+def test_cell_runs_on_selected_ranks(cluster: nbdist.Cluster) -> None:
     assert cluster.run("rank", ranks="0,2:").results == {0: "0", 2: "2"}
 
 
-def test_a_value_is_not_shown_after_a_semicolon_or_when_none(cluster: nbdist.Cluster) -> None:
+def test_value_is_hidden_after_a_semicolon_or_if_none(cluster: nbdist.Cluster) -> None:
     assert cluster.run("rank;").results == {}
     assert cluster.run("None").results == {}
 
 
-def test_output_of_all_ranks_is_folded(
+def test_equal_output_of_ranks_is_merged(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host = cluster.workers()[0].host
@@ -55,7 +55,7 @@ def test_output_of_all_ranks_is_folded(
     assert shown.err == f"[0-2@{host}] bad\n"
 
 
-def test_what_child_processes_print_is_shown(
+def test_output_of_child_processes_is_shown(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cell = "import os\nprint('before')\nos.system('echo from a child')\nprint('after');"
@@ -87,18 +87,18 @@ def test_reports_become_metrics_of_the_run(
         run.table("nothing")
 
 
-def test_a_report_that_is_no_scalar_points_at_the_line(cluster: nbdist.Cluster) -> None:
+def test_report_of_a_non_scalar_points_at_the_line(cluster: nbdist.Cluster) -> None:
     with pytest.raises(nbdist.CellError, match=r"report\(loss='many'\): not a scalar") as error:
         cluster.run("x = 1\nreport(loss='many')")
     assert "line 2" in plain("\n".join(error.value.traceback))
 
 
-def test_top_level_await(cluster: nbdist.Cluster) -> None:
+def test_top_level_await_works(cluster: nbdist.Cluster) -> None:
     run = cluster.run("import asyncio\nawait asyncio.sleep(0.05)\nawait asyncio.sleep(0, rank)")
     assert run.results == {0: "0", 1: "1", 2: "2"}
 
 
-def test_the_whole_text_is_in_the_logs(cluster: nbdist.Cluster) -> None:
+def test_logs_contain_the_whole_text(cluster: nbdist.Cluster) -> None:
     cluster.run("for i in range(5000):\n    print('count', rank, i)", ranks="1")
     lines = cluster.logs(1).splitlines()
     assert [line for line in lines if line.startswith("count")] == [
@@ -109,7 +109,7 @@ def test_the_whole_text_is_in_the_logs(cluster: nbdist.Cluster) -> None:
 # Errors.
 
 
-def test_the_first_error_ends_the_cell_for_all(cluster: nbdist.Cluster) -> None:
+def test_first_error_ends_the_cell_on_all_ranks(cluster: nbdist.Cluster) -> None:
     started = time.monotonic()
     with pytest.raises(nbdist.CellError) as error:
         cluster.run("import time\nif rank == 1:\n    1 / 0\ntime.sleep(60)")
@@ -121,7 +121,7 @@ def test_the_first_error_ends_the_cell_for_all(cluster: nbdist.Cluster) -> None:
     assert cluster.run("rank").results[0] == "0"
 
 
-def test_the_traceback_is_the_users(cluster: nbdist.Cluster) -> None:
+def test_traceback_contains_only_user_frames(cluster: nbdist.Cluster) -> None:
     cluster.run("def helper(x):\n    return x['missing']")
     with pytest.raises(nbdist.CellError) as error:
         cluster.run("a = 1\nhelper({})", label=12, header="%%dist_run -o x")
@@ -132,7 +132,7 @@ def test_the_traceback_is_the_users(cluster: nbdist.Cluster) -> None:
     assert "nbdist/worker" not in shown
 
 
-def test_the_same_error_of_others_is_counted_not_repeated(cluster: nbdist.Cluster) -> None:
+def test_equal_errors_are_counted_and_shown_once(cluster: nbdist.Cluster) -> None:
     with pytest.raises(nbdist.CellError) as error:
         cluster.run("raise ValueError(f'on {rank}')")
     shown = "\n".join(error.value._render_traceback_())
@@ -140,7 +140,7 @@ def test_the_same_error_of_others_is_counted_not_repeated(cluster: nbdist.Cluste
     assert len([line for line in plain(shown).splitlines() if "raise ValueError" in line]) == 1
 
 
-def test_different_errors_are_told_apart(cluster: nbdist.Cluster) -> None:
+def test_different_errors_are_distinguished(cluster: nbdist.Cluster) -> None:
     with pytest.raises(nbdist.CellError) as error:
         cluster.run("import time\ntime.sleep(0.3 * rank)\n[1/0 if rank else {}['k']]", ranks="0:2")
     assert error.value.ename == "KeyError"
@@ -148,25 +148,25 @@ def test_different_errors_are_told_apart(cluster: nbdist.Cluster) -> None:
 
 
 @pytest.mark.parametrize("code", ["import sys; sys.exit(3)", "raise SystemExit", "exit()"])
-def test_a_cell_cannot_end_its_engine(cluster: nbdist.Cluster, code: str) -> None:
+def test_cell_cannot_end_its_engine(cluster: nbdist.Cluster, code: str) -> None:
     with pytest.raises(nbdist.CellError, match="SystemExit"):
         cluster.run(code)
     assert cluster.run("rank").results[0] == "0"
 
 
-def test_an_exception_that_cannot_be_shown_is_shown(cluster: nbdist.Cluster) -> None:
+def test_exception_with_a_failing_str_is_reported(cluster: nbdist.Cluster) -> None:
     cell = "class Odd(Exception):\n    def __str__(self): raise RuntimeError('no')\nraise Odd"
     with pytest.raises(nbdist.CellError, match=r"Odd on rank .* could not be shown"):
         cluster.run(cell)
 
 
-def test_nothing_runs_of_a_cell_that_is_no_python(cluster: nbdist.Cluster) -> None:
+def test_cell_with_a_syntax_error_does_not_run(cluster: nbdist.Cluster) -> None:
     with pytest.raises(nbdist.UsageError, match="line 2"):
         cluster.run("ran = True\nfor")
     assert cluster.run("'ran' in globals()").results[0] == "False"
 
 
-def test_an_interrupt_stops_every_rank(cluster: nbdist.Cluster) -> None:
+def test_interrupt_stops_every_rank(cluster: nbdist.Cluster) -> None:
     """The kernel interrupts with SIGINT to the process that waits for the cell."""
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
@@ -174,7 +174,7 @@ def test_an_interrupt_stops_every_rank(cluster: nbdist.Cluster) -> None:
     assert set(cluster.run("stopped").results.values()) == {"True"}
 
 
-def test_an_interrupt_stops_an_awaiting_cell(cluster: nbdist.Cluster) -> None:
+def test_interrupt_stops_an_awaiting_cell(cluster: nbdist.Cluster) -> None:
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         cluster.run("import asyncio\nawait asyncio.sleep(60)")
@@ -182,9 +182,7 @@ def test_an_interrupt_stops_an_awaiting_cell(cluster: nbdist.Cluster) -> None:
 
 
 @pytest.mark.parametrize("cell", ["rank", "import asyncio\nawait asyncio.sleep(0, rank)"])
-def test_a_cell_is_not_skipped_because_something_else_failed(
-    cluster: nbdist.Cluster, cell: str
-) -> None:
+def test_cell_is_not_skipped_after_a_failed_request(cluster: nbdist.Cluster, cell: str) -> None:
     """After an error ipykernel aborts queued requests, and ipyparallel reports success."""
     view = cluster._worker_group.engines._view([0])
     failing = view.execute("import time; time.sleep(0.5); raise ValueError", silent=False)
@@ -192,7 +190,7 @@ def test_a_cell_is_not_skipped_because_something_else_failed(
     assert failing.wait(10)
 
 
-def test_ipyparallels_own_answer_to_a_skipped_cell_is_still_success(
+def test_ipyparallel_still_reports_success_for_skipped_cells(
     cluster: nbdist.Cluster,
 ) -> None:
     """This behaviour is the reason for our own dispatcher (`cluster/dispatcher.py`)."""
@@ -212,12 +210,12 @@ def test_ipyparallels_own_answer_to_a_skipped_cell_is_still_success(
         "import asyncio\nawait asyncio.sleep(0)\nraise asyncio.CancelledError",
     ],
 )
-def test_an_interrupt_that_nobody_asked_for_is_an_error(cluster: nbdist.Cluster, cell: str) -> None:
+def test_unrequested_interrupt_is_an_error(cluster: nbdist.Cluster, cell: str) -> None:
     with pytest.raises(nbdist.CellError, match=r"KeyboardInterrupt|CancelledError"):
         cluster.run(cell)
 
 
-def test_text_that_is_no_utf_8_does_no_harm(
+def test_invalid_utf_8_is_replaced(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.run("print('odd \\udc80 name')", ranks="0")
@@ -228,14 +226,14 @@ def test_text_that_is_no_utf_8_does_no_harm(
         cluster.run("import sys\nsys.stdout.write(b'x')")
 
 
-def test_python_in_a_cell_that_awaits_is_interrupted_too(cluster: nbdist.Cluster) -> None:
+def test_blocking_code_in_an_awaiting_cell_is_interrupted(cluster: nbdist.Cluster) -> None:
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         cluster.run("import asyncio, time\nawait asyncio.sleep(0)\ntime.sleep(60)")
     assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}
 
 
-def test_a_rank_that_begins_late_is_stopped_all_the_same(cluster: nbdist.Cluster) -> None:
+def test_late_rank_is_stopped_with_the_others(cluster: nbdist.Cluster) -> None:
     late = cluster.workers()[1].pid
     os.kill(late, signal.SIGSTOP)
     threading.Timer(0.3, os.kill, (late, signal.SIGCONT)).start()
@@ -244,7 +242,7 @@ def test_a_rank_that_begins_late_is_stopped_all_the_same(cluster: nbdist.Cluster
     assert error.value.notes == ("rank 1-2: stopped",)
 
 
-def test_what_child_processes_say_on_standard_error_is_shown(
+def test_stderr_of_child_processes_is_shown(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cell = "import subprocess, sys\nsubprocess.run(['ls', '/no_such_place'])\n"
@@ -254,13 +252,13 @@ def test_what_child_processes_say_on_standard_error_is_shown(
     assert "named" in shown.out
 
 
-def test_what_a_failed_cell_reported_is_kept(cluster: nbdist.Cluster) -> None:
+def test_reports_of_a_failed_cell_are_kept(cluster: nbdist.Cluster) -> None:
     with pytest.raises(nbdist.CellError):
         cluster.run("report(epoch=1, loss=rank)\nraise ValueError")
     assert cluster.last_run.last("loss") == 1.0
 
 
-def test_a_report_of_one_rank_is_live(
+def test_report_of_one_rank_is_shown_live(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cell = "import time\nif rank == 0:\n    report(epoch=1, loss=1)\n    report(epoch=1, acc=2)\n"
@@ -269,7 +267,7 @@ def test_a_report_of_one_rank_is_live(
     assert lines[0].startswith("epoch 1  loss 1  acc 2")
 
 
-def test_a_full_disk_stops_nothing(
+def test_full_disk_does_not_stop_the_cell(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Log files that raise OSError stand in for a full disk."""

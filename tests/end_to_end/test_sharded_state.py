@@ -68,9 +68,7 @@ def whole(cluster: nbdist.Cluster) -> np.ndarray:
 CUT = {"data": 2, "model": 2, "zero": 3}
 
 
-def test_a_step_is_checked_and_its_ranks_compared(
-    cluster: nbdist.Cluster, whole: np.ndarray
-) -> None:
+def test_sharded_step_is_checked_and_guarded(cluster: nbdist.Cluster, whole: np.ndarray) -> None:
     run = trained(cluster, CUT, check=True, guard=1)
     np.testing.assert_allclose(run.loss, whole, rtol=1e-5)
     assert run.checked is not None
@@ -78,7 +76,7 @@ def test_a_step_is_checked_and_its_ranks_compared(
 
 
 @pytest.mark.parametrize("later", [{"model": 4}, {}])
-def test_a_run_goes_on_in_another_layout(
+def test_run_resumes_with_another_layout(
     cluster: nbdist.Cluster, whole: np.ndarray, tmp_path: Path, later: dict[str, int]
 ) -> None:
     saving = Saving(folder=str(tmp_path), every_steps=2)
@@ -93,7 +91,7 @@ def test_a_run_goes_on_in_another_layout(
             assert spec_of(cluster, tensor.path) == written(tensor.spec)
 
 
-def test_what_the_user_has_cut_stays_so(cluster: nbdist.Cluster, whole: np.ndarray) -> None:
+def test_user_sharding_is_kept(cluster: nbdist.Cluster, whole: np.ndarray) -> None:
     cut = (
         "\nrows = jax.NamedSharding(strategy.mesh, jax.P(None, 'data'))\n"
         "params['down'] = jax.device_put(params['down'], rows)\n"

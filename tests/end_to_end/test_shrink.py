@@ -93,7 +93,7 @@ def losses(run: nbdist.Run, form: training.Form) -> np.ndarray:
     return np.array(run.loss if form.is_step else run.history["mae"][0])
 
 
-def test_the_run_goes_on_with_fewer_and_the_same_batch(
+def test_run_continues_with_fewer_workers_and_the_same_batch(
     cluster: nbdist.Cluster, form: training.Form, tmp_path: Path
 ) -> None:
     setup = f"{form.setup}\ndef at(step): time.sleep(0.05)"
@@ -118,7 +118,7 @@ def test_the_run_goes_on_with_fewer_and_the_same_batch(
 
 @pytest.mark.parametrize("form", ["mirrored step"], indirect=True)
 @pytest.mark.full
-def test_what_the_lost_worker_had_counted_is_not_lost(
+def test_metric_keeps_the_part_of_the_lost_worker(
     cluster: nbdist.Cluster, form: training.Form, tmp_path: Path
 ) -> None:
     """Each worker holds its own part of a metric."""
@@ -142,7 +142,7 @@ def test_what_the_lost_worker_had_counted_is_not_lost(
 
 
 @pytest.mark.full
-def test_without_it_a_worker_is_waited_for(
+def test_without_shrink_the_worker_is_awaited(
     cluster: nbdist.Cluster, form: training.Form, tmp_path: Path
 ) -> None:
     cluster.run(form.setup, strategy=form.strategy)
@@ -156,7 +156,7 @@ def test_without_it_a_worker_is_waited_for(
 
 
 @pytest.mark.parametrize("form", ["pjrt step"], indirect=True)
-def test_with_data_of_each_workers_own_it_does_not_go_on(
+def test_shrink_with_per_worker_data_is_refused(
     cluster: nbdist.Cluster, form: training.Form, tmp_path: Path
 ) -> None:
     """The data of the lost worker are lost too."""
@@ -172,7 +172,7 @@ def test_with_data_of_each_workers_own_it_does_not_go_on(
         form.run(cluster, data="own", saving=saving)
 
 
-def test_options_that_do_not_go_together_are_named(cluster: nbdist.Cluster) -> None:
+def test_incompatible_options_are_refused(cluster: nbdist.Cluster) -> None:
     saving = Saving(folder="kept", every_steps=5, shrink=True)
     step = StepOptions(data="batches", scale_lr=True)
     with pytest.raises(UsageError, match="--shrink with --scale-lr"):

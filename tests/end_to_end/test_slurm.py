@@ -72,7 +72,9 @@ def ours(host: object) -> list[str]:
     return [line for line in lines if "nbdist.cluster" in line]
 
 
-def test_three_hosts_train(slurm: Slurm, hosts: Hosts, batch: nbdist.Batch, tmp_path: Path) -> None:
+def test_three_hosts_train_and_restart(
+    slurm: Slurm, hosts: Hosts, batch: nbdist.Batch, tmp_path: Path
+) -> None:
     with nbdist.Cluster(3, batch=batch, framework="jax") as cluster:
         answers = cluster.run(WHO).results
         assert answers == {rank: str((rank, name)) for rank, name in enumerate(hosts.names)}
@@ -93,7 +95,7 @@ def job_of(cluster: nbdist.Cluster) -> str:
 
 
 @pytest.mark.full  # other launchers cover the same path
-def test_tensorflow(slurm: Slurm, batch: nbdist.Batch) -> None:
+def test_tensorflow_trains_on_two_hosts(slurm: Slurm, batch: nbdist.Batch) -> None:
     model = (
         "import keras, numpy as np\nkeras.utils.set_random_seed(1)\n"
         "m = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])\n"
@@ -109,7 +111,7 @@ def test_tensorflow(slurm: Slurm, batch: nbdist.Batch) -> None:
 
 
 @pytest.mark.full
-def test_the_queue_is_shown_until_there_are_hosts(
+def test_queue_state_is_shown_while_the_job_waits(
     slurm: Slurm, batch: nbdist.Batch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = slurm.occupy(3)
@@ -133,7 +135,7 @@ def test_the_queue_is_shown_until_there_are_hosts(
     assert "hosts reached: Slurm job" in heard()
 
 
-def test_an_interrupt_cancels_the_job(slurm: Slurm, batch: nbdist.Batch) -> None:
+def test_interrupt_cancels_the_job(slurm: Slurm, batch: nbdist.Batch) -> None:
     other = slurm.occupy(3)
     assert repeat_until(lambda: slurm.jobs().get(other) == "RUNNING", END_S)
     try:
@@ -150,7 +152,7 @@ def test_an_interrupt_cancels_the_job(slurm: Slurm, batch: nbdist.Batch) -> None
 
 
 @pytest.mark.full
-def test_a_queue_that_takes_too_long(
+def test_queue_timeout_cancels_the_job(
     slurm: Slurm, batch: nbdist.Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NBDIST_QUEUE_WAIT_S", "2")
@@ -181,7 +183,7 @@ def test_a_queue_that_takes_too_long(
         ({"listen": "192.0.2.7"}, r"(?s)the rendezvous process failed to start:.*192\.0\.2\.7"),
     ],
 )
-def test_what_slurm_refuses(
+def test_refused_submission_is_reported(
     slurm: Slurm, batch: nbdist.Batch, changes: dict[str, object], says: str
 ) -> None:
     with pytest.raises(StartError, match=says):
@@ -189,14 +191,14 @@ def test_what_slurm_refuses(
     assert not slurm.jobs() or repeat_until(lambda: not slurm.jobs(), END_S)
 
 
-def test_more_hosts_than_there_are(slurm: Slurm, batch: nbdist.Batch) -> None:
+def test_request_for_too_many_hosts_is_refused(slurm: Slurm, batch: nbdist.Batch) -> None:
     with pytest.raises(StartError, match=r"provides no hosts: PENDING \(PartitionConfig\)"):
         nbdist.Cluster(9, batch=batch, framework="none")
     assert repeat_until(lambda: not slurm.jobs(), END_S)
 
 
 @pytest.mark.full  # a quarter of a minute
-def test_the_end_of_the_job_is_noticed(slurm: Slurm, batch: nbdist.Batch) -> None:
+def test_cancelled_job_preempts_the_cell(slurm: Slurm, batch: nbdist.Batch) -> None:
     """Slurm sends SIGTERM to the workers, and later kills those that are left."""
     with nbdist.Cluster(2, batch=batch, framework="none") as cluster:
         job = job_of(cluster)
@@ -211,7 +213,9 @@ def test_the_end_of_the_job_is_noticed(slurm: Slurm, batch: nbdist.Batch) -> Non
 
 
 @pytest.mark.full  # other launchers cover the same path
-def test_what_slurm_says_of_lost_hosts(slurm: Slurm, hosts: Hosts, batch: nbdist.Batch) -> None:
+def test_job_state_of_lost_hosts_is_reported(
+    slurm: Slurm, hosts: Hosts, batch: nbdist.Batch
+) -> None:
     with nbdist.Cluster(2, batch=batch, framework="none") as cluster:
         job = job_of(cluster)
 
@@ -228,9 +232,7 @@ def test_what_slurm_says_of_lost_hosts(slurm: Slurm, hosts: Hosts, batch: nbdist
 
 
 @pytest.mark.full
-def test_a_job_that_is_queued_again_is_healed(
-    slurm: Slurm, batch: nbdist.Batch, tmp_path: Path
-) -> None:
+def test_requeued_job_is_recovered(slurm: Slurm, batch: nbdist.Batch, tmp_path: Path) -> None:
     """A requeued job keeps its number, like a preempted one, and starts again later."""
     with nbdist.Cluster(2, batch=batch, framework="jax") as cluster:
         job = job_of(cluster)
@@ -249,7 +251,7 @@ def test_a_job_that_is_queued_again_is_healed(
 
 
 @pytest.mark.full  # half a minute
-def test_a_host_that_dies_is_replaced_by_another(
+def test_dead_host_is_replaced_by_another(
     slurm: Slurm, hosts: Hosts, batch: nbdist.Batch, tmp_path: Path
 ) -> None:
     alone = msgspec.structs.replace(batch, options=("--exclusive",))
@@ -272,7 +274,7 @@ def test_a_host_that_dies_is_replaced_by_another(
         assert len(slurm.jobs()) == 2, "the new host has its own job"
 
 
-def test_a_preemption_saves_first(slurm: Slurm, batch: nbdist.Batch, tmp_path: Path) -> None:
+def test_preemption_saves_a_checkpoint(slurm: Slurm, batch: nbdist.Batch, tmp_path: Path) -> None:
     """After SIGTERM from Slurm, all ranks stop at the same step and save it."""
     with nbdist.Cluster(2, batch=batch, framework="jax") as cluster:
         canceller = after(tmp_path, 60, lambda: slurm.cancel(job_of(cluster)))
@@ -292,7 +294,7 @@ def test_a_preemption_saves_first(slurm: Slurm, batch: nbdist.Batch, tmp_path: P
 
 
 @pytest.mark.full  # test_resize.py covers hosts over ssh
-def test_more_and_fewer_hosts(slurm: Slurm, batch: nbdist.Batch) -> None:
+def test_resize_adds_and_releases_hosts(slurm: Slurm, batch: nbdist.Batch) -> None:
     with nbdist.Cluster(2, batch=batch, framework="none") as cluster:
         first = job_of(cluster)
         cluster.resize(3)
@@ -312,7 +314,7 @@ def test_more_and_fewer_hosts(slurm: Slurm, batch: nbdist.Batch) -> None:
 
 
 @pytest.mark.full
-def test_the_notebook_is_killed_and_another_goes_on(
+def test_new_notebook_continues_after_a_kill(
     slurm: Slurm, batch: nbdist.Batch, tmp_path: Path
 ) -> None:
     with Kernel() as kernel:
@@ -333,7 +335,7 @@ def test_the_notebook_is_killed_and_another_goes_on(
 
 
 @pytest.mark.full
-def test_a_notebook_that_is_killed_leaves_no_job(slurm: Slurm, batch: nbdist.Batch) -> None:
+def test_killed_notebook_leaves_no_job(slurm: Slurm, batch: nbdist.Batch) -> None:
     with Kernel() as kernel:
         kernel.run("import os\nos.environ['NBDIST_RETURN_GRACE_S'] = '1'\n%load_ext nbdist").check()
         asked = f"--launcher slurm --listen {batch.listen} --time 30 -f jax"
@@ -344,7 +346,7 @@ def test_a_notebook_that_is_killed_leaves_no_job(slurm: Slurm, batch: nbdist.Bat
 
 
 @pytest.mark.full  # other launchers cover the same path
-def test_what_hosts_call_has_died(slurm: Slurm, batch: nbdist.Batch) -> None:
+def test_restart_replaces_a_dead_rendezvous_process(slurm: Slurm, batch: nbdist.Batch) -> None:
     """Workers end when the rendezvous process dies, and a restart creates a new one."""
     with nbdist.Cluster(2, batch=batch, framework="none") as cluster:
         exchange = cluster._worker_group.engines.fleet._exchange

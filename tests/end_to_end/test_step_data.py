@@ -62,7 +62,7 @@ def step(cluster: nbdist.Cluster, cell: str, strategy: str, **options: Any) -> n
     ],
     ids=["records", "interleaved", "batched"],
 )
-def test_files_are_shared_and_every_sample_is_seen_once(
+def test_sharded_files_give_every_sample_once(
     cluster: nbdist.Cluster,
     strategy: str,
     define: str,
@@ -85,7 +85,7 @@ def test_files_are_shared_and_every_sample_is_seen_once(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_fewer_files_than_workers_fall_to_elements(
+def test_fewer_files_than_workers_are_sharded_by_element(
     cluster: nbdist.Cluster, strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.run("stream = read(files[2:])")
@@ -108,7 +108,7 @@ def test_fewer_files_than_workers_fall_to_elements(
     ],
     ids=["in memory", "partly in memory"],
 )
-def test_data_that_cannot_be_shared_by_file_log_nothing(
+def test_sharding_by_element_logs_no_library_warnings(
     cluster: nbdist.Cluster, define: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.run(f"stream = {define}")
@@ -121,7 +121,7 @@ def test_data_that_cannot_be_shared_by_file_log_nothing(
     assert len((shown.out + shown.err).splitlines()) < 20
 
 
-def test_by_element_where_that_is_asked_for(
+def test_sharding_by_element_on_request(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.run(
@@ -177,7 +177,7 @@ SINGLE = "the elements of stream are single samples: set the batch size with --b
         ),
     ],
 )
-def test_what_would_go_wrong_later_is_refused(
+def test_unsuitable_data_are_refused(
     cluster: nbdist.Cluster, define: str, options: dict[str, Any], says: str
 ) -> None:
     cluster.run(f"stream = {define}")
@@ -185,7 +185,7 @@ def test_what_would_go_wrong_later_is_refused(
         step(cluster, "loss = 1.0 + 0 * jnp.sum(1.0)", "pjrt", **options)
 
 
-def test_what_never_ends_runs_for_its_steps(cluster: nbdist.Cluster) -> None:
+def test_endless_data_run_for_the_number_of_steps(cluster: nbdist.Cluster) -> None:
     cluster.run("stream = tf.data.Dataset.range(8).repeat()")
     run = step(cluster, "loss = jnp.sum(batch)", "pjrt", batch=4, steps=3)
     np.testing.assert_array_equal(run.loss, [6, 22, 6])
@@ -200,7 +200,7 @@ DISTRIBUTED = {
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_distributed_data_set(cluster: nbdist.Cluster, strategy: str) -> None:
+def test_distributed_dataset_is_accepted(cluster: nbdist.Cluster, strategy: str) -> None:
     cluster.run(f"stream = {DISTRIBUTED[strategy]}", strategy=strategy)
     mean = "tf.reduce_mean" if strategy == "mirrored" else "jnp.mean"
     run = step(cluster, f"loss = {mean}(batch)", strategy, epochs=2)
@@ -223,7 +223,7 @@ HUGGING_FACE = (
     ],
     ids=["pandas", "Hugging Face", "lists"],
 )
-def test_columns(cluster: nbdist.Cluster, strategy: str, define: str) -> None:
+def test_columns_are_accepted(cluster: nbdist.Cluster, strategy: str, define: str) -> None:
     cluster.run(define)
     mean = "tf.reduce_mean" if strategy == "mirrored" else "jnp.mean"
     run = step(
@@ -237,7 +237,7 @@ def test_columns(cluster: nbdist.Cluster, strategy: str, define: str) -> None:
     np.testing.assert_allclose(run.loss, [1.5, 5.5, 8.5])
 
 
-def test_a_pair_of_columns(cluster: nbdist.Cluster) -> None:
+def test_pair_of_columns_is_accepted(cluster: nbdist.Cluster) -> None:
     cluster.run(
         "import pandas as pd, datasets\nframe = pd.DataFrame({'x': np.arange(10.0)})\n"
         "stream = frame['x'], datasets.Dataset.from_dict({'y': list(range(10))})['y']"
@@ -262,7 +262,9 @@ class TestBuckets:
         ],
         ids=["lists", "ragged tensor", "elements"],
     )
-    def test_padded_and_masked(self, cluster: nbdist.Cluster, strategy: str, define: str) -> None:
+    def test_sequences_are_padded_and_masked(
+        self, cluster: nbdist.Cluster, strategy: str, define: str
+    ) -> None:
         cluster.run(TEXTS + define)
         cell = {
             "mirrored": "x, y = batch\nlong = tf.shape(x)[1]\n"
@@ -283,7 +285,7 @@ class TestBuckets:
     @pytest.mark.parametrize(
         ("end", "batch"), [(".batch(2)", 0), ("", 2)], ids=["batches", "samples"]
     )
-    def test_ragged_tensors_in_a_data_set(
+    def test_ragged_tensors_in_a_dataset_are_padded(
         self, cluster: nbdist.Cluster, end: str, batch: int
     ) -> None:
         """The middle batch has equal lengths by chance, and gets padding like the others."""
@@ -298,7 +300,7 @@ class TestBuckets:
         with pytest.raises(nbdist.CellError, match="the samples have different lengths"):
             step(cluster, "loss = batch[1].mean()", "pjrt", batch=batch)
 
-    def test_batches_that_are_padded_already(self, cluster: nbdist.Cluster) -> None:
+    def test_padded_batches_are_extended_to_a_bucket(self, cluster: nbdist.Cluster) -> None:
         cluster.run("stream = [np.ones((4, n)) for n in (3, 5, 6, 7, 9)]")
         run = step(
             cluster,
@@ -317,19 +319,21 @@ class TestBuckets:
             ({"bucket": (4, 8)}, "has length 9, and the largest bucket is 8: use --bucket 4,8,9"),
         ],
     )
-    def test_refused(self, cluster: nbdist.Cluster, options: dict[str, Any], says: str) -> None:
+    def test_sequences_without_a_fitting_bucket_are_refused(
+        self, cluster: nbdist.Cluster, options: dict[str, Any], says: str
+    ) -> None:
         cluster.run(TEXTS + "stream = texts, np.arange(7.0)")
         with pytest.raises(nbdist.CellError, match=says):
             step(cluster, "loss = batch[1].mean()", "pjrt", batch=4, **options)
 
-    def test_no_sequences(self, cluster: nbdist.Cluster) -> None:
+    def test_data_without_sequences_are_refused(self, cluster: nbdist.Cluster) -> None:
         cluster.run("stream = np.arange(8.0)")
         with pytest.raises(nbdist.CellError, match="--bucket: the batch has no sequences"):
             step(cluster, "loss = batch.mean()", "pjrt", batch=4, bucket=(4,))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_recompilations_are_said(
+def test_recompilations_are_reported(
     cluster: nbdist.Cluster, strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.run("stream = [np.ones((4, n), 'float32') for n in (1, 2, 2, 3, 4, 5, 6)]")
@@ -349,7 +353,7 @@ def test_recompilations_are_said(
         (1, 8, "the data have 1 samples for 2 replicas"),
     ],
 )
-def test_a_batch_that_could_be_better_is_said_once(
+def test_inefficient_batch_size_is_reported_once(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str], rows: int, batch: int, says: str
 ) -> None:
     cluster.run(f"stream = np.ones({rows})")
@@ -359,7 +363,7 @@ def test_a_batch_that_could_be_better_is_said_once(
     assert re.search(says, err)
 
 
-def test_the_run_as_arrays_a_frame_and_a_picture(cluster: nbdist.Cluster) -> None:
+def test_run_converts_to_arrays_frame_and_image(cluster: nbdist.Cluster) -> None:
     cluster.run("stream = np.arange(24.0, dtype='float32')")
     cell = "{'loss': tf.reduce_mean(batch), 'most': tf.reduce_max(batch)}"
     run = step(cluster, cell, "mirrored", batch=8, epochs=2)
@@ -382,7 +386,7 @@ def test_the_run_as_arrays_a_frame_and_a_picture(cluster: nbdist.Cluster) -> Non
     assert pickle.loads(pickle.dumps(run)) == run
 
 
-def test_a_run_without_metrics_is_text_alone(cluster: nbdist.Cluster) -> None:
+def test_run_without_metrics_has_no_image(cluster: nbdist.Cluster) -> None:
     run = cluster.run("1 + 1")
     assert run.history == {}
     assert set(run._repr_mimebundle_()[0]) == {"text/plain"}

@@ -53,7 +53,7 @@ def weights(cluster: nbdist.Cluster, name: str = "model") -> list[np.ndarray]:
     return list(one)
 
 
-def test_a_gradient_that_no_tape_has_taken_is_averaged(made: nbdist.Cluster) -> None:
+def test_manual_gradient_is_averaged(made: nbdist.Cluster) -> None:
     """Without the average each replica would train its own weights."""
     (before,) = weights(made)
     cell = """
@@ -70,7 +70,7 @@ optimizer.apply([gradient], model.trainable_variables)
     np.testing.assert_allclose(weights(made)[0], weight, rtol=1e-5)
 
 
-def test_a_plain_step_says_nothing_but_its_run(
+def test_valid_step_prints_no_warnings(
     made: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     step(made, "loss = tf.reduce_mean(model(batch))", batch=16)
@@ -79,7 +79,7 @@ def test_a_plain_step_says_nothing_but_its_run(
     assert "WARNING" not in shown.out
 
 
-def test_two_optimizers_two_tapes_and_pythons_range(made: nbdist.Cluster) -> None:
+def test_two_optimizers_train_in_one_step(made: nbdist.Cluster) -> None:
     """The cell trains a critic twice for each step of the model."""
     cell = """
 for _ in range(2):
@@ -124,7 +124,7 @@ loss
 """
 
 
-def test_replicas_meet_within_a_function(made: nbdist.Cluster) -> None:
+def test_replicas_synchronize_within_a_function(made: nbdist.Cluster) -> None:
     """The numbers equal those of the same code without the function."""
     trained = []
     for text in (NESTED, NESTED.replace("@tf.function\n", "")):
@@ -136,7 +136,7 @@ def test_replicas_meet_within_a_function(made: nbdist.Cluster) -> None:
 
 
 @pytest.mark.parametrize("cell", [LOOP, BRANCH], ids=["tf.range", "if"])
-def test_replicas_cannot_meet_within_control_flow(made: nbdist.Cluster, cell: str) -> None:
+def test_synchronization_within_control_flow_is_refused(made: nbdist.Cluster, cell: str) -> None:
     """Replicas with different conditions would wait for each other."""
     with pytest.raises(
         nbdist.CellError, match=r"replicas synchronize here .* to the top level of the cell"
@@ -145,7 +145,7 @@ def test_replicas_cannot_meet_within_control_flow(made: nbdist.Cluster, cell: st
     assert made.run("1").results[0] == "1"
 
 
-def test_a_gradient_that_is_not_finite_is_said_to_be_one(made: nbdist.Cluster) -> None:
+def test_nonfinite_gradient_is_named_in_the_error(made: nbdist.Cluster) -> None:
     cell = """
 with tf.GradientTape() as tape:
     loss = tf.reduce_mean(tf.sqrt(model(0 * batch)))
@@ -178,7 +178,7 @@ UNSEEDED = (  # the seed of Keras above also seeds tf.data
     ],
     ids=["unseeded shuffle", "different arrays", "different lengths"],
 )
-def test_data_that_differ_between_ranks_are_refused(
+def test_different_data_on_ranks_are_refused(
     made: nbdist.Cluster, strategy: str, define: str, says: str
 ) -> None:
     made.run(f"apart = {define}")
@@ -188,7 +188,7 @@ def test_data_that_differ_between_ranks_are_refused(
     assert made.run("1").results[0] == "1"
 
 
-def test_state_that_differs_between_ranks_is_refused(made: nbdist.Cluster) -> None:
+def test_different_state_on_ranks_is_refused(made: nbdist.Cluster) -> None:
     made.run("params = np.random.default_rng(rank).normal(size=3)\nsame = np.ones(3)")
     with pytest.raises(nbdist.CellError, match=r"not the same on all ranks: `params` \(line 2\)"):
         step(made, "params = params * 0.5 + same\nloss = batch.mean()", "pjrt")
@@ -204,7 +204,7 @@ def test_state_that_differs_between_ranks_is_refused(made: nbdist.Cluster) -> No
         ("{3: 1.0}", "under 3: names must be strings"),
     ],
 )
-def test_reports_that_are_no_scalars(
+def test_reports_of_non_scalars_are_refused(
     made: nbdist.Cluster, strategy: str, report: str, says: str
 ) -> None:
     with pytest.raises(nbdist.CellError, match=says):
@@ -214,7 +214,9 @@ def test_reports_that_are_no_scalars(
 @pytest.mark.parametrize(
     ("rate", "says"), [("jnp.float32(0.1)", ""), ("lambda step: 0.1", "--scale-lr found no")]
 )
-def test_rates_under_pjrt(made: nbdist.Cluster, rate: str, says: str) -> None:
+def test_scale_lr_scales_arrays_and_refuses_functions(
+    made: nbdist.Cluster, rate: str, says: str
+) -> None:
     made.run(f"lr = {rate}", strategy="pjrt")
     cell = "rate = lr\n{'loss': batch.mean(), 'rate': rate}"
     if says:
@@ -225,7 +227,7 @@ def test_rates_under_pjrt(made: nbdist.Cluster, rate: str, says: str) -> None:
     assert run.history["rate"][0, -1] == pytest.approx(0.2)
 
 
-def test_texts_are_refused_by_jax_in_words(made: nbdist.Cluster) -> None:
+def test_string_batch_is_refused_under_jax(made: nbdist.Cluster) -> None:
     made.run("words = np.array(['a', 'b'] * 8)")
     with pytest.raises(
         nbdist.CellError, match="the batch contains an array of <U1, but JAX supports"
@@ -233,7 +235,7 @@ def test_texts_are_refused_by_jax_in_words(made: nbdist.Cluster) -> None:
         step(made, "loss = 1.0", "pjrt", data="words")
 
 
-def test_a_metric_that_is_not_finite_does_not_stop_a_run(made: nbdist.Cluster) -> None:
+def test_nonfinite_metric_does_not_stop_the_run(made: nbdist.Cluster) -> None:
     """Only the loss stops a run, under both strategies; nbdist reports the metric once."""
     cell = "{'loss': batch.mean(), 'ratio': jnp.log(-1.0 - batch.mean())}"
     run = step(made, cell, "pjrt")

@@ -89,7 +89,7 @@ def has_reported(step: int) -> Callable[[AnyEvent], bool]:
 
 @pytest.mark.parametrize("strategy", ["pjrt", "mirrored"])
 @pytest.mark.parametrize("step", [1, pytest.param(40, marks=pytest.mark.full), 300])
-def test_all_stop_at_the_same_step_and_go_on_from_there(
+def test_interrupted_ranks_stop_at_the_same_step(
     cluster: nbdist.Cluster, interrupt_when: Any, strategy: str, step: int
 ) -> None:
     before = eval(cluster.run(STATE[strategy], strategy=strategy).results[0])
@@ -166,9 +166,7 @@ nbdist repeats the interrupt while ranks that already agreed on a last step wait
 
 
 @pytest.mark.full
-def test_one_interrupt_waits_for_the_end_of_long_steps(
-    cluster: nbdist.Cluster, interrupt_when: Any
-) -> None:
+def test_one_interrupt_waits_for_long_steps(cluster: nbdist.Cluster, interrupt_when: Any) -> None:
     cluster.run(NAPS, strategy="pjrt")
     interrupt_when(naps, BEFORE_IT_ENDS_S)
     with pytest.raises(KeyboardInterrupt):
@@ -179,7 +177,7 @@ def test_one_interrupt_waits_for_the_end_of_long_steps(
 
 
 @pytest.mark.full
-def test_one_interrupt_waits_for_the_end_of_a_fits_long_batches(
+def test_one_interrupt_waits_for_long_batches_of_a_fit(
     cluster: nbdist.Cluster, interrupt_when: Any
 ) -> None:
     interrupt_when(naps, BEFORE_IT_ENDS_S)
@@ -190,7 +188,7 @@ def test_one_interrupt_waits_for_the_end_of_a_fits_long_batches(
 
 
 @pytest.mark.parametrize("late_s", [0.7, pytest.param(2.5, marks=pytest.mark.full)])
-def test_a_rank_that_begins_after_the_interrupt_stops_with_the_others(
+def test_rank_that_starts_after_the_interrupt_stops_too(
     cluster: nbdist.Cluster, late_s: float
 ) -> None:
     cluster.run(NAPPING.format(nap_s="0") + "count = 0", strategy="pjrt")
@@ -204,7 +202,7 @@ def test_a_rank_that_begins_after_the_interrupt_stops_with_the_others(
 
 
 @pytest.mark.full  # test_fail_fast.py aborts a collective
-def test_a_second_interrupt_breaks_a_step_that_does_not_end(cluster: nbdist.Cluster) -> None:
+def test_second_interrupt_cancels_a_long_step(cluster: nbdist.Cluster) -> None:
     cluster.run(NAPPING.format(nap_s="60"), strategy="pjrt")
     interrupt_after(0.5, 3.5)
     began = time.monotonic()

@@ -131,7 +131,7 @@ def adds(x):
 """
 
 
-def test_nnx_objects_in_containers_keep_what_they_share(pair: nbdist.Cluster) -> None:
+def test_nnx_objects_in_containers_stay_shared(pair: nbdist.Cluster) -> None:
     free(pair, NNX)
     cell = "pair['first'].add(batch)\npair['others'][0].add(batch)\npair['others'][1].add(batch)\n"
     step(pair, cell + "loss = count.add(batch)")
@@ -141,7 +141,7 @@ def test_nnx_objects_in_containers_keep_what_they_share(pair: nbdist.Cluster) ->
     assert free(pair, f"({says}, pair['first'] is count)") == "(48.0, 6, 16.0, True)"
 
 
-def test_an_nnx_object_that_is_read_and_assigned(pair: nbdist.Cluster) -> None:
+def test_nnx_object_is_read_and_assigned(pair: nbdist.Cluster) -> None:
     """An object keeps its identity, and a new object leaves the old one unchanged."""
     free(pair, NNX + "def added(c, x):\n    c.add(x)\n    return c\nold = count")
     step(pair, "count = added(count, batch)\nloss = count.total[...]")
@@ -176,7 +176,7 @@ def test_functional_nnx_state_is_carried(pair: nbdist.Cluster) -> None:
         ("loss = mixed[0].add(batch)", r"`mixed` \(line 2\) mixes NNX objects with arrays"),
     ],
 )
-def test_what_nnx_objects_cannot_do_in_a_step_is_named(
+def test_unsupported_changes_of_nnx_objects_are_refused(
     pair: nbdist.Cluster, cell: str, says: str
 ) -> None:
     free(pair, NNX)
@@ -250,7 +250,7 @@ def test_carried_arrays_are_not_copied(pair: nbdist.Cluster) -> None:
     assert after == "(1, 5.0)"
 
 
-def test_what_another_name_means_outlives_the_run(pair: nbdist.Cluster) -> None:
+def test_arrays_with_other_references_survive_the_run(pair: nbdist.Cluster) -> None:
     """The step donates carried arrays, and copies those with other references first."""
     free(pair, NNX + "w = jnp.ones(5)\nfirst, best, target = w, {'w': w}, w\nc = nnx.clone(count)")
     step(pair, "w = w + 1\ntarget = target + 0.5 * w\nloss = (w - first).sum() + count.add(batch)")
@@ -275,7 +275,9 @@ def test_what_another_name_means_outlives_the_run(pair: nbdist.Cluster) -> None:
         ),
     ],
 )
-def test_what_a_step_would_lose_is_refused(pair: nbdist.Cluster, cell: str, says: str) -> None:
+def test_changes_that_a_step_would_lose_are_refused(
+    pair: nbdist.Cluster, cell: str, says: str
+) -> None:
     free(pair, "store, history, w = {'w': jnp.ones(3)}, [], jnp.zeros(())")
     free(pair, "def helper(x):\n    return x.sum() * w")
     if says == ".":
@@ -286,7 +288,7 @@ def test_what_a_step_would_lose_is_refused(pair: nbdist.Cluster, cell: str, says
     assert free(pair, "sorted(store), history, float(w)") == "(['w'], [], 0.0)"
 
 
-def test_what_is_only_read_is_no_constant(pair: nbdist.Cluster) -> None:
+def test_arrays_that_are_only_read_are_arguments(pair: nbdist.Cluster) -> None:
     """Frozen modules and arrays are arguments of the program instead of constants."""
     free(pair, "import equinox as eqx\nfrom flax import nnx\ndumped = []")
     free(
@@ -304,7 +306,7 @@ def test_what_is_only_read_is_no_constant(pair: nbdist.Cluster) -> None:
     )
 
 
-def test_an_array_of_the_namespace_in_a_helper(pair: nbdist.Cluster) -> None:
+def test_array_read_by_a_helper_is_a_constant(pair: nbdist.Cluster) -> None:
     """The array is a constant, as in jax.jit; nbdist refuses arrays sharded over processes."""
     free(pair, "table = jnp.arange(4.0)\ndef helper(x):\n    return x * table.sum()")
     step(pair, "table = table + 1\nloss = batch.sum()")
@@ -326,14 +328,14 @@ sums, _ = lax.scan(lambda total, x: (total + x, None), 0.0, batch)
 """
 
 
-def test_jax_control_flow(pair: nbdist.Cluster) -> None:
+def test_jax_control_flow_works(pair: nbdist.Cluster) -> None:
     free(pair, "from jax import lax\nw = jnp.zeros(2)")
     run = step(pair, CONTROL)
     assert (run.last("loss"), run.last("halvings")) == (8.0, 3.0)
     assert free(pair, "w.tolist()") == "[2.0, 2.0]"
 
 
-def test_an_if_on_an_array_points_at_its_line(pair: nbdist.Cluster) -> None:
+def test_if_on_an_array_points_at_its_line(pair: nbdist.Cluster) -> None:
     cell = "x = batch.sum()\nif x > 1:\n    x = x + 1\nloss = x"
     with pytest.raises(nbdist.CellError, match="TracerBoolConversionError") as error:
         pair.run(cell, step=SMALL, strategy="pjrt", label=5)
@@ -343,7 +345,7 @@ def test_an_if_on_an_array_points_at_its_line(pair: nbdist.Cluster) -> None:
     assert "jax.lax.cond" in str(error.value)
 
 
-def test_a_step_is_compiled_once(pair: nbdist.Cluster) -> None:
+def test_step_is_compiled_once(pair: nbdist.Cluster) -> None:
     """A number that becomes an array, or a lost weak type, causes no second compilation."""
     free(
         pair,

@@ -186,7 +186,9 @@ WHOLE = "[plain(model.params), model.history, model.none, model.name, model.coun
         ),
     ],
 )
-def test_what_cannot_be_carried_is_refused(cluster: nbdist.Cluster, cell: str, says: str) -> None:
+def test_state_that_cannot_be_carried_is_refused(
+    cluster: nbdist.Cluster, cell: str, says: str
+) -> None:
     """The error before the first step names the line; objects are unchanged, without tracers."""
     cluster.run(REFUSALS + f"before = str({WHOLE})", strategy="pjrt")
     with pytest.raises(nbdist.CellError, match=f"(?s){says}"):
@@ -197,9 +199,7 @@ def test_what_cannot_be_carried_is_refused(cluster: nbdist.Cluster, cell: str, s
         assert free(cluster, TRACERS) == "0"
 
 
-def test_a_run_goes_on_with_objects_from_a_checkpoint(
-    cluster: nbdist.Cluster, tmp_path: Path
-) -> None:
+def test_run_resumes_objects_from_a_checkpoint(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """A checked, guarded, saved and resumed run ends with the numbers of one device."""
     training = TRAININGS["trainer"]
     kept = StepOptions(data="train", epochs=1, batch=training.batch, check=True)
@@ -213,7 +213,7 @@ def test_a_run_goes_on_with_objects_from_a_checkpoint(
         same(objects["outcome"], by_hand()["trainer"].after)
 
 
-def test_a_rank_whose_object_differs_is_named(cluster: nbdist.Cluster) -> None:
+def test_rank_with_a_different_object_is_named(cluster: nbdist.Cluster) -> None:
     """The check before the first step or the guard reports the difference."""
     cell = "loss = trainer.step(batch)"
     options = StepOptions(data="train", batch=16)
@@ -255,7 +255,7 @@ def data():
 """
 
 
-def test_objects_between_epochs_and_runs(cluster: nbdist.Cluster) -> None:
+def test_objects_are_current_between_epochs_and_runs(cluster: nbdist.Cluster) -> None:
     """Data read the state of the previous epoch; other references survive the donation."""
     cluster.run(SHARED, strategy="pjrt")
     cell = "shapes.append(batch[0].shape)\nloss = learner.step(batch)"
@@ -287,7 +287,7 @@ class Trainer:
 """
 
 
-def test_state_in_a_module_of_the_users(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+def test_state_in_a_user_module_is_carried(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     (tmp_path / "own_trainer.py").write_text(MODULE)
     cluster.run(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport own_trainer")
     cluster.run("model = own_trainer.Trainer(start())", strategy="pjrt")

@@ -76,7 +76,7 @@ def weights(cluster: nbdist.Cluster) -> list[np.ndarray]:
 class TestCheck:
     """`--check` compares the first step on one replica with the step on all replicas."""
 
-    def test_a_right_step_passes_and_the_run_is_as_without(
+    def test_correct_step_passes_and_the_run_is_unchanged(
         self, cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
     ) -> None:
         cluster.run(MODEL)
@@ -119,7 +119,7 @@ class TestCheck:
         ],
         ids=["sum over the batch", "summed gradients", "shuffled rows"],
     )
-    def test_a_classic_mistake_is_named_and_nothing_is_trained(
+    def test_common_mistake_is_named_before_training(
         self, cluster: nbdist.Cluster, setup: str, old: str, new: str, says: str
     ) -> None:
         cluster.run(setup)
@@ -131,7 +131,9 @@ class TestCheck:
             np.testing.assert_array_equal(a, b)
 
     @pytest.mark.parametrize("dropped", ["tf.nn.dropout(x, 0.3)", "drop(x, training=True)"])
-    def test_dropout_is_that_of_one_replica(self, cluster: nbdist.Cluster, dropped: str) -> None:
+    def test_dropout_equals_that_of_one_replica(
+        self, cluster: nbdist.Cluster, dropped: str
+    ) -> None:
         """The random numbers of a row do not depend on the replica that computes it."""
         cluster.run(MODEL + "drop = keras.layers.Dropout(0.3, seed=5)\n")
         cell = STEP.replace("model(x, training=True)", f"model({dropped})")
@@ -140,7 +142,7 @@ class TestCheck:
         assert found is not None
         assert all(d.passes for d in found.differences)
 
-    def test_a_forgotten_reduction_is_named(self, cluster: nbdist.Cluster) -> None:
+    def test_missing_reduction_is_named(self, cluster: nbdist.Cluster) -> None:
         cluster.run(
             MODEL + "seen = tf.Variable(0.0, trainable=False, dtype='float64',\n"
             "    synchronization=tf.VariableSynchronization.ON_READ,\n"
@@ -151,7 +153,7 @@ class TestCheck:
         ):
             step(cluster, STEP + "seen.assign(tf.reduce_mean(x))", check=True)
 
-    def test_batch_statistics_by_hand_are_named(self, cluster: nbdist.Cluster) -> None:
+    def test_manual_batch_statistics_are_named(self, cluster: nbdist.Cluster) -> None:
         cluster.run(
             MODEL + "moving_mean = tf.Variable(tf.zeros(64, 'float64'), trainable=False,\n"
             "    aggregation=tf.VariableAggregation.MEAN)"
@@ -168,7 +170,7 @@ class TestCheck:
 class TestPrecision:
     """`--precision` sets the compute type of layers; variables stay float32."""
 
-    def test_layers_compute_in_it_and_are_then_as_before(self, cluster: nbdist.Cluster) -> None:
+    def test_layers_compute_in_the_precision_during_the_cell(self, cluster: nbdist.Cluster) -> None:
         cluster.run(FLOAT32)
         run = step(
             cluster,
@@ -181,7 +183,7 @@ class TestPrecision:
         kinds = "{l.compute_dtype for l in model.layers}, {str(v.dtype) for v in model.variables}"
         assert set(cluster.run(kinds).results.values()) == {"({'float32'}, {'float32'})"}
 
-    def test_an_overflow_on_one_worker_is_skipped_by_all(self, cluster: nbdist.Cluster) -> None:
+    def test_overflow_on_one_worker_is_skipped_on_all(self, cluster: nbdist.Cluster) -> None:
         """Replicas that decide separately would wait for each other forever."""
         cluster.run(
             FLOAT32 + "count = tf.Variable(0, trainable=False,"
@@ -215,7 +217,7 @@ class TestPrecision:
         assert moved == pytest.approx(exact, rel=0.05)
 
     @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-    def test_fit_computes_in_it(self, cluster: nbdist.Cluster, precision: str) -> None:
+    def test_fit_computes_in_the_precision(self, cluster: nbdist.Cluster, precision: str) -> None:
         """The finite check of Keras decides on each worker and deadlocks (docs/facts.md)."""
         cluster.run("keras.config.set_dtype_policy('float32')")
         cell = """
@@ -235,7 +237,7 @@ spoiled.layers[0].compute_dtype, bool(moved)
             "'float32'"
         }
 
-    def test_pjrt_refuses_it(self, cluster: nbdist.Cluster) -> None:
+    def test_pjrt_refuses_precision(self, cluster: nbdist.Cluster) -> None:
         with pytest.raises(nbdist.UsageError, match=r"cast them, as in x.astype"):
             step(cluster, "loss = batch[0].mean()", "pjrt", precision="float16")
 
@@ -244,7 +246,9 @@ class TestScope:
     """Errors before the first step name variables created outside of the strategy's scope."""
 
     @pytest.mark.parametrize("name", ["model", "optimizer"])
-    def test_made_outside(self, cluster: nbdist.Cluster, name: str) -> None:
+    def test_object_created_outside_of_the_scope_is_refused(
+        self, cluster: nbdist.Cluster, name: str
+    ) -> None:
         cluster.run(MODEL)
         cluster.run(MODEL.replace("float64", "float64"), ranks="0")
         cluster.run(MODEL, ranks="1")
@@ -254,7 +258,7 @@ class TestScope:
             step(cluster, STEP)
         assert cluster.run("1").results[0] == "1"
 
-    def test_a_function_is_looked_into(self, cluster: nbdist.Cluster) -> None:
+    def test_variables_of_a_function_are_checked(self, cluster: nbdist.Cluster) -> None:
         cluster.run(MODEL)
         for rank in ("0", "1"):
             cluster.run(
@@ -263,18 +267,18 @@ class TestScope:
         with pytest.raises(nbdist.CellError, match=r"`hidden\[0\]`"):
             step(cluster, "loss = tf.reduce_mean(use(tf.cast(batch[0], 'float32')))")
 
-    def test_a_model_without_variables(self, cluster: nbdist.Cluster) -> None:
+    def test_model_without_variables_is_refused(self, cluster: nbdist.Cluster) -> None:
         cluster.run("import keras\nlazy = keras.Sequential([keras.layers.Dense(3)])")
         with pytest.raises(nbdist.CellError, match=r"no variables yet: `lazy` \(line 2\)"):
             step(cluster, "loss = tf.reduce_mean(lazy(batch[0]))")
 
-    def test_an_optimizer_is_built_for_the_step(self, cluster: nbdist.Cluster) -> None:
+    def test_optimizer_is_built_for_the_step(self, cluster: nbdist.Cluster) -> None:
         cluster.run(MODEL.replace("optimizer.build(model.trainable_variables)", ""))
         run = step(cluster, STEP, steps=2)
         assert run.loss[1] < run.loss[0]
 
 
-def test_jit_is_refused_where_tensorflow_cannot(cluster: nbdist.Cluster) -> None:
+def test_jit_is_refused_under_mirrored(cluster: nbdist.Cluster) -> None:
     cluster.run(MODEL)
     with pytest.raises(nbdist.CellError, match="--jit: TensorFlow's XLA has no collectives"):
         step(cluster, STEP, jit=True)
@@ -295,7 +299,7 @@ loss
 """
 
     @pytest.mark.parametrize("value", ["'nan'", "'inf'"])
-    def test_all_stop_at_the_same_step(self, cluster: nbdist.Cluster, value: str) -> None:
+    def test_all_ranks_stop_at_the_same_step(self, cluster: nbdist.Cluster, value: str) -> None:
         cluster.run(MODEL)
         with pytest.raises(nbdist.CellError, match="`loss` is not finite at step 4 on rank 1"):
             step(cluster, self.CELL.replace("VALUE", value))
@@ -305,7 +309,7 @@ loss
         assert max(m.step for m in cluster.last_run.metrics) == 4
         cluster.run("assert int(optimizer.iterations.numpy()) <= 7")
 
-    def test_warn_goes_on(
+    def test_warn_continues_the_run(
         self, cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
     ) -> None:
         cluster.run(MODEL)
@@ -313,12 +317,12 @@ loss
         assert run.loss.shape == (11,)
         assert capsys.readouterr().err.count("`loss` is nan at step") >= 1
 
-    def test_pjrt(self, cluster: nbdist.Cluster) -> None:
+    def test_nan_under_pjrt_stops_the_run(self, cluster: nbdist.Cluster) -> None:
         cluster.run("import jax.numpy as jnp\nnumbers = np.array([1.0, 1.0, -1.0, 1.0])")
         with pytest.raises(nbdist.CellError, match="`loss` is not finite at step 2"):
             step(cluster, "loss = jnp.log(batch).sum()", "pjrt", data="numbers", batch=2)
 
-    def test_a_step_without_a_gradient(self, cluster: nbdist.Cluster) -> None:
+    def test_nan_without_a_gradient_stops_the_run(self, cluster: nbdist.Cluster) -> None:
         cluster.run("import tensorflow as tf\nnumbers = np.array([1.0, 1.0, 1.0, -1.0])")
         with pytest.raises(nbdist.CellError, match="`loss` is not finite at step 2 on rank 1"):
             step(cluster, "loss = tf.reduce_mean(tf.math.log(batch))", data="numbers", batch=2)
@@ -330,7 +334,7 @@ class TestScaledRates:
     @pytest.mark.parametrize(
         "rate", ["0.1", "keras.optimizers.schedules.PiecewiseConstantDecay([100], [0.1, 0.01])"]
     )
-    def test_it_grows_to_the_number_of_replicas(
+    def test_rate_grows_to_the_number_of_replicas(
         self, cluster: nbdist.Cluster, rate: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         cluster.run(MODEL.replace("SGD(0.1,", f"SGD({rate},"))
@@ -354,7 +358,7 @@ class TestScaledRates:
         assert cluster.run("learning_rate").results[0] == "0.1"
 
     @pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
-    def test_nothing_to_scale(self, cluster: nbdist.Cluster, strategy: str) -> None:
+    def test_missing_learning_rate_is_refused(self, cluster: nbdist.Cluster, strategy: str) -> None:
         cluster.run("import tensorflow as tf")
         with pytest.raises(nbdist.CellError, match="--scale-lr"):
             step(cluster, "loss = batch[0][0, 0]", strategy, scale_lr=True)
@@ -385,14 +389,14 @@ loss = mean_loss(weights, x, y)
 weights = weights - 0.1 * grads
 """
 
-    def test_a_right_step(self, cluster: nbdist.Cluster) -> None:
+    def test_correct_step_passes(self, cluster: nbdist.Cluster) -> None:
         cluster.run(self.SETUP)
         run = step(cluster, self.RIGHT, "pjrt", check=True, steps=3)
         assert run.checked is not None
         assert {d.name for d in run.checked.differences} == {"loss", "weights"}
         assert run.loss[2] < run.loss[0]
 
-    def test_gradients_added_up(self, cluster: nbdist.Cluster) -> None:
+    def test_summed_gradients_are_refused(self, cluster: nbdist.Cluster) -> None:
         cluster.run(self.SETUP)
         with pytest.raises(nbdist.CellError, match=r"2 times too large"):
             step(cluster, self.ADDED_UP, "pjrt", check=True)

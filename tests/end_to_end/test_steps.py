@@ -66,7 +66,7 @@ def _shares(rows: np.ndarray, parts: int) -> list[np.ndarray]:
     return [rows] * parts if len(rows) % parts else np.split(rows, parts)
 
 
-def test_a_run_has_its_epochs_and_steps(
+def test_run_stops_after_its_epochs_and_steps(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.run("import numpy as np\nnumbers = np.arange(12.0)\nimport jax.numpy as jnp")
@@ -86,7 +86,7 @@ def test_a_run_has_its_epochs_and_steps(
         ("stream = [np.float32(i) for i in range(10)]", 4),
     ],
 )
-def test_what_can_be_data(cluster: nbdist.Cluster, define: str, batch: int) -> None:
+def test_supported_data_are_accepted(cluster: nbdist.Cluster, define: str, batch: int) -> None:
     cluster.run(f"import numpy as np, tensorflow as tf, jax.numpy as jnp\n{define}")
     options = StepOptions(data="stream", epochs=2, batch=batch)
     run = cluster.run("loss = jnp.sum(batch)", step=options, strategy="pjrt")
@@ -108,7 +108,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("cell", "options", "says"), BAD)
-def test_bad_input_is_named(
+def test_invalid_input_is_named(
     cluster: nbdist.Cluster, cell: str, options: dict[str, Any], says: str
 ) -> None:
     cluster.run(
@@ -129,14 +129,14 @@ def test_bad_input_is_named(
         ({"data": "a b"}, "--data a b: use the name"),
     ],
 )
-def test_bad_options_run_nothing(
+def test_invalid_options_are_refused(
     cluster: nbdist.Cluster, options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(nbdist.UsageError, match=says):
         cluster.run("loss = 1", step=StepOptions(**{"data": "x", **options}), strategy="pjrt")
 
 
-def test_an_error_in_a_step_points_at_the_cells_line(cluster: nbdist.Cluster) -> None:
+def test_error_in_a_step_points_at_the_line_of_the_cell(cluster: nbdist.Cluster) -> None:
     cluster.run("import numpy as np\nscalars = np.arange(8.0)\nimport tensorflow as tf")
     options = StepOptions(data="scalars", batch=4)
     with pytest.raises(nbdist.CellError) as error:
@@ -146,7 +146,7 @@ def test_an_error_in_a_step_points_at_the_cells_line(cluster: nbdist.Cluster) ->
         cluster.run("x = batch\nloss = tf.reshape(x, (3,))", step=options, strategy="mirrored")
 
 
-def test_control_flow_that_depends_on_the_data(cluster: nbdist.Cluster) -> None:
+def test_control_flow_may_depend_on_the_data(cluster: nbdist.Cluster) -> None:
     """AutoGraph converts `if` and `while` on tensors into graph operations."""
     cluster.run("import numpy as np, tensorflow as tf\nones = np.ones(8)")
     cell = """

@@ -90,7 +90,7 @@ def adds_up(trace: Trace) -> bool:
     return of_devices == pytest.approx(of_lines) and of_devices == pytest.approx(of_operations)
 
 
-def test_each_line_has_the_time_of_what_it_computes(cluster: nbdist.Cluster) -> None:
+def test_each_line_has_the_time_of_its_operations(cluster: nbdist.Cluster) -> None:
     trace = cluster.trace(PRODUCT_AND_SUM)
     product, total = line(trace, PRODUCT), line(trace, SUM)
     assert product.text == "return a @ b"
@@ -103,7 +103,7 @@ def test_each_line_has_the_time_of_what_it_computes(cluster: nbdist.Cluster) -> 
     assert not any(one.cell for one in trace.by_line)
 
 
-def test_the_tables_add_up(cluster: nbdist.Cluster) -> None:
+def test_tables_have_equal_totals(cluster: nbdist.Cluster) -> None:
     trace = cluster.trace(PRODUCT_AND_SUM)
     assert adds_up(trace)
     devices = [one for one in trace.by_device if one.device != HOST_COPIES]
@@ -120,7 +120,7 @@ def test_the_tables_add_up(cluster: nbdist.Cluster) -> None:
     assert any("dot" in name for name in names)
 
 
-def test_the_same_cell_again_is_told_the_same(cluster: nbdist.Cluster) -> None:
+def test_repeated_trace_gives_the_same_lines(cluster: nbdist.Cluster) -> None:
     """The second trace must not reuse the cached programs of the first."""
     cluster.trace(PRODUCT_AND_SUM)
     again = cluster.trace(PRODUCT_AND_SUM)
@@ -128,7 +128,7 @@ def test_the_same_cell_again_is_told_the_same(cluster: nbdist.Cluster) -> None:
     assert line(again, SUM).collective_s == pytest.approx(collective_s(again))
 
 
-def test_what_was_compiled_for_another_line_counts_where_it_is_launched(
+def test_cached_program_counts_at_the_launching_line(
     cluster: nbdist.Cluster,
 ) -> None:
     trace = cluster.trace("first = w @ w\nsecond = first @ w\nfor _ in range(3):\n    w @ w\n")
@@ -138,13 +138,13 @@ def test_what_was_compiled_for_another_line_counts_where_it_is_launched(
     assert {one.line for one in trace.by_line if one.compute_s} == {1, 2, 4}
 
 
-def test_a_function_of_an_earlier_cell_counts_where_it_is_called(cluster: nbdist.Cluster) -> None:
+def test_function_of_an_earlier_cell_counts_at_its_call(cluster: nbdist.Cluster) -> None:
     trace = cluster.trace("a = 1\ntotal = earlier(x)\n")
     assert line(trace, 2).collective_s == pytest.approx(collective_s(trace))
     assert collective_s(trace) > 0
 
 
-def test_who_waits_for_a_rank_that_sleeps_is_in_a_collective(cluster: nbdist.Cluster) -> None:
+def test_wait_for_a_sleeping_rank_counts_as_collective(cluster: nbdist.Cluster) -> None:
     trace = cluster.trace(f"if rank == 0:\n    time.sleep({SLEEP_S})\nearlier(x)\n")
     waited = dict.fromkeys(trace.ranks, 0.0)
     for one in trace.by_device:
@@ -155,7 +155,7 @@ def test_who_waits_for_a_rank_that_sleeps_is_in_a_collective(cluster: nbdist.Clu
     assert line(trace, 3).collective_s == pytest.approx(sum(waited.values()) * 2)
 
 
-def test_copies_are_their_lines(cluster: nbdist.Cluster) -> None:
+def test_copies_count_at_their_lines(cluster: nbdist.Cluster) -> None:
     cell = "b = np.ones((500, 500))\nc = jax.device_put(b, jax.local_devices()[1])\n"
     trace = cluster.trace(f"{cell}c.block_until_ready()\nd = jax.device_get(c)\n")
     assert line(trace, 2).transfer_s > 0
@@ -164,7 +164,7 @@ def test_copies_are_their_lines(cluster: nbdist.Cluster) -> None:
     assert {one.device for one in trace.by_device if one.to_device_s} == {HOST_COPIES}
 
 
-def test_a_step_is_traced_line_by_line(cluster: nbdist.Cluster) -> None:
+def test_step_is_traced_by_line(cluster: nbdist.Cluster) -> None:
     cluster.run("data = [np.ones((8, 16), 'float32')] * 50\nv = jnp.ones((16, 16))")
     step = (
         "\nhidden = jnp.tanh(batch @ v)\nloss = jnp.mean(hidden ** 2)\nv = v - 0.1 * loss\nloss\n"
@@ -177,13 +177,13 @@ def test_a_step_is_traced_line_by_line(cluster: nbdist.Cluster) -> None:
     assert adds_up(trace)
 
 
-def test_some_ranks_only(cluster: nbdist.Cluster) -> None:
+def test_selected_ranks_are_traced(cluster: nbdist.Cluster) -> None:
     trace = cluster.trace("w @ w", ranks="1")
     assert trace.ranks == (1,)
     assert {one.rank for one in trace.by_device} == {1}
 
 
-def test_a_cell_that_raises_has_its_trace_shown(cluster: nbdist.Cluster) -> None:
+def test_trace_of_a_failing_cell_is_shown(cluster: nbdist.Cluster) -> None:
     shown: list[Trace] = []
     with pytest.raises(CellError, match="ZeroDivisionError"):
         trace_on(cluster, "w @ w\n1 / 0", show=shown.append)
@@ -191,7 +191,7 @@ def test_a_cell_that_raises_has_its_trace_shown(cluster: nbdist.Cluster) -> None
     assert cluster.trace("w @ w").by_line  # the profiler is available again
 
 
-def test_what_is_left_under_way_is_waited_for(cluster: nbdist.Cluster) -> None:
+def test_pending_work_is_awaited(cluster: nbdist.Cluster) -> None:
     cell = f"""
 def nap(value):
     time.sleep({SLEEP_S})
@@ -204,7 +204,7 @@ here = late(w)
     assert line(trace, 4).compute_s > SLEEP_S
 
 
-def test_a_rank_that_dies_takes_its_trace_along(cluster: nbdist.Cluster) -> None:
+def test_dead_rank_loses_its_trace(cluster: nbdist.Cluster) -> None:
     shown: list[Trace] = []
     with pytest.raises(WorkerError, match="rank 1"):
         trace_on(cluster, "import os\nif rank:\n    os._exit(3)\nearlier(x)\n", show=shown.append)
@@ -214,14 +214,14 @@ def test_a_rank_that_dies_takes_its_trace_along(cluster: nbdist.Cluster) -> None
     assert cluster.trace("w @ w").ranks == (0, 1)
 
 
-def test_a_cell_that_computes_nothing_says_so(cluster: nbdist.Cluster) -> None:
+def test_cell_without_device_work_is_noted(cluster: nbdist.Cluster) -> None:
     trace = cluster.trace("answer = 42")
     assert trace.by_operation == ()
     assert [note.partition(":")[0] for note in trace.notes] == ["nothing ran on a device"]
     assert {one.compute_s for one in trace.by_device} == {0.0}
 
 
-def test_another_trace_is_in_the_way_once(cluster: nbdist.Cluster) -> None:
+def test_trace_in_progress_is_refused(cluster: nbdist.Cluster) -> None:
     cluster.run("import tempfile\nif rank: jax.profiler.start_trace(tempfile.mkdtemp())")
     with pytest.raises(UsageError, match="another trace is in progress on rank 1"):
         cluster.trace("w @ w")
@@ -229,23 +229,23 @@ def test_another_trace_is_in_the_way_once(cluster: nbdist.Cluster) -> None:
     assert cluster.trace("w @ w").ranks == (0, 1)
 
 
-def test_a_cell_may_end_the_trace_itself(cluster: nbdist.Cluster) -> None:
+def test_cell_may_stop_the_profiler(cluster: nbdist.Cluster) -> None:
     trace = cluster.trace("(w @ w).block_until_ready()\njax.profiler.stop_trace()\nw.T @ w")
     assert sum(one.seconds for one in trace.by_line) > 0
     assert cluster.trace("w @ w").ranks == (0, 1)
 
 
-def test_a_cell_that_is_debugged_is_noted(cluster: nbdist.Cluster) -> None:
+def test_active_debugger_is_noted(cluster: nbdist.Cluster) -> None:
     trace = cluster.trace("import sys\nsys.settrace(None)\nw @ w")
     assert any("lines" in note for note in trace.notes)
 
 
-def test_tensorflow_is_refused_with_the_reason(cluster: nbdist.Cluster) -> None:
+def test_trace_under_tensorflow_is_refused(cluster: nbdist.Cluster) -> None:
     with pytest.raises(UsageError, match="TensorFlow's own profiler does not work in workers"):
         cluster.trace("w @ w", strategy="mirrored")
 
 
-def test_the_files_of_all_ranks_are_kept(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+def test_files_of_all_ranks_are_kept(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     trace = cluster.trace("w @ w", keep=str(tmp_path / "kept"))
     assert trace.folder == str(tmp_path / "kept")
     files = sorted((tmp_path / "kept").rglob("*.xplane.pb"))
@@ -253,13 +253,13 @@ def test_the_files_of_all_ranks_are_kept(cluster: nbdist.Cluster, tmp_path: Path
     assert all(file.stat().st_size for file in files)
 
 
-def test_jax_reads_its_cache_again_afterwards(cluster: nbdist.Cluster) -> None:
+def test_compilation_cache_is_enabled_after_a_trace(cluster: nbdist.Cluster) -> None:
     cluster.trace("w @ w")
     assert cluster.run("jax.config.jax_enable_compilation_cache").results[0] == "True"
     assert cluster.run("import sys\nsys.gettrace() is None").results[1] == "True"
 
 
-def test_a_plain_kernel_traces_itself(alone: Kernel) -> None:
+def test_kernel_without_workers_traces_itself(alone: Kernel) -> None:
     done = alone.run("%%dist_trace -o t\ny = w @ w\nz = jnp.tanh(y)\n").check()
     shown = "\n".join(done.plain)
     assert "%%dist_trace: " in shown
@@ -270,7 +270,7 @@ def test_a_plain_kernel_traces_itself(alone: Kernel) -> None:
     assert told == "[(2, 'y = w @ w'), (3, 'z = jnp.tanh(y)')]"
 
 
-def test_in_a_plain_kernel_an_error_is_shown_with_the_trace(alone: Kernel) -> None:
+def test_error_without_workers_is_shown_with_the_trace(alone: Kernel) -> None:
     done = alone.run("%%dist_trace\ny = w @ w\nraise KeyError('lost')\n")
     assert done.status == "error"
     assert "KeyError" in done.traceback
@@ -278,7 +278,7 @@ def test_in_a_plain_kernel_an_error_is_shown_with_the_trace(alone: Kernel) -> No
     assert alone.run("%%dist_trace\nw @ w\n").check().plain
 
 
-def test_in_a_plain_kernel_all_wrong_options_are_told(alone: Kernel) -> None:
+def test_invalid_options_without_workers_are_all_named(alone: Kernel) -> None:
     done = alone.run("%%dist_trace --steps 3 -o 1x\nw @ w\n")
     assert "--steps without --data" in done.traceback
     assert "-o 1x" in done.traceback
@@ -288,7 +288,7 @@ def test_in_a_plain_kernel_all_wrong_options_are_told(alone: Kernel) -> None:
     assert "--ranks, --strategy: no workers are running" in done.traceback
 
 
-def test_with_a_cluster_the_magic_traces_its_ranks(kernel: Kernel) -> None:
+def test_magic_traces_the_ranks_of_a_cluster(kernel: Kernel) -> None:
     kernel.run("%%dist_run\nimport jax.numpy as jnp\nw = jnp.ones((100, 100))").check()
     done = kernel.run("%%dist_trace -o t\nw @ w\n").check()
     assert any("on rank 0-1" in text for text in done.plain)
@@ -296,7 +296,7 @@ def test_with_a_cluster_the_magic_traces_its_ranks(kernel: Kernel) -> None:
     assert told == "((0, 1), [2])"
 
 
-def test_the_magic_traces_a_step(kernel: Kernel) -> None:
+def test_magic_traces_a_step(kernel: Kernel) -> None:
     kernel.run("import numpy as np\nrows = [np.ones((4, 100), 'float32')] * 9").check()
     step = "hidden = batch @ w\nloss = (hidden ** 2).mean()\nloss\n"
     kernel.run(f"%%dist_trace --data rows --steps 5 -o t\n{step}").check()
