@@ -135,7 +135,7 @@ def test_model_trains_after_a_cancelled_collective(cluster: nbdist.Cluster) -> N
 
 
 @pytest.mark.parametrize(
-    ("lone", "call", "at"),
+    ("lone", "call", "location"),
     [
         (0, "float(summed(cut))", "line 3"),
         pytest.param(1, "jax.block_until_ready(summed(cut))", "line 3", marks=pytest.mark.full),
@@ -144,11 +144,11 @@ def test_model_trains_after_a_cancelled_collective(cluster: nbdist.Cluster) -> N
     ],
 )
 def test_jax_collective_on_one_rank_is_cancelled(
-    cluster: nbdist.Cluster, lone: int, call: str, at: str
+    cluster: nbdist.Cluster, lone: int, call: str, location: str
 ) -> None:
     cell = f"found = rank\nif rank == {lone}:\n    {call}"
     error = check_cancelled(cluster, cell, "pjrt", lone, f"{1 - lone} has")
-    assert at in str(error)
+    assert location in str(error)
     with clusters.bounded(BOUND_S):
         run = cluster.run("float(summed(cut))", strategy="pjrt")
     assert run.results == dict.fromkeys(range(2), f"{3 * 2.0**18}")
@@ -221,7 +221,7 @@ def test_error_names_the_waiting_ranks_of_four() -> None:
         assert run.results == dict.fromkeys(range(4), "4.0")
 
 
-class Asked:
+class RecordingSender:
     """Sender double that records the commands and sends none."""
 
     number = 1
@@ -235,7 +235,7 @@ class Asked:
 
 
 def answer(rank: int, clock_s: float, **fields: Any) -> Where:
-    of_all: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "cell": 1,
         "step": 0,
         "place": "",
@@ -243,60 +243,60 @@ def answer(rank: int, clock_s: float, **fields: Any) -> Where:
         "cpu_s": 1.0,
         "stack": "",
     }
-    return Where(rank=rank, clock_s=clock_s, **of_all | fields)
+    return Where(rank=rank, clock_s=clock_s, **defaults | fields)
 
 
 ENDED = {1: CellEnded(rank=1, cell=1, status="ok", seconds=1.0)}
 
 
-def found(
+def detected(
     ended: dict[int, CellEnded], *answers: Where, running: Sequence[int] = (0,)
 ) -> dict[int, Where]:
-    asked = Asked(*running)
-    lone = LoneWaits(cast("CellSender", asked), (0, 1, 2)[: len({*running, *ended})])
+    sender = RecordingSender(*running)
+    lone = LoneWaits(cast("CellSender", sender), (0, 1, 2)[: len({*running, *ended})])
     for one in answers:
         lone.hear(one)
     return lone.found(ended)
 
 
-def waits(clock_s: float, rank: int = 0, **fields: Any) -> Where:
+def waiting(clock_s: float, rank: int = 0, **fields: Any) -> Where:
     return answer(rank, clock_s, **{"collective": "mirrored", "place": "line 3"} | fields)
 
 
-WAITED = (waits(5.0), waits(9.0))
+WAITED = (waiting(5.0), waiting(9.0))
 DONE = (answer(1, 105.0), answer(1, 109.0))
 
 
 def test_idle_wait_is_detected() -> None:
-    assert found(ENDED, *WAITED, *DONE) == {0: WAITED[-1]}
+    assert detected(ENDED, *WAITED, *DONE) == {0: WAITED[-1]}
 
 
 @pytest.mark.parametrize(
     "answers",
     [
-        (waits(5.0), waits(5.5), *DONE),
+        (waiting(5.0), waiting(5.5), *DONE),
         (*WAITED, answer(1, 109.0)),
         (*WAITED, answer(1, 105.0), answer(1, 109.0, process_s=3.0)),
         (*WAITED, answer(1, 105.0, under_way=True), answer(1, 109.0, under_way=True)),
-        (*WAITED, waits(9.1, place="line 4"), *DONE),
-        (*WAITED, waits(9.1, step=1), *DONE),
-        (*WAITED, waits(9.1, cpu_s=1.1), *DONE),
-        (*WAITED, waits(9.1, process_s=3.0), *DONE),
+        (*WAITED, waiting(9.1, place="line 4"), *DONE),
+        (*WAITED, waiting(9.1, step=1), *DONE),
+        (*WAITED, waiting(9.1, cpu_s=1.1), *DONE),
+        (*WAITED, waiting(9.1, process_s=3.0), *DONE),
         (answer(0, 5.0), answer(0, 9.0), *DONE),
     ],
 )
 def test_rank_that_may_continue_is_not_reported(answers: tuple[Where, ...]) -> None:
-    assert found(ENDED, *answers) == {}
+    assert detected(ENDED, *answers) == {}
 
 
 def test_wait_is_reported_only_if_all_running_ranks_wait() -> None:
     late = (answer(2, 5.0), answer(2, 9.0))
-    assert found(ENDED, *WAITED, *DONE, *late, running=(0, 2)) == {}
-    both = (waits(5.0, rank=2), waits(9.0, rank=2))
-    assert found(ENDED, *WAITED, *DONE, *both, running=(0, 2)).keys() == {0, 2}
+    assert detected(ENDED, *WAITED, *DONE, *late, running=(0, 2)) == {}
+    both = (waiting(5.0, rank=2), waiting(9.0, rank=2))
+    assert detected(ENDED, *WAITED, *DONE, *both, running=(0, 2)).keys() == {0, 2}
 
 
 def test_no_query_is_sent_while_all_ranks_are_in_the_cell() -> None:
-    asked = Asked(0, 1)
-    assert LoneWaits(cast("CellSender", asked), (0, 1)).found({}) == {}
-    assert not asked.orders
+    sender = RecordingSender(0, 1)
+    assert LoneWaits(cast("CellSender", sender), (0, 1)).found({}) == {}
+    assert not sender.orders

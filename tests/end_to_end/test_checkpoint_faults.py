@@ -47,7 +47,7 @@ def copied(saved: Path, tmp_path: Path) -> Path:
     return tmp_path / "kept"
 
 
-def resumed(folder: Path) -> Saving:
+def resume_from(folder: Path) -> Saving:
     return Saving(folder=str(folder), every_steps=4, resume=True)
 
 
@@ -58,7 +58,7 @@ def test_existing_checkpoints_are_not_overwritten(cluster: nbdist.Cluster, copie
 
 def test_finished_run_is_not_trained_again(cluster: nbdist.Cluster, copied: Path) -> None:
     """The run loads the final state and makes no steps."""
-    run = FORM.run(cluster, epochs=1, saving=resumed(copied))
+    run = FORM.run(cluster, epochs=1, saving=resume_from(copied))
     assert not run.reports
     assert cluster.run("int(count)").results == {0: "8", 1: "8"}
 
@@ -74,7 +74,7 @@ def test_broken_collectives_are_restored_without_a_recovery(
             strategy="pjrt",
         )
     assert cluster._worker_group.collectives.broken == {"pjrt"}
-    run = FORM.run(cluster, saving=resumed(copied))
+    run = FORM.run(cluster, saving=resume_from(copied))
     assert not run.recoveries
     assert cluster.run("int(count)").results == {0: "24", 1: "24"}
 
@@ -91,7 +91,7 @@ def test_journal_contains_failed_cells(cluster: nbdist.Cluster) -> None:
 
 def test_resume_with_another_batch_size_is_refused(cluster: nbdist.Cluster, copied: Path) -> None:
     with pytest.raises(CellError, match=r"made with --batch 12, but this run has 0"):
-        FORM.run(cluster, data="batches", saving=resumed(copied))
+        FORM.run(cluster, data="batches", saving=resume_from(copied))
 
 
 def test_resume_with_different_state_is_refused(cluster: nbdist.Cluster, copied: Path) -> None:
@@ -100,7 +100,7 @@ def test_resume_with_different_state_is_refused(cluster: nbdist.Cluster, copied:
         "opt_state = optimizer.init(params)"
     )
     with pytest.raises(CellError) as error:
-        FORM.run(cluster, saving=resumed(copied))
+        FORM.run(cluster, saving=resume_from(copied))
     assert "missing: opt_state[0].mu['u'], opt_state[0].nu['u'], params['u'];" in str(error.value)
     assert "params['w'] has shape (8, 16) in the checkpoint and (8, 3) in the cell" in str(
         error.value
@@ -112,13 +112,13 @@ def test_resume_with_different_state_is_refused(cluster: nbdist.Cluster, copied:
 def test_damaged_checkpoint_is_named(cluster: nbdist.Cluster, copied: Path, file: str) -> None:
     (copied / "step-00000008" / file).write_bytes(b"\x00garbage")
     with pytest.raises(CellError, match=r"step-00000008 cannot be read"):
-        FORM.run(cluster, saving=resumed(copied))
+        FORM.run(cluster, saving=resume_from(copied))
     cluster.run(FORM.setup)  # the other rank may have donated its arrays
 
 
 def test_partial_save_of_an_earlier_run_is_removed(cluster: nbdist.Cluster, copied: Path) -> None:
     (copied / ".step-00000012.part-1a").mkdir()
-    FORM.run(cluster, saving=resumed(copied))
+    FORM.run(cluster, saving=resume_from(copied))
     assert not list(copied.glob(".*"))
 
 
@@ -186,13 +186,13 @@ def test_resume_restores_arrays_lost_in_a_failed_step(
     folder = tmp_path / "kept"
     cluster.run(FORM.setup)
     FORM.run(cluster, data="batches")
-    whole = FORM.digest_of(cluster)
+    undisturbed = FORM.digest_of(cluster)
     cluster.run(FORM.setup)
     cluster.run("def at(step):\n    if rank == 1 and step == 10:\n        raise ValueError")
     with pytest.raises(CellError, match="ValueError"):
         FORM.run(cluster, data="batches", saving=Saving(folder=str(folder), every_steps=4))
     cluster.run("def at(step):\n    pass")
-    run = FORM.run(cluster, data="batches", saving=resumed(folder))
+    run = FORM.run(cluster, data="batches", saving=resume_from(folder))
     assert [recover.ranks for recover in run.recoveries] == [()]
     assert run.recoveries[0].reason.endswith("missing after a failed step")
-    assert FORM.digest_of(cluster) == whole
+    assert FORM.digest_of(cluster) == undisturbed

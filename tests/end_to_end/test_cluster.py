@@ -92,9 +92,9 @@ def test_status_lists_every_worker(cluster: nbdist.Cluster) -> None:
 
 def test_status_reports_the_memory_of_every_worker(cluster: nbdist.Cluster) -> None:
     """A busy host may miss the deadline of one query, so the test repeats the query."""
-    end = time.monotonic() + 30
+    deadline = time.monotonic() + 30
     while not all(worker.memory_bytes > 50e6 for worker in cluster.status().workers):
-        assert time.monotonic() < end, cluster.status()
+        assert time.monotonic() < deadline, cluster.status()
 
 
 def test_logs_of_an_unknown_rank_are_refused(cluster: nbdist.Cluster) -> None:
@@ -103,24 +103,26 @@ def test_logs_of_an_unknown_rank_are_refused(cluster: nbdist.Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"hosts": "2"}, "hosts '2': use a whole number"),
         ({"hosts": 2.5}, "hosts 2.5"),
         ({"hosts": 1, "env": {"A": 1}}, "env 'A'=1: both must be text"),
     ],
 )
-def test_options_of_the_wrong_type_are_refused(options: dict[str, object], says: str) -> None:
-    with pytest.raises(nbdist.UsageError, match=says):
+def test_options_of_the_wrong_type_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(nbdist.UsageError, match=message):
         nbdist.Cluster(framework="jax", **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "says"),
+    ("strategy", "message"),
     [("mirrored", "needs tensorflow.*--framework both"), ("magic", "choose from mirrored, pjrt")],
 )
-def test_unavailable_strategy_is_refused(cluster: nbdist.Cluster, strategy: str, says: str) -> None:
-    with pytest.raises(nbdist.UsageError, match=says):
+def test_unavailable_strategy_is_refused(
+    cluster: nbdist.Cluster, strategy: str, message: str
+) -> None:
+    with pytest.raises(nbdist.UsageError, match=message):
         cluster.run("1", strategy=strategy)
 
 
@@ -188,14 +190,16 @@ def test_death_of_a_rank_ends_the_cell(cluster: nbdist.Cluster) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone() -> Iterator[nbdist.Cluster]:
+def single_worker() -> Iterator[nbdist.Cluster]:
     """Cluster of one worker whose fork server and controller the tests may kill."""
-    with nbdist.Cluster(hosts=1, framework="jax", cpus_per_worker=1, env={"SAID": "yes"}) as made:
-        yield made
+    with nbdist.Cluster(
+        hosts=1, framework="jax", cpus_per_worker=1, env={"SAID": "yes"}
+    ) as running:
+        yield running
 
 
-def test_worker_has_its_cores_and_environment(alone: nbdist.Cluster) -> None:
-    run = alone.run("import os\nos.environ['SAID'], len(os.sched_getaffinity(0))")
+def test_worker_has_its_cores_and_environment(single_worker: nbdist.Cluster) -> None:
+    run = single_worker.run("import os\nos.environ['SAID'], len(os.sched_getaffinity(0))")
     assert run.results[0] == "('yes', 1)"
 
 
@@ -203,24 +207,24 @@ def test_worker_has_its_cores_and_environment(alone: nbdist.Cluster) -> None:
     "parts", [["controller"], pytest.param(["controller", "seed"], marks=pytest.mark.full)], ids=str
 )
 def test_restart_works_without_controller_and_fork_server(
-    alone: nbdist.Cluster, parts: list[str]
+    single_worker: nbdist.Cluster, parts: list[str]
 ) -> None:
     """The schedulers of the controller outlive it, and the fork server may be dead too."""
-    engines = alone._worker_group.engines
+    engines = single_worker._worker_group.engines
     controllers = [psutil.Process(pid) for pid in engines.controller.pids]
     for part in parts:
         pid = engines.fleet.home.state.pid if part == "seed" else controllers[0].pid
         os.kill(pid, signal.SIGKILL)
     assert repeat_until(lambda: not engines.can_restart(), 10)
-    alone.restart()
-    assert alone.run("rank").results == {0: "0"}
+    single_worker.restart()
+    assert single_worker.run("rank").results == {0: "0"}
     assert not await_ends(controllers, 5)
 
 
-def test_second_stop_has_no_effect(alone: nbdist.Cluster) -> None:
-    alone.stop()
-    alone.stop()
-    assert not psutil.pid_exists(alone._worker_group.hellos[0].pid)
+def test_second_stop_has_no_effect(single_worker: nbdist.Cluster) -> None:
+    single_worker.stop()
+    single_worker.stop()
+    assert not psutil.pid_exists(single_worker._worker_group.hellos[0].pid)
 
 
 # Starts that fail.
@@ -232,8 +236,8 @@ def test_failed_start_leaves_no_processes_and_folders(own_runtime_folder: Path) 
     before = set(psutil.Process().children(recursive=True))
     with pytest.raises(nbdist.NbdistError):
         nbdist.Cluster(hosts=1, framework="jax", env={"JAX_PLATFORMS": "no_such_platform"})
-    left = set(psutil.Process().children(recursive=True)) - before
-    assert not psutil.wait_procs(list(left), timeout=5)[1]
+    remaining = set(psutil.Process().children(recursive=True)) - before
+    assert not psutil.wait_procs(list(remaining), timeout=5)[1]
     assert set((own_runtime_folder / "nbdist").iterdir()) == folders
 
 

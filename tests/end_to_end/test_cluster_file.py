@@ -32,13 +32,13 @@ def test_state_file_shows_busy_ranks_during_a_cell(
     measured, measure = [], Fleet.look
     monkeypatch.setattr(Fleet, "look", lambda self: measured.append(1) or measure(self))
     path = str(cluster._folder / "cluster.json")
-    look = (
+    cell = (
         f"import json, time\ndef state(): return json.load(open({path!r}))\n"
         "for _ in range(1000):\n    if state()['run']: break\n    time.sleep(0.01)\n"
         "json.dumps(state())"
     )
-    said = eval(cluster.run(look, ranks="1").results[1])
-    state = msgspec.json.decode(said, type=ClusterState)
+    text = eval(cluster.run(cell, ranks="1").results[1])
+    state = msgspec.json.decode(text, type=ClusterState)
     assert [worker.state for worker in state.workers] == ["idle", "busy", "idle"]
     assert state.run
     assert all(worker.memory_bytes > 1e7 for worker in state.workers)

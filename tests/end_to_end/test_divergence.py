@@ -12,7 +12,7 @@ from tests import clusters
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BEFORE = """
+SETUP = """
 import time
 import numpy as np, jax, jax.numpy as jnp, equinox as eqx
 from flax import nnx
@@ -30,11 +30,11 @@ def update(model, by):
     model.bias[...] += by
     return by
 """
-CUT = """
+SHARDED = """
 on = jax.NamedSharding(mesh, jax.P("data"))
 cut = jax.make_array_from_process_local_data(on, drawn(1))
 """
-STRANGE = """
+UNFLATTENABLE = """
 @jax.tree_util.register_pytree_node_class
 class Strange:
     def tree_flatten(self):
@@ -49,7 +49,7 @@ CLOCK = "jax.random.key(2 * time.time_ns() + rank)"
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
     with clusters.cluster(hosts=2, framework="jax", seed=3) as running:
-        running.run(BEFORE)
+        running.run(SETUP)
         yield running
 
 
@@ -88,10 +88,10 @@ def test_differing_array_is_named(cluster: nbdist.Cluster, source: str, names: l
     [
         "a = drawn(3)\nb = rank\nc = [time.time_ns(), {'d': drawn(2)}]",
         "local = jax.device_put(drawn(3), jax.local_devices()[0])",
-        CUT,
+        SHARDED,
         "w = jnp.asarray(np.random.rand(3))",
         "key = jax.random.key(0)\nw = jax.random.normal(key, (1 << 19,))",
-        STRANGE,
+        UNFLATTENABLE,
     ],
     ids=[
         "no JAX arrays",

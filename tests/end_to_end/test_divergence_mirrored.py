@@ -13,7 +13,7 @@ from tests import clusters
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BEFORE = """
+SETUP = """
 import numpy as np, tensorflow as tf, keras
 x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 y = x[:, :1]
@@ -65,7 +65,7 @@ def each(model, data):
 """
 
 
-FULL = """
+FIT_AND_EVALUATE = """
 net = built(norm(), keras.layers.Dropout(0.5))
 net.fit(x, y, batch_size=5, epochs=2, verbose=0)
 net.evaluate(x, y, verbose=0)
@@ -75,7 +75,7 @@ net.evaluate(x, y, verbose=0)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
     with clusters.cluster(hosts=2, seed=3) as running:
-        running.run(BEFORE, strategy="mirrored")
+        running.run(SETUP, strategy="mirrored")
         yield running
 
 
@@ -129,7 +129,7 @@ def test_differing_variable_is_named(
     "source",
     [
         "net = built()\nnet.fit(x, y, batch_size=8, epochs=2, verbose=0)",
-        FULL,
+        FIT_AND_EVALUATE,
         "net = built()\nnet.train_on_batch(x, y)\nnet.predict(x, verbose=0)",
         "net = built(norm(synchronized=True), keras.layers.Dropout(0.5))\neach(net, (x, y))",
         "net = built()\nnet.set_weights([np.random.rand(*w.shape) for w in net.get_weights()])",

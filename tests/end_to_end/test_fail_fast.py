@@ -56,7 +56,7 @@ BACKENDS = {"mirrored": "tensorflow import strategy", "pjrt": "jax import backen
 SPARE = 3
 """Tolerated change of the numbers of threads and files."""
 
-AGAIN_S = 2.2
+REPEAT_S = 2.2
 """Seconds between two requests: nbdist counts stops of two pages within 2 s as one."""
 STRATEGIES = pytest.mark.parametrize("strategy", list(SETUP))
 
@@ -68,29 +68,29 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 
 @pytest.fixture
-def when_it_hangs(
+def on_hang(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[], None]], None]:
-    """Call a function twice: when a rank prints that it hangs, and `AGAIN_S` later."""
-    hear = cluster._worker_group.receiver.subscribers.deliver
+    """Call a function twice: when a rank prints that it hangs, and `REPEAT_S` later."""
+    deliver = cluster._worker_group.receiver.subscribers.deliver
 
-    def arm(do: Callable[[], None]) -> None:
-        def heard(record: AnyEvent) -> None:
-            hear(record)
+    def arm(action: Callable[[], None]) -> None:
+        def intercept(record: AnyEvent) -> None:
+            deliver(record)
             if isinstance(record, Output) and "hanging" in record.text:
-                for later_s in (0.2, 0.2 + AGAIN_S):
-                    threading.Timer(later_s, do).start()
+                for later_s in (0.2, 0.2 + REPEAT_S):
+                    threading.Timer(later_s, action).start()
 
-        monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", heard)
+        monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", intercept)
 
     return arm
 
 
-def steps(data: str, count: int = 0) -> StepOptions:
+def step_options(data: str, count: int = 0) -> StepOptions:
     return StepOptions(data=data, batch=6, steps=count)
 
 
-def interrupted(when_it_hangs: Callable[[Callable[[], None]], None]) -> list[float]:
+def interrupt_on_hang(on_hang: Callable[[Callable[[], None]], None]) -> list[float]:
     """Interrupt the notebook at both calls; return the list that collects their times."""
     times: list[float] = []
 
@@ -98,32 +98,32 @@ def interrupted(when_it_hangs: Callable[[Callable[[], None]], None]) -> list[flo
         times.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
-    when_it_hangs(interrupt)
+    on_hang(interrupt)
     return times
 
 
-def check_it_goes_on(cluster: nbdist.Cluster, strategy: str) -> None:
+def check_next_cells(cluster: nbdist.Cluster, strategy: str) -> None:
     """Check that the next step cell runs and that plain Python variables are unchanged."""
     cluster.run(SETUP[strategy].replace("kept = ", "made = "), strategy=strategy)
-    run = cluster.run(STEP[strategy], step=steps("numbers", 4), strategy=strategy)
+    run = cluster.run(STEP[strategy], step=step_options("numbers", 4), strategy=strategy)
     assert run.summary.steps == 4
     assert set(cluster.run("kept").results.values()) == {"{'a': 1}"}
 
 
 @STRATEGIES
-@pytest.mark.parametrize("bad", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
+@pytest.mark.parametrize("bad_rank", [pytest.param(0, marks=pytest.mark.full), RANKS - 1])
 def test_rank_that_raises_ends_the_cell_on_all_ranks(
-    cluster: nbdist.Cluster, strategy: str, bad: int
+    cluster: nbdist.Cluster, strategy: str, bad_rank: int
 ) -> None:
     cluster.run(SETUP[strategy], strategy=strategy)
     pids = [worker.pid for worker in cluster.workers()]
-    cluster.run(f"from functools import partial\nbroken = partial(numbers, {bad}, at=300)")
-    with pytest.raises(nbdist.CellError, match=f"ValueError on rank {bad}@") as error:
-        cluster.run(STEP[strategy], step=steps("broken"), strategy=strategy)
+    cluster.run(f"from functools import partial\nbroken = partial(numbers, {bad_rank}, at=300)")
+    with pytest.raises(nbdist.CellError, match=f"ValueError on rank {bad_rank}@") as error:
+        cluster.run(STEP[strategy], step=step_options("broken"), strategy=strategy)
     assert time.time() - float(error.value.evalue.split()[-1]) < ENDS_S
     assert not any("still running" in note for note in error.value.notes)
     assert any("collectives before the next cell" in note for note in error.value.notes)
-    check_it_goes_on(cluster, strategy)
+    check_next_cells(cluster, strategy)
     assert [worker.pid for worker in cluster.workers()] == pids
 
 
@@ -138,9 +138,9 @@ def test_sockets_of_the_user_stay_open(cluster: nbdist.Cluster) -> None:
         strategy="pjrt",
     )
     with pytest.raises(nbdist.CellError, match="ValueError on rank 1@"):
-        cluster.run(STEP["pjrt"], step=steps("broken"), strategy="pjrt")
-    near = "near.sendall(b'there')\nsocket.socket.recv(far, 5)"
-    assert set(cluster.run(near).results.values()) == {"b'there'"}
+        cluster.run(STEP["pjrt"], step=step_options("broken"), strategy="pjrt")
+    check = "near.sendall(b'there')\nsocket.socket.recv(far, 5)"
+    assert set(cluster.run(check).results.values()) == {"b'there'"}
     cluster.run("near.close(), far.close()")
 
 
@@ -155,14 +155,14 @@ def test_jax_arrays_survive_an_abort(
         strategy="pjrt",
     )
     with pytest.raises(nbdist.CellError, match="keeps its arrays"):
-        cluster.run(STEP["pjrt"], step=steps("broken"), strategy="pjrt")
+        cluster.run(STEP["pjrt"], step=step_options("broken"), strategy="pjrt")
     run = cluster.run(
         "total = jax.jit(jnp.sum, out_shardings=jax.P())(tree['x'])\n"
         "float(total), 'variable' in globals()",
         strategy="pjrt",
     )
-    is_there = "collectives restored; without `variable`" not in capsys.readouterr().out
-    assert set(run.results.values()) == {f"(9.0, {is_there})"}
+    is_kept = "collectives restored; without `variable`" not in capsys.readouterr().out
+    assert set(run.results.values()) == {f"(9.0, {is_kept})"}
 
 
 def test_newly_launched_step_does_not_block_the_abort(cluster: nbdist.Cluster) -> None:
@@ -182,9 +182,9 @@ def test_newly_launched_step_does_not_block_the_abort(cluster: nbdist.Cluster) -
         strategy="pjrt",
     )
     with pytest.raises(nbdist.CellError, match="ValueError on rank 1@"):
-        cluster.run(large, step=steps("numbers"), strategy="pjrt")
+        cluster.run(large, step=step_options("numbers"), strategy="pjrt")
     cluster.run("PjrtStep.step = step")
-    check_it_goes_on(cluster, "pjrt")
+    check_next_cells(cluster, "pjrt")
 
 
 @STRATEGIES
@@ -194,9 +194,9 @@ def test_collectives_are_restored_after_their_own_failure(
     """After a timeout or a lost connection, all later collectives fail as well."""
     cluster.run(SETUP[strategy], strategy=strategy)
     total = TOTAL[strategy]
-    fails = f"from nbdist.worker.{BACKENDS[strategy]} as wired\nwired.abort_collectives()\n"
+    abort = f"from nbdist.worker.{BACKENDS[strategy]} as wired\nwired.abort_collectives()\n"
     with pytest.raises(nbdist.CellError, match=r"Gloo|Collective ops is aborted"):
-        cluster.run(fails + total, strategy=strategy)
+        cluster.run(abort + total, strategy=strategy)
     run = cluster.run(total, strategy=strategy)
     assert set(run.results.values()) == {f"{RANKS:.1f}"}
 
@@ -207,9 +207,9 @@ def test_library_messages_of_an_abort_are_hidden(
     cluster.run(SETUP["mirrored"], strategy="mirrored")
     cluster.run("from functools import partial\nbroken = partial(numbers, 1)")
     with pytest.raises(nbdist.CellError):
-        cluster.run(STEP["mirrored"], step=steps("broken"), strategy="mirrored")
-    said = "".join(capfd.readouterr())
-    assert "Abort" not in said
+        cluster.run(STEP["mirrored"], step=step_options("broken"), strategy="mirrored")
+    text = "".join(capfd.readouterr())
+    assert "Abort" not in text
     assert "abort" in cluster.logs(0).lower()
 
 
@@ -226,16 +226,16 @@ def test_fresh_workers_start_if_collectives_cannot_be_restored(
         "tensorflow_strategy.reopen = closed"
     )
     with pytest.raises(nbdist.CellError):
-        cluster.run(STEP["mirrored"], step=steps("broken"), strategy="mirrored")
+        cluster.run(STEP["mirrored"], step=step_options("broken"), strategy="mirrored")
     assert cluster.run("'kept' in globals()").results == dict.fromkeys(range(RANKS), "False")
-    said = capsys.readouterr().err
+    text = capsys.readouterr().err
     assert (
-        "TensorFlow's collectives could not be restored (rank 0: RuntimeError: no server)" in said
+        "TensorFlow's collectives could not be restored (rank 0: RuntimeError: no server)" in text
     )
-    assert "rerun the cells that create them" in said
+    assert "rerun the cells that create them" in text
     assert not {worker.pid for worker in cluster.workers()} & pids
     cluster.run(SETUP["mirrored"], strategy="mirrored")
-    check_it_goes_on(cluster, "mirrored")
+    check_next_cells(cluster, "mirrored")
 
 
 @pytest.mark.full  # the tests above raise in a step
@@ -244,7 +244,7 @@ def test_rank_that_raises_in_fit_ends_the_cell(cluster: nbdist.Cluster) -> None:
     with pytest.raises(nbdist.CellError, match="TypeError on rank 1@") as error:
         cluster.run(FIT.format(bad=(1,), epochs=1), strategy="mirrored")
     assert not any("still running" in note for note in error.value.notes)
-    check_it_goes_on(cluster, "mirrored")
+    check_next_cells(cluster, "mirrored")
 
 
 @pytest.mark.parametrize("strategy", [pytest.param("mirrored", marks=pytest.mark.full), "pjrt"])
@@ -252,37 +252,37 @@ def test_hang_is_reported_and_cancelled(cluster: nbdist.Cluster, strategy: str) 
     """The error names the line of the sleeping rank and the step of the waiting ranks."""
     cluster.run(SETUP[strategy], strategy=strategy)
     cluster.run("from functools import partial\nhanging = partial(numbers, 2, wait_s=600, at=24)")
-    began = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(nbdist.WorkerError) as error:
-        cluster.run(STEP[strategy], step=steps("hanging"), strategy=strategy, hang_after_s=3)
-    assert time.monotonic() - began < 2 * ENDS_S + 10
-    said = str(error.value)
-    assert said.startswith("no step for 3 s: rank 2@")
-    assert ", line " in said
-    assert "the others wait in a collective of step" in said
-    assert "time.sleep(wait_s)" in said
-    check_it_goes_on(cluster, strategy)
+        cluster.run(STEP[strategy], step=step_options("hanging"), strategy=strategy, hang_after_s=3)
+    assert time.monotonic() - started < 2 * ENDS_S + 10
+    text = str(error.value)
+    assert text.startswith("no step for 3 s: rank 2@")
+    assert ", line " in text
+    assert "the others wait in a collective of step" in text
+    assert "time.sleep(wait_s)" in text
+    check_next_cells(cluster, strategy)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
 def test_second_interrupt_cancels_a_hung_collective(
-    cluster: nbdist.Cluster, when_it_hangs: Any, strategy: str
+    cluster: nbdist.Cluster, on_hang: Any, strategy: str
 ) -> None:
     cluster.run(SETUP[strategy], strategy=strategy)
     cluster.run("from functools import partial\nhanging = partial(numbers, 0, wait_s=600, at=24)")
     cluster.run("import signal\nmask = signal.pthread_sigmask", ranks="0")
-    interrupts = interrupted(when_it_hangs)
+    interrupts = interrupt_on_hang(on_hang)
     with pytest.raises(KeyboardInterrupt):
-        cluster.run(STEP[strategy], step=steps("hanging"), strategy=strategy)
+        cluster.run(STEP[strategy], step=step_options("hanging"), strategy=strategy)
     assert len(interrupts) == 2
     assert time.monotonic() - interrupts[1] < 5.0
-    check_it_goes_on(cluster, strategy)
+    check_next_cells(cluster, strategy)
 
 
 @pytest.mark.full
 def test_second_interrupt_kills_an_unresponsive_rank(
-    cluster: nbdist.Cluster, when_it_hangs: Any, capsys: pytest.CaptureFixture[str]
+    cluster: nbdist.Cluster, on_hang: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The rank runs C code with SIGINT blocked, outside of collectives."""
     cluster.run(
@@ -293,14 +293,14 @@ def test_second_interrupt_kills_an_unresponsive_rank(
         strategy="pjrt",
     )
     pids = {worker.pid for worker in cluster.workers()}
-    interrupts = interrupted(when_it_hangs)
+    interrupts = interrupt_on_hang(on_hang)
     with pytest.raises(KeyboardInterrupt):
-        cluster.run(STEP["pjrt"], step=steps("deaf"), strategy="pjrt")
+        cluster.run(STEP["pjrt"], step=step_options("deaf"), strategy="pjrt")
     assert time.monotonic() - interrupts[1] < 30.0
     assert "rank 1 does not respond: nbdist kills it" in capsys.readouterr().err
     assert not pids & {worker.pid for worker in cluster.workers()}
     cluster.run(SETUP["pjrt"], strategy="pjrt")
-    check_it_goes_on(cluster, "pjrt")
+    check_next_cells(cluster, "pjrt")
 
 
 @pytest.mark.full  # a minute
@@ -313,20 +313,20 @@ def test_twenty_rebuilds_leak_no_resources(cluster: nbdist.Cluster) -> None:
     cluster.run(f"{SETUP['pjrt']}\nfrom functools import partial", strategy="pjrt")
     seed = psutil.Process(cluster.workers()[0].pid).parent()
     assert seed is not None
-    found = []
+    samples = []
     for _ in range(20):
         cluster.run("broken = partial(numbers, 1, at=3)\nvariable = jnp.zeros(())", strategy="pjrt")
         with pytest.raises(nbdist.CellError, match="ValueError on rank"):
-            cluster.run(STEP["pjrt"], step=steps("broken"), strategy="pjrt")
+            cluster.run(STEP["pjrt"], step=step_options("broken"), strategy="pjrt")
         results = sorted(cluster.run(count).results.items())
-        there = [int(n) for _, said in results for n in re.findall(r"\d+", said)]
-        found.append((len(seed.children()), *there))
-    assert all(late <= early + SPARE for early, late in zip(found[2], found[-1], strict=True))
+        counts = [int(n) for _, text in results for n in re.findall(r"\d+", text)]
+        samples.append((len(seed.children()), *counts))
+    assert all(late <= early + SPARE for early, late in zip(samples[2], samples[-1], strict=True))
 
 
 @pytest.mark.full  # a stop becomes the same interrupt
 def test_second_stop_request_cancels_a_hung_collective(
-    cluster: nbdist.Cluster, when_it_hangs: Any
+    cluster: nbdist.Cluster, on_hang: Any
 ) -> None:
     cluster.run(SETUP["pjrt"], strategy="pjrt")
     cluster.run("from functools import partial\nhanging = partial(numbers, 0, wait_s=600, at=24)")
@@ -336,12 +336,12 @@ def test_second_stop_request_cancels_a_hung_collective(
         (run,) = (run for run in kept(cluster.settings.runs_path) if run.id not in before)
         run.ask_to_stop()
 
-    when_it_hangs(stop)
+    on_hang(stop)
     with pytest.raises(KeyboardInterrupt):
-        cluster.run(STEP["pjrt"], step=steps("hanging"), strategy="pjrt")
+        cluster.run(STEP["pjrt"], step=step_options("hanging"), strategy="pjrt")
     (run,) = (run for run in kept(cluster.settings.runs_path) if run.id not in before)
     assert run.state().status == "stopped"
-    check_it_goes_on(cluster, "pjrt")
+    check_next_cells(cluster, "pjrt")
 
 
 @pytest.mark.full
@@ -376,10 +376,10 @@ def test_silent_rank_is_named_and_not_killed(
     """C code holds the GIL, so no thread of the process can respond."""
     cell = "import ctypes\nif rank == 1:\n    ctypes.PyDLL(None).sleep(7)\nrank"
     assert cluster.run(cell).results == {0: "0", 1: "1", 2: "2"}
-    told = [line for line in capsys.readouterr().err.splitlines() if "does not respond" in line]
-    assert len(told) == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if "does not respond" in line]
+    assert len(lines) == 1
     assert re.fullmatch(
-        r"nbdist: rank 1@\S+ does not respond in the cell; its process runs.*", told[0]
+        r"nbdist: rank 1@\S+ does not respond in the cell; its process runs.*", lines[0]
     )
 
 
@@ -388,15 +388,15 @@ def test_frozen_rank_is_named_and_the_others_are_released(
 ) -> None:
     cluster.run(SETUP["pjrt"], strategy="pjrt")
     pid = cluster.workers()[1].pid
-    take, reported = cluster._worker_group.receiver.subscribers.deliver, threading.Event()
+    deliver, reported = cluster._worker_group.receiver.subscribers.deliver, threading.Event()
 
-    def hear(record: AnyEvent) -> None:
-        take(record)
+    def intercept(record: AnyEvent) -> None:
+        deliver(record)
         if isinstance(record, Beat) and record.step and not reported.is_set():
             reported.set()
             os.kill(pid, signal.SIGSTOP)
 
-    monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", hear)
+    monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", intercept)
     try:
         with pytest.raises(nbdist.WorkerError, match=r"rank 1@.* was stopped by a signal after"):
             cluster.run(
@@ -410,4 +410,4 @@ def test_frozen_rank_is_named_and_the_others_are_released(
     assert states[0] == states[2] == "idle"
     cluster.restart()
     cluster.run(SETUP["pjrt"], strategy="pjrt")
-    check_it_goes_on(cluster, "pjrt")
+    check_next_cells(cluster, "pjrt")

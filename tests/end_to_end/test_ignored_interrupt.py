@@ -13,8 +13,8 @@ import nbdist
 from nbdist.utils.polling import repeat_until
 from tests import clusters
 
-CALL_S = 30
-DEAF = """
+TIMEOUT_S = 30
+UNRESPONSIVE = """
 import ctypes, pathlib, signal
 if rank == 1:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -31,31 +31,31 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
-def interrupt(note: Path, after_s: Sequence[float]) -> None:
+def interrupt(marker: Path, after_s: Sequence[float]) -> None:
     """Interrupt this process at these seconds after the rank blocks SIGINT."""
 
     def send() -> None:
-        assert repeat_until(note.exists, CALL_S)
-        begun = time.monotonic()
+        assert repeat_until(marker.exists, TIMEOUT_S)
+        started = time.monotonic()
         for seconds in after_s:
-            time.sleep(max(begun + seconds - time.monotonic(), 0.0))
+            time.sleep(max(started + seconds - time.monotonic(), 0.0))
             os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=send, daemon=True).start()
 
 
-@pytest.mark.parametrize("again_s", [0.5, pytest.param(5.0, marks=pytest.mark.full)])
+@pytest.mark.parametrize("repeat_s", [0.5, pytest.param(5.0, marks=pytest.mark.full)])
 def test_second_interrupt_kills_the_rank(
-    cluster: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], again_s: float
+    cluster: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], repeat_s: float
 ) -> None:
     """The second interrupt arrives before or after nbdist reports that the first had no effect."""
     pids = {worker.pid for worker in cluster.workers()}
-    cell = DEAF.format(note=str(tmp_path / "deaf"), seconds=10 * CALL_S)
-    interrupt(tmp_path / "deaf", (0.2, 0.2 + again_s))
-    begun = time.monotonic()
+    cell = UNRESPONSIVE.format(note=str(tmp_path / "deaf"), seconds=10 * TIMEOUT_S)
+    interrupt(tmp_path / "deaf", (0.2, 0.2 + repeat_s))
+    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         cluster.run(cell)
-    assert time.monotonic() - begun < CALL_S
+    assert time.monotonic() - started < TIMEOUT_S
     assert "rank 1 does not respond: nbdist kills it" in capsys.readouterr().err
     assert not pids & {worker.pid for worker in cluster.workers()}
     assert cluster.run("rank").results == {0: "0", 1: "1"}
@@ -67,15 +67,15 @@ def test_first_interrupt_does_not_kill_the_rank(
     """After one interrupt the rank keeps its variables and accepts cells when the call returns."""
     pids = {worker.pid for worker in cluster.workers()}
     cluster.run("kept = rank")
-    cell = DEAF.format(note=str(tmp_path / "deaf"), seconds=12)
+    cell = UNRESPONSIVE.format(note=str(tmp_path / "deaf"), seconds=12)
     interrupt(tmp_path / "deaf", (0.2,))
     with pytest.raises(KeyboardInterrupt):
         cluster.run(cell)
-    said = capsys.readouterr().err
-    assert "rank 1 does not respond to the interrupt: interrupt again to kill it" in said
-    assert "nbdist kills it" not in said
+    stderr = capsys.readouterr().err
+    assert "rank 1 does not respond to the interrupt: interrupt again to kill it" in stderr
+    assert "nbdist kills it" not in stderr
     with pytest.raises(nbdist.WorkerError, match="rank 1 is still in an earlier cell"):
         cluster.run("kept")
-    assert repeat_until(lambda: not cluster._runner.busy(), CALL_S)
+    assert repeat_until(lambda: not cluster._runner.busy(), TIMEOUT_S)
     assert cluster.run("kept").results == {0: "0", 1: "1"}
     assert pids == {worker.pid for worker in cluster.workers()}

@@ -41,35 +41,35 @@ BOUND_S = 60.0
 pytestmark = pytest.mark.usefixtures("own_folders")
 
 
-def until(folder: Path, done: Callable[[RunState, int], bool]) -> RunState:
-    """Return the state of the newest run once `done(state, steps)` is true."""
+def wait_for_run(folder: Path, condition: Callable[[RunState, int], bool]) -> RunState:
+    """Return the state of the newest run once `condition(state, steps)` is true."""
     found: list[RunState] = []
 
-    def look() -> bool:
+    def check() -> bool:
         for run in kept(folder / "runs")[:1]:
             found[:] = [run.state()]
-            return done(found[0], max((run.count(table) for table in run.tables()), default=0))
+            return condition(found[0], max((run.count(table) for table in run.tables()), default=0))
         return False
 
-    assert repeat_until(look, BOUND_S), f"the run is {found}"
+    assert repeat_until(check, BOUND_S), f"the run is {found}"
     return found[0]
 
 
-def held(folder: Path) -> bool:
+def is_held(folder: Path) -> bool:
     """Return whether the rerun set-up blocks on all ranks."""
     return len(list(folder.glob("held-*"))) == RANKS
 
 
 def kill_a_rank_and_hold(folder: Path) -> RunState:
     """Kill rank 1 and hold its recovery until the file `hold` is removed."""
-    state = until(folder, lambda _, steps: steps > 60)
+    state = wait_for_run(folder, lambda _, steps: steps > 60)
     (folder / "hold").touch()
     os.kill(state.workers[1].pid, signal.SIGKILL)
-    assert repeat_until(lambda: held(folder), BOUND_S)
-    return until(folder, lambda state, _: bool(state.recovering))
+    assert repeat_until(lambda: is_held(folder), BOUND_S)
+    return wait_for_run(folder, lambda state, _: bool(state.recovering))
 
 
-def begin(kernel: Kernel, folder: Path) -> None:
+def start_run(kernel: Kernel, folder: Path) -> None:
     """Start a run with checkpoints in the kernel."""
     kernel.run("%load_ext nbdist\n%dist_start 2 --framework jax").check()
     kernel.run(f"%%dist_run\n{SETUP.format(folder=str(folder))}").check()
@@ -77,7 +77,7 @@ def begin(kernel: Kernel, folder: Path) -> None:
     kernel.send(f"%%dist_run --data xs {saved}\n{STEP}")
 
 
-def check_the_end() -> None:
+def check_final_losses() -> None:
     with nbdist.attach() as cluster:
         run = cluster.follow()
         np.testing.assert_array_equal(run.loss, LOSSES)
@@ -86,60 +86,60 @@ def check_the_end() -> None:
         assert cluster.run("float(w.sum())").results == {0: str(LOSSES[-1]), 1: str(LOSSES[-1])}
 
 
-def owner_of(state: RunState) -> int:
+def owner_pid(state: RunState) -> int:
     return state.writer.pid
 
 
 def test_run_survives_a_kernel_kill_during_a_recovery(tmp_path: Path) -> None:
     with Kernel() as kernel:
-        begin(kernel, tmp_path)
+        start_run(kernel, tmp_path)
         state = kill_a_rank_and_hold(tmp_path)
-        os.kill(owner_of(state), signal.SIGKILL)
+        os.kill(owner_pid(state), signal.SIGKILL)
     (tmp_path / "hold").unlink()
-    until(tmp_path, lambda now, _: owner_of(now) != owner_of(state))
-    check_the_end()
+    wait_for_run(tmp_path, lambda now, _: owner_pid(now) != owner_pid(state))
+    check_final_losses()
 
 
 @pytest.mark.full  # a detached runner recovers as a kernel does
 def test_run_survives_a_runner_kill_during_a_recovery(tmp_path: Path) -> None:
     with Kernel() as kernel:
-        begin(kernel, tmp_path)
-        first = until(tmp_path, lambda _, steps: steps > 20)
-        os.kill(owner_of(first), signal.SIGKILL)
-    until(tmp_path, lambda now, _: owner_of(now) != owner_of(first))
+        start_run(kernel, tmp_path)
+        first = wait_for_run(tmp_path, lambda _, steps: steps > 20)
+        os.kill(owner_pid(first), signal.SIGKILL)
+    wait_for_run(tmp_path, lambda now, _: owner_pid(now) != owner_pid(first))
     state = kill_a_rank_and_hold(tmp_path)
-    os.kill(owner_of(state), signal.SIGKILL)
+    os.kill(owner_pid(state), signal.SIGKILL)
     (tmp_path / "hold").unlink()
-    until(tmp_path, lambda now, _: owner_of(now) != owner_of(state))
-    check_the_end()
+    wait_for_run(tmp_path, lambda now, _: owner_pid(now) != owner_pid(state))
+    check_final_losses()
 
 
 @pytest.mark.full  # an earlier phase of the recovery
 def test_run_survives_a_kernel_kill_without_forks(tmp_path: Path) -> None:
     with Kernel() as kernel:
-        begin(kernel, tmp_path)
-        state = until(tmp_path, lambda _, steps: steps > 60)
+        start_run(kernel, tmp_path)
+        state = wait_for_run(tmp_path, lambda _, steps: steps > 60)
         seed = psutil.Process(state.workers[0].pid).parent()
         assert seed is not None
         os.kill(state.workers[1].pid, signal.SIGKILL)
-        until(tmp_path, lambda now, _: bool(now.recovering))
+        wait_for_run(tmp_path, lambda now, _: bool(now.recovering))
         seed.suspend()
-        os.kill(owner_of(state), signal.SIGKILL)
+        os.kill(owner_pid(state), signal.SIGKILL)
         seed.resume()
-    until(tmp_path, lambda now, _: owner_of(now) != owner_of(state))
-    check_the_end()
+    wait_for_run(tmp_path, lambda now, _: owner_pid(now) != owner_pid(state))
+    check_final_losses()
 
 
 @pytest.mark.full  # test_reattach.py restarts a kernel between steps
 def test_run_survives_a_kernel_restart_during_a_recovery(tmp_path: Path) -> None:
     with Kernel() as kernel:
-        begin(kernel, tmp_path)
+        start_run(kernel, tmp_path)
         state = kill_a_rank_and_hold(tmp_path)
         kernel.manager.restart_kernel()
         (tmp_path / "hold").unlink()
-        until(tmp_path, lambda now, _: owner_of(now) != owner_of(state))
+        wait_for_run(tmp_path, lambda now, _: owner_pid(now) != owner_pid(state))
         kernel.client.wait_for_ready(timeout=60)
-        check_the_end()
+        check_final_losses()
 
 
 @pytest.mark.full
@@ -166,7 +166,7 @@ def test_interrupt_during_a_recovery_ends_the_run(
             (tmp_path / "hold").unlink(missing_ok=True)
             user.join()
         assert pids == [os.getpid()]
-        assert until(tmp_path, lambda state, _: state.is_over).status == "interrupted"
+        assert wait_for_run(tmp_path, lambda state, _: state.is_over).status == "interrupted"
         assert "interrupted during the replacement of workers: type" in capsys.readouterr().err
         with pytest.raises(
             nbdist.WorkerError, match="some workers are missing: type %dist_restart"
@@ -176,7 +176,7 @@ def test_interrupt_during_a_recovery_ends_the_run(
             nbdist.WorkerError, match="some workers are missing: type %dist_restart"
         ):
             cluster.push({"a": 1})
-        again = Saving(folder=saving.folder, every_steps=20, resume=True)
-        run = cluster.run(STEP, step=step, saving=again)
+        resuming = Saving(folder=saving.folder, every_steps=20, resume=True)
+        run = cluster.run(STEP, step=step, saving=resuming)
         assert run.loss[-1] == LOSSES[-1]
         assert cluster.run("float(w.sum())").results[0] == str(LOSSES[-1])

@@ -62,8 +62,8 @@ BATCH = nbdist.Batch(
 
 def test_three_pods_train_and_restart(server: Server, tmp_path: Path) -> None:
     with nbdist.Cluster(3, batch=BATCH, framework="jax") as cluster:
-        said = cluster.run("import os\nos.environ['JOB_COMPLETION_INDEX']").results
-        assert said == {0: "'0'", 1: "'1'", 2: "'2'"}
+        indices = cluster.run("import os\nos.environ['JOB_COMPLETION_INDEX']").results
+        assert indices == {0: "'0'", 1: "'1'", 2: "'2'"}
         assert sorted(kind for kind, _ in server.objects) == ["Job", "Secret", "Service"]
         assert all(o["metadata"]["namespace"] == "research" for o in server.objects.values())
         np.testing.assert_array_equal(exact.train(cluster, tmp_path, STEPS).loss, losses(STEPS))
@@ -87,14 +87,14 @@ def test_lost_pod_is_replaced(server: Server, tmp_path: Path, number: signal.Sig
 @pytest.mark.full
 def test_pending_pods_are_shown(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.is_full = True
-    heard: list[str] = []
+    outputs: list[str] = []
 
-    def said() -> str:
-        heard.append(capsys.readouterr().out)
-        return "".join(heard)
+    def read_output() -> str:
+        outputs.append(capsys.readouterr().out)
+        return "".join(outputs)
 
     def make_room() -> None:
-        assert repeat_until(lambda: "Insufficient nvidia.com/gpu" in said(), END_S)
+        assert repeat_until(lambda: "Insufficient nvidia.com/gpu" in read_output(), END_S)
         server.is_full = False
 
     thread = threading.Thread(target=make_room)
@@ -102,11 +102,11 @@ def test_pending_pods_are_shown(server: Server, capsys: pytest.CaptureFixture[st
     with nbdist.Cluster(2, batch=BATCH, framework="none") as cluster:
         thread.join()
         assert cluster.world_size == 2
-    assert "is 0 of 2 pods running (0/4 nodes are available" in said()
+    assert "is 0 of 2 pods running (0/4 nodes are available" in read_output()
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"denies": "jobs"}, r"Kubernetes: jobs is forbidden"),
         pytest.param(
@@ -119,10 +119,10 @@ def test_pending_pods_are_shown(server: Server, capsys: pytest.CaptureFixture[st
         ),
     ],
 )
-def test_refused_request_is_reported(server: Server, changes: dict[str, str], says: str) -> None:
+def test_refused_request_is_reported(server: Server, changes: dict[str, str], message: str) -> None:
     for name, value in changes.items():
         setattr(server, name, value)
-    with pytest.raises(StartError, match=says):
+    with pytest.raises(StartError, match=message):
         nbdist.Cluster(2, batch=BATCH, framework="none")
     assert cancelling(), "the cancelling process outlives the cluster until two attempts succeed"
 
@@ -134,11 +134,11 @@ def test_pod_with_a_failing_program_is_reported(
     from nbdist.cluster.schedulers import reverse_connection
 
     monkeypatch.setattr(reverse_connection, "CALL_S", 1.0)
-    wrong = msgspec.structs.replace(BATCH, python=shutil.which("false") or "")
+    faulty = msgspec.structs.replace(BATCH, python=shutil.which("false") or "")
     with pytest.raises(
         StartError, match=r"none of its hosts has connected to 127\.0\.0\.1:\d+ within 1 s"
     ):
-        nbdist.Cluster(1, batch=wrong, framework="none")
+        nbdist.Cluster(1, batch=faulty, framework="none")
 
 
 def test_missing_configuration_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +159,8 @@ def test_unreachable_api_server_is_reported(
     before = cancelling()
     with pytest.raises(StartError, match="Kubernetes' API cannot be reached"):
         nbdist.Cluster(1, batch=BATCH, framework="none")
-    (tries,) = (process for process in cancelling() if process not in before)
-    tries.kill()  # it would retry for two minutes, because the server may have accepted the job
+    (retrying,) = (process for process in cancelling() if process not in before)
+    retrying.kill()  # it would retry for two minutes, because the server may have accepted the job
 
 
 POD = """

@@ -49,7 +49,7 @@ def jobs_are_cancelled() -> Iterator[None]:
     assert repeat_until(lambda: not schedulers.cancelling(), 60)
 
 
-def callers(folder: Path) -> list[psutil.Process]:
+def dial_in_processes(folder: Path) -> list[psutil.Process]:
     """Return the dial-in processes of the clusters in this folder."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
@@ -67,7 +67,7 @@ def test_open_mpi_workers_train(tmp_path: Path) -> None:
         ranks = cluster.run("import os\nos.environ['OMPI_COMM_WORLD_RANK']").results
         assert ranks == {0: "'0'", 1: "'1'"}
         np.testing.assert_array_equal(exact.train(cluster, tmp_path, STEPS).loss, losses(STEPS))
-    assert not callers(tmp_path)
+    assert not dial_in_processes(tmp_path)
 
 
 @needs_mpi
@@ -75,10 +75,10 @@ def test_open_mpi_workers_train(tmp_path: Path) -> None:
 def test_mpi_job_is_restarted_after_a_death(tmp_path: Path) -> None:
     """Open MPI ends all processes of a job when one of them dies."""
     with nbdist.Cluster(2, batch=MPI, framework="jax") as cluster:
-        run = exact.train(cluster, tmp_path, STEPS, meanwhile=callers(tmp_path)[1].kill)
+        run = exact.train(cluster, tmp_path, STEPS, meanwhile=dial_in_processes(tmp_path)[1].kill)
         np.testing.assert_array_equal(run.loss, losses(STEPS))
         assert len(run.recoveries) == 1
-    assert repeat_until(lambda: not callers(tmp_path), 5)
+    assert repeat_until(lambda: not dial_in_processes(tmp_path), 5)
 
 
 @needs_mpi
@@ -86,9 +86,9 @@ def test_mpi_job_is_restarted_after_a_death(tmp_path: Path) -> None:
 def test_mpi_job_ends_without_the_local_fork_server(tmp_path: Path) -> None:
     """Without the local fork server, the rendezvous process ends itself and the job."""
     with nbdist.Cluster(2, batch=MPI, framework="none") as cluster:
-        assert callers(tmp_path)
+        assert dial_in_processes(tmp_path)
         os.kill(cluster._worker_group.engines.fleet.home.state.pid, signal.SIGKILL)
-        assert repeat_until(lambda: not callers(tmp_path), 10)
+        assert repeat_until(lambda: not dial_in_processes(tmp_path), 10)
         cluster.restart()
         assert cluster.run("rank").results == {0: "0", 1: "1"}
 
@@ -96,9 +96,9 @@ def test_mpi_job_ends_without_the_local_fork_server(tmp_path: Path) -> None:
 @needs_mpi
 @pytest.mark.full
 def test_error_of_mpiexec_is_reported(tmp_path: Path) -> None:
-    wrong = nbdist.Batch(launcher="mpi", listen="127.0.0.1", options=("--no-such-option",))
+    faulty = nbdist.Batch(launcher="mpi", listen="127.0.0.1", options=("--no-such-option",))
     with pytest.raises(StartError, match=r"(?s)mpiexec provides no hosts: .*no-such-option"):
-        nbdist.Cluster(2, batch=wrong, framework="none")
+        nbdist.Cluster(2, batch=faulty, framework="none")
 
 
 @pytest.mark.parametrize(
@@ -123,28 +123,28 @@ def test_scheduler_double_runs_a_cluster(
     )
     (commands / "held").touch()
 
-    def begin() -> None:
+    def simulate() -> None:
         """Keep some tasks pending, make the scheduler unreachable for a moment, then start all."""
         assert repeat_until((commands / "looked").exists, 30)
         (commands / "down").touch()
-        assert repeat_until(lambda: "cannot connect to server" in heard(), 10)
+        assert repeat_until(lambda: "cannot connect to server" in read_output(), 10)
         (commands / "down").unlink()
         (commands / "held").unlink()
 
-    said: list[str] = []
+    outputs: list[str] = []
 
-    def heard() -> str:
-        said.append(capfd.readouterr().out)
-        return "".join(said)
+    def read_output() -> str:
+        outputs.append(capfd.readouterr().out)
+        return "".join(outputs)
 
-    thread = threading.Thread(target=begin)
+    thread = threading.Thread(target=simulate)
     thread.start()
     with nbdist.Cluster(3, batch=batch, framework="none") as cluster:
         thread.join()
         assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}
-        assert len(callers(tmp_path)) == 3
-    assert f" job 12 is {WAITS[launcher]}" in heard().replace("[]", "")
-    assert repeat_until(lambda: not callers(tmp_path), 5)
+        assert len(dial_in_processes(tmp_path)) == 3
+    assert f" job 12 is {WAITS[launcher]}" in read_output().replace("[]", "")
+    assert repeat_until(lambda: not dial_in_processes(tmp_path), 5)
     assert (commands / "submitted").read_text().splitlines() == SCRIPTS[launcher](cluster._folder)
     assert repeat_until((commands / "refused").exists, 10), "nbdist repeats the cancellation"
 
@@ -168,7 +168,7 @@ def test_missing_launcher_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"launcher": "banana"}, "--launcher banana: choose from slurm, pbs, "),
         ({"queue": "a b"}, "--partition 'a b': invalid characters"),
@@ -199,9 +199,9 @@ def test_missing_launcher_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path:
         ),
     ],
 )
-def test_invalid_batch_options_are_refused(changes: dict[str, object], says: str) -> None:
+def test_invalid_batch_options_are_refused(changes: dict[str, object], message: str) -> None:
     batch = nbdist.Batch(**{"launcher": "slurm", **changes})  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=says.replace("(", r"\(")):
+    with pytest.raises(UsageError, match=message.replace("(", r"\(")):
         nbdist.Cluster(2, batch=batch, framework="none")
 
 
@@ -212,28 +212,28 @@ def test_invalid_number_of_hosts_is_refused(hosts: object) -> None:
         nbdist.Cluster(hosts, batch=batch, framework="none")  # type: ignore[arg-type]
 
 
-def _shell(mark: str, *lines: str):
+def _shell_script(mark: str, *lines: str):
     def script(folder: Path) -> list[str]:
-        own = [f"{mark} {line}".replace("LOG", f"{folder}/log/job-1.log") for line in lines]
+        directives = [f"{mark} {line}".replace("LOG", f"{folder}/log/job-1.log") for line in lines]
         call = f"exec {PYTHON} -m nbdist.cluster.schedulers.dial_in {folder}/job-1.json "
-        return ["#!/bin/sh", *own, call.rstrip()]
+        return ["#!/bin/sh", *directives, call.rstrip()]
 
     return script
 
 
 PYTHON = sys.executable
 SCRIPTS = {
-    "pbs": _shell(
+    "pbs": _shell_script(
         "#PBS",
         *("-N nbdist", "-j oe", "-o LOG", "-t 1-3"),
         *("-q long", "-l walltime=60", "-l select=1:ngpus=8", "-P project"),
     ),
-    "sge": _shell(
+    "sge": _shell_script(
         "#$",
         *("-N nbdist", "-S /bin/sh", "-j y", "-o LOG", "-t 1-3"),
         *("-q long", "-l h_rt=60", "-l gpu=8", "-P project"),
     ),
-    "lsf": _shell(
+    "lsf": _shell_script(
         "#BSUB",
         *("-J nbdist[1-3]", "-o LOG", "-q long", "-W 60", '-gpu "num=8"', "-P project"),
     ),
@@ -252,7 +252,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ("4 hosts --partition gpu", "--partition without --launcher: choose one from slurm, "),
         ('4 --sbatch "--account=x"', "--submit without --launcher"),
@@ -264,27 +264,27 @@ SCRIPTS = {
         ("4 --launcher slurm --sbatch ''", "--submit ''"),
     ],
 )
-def test_invalid_start_line_is_refused(shell: InteractiveShell, line: str, says: str) -> None:
+def test_invalid_start_line_is_refused(shell: InteractiveShell, line: str, message: str) -> None:
     with pytest.raises(UsageError) as raised:
         shell.run_line_magic("dist_start", line)
-    assert says in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_start_line_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Asked(dict):  # type: ignore[type-arg]
-        def __init__(self, **given: object) -> None:
-            super().__init__(given)
+    class RecordedCluster(dict):  # type: ignore[type-arg]
+        def __init__(self, **arguments: object) -> None:
+            super().__init__(arguments)
 
-    monkeypatch.setattr(start_options, "Cluster", Asked)
+    monkeypatch.setattr(start_options, "Cluster", RecordedCluster)
 
     line = (
         '4 hosts --launcher slurm --partition "p" --time "2:00:00" --gpus-per-host 8 '
         "--sbatch \"--constraint='a|b'\" "
         '--sbatch "--account=x --qos=y" --sbatch=--exclusive --listen 10.0.0.1 -f jax'
     )
-    asked = start_options.started(options.parse(DistMagics.dist_start, line))
-    assert (asked["hosts"], asked["framework"]) == (4, "jax")  # type: ignore[index]
-    assert asked["batch"] == nbdist.Batch(  # type: ignore[index]
+    recorded = start_options.started(options.parse(DistMagics.dist_start, line))
+    assert (recorded["hosts"], recorded["framework"]) == (4, "jax")  # type: ignore[index]
+    assert recorded["batch"] == nbdist.Batch(  # type: ignore[index]
         launcher="slurm",
         queue="p",
         time="2:00:00",

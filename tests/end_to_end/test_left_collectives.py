@@ -23,7 +23,7 @@ many = jax.make_array_from_process_local_data(rows, np.ones((1, 1 << 20), np.flo
 summed = jax.jit(lambda a: jnp.cumsum(a, axis=1).sum(0), out_shardings=jax.P())
 """
 
-TAKEN = """
+TAKE_KEYS = """
 if rank == 0:
     for keys in strategy.extended._collective_keys._instance_key_table.values():
         for device in keys:
@@ -45,19 +45,21 @@ def check_total(cluster: nbdist.Cluster, strategy: str) -> None:
     assert run.results == dict.fromkeys(range(RANKS), f"{RANKS:.1f}")
 
 
-@pytest.mark.parametrize("bad", range(RANKS))
-def test_pending_eager_collective_is_not_joined_later(cluster: nbdist.Cluster, bad: int) -> None:
+@pytest.mark.parametrize("bad_rank", range(RANKS))
+def test_pending_eager_collective_is_not_joined_later(
+    cluster: nbdist.Cluster, bad_rank: int
+) -> None:
     """TensorFlow runs eager replicas in separate threads that stay in the collective."""
-    stale = TOTAL["mirrored"].replace("tf.ones(())", "5 * tf.ones(())")
-    with pytest.raises(nbdist.CellError, match=f"TypeError on rank {bad}@"):
-        cluster.run(f"if rank == {bad}: raise TypeError\n{stale}", strategy="mirrored")
+    collective = TOTAL["mirrored"].replace("tf.ones(())", "5 * tf.ones(())")
+    with pytest.raises(nbdist.CellError, match=f"TypeError on rank {bad_rank}@"):
+        cluster.run(f"if rank == {bad_rank}: raise TypeError\n{collective}", strategy="mirrored")
     check_total(cluster, "mirrored")
 
 
 @pytest.mark.parametrize("ranks", [None, "0"])
 def test_different_collective_keys_are_repaired(cluster: nbdist.Cluster, ranks: str | None) -> None:
     """The cell succeeds, but without a repair the next collective would hang."""
-    cluster.run(TAKEN, strategy="mirrored" if ranks is None else None, ranks=ranks)
+    cluster.run(TAKE_KEYS, strategy="mirrored" if ranks is None else None, ranks=ranks)
     check_total(cluster, "mirrored")
 
 
@@ -71,7 +73,7 @@ def test_pending_jax_collective_is_not_joined_later(
 
 
 @pytest.mark.parametrize(
-    "called",
+    "phase",
     [
         "build_pjrt",
         pytest.param("leave_pjrt", marks=pytest.mark.full),
@@ -79,7 +81,7 @@ def test_pending_jax_collective_is_not_joined_later(
     ],
 )
 def test_interrupt_during_the_repair_loses_no_array(
-    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, called: str
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     cluster.run(f"{LARGE}\ndone, kept = 0, jnp.arange(3.0)", strategy="pjrt")
     with pytest.raises(nbdist.CellError, match="TypeError on rank 1@"):
@@ -87,11 +89,11 @@ def test_interrupt_during_the_repair_loses_no_array(
     apply = cluster._worker_group.engines.apply
 
     def interrupted(function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-        found = apply(function, *args, **options)
-        if function.__name__ == called:
+        results = apply(function, *args, **options)
+        if function.__name__ == phase:
             monkeypatch.undo()
             signal.raise_signal(signal.SIGINT)
-        return found
+        return results
 
     monkeypatch.setattr(cluster._worker_group.engines, "apply", interrupted)
     with pytest.raises(KeyboardInterrupt):

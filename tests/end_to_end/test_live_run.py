@@ -39,25 +39,25 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
-def found(cluster: nbdist.Cluster, topic: str) -> list[Finding]:
+def findings(cluster: nbdist.Cluster, topic: str) -> list[Finding]:
     """Return the findings of the topic in the state file of the latest run."""
     return [f for f in latest(cluster).state().findings if f.topic == topic]
 
 
 def test_step_cell_is_stored(cluster: nbdist.Cluster) -> None:
     run = cluster.run(STEP, step=OPTIONS, label=7, header="%%dist_run --data ones")
-    past = nbdist.runs()[0]
-    state = past.state
+    stored = nbdist.runs()[0]
+    state = stored.state
     assert (state.status, state.label, state.steps, state.batch) == ("finished", 7, 16, 8)
     assert state.ended > state.began
     assert state.versions.keys() == {"python", "jax"}
     assert [(w.rank, w.status, w.devices) for w in state.workers] == [
         (rank, "finished", "1 x cpu") for rank in range(3)
     ]
-    assert past.cells.endswith(f"# %% [7] %%dist_run --data ones\n{STEP}")
-    assert SETUP in past.cells, "cells.py contains the cells that the step needs"
-    np.testing.assert_array_equal(past.history["loss"], run.history["loss"])
-    assert past.history["loss"].shape == (3, 16)
+    assert stored.cells.endswith(f"# %% [7] %%dist_run --data ones\n{STEP}")
+    assert SETUP in stored.cells, "cells.py contains the cells that the step needs"
+    np.testing.assert_array_equal(stored.history["loss"], run.history["loss"])
+    assert stored.history["loss"].shape == (3, 16)
     tables = {table.columns.measures for table in latest(cluster).tables()}
     assert ("step_s", "input_s") in tables
     assert ("process_bytes",) in tables
@@ -91,10 +91,10 @@ def test_reports_of_a_plain_cell_are_stored_with_nan_and_inf(cluster: nbdist.Clu
         "    report(loss=float('inf'), only_here=3)\n"
         "print('said by', rank)"
     )
-    past = nbdist.runs()[0]
-    assert past.state.status == "finished"
-    assert past.output(1) == "said by 1\n"
-    history = past.history
+    stored = nbdist.runs()[0]
+    assert stored.state.status == "finished"
+    assert stored.output(1) == "said by 1\n"
+    history = stored.history
     assert set(history) == {"loss", "late", "only_here"}
     assert history["loss"][:, 0].tolist() == [1, 1, 1]
     assert math.isinf(history["loss"][1, 2])
@@ -148,14 +148,14 @@ def test_old_runs_are_removed_with_a_message(
 def test_run_continues_if_its_folder_is_deleted(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hear, before = cluster._worker_group.receiver.subscribers.deliver, ids(cluster)
+    deliver, before = cluster._worker_group.receiver.subscribers.deliver, ids(cluster)
 
-    def heard(record: AnyEvent) -> None:
+    def intercept(record: AnyEvent) -> None:
         for run in ids(cluster) - before:
             shutil.rmtree(cluster.settings.runs_path / run, ignore_errors=True)
-        hear(record)
+        deliver(record)
 
-    monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", heard)
+    monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", intercept)
     run = cluster.run("report(loss=1.0)\nreport(loss=2.0)")
     assert run.history["loss"].shape == (3, 2)
     assert ids(cluster) <= before
@@ -163,7 +163,7 @@ def test_run_continues_if_its_folder_is_deleted(
 
 
 MANY = 3000
-CROWDED = f"""
+FULL_BUFFER = f"""
 from nbdist.worker.runtime import row_buffer
 room, row_buffer.ROOM_ROWS = row_buffer.ROOM_ROWS, 10
 try:
@@ -177,10 +177,10 @@ finally:
 def test_reports_lost_in_a_full_buffer_are_counted(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = cluster.run(CROWDED)
+    run = cluster.run(FULL_BUFFER)
     lost = 3 * MANY - np.isfinite(run.history["loss"]).sum()
     assert lost > 0
-    (dropped,) = found(cluster, "dropped")
+    (dropped,) = findings(cluster, "dropped")
     assert dropped.value == lost
     assert dropped.text.startswith(f"{lost:,} reports were lost: the buffer of a rank was full")
     assert f"nbdist: {dropped.text}\n" in capsys.readouterr().err
@@ -194,7 +194,7 @@ def test_rows_lost_on_a_full_disk_are_reported(
     assert run.history["loss"].shape == (3, MANY), "the notebook keeps all rows"
     assert latest(cluster).state().status == "finished"
     (array,) = [latest(cluster).array(t) for t in latest(cluster).tables() if t.columns.own]
-    (disk,) = found(cluster, "disk")
+    (disk,) = findings(cluster, "disk")
     assert disk.text.startswith(f"{3 * MANY - len(array)} rows could not be stored")
     assert "too large" in disk.text
     assert f"nbdist: {disk.text}\n" in capsys.readouterr().err
@@ -208,8 +208,8 @@ def test_output_lost_on_a_full_disk_is_reported(tmp_path: Path) -> None:
     run.show("x" * 30_000)
     with largest_file(20_000):
         run.close()
-    (past,) = kept(tmp_path)
-    (disk,) = past.state().findings
+    (stored,) = kept(tmp_path)
+    (disk,) = stored.state().findings
     assert disk.topic == "disk"
     assert "cannot store all output of the cell" in disk.text
 
@@ -225,15 +225,15 @@ def test_run_stores_the_death_of_a_rank(cluster: nbdist.Cluster) -> None:
     """This test must be the last of the module, because it kills a worker of the cluster."""
     pid = cluster.workers()[1].pid
     cell = "import time\nreport(loss=1.0)\ntime.sleep(60)"
-    hear, done = cluster._worker_group.receiver.subscribers.deliver, []
+    deliver, killed = cluster._worker_group.receiver.subscribers.deliver, []
 
-    def heard(record: AnyEvent) -> None:
-        hear(record)
-        if isinstance(record, Rows) and record.rank == 1 and not done:
-            done.append(pid)
+    def intercept(record: AnyEvent) -> None:
+        deliver(record)
+        if isinstance(record, Rows) and record.rank == 1 and not killed:
+            killed.append(pid)
             os.kill(pid, signal.SIGKILL)
 
-    cluster._worker_group.receiver.subscribers.deliver = heard
+    cluster._worker_group.receiver.subscribers.deliver = intercept
     with pytest.raises(nbdist.WorkerError, match=r"rank 1@.* died"):
         cluster.run(cell)
     state = latest(cluster).state()
@@ -251,26 +251,26 @@ def test_recovery_is_stored_before_the_replacing_rows(tmp_path: Path) -> None:
     send(run, losses(1, 7))
     run.lost([1])
     run.recovering("rank 1 died in the cell")
-    (past,) = kept(tmp_path)
-    assert [len(table) for table in reports(past)] == [7], (
+    (stored,) = kept(tmp_path)
+    assert [len(table) for table in reports(stored)] == [7], (
         "a recovery first stores all rows, because the notebook may be killed"
     )
-    state = past.state()
+    state = stored.state()
     assert (state.recovering, state.recoveries) == ("rank 1 died in the cell", ())
     assert [worker.status for worker in state.workers] == ["running", "dead"]
     send(run, losses(5, 9, lost_s=1.6))
     time.sleep(live_run.FLUSH_INTERVAL_S)
     run.tick()
-    assert [len(table) for table in reports(past)] == [7]
+    assert [len(table) for table in reports(stored)] == [7]
     run.recovered(recover(7, 4, time_s=2.0), {0: 20, 1: 21})
-    state = past.state()
+    state = stored.state()
     assert (state.recovering, state.recoveries) == ("", (recover(7, 4, time_s=2.0),))
     assert [(worker.pid, worker.status) for worker in state.workers] == [
         (20, "running"),
         (21, "running"),
     ]
     run.tick()
-    assert [len(table) for table in reports(past)] == [12]
+    assert [len(table) for table in reports(stored)] == [12]
     run.end("finished")
 
 
@@ -280,5 +280,5 @@ def test_failed_recovery_clears_the_recovering_state(tmp_path: Path) -> None:
     send(run, losses(1, 7))
     run.recovering("rank 1 died in the cell")
     run.end("failed", "rank 1 died in the cell")
-    (past,) = kept(tmp_path)
-    assert past.state().recovering == ""
+    (stored,) = kept(tmp_path)
+    assert stored.state().recovering == ""

@@ -30,34 +30,36 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 
 @pytest.fixture
-def stopper(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def request_stop_at(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int], None]:
     """Function that requests a stop once, when a rank reports the given step."""
-    hear = cluster._worker_group.receiver.subscribers.deliver
+    deliver = cluster._worker_group.receiver.subscribers.deliver
 
     def arm(step: int) -> None:
-        asked = threading.Event()
+        requested = threading.Event()
 
-        def heard(record: AnyEvent) -> None:
-            hear(record)
-            told = isinstance(record, Rows) and record.values and record.last().step >= step
-            if told and not asked.is_set():
-                asked.set()
+        def intercept(record: AnyEvent) -> None:
+            deliver(record)
+            has_reached = isinstance(record, Rows) and record.values and record.last().step >= step
+            if has_reached and not requested.is_set():
+                requested.set()
                 latest(cluster).ask_to_stop()
 
-        monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", heard)
+        monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", intercept)
 
     return arm
 
 
 @pytest.mark.parametrize("step", [1, 200])
 def test_stop_ends_a_step_cell_at_the_same_step_on_all_ranks(
-    cluster: nbdist.Cluster, stopper: Callable[[int], None], step: int
+    cluster: nbdist.Cluster, request_stop_at: Callable[[int], None], step: int
 ) -> None:
-    stopper(step)
+    request_stop_at(step)
     run = cluster.run(STEP, step=StepOptions(data="ones", batch=8, epochs=1_000_000))
-    made = {m.rank: m.step for m in run.metrics if m.step > 0}
-    assert len(set(made.values())) == 1
-    assert made[0] >= step
+    last_steps = {m.rank: m.step for m in run.metrics if m.step > 0}
+    assert len(set(last_steps.values())) == 1
+    assert last_steps[0] >= step
     state = latest(cluster).state()
     assert state.status == "stopped"
     assert {w.status for w in state.workers} == {"interrupted"}
@@ -67,7 +69,7 @@ def test_stop_ends_a_step_cell_at_the_same_step_on_all_ranks(
 
 
 def test_ranks_at_different_steps_stop_at_the_same_step(
-    cluster: nbdist.Cluster, stopper: Callable[[int], None]
+    cluster: nbdist.Cluster, request_stop_at: Callable[[int], None]
 ) -> None:
     """The steps contain no collective, so the other ranks run ahead of rank 1.
 
@@ -78,7 +80,7 @@ def test_ranks_at_different_steps_stop_at_the_same_step(
         "import time\ndef apart():\n    for _ in range(100_000):\n"
         "        time.sleep(0.004 * (rank == 1))\n        yield np.ones(8, 'float32')"
     )
-    stopper(199)  # the next step ends with a comparison of states
+    request_stop_at(199)  # the next step ends with a comparison of states
     run = cluster.run(STEP, step=StepOptions(data="apart"), hang_after_s=8)
     assert latest(cluster).state().status == "stopped"
     assert run.summary.steps >= 200
@@ -88,7 +90,7 @@ def test_ranks_at_different_steps_stop_at_the_same_step(
 
 @pytest.mark.full  # test_step_interrupt.py covers an interrupt that waits
 def test_stop_waits_for_the_end_of_a_long_step(
-    cluster: nbdist.Cluster, stopper: Callable[[int], None]
+    cluster: nbdist.Cluster, request_stop_at: Callable[[int], None]
 ) -> None:
     """The step takes longer than the interval at which nbdist repeats the stop request."""
     cluster.run("import jax, time\ndef nap(value):\n    time.sleep(1.3)\n    return value\n")
@@ -97,22 +99,22 @@ def test_stop_waits_for_the_end_of_a_long_step(
         "weight = weight + batch.mean() + 0 * late\n"
         "loss = weight[0]"
     )
-    stopper(1)
+    request_stop_at(1)
     run = cluster.run(step, step=OPTIONS)
     assert len({m.step for m in run.metrics if m.rank == 0 and m.step > 0}) < 16
     assert latest(cluster).state().status == "stopped"
     assert cluster.run("1 + 1").results[2] == "2"
 
 
-def interrupting(function: Callable[..., Any]) -> Callable[..., Any]:
+def raising_sigint(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a wrapper that raises SIGINT at the end of each call."""
 
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
         signal.raise_signal(signal.SIGINT)
         return result
 
-    return interrupted
+    return wrapper
 
 
 @pytest.mark.parametrize("name", ["begin", "shown"])
@@ -120,7 +122,7 @@ def test_interrupt_before_the_send_leaves_no_run(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     before = ids(cluster)
-    monkeypatch.setattr(live_run, name, interrupting(getattr(live_run, name)))
+    monkeypatch.setattr(live_run, name, raising_sigint(getattr(live_run, name)))
     with pytest.raises(KeyboardInterrupt):
         cluster.run(STEP, step=OPTIONS)
     monkeypatch.undo()
@@ -131,7 +133,7 @@ def test_interrupt_before_the_send_leaves_no_run(
 def test_interrupt_while_a_run_closes_is_deferred(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunDirectory, "close", interrupting(RunDirectory.close))
+    monkeypatch.setattr(RunDirectory, "close", raising_sigint(RunDirectory.close))
     with pytest.raises(KeyboardInterrupt):
         cluster.run(STEP, step=OPTIONS)
     monkeypatch.undo()
@@ -146,12 +148,12 @@ def test_cell_that_cannot_be_sent_leaves_no_run(
 ) -> None:
     send, before = cluster._worker_group.dispatcher.send, ids(cluster)
 
-    def fails(order: Command, ranks: Iterable[int]) -> None:
+    def failing_send(order: Command, ranks: Iterable[int]) -> None:
         if 1 in ranks:
             raise nbdist.WorkerError("rank 1 cannot be reached")
         send(order, ranks)
 
-    monkeypatch.setattr(cluster._worker_group.dispatcher, "send", fails)
+    monkeypatch.setattr(cluster._worker_group.dispatcher, "send", failing_send)
     with pytest.raises(nbdist.WorkerError, match="cannot be reached"):
         cluster.run("import time\ntime.sleep(60)")
     monkeypatch.undo()
@@ -160,9 +162,9 @@ def test_cell_that_cannot_be_sent_leaves_no_run(
 
 
 def test_stop_interrupts_a_plain_cell(
-    cluster: nbdist.Cluster, stopper: Callable[[int], None]
+    cluster: nbdist.Cluster, request_stop_at: Callable[[int], None]
 ) -> None:
-    stopper(3)
+    request_stop_at(3)
     with pytest.raises(KeyboardInterrupt):
         cluster.run("import time\nwhile True:\n    report(loss=1.0)\n    time.sleep(0.01)")
     assert latest(cluster).state().status == "stopped"

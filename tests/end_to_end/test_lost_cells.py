@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("bounded")
 
-ALL = {0: "0", 1: "1", 2: "2"}
+ALL_RANKS = {0: "0", 1: "1", 2: "2"}
 
 
 class InterruptedSocket:
@@ -48,23 +48,23 @@ def test_interrupt_during_the_send_leaves_no_busy_rank(
     with pytest.raises(KeyboardInterrupt):
         cluster.run("weight = weight + 1.0\nweight" if step else "time.sleep(600)", step=step)
     monkeypatch.undo()
-    assert cluster.run("rank").results == ALL
+    assert cluster.run("rank").results == ALL_RANKS
 
 
 @pytest.fixture
-def unsent(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def cells_reach_rank_0_only(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Send cells to rank 0 only."""
     send = cluster._worker_group.dispatcher.send
 
-    def sent(order: Command, ranks: Iterable[int]) -> None:
+    def filtered_send(order: Command, ranks: Iterable[int]) -> None:
         if isinstance(order, CellRequest):
             ranks = [rank for rank in ranks if not rank]
         send(order, ranks)
 
-    monkeypatch.setattr(cluster._worker_group.dispatcher, "send", sent)
+    monkeypatch.setattr(cluster._worker_group.dispatcher, "send", filtered_send)
 
 
-@pytest.mark.usefixtures("unsent")
+@pytest.mark.usefixtures("cells_reach_rank_0_only")
 def test_unreached_ranks_are_idle_after_an_error(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,44 +72,44 @@ def test_unreached_ranks_are_idle_after_an_error(
         cluster.run("len(3)")
     monkeypatch.undo()
     assert [*error.value.notes] == ["rank 1-2: the cell had not reached this rank"]
-    assert cluster.run("rank").results == ALL
+    assert cluster.run("rank").results == ALL_RANKS
 
 
-@pytest.mark.usefixtures("unsent")
+@pytest.mark.usefixtures("cells_reach_rank_0_only")
 def test_unreached_ranks_end_the_cell(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(nbdist.WorkerError, match=r"rank [12]: the cell had not reached this rank"):
         cluster.run("import time\ntime.sleep(600)")
     monkeypatch.undo()
-    assert cluster.run("rank").results == ALL
+    assert cluster.run("rank").results == ALL_RANKS
 
 
 def test_rank_repeats_a_lost_end_message(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hear, dropped = cluster._worker_group.receiver.subscribers.deliver, threading.Event()
+    deliver, dropped = cluster._worker_group.receiver.subscribers.deliver, threading.Event()
 
-    def heard(record: AnyEvent) -> None:
+    def intercept(record: AnyEvent) -> None:
         if isinstance(record, CellEnded) and record.rank == 1 and not dropped.is_set():
             dropped.set()
         else:
-            hear(record)
+            deliver(record)
 
-    monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", heard)
+    monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", intercept)
     with pytest.raises(nbdist.CellError, match="TypeError") as error:
         cluster.run("len(3)")
     assert dropped.is_set()
     assert len(error.value.notes) == 1
     assert "the same error" in error.value.notes[0]
-    assert cluster.run("rank").results == ALL
+    assert cluster.run("rank").results == ALL_RANKS
 
 
 def test_running_rank_is_interrupted_again_before_the_next_cell(
     cluster: nbdist.Cluster,
 ) -> None:
     """Rank 0 ignores interrupts at first, and accepts them before the next cell."""
-    deaf = """
+    cell = """
 import time
 if rank: raise ValueError
 until = time.monotonic() + 2.5
@@ -121,10 +121,10 @@ while time.monotonic() < until:
 time.sleep(600)
 """
     with pytest.raises(nbdist.CellError, match="ValueError") as error:
-        cluster.run(deaf)
+        cluster.run(cell)
     assert "rank 0: still running" in error.value.notes[-1]
     threading.Event().wait(2.5)  # no message reports that the rank accepts interrupts again
-    assert cluster.run("rank").results == ALL
+    assert cluster.run("rank").results == ALL_RANKS
 
 
 def test_equal_errors_at_different_times_are_counted(

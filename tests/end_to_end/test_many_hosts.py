@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [needs_hosts, pytest.mark.usefixtures("own_folders")]
 
-WHO = "import socket\n(rank, socket.gethostname())"
+RANK_AND_HOST = "import socket\n(rank, socket.gethostname())"
 STEPS = 400
 LOSSES = losses(STEPS)
 
@@ -50,10 +50,13 @@ def hosts(network: Hosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
     monkeypatch.setenv("NBDIST_SSH_CONFIG", str(network.ssh_config))
     yield network
     for host in network.each:
-        assert repeat_until(lambda host=host: not ours(host), END_S), (host.name, ours(host))
+        assert repeat_until(lambda host=host: not nbdist_processes(host), END_S), (
+            host.name,
+            nbdist_processes(host),
+        )
 
 
-def ours(host: netns.Host) -> list[str]:
+def nbdist_processes(host: netns.Host) -> list[str]:
     """Return the command lines of all processes on the host except sshd and its parents."""
     return [
         " ".join(process.cmdline())
@@ -68,7 +71,7 @@ def train(cluster: nbdist.Cluster, folder: Path, **saving: object) -> nbdist.Run
 
 def test_four_hosts_train_and_leave_no_processes(hosts: Hosts, tmp_path: Path) -> None:
     with nbdist.Cluster(hosts=hosts.names, framework="jax") as cluster:
-        answers = cluster.run(WHO).results
+        answers = cluster.run(RANK_AND_HOST).results
         assert answers == {rank: str((rank, name)) for rank, name in enumerate(hosts.names)}
         run = train(cluster, tmp_path)
         np.testing.assert_array_equal(run.loss, LOSSES)
@@ -77,12 +80,14 @@ def test_four_hosts_train_and_leave_no_processes(hosts: Hosts, tmp_path: Path) -
         )
         listening = [host.listening() for host in hosts.each]
         folders = [seed.folder for seed in cluster._worker_group.engines.fleet.location.values()]
-    for host, there in zip(hosts.each, listening, strict=True):
-        others = {port for address, port in there if address != "127.0.0.1"} - {22}
-        assert len(others) == 1, f"gloo is the only listener besides sshd: {there}"
-        assert {address for address, _ in there} == {host.address, "127.0.0.1"}
-        here = {port for address, port in there if address == "127.0.0.1"}
-        assert len(here) == 1, f"ipykernel listens once, for the output of child processes: {there}"
+    for host, listeners in zip(hosts.each, listening, strict=True):
+        others = {port for address, port in listeners if address != "127.0.0.1"} - {22}
+        assert len(others) == 1, f"gloo is the only listener besides sshd: {listeners}"
+        assert {address for address, _ in listeners} == {host.address, "127.0.0.1"}
+        local = {port for address, port in listeners if address == "127.0.0.1"}
+        assert len(local) == 1, (
+            f"ipykernel listens once, for the output of child processes: {listeners}"
+        )
     assert not any(map(os.path.exists, folders))
 
 
@@ -119,32 +124,32 @@ def test_local_and_remote_workers_train_together(hosts: Hosts, tmp_path: Path) -
 def test_options_of_a_host_apply_to_both_of_its_workers(hosts: Hosts, tmp_path: Path) -> None:
     host = Host(name=hosts.names[0], devices=2, env={"SAID": "yes"}, folder=str(tmp_path))
     with nbdist.Cluster(hosts=[host, host], framework="jax") as cluster:
-        said = cluster.run("import os, jax\nos.environ['SAID'], os.getcwd(), jax.device_count()")
-        assert set(said.results.values()) == {str(("yes", str(tmp_path), 4))}
+        results = cluster.run("import os, jax\nos.environ['SAID'], os.getcwd(), jax.device_count()")
+        assert set(results.results.values()) == {str(("yes", str(tmp_path), 4))}
         assert len(cluster._worker_group.engines.fleet.location) == 1
 
 
-@pytest.mark.parametrize("least", [0, 2])
-def test_unreachable_host_is_refused_or_left_out(hosts: Hosts, least: int) -> None:
-    first, off = hosts.names[:2]
+@pytest.mark.parametrize("min_hosts", [0, 2])
+def test_unreachable_host_is_refused_or_left_out(hosts: Hosts, min_hosts: int) -> None:
+    first, unreachable = hosts.names[:2]
     hosts.each[1].power_off()
     try:
-        if least:
+        if min_hosts:
             with nbdist.Cluster(
-                hosts=[first, off, hosts.names[2]], framework="jax", min_hosts=2
+                hosts=[first, unreachable, hosts.names[2]], framework="jax", min_hosts=2
             ) as cluster:
                 assert [w.host for w in cluster.workers()] == [first, hosts.names[2]]
         else:
-            began = time.monotonic()
-            with pytest.raises(StartError, match=rf"(?s){off}: .*--min-hosts 1"):
-                nbdist.Cluster(hosts=[first, off], framework="jax")
-            assert time.monotonic() - began < 15
+            started = time.monotonic()
+            with pytest.raises(StartError, match=rf"(?s){unreachable}: .*--min-hosts 1"):
+                nbdist.Cluster(hosts=[first, unreachable], framework="jax")
+            assert time.monotonic() - started < 15
     finally:
         hosts.each[1].power_on()
 
 
 @pytest.mark.parametrize(
-    ("host", "says"),
+    ("host", "message"),
     [
         (Host(python="/no/such/python"), "/no/such/python does not exist: use --python PATH"),
         (Host(python="/usr/bin/env"), "/usr/bin/env failed there"),
@@ -152,12 +157,12 @@ def test_unreachable_host_is_refused_or_left_out(hosts: Hosts, least: int) -> No
         (Host(user="nobody"), "[Pp]ermission denied"),
     ],
 )
-def test_wrongly_configured_host_is_reported(hosts: Hosts, host: Host, says: str) -> None:
+def test_wrongly_configured_host_is_reported(hosts: Hosts, host: Host, message: str) -> None:
     import msgspec
 
-    there = msgspec.structs.replace(host, name=hosts.names[0])
-    with pytest.raises(StartError, match=says):
-        nbdist.Cluster(hosts=[there], framework="jax")
+    faulty_host = msgspec.structs.replace(host, name=hosts.names[0])
+    with pytest.raises(StartError, match=message):
+        nbdist.Cluster(hosts=[faulty_host], framework="jax")
 
 
 def test_unknown_host_key_is_reported(hosts: Hosts, tmp_path: Path) -> None:
@@ -175,28 +180,28 @@ def test_short_network_loss_needs_no_recovery(hosts: Hosts, tmp_path: Path) -> N
     """The run continues without a recovery."""
     host = hosts.each[1]
 
-    def pull() -> None:
+    def disconnect() -> None:
         assert steps_of(tmp_path) < STEPS
         host.cut()
-        pulled.append(steps_of(tmp_path))
+        step_counts.append(steps_of(tmp_path))
         time.sleep(2)
-        pulled.append(steps_of(tmp_path))
+        step_counts.append(steps_of(tmp_path))
         host.mend()
 
-    pulled: list[int] = []
+    step_counts: list[int] = []
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
-        run = train(cluster, tmp_path, meanwhile=pull)
+        run = train(cluster, tmp_path, meanwhile=disconnect)
         np.testing.assert_array_equal(run.loss, LOSSES)
         assert not run.recoveries
-        before, then = pulled
-        assert then < 2 * STEPS, "the run paused while the cable was disconnected"
-        assert then - before < STEPS
+        before, later = step_counts
+        assert later < 2 * STEPS, "the run paused while the cable was disconnected"
+        assert later - before < STEPS
 
 
 def break_connection(host: netns.Host) -> None:
-    broken = [p for p in host.processes() if "notty" in cmd(p)]
-    assert broken
-    for process in broken:
+    connections = [p for p in host.processes() if "notty" in command_line(p)]
+    assert connections
+    for process in connections:
         process.kill()
 
 
@@ -215,7 +220,7 @@ def test_dead_worker_on_another_host_is_replaced(hosts: Hosts, tmp_path: Path) -
         victim = [
             p
             for p in hosts.each[1].processes()
-            if "-m nbdist.cluster.forkserver.remote_start" in cmd(p)
+            if "-m nbdist.cluster.forkserver.remote_start" in command_line(p)
         ]
         newest = max(victim, key=lambda process: process.create_time())
         run = train(cluster, tmp_path, meanwhile=newest.kill)
@@ -223,7 +228,7 @@ def test_dead_worker_on_another_host_is_replaced(hosts: Hosts, tmp_path: Path) -
         assert len(run.recoveries) == 1
 
 
-def cmd(process: object) -> str:
+def command_line(process: object) -> str:
     return " ".join(process.cmdline())  # type: ignore[attr-defined]
 
 
@@ -242,20 +247,20 @@ def test_spare_on_the_same_host_replaces_a_worker(hosts: Hosts, tmp_path: Path) 
         lost = {rank for recover in run.recoveries for rank in recover.ranks}
         assert 1 in lost
         assert {rank for rank in now if now[rank] != first[rank]} == lost
-        assert cluster.run(WHO).results[1] == str((1, hosts.names[1]))
+        assert cluster.run(RANK_AND_HOST).results[1] == str((1, hosts.names[1]))
 
 
 @pytest.mark.full
 def test_other_options_of_the_ssh_configuration_are_overridden(
     hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = (
+    extra_options = (
         "\nHost *\n  ControlMaster auto\n  ControlPersist 10m\n  RequestTTY force\n"
         "  RemoteCommand true\n  LocalForward 48888 127.0.0.1:9\n"
         "  RemoteForward 48889 127.0.0.1:9\n"
     )
     config = tmp_path / "ssh_config"
-    config.write_text(hosts.ssh_config.read_text() + own)
+    config.write_text(hosts.ssh_config.read_text() + extra_options)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NBDIST_SSH_CONFIG", "ssh_config")
     with nbdist.Cluster(hosts=hosts.names[:1], framework="jax") as cluster:
@@ -269,10 +274,10 @@ def test_environment_and_folder_of_a_host_apply(hosts: Hosts, tmp_path: Path) ->
     one = Host(name=hosts.names[0], env={"XLA_FLAGS": "--xla_force_host_platform_device_count=3"})
     with nbdist.Cluster(hosts=[one], framework="jax") as cluster:
         assert cluster.run("import jax\njax.local_device_count()").results == {0: "3"}
-    here = Host(env={"SAID": "here"})
-    with nbdist.Cluster(hosts=[here, Host(name=hosts.names[0])], framework="none") as cluster:
-        said = cluster.run("import os\nos.environ.get('SAID', '')").results
-        assert said == {0: "'here'", 1: "''"}
+    local = Host(env={"SAID": "here"})
+    with nbdist.Cluster(hosts=[local, Host(name=hosts.names[0])], framework="none") as cluster:
+        results = cluster.run("import os\nos.environ.get('SAID', '')").results
+        assert results == {0: "'here'", 1: "''"}
     with pytest.raises(StartError, match="folder /no/such/folder does not exist"):
         nbdist.Cluster(hosts=[Host(name=hosts.names[0], folder="/no/such/folder")])
 
@@ -291,20 +296,20 @@ def test_dead_host_is_left_out(hosts: Hosts, tmp_path: Path) -> None:
         assert cluster.world_size == 1
         cluster.restart()
         assert cluster.world_size == 2, "the restart includes the host again"
-        assert cluster.run(WHO).results[1] == str((1, host.name))
+        assert cluster.run(RANK_AND_HOST).results[1] == str((1, host.name))
 
 
 @pytest.mark.full  # differs from the shrink test only in the wait
 def test_rebooting_host_is_awaited(hosts: Hosts, tmp_path: Path) -> None:
     host = hosts.each[1]
 
-    def switch() -> None:
+    def reboot() -> None:
         host.power_off()
         time.sleep(3)
         host.power_on()
 
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
-        run = train(cluster, tmp_path, meanwhile=switch)
+        run = train(cluster, tmp_path, meanwhile=reboot)
         np.testing.assert_array_equal(run.loss, LOSSES)
         assert len(run.recoveries) == 1
         assert cluster.world_size == 2
@@ -341,13 +346,13 @@ def test_new_notebook_continues_after_a_kill(hosts: Hosts, tmp_path: Path) -> No
         assert not run.recoveries
         assert cluster.run("float(w.sum())").results == {0: str(LOSSES[-1]), 1: str(LOSSES[-1])}
         cluster.restart()
-        assert cluster.run(WHO).results[1] == str((1, hosts.names[1]))
+        assert cluster.run(RANK_AND_HOST).results[1] == str((1, hosts.names[1]))
         break_connection(hosts.each[1])
         fleet = cluster._worker_group.engines.fleet
         assert repeat_until(lambda: bool(fleet.cut()), END_S)
         assert repeat_until(lambda: not fleet.cut(), 10)
         cluster.restart()
-        assert cluster.run(WHO).results[1] == str((1, hosts.names[1]))
+        assert cluster.run(RANK_AND_HOST).results[1] == str((1, hosts.names[1]))
 
 
 @pytest.mark.full
@@ -355,9 +360,11 @@ def test_ending_notebook_leaves_no_processes(hosts: Hosts) -> None:
     names = " ".join(hosts.names[:2])
     with Kernel() as kernel:
         kernel.run(f"%load_ext nbdist\n%dist_start {names} --framework jax").check()
-        assert all(map(ours, hosts.each[:2]))
+        assert all(map(nbdist_processes, hosts.each[:2]))
     for host in hosts.each[:2]:
-        assert repeat_until(lambda host=host: not ours(host), END_S), ours(host)
+        assert repeat_until(lambda host=host: not nbdist_processes(host), END_S), nbdist_processes(
+            host
+        )
 
 
 @pytest.mark.full  # half a minute
@@ -368,12 +375,12 @@ def test_workers_end_if_the_notebook_host_is_gone(
     monkeypatch.setenv("NBDIST_RETURN_GRACE_S", "2")
     host = hosts.each[0]
     with nbdist.Cluster(hosts=[host.name], framework="jax") as cluster:
-        assert ours(host)
+        assert nbdist_processes(host)
         host.cut()
-        began = time.monotonic()
+        started = time.monotonic()
         try:
-            assert repeat_until(lambda: not ours(host), SILENCE_S + 2 + END_S)
-            assert time.monotonic() - began > SILENCE_S - 2
+            assert repeat_until(lambda: not nbdist_processes(host), SILENCE_S + 2 + END_S)
+            assert time.monotonic() - started > SILENCE_S - 2
             assert repeat_until(lambda: bool(cluster._worker_group.engines.dead()), 3 * LOST_S), (
                 "the notebook reports them as dead"
             )

@@ -67,11 +67,11 @@ def references_in_float32(strategy: str) -> dict[str, Outcome]:
     return by_hand({name: training(strategy, name, "sgd", "float32") for name in models.NAMES})
 
 
-def on_each_rank(cluster: nbdist.Cluster, strategy: str, text: Training) -> list[Outcome]:
-    cluster.run(text.setup, strategy=strategy)
-    options = StepOptions(data="train", epochs=text.epochs, batch=text.batch)
-    run = cluster.run(text.step, step=options, strategy=strategy)
-    cluster.run(f"after = {text.after}", strategy=strategy)
+def on_each_rank(cluster: nbdist.Cluster, strategy: str, program: Training) -> list[Outcome]:
+    cluster.run(program.setup, strategy=strategy)
+    options = StepOptions(data="train", epochs=program.epochs, batch=program.batch)
+    run = cluster.run(program.step, step=options, strategy=strategy)
+    cluster.run(f"after = {program.after}", strategy=strategy)
     objects = cluster.pull(["after"])
     return [Outcome(reported(run), objects[rank]["after"]) for rank in sorted(objects)]
 
@@ -116,8 +116,8 @@ def test_float32_is_within_rounding_of_one_device(
 
 
 @pytest.mark.parametrize("cluster", [2], indirect=True)
-@pytest.mark.parametrize("what", models.KERAS)
-def test_keras_metrics_and_weighted_means_are_exact(cluster: nbdist.Cluster, what: str) -> None:
+@pytest.mark.parametrize("case", models.KERAS)
+def test_keras_metrics_and_weighted_means_are_exact(cluster: nbdist.Cluster, case: str) -> None:
     """Metrics, and losses averaged over a mask or over sample weights."""
-    ours = on_each_rank(cluster, "mirrored", models.KERAS[what])
-    assert_same(ours, references("mirrored", 2, SHORT)[what])
+    ours = on_each_rank(cluster, "mirrored", models.KERAS[case])
+    assert_same(ours, references("mirrored", 2, SHORT)[case])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = [needs_hosts, pytest.mark.usefixtures("own_folders")]
 
-WORD = "4a7c2e-the-word-that-nobody-else-reads"
+SECRET = "4a7c2e-the-word-that-nobody-else-reads"
 STRANGER = """
 import json, select, socket, sys, time, zmq
 ends = [tuple(end) for end in json.loads(sys.argv[1])]
@@ -70,8 +70,8 @@ def network() -> Iterator[Hosts]:
         yield network
 
 
-def intrude(stranger: Host, ends: list[tuple[str, int]]) -> subprocess.Popen[str]:
-    program = [sys.executable, "-c", STRANGER, json.dumps(ends), str(LISTEN_S)]
+def start_stranger(stranger: Host, endpoints: list[tuple[str, int]]) -> subprocess.Popen[str]:
+    program = [sys.executable, "-c", STRANGER, json.dumps(endpoints), str(LISTEN_S)]
     process = subprocess.Popen(
         ["ip", "netns", "exec", stranger.name, *program], stdout=subprocess.PIPE, text=True
     )
@@ -87,33 +87,40 @@ def test_host_without_a_key_reads_and_runs_nothing(
     monkeypatch.setenv("NBDIST_SSH_CONFIG", str(network.ssh_config))
     *hosts, stranger = network.each
     with nbdist.Cluster(hosts=[host.name for host in hosts], framework="jax") as cluster:
-        ends = [end for host in hosts for end in sorted(host.listening()) if end[0] != "127.0.0.1"]
-        assert len(ends) == 2 * len(hosts), "each host listens with sshd and gloo"
-        process = intrude(stranger, ends)
+        endpoints = [
+            endpoint
+            for host in hosts
+            for endpoint in sorted(host.listening())
+            if endpoint[0] != "127.0.0.1"
+        ]
+        assert len(endpoints) == 2 * len(hosts), "each host listens with sshd and gloo"
+        process = start_stranger(stranger, endpoints)
         for _ in range(20):
-            cluster.run(f"word = {WORD!r}\nprint(word)\nword")
-        cluster.push({"secret": WORD})
+            cluster.run(f"word = {SECRET!r}\nprint(word)\nword")
+        cluster.push({"secret": SECRET})
         cluster.run("import numpy as np, jax.numpy as jnp\nxs = np.ones((64, 2), 'float32')")
         cluster.run("w = jnp.zeros(2)")
         options = StepOptions(data="xs", batch=8, epochs=20)
         run = cluster.run("w = w + batch.mean(0)\nloss = w.sum()", step=options)
         np.testing.assert_array_equal(run.loss, 2 * np.arange(1, 161))
-        said, _ = process.communicate(timeout=60)
-        heard = bytes.fromhex(said.split()[1]) if len(said.split()) > 1 else b""
-        assert WORD.encode() not in heard
-        assert heard.replace(b"SSH-2.0", b"") != heard, "the stranger received the greeting of sshd"
+        stdout, _ = process.communicate(timeout=60)
+        received = bytes.fromhex(stdout.split()[1]) if len(stdout.split()) > 1 else b""
+        assert SECRET.encode() not in received
+        assert received.replace(b"SSH-2.0", b"") != received, (
+            "the stranger received the greeting of sshd"
+        )
         assert cluster.run("rank").results == {0: "0", 1: "1"}
 
 
-def listening_here() -> Iterator[tuple[str, int]]:
+def local_listeners() -> Iterator[tuple[str, int]]:
     """Yield address and port of each listening socket of this process and its children."""
-    own = psutil.Process()
-    for process in (own, *own.children(recursive=True)):
+    root = psutil.Process()
+    for process in (root, *root.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
             if "sshd" not in process.name():
-                ends = (c.laddr for c in process.net_connections() if c.status == "LISTEN")
+                endpoints = (c.laddr for c in process.net_connections() if c.status == "LISTEN")
                 yield from (
-                    (end.ip.removeprefix("::ffff:"), end.port) for end in ends
+                    (endpoint.ip.removeprefix("::ffff:"), endpoint.port) for endpoint in endpoints
                 )  # gRPC maps IPv4
 
 
@@ -121,7 +128,7 @@ def test_notebook_host_listens_on_loopback_only(
     network: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NBDIST_SSH_CONFIG", str(network.ssh_config))
-    before = set(listening_here())
+    before = set(local_listeners())
     with nbdist.Cluster(hosts=[network.names[0]], framework="jax"):
-        fresh = set(listening_here()) - before
-    assert {address for address, _ in fresh} == {"127.0.0.1"}
+        added = set(local_listeners()) - before
+    assert {address for address, _ in added} == {"127.0.0.1"}

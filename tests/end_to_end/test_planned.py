@@ -38,22 +38,22 @@ class Degrees(NamedTuple):
     sequence: bool = False
 
     def __str__(self) -> str:
-        more = [self.remat] * bool(self.remat) + [f"micro{self.micro}"] * (self.micro > 1)
-        more += ["sequence"] * self.sequence
-        return "-".join(map(str, (*self[:3], *more)))
+        extra = [self.remat] * bool(self.remat) + [f"micro{self.micro}"] * (self.micro > 1)
+        extra += ["sequence"] * self.sequence
+        return "-".join(map(str, (*self[:3], *extra)))
 
     @property
     def planning(self) -> Planning:
         """Planning options that fix exactly these degrees."""
         axes = {DATA: self.data, MODEL: self.model}
-        more = {"zero": self.zero, "micro": self.micro, "sequence": int(self.sequence)}
-        return Planning(fixed={**axes, **more}, remat=self.remat)
+        extra = {"zero": self.zero, "micro": self.micro, "sequence": int(self.sequence)}
+        return Planning(fixed={**axes, **extra}, remat=self.remat)
 
 
-APART = "depthwise CNN"
+GROUPED_CONVOLUTION = "depthwise CNN"
 """XLA computes wrong gradients of grouped convolutions on a mesh of two axes."""
 
-ALONG = {
+SEQUENCE_DEGREES = {
     "transformer": {1: (2, 4), 2: (2, 4), 4: (2,)},
     "tied transformer": dict.fromkeys(HOSTS, (2, 4, 8)),
     "experts": dict.fromkeys(HOSTS, (2,)),
@@ -70,9 +70,9 @@ LAYOUTS = [
     for sequence in ((False, True) if data < DEVICES else (False,))
 ]
 LAYOUTS += [
-    Degrees(*degrees, *more)
+    Degrees(*degrees, *extra)
     for degrees in ((8, 1, 0), (4, 2, 3), (1, 8, 0))
-    for more in (*((remat,) for remat in REMATS[1:]), ("", 2), ("full", 2))
+    for extra in (*((remat,) for remat in REMATS[1:]), ("", 2), ("full", 2))
 ]
 LAYOUTS += [Degrees(2, 4, 3, "full", 2, sequence=True)]
 
@@ -81,8 +81,8 @@ def possible(hosts: int, name: str) -> list[Degrees]:
     return [
         d
         for d in LAYOUTS
-        if (name != APART or 1 in (d.data, d.model))
-        and (not d.sequence or d.model in ALONG.get(name, {}).get(hosts, ()))
+        if (name != GROUPED_CONVOLUTION or 1 in (d.data, d.model))
+        and (not d.sequence or d.model in SEQUENCE_DEGREES.get(name, {}).get(hosts, ()))
     ]
 
 
@@ -123,7 +123,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
 
 
 @cache
-def by_hand() -> dict[str, list[float]]:
+def plain_losses() -> dict[str, list[float]]:
     """Return the losses of each program in plain JAX on one device."""
     texts = {name: f"{program.plain}\noutcome = losses" for name, program in PROGRAMS.items()}
     return references.plainly(texts)
@@ -140,26 +140,26 @@ def test_layout_trains_as_one_device(cluster: nbdist.Cluster, name: str, degrees
     )
     losses = references.reported(run)["loss"]
     assert len(losses) == STEPS
-    np.testing.assert_allclose(losses, by_hand()[name], rtol=1e-5)
+    np.testing.assert_allclose(losses, plain_losses()[name], rtol=1e-5)
     assert run.plan is not None
     assert run.plan.axes == {DATA: degrees.data, MODEL: degrees.model}
     assert (run.plan.zero, run.plan.remat, run.plan.micro, run.plan.sequence) == degrees[2:]
     assert any(MODEL in axes for t in carried(run.plan) for axes in t.spec) == (degrees.model > 1)
     assert run.compiled is not None
     assert run.compiled.arguments == run.plan.memory.arguments
-    lie = cluster.run(SHARDS.format(given=program.given), strategy="pjrt").results
-    for said in lie.values():
-        assert sorted(ast.literal_eval(said)) == sorted(shards(run.plan))
+    actual_shards = cluster.run(SHARDS.format(given=program.given), strategy="pjrt").results
+    for text in actual_shards.values():
+        assert sorted(ast.literal_eval(text)) == sorted(shards(run.plan))
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_tested_layouts_are_all_of_the_search(hosts: int, name: str) -> None:
-    found = layouts(model_of_program(name), engines(hosts, DEVICES // hosts), Planning())
+    search_result = layouts(model_of_program(name), engines(hosts, DEVICES // hosts), Planning())
     plain = [degrees for degrees in possible(hosts, name) if degrees[3:5] == ("", 1)]
     assert [
         Degrees(layout.data, layout.model, layout.zero, sequence=layout.sequence)
-        for layout in found
+        for layout in search_result
     ] == plain
 
 
@@ -175,7 +175,7 @@ def test_carried_arrays_are_resharded_for_another_plan(cluster: nbdist.Cluster) 
         assert run.compiled.arguments == run.plan.memory.arguments
 
 
-WRONG = """
+GROUPED_GRADIENT = """
 import jax, jax.numpy as jnp, numpy as np
 def gradient(x, kernel):
     def total(kernel):
@@ -198,7 +198,7 @@ np.unique(np.asarray(wrong) / np.asarray(right)).tolist()
 @pytest.mark.parametrize("cluster", [1], indirect=True)
 def test_xla_gradients_of_grouped_convolutions_are_still_wrong(cluster: nbdist.Cluster) -> None:
     """If this test fails, XLA is fixed and `Model.apart` can be removed."""
-    assert set(cluster.run(WRONG, strategy="pjrt").results.values()) == {"[2.0]"}
+    assert set(cluster.run(GROUPED_GRADIENT, strategy="pjrt").results.values()) == {"[2.0]"}
 
 
 ODD_SETUP = """

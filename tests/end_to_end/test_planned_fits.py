@@ -69,7 +69,9 @@ for _ in range({len(FITS)}):
     outcome["several"] += {LOSSES} + model.evaluate(x, y, verbose=0)
 """
 WEIGHTS = "[w.tolist() for w in model.get_weights()]"
-LIE = "{v.path: str(v.value.sharding.spec) for v in (*model.variables, *model.optimizer.variables)}"
+SPECS = (
+    "{v.path: str(v.value.sharding.spec) for v in (*model.variables, *model.optimizer.variables)}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +85,7 @@ def plain() -> dict[str, list[float]]:
     return references.plainly({"keras": PLAIN + SEVERAL})["keras"]
 
 
-def fitted(cluster: nbdist.Cluster, planning: Planning, cell: str = FIT) -> Run:
+def run_fit(cluster: nbdist.Cluster, planning: Planning, cell: str = FIT) -> Run:
     step = StepOptions(data="", planning=planning)
     return cluster.run(cell, strategy="pjrt", step=step)
 
@@ -92,11 +94,11 @@ def losses_of(run: Run) -> list[float]:
     return [m.shared["loss"] for m in run.metrics if m.rank == 0]
 
 
-def same(cluster: nbdist.Cluster, text: str) -> object:
+def value_on_all_ranks(cluster: nbdist.Cluster, text: str) -> object:
     """Return the value of an expression that must be equal on all ranks."""
-    said = set(cluster.run(text, strategy="pjrt").results.values())
-    assert len(said) == 1
-    return ast.literal_eval(said.pop())
+    values = set(cluster.run(text, strategy="pjrt").results.values())
+    assert len(values) == 1
+    return ast.literal_eval(values.pop())
 
 
 @pytest.mark.parametrize(
@@ -119,19 +121,21 @@ def test_fit_trains_as_one_device(
 ) -> None:
     data, model, zero = degrees
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
-    run = fitted(cluster, Planning(fixed={DATA: data, MODEL: model, "zero": zero}, remat=remat))
+    run = run_fit(cluster, Planning(fixed={DATA: data, MODEL: model, "zero": zero}, remat=remat))
     assert run.plan is not None
     assert run.plan.axes == {DATA: data, MODEL: model}
     assert run.plan.remat == remat
-    np.testing.assert_allclose(same(cluster, LOSSES), plain["losses"], rtol=1e-4, atol=1e-6)
-    weights = same(cluster, WEIGHTS)
-    for own, wanted in zip(weights, plain["weights"], strict=True):
-        np.testing.assert_allclose(own, wanted, rtol=1e-3, atol=1e-5)
-    predicted = same(cluster, "model.predict(x[:10], verbose=0).tolist()")
+    np.testing.assert_allclose(
+        value_on_all_ranks(cluster, LOSSES), plain["losses"], rtol=1e-4, atol=1e-6
+    )
+    weights = value_on_all_ranks(cluster, WEIGHTS)
+    for actual, expected in zip(weights, plain["weights"], strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5)
+    predicted = value_on_all_ranks(cluster, "model.predict(x[:10], verbose=0).tolist()")
     np.testing.assert_allclose(predicted, plain["predicted"], rtol=1e-3, atol=1e-5)
-    lie = same(cluster, LIE)
-    assert any("model" in spec for spec in lie.values()) == (model > 1)
-    assert any("data" in spec for spec in lie.values()) == (zero > 0)
+    specs = value_on_all_ranks(cluster, SPECS)
+    assert any("model" in spec for spec in specs.values()) == (model > 1)
+    assert any("data" in spec for spec in specs.values()) == (zero > 0)
     assert run.compiled is not None
     assert run.compiled.arguments == run.plan.memory.arguments
 
@@ -156,9 +160,15 @@ len(kept), all(kept), len(optimizer), all(optimizer), all(back)
 def test_sharded_model_is_saved_and_loaded(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """No rank holds the whole model; rank 0 writes the file."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
-    fitted(cluster, Planning(fixed={MODEL: 2, "zero": 3}))
-    assert same(cluster, SAVE.format(folder=str(tmp_path))) == (10, True, 18, True, True)
-    assert any("model" in spec for spec in same(cluster, LIE).values())
+    run_fit(cluster, Planning(fixed={MODEL: 2, "zero": 3}))
+    assert value_on_all_ranks(cluster, SAVE.format(folder=str(tmp_path))) == (
+        10,
+        True,
+        18,
+        True,
+        True,
+    )
+    assert any("model" in spec for spec in value_on_all_ranks(cluster, SPECS).values())
 
 
 @pytest.mark.full  # the test with shared layers changes layouts too
@@ -169,11 +179,11 @@ def test_next_cell_changes_the_layout_of_the_model(
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     losses: list[float] = []
     for data, model, zero in FITS:
-        run = fitted(cluster, Planning(fixed={DATA: data, MODEL: model, "zero": zero}))
+        run = run_fit(cluster, Planning(fixed={DATA: data, MODEL: model, "zero": zero}))
         assert run.plan is not None
         assert run.plan.axes == {DATA: data, MODEL: model}
-        losses += same(cluster, LOSSES)
-        losses += same(cluster, "model.evaluate(x, y, verbose=0)")
+        losses += value_on_all_ranks(cluster, LOSSES)
+        losses += value_on_all_ranks(cluster, "model.evaluate(x, y, verbose=0)")
     np.testing.assert_allclose(losses, plain["several"], rtol=1e-3, atol=1e-6)
 
 
@@ -190,11 +200,11 @@ def test_cell_without_options_has_a_plan(cluster: nbdist.Cluster) -> None:
 def test_fit_over_the_memory_budget_is_refused(cluster: nbdist.Cluster) -> None:
     """The refused fit leaves the model unchanged."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
-    whole = losses_of(fitted(cluster, Planning()))
+    whole = losses_of(run_fit(cluster, Planning()))
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     with pytest.raises(CellError, match="the step does not fit"):
-        fitted(cluster, Planning(budget=1000))
-    assert losses_of(fitted(cluster, Planning())) == whole
+        run_fit(cluster, Planning(budget=1000))
+    assert losses_of(run_fit(cluster, Planning())) == whole
 
 
 @pytest.mark.full
@@ -202,7 +212,7 @@ def test_sharded_model_resumes_from_its_checkpoint(cluster: nbdist.Cluster, tmp_
     """The losses equal those of an uninterrupted fit."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     planning = Planning(fixed={MODEL: 2, "zero": 3})
-    whole = losses_of(fitted(cluster, planning))
+    whole = losses_of(run_fit(cluster, planning))
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     step = StepOptions(data="", planning=planning)
     saving = Saving(folder=str(tmp_path), every_steps=3)
@@ -216,7 +226,7 @@ def test_sharded_model_resumes_from_its_checkpoint(cluster: nbdist.Cluster, tmp_
 
 
 DISTRIBUTION = "from nbdist.worker.jax.keras import distribution as keras_distribution"
-BORN = """
+LARGE_MODEL = """
 import keras, jax
 import numpy as np
 from nbdist.worker.jax.keras import distribution as keras_distribution
@@ -237,15 +247,15 @@ x = np.random.default_rng(1).integers(0, 8192, (32, 4)).astype("int32")
 y = np.ones((32, 1), "float32")
 table = model.layers[0].embeddings
 """
-BORN_FIT = """
+LARGE_FIT = """
 losses = model.fit(x, y, batch_size=16, epochs=3, verbose=0, shuffle=False).history["loss"]
 """
-PLAINLY_BORN = f"""
+PLAIN_LARGE = f"""
 import os
 os.environ["KERAS_BACKEND"] = "jax"
-{BORN.format(seed=7).replace(DISTRIBUTION, "class keras_distribution: LARGE = 0")}
+{LARGE_MODEL.format(seed=7).replace(DISTRIBUTION, "class keras_distribution: LARGE = 0")}
 outcome = dict(drawn=np.asarray(table).sum(axis=1).tolist()[::64])
-{BORN_FIT}
+{LARGE_FIT}
 outcome["losses"] = losses
 """
 PARTS = "{part.data.shape for part in table.value.addressable_shards}"
@@ -253,25 +263,27 @@ PARTS = "{part.data.shape for part in table.value.addressable_shards}"
 
 def test_large_variable_is_created_sharded(cluster: nbdist.Cluster) -> None:
     """No device holds the whole variable, and its values are those of one device."""
-    plainly = references.plainly({"born": PLAINLY_BORN})["born"]
-    cluster.run(BORN.format(seed=7), strategy="pjrt")
-    assert same(cluster, PARTS) == {(8192 // DEVICES, 16)}
-    drawn = same(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]")
-    assert drawn == plainly["drawn"]
-    run = fitted(cluster, Planning(fixed={"zero": 3}), BORN_FIT)
+    reference = references.plainly({"born": PLAIN_LARGE})["born"]
+    cluster.run(LARGE_MODEL.format(seed=7), strategy="pjrt")
+    assert value_on_all_ranks(cluster, PARTS) == {(8192 // DEVICES, 16)}
+    row_sums = value_on_all_ranks(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]")
+    assert row_sums == reference["drawn"]
+    run = run_fit(cluster, Planning(fixed={"zero": 3}), LARGE_FIT)
     assert run.plan is not None
-    assert same(cluster, PARTS) == {(8192, 16 // DEVICES)}, (
+    assert value_on_all_ranks(cluster, PARTS) == {(8192, 16 // DEVICES)}, (
         "the plan shards an embedding along its columns, because steps look up rows"
     )
-    np.testing.assert_allclose(same(cluster, "losses"), plainly["losses"], rtol=1e-5)
+    np.testing.assert_allclose(
+        value_on_all_ranks(cluster, "losses"), reference["losses"], rtol=1e-5
+    )
 
 
 @pytest.mark.full  # `test_fit.py` seeds ranks differently
 def test_differently_seeded_ranks_create_one_variable(cluster: nbdist.Cluster) -> None:
-    cluster.run(BORN.format(seed="7 + rank"), strategy="pjrt")
-    drawn = same(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]")
-    cluster.run(BORN.format(seed=7), strategy="pjrt")
-    assert same(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]") == drawn
+    cluster.run(LARGE_MODEL.format(seed="7 + rank"), strategy="pjrt")
+    row_sums = value_on_all_ranks(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]")
+    cluster.run(LARGE_MODEL.format(seed=7), strategy="pjrt")
+    assert value_on_all_ranks(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]") == row_sums
 
 
 @pytest.mark.full
@@ -295,11 +307,11 @@ def test_resume_at_a_smaller_last_batch_keeps_the_layout(
 def test_raising_generator_leaves_the_weights_unchanged(cluster: nbdist.Cluster) -> None:
     """At the time of the error Keras has already moved the values out of the variables."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
-    before = same(cluster, WEIGHTS)
+    before = value_on_all_ranks(cluster, WEIGHTS)
     raising = "def broken():\n    raise ValueError('no data')\n    yield x, y\n"
     with pytest.raises(CellError, match="no data"):
-        fitted(cluster, Planning(fixed={MODEL: 2}), f"{raising}model.fit(broken(), verbose=0)")
-    assert same(cluster, WEIGHTS) == before
+        run_fit(cluster, Planning(fixed={MODEL: 2}), f"{raising}model.fit(broken(), verbose=0)")
+    assert value_on_all_ranks(cluster, WEIGHTS) == before
 
 
 SHARED = """
@@ -325,19 +337,19 @@ def test_models_with_shared_layers_change_layouts_in_turn(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
     """Each fit starts from the layout that the previous fit gave to the shared layers."""
-    wanted = references.plainly({"shared": PLAIN_SHARED})["shared"]
+    expected = references.plainly({"shared": PLAIN_SHARED})["shared"]
     cluster.run(DATA_SETS + MODEL_ + SHARED, strategy="pjrt")
     plans = {}, {"zero": 3}, {}, {MODEL: 2, "zero": 1}
-    for fixed, fit, losses in zip(plans, IN_TURN, wanted, strict=True):
-        run = fitted(cluster, Planning(fixed=fixed), fit)
+    for fixed, fit, losses in zip(plans, IN_TURN, expected, strict=True):
+        run = run_fit(cluster, Planning(fixed=fixed), fit)
         assert run.plan is not None
-        found = ast.literal_eval(run.results[0])
-        np.testing.assert_allclose(found, losses, rtol=1e-3, atol=1e-6)
+        actual = ast.literal_eval(run.results[0])
+        np.testing.assert_allclose(actual, losses, rtol=1e-3, atol=1e-6)
     path = str(tmp_path / "other.keras")
-    assert same(cluster, SAVED.format(path=path)) == [True]
+    assert value_on_all_ranks(cluster, RELOAD_OTHER.format(path=path)) == [True]
 
 
-SAVED = """
+RELOAD_OTHER = """
 other.save({path!r})
 again = keras.models.load_model({path!r})
 [all((a == b).all() for a, b in zip(other.get_weights(), again.get_weights(), strict=True))]
@@ -347,7 +359,7 @@ again = keras.models.load_model({path!r})
 def test_sharded_weights_cannot_be_read_on_one_rank(cluster: nbdist.Cluster) -> None:
     """The read needs a collective, so a single rank would wait forever."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
-    fitted(cluster, Planning(fixed={"zero": 3}))
+    run_fit(cluster, Planning(fixed={"zero": 3}))
     with pytest.raises(CellError, match="is sharded over the ranks, and only this rank reads it"):
         cluster.run("model.get_weights()", ranks="0")
 
@@ -357,16 +369,16 @@ def test_other_training_calls_follow_the_plan(cluster: nbdist.Cluster) -> None:
     """Single batches, several steps per execution, frozen layers, a recompiled model."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     planning = Planning(fixed={MODEL: 2})
-    run = fitted(cluster, planning, "[float(l) for l in model.train_on_batch(x[:16], y[:16])]")
+    run = run_fit(cluster, planning, "[float(l) for l in model.train_on_batch(x[:16], y[:16])]")
     assert run.plan is not None
-    again = (
+    cell = (
         "model.layers[0].trainable = False\n"
         "frozen = model.layers[0].get_weights()[0]\n"
         "model.compile(keras.optimizers.Adam(0.01), 'binary_crossentropy', steps_per_execution=2)\n"
         "model.fit(x, y, batch_size=16, epochs=2, verbose=0)\n"
         "bool((frozen == model.layers[0].get_weights()[0]).all()), int(model.optimizer.iterations)"
     )
-    run = fitted(cluster, planning, again)
+    run = run_fit(cluster, planning, cell)
     assert set(run.results.values()) == {"(True, 8)"}
     assert run.plan is not None
     assert run.plan.axes == {DATA: 2, MODEL: 2}
@@ -376,38 +388,38 @@ def test_other_training_calls_follow_the_plan(cluster: nbdist.Cluster) -> None:
 def test_plan_applies_to_a_recreated_model(cluster: nbdist.Cluster) -> None:
     """Keras gives the variables new names each time."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
-    given = fitted(cluster, Planning(fixed={MODEL: 2})).plan
+    first_plan = run_fit(cluster, Planning(fixed={MODEL: 2})).plan
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
-    run = fitted(cluster, Planning(given=given))
+    run = run_fit(cluster, Planning(given=first_plan))
     assert run.plan is not None
-    assert given is not None
-    assert [t.spec for t in run.plan.tensors] == [t.spec for t in given.tensors]
+    assert first_plan is not None
+    assert [t.spec for t in run.plan.tensors] == [t.spec for t in first_plan.tensors]
     assert run.plan.axes == {DATA: 2, MODEL: 2}
 
 
 def test_layout_options_without_a_fit_are_reported(cluster: nbdist.Cluster) -> None:
-    run = fitted(cluster, Planning(fixed={MODEL: 2}), "1 + 1")
+    run = run_fit(cluster, Planning(fixed={MODEL: 2}), "1 + 1")
     assert {note.text for note in run.notes} == {
         "the cell trains no Keras model on JAX with `fit`: layout options have no effect"
     }
 
 
-DROPPED = MODEL_.replace("BatchNormalization()", "Dropout(0.3)")
+DROPOUT_MODEL = MODEL_.replace("BatchNormalization()", "Dropout(0.3)")
 
 
 @pytest.mark.full
 def test_fit_in_microbatches_has_the_losses_of_whole_batches(cluster: nbdist.Cluster) -> None:
-    said = []
+    values = []
     for micro in (1, 2):
-        cluster.run(DATA_SETS + DROPPED, strategy="pjrt")
-        run = fitted(cluster, Planning(fixed={DATA: 4, "micro": micro}))
+        cluster.run(DATA_SETS + DROPOUT_MODEL, strategy="pjrt")
+        run = run_fit(cluster, Planning(fixed={DATA: 4, "micro": micro}))
         assert run.plan is not None
         assert run.plan.micro == micro
-        said.append(same(cluster, LOSSES))
-    np.testing.assert_allclose(said[1], said[0], rtol=1e-5)
+        values.append(value_on_all_ranks(cluster, LOSSES))
+    np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
 
 
 def test_batch_normalization_excludes_microbatches(cluster: nbdist.Cluster) -> None:
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     with pytest.raises(CellError, match=r"no microbatches: .* the sum over all rows for each"):
-        fitted(cluster, Planning(fixed={"micro": 2}))
+        run_fit(cluster, Planning(fixed={"micro": 2}))

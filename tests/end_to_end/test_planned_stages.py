@@ -40,17 +40,17 @@ class Degrees(NamedTuple):
     rounds: int = 1
 
     def __str__(self) -> str:
-        more = [self.remat] * bool(self.remat) + ["sequence"] * self.sequence
-        more += [self.schedule] * (self.schedule != "gpipe")
-        more += [f"{self.rounds} rounds"] * (self.rounds > 1)
-        return "-".join([*map(str, self[:4]), f"micro{self.micro}", *more])
+        extra = [self.remat] * bool(self.remat) + ["sequence"] * self.sequence
+        extra += [self.schedule] * (self.schedule != "gpipe")
+        extra += [f"{self.rounds} rounds"] * (self.rounds > 1)
+        return "-".join([*map(str, self[:4]), f"micro{self.micro}", *extra])
 
     @property
     def planning(self) -> Planning:
         axes = {STAGE: self.stage, DATA: self.data, MODEL: self.model}
-        more = {"zero": self.zero, "micro": self.micro, "sequence": int(self.sequence)}
-        more["rounds"] = self.rounds
-        return Planning(fixed={**axes, **more}, remat=self.remat, schedule=self.schedule)
+        extra = {"zero": self.zero, "micro": self.micro, "sequence": int(self.sequence)}
+        extra["rounds"] = self.rounds
+        return Planning(fixed={**axes, **extra}, remat=self.remat, schedule=self.schedule)
 
 
 CASES = [
@@ -83,7 +83,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
 
 
 @cache
-def by_hand() -> list[float]:
+def plain_losses() -> list[float]:
     """Return the losses in plain JAX on one device."""
     return references.plainly({"it": f"{PROGRAM.plain}\noutcome = losses"})["it"]
 
@@ -95,23 +95,23 @@ def test_pipeline_trains_as_one_device(cluster: nbdist.Cluster, degrees: Degrees
     run = cluster.run(PROGRAM.step, strategy="pjrt", step=options)
     losses = references.reported(run)["loss"]
     assert len(losses) == STEPS
-    np.testing.assert_allclose(losses, by_hand(), rtol=1e-5)
+    np.testing.assert_allclose(losses, plain_losses(), rtol=1e-5)
     assert run.plan is not None
     assert tuple(run.plan.axes.items()) == (
         (STAGE, degrees.stage),
         (DATA, degrees.data),
         (MODEL, degrees.model),
     )
-    found = run.plan.zero, run.plan.micro, run.plan.remat, run.plan.sequence, *run.plan.staging
-    assert found == degrees[3:]
+    actual = run.plan.zero, run.plan.micro, run.plan.remat, run.plan.sequence, *run.plan.staging
+    assert actual == degrees[3:]
     layers = [t for t in carried(run.plan) if "['layers']" in t.path]
     assert layers
     assert all(tensor.spec[0] == (STAGE,) for tensor in layers)
     assert run.compiled is not None
     assert run.compiled.arguments == run.plan.memory.arguments
-    lie = cluster.run(SHARDS.format(given=PROGRAM.given), strategy="pjrt").results
-    for said in lie.values():
-        assert sorted(ast.literal_eval(said)) == sorted(shards(run.plan))
+    actual_shards = cluster.run(SHARDS.format(given=PROGRAM.given), strategy="pjrt").results
+    for text in actual_shards.values():
+        assert sorted(ast.literal_eval(text)) == sorted(shards(run.plan))
 
 
 @pytest.mark.parametrize("cluster", [1], indirect=True)
@@ -123,7 +123,7 @@ def test_stages_need_a_scan_over_layers(cluster: nbdist.Cluster) -> None:
         cluster.run(program.step, strategy="pjrt", step=options)
 
 
-OWN = """
+MANUAL_SHARDING = """
 mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 cut = jax.NamedSharding(mesh, jax.P(None, None, "data"))
 params["layers"]["up"] = jax.device_put(params["layers"]["up"], cut)
@@ -137,10 +137,10 @@ params["layers"]["up"] = jax.device_put(params["layers"]["up"], cut)
 def test_manual_sharding_is_kept_and_its_memory_is_exact(
     cluster: nbdist.Cluster, axes: dict[str, int]
 ) -> None:
-    cluster.run(PROGRAM.setup + OWN, strategy="pjrt")
+    cluster.run(PROGRAM.setup + MANUAL_SHARDING, strategy="pjrt")
     options = StepOptions(data="train", batch=BATCH, planning=Planning(fixed=axes))
     run = cluster.run(PROGRAM.step, strategy="pjrt", step=options)
-    np.testing.assert_allclose(references.reported(run)["loss"], by_hand(), rtol=1e-5)
+    np.testing.assert_allclose(references.reported(run)["loss"], plain_losses(), rtol=1e-5)
     assert run.plan is not None
     assert run.compiled is not None
     assert run.compiled.arguments == run.plan.memory.arguments
@@ -155,7 +155,7 @@ def test_last_batch_of_one_row_is_trained(cluster: nbdist.Cluster) -> None:
     run = cluster.run(PROGRAM.step, strategy="pjrt", step=options)
     losses = references.reported(run)["loss"]
     assert len(losses) == 2
-    np.testing.assert_allclose(losses[0], by_hand()[0], rtol=1e-5)
+    np.testing.assert_allclose(losses[0], plain_losses()[0], rtol=1e-5)
 
 
 FIT = """
@@ -201,6 +201,6 @@ def test_keras_layer_with_a_scan_is_split_into_stages(
     run = cluster.run(FIT, strategy="pjrt", step=StepOptions(data="", planning=planning))
     assert run.plan is not None
     assert (run.plan.axes[STAGE], run.plan.staging) == (stages, staging)
-    (said,) = cluster.run("history", strategy="pjrt").results.values()
-    for name, values in ast.literal_eval(said).items():
+    (text,) = cluster.run("history", strategy="pjrt").results.values()
+    for name, values in ast.literal_eval(text).items():
         np.testing.assert_allclose(values, plain[name], rtol=1e-4)

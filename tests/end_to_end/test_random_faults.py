@@ -30,7 +30,7 @@ PACE_S = 0.02
 GROWTH_BYTES = 60e6
 """Allowed growth of the notebook process: the stored rows of a hundred recoveries."""
 
-GROWTH_BELOW_BYTES = 400e6
+CHILDREN_GROWTH_BYTES = 400e6
 """Allowed growth of the child processes.
 
 A worker uses 100 to 300 MB of unshared memory. Ten recoveries in place leave ten coordination
@@ -40,12 +40,12 @@ SPARE_FILES = 8
 """Files that ZeroMQ may keep open for restarted engines."""
 
 
-IN_A_HEAL = 0.25
+SECOND_KILL_SHARE = 0.25
 """Share of kills with a second kill during the recovery.
 
 With more of them, workers would die faster than nbdist replaces them, and the run would not end."""
 
-HEAL_S = 2.5
+SECOND_KILL_DELAY_S = 2.5
 """Longest delay of the second kill in seconds."""
 
 
@@ -56,12 +56,12 @@ class Killer:
         cluster: The cluster whose workers to kill.
         seed: Seed of the random choices.
         folder: Checkpoint folder of the run.
-        most: Largest number of kills.
+        max_kills: Largest number of kills.
     """
 
-    def __init__(self, cluster: nbdist.Cluster, seed: int, folder: Path, most: int) -> None:
+    def __init__(self, cluster: nbdist.Cluster, seed: int, folder: Path, max_kills: int) -> None:
         self.kills = 0
-        self._most = most
+        self._max_kills = max_kills
         self._folder = folder
         self._cluster = cluster
         self._random = random.Random(seed)
@@ -78,15 +78,15 @@ class Killer:
 
     def _run(self) -> None:
         last = ""
-        while self.kills < self._most and not self._over.wait(self._random.uniform(0.0, 2.0)):
+        while self.kills < self._max_kills and not self._over.wait(self._random.uniform(0.0, 2.0)):
             newest = max((path.name for path in self._folder.glob("step-*")), default="")
             states = {worker.state for worker in self._cluster.workers(measure=False)}
             if newest == last or states != {"busy"}:
                 continue
             last = newest
             self._kill()
-            if self._random.random() < IN_A_HEAL and self.kills < self._most:
-                self._over.wait(self._random.uniform(0.0, HEAL_S))
+            if self._random.random() < SECOND_KILL_SHARE and self.kills < self._max_kills:
+                self._over.wait(self._random.uniform(0.0, SECOND_KILL_DELAY_S))
                 self._kill()
 
     def _kill(self) -> None:
@@ -109,7 +109,7 @@ def cluster(form: training.Form) -> Iterator[nbdist.Cluster]:
         yield running
 
 
-def of_children(process: psutil.Process) -> int:
+def children_bytes(process: psutil.Process) -> int:
     """Return the unshared memory of all child processes in bytes."""
     total = 0
     for child in process.children(recursive=True):
@@ -124,7 +124,7 @@ def set_up(cluster: nbdist.Cluster, form: training.Form, pace_s: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "most", "epochs"),
+    ("form", "max_kills", "epochs"),
     [
         ("pjrt step", 3, 15),
         pytest.param("mirrored step", KILLS, EPOCHS, marks=pytest.mark.full),
@@ -133,37 +133,37 @@ def set_up(cluster: nbdist.Cluster, form: training.Form, pace_s: float) -> None:
     indirect=["form"],
 )
 def test_random_kills_leave_no_trace(
-    cluster: nbdist.Cluster, form: training.Form, most: int, epochs: int, tmp_path: Path
+    cluster: nbdist.Cluster, form: training.Form, max_kills: int, epochs: int, tmp_path: Path
 ) -> None:
     """The bits and the losses are equal; processes, threads, files and memory do not grow."""
     set_up(cluster, form, 0.0)
-    calm = form.run(cluster, epochs=epochs, data="batches")
+    undisturbed = form.run(cluster, epochs=epochs, data="batches")
     digest = form.digest_of(cluster)
     process = psutil.Process()
     children = len(process.children(recursive=True))
-    kills, number, first_bytes, first_below = 0, 0, 0, 0
-    held = process.num_fds(), threading.active_count()
-    while kills < most:
+    kills, number, first_bytes, first_children_bytes = 0, 0, 0, 0
+    before = process.num_fds(), threading.active_count()
+    while kills < max_kills:
         number += 1
         set_up(cluster, form, PACE_S)
         folder = tmp_path / str(number)
         saving = Saving(folder=str(folder), every_steps=7)
-        with Killer(cluster, number, folder, most - kills) as killer:
+        with Killer(cluster, number, folder, max_kills - kills) as killer:
             run = form.run(
-                cluster, epochs=epochs, data="batches", saving=saving, max_heals=10 * most
+                cluster, epochs=epochs, data="batches", saving=saving, max_heals=10 * max_kills
             )
         kills += killer.kills
         assert form.digest_of(cluster) == digest
-        np.testing.assert_array_equal(run.history["loss"], calm.history["loss"])
+        np.testing.assert_array_equal(run.history["loss"], undisturbed.history["loss"])
         first_bytes = first_bytes or process.memory_info().rss
-        first_below = first_below or of_children(process)
+        first_children_bytes = first_children_bytes or children_bytes(process)
     assert process.memory_info().rss - first_bytes < GROWTH_BYTES
-    assert of_children(process) - first_below < GROWTH_BELOW_BYTES
+    assert children_bytes(process) - first_children_bytes < CHILDREN_GROWTH_BYTES
     children += MAX_RECOVERIES_IN_PLACE  # their coordinators stay until the engines are fresh
     deadline = time.monotonic() + 10
     while len(process.children(recursive=True)) > children and time.monotonic() < deadline:
         time.sleep(0.1)
     assert len(process.children(recursive=True)) <= children
     files, threads = process.num_fds(), threading.active_count()
-    assert files <= held[0] + SPARE_FILES
-    assert threads <= held[1]
+    assert files <= before[0] + SPARE_FILES
+    assert threads <= before[1]

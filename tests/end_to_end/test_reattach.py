@@ -55,7 +55,7 @@ STEP = {
 STEPS = 500
 LOSSES = np.cumsum(np.arange(STEPS) % 7) * 3 / 64  # exact in float32
 
-KILLING = """
+KILL_CONTROLLER = """
 import os, signal, threading
 if rank == 0:
     threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
@@ -74,22 +74,22 @@ pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 @pytest.fixture
-def until(tmp_path: Path) -> Callable[[Callable[[RunState, int], bool]], RunState]:
-    """Function that waits until `done(state, steps)` is true for the newest run."""
+def wait_for_run(tmp_path: Path) -> Callable[[Callable[[RunState, int], bool]], RunState]:
+    """Function that waits until `condition(state, steps)` is true for the newest run."""
 
-    def wait(done: Callable[[RunState, int], bool]) -> RunState:
+    def wait(condition: Callable[[RunState, int], bool]) -> RunState:
         found: list[RunState] = []
 
-        def look() -> bool:
+        def check() -> bool:
             runs = kept(tmp_path / "runs")[:1]
             for run in runs:
                 steps = max((run.count(table) for table in run.tables()), default=0)
                 found[:] = [run.state()]
-                if done(found[0], steps):
+                if condition(found[0], steps):
                     return True
             return False
 
-        assert repeat_until(look, 60), f"the run is {found}"
+        assert repeat_until(check, 60), f"the run is {found}"
         return found[0]
 
     return wait
@@ -120,7 +120,7 @@ def pid_of(kernel: Kernel) -> int:
     return pid
 
 
-def let_go() -> None:
+def release_training() -> None:
     """Let the training continue after `HALF` steps."""
     Path(os.environ["JUPYTER_RUNTIME_DIR"], "go").touch()
 
@@ -128,11 +128,11 @@ def let_go() -> None:
 def check_attached(kernel: Kernel, framework: str) -> None:
     """Check that the run ends in this kernel with all rows and the final variables."""
     request = kernel.send("%dist_attach -o run")
-    let_go()
+    release_training()
     shown = kernel.collect(request).check()
     assert f"of {STEPS} · loss" in "\n".join(shown.plain)
-    said = kernel.run("import json\nprint(json.dumps(run.history['loss'].tolist()))").check()
-    np.testing.assert_array_equal(json.loads(said.stdout), [LOSSES, LOSSES])
+    result = kernel.run("import json\nprint(json.dumps(run.history['loss'].tolist()))").check()
+    np.testing.assert_array_equal(json.loads(result.stdout), [LOSSES, LOSSES])
     total = "w.sum()" if framework == "jax" else "tf.reduce_sum(w)"
     assert str(LOSSES[-1]) in kernel.run(f"%%dist_run\nprint(float({total}))").check().stdout
 
@@ -142,14 +142,14 @@ def check_attached(kernel: Kernel, framework: str) -> None:
 )  # takes twice as long as JAX
 def test_detached_run_continues_in_another_kernel(
     framework: str,
-    until: Callable[[Callable[[RunState, int], bool]], RunState],
+    wait_for_run: Callable[[Callable[[RunState, int], bool]], RunState],
 ) -> None:
     with Kernel() as first:
         train(first, framework, "--detach")
-        before = until(lambda _, steps: steps > 200)
+        before = wait_for_run(lambda _, steps: steps > 200)
         os.kill(pid_of(first), signal.SIGKILL)
-    followed = until(lambda state, _: state.writer.pid not in (before.writer.pid, 0))
-    assert followed.status == "running"
+    takeover = wait_for_run(lambda state, _: state.writer.pid not in (before.writer.pid, 0))
+    assert takeover.status == "running"
     with Kernel() as second:
         offered = second.run("%load_ext nbdist").check().stdout
         assert "(2 workers, cell 3 running)" in offered
@@ -163,21 +163,21 @@ def test_detached_run_continues_in_another_kernel(
 
 @pytest.mark.full  # the previous test kills a kernel
 def test_detached_run_survives_a_kernel_restart(
-    until: Callable[[Callable[[RunState, int], bool]], RunState],
+    wait_for_run: Callable[[Callable[[RunState, int], bool]], RunState],
 ) -> None:
     with Kernel() as kernel:
         train(kernel, "jax", "--detach")
-        before = until(lambda _, steps: steps > 100)
+        before = wait_for_run(lambda _, steps: steps > 100)
         kernel.manager.restart_kernel()
         kernel.client.wait_for_ready(timeout=60)
-        until(lambda state, _: state.writer.pid != before.writer.pid)
+        wait_for_run(lambda state, _: state.writer.pid != before.writer.pid)
         kernel.run("%load_ext nbdist").check()
         check_attached(kernel, "jax")
 
 
 @pytest.mark.full  # the first test covers most of a detached runner
 def test_stop_of_a_detached_cell_keeps_the_cluster(
-    tmp_path: Path, until: Callable[[Callable[[RunState, int], bool]], RunState]
+    tmp_path: Path, wait_for_run: Callable[[Callable[[RunState, int], bool]], RunState]
 ) -> None:
     with Kernel() as first:
         first.run("%load_ext nbdist\n%dist_start 2 --framework jax").check()
@@ -185,25 +185,25 @@ def test_stop_of_a_detached_cell_keeps_the_cluster(
             "import time\nanswer = 42\nreport(loss=1.0)\nfor _ in range(6000):\n    time.sleep(0.1)"
         )
         first.send(f"%%dist_run --detach\n{cell}")
-        before = until(lambda state, _: state.status == "running")
+        before = wait_for_run(lambda state, _: state.status == "running")
         os.kill(pid_of(first), signal.SIGKILL)
-    until(lambda state, _: state.writer.pid not in (before.writer.pid, 0))
+    wait_for_run(lambda state, _: state.writer.pid not in (before.writer.pid, 0))
     kept(tmp_path / "runs")[0].ask_to_stop()
-    until(lambda state, _: state.is_over)
+    wait_for_run(lambda state, _: state.is_over)
     with nbdist.attach() as cluster:
         assert cluster.pull(["answer"])[1]["answer"] == 42
 
 
 @pytest.mark.full  # the first test covers most of a detached runner
 def test_finished_detached_run_is_available_after_attach(
-    until: Callable[[Callable[[RunState, int], bool]], RunState],
+    wait_for_run: Callable[[Callable[[RunState, int], bool]], RunState],
 ) -> None:
     with Kernel() as first:
         train(first, "jax", "--detach")
-        until(lambda _, steps: steps > 100)
+        wait_for_run(lambda _, steps: steps > 100)
         os.kill(pid_of(first), signal.SIGKILL)
-    let_go()
-    until(lambda state, _: state.status == "finished")
+    release_training()
+    wait_for_run(lambda state, _: state.status == "finished")
     cluster = nbdist.attach()
     np.testing.assert_array_equal(cluster.follow().history["loss"], [LOSSES, LOSSES])
     cluster.restart()
@@ -219,12 +219,12 @@ def test_finished_detached_run_is_available_after_attach(
 def test_without_detach_workers_and_folder_are_removed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    until: Callable[[Callable[[RunState, int], bool]], RunState],
+    wait_for_run: Callable[[Callable[[RunState, int], bool]], RunState],
 ) -> None:
     monkeypatch.setenv("NBDIST_RETURN_GRACE_S", "1")
     with Kernel() as kernel:
         train(kernel, "jax")
-        state = until(lambda _, steps: steps > 100)
+        state = wait_for_run(lambda _, steps: steps > 100)
         family = [psutil.Process(worker.pid) for worker in state.workers]
         family += [psutil.Process(worker.pid).parent() for worker in state.workers]
         os.kill(pid_of(kernel), signal.SIGKILL)
@@ -271,17 +271,17 @@ def test_stop_all_ends_the_cluster_of_a_killed_notebook(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_stop_all_spares_the_cluster_of_a_live_notebook(tmp_path: Path) -> None:
-    with owner() as (living, others), owner() as (killed, family):
+    with owner() as (live, others), owner() as (killed, family):
         killed.kill()
         killed.wait()
-        said = "\n".join(stop_all())
-        assert f"belongs to another notebook (pid {living.pid}): left alone" in said
+        result = "\n".join(stop_all())
+        assert f"belongs to another notebook (pid {live.pid}): left alone" in result
         assert not await_ends(family, 10)
         assert all(map(is_alive, others))
         seed = next(p for p in others if "nbdist.cluster.forkserver.server" in p.cmdline())
         seed.kill()  # no process is left to end the controller
-        living.kill()
-        living.wait()
+        live.kill()
+        live.wait()
         assert len(stop_all()) == 1
         assert not await_ends(others, 10)
     assert not list((tmp_path / "nbdist").iterdir())
@@ -299,11 +299,11 @@ def test_cluster_of_another_version_is_refused(tmp_path: Path, written_by: str) 
             state.write_text(json.dumps(fields))
         else:
             state.rename(folder / "estate.json")
-        theirs = written_by or "a version before 0.2.0"
-        both = f"started by nbdist {theirs}, and this is nbdist {nbdist.__version__}"
-        with pytest.raises(nbdist.StartError, match=f"{both}.*%dist_stop --all"):
+        other_version = written_by or "a version before 0.2.0"
+        versions = f"started by nbdist {other_version}, and this is nbdist {nbdist.__version__}"
+        with pytest.raises(nbdist.StartError, match=f"{versions}.*%dist_stop --all"):
             nbdist.attach()
-        assert both in offer()
+        assert versions in offer()
         assert stop_all() == (f"cluster {folder.name} was ended",)
         assert not await_ends(family, 10)
 
@@ -317,8 +317,10 @@ def test_forged_cluster_folder_does_no_harm(tmp_path: Path) -> None:
         process.wait()
         stop_all()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
-        wrong = msgspec.structs.replace(this_process(), pid=stranger.pid, started=1.0)
-        reused = msgspec.structs.replace(handover, owner=wrong, controllers=(wrong,))
+        other_process = msgspec.structs.replace(this_process(), pid=stranger.pid, started=1.0)
+        reused = msgspec.structs.replace(
+            handover, owner=other_process, controllers=(other_process,)
+        )
         (folder / "log").mkdir(parents=True)
         (folder / HANDOVER_FILE).write_bytes(msgspec.json.encode(reused))
         other = folder.with_name("0" * 12)
@@ -329,11 +331,11 @@ def test_forged_cluster_folder_does_no_harm(tmp_path: Path) -> None:
         folder.with_name("1" * 12).symlink_to(precious)
         with pytest.raises(nbdist.UsageError, match="no cluster of an earlier notebook"):
             nbdist.attach()
-        said = stop_all()
+        result = stop_all()
         assert stranger.poll() is None
         stranger.kill()
-    assert f"cluster {folder.name} was ended" in said
-    assert f"{other} is left alone, because it cannot be read" in "\n".join(said)
+    assert f"cluster {folder.name} was ended" in result
+    assert f"{other} is left alone, because it cannot be read" in "\n".join(result)
     assert not folder.exists()
     assert precious.is_dir()
 
@@ -346,8 +348,8 @@ def test_run_continues_without_its_controller(
         cluster.run(SETUP["jax"])
         controller = psutil.Process(cluster._worker_group.engines.controller.pids[0])
         cluster.push({"pid": controller.pid})
-        cluster.run(KILLING)
-        let_go()
+        cluster.run(KILL_CONTROLLER)
+        release_training()
         step = nbdist.records.StepOptions(data="train", steps=STEPS)
         np.testing.assert_array_equal(cluster.run(STEP["jax"], step=step).loss, LOSSES)
         assert capsys.readouterr().err.count("controller has died") == 1
@@ -370,16 +372,16 @@ def test_engines_end_without_the_controller() -> None:
 @pytest.mark.full
 def test_cluster_ends_within_30_s_of_its_kernel() -> None:
     with owner() as (process, family):
-        began = time.monotonic()
+        started = time.monotonic()
         process.kill()
         process.wait()
         assert not await_ends(family, 40)
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - started < 30
 
 
 @pytest.mark.full
 def test_detached_runner_replaces_a_dead_worker(
-    tmp_path: Path, until: Callable[[Callable[[RunState, int], bool]], RunState]
+    tmp_path: Path, wait_for_run: Callable[[Callable[[RunState, int], bool]], RunState]
 ) -> None:
     """A cell with checkpoints continues without `--detach`."""
     data = "xs = np.repeat((np.arange(20_000) // 4 % 7).astype('float32')[:, None], 3, 1)"
@@ -388,11 +390,11 @@ def test_detached_runner_replaces_a_dead_worker(
         kernel.run(f"%%dist_run\n{SETUP['jax']}{data}").check()
         saved = f"--checkpoint {tmp_path / 'saved'} --save-every 20 --batch 4 --steps {3 * STEPS}"
         kernel.send(f"%%dist_run --data xs {saved}\n{STEP['jax']}")
-        before = until(lambda _, steps: steps > 60)
+        before = wait_for_run(lambda _, steps: steps > 60)
         os.kill(pid_of(kernel), signal.SIGKILL)
-    until(lambda state, _: state.writer.pid != before.writer.pid)
+    wait_for_run(lambda state, _: state.writer.pid != before.writer.pid)
     os.kill(before.workers[1].pid, signal.SIGKILL)
-    until(lambda state, _: bool(state.recoveries))
+    wait_for_run(lambda state, _: bool(state.recoveries))
     with nbdist.attach() as cluster:
         run = cluster.follow()
         assert run.history["loss"].shape == (2, 3 * STEPS)

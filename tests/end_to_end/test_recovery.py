@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 FULL = pytest.mark.full
 RANKS, LAST = 3, training.STEPS
 EVERY = 5
-WHENEVER = [1, 12, LAST]
+FAULT_STEPS = [1, 12, LAST]
 """The first step, one in between, the last step."""
 
-HEALED_S = 30.0
+TIMEOUT_S = 30.0
 """Longest run in seconds; a recovery takes two to four, more on busy machines."""
 
 FAULT = """
@@ -82,9 +82,9 @@ class Trial:
         self.cluster.run(source)
 
     def run(self, **options: object) -> Run:
-        began = time.monotonic()
+        started = time.monotonic()
         run = self.form.run(self.cluster, data="batches", saving=self.saving, **options)
-        assert time.monotonic() - began < HEALED_S
+        assert time.monotonic() - started < TIMEOUT_S
         return run
 
     def check(self, run: Run, undisturbed: str, recoveries: int = 1) -> None:
@@ -136,8 +136,8 @@ def test_frozen_rank_is_replaced(trial: Trial, undisturbed: str, rank: int, step
     ("rank", "step"),
     [
         (0, 1),  # test_fail_fast.py covers other steps
-        *(pytest.param(0, step, marks=FULL) for step in WHENEVER[1:]),
-        *(pytest.param(RANKS - 1, step, marks=FULL) for step in WHENEVER),
+        *(pytest.param(0, step, marks=FULL) for step in FAULT_STEPS[1:]),
+        *(pytest.param(RANKS - 1, step, marks=FULL) for step in FAULT_STEPS),
     ],
 )
 def test_hung_rank_is_replaced(trial: Trial, undisturbed: str, rank: int, step: int) -> None:
@@ -147,7 +147,7 @@ def test_hung_rank_is_replaced(trial: Trial, undisturbed: str, rank: int, step: 
 
 @training.forms("pjrt step")
 @pytest.mark.parametrize(
-    "what",
+    "number",
     [
         pytest.param(signal.SIGKILL, id="killed"),
         pytest.param(signal.SIGSTOP, id="frozen", marks=FULL),
@@ -155,11 +155,11 @@ def test_hung_rank_is_replaced(trial: Trial, undisturbed: str, rank: int, step: 
 )
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=FULL), RANKS - 1])
 def test_rank_lost_between_cells_is_replaced(
-    trial: Trial, undisturbed: str, rank: int, what: signal.Signals
+    trial: Trial, undisturbed: str, rank: int, number: signal.Signals
 ) -> None:
     engines = trial.cluster._worker_group.engines
-    os.kill(engines.pids()[rank], what)
-    assert repeat_until(lambda: rank in engines.dead() or engines.frozen(rank), HEALED_S)
+    os.kill(engines.pids()[rank], number)
+    assert repeat_until(lambda: rank in engines.dead() or engines.frozen(rank), TIMEOUT_S)
     run = trial.run()
     trial.check(run, undisturbed)
     assert run.recoveries[0].step == 0
@@ -226,7 +226,7 @@ def test_death_during_a_save_keeps_the_previous_checkpoint(
 
 @FULL  # test_checkpoint_faults.py limits the file size once
 @training.forms()
-@pytest.mark.parametrize("step", WHENEVER)
+@pytest.mark.parametrize("step", FAULT_STEPS)
 @pytest.mark.parametrize("rank", [0, RANKS - 1])
 def test_full_disk_does_not_stop_the_run(
     trial: Trial, undisturbed: str, rank: int, step: int
@@ -245,18 +245,18 @@ def test_full_disk_does_not_stop_the_run(
 
 
 @pytest.fixture(scope="module")
-def alone(form: training.Form) -> Iterator[nbdist.Cluster]:
+def own_cluster(form: training.Form) -> Iterator[nbdist.Cluster]:
     """Cluster whose fork server and controller the tests may kill."""
-    with nbdist.Cluster(hosts=RANKS, framework=form.framework) as made:
-        yield made
+    with nbdist.Cluster(hosts=RANKS, framework=form.framework) as running:
+        yield running
 
 
 @training.forms()
 @FULL  # each test restarts the cluster; test_cluster.py kills both parts
-@pytest.mark.parametrize("step", WHENEVER)
+@pytest.mark.parametrize("step", FAULT_STEPS)
 @pytest.mark.parametrize("part", ["controller", "seed"])
 def test_run_continues_without_controller_or_fork_server(
-    alone: nbdist.Cluster,
+    own_cluster: nbdist.Cluster,
     form: training.Form,
     undisturbed: str,
     tmp_path: Path,
@@ -264,10 +264,10 @@ def test_run_continues_without_controller_or_fork_server(
     step: int,
 ) -> None:
     """Cells bypass the controller; without the fork server, a recovery restarts all workers."""
-    if not alone.is_whole:  # the previous test killed a part
-        alone.restart()
-    trial = Trial(alone, form, tmp_path)
-    engines = alone._worker_group.engines
+    if not own_cluster.is_whole:  # the previous test killed a part
+        own_cluster.restart()
+    trial = Trial(own_cluster, form, tmp_path)
+    engines = own_cluster._worker_group.engines
     pid = engines.fleet.home.state.pid if part == "seed" else engines.controller.pids[0]
     wait = (
         "time.sleep(60)" if part == "seed" else "None"

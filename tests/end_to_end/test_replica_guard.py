@@ -68,7 +68,7 @@ class Spoils(keras.callbacks.Callback):
 """
 
 
-OWN = """
+DIFFERING_ARRAY = """
 own = jax.make_array_from_single_device_arrays(
     (), jax.NamedSharding(mesh, jax.P()),
     [jax.device_put(np.float32(1e-7 * rank), jax.local_devices()[0])])
@@ -120,7 +120,7 @@ SPOILED = {
     # A replicated array holds a different number on each device.
     "pjrt step": Spoiled(
         _PJRT,
-        BATCHES.replace("spoil()", "pass") + OWN,
+        BATCHES.replace("spoil()", "pass") + DIFFERING_ARRAY,
         r"params\['w'\]",
         _PJRT.cell.replace(
             "count = count + 1",
@@ -143,7 +143,7 @@ def _with_moments(name: str) -> tuple[str, str]:
     return setup, form.cell.replace(logits, f"tf.cast({logits}, 'float32')")
 
 
-ALIKE: dict[str, tuple[str, str, bool, dict[str, Any]]] = {
+RANK_LOCAL: dict[str, tuple[str, str, bool, dict[str, Any]]] = {
     "moments, float16 step": (*_with_moments("mirrored step"), True, {"precision": "float16"}),
     "moments, float16 fit": (*_with_moments("mirrored fit"), False, {}),
     "moments, keras on jax": (*_with_moments("keras on jax"), False, {}),
@@ -169,11 +169,11 @@ ALIKE: dict[str, tuple[str, str, bool, dict[str, Any]]] = {
     "epochs", [2, pytest.param(60, marks=pytest.mark.full, id="long enough to drift")]
 )
 def test_rank_local_state_raises_no_error(name: str, epochs: int) -> None:
-    setup, cell, is_step, options = ALIKE[name]
+    setup, cell, is_step, options = RANK_LOCAL[name]
     strategy = "pjrt" if name in ("nnx", "moments, keras on jax") else "mirrored"
     with clusters.cluster(**OPTIONS[strategy]) as cluster:
-        made_for = "float16" if name == "moments, float16 fit" else None
-        cluster.run(setup, strategy=strategy, precision=made_for)
+        setup_precision = "float16" if name == "moments, float16 fit" else None
+        cluster.run(setup, strategy=strategy, precision=setup_precision)
         step = StepOptions(data="train", batch=training.BATCH, epochs=epochs, scale_lr="16" in name)
         run = cluster.run(
             cell.replace(f"epochs={training.EPOCHS}", f"epochs={epochs}"),
@@ -185,9 +185,9 @@ def test_rank_local_state_raises_no_error(name: str, epochs: int) -> None:
     assert run.summary.epochs == epochs
 
 
-def of(*short: str) -> pytest.MarkDecorator:
-    """Parametrize over all trainings, and mark those not in `short` as full."""
-    params = [pytest.param(n, marks=() if n in short else pytest.mark.full) for n in SPOILED]
+def trainings(*quick: str) -> pytest.MarkDecorator:
+    """Parametrize over all trainings, and mark those not in `quick` as full."""
+    params = [pytest.param(n, marks=() if n in quick else pytest.mark.full) for n in SPOILED]
     return pytest.mark.parametrize("spoiled", params, indirect=True, scope="module")
 
 
@@ -202,7 +202,7 @@ def cluster(spoiled: Spoiled) -> Iterator[nbdist.Cluster]:
         yield running
 
 
-@of("mirrored step", "pjrt step")
+@trainings("mirrored step", "pjrt step")
 def test_differing_rank_is_named(cluster: nbdist.Cluster, spoiled: Spoiled) -> None:
     with pytest.raises(nbdist.CellError, match=spoiled.named) as raised:
         spoiled.run(cluster, EVERY)
@@ -213,12 +213,12 @@ def test_differing_rank_is_named(cluster: nbdist.Cluster, spoiled: Spoiled) -> N
     assert raised.value.evalue.endswith("Use --guard 0 to disable the comparison")
 
 
-@of("pjrt step")
+@trainings("pjrt step")
 def test_guard_0_compares_nothing(cluster: nbdist.Cluster, spoiled: Spoiled) -> None:
     spoiled.run(cluster, 0)
 
 
-@of("pjrt step")
+@trainings("pjrt step")
 def test_equal_ranks_pass(cluster: nbdist.Cluster, spoiled: Spoiled) -> None:
     """Dropout, moments, metrics and an uneven last batch, compared after each step."""
     cluster.run(spoiled.form.setup, strategy=spoiled.form.strategy)

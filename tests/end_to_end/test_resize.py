@@ -94,19 +94,19 @@ def test_stopped_run_continues_with_more_and_then_fewer_workers(
 
 def test_impossible_resize_is_refused(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     cluster.run("x = 1")
-    for wrong, says in (
+    for hosts, message in (
         (0, "need at least 1 host, got 0"),
         ("gpu1", "a list of names"),
         (10_000, "GB"),
     ):
-        with pytest.raises(UsageError, match=says):
-            cluster.resize(wrong)
+        with pytest.raises(UsageError, match=message):
+            cluster.resize(hosts)
     with pytest.raises(UsageError, match="no run had --checkpoint"):
         cluster.resize(3, go_on=True)
     cluster.run(SETUP, once=True)
     saving = Saving(folder=str(tmp_path / "saved"), every_steps=50)
-    few = StepOptions(data="xs", batch=12, steps=4)
-    cluster.run(STEP, step=few, saving=saving)
+    short = StepOptions(data="xs", batch=12, steps=4)
+    cluster.run(STEP, step=short, saving=saving)
     with pytest.raises(ReplayError):
         cluster.resize(3, go_on=True)
     assert cluster.run("x").results == {0: "1", 1: "1"}, "refused calls change nothing"
@@ -128,7 +128,7 @@ def test_resize_magic_adds_a_worker(capsys: pytest.CaptureFixture[str]) -> None:
 @needs_hosts
 @pytest.mark.full
 def test_resize_with_host_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    who = "import socket\nsocket.gethostname()"
+    hostname = "import socket\nsocket.gethostname()"
     with Hosts(3) as network:
         monkeypatch.setenv("NBDIST_SSH_CONFIG", str(network.ssh_config))
         one, two, three = network.names
@@ -140,22 +140,22 @@ def test_resize_with_host_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             stopping.join()
             with pytest.raises(UsageError, match=r"no-such-host: .*resolve hostname"):
                 cluster.resize([one, "no-such-host"])
-            assert cluster.run(who).results == {0: repr(one), 1: repr(two)}
+            assert cluster.run(hostname).results == {0: repr(one), 1: repr(two)}
             last = cluster.resize([two, three, one], go_on=True)
             assert last is not None
             np.testing.assert_array_equal(np.concatenate([first.loss, last.loss]), LOSSES)
-            found = cluster.run(who).results
-            assert found == {0: repr(two), 1: repr(three), 2: repr(one)}
+            hostnames = cluster.run(hostname).results
+            assert hostnames == {0: repr(two), 1: repr(three), 2: repr(one)}
             cluster.resize(1)
-            assert cluster.run(who).results == {0: repr(two)}
+            assert cluster.run(hostname).results == {0: repr(two)}
             with pytest.raises(UsageError, match="type the names of all"):
                 cluster.resize(4)
             deadline = time.monotonic() + 3
             sshd = {"sshd", "unshare", "ip", "sh"}
-            while left := [
+            while remaining := [
                 process
                 for host in (network.each[0], network.each[2])
                 for process in host.processes()
                 if process.name() not in sshd
             ]:
-                assert time.monotonic() < deadline, f"released hosts still run {left}"
+                assert time.monotonic() < deadline, f"released hosts still run {remaining}"

@@ -49,7 +49,7 @@ first.fit(x, y, batch_size=12, epochs=3, verbose=0, shuffle=False, callbacks=[At
 last = other
 last.fit(x, y, batch_size=12, epochs=4, verbose=0, shuffle=False, callbacks=[At()])
 """
-KILLS = """
+KILL_RANK_1 = """
 def at(name, epoch):
     if rank == 1 and name == other.name and epoch == 2 and not os.path.exists({mark!r}):
         open({mark!r}, "w").close()
@@ -77,13 +77,13 @@ def test_cell_with_two_fits_recovers_in_the_second(cluster: nbdist.Cluster, tmp_
     cluster.run(SETUP, strategy=strategy)
     cluster.run(CELL, strategy=strategy)
     undisturbed = digest_of(cluster)
-    cluster.run(SETUP + KILLS.format(mark=str(tmp_path / "mark")), strategy=strategy)
+    cluster.run(SETUP + KILL_RANK_1.format(mark=str(tmp_path / "mark")), strategy=strategy)
     saving = Saving(folder=str(tmp_path / "kept"), every_steps=3)
     run = cluster.run(CELL, strategy=strategy, saving=saving)
     assert [recover.ranks for recover in run.recoveries] == [(1,)]
     assert digest_of(cluster) == undisturbed
-    again = Saving(folder=saving.folder, every_steps=3, resume=True)
-    run = cluster.run(CELL, strategy=strategy, saving=again)  # the previous run defined `last`
+    resuming = Saving(folder=saving.folder, every_steps=3, resume=True)
+    run = cluster.run(CELL, strategy=strategy, saving=resuming)  # the previous run defined `last`
     assert not run.recoveries
     assert digest_of(cluster) == undisturbed
 
@@ -94,21 +94,23 @@ def test_model_trained_by_an_earlier_cell_is_recovered(
 ) -> None:
     """The checkpoint stores the model under its name in the cell."""
     strategy, digests = strategy_of(cluster), []
-    for kills in (False, True):
+    for with_kill in (False, True):
         cluster.run(SETUP, strategy=strategy)
         cluster.run("other.fit(x, y, batch_size=12, epochs=1, verbose=0)", strategy=strategy)
-        if kills:
-            cluster.run(KILLS.format(mark=str(tmp_path / "mark")), once=True)
-        saving = Saving(folder=str(tmp_path / str(kills)), every_steps=3)
+        if with_kill:
+            cluster.run(KILL_RANK_1.format(mark=str(tmp_path / "mark")), once=True)
+        saving = Saving(folder=str(tmp_path / str(with_kill)), every_steps=3)
         run = cluster.run(CELL.replace("last", "other"), strategy=strategy, saving=saving)
         digests.append(digest_of(cluster))
-        assert len(run.recoveries) == int(kills)
+        assert len(run.recoveries) == int(with_kill)
     assert digests[0] == digests[1]
 
 
 def test_impossible_recovery_is_explained(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     strategy = strategy_of(cluster)
-    cluster.run(SETUP + KILLS.format(mark=str(tmp_path / "mark")), strategy=strategy, once=True)
+    cluster.run(
+        SETUP + KILL_RANK_1.format(mark=str(tmp_path / "mark")), strategy=strategy, once=True
+    )
     with pytest.raises(RanksLostError, match=r"rank 1@.* died") as error:
         cluster.run(CELL, strategy=strategy, saving=Saving(str(tmp_path / "kept"), every_steps=3))
     (note,) = error.value.__notes__
@@ -123,24 +125,24 @@ def test_interrupt_before_a_death_prevents_the_recovery(
 ) -> None:
     """An interrupted run ends without a recovery."""
     strategy = strategy_of(cluster)
-    dies = (
+    cell = (
         "def at(name, epoch):\n    if rank == 1 and epoch == 1:\n"
         "        print('there', flush=True)\n        time.sleep(1.5)\n"
         "        os.kill(os.getpid(), signal.SIGKILL)"
     )
-    cluster.run(f"{SETUP}\n{dies}", strategy=strategy)
-    take, heard = cluster._worker_group.receiver.subscribers.deliver, threading.Event()
+    cluster.run(f"{SETUP}\n{cell}", strategy=strategy)
+    deliver, interrupted = cluster._worker_group.receiver.subscribers.deliver, threading.Event()
 
-    def hear(record: AnyEvent) -> None:
-        take(record)
-        if isinstance(record, Output) and "there" in record.text and not heard.is_set():
-            heard.set()
+    def intercept(record: AnyEvent) -> None:
+        deliver(record)
+        if isinstance(record, Output) and "there" in record.text and not interrupted.is_set():
+            interrupted.set()
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", hear)
+    monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", intercept)
     with pytest.raises(KeyboardInterrupt):
         cluster.run(CELL, strategy=strategy, saving=Saving(str(tmp_path / "kept"), every_steps=3))
-    assert heard.is_set()
+    assert interrupted.is_set()
     assert not cluster.last_run.recoveries
     cluster.restart()
     assert len(cluster.run("rank").results) == 2
@@ -172,14 +174,14 @@ def test_resumed_epoch_counts_only_its_own_batches(cluster: nbdist.Cluster, tmp_
     """Keras metrics hold validation values at the end of a fit; a resume must reset them."""
     strategy = strategy_of(cluster)
     saving = Saving(folder=str(tmp_path / "kept"), every_steps=3)
-    said = []
-    for epochs, how in (
+    losses = []
+    for epochs, saving_option in (
         (3, None),
         (2, saving),
         (3, structs.replace(saving, resume=True)),
     ):
         cluster.run(SETUP, strategy=strategy)
-        run = cluster.run(VALIDATED.format(epochs=epochs), strategy=strategy, saving=how)
-        said.append(ast.literal_eval(run.results[0]))
-    whole, begun, gone_on = said
-    assert [*begun, *gone_on] == whole
+        run = cluster.run(VALIDATED.format(epochs=epochs), strategy=strategy, saving=saving_option)
+        losses.append(ast.literal_eval(run.results[0]))
+    whole, first, resumed = losses
+    assert [*first, *resumed] == whole

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SEED, CELL_SEED = 11, 5
-OF_PYTHON = "import random, numpy as np\noutcome = [random.random(), np.random.rand()]\n"
+PYTHON_DRAWS = "import random, numpy as np\noutcome = [random.random(), np.random.rand()]\n"
 IMPORTS = "import tensorflow as tf, keras"
-OF_ALL = (
-    OF_PYTHON
+ALL_DRAWS = (
+    PYTHON_DRAWS
     + f"""
 {IMPORTS}
 outcome += tf.random.normal([2]).numpy().tolist()
@@ -41,7 +41,7 @@ outcome += made.get_weights()[0].ravel().tolist()
 SEEDED = "import keras\nkeras.utils.set_random_seed({seed})\n"
 
 
-def drawn(cluster: nbdist.Cluster, source: str, seed: int | None = None) -> list[float]:
+def draw(cluster: nbdist.Cluster, source: str, seed: int | None = None) -> list[float]:
     """Return the numbers that a cell draws, and check that all ranks draw the same."""
     cluster.run(source, seed=seed)
     (own, *others) = cluster.pull(["outcome"]).values()
@@ -52,7 +52,7 @@ def drawn(cluster: nbdist.Cluster, source: str, seed: int | None = None) -> list
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[float]]:
-    programs = {str(seed): SEEDED.format(seed=seed) + OF_ALL for seed in (SEED, CELL_SEED)}
+    programs = {str(seed): SEEDED.format(seed=seed) + ALL_DRAWS for seed in (SEED, CELL_SEED)}
     return plainly(programs, "tensorflow")
 
 
@@ -71,51 +71,53 @@ def jax_cluster() -> Iterator[nbdist.Cluster]:
 def test_workers_start_and_restart_with_the_seed(
     tensorflow_cluster: nbdist.Cluster, expected: dict[str, list[float]]
 ) -> None:
-    at_first = drawn(tensorflow_cluster, OF_ALL)
-    assert at_first == expected[str(SEED)]
-    assert drawn(tensorflow_cluster, OF_ALL) != at_first, "the next cell continues the sequence"
-    assert drawn(tensorflow_cluster, OF_ALL, CELL_SEED) == expected[str(CELL_SEED)]
-    assert drawn(tensorflow_cluster, OF_ALL, CELL_SEED) == expected[str(CELL_SEED)]
+    first_draws = draw(tensorflow_cluster, ALL_DRAWS)
+    assert first_draws == expected[str(SEED)]
+    assert draw(tensorflow_cluster, ALL_DRAWS) != first_draws, (
+        "the next cell continues the sequence"
+    )
+    assert draw(tensorflow_cluster, ALL_DRAWS, CELL_SEED) == expected[str(CELL_SEED)]
+    assert draw(tensorflow_cluster, ALL_DRAWS, CELL_SEED) == expected[str(CELL_SEED)]
     tensorflow_cluster.restart()
-    assert drawn(tensorflow_cluster, OF_ALL) == at_first
+    assert draw(tensorflow_cluster, ALL_DRAWS) == first_draws
 
 
 def test_restored_collectives_keep_the_generators(
     tensorflow_cluster: nbdist.Cluster,
 ) -> None:
-    two = "import tensorflow as tf\noutcome = tf.random.normal([2]).numpy().tolist()"
+    cell = "import tensorflow as tf\noutcome = tf.random.normal([2]).numpy().tolist()"
     tensorflow_cluster.run("pass", seed=3)
-    first, second = drawn(tensorflow_cluster, two), drawn(tensorflow_cluster, two)
+    first, second = draw(tensorflow_cluster, cell), draw(tensorflow_cluster, cell)
     tensorflow_cluster.run("pass", seed=3)
-    assert drawn(tensorflow_cluster, two) == first
+    assert draw(tensorflow_cluster, cell) == first
     tensorflow_cluster._worker_group.collectives.broken.add("mirrored")
-    assert drawn(tensorflow_cluster, two) == second
+    assert draw(tensorflow_cluster, cell) == second
 
 
 def test_framework_is_seeded_at_its_import(jax_cluster: nbdist.Cluster) -> None:
     """The import of Keras draws from Python's generator, also in a single process."""
-    by_hand = OF_ALL.replace(IMPORTS, f"{IMPORTS}\ntf.random.set_seed({SEED})")
+    seeded_draws = ALL_DRAWS.replace(IMPORTS, f"{IMPORTS}\ntf.random.set_seed({SEED})")
     before = f"import random, numpy as np\nrandom.seed({SEED}); np.random.seed({SEED})\n"
-    by_itself = plainly({"own": before + by_hand}, KERAS_BACKEND="jax")["own"]
-    assert drawn(jax_cluster, OF_ALL) == by_itself
+    reference = plainly({"own": before + seeded_draws}, KERAS_BACKEND="jax")["own"]
+    assert draw(jax_cluster, ALL_DRAWS) == reference
 
 
 def test_import_does_not_seed_python_and_numpy(jax_cluster: nbdist.Cluster) -> None:
     """Imports may draw random numbers; `rich` does so once in a process."""
     jax_cluster.restart()
     own = "import random, numpy as np\nrandom.seed(1); np.random.seed(2)\nimport keras\n"
-    of_python, of_numpy = drawn(jax_cluster, own + OF_PYTHON)
-    assert of_python != random.Random(SEED).random()
-    assert of_numpy != np.random.RandomState(SEED).rand()
+    python_number, numpy_number = draw(jax_cluster, own + PYTHON_DRAWS)
+    assert python_number != random.Random(SEED).random()
+    assert numpy_number != np.random.RandomState(SEED).rand()
 
 
 def test_seed_applies_after_a_resize(
     jax_cluster: nbdist.Cluster,
 ) -> None:
     jax_cluster.restart()
-    at_first = drawn(jax_cluster, OF_PYTHON)
+    first_draws = draw(jax_cluster, PYTHON_DRAWS)
     jax_cluster.resize(3)
-    assert drawn(jax_cluster, OF_PYTHON) == at_first
+    assert draw(jax_cluster, PYTHON_DRAWS) == first_draws
     jax_cluster.resize(2)
     assert read_handover(jax_cluster._folder).request.seed == SEED, (
         "a notebook that attaches reads the same seed"
@@ -175,20 +177,20 @@ def test_records_of_older_versions_have_no_seed() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True])
 def test_invalid_seed_is_refused(seed: int) -> None:
-    says = re.escape(f"{seed}: use a whole number")
-    with pytest.raises(UsageError, match=says):
+    message = re.escape(f"{seed}: use a whole number")
+    with pytest.raises(UsageError, match=message):
         nbdist.Cluster(hosts=1, seed=seed)
-    with pytest.raises(UsageError, match=says + " from 0 to 4294967295"):
+    with pytest.raises(UsageError, match=message + " from 0 to 4294967295"):
         parse_cell("pass", CellOptions(seed=seed), number=1, label=1, strategy=None)
 
 
-ON_ONE = """
+DRAW_ON_RANK = """
 import random, numpy as np
 if rank == {rank}:
     random.random(), np.random.rand(), random.gauss(0, 1), np.random.normal()
 """
-ALL_THREE = (
-    OF_PYTHON
+MORE_DRAWS = (
+    PYTHON_DRAWS
     + """
 import tensorflow as tf
 outcome += [random.gauss(0, 1), np.random.normal(), *tf.random.normal([2]).numpy().tolist()]
@@ -200,31 +202,31 @@ def test_draw_on_one_rank_does_not_shift_the_next_cell(
     tensorflow_cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The next cell continues from rank 0's generators, whichever rank drew numbers."""
-    draws = ON_ONE.replace("if rank == {rank}:\n    ", "")
-    by_itself = plainly(
+    draws = DRAW_ON_RANK.replace("if rank == {rank}:\n    ", "")
+    reference = plainly(
         {
-            "rank 1 drew": SEEDED.format(seed=4) + ALL_THREE,
-            "rank 0 drew": SEEDED.format(seed=4) + draws + ALL_THREE,
+            "rank 1 drew": SEEDED.format(seed=4) + MORE_DRAWS,
+            "rank 0 drew": SEEDED.format(seed=4) + draws + MORE_DRAWS,
         },
         "tensorflow",
     )
-    for rank, numbers in ((1, by_itself["rank 1 drew"]), (0, by_itself["rank 0 drew"])):
+    for rank, numbers in ((1, reference["rank 1 drew"]), (0, reference["rank 0 drew"])):
         tensorflow_cluster.run("pass", seed=4)
-        tensorflow_cluster.run(ON_ONE.format(rank=rank))
+        tensorflow_cluster.run(DRAW_ON_RANK.format(rank=rank))
         capsys.readouterr()
-        assert drawn(tensorflow_cluster, ALL_THREE) == numbers
-        said = capsys.readouterr()
+        assert draw(tensorflow_cluster, MORE_DRAWS) == numbers
+        output = capsys.readouterr()
         assert "rank 1 drew other random numbers than rank 0 (NumPy, random)" in (
-            said.out + said.err
+            output.out + output.err
         )
     tensorflow_cluster.run("tf.random.normal([2])", ranks="1")
     capsys.readouterr()
-    drawn(tensorflow_cluster, ALL_THREE)
-    said = capsys.readouterr()
-    assert "than rank 0 (TensorFlow)" in said.out + said.err
-    drawn(tensorflow_cluster, ALL_THREE)
-    said = capsys.readouterr()
-    assert "random numbers" not in said.out + said.err
+    draw(tensorflow_cluster, MORE_DRAWS)
+    output = capsys.readouterr()
+    assert "than rank 0 (TensorFlow)" in output.out + output.err
+    draw(tensorflow_cluster, MORE_DRAWS)
+    output = capsys.readouterr()
+    assert "random numbers" not in output.out + output.err
 
 
 SHUFFLED = "outcome = [int(i) for i in tf.data.Dataset.range(16).shuffle(16)]\n"
@@ -236,7 +238,7 @@ line.set_weights([np.ones((1, 1))])
 line.fit(rows / 16, rows, batch_size=2, verbose=0)
 outcome += line.get_weights()[0].ravel().tolist()
 """
-BY_USER = {
+USER_SEEDED = {
     f"{call} {seed}": f"{IMPORTS}, numpy as np\n{call}({seed})\n{SHUFFLED}{FITTED}"
     for call in ("keras.utils.set_random_seed", "tf.random.set_seed")
     for seed in (SEED, CELL_SEED)
@@ -244,36 +246,36 @@ BY_USER = {
 
 
 @pytest.fixture(scope="module")
-def of_one_device() -> dict[str, list[float]]:
-    found: dict[str, list[float]] = plainly(BY_USER, "tensorflow")
+def expected_orders() -> dict[str, list[float]]:
+    found: dict[str, list[float]] = plainly(USER_SEEDED, "tensorflow")
     return found
 
 
-@pytest.mark.parametrize("name", BY_USER)
+@pytest.mark.parametrize("name", USER_SEEDED)
 def test_seed_set_in_a_cell_gives_the_order_of_one_device(
-    tensorflow_cluster: nbdist.Cluster, of_one_device: dict[str, list[float]], name: str
+    tensorflow_cluster: nbdist.Cluster, expected_orders: dict[str, list[float]], name: str
 ) -> None:
     """A cell may also set the seed of the cluster."""
-    own = drawn(tensorflow_cluster, BY_USER[name])
-    assert own == pytest.approx(of_one_device[name], rel=1e-5)
+    own = draw(tensorflow_cluster, USER_SEEDED[name])
+    assert own == pytest.approx(expected_orders[name], rel=1e-5)
 
 
 def test_seed_option_of_a_cell_gives_the_order_of_one_device(
-    tensorflow_cluster: nbdist.Cluster, of_one_device: dict[str, list[float]]
+    tensorflow_cluster: nbdist.Cluster, expected_orders: dict[str, list[float]]
 ) -> None:
-    own = drawn(tensorflow_cluster, f"import tensorflow as tf\n{SHUFFLED}", seed=SEED)
-    assert own == of_one_device[f"tf.random.set_seed {SEED}"][: len(own)]
+    own = draw(tensorflow_cluster, f"import tensorflow as tf\n{SHUFFLED}", seed=SEED)
+    assert own == expected_orders[f"tf.random.set_seed {SEED}"][: len(own)]
 
 
 def test_seed_set_on_rank_0_applies_to_all_ranks(
-    tensorflow_cluster: nbdist.Cluster, of_one_device: dict[str, list[float]]
+    tensorflow_cluster: nbdist.Cluster, expected_orders: dict[str, list[float]]
 ) -> None:
     """All ranks copy rank 0's generators and the flag that a cell seeded them."""
     tensorflow_cluster.restart()
     shuffled = f"import tensorflow as tf\n{SHUFFLED}"
-    unseeded = drawn(tensorflow_cluster, shuffled)
+    unseeded = draw(tensorflow_cluster, shuffled)
     tensorflow_cluster.run(f"if rank == 1: tf.random.set_seed({SEED})")
-    assert drawn(tensorflow_cluster, shuffled) == unseeded
+    assert draw(tensorflow_cluster, shuffled) == unseeded
     tensorflow_cluster.run(f"if rank == 0: tf.random.set_seed({SEED})")
-    own = drawn(tensorflow_cluster, shuffled)
-    assert own == of_one_device[f"tf.random.set_seed {SEED}"][: len(own)]
+    own = draw(tensorflow_cluster, shuffled)
+    assert own == expected_orders[f"tf.random.set_seed {SEED}"][: len(own)]

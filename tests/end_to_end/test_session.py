@@ -272,13 +272,13 @@ def test_full_disk_does_not_stop_the_cell(
 ) -> None:
     """Log files that raise OSError stand in for a full disk."""
 
-    class Full:
+    class FullFile:
         def write(self, _text: str) -> None:
             raise OSError("No space left on device")
 
         flush = close = lambda self: None
 
-    monkeypatch.setattr(cluster._held.logs, "_files", dict.fromkeys(range(3), Full()))
+    monkeypatch.setattr(cluster._held.logs, "_files", dict.fromkeys(range(3), FullFile()))
     monkeypatch.setattr(cluster._held.logs, "fault", "")
     cluster.run("print('shown')")
     assert "shown" in capsys.readouterr().out

@@ -46,57 +46,59 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
-def trained(
+def train(
     cluster: nbdist.Cluster, fixed: dict[str, int], set_up: str = SET_UP, **options: Any
 ) -> nbdist.Run:
     if set_up:
         cluster.run(set_up, strategy="pjrt")
-    given = {name: options.pop(name) for name in ("saving", "guard") if name in options}
+    run_options = {name: options.pop(name) for name in ("saving", "guard") if name in options}
     chosen = {"batch": 16, "epochs": EPOCHS, "planning": Planning(fixed=fixed), **options}
-    return cluster.run(STEP, strategy="pjrt", step=StepOptions(data="train", **chosen), **given)
+    return cluster.run(
+        STEP, strategy="pjrt", step=StepOptions(data="train", **chosen), **run_options
+    )
 
 
 @pytest.fixture(scope="module")
 def whole(cluster: nbdist.Cluster) -> np.ndarray:
     """Losses of a run with the whole state on every device."""
-    run = trained(cluster, {})
+    run = train(cluster, {})
     assert run.plan is not None
     assert run.plan.title == "data 4"
     return run.loss
 
 
-CUT = {"data": 2, "model": 2, "zero": 3}
+SHARDED = {"data": 2, "model": 2, "zero": 3}
 
 
 def test_sharded_step_is_checked_and_guarded(cluster: nbdist.Cluster, whole: np.ndarray) -> None:
-    run = trained(cluster, CUT, check=True, guard=1)
+    run = train(cluster, SHARDED, check=True, guard=1)
     np.testing.assert_allclose(run.loss, whole, rtol=1e-5)
     assert run.checked is not None
     assert {"params['up']", "moments['down']"} <= {d.name for d in run.checked.differences}
 
 
-@pytest.mark.parametrize("later", [{"model": 4}, {}])
+@pytest.mark.parametrize("degrees", [{"model": 4}, {}])
 def test_run_resumes_with_another_layout(
-    cluster: nbdist.Cluster, whole: np.ndarray, tmp_path: Path, later: dict[str, int]
+    cluster: nbdist.Cluster, whole: np.ndarray, tmp_path: Path, degrees: dict[str, int]
 ) -> None:
     saving = Saving(folder=str(tmp_path), every_steps=2)
-    first = trained(cluster, CUT, epochs=2, saving=saving)
+    first = train(cluster, SHARDED, epochs=2, saving=saving)
     np.testing.assert_allclose(first.loss, whole[: len(first.loss)], rtol=1e-5)
     resumed = Saving(folder=str(tmp_path), every_steps=2, resume=True)
-    run = trained(cluster, later, set_up="", saving=resumed)
+    run = train(cluster, degrees, set_up="", saving=resumed)
     np.testing.assert_allclose(run.loss[-1], whole[-1], rtol=1e-5)
     assert run.plan is not None
     for tensor in run.plan.tensors:
         if tensor.role != "batch" and tensor.shape:
-            assert spec_of(cluster, tensor.path) == written(tensor.spec)
+            assert spec_of(cluster, tensor.path) == formatted(tensor.spec)
 
 
 def test_user_sharding_is_kept(cluster: nbdist.Cluster, whole: np.ndarray) -> None:
-    cut = (
+    user_sharding = (
         "\nrows = jax.NamedSharding(strategy.mesh, jax.P(None, 'data'))\n"
         "params['down'] = jax.device_put(params['down'], rows)\n"
     )
-    run = trained(cluster, {}, set_up=SET_UP + cut)
+    run = train(cluster, {}, set_up=SET_UP + user_sharding)
     np.testing.assert_allclose(run.loss, whole, rtol=1e-5)
     assert spec_of(cluster, "params['down']") == "P(None, 'data')"
     assert spec_of(cluster, "params['up']") == "P()"
@@ -112,7 +114,7 @@ def spec_of(cluster: nbdist.Cluster, path: str) -> str:
     return placement.layouts[found.layout].spec
 
 
-def written(spec: tuple[tuple[str, ...], ...]) -> str:
+def formatted(spec: tuple[tuple[str, ...], ...]) -> str:
     """Format a partition spec as JAX does."""
     words = [repr(axes[0]) if len(axes) == 1 else repr(axes) if axes else "None" for axes in spec]
     while words and words[-1] == "None":

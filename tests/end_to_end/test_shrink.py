@@ -42,27 +42,27 @@ def cluster(form: training.Form) -> Iterator[nbdist.Cluster]:
 
 
 @pytest.fixture(autouse=True)
-def whole(cluster: nbdist.Cluster) -> None:
+def restored(cluster: nbdist.Cluster) -> None:
     if cluster.world_size < RANKS:
         cluster.restart()
 
 
 @contextlib.contextmanager
-def killed_at_birth(cluster: nbdist.Cluster, most: int = 1000) -> Iterator[list[int]]:
+def kill_new_engines(cluster: nbdist.Cluster, max_kills: int = 1000) -> Iterator[list[int]]:
     """Kill new engines of the last rank at their start, as on a host without free memory.
 
     Args:
         cluster: The cluster with three ranks.
-        most: Largest number of kills.
+        max_kills: Largest number of kills.
 
     Yields:
         The pids of the engines killed so far.
     """
-    engines, pids, over = cluster._worker_group.engines, [], threading.Event()
+    engines, pids, stopped = cluster._worker_group.engines, [], threading.Event()
     first = engines.pids()[LAST]
 
     def kill() -> None:
-        while not over.wait(0.005) and len(pids) < most:
+        while not stopped.wait(0.005) and len(pids) < max_kills:
             pid = engines.pids().get(LAST, first)
             if engines.world_size == RANKS and pid not in (first, *pids):
                 pids.append(pid)
@@ -73,11 +73,11 @@ def killed_at_birth(cluster: nbdist.Cluster, most: int = 1000) -> Iterator[list[
     try:
         yield pids
     finally:
-        over.set()
+        stopped.set()
         thread.join()
 
 
-def dies(folder: Path) -> str:
+def death_cell(folder: Path) -> str:
     """Return a cell that kills the last rank as soon as a checkpoint exists."""
     return f"""
 import threading
@@ -100,8 +100,8 @@ def test_run_continues_with_fewer_workers_and_the_same_batch(
     cluster.run(setup, strategy=form.strategy)
     undisturbed = form.run(cluster, data="batches")
     cluster.run(setup, strategy=form.strategy)
-    cluster.run(dies(tmp_path), once=True)
-    with killed_at_birth(cluster):
+    cluster.run(death_cell(tmp_path), once=True)
+    with kill_new_engines(cluster):
         saving = Saving(folder=str(tmp_path / "kept"), every_steps=5, shrink=True)
         run = form.run(cluster, data="batches", saving=saving)
     (recover,) = run.recoveries
@@ -126,19 +126,19 @@ def test_metric_keeps_the_part_of_the_lost_worker(
         "import tensorflow as tf\nwith strategy.scope():\n    samples = keras.metrics.Sum()\n"
         "def at(step): time.sleep(0.05)"
     )
-    counted = dataclasses.replace(
+    counting_form = dataclasses.replace(
         form, cell=f"samples.update_state(tf.ones(len(batch[0]))){form.cell}"
     )
     cluster.run(form.setup, strategy=form.strategy)
     cluster.run(counting, strategy=form.strategy)
-    cluster.run(dies(tmp_path), once=True)
-    with killed_at_birth(cluster):
+    cluster.run(death_cell(tmp_path), once=True)
+    with kill_new_engines(cluster):
         saving = Saving(folder=str(tmp_path / "kept"), every_steps=5, shrink=True)
-        run = counted.run(cluster, data="batches", saving=saving)
+        run = counting_form.run(cluster, data="batches", saving=saving)
     assert [recover.workers for recover in run.recoveries] == [2]
     total = training.SAMPLES * training.EPOCHS
-    said = cluster.run("float(samples.result())", strategy=form.strategy).results
-    assert said == {rank: str(float(total)) for rank in range(2)}
+    results = cluster.run("float(samples.result())", strategy=form.strategy).results
+    assert results == {rank: str(float(total)) for rank in range(2)}
 
 
 @pytest.mark.full
@@ -146,8 +146,8 @@ def test_without_shrink_the_worker_is_awaited(
     cluster: nbdist.Cluster, form: training.Form, tmp_path: Path
 ) -> None:
     cluster.run(form.setup, strategy=form.strategy)
-    cluster.run(dies(tmp_path), once=True)
-    with killed_at_birth(cluster, most=2) as pids:
+    cluster.run(death_cell(tmp_path), once=True)
+    with kill_new_engines(cluster, max_kills=2) as pids:
         saving = Saving(folder=str(tmp_path / "kept"), every_steps=5)
         run = form.run(cluster, data="batches", saving=saving)
     assert len(pids) == 2
@@ -166,9 +166,9 @@ def test_shrink_with_per_worker_data_is_refused(
         "    lambda context: [(x[:4], y[:4])] * 400)",
         strategy=form.strategy,
     )
-    cluster.run(dies(tmp_path), once=True)
+    cluster.run(death_cell(tmp_path), once=True)
     saving = Saving(folder=str(tmp_path / "kept"), every_steps=5, shrink=True)
-    with killed_at_birth(cluster), pytest.raises(CellError, match="was made by 3 workers, each"):
+    with kill_new_engines(cluster), pytest.raises(CellError, match="was made by 3 workers, each"):
         form.run(cluster, data="own", saving=saving)
 
 

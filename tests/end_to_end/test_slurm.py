@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = [needs_slurm, pytest.mark.usefixtures("own_folders")]
 
-WHO = "import socket\n(rank, socket.gethostname())"
+RANK_AND_HOST = "import socket\n(rank, socket.gethostname())"
 STEPS = 400
 LOSSES = losses(STEPS)
 END_S = 10.0
@@ -54,7 +54,9 @@ def slurm(network: tuple[Hosts, Slurm], monkeypatch: pytest.MonkeyPatch) -> Iter
     yield slurm
     assert repeat_until(lambda: not slurm.jobs(), END_S), slurm.jobs()
     for host in hosts.each:
-        assert repeat_until(lambda host=host: not ours(host), END_S), ours(host)
+        assert repeat_until(lambda host=host: not nbdist_processes(host), END_S), nbdist_processes(
+            host
+        )
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def batch(hosts: Hosts) -> nbdist.Batch:
     return nbdist.Batch(launcher="slurm", listen=hosts.address, time="30", queue="main")
 
 
-def ours(host: object) -> list[str]:
+def nbdist_processes(host: object) -> list[str]:
     lines = [" ".join(process.cmdline()) for process in host.processes()]  # type: ignore[attr-defined]
     return [line for line in lines if "nbdist.cluster" in line]
 
@@ -76,7 +78,7 @@ def test_three_hosts_train_and_restart(
     slurm: Slurm, hosts: Hosts, batch: nbdist.Batch, tmp_path: Path
 ) -> None:
     with nbdist.Cluster(3, batch=batch, framework="jax") as cluster:
-        answers = cluster.run(WHO).results
+        answers = cluster.run(RANK_AND_HOST).results
         assert answers == {rank: str((rank, name)) for rank, name in enumerate(hosts.names)}
         assert list(slurm.jobs().values()) == ["RUNNING"]
         assert len(set(cluster.run("import os\nos.environ['SLURM_JOB_ID']").results.values())) == 1
@@ -116,23 +118,23 @@ def test_queue_state_is_shown_while_the_job_waits(
 ) -> None:
     other = slurm.occupy(3)
     assert repeat_until(lambda: slurm.jobs().get(other) == "RUNNING", END_S)
-    said: list[str] = []
+    outputs: list[str] = []
 
-    def let_go() -> None:
+    def release() -> None:
         assert repeat_until(lambda: len(slurm.jobs()) == 2, END_S)
-        assert repeat_until(lambda: "pending (Resources" in heard(), END_S)
+        assert repeat_until(lambda: "pending (Resources" in read_output(), END_S)
         slurm.cancel(other)
 
-    def heard() -> str:
-        said.append(capsys.readouterr().out)
-        return "".join(said)
+    def read_output() -> str:
+        outputs.append(capsys.readouterr().out)
+        return "".join(outputs)
 
-    thread = threading.Thread(target=let_go)
+    thread = threading.Thread(target=release)
     thread.start()
     with nbdist.Cluster(2, batch=batch, framework="none") as cluster:
         thread.join()
         assert cluster.world_size == 2
-    assert "hosts reached: Slurm job" in heard()
+    assert "hosts reached: Slurm job" in read_output()
 
 
 def test_interrupt_cancels_the_job(slurm: Slurm, batch: nbdist.Batch) -> None:
@@ -141,8 +143,8 @@ def test_interrupt_cancels_the_job(slurm: Slurm, batch: nbdist.Batch) -> None:
     try:
         with Kernel() as kernel:
             kernel.run("%load_ext nbdist").check()
-            asked = f"%dist_start 2 hosts --launcher slurm --listen {batch.listen} -f jax"
-            request = kernel.send(asked)
+            options = f"%dist_start 2 hosts --launcher slurm --listen {batch.listen} -f jax"
+            request = kernel.send(options)
             assert repeat_until(lambda: len(slurm.jobs()) == 2, 30)
             kernel.manager.interrupt_kernel()
             assert kernel.collect(request).ename == "KeyboardInterrupt"
@@ -169,7 +171,7 @@ def test_queue_timeout_cancels_the_job(
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"queue": "nowhere"}, "invalid partition specified: nowhere"),
         ({"options": ("--no-such-option",)}, "unrecognized option '--no-such-option'"),
@@ -184,9 +186,9 @@ def test_queue_timeout_cancels_the_job(
     ],
 )
 def test_refused_submission_is_reported(
-    slurm: Slurm, batch: nbdist.Batch, changes: dict[str, object], says: str
+    slurm: Slurm, batch: nbdist.Batch, changes: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(StartError, match=says):
+    with pytest.raises(StartError, match=message):
         nbdist.Cluster(2, batch=msgspec.structs.replace(batch, **changes), framework="none")
     assert not slurm.jobs() or repeat_until(lambda: not slurm.jobs(), END_S)
 
@@ -254,8 +256,8 @@ def test_requeued_job_is_recovered(slurm: Slurm, batch: nbdist.Batch, tmp_path: 
 def test_dead_host_is_replaced_by_another(
     slurm: Slurm, hosts: Hosts, batch: nbdist.Batch, tmp_path: Path
 ) -> None:
-    alone = msgspec.structs.replace(batch, options=("--exclusive",))
-    with nbdist.Cluster(2, batch=alone, framework="jax") as cluster:
+    exclusive = msgspec.structs.replace(batch, options=("--exclusive",))
+    with nbdist.Cluster(2, batch=exclusive, framework="jax") as cluster:
         before = [worker.host for worker in cluster.workers()]
         rank = int(before[0] == hosts.names[0])  # the other host runs slurmctld
         victim = hosts.each[hosts.names.index(before[rank])]
@@ -318,8 +320,8 @@ def test_new_notebook_continues_after_a_kill(
     slurm: Slurm, batch: nbdist.Batch, tmp_path: Path
 ) -> None:
     with Kernel() as kernel:
-        asked = f"--launcher slurm --listen {batch.listen} --time 30 --framework jax"
-        kernel.run(f"%load_ext nbdist\n%dist_start 2 hosts {asked}").check()
+        options = f"--launcher slurm --listen {batch.listen} --time 30 --framework jax"
+        kernel.run(f"%load_ext nbdist\n%dist_start 2 hosts {options}").check()
         kernel.run(f"%%dist_run\n{setup(4)}").check()
         saved = f"--checkpoint {tmp_path / 'saved'} --save-every 20 --batch 4 --steps {STEPS}"
         kernel.send(f"%%dist_run --data xs {saved}\n{STEP}")
@@ -338,8 +340,8 @@ def test_new_notebook_continues_after_a_kill(
 def test_killed_notebook_leaves_no_job(slurm: Slurm, batch: nbdist.Batch) -> None:
     with Kernel() as kernel:
         kernel.run("import os\nos.environ['NBDIST_RETURN_GRACE_S'] = '1'\n%load_ext nbdist").check()
-        asked = f"--launcher slurm --listen {batch.listen} --time 30 -f jax"
-        kernel.run(f"%dist_start 2 hosts {asked}").check()
+        options = f"--launcher slurm --listen {batch.listen} --time 30 -f jax"
+        kernel.run(f"%dist_start 2 hosts {options}").check()
         assert len(slurm.jobs()) == 1
         kernel.manager.provisioner.process.kill()  # type: ignore[union-attr]
         assert repeat_until(lambda: not slurm.jobs(), END_S)
@@ -354,9 +356,9 @@ def test_restart_replaces_a_dead_rendezvous_process(slurm: Slurm, batch: nbdist.
         os.kill(exchange.ask("open", place=0)["pid"], signal.SIGKILL)
         engines = cluster._worker_group.engines
         assert repeat_until(lambda: len(engines.dead()) == 2, 20)
-        began = time.monotonic()
+        started = time.monotonic()
         cluster.restart()
         assert cluster.run("rank").results == {0: "0", 1: "1"}
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - started < 60
         assert (cluster._folder / RENDEZVOUS_SOCKET).exists()
         assert repeat_until(lambda: len(slurm.jobs()) == 1, 90), "the old job ends itself"

@@ -139,7 +139,7 @@ SINGLE = "the elements of stream are single samples: set the batch size with --b
 
 
 @pytest.mark.parametrize(
-    ("define", "options", "says"),
+    ("define", "options", "message"),
     [
         ("tf.data.Dataset.range(8)", {}, SINGLE),
         ("read(files)", {}, SINGLE),
@@ -178,10 +178,10 @@ SINGLE = "the elements of stream are single samples: set the batch size with --b
     ],
 )
 def test_unsuitable_data_are_refused(
-    cluster: nbdist.Cluster, define: str, options: dict[str, Any], says: str
+    cluster: nbdist.Cluster, define: str, options: dict[str, Any], message: str
 ) -> None:
     cluster.run(f"stream = {define}")
-    with pytest.raises(nbdist.CellError, match=says):
+    with pytest.raises(nbdist.CellError, match=message):
         step(cluster, "loss = 1.0 + 0 * jnp.sum(1.0)", "pjrt", **options)
 
 
@@ -278,20 +278,20 @@ class TestBuckets:
         lengths = np.array([[3, 9, 4, 2], [7, 5, 8, 0]])
         history = {name: values.mean(axis=0) for name, values in run.history.items()}
         np.testing.assert_array_equal(history["length"], [16, 8])
-        whole = [share, 1]  # each replica gets all three rows of the second batch
-        np.testing.assert_allclose(history["real"], lengths.sum(1) / whole)
-        np.testing.assert_allclose(history["loss"], (lengths * (lengths + 1) // 2).sum(1) / whole)
+        divisor = [share, 1]  # each replica gets all three rows of the second batch
+        np.testing.assert_allclose(history["real"], lengths.sum(1) / divisor)
+        np.testing.assert_allclose(history["loss"], (lengths * (lengths + 1) // 2).sum(1) / divisor)
 
     @pytest.mark.parametrize(
-        ("end", "batch"), [(".batch(2)", 0), ("", 2)], ids=["batches", "samples"]
+        ("suffix", "batch"), [(".batch(2)", 0), ("", 2)], ids=["batches", "samples"]
     )
     def test_ragged_tensors_in_a_dataset_are_padded(
-        self, cluster: nbdist.Cluster, end: str, batch: int
+        self, cluster: nbdist.Cluster, suffix: str, batch: int
     ) -> None:
         """The middle batch has equal lengths by chance, and gets padding like the others."""
         cluster.run(
             "ragged = tf.ragged.constant([[1, 2], [3], [4, 5], [6, 7], [8, 9, 10], [11]])\n"
-            f"stream = tf.data.Dataset.from_tensor_slices((ragged, tf.range(6.0))){end}"
+            f"stream = tf.data.Dataset.from_tensor_slices((ragged, tf.range(6.0))){suffix}"
         )
         cell = "x, y = batch\n{'loss': jnp.where(mask, x, 0).sum(), 'real': mask.sum()}"
         run = step(cluster, cell, "pjrt", batch=batch, bucket=(4,))
@@ -313,17 +313,17 @@ class TestBuckets:
         assert run.summary.compilations == 2
 
     @pytest.mark.parametrize(
-        ("options", "says"),
+        ("options", "message"),
         [
             ({}, "different lengths: .* --bucket 4,8,16"),
             ({"bucket": (4, 8)}, "has length 9, and the largest bucket is 8: use --bucket 4,8,9"),
         ],
     )
     def test_sequences_without_a_fitting_bucket_are_refused(
-        self, cluster: nbdist.Cluster, options: dict[str, Any], says: str
+        self, cluster: nbdist.Cluster, options: dict[str, Any], message: str
     ) -> None:
         cluster.run(TEXTS + "stream = texts, np.arange(7.0)")
-        with pytest.raises(nbdist.CellError, match=says):
+        with pytest.raises(nbdist.CellError, match=message):
             step(cluster, "loss = batch[1].mean()", "pjrt", batch=4, **options)
 
     def test_data_without_sequences_are_refused(self, cluster: nbdist.Cluster) -> None:
@@ -346,7 +346,7 @@ def test_recompilations_are_reported(
 
 
 @pytest.mark.parametrize(
-    ("rows", "batch", "says"),
+    ("rows", "batch", "message"),
     [
         (64, 8, "each replica has 4 samples of a batch of 8.*--batch 16 or more"),
         (66, 33, "a batch of 33 does not divide over 2 replicas.*--batch 32 or --batch 34"),
@@ -354,13 +354,13 @@ def test_recompilations_are_reported(
     ],
 )
 def test_inefficient_batch_size_is_reported_once(
-    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str], rows: int, batch: int, says: str
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str], rows: int, batch: int, message: str
 ) -> None:
     cluster.run(f"stream = np.ones({rows})")
     run = step(cluster, "loss = jnp.mean(batch)", "pjrt", batch=batch)
     err = capsys.readouterr().err
     assert len([n for n in run.notes if n.topic == "batch" and n.rank == 0]) == 1
-    assert re.search(says, err)
+    assert re.search(message, err)
 
 
 def test_run_converts_to_arrays_frame_and_image(cluster: nbdist.Cluster) -> None:

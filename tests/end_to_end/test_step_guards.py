@@ -33,7 +33,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 
 @pytest.fixture
-def made(cluster: nbdist.Cluster) -> nbdist.Cluster:
+def prepared(cluster: nbdist.Cluster) -> nbdist.Cluster:
     cluster.run(SETUP, strategy="mirrored")
     return cluster
 
@@ -53,33 +53,33 @@ def weights(cluster: nbdist.Cluster, name: str = "model") -> list[np.ndarray]:
     return list(one)
 
 
-def test_manual_gradient_is_averaged(made: nbdist.Cluster) -> None:
+def test_manual_gradient_is_averaged(prepared: nbdist.Cluster) -> None:
     """Without the average each replica would train its own weights."""
-    (before,) = weights(made)
+    (before,) = weights(prepared)
     cell = """
 error = model(batch) - 1.0
 loss = tf.reduce_mean(error**2)
 gradient = tf.matmul(batch, 2 * error, transpose_a=True) / tf.cast(tf.shape(batch)[0], "float32")
 optimizer.apply([gradient], model.trainable_variables)
 """
-    step(made, cell)
+    step(prepared, cell)
     weight = before
     for start in (0, 8):
         x = np.arange(32.0).reshape(16, 2)[start : start + 8] / 32
         weight = weight - 0.1 * x.T @ (2 * (x @ weight - 1)) / 8
-    np.testing.assert_allclose(weights(made)[0], weight, rtol=1e-5)
+    np.testing.assert_allclose(weights(prepared)[0], weight, rtol=1e-5)
 
 
 def test_valid_step_prints_no_warnings(
-    made: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+    prepared: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    step(made, "loss = tf.reduce_mean(model(batch))", batch=16)
+    step(prepared, "loss = tf.reduce_mean(model(batch))", batch=16)
     shown = capsys.readouterr()
     assert shown.err == ""
     assert "WARNING" not in shown.out
 
 
-def test_two_optimizers_train_in_one_step(made: nbdist.Cluster) -> None:
+def test_two_optimizers_train_in_one_step(prepared: nbdist.Cluster) -> None:
     """The cell trains a critic twice for each step of the model."""
     cell = """
 for _ in range(2):
@@ -91,10 +91,10 @@ with tf.GradientTape() as tape:
 optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 loss
 """
-    run = step(made, cell, epochs=3, check=True)
+    run = step(prepared, cell, epochs=3, check=True)
     assert run.loss.shape == (6,)
-    weights(made)
-    weights(made, "critic")
+    weights(prepared)
+    weights(prepared, "critic")
 
 
 NESTED = """
@@ -124,28 +124,30 @@ loss
 """
 
 
-def test_replicas_synchronize_within_a_function(made: nbdist.Cluster) -> None:
+def test_replicas_synchronize_within_a_function(prepared: nbdist.Cluster) -> None:
     """The numbers equal those of the same code without the function."""
     trained = []
     for text in (NESTED, NESTED.replace("@tf.function\n", "")):
-        made.run(SETUP, strategy="mirrored")
-        trained.append([step(made, text).loss.tolist(), weights(made)])
+        prepared.run(SETUP, strategy="mirrored")
+        trained.append([step(prepared, text).loss.tolist(), weights(prepared)])
     assert trained[0][0] == pytest.approx(trained[1][0], rel=1e-6)
     for ours, reference in zip(trained[0][1], trained[1][1], strict=True):
         np.testing.assert_allclose(ours, reference, rtol=1e-6)
 
 
 @pytest.mark.parametrize("cell", [LOOP, BRANCH], ids=["tf.range", "if"])
-def test_synchronization_within_control_flow_is_refused(made: nbdist.Cluster, cell: str) -> None:
+def test_synchronization_within_control_flow_is_refused(
+    prepared: nbdist.Cluster, cell: str
+) -> None:
     """Replicas with different conditions would wait for each other."""
     with pytest.raises(
         nbdist.CellError, match=r"replicas synchronize here .* to the top level of the cell"
     ):
-        step(made, cell)
-    assert made.run("1").results[0] == "1"
+        step(prepared, cell)
+    assert prepared.run("1").results[0] == "1"
 
 
-def test_nonfinite_gradient_is_named_in_the_error(made: nbdist.Cluster) -> None:
+def test_nonfinite_gradient_is_named_in_the_error(prepared: nbdist.Cluster) -> None:
     cell = """
 with tf.GradientTape() as tape:
     loss = tf.reduce_mean(tf.sqrt(model(0 * batch)))
@@ -153,7 +155,7 @@ optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_
 loss
 """
     with pytest.raises(nbdist.CellError, match="stopped at step 1: a gradient, or another rank's"):
-        step(made, cell)
+        step(prepared, cell)
 
 
 UNSEEDED = (  # the seed of Keras above also seeds tf.data
@@ -164,7 +166,7 @@ UNSEEDED = (  # the seed of Keras above also seeds tf.data
 
 @pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
 @pytest.mark.parametrize(
-    ("define", "says"),
+    ("define", "message"),
     [
         (
             UNSEEDED,
@@ -179,24 +181,24 @@ UNSEEDED = (  # the seed of Keras above also seeds tf.data
     ids=["unseeded shuffle", "different arrays", "different lengths"],
 )
 def test_different_data_on_ranks_are_refused(
-    made: nbdist.Cluster, strategy: str, define: str, says: str
+    prepared: nbdist.Cluster, strategy: str, define: str, message: str
 ) -> None:
-    made.run(f"apart = {define}")
+    prepared.run(f"apart = {define}")
     reduce = "tf.reduce_mean" if strategy == "mirrored" else "jnp.mean"
-    with pytest.raises(nbdist.CellError, match=says):
-        step(made, f"loss = {reduce}(batch)", strategy, data="apart")
-    assert made.run("1").results[0] == "1"
+    with pytest.raises(nbdist.CellError, match=message):
+        step(prepared, f"loss = {reduce}(batch)", strategy, data="apart")
+    assert prepared.run("1").results[0] == "1"
 
 
-def test_different_state_on_ranks_is_refused(made: nbdist.Cluster) -> None:
-    made.run("params = np.random.default_rng(rank).normal(size=3)\nsame = np.ones(3)")
+def test_different_state_on_ranks_is_refused(prepared: nbdist.Cluster) -> None:
+    prepared.run("params = np.random.default_rng(rank).normal(size=3)\nsame = np.ones(3)")
     with pytest.raises(nbdist.CellError, match=r"not the same on all ranks: `params` \(line 2\)"):
-        step(made, "params = params * 0.5 + same\nloss = batch.mean()", "pjrt")
+        step(prepared, "params = params * 0.5 + same\nloss = batch.mean()", "pjrt")
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
 @pytest.mark.parametrize(
-    ("report", "says"),
+    ("report", "message"),
     [
         ("{'a': None}", "reports `a` as None"),
         ("{'a': 'x'}", "reports `a` as 'x'"),
@@ -205,39 +207,39 @@ def test_different_state_on_ranks_is_refused(made: nbdist.Cluster) -> None:
     ],
 )
 def test_reports_of_non_scalars_are_refused(
-    made: nbdist.Cluster, strategy: str, report: str, says: str
+    prepared: nbdist.Cluster, strategy: str, report: str, message: str
 ) -> None:
-    with pytest.raises(nbdist.CellError, match=says):
-        step(made, report, strategy)
+    with pytest.raises(nbdist.CellError, match=message):
+        step(prepared, report, strategy)
 
 
 @pytest.mark.parametrize(
-    ("rate", "says"), [("jnp.float32(0.1)", ""), ("lambda step: 0.1", "--scale-lr found no")]
+    ("rate", "message"), [("jnp.float32(0.1)", ""), ("lambda step: 0.1", "--scale-lr found no")]
 )
 def test_scale_lr_scales_arrays_and_refuses_functions(
-    made: nbdist.Cluster, rate: str, says: str
+    prepared: nbdist.Cluster, rate: str, message: str
 ) -> None:
-    made.run(f"lr = {rate}", strategy="pjrt")
+    prepared.run(f"lr = {rate}", strategy="pjrt")
     cell = "rate = lr\n{'loss': batch.mean(), 'rate': rate}"
-    if says:
-        with pytest.raises(nbdist.CellError, match=says):
-            step(made, cell, "pjrt", scale_lr=True)
+    if message:
+        with pytest.raises(nbdist.CellError, match=message):
+            step(prepared, cell, "pjrt", scale_lr=True)
         return
-    run = step(made, cell, "pjrt", scale_lr=True, epochs=10)
+    run = step(prepared, cell, "pjrt", scale_lr=True, epochs=10)
     assert run.history["rate"][0, -1] == pytest.approx(0.2)
 
 
-def test_string_batch_is_refused_under_jax(made: nbdist.Cluster) -> None:
-    made.run("words = np.array(['a', 'b'] * 8)")
+def test_string_batch_is_refused_under_jax(prepared: nbdist.Cluster) -> None:
+    prepared.run("words = np.array(['a', 'b'] * 8)")
     with pytest.raises(
         nbdist.CellError, match="the batch contains an array of <U1, but JAX supports"
     ):
-        step(made, "loss = 1.0", "pjrt", data="words")
+        step(prepared, "loss = 1.0", "pjrt", data="words")
 
 
-def test_nonfinite_metric_does_not_stop_the_run(made: nbdist.Cluster) -> None:
+def test_nonfinite_metric_does_not_stop_the_run(prepared: nbdist.Cluster) -> None:
     """Only the loss stops a run, under both strategies; nbdist reports the metric once."""
     cell = "{'loss': batch.mean(), 'ratio': jnp.log(-1.0 - batch.mean())}"
-    run = step(made, cell, "pjrt")
+    run = step(prepared, cell, "pjrt")
     assert run.loss.shape == (2,)
     assert len([n for n in run.notes if n.topic == "nan" and n.rank == 0]) == 1

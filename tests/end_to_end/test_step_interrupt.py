@@ -55,30 +55,30 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 
 @pytest.fixture
-def interrupt_when(
+def interrupt_on(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[AnyEvent], bool], float], None]:
     """Function that interrupts this process some seconds after a matching record."""
-    hear = cluster._worker_group.receiver.subscribers.deliver
+    deliver = cluster._worker_group.receiver.subscribers.deliver
 
-    def arm(is_it: Callable[[AnyEvent], bool], later_s: float) -> None:
-        done = threading.Event()
+    def arm(matches: Callable[[AnyEvent], bool], delay_s: float) -> None:
+        fired = threading.Event()
 
-        def heard(record: AnyEvent) -> None:
-            hear(record)
-            if not done.is_set() and is_it(record):
-                done.set()
-                interrupt_after(later_s)
+        def intercept(record: AnyEvent) -> None:
+            deliver(record)
+            if not fired.is_set() and matches(record):
+                fired.set()
+                interrupt_after(delay_s)
 
-        monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", heard)
+        monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", intercept)
 
     return arm
 
 
 def interrupt_after(*seconds: float) -> None:
     """Interrupt this process after each of these numbers of seconds."""
-    for later in seconds:
-        threading.Timer(later, os.kill, (os.getpid(), signal.SIGINT)).start()
+    for delay in seconds:
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
 def has_reported(step: int) -> Callable[[AnyEvent], bool]:
@@ -90,16 +90,16 @@ def has_reported(step: int) -> Callable[[AnyEvent], bool]:
 @pytest.mark.parametrize("strategy", ["pjrt", "mirrored"])
 @pytest.mark.parametrize("step", [1, pytest.param(40, marks=pytest.mark.full), 300])
 def test_interrupted_ranks_stop_at_the_same_step(
-    cluster: nbdist.Cluster, interrupt_when: Any, strategy: str, step: int
+    cluster: nbdist.Cluster, interrupt_on: Any, strategy: str, step: int
 ) -> None:
     before = eval(cluster.run(STATE[strategy], strategy=strategy).results[0])
-    interrupt_when(has_reported(step), 0)
+    interrupt_on(has_reported(step), 0)
     with pytest.raises(KeyboardInterrupt):
         cluster.run(CELLS[strategy], step=ENDLESS, strategy=strategy)
-    made = {m.rank: m.step for m in cluster.last_run.metrics if m.step > 0}
-    assert len(made) == 3
-    assert len(set(made.values())) == 1
-    (steps,) = set(made.values())
+    last_steps = {m.rank: m.step for m in cluster.last_run.metrics if m.step > 0}
+    assert len(last_steps) == 3
+    assert len(set(last_steps.values())) == 1
+    (steps,) = set(last_steps.values())
     assert steps >= step
     after = {
         eval(text) for text in cluster.run(STATE[strategy], strategy=strategy).results.values()
@@ -121,7 +121,7 @@ def slow():
 """
 
 
-def steps_made(cluster: nbdist.Cluster) -> set[int]:
+def step_counts(cluster: nbdist.Cluster) -> set[int]:
     """Return the different step counts that the ranks carried out of the run."""
     return {int(text) for text in cluster.run("int(count)", strategy="pjrt").results.values()}
 
@@ -154,11 +154,11 @@ model.fit(rows, rows, batch_size=6, callbacks=[Naps()])
 """
 
 
-def naps(record: AnyEvent) -> bool:
+def is_nap(record: AnyEvent) -> bool:
     return isinstance(record, Output) and "napping" in record.text
 
 
-BEFORE_IT_ENDS_S = 0.2
+NAP_INTERRUPT_S = 0.2
 """Delay in seconds, shorter than the first nap.
 
 nbdist repeats the interrupt while ranks that already agreed on a last step wait again.
@@ -166,25 +166,25 @@ nbdist repeats the interrupt while ranks that already agreed on a last step wait
 
 
 @pytest.mark.full
-def test_one_interrupt_waits_for_long_steps(cluster: nbdist.Cluster, interrupt_when: Any) -> None:
+def test_one_interrupt_waits_for_long_steps(cluster: nbdist.Cluster, interrupt_on: Any) -> None:
     cluster.run(NAPS, strategy="pjrt")
-    interrupt_when(naps, BEFORE_IT_ENDS_S)
+    interrupt_on(is_nap, NAP_INTERRUPT_S)
     with pytest.raises(KeyboardInterrupt):
         cluster.run(CELLS["pjrt"], step=StepOptions(data="slow"), strategy="pjrt")
-    made = steps_made(cluster)
-    assert len(made) == 1
-    assert made.pop() > 0
+    last_steps = step_counts(cluster)
+    assert len(last_steps) == 1
+    assert last_steps.pop() > 0
 
 
 @pytest.mark.full
 def test_one_interrupt_waits_for_long_batches_of_a_fit(
-    cluster: nbdist.Cluster, interrupt_when: Any
+    cluster: nbdist.Cluster, interrupt_on: Any
 ) -> None:
-    interrupt_when(naps, BEFORE_IT_ENDS_S)
+    interrupt_on(is_nap, NAP_INTERRUPT_S)
     with pytest.raises(KeyboardInterrupt):
         cluster.run(NAPS + FIT, strategy="mirrored")
-    made = cluster.run("int(model.optimizer.iterations.numpy())", strategy="mirrored").results
-    assert len(set(made.values())) == 1
+    last_steps = cluster.run("int(model.optimizer.iterations.numpy())", strategy="mirrored").results
+    assert len(set(last_steps.values())) == 1
 
 
 @pytest.mark.parametrize("late_s", [0.7, pytest.param(2.5, marks=pytest.mark.full)])
@@ -198,15 +198,15 @@ def test_rank_that_starts_after_the_interrupt_stops_too(
     interrupt_after(0.3)
     with pytest.raises(KeyboardInterrupt):
         cluster.run(CELLS["pjrt"], step=StepOptions(data="slow"), strategy="pjrt")
-    assert len(steps_made(cluster)) == 1
+    assert len(step_counts(cluster)) == 1
 
 
 @pytest.mark.full  # test_fail_fast.py aborts a collective
 def test_second_interrupt_cancels_a_long_step(cluster: nbdist.Cluster) -> None:
     cluster.run(NAPPING.format(nap_s="60"), strategy="pjrt")
     interrupt_after(0.5, 3.5)
-    began = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         cluster.run(CELLS["pjrt"], step=StepOptions(data="slow"), strategy="pjrt")
-    assert time.monotonic() - began > 3.5
+    assert time.monotonic() - started > 3.5
     assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}

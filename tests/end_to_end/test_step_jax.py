@@ -39,7 +39,7 @@ def pair() -> Iterator[nbdist.Cluster]:
 
 
 @cache
-def by_hand(program: programs.Program) -> Outcome:
+def reference_outcome(program: programs.Program) -> Outcome:
     training = Training(
         setup=programs.DATA + program.setup + program.train_step,
         step=program.plain,
@@ -54,7 +54,7 @@ def step(cluster: nbdist.Cluster, cell: str, options: StepOptions = SMALL) -> nb
     return cluster.run(cell, step=options, strategy="pjrt")
 
 
-def free(cluster: nbdist.Cluster, cell: str) -> str:
+def evaluate(cluster: nbdist.Cluster, cell: str) -> str:
     """Return the value of a plain cell that is equal on all ranks, empty without a value."""
     results = set(cluster.run(cell, strategy="pjrt").results.values()) or {""}
     assert len(results) == 1
@@ -65,43 +65,45 @@ def losses(run: nbdist.Run) -> list[float]:
     return [m.shared["loss"] for m in run.metrics if m.rank == 0 and m.step > 0]
 
 
-def same(ours: Any, theirs: Any) -> None:
+def assert_close(ours: Any, theirs: Any) -> None:
     np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-9, atol=1e-12)
 
 
-def same_weights(cluster: nbdist.Cluster, program: programs.Program, theirs: list[Any]) -> None:
+def assert_weights_close(
+    cluster: nbdist.Cluster, program: programs.Program, theirs: list[Any]
+) -> None:
     cluster.run(f"weights = {program.weights}", strategy="pjrt")
     for objects in cluster.pull(["weights"]).values():
         for one, other in zip(objects["weights"], theirs, strict=True):
-            same(one, other)
+            assert_close(one, other)
 
 
 def test_flax_nnx_gives_the_numbers_of_one_device(cluster: nbdist.Cluster) -> None:
     """The model has batch statistics, dropout, metrics and frozen layers; objects keep identity."""
-    reference = by_hand(programs.NNX)
+    reference = reference_outcome(programs.NNX)
     cluster.run(programs.NNX.setup, strategy="pjrt")
     cluster.run("net, parts = model, [model.first, optimizer]", strategy="pjrt")
     run = step(cluster, programs.NNX.step, TRAINING)
-    same(losses(run), reference.reports["loss"])
-    same_weights(cluster, programs.NNX, reference.after)
-    says = "net is model and parts[0] is net.first, int(model.drop.rngs.count[...])"
-    assert free(cluster, says) == "(True, 22)"
-    mean = float(free(cluster, "float(metrics.compute()['mean'])"))
+    assert_close(losses(run), reference.reports["loss"])
+    assert_weights_close(cluster, programs.NNX, reference.after)
+    expression = "net is model and parts[0] is net.first, int(model.drop.rngs.count[...])"
+    assert evaluate(cluster, expression) == "(True, 22)"
+    mean = float(evaluate(cluster, "float(metrics.compute()['mean'])"))
     assert mean == pytest.approx(np.mean(reference.reports["loss"]), rel=1e-5)
-    assert free(cluster, "model(features(images[:3])).shape") == "(3, 10)"
+    assert evaluate(cluster, "model(features(images[:3])).shape") == "(3, 10)"
 
 
 @pytest.mark.full  # NNX covers state, random numbers and Optax
 def test_equinox_gives_the_numbers_of_one_device(cluster: nbdist.Cluster) -> None:
     """The model has state, dropout, a schedule and MultiSteps; one trace for each batch shape."""
-    reference = by_hand(programs.EQUINOX)
+    reference = reference_outcome(programs.EQUINOX)
     cluster.run(programs.EQUINOX.setup, strategy="pjrt")
     run = step(cluster, programs.EQUINOX.step, TRAINING)
-    same(losses(run), reference.reports["loss"])
-    same_weights(cluster, programs.EQUINOX, reference.after)
-    assert free(cluster, "sorted(set(traced)), len(traced)") == "([(41, 64), (96, 64)], 2)"
+    assert_close(losses(run), reference.reports["loss"])
+    assert_weights_close(cluster, programs.EQUINOX, reference.after)
+    assert evaluate(cluster, "sorted(set(traced)), len(traced)") == "([(41, 64), (96, 64)], 2)"
     apply = "eqx.nn.inference_mode(model)(images[0], state, None)[0].shape"
-    assert free(cluster, apply) == "(10,)"
+    assert evaluate(cluster, apply) == "(10,)"
 
 
 NNX = """
@@ -132,34 +134,34 @@ def adds(x):
 
 
 def test_nnx_objects_in_containers_stay_shared(pair: nbdist.Cluster) -> None:
-    free(pair, NNX)
+    evaluate(pair, NNX)
     cell = "pair['first'].add(batch)\npair['others'][0].add(batch)\npair['others'][1].add(batch)\n"
     step(pair, cell + "loss = count.add(batch)")
-    says = (
+    message = (
         "float(count.total[...]), int(count.calls.get_value()), float(pair['others'][1].total[...])"
     )
-    assert free(pair, f"({says}, pair['first'] is count)") == "(48.0, 6, 16.0, True)"
+    assert evaluate(pair, f"({message}, pair['first'] is count)") == "(48.0, 6, 16.0, True)"
 
 
 def test_nnx_object_is_read_and_assigned(pair: nbdist.Cluster) -> None:
     """An object keeps its identity, and a new object leaves the old one unchanged."""
-    free(pair, NNX + "def added(c, x):\n    c.add(x)\n    return c\nold = count")
+    evaluate(pair, NNX + "def added(c, x):\n    c.add(x)\n    return c\nold = count")
     step(pair, "count = added(count, batch)\nloss = count.total[...]")
-    assert free(pair, "float(count.total[...]), old is count") == "(16.0, True)"
+    assert evaluate(pair, "float(count.total[...]), old is count") == "(16.0, True)"
     step(pair, "count = added(nnx.clone(count), batch)\nloss = count.total[...]")
-    assert free(pair, "float(count.total[...]), float(old.total[...])") == "(32.0, 16.0)"
+    assert evaluate(pair, "float(count.total[...]), float(old.total[...])") == "(32.0, 16.0)"
 
 
 def test_functional_nnx_state_is_carried(pair: nbdist.Cluster) -> None:
-    free(pair, NNX + "graph, state = nnx.split(count)\nfirst = state")
+    evaluate(pair, NNX + "graph, state = nnx.split(count)\nfirst = state")
     cell = "c = nnx.merge(graph, state)\nloss = c.add(batch)\nstate = nnx.state(c)"
     step(pair, cell)
-    says = "float(state['total'][...]), float(first['total'][...]), float(count.total[...])"
-    assert free(pair, says) == "(16.0, 0.0, 0.0)"
+    message = "float(state['total'][...]), float(first['total'][...]), float(count.total[...])"
+    assert evaluate(pair, message) == "(16.0, 0.0, 0.0)"
 
 
 @pytest.mark.parametrize(
-    ("cell", "says"),
+    ("cell", "message"),
     [
         ("count.new = batch.sum()\nloss = count.new", r"`count` \(line 2\) .*\.new is new"),
         ("count.kind = 'b'\nloss = count.add(batch)", r"`count` .*\.kind changes from 'a' to 'b'"),
@@ -177,12 +179,12 @@ def test_functional_nnx_state_is_carried(pair: nbdist.Cluster) -> None:
     ],
 )
 def test_unsupported_changes_of_nnx_objects_are_refused(
-    pair: nbdist.Cluster, cell: str, says: str
+    pair: nbdist.Cluster, cell: str, message: str
 ) -> None:
-    free(pair, NNX)
-    with pytest.raises(nbdist.CellError, match=says):
+    evaluate(pair, NNX)
+    with pytest.raises(nbdist.CellError, match=message):
         step(pair, cell)
-    assert free(pair, "float(count.total[...]), count.kind") == "(0.0, 'a')"
+    assert evaluate(pair, "float(count.total[...]), count.kind") == "(0.0, 'a')"
 
 
 BARE = """
@@ -220,46 +222,48 @@ loss = state.w.sum() * len(range(fixed)) + 0 * jax.random.normal(two)
 
 def test_bare_pytrees_numbers_and_keys_are_carried(pair: nbdist.Cluster) -> None:
     """Changed numbers become arrays, and unchanged numbers stay numbers."""
-    free(pair, BARE)
+    evaluate(pair, BARE)
     run = step(pair, BARE_STEP)
     assert losses(run) == [9.0, 18.0]
     seen = "pair.mean.tolist(), pair.none, state.w.tolist(), int(state.step), state.tag"
-    assert free(pair, seen) == "([2.0, 2.0], None, [2.0, 2.0, 2.0], 2, 't')"
+    assert evaluate(pair, seen) == "([2.0, 2.0], None, [2.0, 2.0, 2.0], 2, 't')"
     numbers = "int(count), float(total), bool(flag), float(rate), fixed, original.tolist()"
-    assert free(pair, numbers) == "(2, 16.0, False, 0.125, 3, [0.0, 0.0])"
+    assert evaluate(pair, numbers) == "(2, 16.0, False, 0.125, 3, [0.0, 0.0])"
     split = "for _ in range(2): keys, raws = jax.random.split(keys)[0], jax.random.split(raws)[0]\n"
     alike = "bool((jax.random.key_data(keys) == jax.random.key_data(key)).all())"
-    assert free(pair, f"{split}{alike}, bool((raws == raw).all())") == "(True, True)"
+    assert evaluate(pair, f"{split}{alike}, bool((raws == raw).all())") == "(True, True)"
 
 
 def test_numbers_keep_the_types_of_arrays_beside_them(pair: nbdist.Cluster) -> None:
     """A number does not widen a float32, as in plain JAX."""
-    free(pair, "rate, w, start = 0.5, jnp.ones(3, jnp.float32), jnp.asarray(0.5)")
+    evaluate(pair, "rate, w, start = 0.5, jnp.ones(3, jnp.float32), jnp.asarray(0.5)")
     step(pair, "rate = rate * 0.5\nstart = start * 0.5\nw = w * rate * start\nloss = w.sum()")
-    assert free(pair, "w.dtype.name, float(rate)") == "('float32', 0.125)"
+    assert evaluate(pair, "w.dtype.name, float(rate)") == "('float32', 0.125)"
 
 
 def test_carried_arrays_are_not_copied(pair: nbdist.Cluster) -> None:
     """The buffer keeps its address at the start and end of runs."""
-    where = "w.addressable_data(0).unsafe_buffer_pointer()"
-    free(pair, f"w = jnp.ones(1000)\nplaces = [{where}]")
+    address = "w.addressable_data(0).unsafe_buffer_pointer()"
+    evaluate(pair, f"w = jnp.ones(1000)\nplaces = [{address}]")
     for _ in range(2):
         step(pair, "w = w + batch.mean()\nloss = w[0]")
-        cluster_places = f"places.append({where})\nlen(set(places)), float(w[0])"
-        after = free(pair, cluster_places)
+        expression = f"places.append({address})\nlen(set(places)), float(w[0])"
+        after = evaluate(pair, expression)
     assert after == "(1, 5.0)"
 
 
 def test_arrays_with_other_references_survive_the_run(pair: nbdist.Cluster) -> None:
     """The step donates carried arrays, and copies those with other references first."""
-    free(pair, NNX + "w = jnp.ones(5)\nfirst, best, target = w, {'w': w}, w\nc = nnx.clone(count)")
+    evaluate(
+        pair, NNX + "w = jnp.ones(5)\nfirst, best, target = w, {'w': w}, w\nc = nnx.clone(count)"
+    )
     step(pair, "w = w + 1\ntarget = target + 0.5 * w\nloss = (w - first).sum() + count.add(batch)")
-    says = "float(w[0]), float(best['w'][0]), float(first[0]), float(target[0])"
-    assert free(pair, f"({says}, float(c.total[...]))") == "(3.0, 1.0, 1.0, 3.5, 0.0)"
+    message = "float(w[0]), float(best['w'][0]), float(first[0]), float(target[0])"
+    assert evaluate(pair, f"({message}, float(c.total[...]))") == "(3.0, 1.0, 1.0, 3.5, 0.0)"
 
 
 @pytest.mark.parametrize(
-    ("cell", "says"),
+    ("cell", "message"),
     [
         (
             "store['w'] = batch\nloss = batch.sum()",
@@ -276,22 +280,22 @@ def test_arrays_with_other_references_survive_the_run(pair: nbdist.Cluster) -> N
     ],
 )
 def test_changes_that_a_step_would_lose_are_refused(
-    pair: nbdist.Cluster, cell: str, says: str
+    pair: nbdist.Cluster, cell: str, message: str
 ) -> None:
-    free(pair, "store, history, w = {'w': jnp.ones(3)}, [], jnp.zeros(())")
-    free(pair, "def helper(x):\n    return x.sum() * w")
-    if says == ".":
+    evaluate(pair, "store, history, w = {'w': jnp.ones(3)}, [], jnp.zeros(())")
+    evaluate(pair, "def helper(x):\n    return x.sum() * w")
+    if message == ".":
         step(pair, cell)
         return
-    with pytest.raises(nbdist.CellError, match=says):
+    with pytest.raises(nbdist.CellError, match=message):
         step(pair, cell)
-    assert free(pair, "sorted(store), history, float(w)") == "(['w'], [], 0.0)"
+    assert evaluate(pair, "sorted(store), history, float(w)") == "(['w'], [], 0.0)"
 
 
 def test_arrays_that_are_only_read_are_arguments(pair: nbdist.Cluster) -> None:
     """Frozen modules and arrays are arguments of the program instead of constants."""
-    free(pair, "import equinox as eqx\nfrom flax import nnx\ndumped = []")
-    free(
+    evaluate(pair, "import equinox as eqx\nfrom flax import nnx\ndumped = []")
+    evaluate(
         pair,
         "frozen = eqx.nn.Linear(7, 7, key=jax.random.key(0))\n"
         "other = nnx.Linear(7, 7, rngs=nnx.Rngs(0))\ntable = np.arange(7.0)\n"
@@ -301,17 +305,17 @@ def test_arrays_that_are_only_read_are_arguments(pair: nbdist.Cluster) -> None:
     )
     cell = "looks(frozen.weight, other.kernel[...], table)\n"
     step(pair, cell + "loss = frozen(other(table)).sum() * batch.sum()")
-    assert free(pair, "dumped, bool((before == other.kernel[...]).all())") == (
+    assert evaluate(pair, "dumped, bool((before == other.kernel[...]).all())") == (
         "([True, True, True], True)"
     )
 
 
 def test_array_read_by_a_helper_is_a_constant(pair: nbdist.Cluster) -> None:
     """The array is a constant, as in jax.jit; nbdist refuses arrays sharded over processes."""
-    free(pair, "table = jnp.arange(4.0)\ndef helper(x):\n    return x * table.sum()")
+    evaluate(pair, "table = jnp.arange(4.0)\ndef helper(x):\n    return x * table.sum()")
     step(pair, "table = table + 1\nloss = batch.sum()")
     assert losses(step(pair, "loss = helper(batch).sum()")) == [112.0, 112.0]
-    free(pair, "table = jax.device_put(table, jax.NamedSharding(mesh, jax.P('data')))")
+    evaluate(pair, "table = jax.device_put(table, jax.NamedSharding(mesh, jax.P('data')))")
     with pytest.raises(nbdist.CellError, match=r"`helper` \(line 2\) reads `table` from outside"):
         step(pair, "loss = helper(batch).sum()")
     cell = "def scaled(x, table):\n    return x * table.sum()\nloss = scaled(batch, table).sum()"
@@ -329,10 +333,10 @@ sums, _ = lax.scan(lambda total, x: (total + x, None), 0.0, batch)
 
 
 def test_jax_control_flow_works(pair: nbdist.Cluster) -> None:
-    free(pair, "from jax import lax\nw = jnp.zeros(2)")
+    evaluate(pair, "from jax import lax\nw = jnp.zeros(2)")
     run = step(pair, CONTROL)
     assert (run.last("loss"), run.last("halvings")) == (8.0, 3.0)
-    assert free(pair, "w.tolist()") == "[2.0, 2.0]"
+    assert evaluate(pair, "w.tolist()") == "[2.0, 2.0]"
 
 
 def test_if_on_an_array_points_at_its_line(pair: nbdist.Cluster) -> None:
@@ -347,7 +351,7 @@ def test_if_on_an_array_points_at_its_line(pair: nbdist.Cluster) -> None:
 
 def test_step_is_compiled_once(pair: nbdist.Cluster) -> None:
     """A number that becomes an array, or a lost weak type, causes no second compilation."""
-    free(
+    evaluate(
         pair,
         "compiled = []\n"
         "def hear(event, seconds, **about):\n"
@@ -358,4 +362,4 @@ def test_step_is_compiled_once(pair: nbdist.Cluster) -> None:
     )
     options = StepOptions(data="ones", batch=8, epochs=3)
     step(pair, "count += 1\nweak = weak + batch.mean()\nloss = weak", options)
-    assert free(pair, "[name for name in compiled if '_pure' in str(name)]") == "['jit(_pure)']"
+    assert evaluate(pair, "[name for name in compiled if '_pure' in str(name)]") == "['jit(_pure)']"

@@ -49,18 +49,18 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
 
 
 @cache
-def by_hand() -> dict[str, Outcome]:
+def reference_outcomes() -> dict[str, Outcome]:
     return references.by_hand(TRAININGS)
 
 
-def free(cluster: nbdist.Cluster, cell: str) -> str:
+def evaluate(cluster: nbdist.Cluster, cell: str) -> str:
     """Return the value of a plain cell that is equal on all ranks, empty without a value."""
     results = set(cluster.run(cell, strategy="pjrt").results.values()) or {""}
     assert len(results) == 1
     return str(results.pop())
 
 
-def same(ours: Any, theirs: Any) -> None:
+def assert_close(ours: Any, theirs: Any) -> None:
     """Check that two nested lists have equal structure and equal numbers up to rounding."""
     assert json.dumps(ours, default=float).count("[") == json.dumps(theirs).count("[")
     flat = [np.hstack([np.ravel(part) for part in _numbers(value)]) for value in (ours, theirs)]
@@ -81,11 +81,11 @@ def test_objects_give_the_numbers_of_one_device(cluster: nbdist.Cluster, name: s
     cluster.run(training.setup, strategy="pjrt")
     options = StepOptions(data="train", epochs=training.epochs, batch=training.batch)
     run = cluster.run(training.step, step=options, strategy="pjrt")
-    same(reported(run)["loss"], by_hand()[name].reports["loss"])
+    assert_close(reported(run)["loss"], reference_outcomes()[name].reports["loss"])
     cluster.run(f"outcome = {training.after}", strategy="pjrt")
     for objects in cluster.pull(["outcome"]).values():
-        same(objects["outcome"], by_hand()[name].after)
-    assert free(cluster, TRACERS) == "0"
+        assert_close(objects["outcome"], reference_outcomes()[name].after)
+    assert evaluate(cluster, TRACERS) == "0"
 
 
 REFUSALS = """
@@ -123,11 +123,13 @@ class Reader:
         return loss_of(by_name, batch)
 reader = Reader()
 """
-WHOLE = "[plain(model.params), model.history, model.none, model.name, model.count, plain(by_name)]"
+MODEL_STATE = (
+    "[plain(model.params), model.history, model.none, model.name, model.count, plain(by_name)]"
+)
 
 
 @pytest.mark.parametrize(
-    ("cell", "says"),
+    ("cell", "message"),
     [
         (
             "loss = loss_of(model.params, batch)\nmodel.history.append(loss)",
@@ -187,38 +189,38 @@ WHOLE = "[plain(model.params), model.history, model.none, model.name, model.coun
     ],
 )
 def test_state_that_cannot_be_carried_is_refused(
-    cluster: nbdist.Cluster, cell: str, says: str
+    cluster: nbdist.Cluster, cell: str, message: str
 ) -> None:
     """The error before the first step names the line; objects are unchanged, without tracers."""
-    cluster.run(REFUSALS + f"before = str({WHOLE})", strategy="pjrt")
-    with pytest.raises(nbdist.CellError, match=f"(?s){says}"):
+    cluster.run(REFUSALS + f"before = str({MODEL_STATE})", strategy="pjrt")
+    with pytest.raises(nbdist.CellError, match=f"(?s){message}"):
         cluster.run(cell, step=StepOptions(data="train", batch=20), strategy="pjrt")
     if "sized" not in cell:  # that cell makes steps before the error
-        assert free(cluster, f"str({WHOLE}) == before") == "True"
+        assert evaluate(cluster, f"str({MODEL_STATE}) == before") == "True"
     if "seen" not in cell:  # nbdist does not inspect queues
-        assert free(cluster, TRACERS) == "0"
+        assert evaluate(cluster, TRACERS) == "0"
 
 
 def test_run_resumes_objects_from_a_checkpoint(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """A checked, guarded, saved and resumed run ends with the numbers of one device."""
     training = TRAININGS["trainer"]
-    kept = StepOptions(data="train", epochs=1, batch=training.batch, check=True)
-    every = StepOptions(data="train", epochs=training.epochs, batch=training.batch)
-    for options, resume in ((kept, False), (every, True)):
+    first_options = StepOptions(data="train", epochs=1, batch=training.batch, check=True)
+    all_options = StepOptions(data="train", epochs=training.epochs, batch=training.batch)
+    for options, resume in ((first_options, False), (all_options, True)):
         cluster.run(training.setup, strategy="pjrt")
         saving = Saving(folder=str(tmp_path), every_steps=2, keep=2, resume=resume)
         cluster.run(training.step, step=options, strategy="pjrt", saving=saving, guard=1)
     cluster.run(f"outcome = {training.after}", strategy="pjrt")
     for objects in cluster.pull(["outcome"]).values():
-        same(objects["outcome"], by_hand()["trainer"].after)
+        assert_close(objects["outcome"], reference_outcomes()["trainer"].after)
 
 
 def test_rank_with_a_different_object_is_named(cluster: nbdist.Cluster) -> None:
     """The check before the first step or the guard reports the difference."""
     cell = "loss = trainer.step(batch)"
     options = StepOptions(data="train", batch=16)
-    apart = object_programs.TRAINER + "\ntrainer.params['w'] = np.full(3, 0.1 * rank)"
-    cluster.run(apart, strategy="pjrt")
+    differing = object_programs.TRAINER + "\ntrainer.params['w'] = np.full(3, 0.1 * rank)"
+    cluster.run(differing, strategy="pjrt")
     with pytest.raises(nbdist.CellError, match=r"not the same on all ranks: `trainer` \(line 2\)"):
         cluster.run(cell, step=options, strategy="pjrt")
     own = (
@@ -262,14 +264,14 @@ def test_objects_are_current_between_epochs_and_runs(cluster: nbdist.Cluster) ->
     for _ in range(2):
         cluster.run(cell, step=StepOptions(data="data", epochs=2), strategy="pjrt")
     assert (
-        free(cluster, "shapes") == "[(20, 3), (20, 3)]"
+        evaluate(cluster, "shapes") == "[(20, 3), (20, 3)]"
     )  # one trace for each run, as under jax.jit
-    says = (
+    expression = (
         "float(best[0]), float(learner.first['w'][0]), learner.steps, type(learner.steps).__name__"
     )
-    assert free(cluster, says) == "(0.1, 0.1, 8, 'int')"
-    assert free(cluster, "sorted({steps for steps, _ in seen})[:3]") == "[0, 2, 4]"
-    assert free(cluster, "len({value for _, value in seen})") == "4"
+    assert evaluate(cluster, expression) == "(0.1, 0.1, 8, 'int')"
+    assert evaluate(cluster, "sorted({steps for steps, _ in seen})[:3]") == "[0, 2, 4]"
+    assert evaluate(cluster, "len({value for _, value in seen})") == "4"
 
 
 MODULE = """
@@ -293,8 +295,8 @@ def test_state_in_a_user_module_is_carried(cluster: nbdist.Cluster, tmp_path: Pa
     cluster.run("model = own_trainer.Trainer(start())", strategy="pjrt")
     cell = "loss = model.step(loss_of, batch)"
     cluster.run(cell, step=StepOptions(data="train", batch=24), strategy="pjrt")
-    plainly = "other, own_trainer.scale = own_trainer.Trainer(start()), jnp.ones(())\n"
-    plainly += "for i in (0, 24): other.step(loss_of, (train[0][i:i + 24], train[1][i:i + 24]))\n"
-    assert free(cluster, "float(own_trainer.scale)") == "0.25"
+    reference = "other, own_trainer.scale = own_trainer.Trainer(start()), jnp.ones(())\n"
+    reference += "for i in (0, 24): other.step(loss_of, (train[0][i:i + 24], train[1][i:i + 24]))\n"
+    assert evaluate(cluster, "float(own_trainer.scale)") == "0.25"
     alike = "bool(jnp.allclose(model.params['w'], other.params['w'], rtol=1e-9))"
-    assert free(cluster, plainly + alike) == "True"
+    assert evaluate(cluster, reference + alike) == "True"

@@ -96,7 +96,7 @@ class TestCheck:
 
     @pytest.mark.parametrize("setup", [MODEL, FLOAT32])
     @pytest.mark.parametrize(
-        ("old", "new", "says"),
+        ("old", "new", "message"),
         [
             (
                 "loss = loss_of(y, model(x, training=True))",
@@ -120,12 +120,14 @@ class TestCheck:
         ids=["sum over the batch", "summed gradients", "shuffled rows"],
     )
     def test_common_mistake_is_named_before_training(
-        self, cluster: nbdist.Cluster, setup: str, old: str, new: str, says: str
+        self, cluster: nbdist.Cluster, setup: str, old: str, new: str, message: str
     ) -> None:
         cluster.run(setup)
         before = weights(cluster)
         assert old in STEP
-        with pytest.raises(nbdist.CellError, match=rf"(?s)--check: .* nothing was trained.*{says}"):
+        with pytest.raises(
+            nbdist.CellError, match=rf"(?s)--check: .* nothing was trained.*{message}"
+        ):
             step(cluster, STEP.replace(old, new), check=True)
         for a, b in zip(before, weights(cluster), strict=True):
             np.testing.assert_array_equal(a, b)
@@ -180,8 +182,10 @@ class TestPrecision:
         )
         assert run.last("bits") == 16
         assert run.loss[-1] < 0.8 * run.loss[0]
-        kinds = "{l.compute_dtype for l in model.layers}, {str(v.dtype) for v in model.variables}"
-        assert set(cluster.run(kinds).results.values()) == {"({'float32'}, {'float32'})"}
+        expression = (
+            "{l.compute_dtype for l in model.layers}, {str(v.dtype) for v in model.variables}"
+        )
+        assert set(cluster.run(expression).results.values()) == {"({'float32'}, {'float32'})"}
 
     def test_overflow_on_one_worker_is_skipped_on_all(self, cluster: nbdist.Cluster) -> None:
         """Replicas that decide separately would wait for each other forever."""

@@ -78,7 +78,7 @@ def test_run_stops_after_its_epochs_and_steps(
 
 
 @pytest.mark.parametrize(
-    ("define", "batch"),
+    ("definition", "batch"),
     [
         ("stream = tf.data.Dataset.range(10).map(lambda i: tf.cast(i, tf.float32))", 4),
         ("stream = tf.data.Dataset.range(10).map(lambda i: tf.cast(i, tf.float32)).batch(4)", 0),
@@ -86,14 +86,14 @@ def test_run_stops_after_its_epochs_and_steps(
         ("stream = [np.float32(i) for i in range(10)]", 4),
     ],
 )
-def test_supported_data_are_accepted(cluster: nbdist.Cluster, define: str, batch: int) -> None:
-    cluster.run(f"import numpy as np, tensorflow as tf, jax.numpy as jnp\n{define}")
+def test_supported_data_are_accepted(cluster: nbdist.Cluster, definition: str, batch: int) -> None:
+    cluster.run(f"import numpy as np, tensorflow as tf, jax.numpy as jnp\n{definition}")
     options = StepOptions(data="stream", epochs=2, batch=batch)
     run = cluster.run("loss = jnp.sum(batch)", step=options, strategy="pjrt")
     assert reported(run)["loss"] == [6.0, 22.0, 17.0] * 2
 
 
-BAD = [
+INVALID = [
     ("loss = batch.mean()", {"data": "nowhere"}, "not defined on the workers: `nowhere`"),
     ("loss = thing(batch)", {}, r"`thing` \(line 2\)"),
     ("loss = batch.mean()", {"data": "scalars", "batch": 0}, "set the batch size with --batch"),
@@ -107,9 +107,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("cell", "options", "says"), BAD)
+@pytest.mark.parametrize(("cell", "options", "message"), INVALID)
 def test_invalid_input_is_named(
-    cluster: nbdist.Cluster, cell: str, options: dict[str, Any], says: str
+    cluster: nbdist.Cluster, cell: str, options: dict[str, Any], message: str
 ) -> None:
     cluster.run(
         "import numpy as np\nscalars = np.arange(8.0)\nnothing = np.zeros((0,))\nnone_at_all = []\n"
@@ -117,22 +117,22 @@ def test_invalid_input_is_named(
         "state = np.zeros(3)"
     )
     chosen = StepOptions(**{"data": "scalars", "batch": 4, **options})
-    with pytest.raises(nbdist.CellError, match=says):
+    with pytest.raises(nbdist.CellError, match=message):
         cluster.run(cell, step=chosen, strategy="pjrt")
     assert cluster.run("1").results[0] == "1"
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"epochs": 0, "steps": -1}, "--epochs 0: use a whole number from 1\n--steps -1"),
         ({"data": "a b"}, "--data a b: use the name"),
     ],
 )
 def test_invalid_options_are_refused(
-    cluster: nbdist.Cluster, options: dict[str, Any], says: str
+    cluster: nbdist.Cluster, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(nbdist.UsageError, match=says):
+    with pytest.raises(nbdist.UsageError, match=message):
         cluster.run("loss = 1", step=StepOptions(**{"data": "x", **options}), strategy="pjrt")
 
 

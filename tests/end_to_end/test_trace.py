@@ -56,14 +56,14 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 
 @pytest.fixture(scope="module")
-def alone() -> Iterator[Kernel]:
+def plain_kernel() -> Iterator[Kernel]:
     """Kernel without workers."""
     with Kernel() as running:
         running.run("%load_ext nbdist\nimport jax, jax.numpy as jnp\nw = jnp.ones((300, 300))")
         yield running
 
 
-def line(trace: Trace, number: int) -> LineTime:
+def line_time(trace: Trace, number: int) -> LineTime:
     return next(one for one in trace.by_line if one.line == number and not one.cell)
 
 
@@ -71,28 +71,30 @@ def collective_s(trace: Trace) -> float:
     return sum(one.collective_s for one in trace.by_line)
 
 
-def adds_up(trace: Trace) -> bool:
+def totals_agree(trace: Trace) -> bool:
     """Return whether all tables contain the same total seconds for each kind."""
-    of_devices = [
+    device_totals = [
         sum(one.compute_s for one in trace.by_device),
         sum(one.collective_s for one in trace.by_device),
         sum(one.to_device_s + one.to_host_s for one in trace.by_device),
     ]
-    of_lines = [
+    line_totals = [
         sum(one.compute_s for one in trace.by_line),
         sum(one.collective_s for one in trace.by_line),
         sum(one.transfer_s for one in trace.by_line),
     ]
-    of_operations = [
+    operation_totals = [
         sum(one.seconds for one in trace.by_operation if one.kind in kinds)
         for kinds in (("compute",), ("collective",), ("to_device", "to_host"))
     ]
-    return of_devices == pytest.approx(of_lines) and of_devices == pytest.approx(of_operations)
+    return device_totals == pytest.approx(line_totals) and device_totals == pytest.approx(
+        operation_totals
+    )
 
 
 def test_each_line_has_the_time_of_its_operations(cluster: nbdist.Cluster) -> None:
     trace = cluster.trace(PRODUCT_AND_SUM)
-    product, total = line(trace, PRODUCT), line(trace, SUM)
+    product, total = line_time(trace, PRODUCT), line_time(trace, SUM)
     assert product.text == "return a @ b"
     assert total.text == "return jax.lax.psum("
     assert product.compute_s > 0
@@ -105,7 +107,7 @@ def test_each_line_has_the_time_of_its_operations(cluster: nbdist.Cluster) -> No
 
 def test_tables_have_equal_totals(cluster: nbdist.Cluster) -> None:
     trace = cluster.trace(PRODUCT_AND_SUM)
-    assert adds_up(trace)
+    assert totals_agree(trace)
     devices = [one for one in trace.by_device if one.device != HOST_COPIES]
     assert [(one.rank, one.device) for one in devices] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     for rank in trace.ranks:
@@ -123,24 +125,24 @@ def test_tables_have_equal_totals(cluster: nbdist.Cluster) -> None:
 def test_repeated_trace_gives_the_same_lines(cluster: nbdist.Cluster) -> None:
     """The second trace must not reuse the cached programs of the first."""
     cluster.trace(PRODUCT_AND_SUM)
-    again = cluster.trace(PRODUCT_AND_SUM)
-    assert line(again, PRODUCT).compute_s > 0
-    assert line(again, SUM).collective_s == pytest.approx(collective_s(again))
+    repeated = cluster.trace(PRODUCT_AND_SUM)
+    assert line_time(repeated, PRODUCT).compute_s > 0
+    assert line_time(repeated, SUM).collective_s == pytest.approx(collective_s(repeated))
 
 
 def test_cached_program_counts_at_the_launching_line(
     cluster: nbdist.Cluster,
 ) -> None:
     trace = cluster.trace("first = w @ w\nsecond = first @ w\nfor _ in range(3):\n    w @ w\n")
-    assert line(trace, 1).compute_s > 0
-    assert line(trace, 2).compute_s > 0
-    assert line(trace, 4).compute_s > 0
+    assert line_time(trace, 1).compute_s > 0
+    assert line_time(trace, 2).compute_s > 0
+    assert line_time(trace, 4).compute_s > 0
     assert {one.line for one in trace.by_line if one.compute_s} == {1, 2, 4}
 
 
 def test_function_of_an_earlier_cell_counts_at_its_call(cluster: nbdist.Cluster) -> None:
     trace = cluster.trace("a = 1\ntotal = earlier(x)\n")
-    assert line(trace, 2).collective_s == pytest.approx(collective_s(trace))
+    assert line_time(trace, 2).collective_s == pytest.approx(collective_s(trace))
     assert collective_s(trace) > 0
 
 
@@ -152,14 +154,14 @@ def test_wait_for_a_sleeping_rank_counts_as_collective(cluster: nbdist.Cluster) 
     assert waited[1] > SLEEP_S / 2
     assert waited[0] < SLEEP_S / 2
     assert trace.seconds > SLEEP_S
-    assert line(trace, 3).collective_s == pytest.approx(sum(waited.values()) * 2)
+    assert line_time(trace, 3).collective_s == pytest.approx(sum(waited.values()) * 2)
 
 
 def test_copies_count_at_their_lines(cluster: nbdist.Cluster) -> None:
     cell = "b = np.ones((500, 500))\nc = jax.device_put(b, jax.local_devices()[1])\n"
     trace = cluster.trace(f"{cell}c.block_until_ready()\nd = jax.device_get(c)\n")
-    assert line(trace, 2).transfer_s > 0
-    assert line(trace, 4).transfer_s > 0
+    assert line_time(trace, 2).transfer_s > 0
+    assert line_time(trace, 4).transfer_s > 0
     assert not any(one.transfer_s for one in trace.by_line if one.line == 1)
     assert {one.device for one in trace.by_device if one.to_device_s} == {HOST_COPIES}
 
@@ -171,10 +173,10 @@ def test_step_is_traced_by_line(cluster: nbdist.Cluster) -> None:
     )
     trace = cluster.trace(step, step=StepOptions(data="data"))
     assert len(cluster.last_run.loss) == TRACED_STEPS
-    assert line(trace, 3).text == "hidden = jnp.tanh(batch @ v)"
-    assert line(trace, 3).compute_s > 0
-    assert line(trace, 4).collective_s > 0
-    assert adds_up(trace)
+    assert line_time(trace, 3).text == "hidden = jnp.tanh(batch @ v)"
+    assert line_time(trace, 3).compute_s > 0
+    assert line_time(trace, 4).collective_s > 0
+    assert totals_agree(trace)
 
 
 def test_selected_ranks_are_traced(cluster: nbdist.Cluster) -> None:
@@ -187,7 +189,7 @@ def test_trace_of_a_failing_cell_is_shown(cluster: nbdist.Cluster) -> None:
     shown: list[Trace] = []
     with pytest.raises(CellError, match="ZeroDivisionError"):
         trace_on(cluster, "w @ w\n1 / 0", show=shown.append)
-    assert line(shown[0], 1).compute_s > 0
+    assert line_time(shown[0], 1).compute_s > 0
     assert cluster.trace("w @ w").by_line  # the profiler is available again
 
 
@@ -201,7 +203,7 @@ here = late(w)
 """
     trace = cluster.trace(cell)
     assert trace.seconds > SLEEP_S
-    assert line(trace, 4).compute_s > SLEEP_S
+    assert line_time(trace, 4).compute_s > SLEEP_S
 
 
 def test_dead_rank_loses_its_trace(cluster: nbdist.Cluster) -> None:
@@ -259,32 +261,32 @@ def test_compilation_cache_is_enabled_after_a_trace(cluster: nbdist.Cluster) -> 
     assert cluster.run("import sys\nsys.gettrace() is None").results[1] == "True"
 
 
-def test_kernel_without_workers_traces_itself(alone: Kernel) -> None:
-    done = alone.run("%%dist_trace -o t\ny = w @ w\nz = jnp.tanh(y)\n").check()
+def test_kernel_without_workers_traces_itself(plain_kernel: Kernel) -> None:
+    done = plain_kernel.run("%%dist_trace -o t\ny = w @ w\nz = jnp.tanh(y)\n").check()
     shown = "\n".join(done.plain)
     assert "%%dist_trace: " in shown
     assert "y = w @ w" in shown
     assert "every operation over time" in shown
     lines = "[(one.line, one.text) for one in t.by_line if one.compute_s]"
-    (told,) = alone.run(lines).check().plain
-    assert told == "[(2, 'y = w @ w'), (3, 'z = jnp.tanh(y)')]"
+    (value,) = plain_kernel.run(lines).check().plain
+    assert value == "[(2, 'y = w @ w'), (3, 'z = jnp.tanh(y)')]"
 
 
-def test_error_without_workers_is_shown_with_the_trace(alone: Kernel) -> None:
-    done = alone.run("%%dist_trace\ny = w @ w\nraise KeyError('lost')\n")
+def test_error_without_workers_is_shown_with_the_trace(plain_kernel: Kernel) -> None:
+    done = plain_kernel.run("%%dist_trace\ny = w @ w\nraise KeyError('lost')\n")
     assert done.status == "error"
     assert "KeyError" in done.traceback
     assert "y = w @ w" in "\n".join(done.plain)
-    assert alone.run("%%dist_trace\nw @ w\n").check().plain
+    assert plain_kernel.run("%%dist_trace\nw @ w\n").check().plain
 
 
-def test_invalid_options_without_workers_are_all_named(alone: Kernel) -> None:
-    done = alone.run("%%dist_trace --steps 3 -o 1x\nw @ w\n")
+def test_invalid_options_without_workers_are_all_named(plain_kernel: Kernel) -> None:
+    done = plain_kernel.run("%%dist_trace --steps 3 -o 1x\nw @ w\n")
     assert "--steps without --data" in done.traceback
     assert "-o 1x" in done.traceback
-    done = alone.run("%%dist_trace --keep /dev/null\nw @ w\n")
+    done = plain_kernel.run("%%dist_trace --keep /dev/null\nw @ w\n")
     assert "--keep /dev/null is a file: use a folder" in done.traceback
-    done = alone.run("%%dist_trace --ranks 0 --strategy pjrt\nw @ w\n")
+    done = plain_kernel.run("%%dist_trace --ranks 0 --strategy pjrt\nw @ w\n")
     assert "--ranks, --strategy: no workers are running" in done.traceback
 
 
@@ -292,14 +294,14 @@ def test_magic_traces_the_ranks_of_a_cluster(kernel: Kernel) -> None:
     kernel.run("%%dist_run\nimport jax.numpy as jnp\nw = jnp.ones((100, 100))").check()
     done = kernel.run("%%dist_trace -o t\nw @ w\n").check()
     assert any("on rank 0-1" in text for text in done.plain)
-    (told,) = kernel.run("t.ranks, [one.line for one in t.by_line if one.compute_s]").check().plain
-    assert told == "((0, 1), [2])"
+    (value,) = kernel.run("t.ranks, [one.line for one in t.by_line if one.compute_s]").check().plain
+    assert value == "((0, 1), [2])"
 
 
 def test_magic_traces_a_step(kernel: Kernel) -> None:
     kernel.run("import numpy as np\nrows = [np.ones((4, 100), 'float32')] * 9").check()
     step = "hidden = batch @ w\nloss = (hidden ** 2).mean()\nloss\n"
     kernel.run(f"%%dist_trace --data rows --steps 5 -o t\n{step}").check()
-    told = "t.ranks, [one.text for one in t.by_line if one.line == 2]"
-    (shown,) = kernel.run(told).check().plain
+    expression = "t.ranks, [one.text for one in t.by_line if one.line == 2]"
+    (shown,) = kernel.run(expression).check().plain
     assert shown == "((0, 1), ['hidden = batch @ w'])"
