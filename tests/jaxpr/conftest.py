@@ -1,4 +1,4 @@
-"""Eight virtual devices: these modules create JAX's backend when pytest imports them."""
+"""Set up eight virtual devices: these modules create JAX's backend when pytest imports them."""
 
 from tests import eight_devices
 

@@ -1,4 +1,4 @@
-"""Batches that are gone through in parts: the numbers of the whole batch, or a reason why not."""
+"""Microbatches: results equal to the whole batch, or a reason for the refusal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REFUSED = {
     "depthwise CNN": "conv_general_dilated .*is not known to treat rows",
     "experts": "add_any .*needs the sum over all rows",
 }
-"""Of the eight models, those whose rows depend on others, and how it is said."""
+"""Models whose rows depend on each other, and patterns of the error."""
 
 
 def in_bfloat16(params: Any, x: Any) -> Any:
@@ -149,7 +149,7 @@ def test_rows_that_depend_on_others_are_refused(function: Callable[..., Any], sa
 
 
 def test_what_takes_too_much_is_gone_through_in_parts() -> None:
-    """Also on CPUs; where it cannot be, the plan that does not fit says why."""
+    """CPUs included. If the step cannot be split, the error of the plan states the reason."""
     closed, inputs = traced(step_of(unrolled), *given())
     target = engines(1, 1)
     whole = plan(steps_of(closed, inputs), target, Planning())
@@ -238,7 +238,7 @@ LATE = rows_of(8, 5)
     ],
 )
 def test_what_looks_like_a_sum_is_right_all_the_same(step: Callable[..., Any]) -> None:
-    """Each of them came out wrong once, or not at all."""
+    """Each of these steps once gave a wrong result or failed."""
     w, x = rows_of(5, 3), rows_of(8, 5)
     same(jax.jit(rewriting(step, "", 4))(w, x), jax.jit(step)(w, x))
 
@@ -290,9 +290,9 @@ def test_any_number_of_parts_that_divides_the_batch_is_tried() -> None:
         assert found.micro > 1
 
 
-@pytest.mark.full  # eleven seconds; tests/planner has the words
+@pytest.mark.full  # eleven seconds; tests/planner checks the texts
 def test_what_fits_nowhere_is_said_whatever_is_tried() -> None:
-    """Where the worst moment is not one of activations, there is nothing to gain of parts."""
+    """Microbatches do not help if activations do not cause the peak memory."""
 
     def step(state: Any, batch: Any) -> Any:
         params, momentum = state
@@ -313,7 +313,7 @@ def test_what_fits_nowhere_is_said_whatever_is_tried() -> None:
 
 
 def test_what_layers_leave_of_their_parameters_is_used_again() -> None:
-    """A scale, with dimensions that rows have, is left by the forward scan for the backward one."""
+    """The forward scan stores a scale, shaped like rows, for the backward scan."""
 
     def step(params: Any, batch: Any) -> Any:
         def loss_of(params: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a step's jaxpr tells a planner: which dimensions are tied, what operations cost."""
+"""Planner model of a step's jaxpr: tied dimensions and the cost of operations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GB = 10**9
 
 
 def flops_of(ops: tuple[Op, ...]) -> float:
-    """Floating-point operations of dots and convolutions; loops count as often as they run."""
+    """Count floating-point operations of dots and convolutions; loops count once per iteration."""
     return sum(op.times * (op.flops + flops_of(op.body)) for op in ops)
 
 
@@ -37,9 +37,9 @@ def integers(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def ties(model: Model) -> str:
-    """The dimensions of all inputs, one letter for each group; upper case cannot be cut.
+    """Return the dimensions of all inputs, one letter for each group.
 
-    Dimensions of the size 1 are dots.
+    Upper case marks a blocked group, a dot a dimension of size 1.
     """
     letters: dict[int, str] = {-1: "."}
     words = []
@@ -224,7 +224,7 @@ def test_what_must_be_cut_alike_is_tied(
 
 
 def test_of_a_split_dimension_the_first_part_is_cut() -> None:
-    """Heads: cutting the whole is cutting them, as long as there are enough."""
+    """Attention heads: a sharded whole dimension is sharded by heads, if there are enough."""
     model = traced(lambda x, _, __: x.reshape(4, 2, 6), floats(4, 12))
     assert ties(model) == "ab"
     assert model.groups[tensor(model, "").value.groups[1]].divisor == 2
@@ -302,7 +302,7 @@ def test_remat_counts_what_is_made_again() -> None:
 
 
 def test_remat_around_a_scan_counts_as_much() -> None:
-    """JAX makes a call of it that keeps its program under another name."""
+    """JAX turns the checkpoint into a call that names its program differently."""
 
     def layers(w: Any, _: Any, x: Any) -> Any:
         through = jax.checkpoint(lambda x: lax.scan(lambda c, o: (jnp.tanh(c @ o), None), x, w)[0])

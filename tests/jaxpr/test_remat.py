@@ -1,4 +1,4 @@
-"""Activations that are made again: the same numbers, with less in memory."""
+"""Rematerialised activations: the same results with less memory."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_numbers_are_those_of_what_is_kept(forward: Callable[..., Any], how: Rem
 
 
 def models(*quick: str) -> pytest.MarkDecorator:
-    """The eight models; those that are not named are for `make test-full`."""
+    """Parametrize over the eight models; mark the others as `full`."""
     marks = {name: () if name in quick else pytest.mark.full for name in PROGRAMS}
     return pytest.mark.parametrize("name", [pytest.param(n, marks=m) for n, m in marks.items()])
 
@@ -151,7 +151,7 @@ def one_step(
     stages: int = 1,
     staging: Staging = GPIPE,
 ) -> float:
-    """The loss of the second step: what the first one left is in it."""
+    """Return the loss of the second step; it depends on the state that the first one left."""
     names = program.given.split(", ")
     graph, state = nnx.split(tuple(space[name] for name in names), graph=True)
     code = compile(program.step, "step", "exec")
@@ -185,7 +185,7 @@ def test_what_is_made_again_costs_its_time() -> None:
         how: products(rematerialised(closed, inputs, how)) if how else products(closed)
         for how in REMATS
     }
-    assert flops[""] == 6 * LAYERS - 1  # the input of the first layer has no gradient
+    assert flops[""] == 6 * LAYERS - 1  # the input of the first layer needs no gradient
     assert flops["selective"] == flops[""]
     assert 6 * LAYERS < flops["full"] <= 8 * LAYERS
 
@@ -195,7 +195,7 @@ def products(closed: ClosedJaxpr) -> int:
 
 
 def test_cpus_compiler_finds_that_it_was_there_also_of_jaxs_own() -> None:
-    """It takes the barriers out before it looks: so on CPUs nothing is saved, nor planned so."""
+    """The compiler removes barriers first. On CPUs remat saves nothing, and is not planned."""
 
     params, batch = given()
     steps = [step_of(unrolled), step_of(checkpointed), rewriting(step_of(unrolled), "full", 1)]
@@ -220,7 +220,7 @@ def test_what_keeps_too_much_is_planned_so_where_it_saves_something() -> None:
 
 
 def test_what_is_made_again_is_no_use_of_the_hardware() -> None:
-    """The model's utilisation counts what one would compute without."""
+    """MFU does not count recomputed operations."""
     closed, inputs = traced(step_of(unrolled), *given())
     kept, again = (
         plan(steps_of(closed, inputs), hardware("1xA100"), Planning(remat=how)).time
@@ -232,7 +232,7 @@ def test_what_is_made_again_is_no_use_of_the_hardware() -> None:
 
 @pytest.mark.parametrize("how", REMATS[1:])
 def test_at_a_barrier_nothing_is_there_that_is_only_repeated(how: Remat) -> None:
-    """XLA would make all of it: of a large vocabulary, one more array of the logits' size."""
+    """XLA would materialise it: for a large vocabulary, another array of the logits' size."""
 
     def step(params: Any, batch: Any) -> Any:
         def loss_of(params: Any) -> Any:
@@ -269,7 +269,7 @@ masked.defvjp(
 
 @pytest.mark.parametrize("how", REMATS[1:])
 def test_what_passes_a_barrier_is_what_is_used_after_it(how: Remat) -> None:
-    """Also what the backward pass repeats, and the forward pass was given."""
+    """Includes values that the backward pass recomputes and inputs of the forward pass."""
 
     def step(params: Any, batch: Any) -> Any:
         def loss_of(params: Any) -> Any:
@@ -329,7 +329,7 @@ def test_a_loop_over_micro_batches_is_looked_into() -> None:
 
 
 def test_stretches_are_as_long_as_takes_least() -> None:
-    """Of equal layers, the root of their number: with 2 to keep of each border, and 32 a layer."""
+    """Equal layers give about the root of their number: 2 kept per border, 32 per layer."""
     waiting, crossing = [16, 16] * 64, [64, 2] * 64
     ends = segments(waiting, crossing)
     assert all(place % 2 for place in ends)

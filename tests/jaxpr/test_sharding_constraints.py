@@ -1,4 +1,4 @@
-"""What XLA makes of steps whose products say where their rows lie."""
+"""Steps compiled by XLA with sharding constraints on the rows of products."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def convolved(params: Any, x: jax.Array) -> jax.Array:
 
 
 def verified(forward: Forward, params: Any, *sizes: int, remat: Remat = "", **fixed: int) -> Plan:
-    """A plan for eight devices, compiled for them; `sizes` are those of a sample."""
+    """Plan a step for eight devices and compile it; `sizes` is the shape of a sample."""
 
     def step(params: Any, x: jax.Array) -> tuple[jax.Array, Any]:
         def loss_of(params: Any) -> jax.Array:
@@ -67,14 +67,14 @@ def verified(forward: Forward, params: Any, *sizes: int, remat: Remat = "", **fi
 
 
 def sent(plan: Plan) -> dict[str, int]:
-    """Bytes that its collectives leave, by kind."""
+    """Return the bytes that the collectives of a plan produce, by kind."""
     assert plan.verified is not None
     return {one.kind: one.bytes for one in plan.verified.collectives}
 
 
 @pytest.mark.parametrize("forward", [scanned, one_by_one, convolved])
 def test_parameters_are_gathered_and_no_rows(forward: Forward) -> None:
-    """XLA would cut what layers make as the parameters are cut, and gather the batch."""
+    """Without constraints, XLA shards activations like the parameters and gathers the batch."""
     stack = plans.shape(LAYERS, WIDTH, WIDTH)
     params = STACKS if forward is scanned else stack
     plan = verified(forward, params, WIDTH, data=8, zero=3)
@@ -86,7 +86,7 @@ def test_parameters_are_gathered_and_no_rows(forward: Forward) -> None:
 
 @pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "full"])
 def test_along_the_sequence_no_parameter_is_gathered(remat: Remat) -> None:
-    """XLA would rather gather parameters than what layers pass on, if these are larger."""
+    """Without constraints, XLA gathers parameters if activations are larger."""
     whole, cut = (
         verified(scanned, STACKS, LENGTH, WIDTH, remat=remat, data=2, model=4, sequence=sequence)
         for sequence in (0, 1)
@@ -100,7 +100,9 @@ def test_along_the_sequence_no_parameter_is_gathered(remat: Remat) -> None:
     assert whole.verified is not None
     assert cut.verified is not None
     saved = whole.verified.temporaries - cut.verified.temporaries
-    assert saved >= LAYERS * passed * (1 - 1 / 4), "what each layer keeps for its backward pass"
+    assert saved >= LAYERS * passed * (1 - 1 / 4), (
+        "activations that each layer stores for its backward pass"
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_along_the_sequence_no_parameter_is_gathered(remat: Remat) -> None:
 def test_under_zero_1_only_gradients_of_kernels_are_said_to_be_whole(
     forward: Forward, kernels: int
 ) -> None:
-    """Images whose rows are not known are none: all devices would make all of them."""
+    """Images with unknown rows get no constraint: each device would compute all of them."""
     stack = plans.shape(LAYERS, WIDTH, WIDTH)
     rows = plans.shape(ROWS, WIDTH)
 

@@ -1,4 +1,4 @@
-"""Hardware that the tests of the cost model have in common."""
+"""Hardware shared by the tests of the cost model."""
 
 from __future__ import annotations
 

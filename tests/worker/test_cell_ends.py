@@ -1,4 +1,4 @@
-"""Whatever goes wrong at the end of a cell, the notebook learns that it is over."""
+"""The notebook is informed of the end of a cell despite errors at its end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 def test_an_interrupt_leaves_no_lock_of_the_probe_taken(cluster: nbdist.Cluster) -> None:
-    """It comes where the lock has been taken, and nobody would give it back."""
+    """The interrupt arrives while the lock is held; nothing else would release it."""
     cell = """
 import signal, threading
 from nbdist.worker.runtime import context as state

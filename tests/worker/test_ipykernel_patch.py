@@ -1,4 +1,4 @@
-"""The `await` that hangs an engine, with the cure and without."""
+"""A cell with `await` that hangs an unpatched engine, and interrupts of requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNCURED_ENGINE = "tests.worker.test_ipykernel_patch:uncured_engine"
 
 
 def uncured_engine(args: dict[str, object], announce: object) -> None:
-    """An engine as ours, without the patch."""
+    """Run an engine of nbdist without the patch."""
     from ipyparallel.engine.app import IPEngine
 
     IPEngine.launch_instance(argv=args["argv"])
@@ -45,16 +45,16 @@ def test_an_engine_answers_a_cell_that_awaits(cluster: nbdist.Cluster) -> None:
 
 @pytest.mark.full
 def test_without_the_cure_it_never_answers(uncured: nbdist.Cluster) -> None:
-    """When this fails, ipykernel has mended it: take the patch out."""
+    """If this fails, ipykernel has fixed the issue: remove the patch."""
     answer = uncured._worker_group.engines._view([0]).execute(AWAITS, silent=False, block=False)
     assert not answer.wait(5)
 
 
 def interrupt_in_a_storm(cluster: nbdist.Cluster) -> bool:
-    """Send SIGINT all the time while requests that are not the user's code are handled.
+    """Send SIGINT repeatedly while the engine handles requests that are not user code.
 
     Returns:
-        Whether the engine lived and answered every request.
+        True if the engine survived and answered every request.
     """
     pid = cluster.workers()[0].pid
     view = cluster._worker_group.engines._view([0])
@@ -79,7 +79,7 @@ def test_interrupts_lose_no_reply(cluster: nbdist.Cluster) -> None:
 def test_without_the_cure_interrupts_do_harm(
     uncured: nbdist.Cluster,
 ) -> None:
-    """When this fails, ipykernel has mended it: take the patch out."""
+    """If this fails, ipykernel has fixed the issue: remove the patch."""
     assert not interrupt_in_a_storm(uncured)
 
 
@@ -91,7 +91,7 @@ def test_other_versions_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_engine_imports_no_debugger(cluster: nbdist.Cluster) -> None:
-    """It takes a third of a second of each start; a user who wants one has it."""
+    """The import takes a third of a second of each start; users can import it themselves."""
     run = cluster.run("import sys\nany(m.startswith(('debugpy', '_pydev')) for m in sys.modules)")
     assert set(run.results.values()) == {"False"}
     run = cluster.run("from debugpy.server import api\napi.__name__")

@@ -1,4 +1,4 @@
-"""Layers in stages: the numbers of the step as it is, or a reason why not."""
+"""Layers in stages: results equal to the original step, or a reason for the refusal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def stacked(layers: int) -> Any:
 
 
 def training(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A step of any params: its loss, what else it leaves, and new params."""
+    """Return a training step that yields its loss, auxiliary results and new parameters."""
 
     def step(params: Any, batch: Any) -> Any:
         def loss_of(params: Any) -> Any:
@@ -106,7 +106,7 @@ def test_a_transformer_trains_as_in_one_stage(remat: Remat) -> None:
 
 @pytest.mark.parametrize("name", ["transformer", "LSTM", "experts", "U-Net"])
 def test_without_a_scan_over_layers_how_to_write_one_is_said(name: str) -> None:
-    """A scan over time is none: each of its rounds has rows of its own."""
+    """A scan over time does not count: each of its iterations reads its own rows."""
     program = PROGRAMS[name]
     space: dict[str, Any] = {}
     exec(program.setup, space)
@@ -116,7 +116,7 @@ def test_without_a_scan_over_layers_how_to_write_one_is_said(name: str) -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_what_goes_through_layers_beside_rows(again: bool) -> None:
-    """Keys, sums that layers add to, masks, shared weights; what each layer leaves, used again."""
+    """Include keys, accumulated sums, masks, shared weights and reused results of each layer."""
 
     def layer(shared: Any, mask: Any, carry: Any, own: Any) -> Any:
         x, key, count, loss = carry
@@ -210,7 +210,7 @@ def test_a_branch_that_depends_on_the_batch_is_refused() -> None:
 
 
 def test_other_scans_are_left_as_they_stand() -> None:
-    """One of a single layer, and one over time in a checkpoint."""
+    """Check a scan of a single layer, and one over time in a checkpoint."""
 
     def forward(params: Any, x: Any) -> Any:
         first, rest = params
@@ -235,7 +235,7 @@ def test_other_scans_are_left_as_they_stand() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 6])
 def test_a_last_batch_may_have_fewer_rows(rows: int) -> None:
-    """Those that microbatches do not divide go through the layers as one."""
+    """Rows that microbatches do not divide pass the layers as one batch."""
     step = step_of(scanned)
     params, (x, y) = given()
     few = x[:rows], y[:rows]
@@ -293,12 +293,12 @@ def test_each_layers_rows_of_its_own_and_a_forward_pass_alone() -> None:
 
 
 def test_idle_stages_leave_nothing_behind() -> None:
-    """They have values of another microbatch, of which a layer may make no numbers."""
+    """Idle stages compute on another microbatch; a layer may yield NaN there."""
 
     def forward(params: Any, x: Any) -> Any:
         def layer(carry: Any, p: Any) -> Any:
             h, count = carry
-            # In order, each layer sees a first element of its own; out of order there is no root.
+            # In order, each layer receives its own first element; out of order the root is NaN.
             root = jnp.sqrt(h[:, :1] - count)
             made = jnp.concatenate(
                 [h[:, :1] + 1, h[:, 1:] + jnp.tanh(h @ p["up"] @ p["down"])[:, 1:] * root], 1
@@ -431,7 +431,7 @@ def test_a_checkpoint_around_all_layers_is_refused() -> None:
 
 
 def test_what_a_stage_keeps_is_of_its_own_layers() -> None:
-    """Of every stack of what layers leave, the stages are a dimension; no value has all layers."""
+    """Each stack of layer results has a stage dimension; no value holds all layers."""
     stages, micro = 4, 8
     closed, inputs = traced(step_of(scanned), *given())
     made = piped(closed, inputs, stages, micro)

@@ -1,4 +1,4 @@
-"""Stages with several blocks of layers each (interleaved): the numbers of the step as it is."""
+"""Interleaved stages (several blocks of layers each): results equal to the original step."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_transformer_trains_as_in_one_stage() -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_block_goes_to_its_stage_and_its_gradient_back_once(schedule: Schedule) -> None:
-    """In as many messages as there are blocks; in ticks neighbours send, and no parameter moves."""
+    """One message per block; within ticks only neighbours send, and no parameter moves."""
     found = on_eight_devices(
         f"""
         SCHEDULE, ROUNDS = "{schedule}", 2
@@ -94,7 +94,7 @@ def test_a_block_goes_to_its_stage_and_its_gradient_back_once(schedule: Schedule
     block = sorted([[2, WIDTH, 2 * WIDTH], [2, 2 * WIDTH, WIDTH]] * 2 * 2)
     before = [shape for kind, shape, within in found if kind == "collective-permute" and not within]
     assert sorted(before) == block
-    part = [1, 1, ROWS // 4 // 2, WIDTH]  # a stage's and a device's rows of a microbatch
+    part = [1, 1, ROWS // 4 // 2, WIDTH]  # rows of a microbatch on one device of a stage
     within = {
         tuple(shape) for kind, shape, is_within in found if is_within and kind != "all-gather"
     }
@@ -103,7 +103,7 @@ def test_a_block_goes_to_its_stage_and_its_gradient_back_once(schedule: Schedule
 
 @pytest.mark.parametrize("rows", [8, 6])
 def test_a_last_batch_may_have_fewer_rows(rows: int) -> None:
-    """Six rows are in no turn of four microbatches."""
+    """Six rows do not divide into turns of four microbatches."""
     step = training(lambda params, x: (through(params, x), None, 0.0))
     own = rows_of(2, rows, 5)
     alike(step, stacked(8), (own[0], own[1]), 4, 8, "", Staging("gpipe", 2))

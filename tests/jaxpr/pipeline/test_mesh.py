@@ -1,4 +1,4 @@
-"""Layers in stages on a mesh of eight devices: what is sent, and what stays where it is."""
+"""Layers in stages on a mesh of eight devices: transfers, compute and memory of each device."""
 
 from __future__ import annotations
 
@@ -89,21 +89,21 @@ def test_neighbours_send_and_no_parameter_moves() -> None:
         print(json.dumps([list(collectives(remat)) for remat in ("", "full")]))
         """
     )
-    part = [1, 1, ROWS // 4 // 2, WIDTH]  # a stage's and a device's rows of a microbatch
+    part = [1, 1, ROWS // 4 // 2, WIDTH]  # rows of a microbatch on one device of a stage
     for of_one in found:
         in_ticks = [(kind, shape) for kind, shape, is_within in of_one if is_within]
         assert {kind for kind, _ in in_ticks} == {"all-reduce", "collective-permute"}
-        # Activations alone: gradients are added up over data once, when all ticks are over.
+        # Only activations: gradients are summed over data once, after all ticks.
         assert all(shape == part for _, shape in in_ticks)
         after = [(kind, shape) for kind, shape, is_within in of_one if not is_within]
         assert {kind for kind, _ in after} == {"all-reduce", "all-gather"}
-        # Rows are gathered for the first stage, of all microbatches at once.
+        # The first stage gathers the rows of all microbatches at once.
         assert [shape for kind, shape in after if kind == "all-gather"] == [[4, *part[1:]]]
         assert ("all-reduce", [1, 4, WIDTH, 2 * WIDTH]) in after
 
 
 def test_what_is_no_layer_is_done_once() -> None:
-    """Each stage has rows of its own there."""
+    """Each stage computes the head for its own rows."""
     shapes = on_eight_devices(
         """
         params["head"], SPECS["head"] = normal(WIDTH, 512), P()
@@ -132,7 +132,7 @@ def test_a_device_keeps_what_its_own_layers_leave() -> None:
         print(json.dumps([temporaries((1, 2, 4)), temporaries((4, 2, 1))]))
         """
     )
-    # A quarter of the layers, for (4 + 3) / 4 of the rows, and what else a step makes.
+    # A quarter of the layers, for (4 + 3) / 4 of the rows, and the other values of a step.
     assert four < 0.7 * one
 
 

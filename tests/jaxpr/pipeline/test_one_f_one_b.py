@@ -1,4 +1,4 @@
-"""Microbatches that go back as soon as they have come through: the numbers of the step as it is."""
+"""The 1F1B schedule: results equal to the original step, or a reason for the refusal."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ alike = partial(trains_alike, staging=Staging("1f1b"))
     own=st.sampled_from([1, 2, 3, 4]),
 )
 def test_numbers_are_those_of_one_stage(stages: int, micro: int, per: int, own: int) -> None:
-    """Fewer microbatches than stages, and more than are kept at a time; rows shared out or not."""
+    """Include fewer microbatches than stages, more than are stored, and uneven row counts."""
     rows = rows_of(2, own * micro, 3, 5)
     step = training(lambda params, x: (through(params, x), None, 0.0))
     alike(step, stacked(stages * per), (rows[0], rows[1]), stages, micro)
@@ -98,7 +98,7 @@ def _beside(params: Any, batch: Any) -> Any:
 
 
 def beside_rows(params: Any, batch: Any) -> Any:
-    """Keys, sums that layers add to, masks, shared weights; and what the loss needs of all rows."""
+    """Step with keys, accumulated sums, masks, shared weights and a loss over all rows."""
     found, grads = jax.value_and_grad(_beside, has_aux=True)(params, batch)
     loss, (logits, sums, count, key, each) = found
     new = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
@@ -116,7 +116,7 @@ def test_what_goes_through_layers_beside_rows(remat: Remat) -> None:
 
 
 def test_the_loss_may_be_made_piece_by_piece() -> None:
-    """A scan over pieces of the sequence, each with its logits, whose gradients are added up."""
+    """The loss scans over pieces of the sequence and accumulates the gradients of their logits."""
 
     def forward(params: Any, x: Any) -> Any:
         own, head = params
@@ -137,7 +137,7 @@ def test_the_loss_may_be_made_piece_by_piece() -> None:
 
 @pytest.mark.parametrize("micro", [4, 8])
 def test_what_is_put_together_of_no_rows_is_made_beforehand(micro: int) -> None:
-    """Weights of the first rows, and others that go on from row to row."""
+    """Weights of the first rows, and weights that vary from row to row."""
 
     def forward(params: Any, x: Any) -> Any:
         out = through(params, x)
@@ -179,7 +179,7 @@ def test_idle_stages_leave_nothing_behind() -> None:
     def forward(params: Any, x: Any) -> Any:
         def layer(carry: Any, p: Any) -> Any:
             h, count = carry
-            # In order, each layer sees a first element of its own; out of order there is no root.
+            # In order, each layer receives its own first element; out of order the root is NaN.
             root = jnp.sqrt(h[:, :1] - count)
             made = h[:, 1:] + jnp.tanh(h @ p["up"] @ p["down"])[:, 1:] * root
             return (jnp.concatenate([h[:, :1] + 1, made], 1), count + 1.0), None
@@ -275,7 +275,7 @@ SCHEDULE = "1f1b"
 
 
 def test_neighbours_send_and_what_is_between_is_shared_out() -> None:
-    """Of the eight rows of a microbatch that a place of the data has, each stage has four there."""
+    """Each stage computes the loss for four of the eight rows on its data shard."""
     found, dots = on_eight_devices(
         HEAD
         + r"""
@@ -293,7 +293,7 @@ print(json.dumps([found, [json.loads(shape) for shape in dots]]))
     within = [(kind, shape) for kind, shape, is_within in found if is_within]
     row = ROWS // 4 // 2, WIDTH
     assert {kind for kind, _ in within} == {"all-reduce", "all-gather", "collective-permute"}
-    # Activations of one microbatch alone: gradients are added up when all have come back.
+    # Activations of one microbatch only: gradients are summed after all have returned.
     assert {tuple(shape) for _, shape in within} == {(1, 1, *row), (1, *row)}
     after = [(kind, shape) for kind, shape, is_within in found if not is_within]
     assert {kind for kind, _ in after} == {"all-reduce"}

@@ -54,7 +54,7 @@ def test_more_devices_of_a_level_never_make_an_all_reduce_cheaper(
 
 @given(BYTES, EXTENTS)
 def test_an_all_reduce_never_beats_the_slowest_link(nbytes, extent) -> None:
-    """What leaves a host: of as many bytes as hosts less one, over those devices' links."""
+    """Each device link carries its share of the 2 (h - 1)/h traffic between hosts."""
     inside, hosts = extent
     share = 2 * (hosts - 1) / hosts * nbytes / inside
     seconds = all_reduce_s(nbytes, extent, HOSTS, PYTORCH_A100)

@@ -1,4 +1,4 @@
-"""What was measured of devices, in the planner's figures."""
+"""Measured device rates in the planner's cost figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_products_come_out_as_they_were_measured() -> None:
 
 
 def test_collectives_come_out_as_they_were_measured() -> None:
-    """Of 4 MB over two processes of two devices: inside, the half of it outside, inside again."""
+    """All-reduce of 4 MB over two processes of two devices: inside, half of it outside, inside."""
     chip = benched_chip(BENCH, CPUS[0])
     topology = live(CPUS, chip=chip, links=benched_links(BENCH, chip))
     assert not [text for text in topology.assumed if "not measured" in text]
@@ -67,4 +67,4 @@ def test_gpus_have_their_products_of_float32_as_they_are_computed() -> None:
     chip = benched_chip(BENCH, own)
     reaches = calibration_of(chip).matmul_ceiling
     assert peak(chip, "float32") * reaches == pytest.approx(50e9)
-    assert chip.flops["float32"] > 1e12  # exact: it was not measured
+    assert chip.flops["float32"] > 1e12  # exact float32 was not measured

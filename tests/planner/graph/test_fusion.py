@@ -1,4 +1,4 @@
-"""Which values of a step a compiler would write."""
+"""Values of a step that a compiler writes to memory."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_result_that_is_reshaped_is_written() -> None:
 def test_what_is_cheap_is_made_in_each_product_for_tpus(
     factor: Callable[..., Any], read: str
 ) -> None:
-    """By others it is written once, and read by both."""
+    """On other devices, the value is written once and both products read it."""
 
     def function(x: Any, left: Any, right: Any) -> Any:
         made = factor(x)

@@ -1,4 +1,4 @@
-"""Tables that rows are looked up in: where they lie, what is sent for them, what is not."""
+"""Lookup tables: their sharding and the transfers that they need."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from nbdist.worker.planning.plan_step import plan_of
 from tests.plan_models import hardware, model_of_program, table
 
 ROWS, COLUMNS, TOKENS = 10**6, 16, 4096
-"""Of a table, and how many are looked up."""
+"""Shape of a table, and number of rows that a step looks up."""
 
 OWN = TOKENS * COLUMNS * 4
-"""Bytes of what is looked up, on all devices together."""
+"""Bytes of the rows that all devices together look up."""
 
 
 def laid(data: int, model: int = 1, zero: int = 3) -> Plan:
@@ -36,7 +36,7 @@ def sent(found: Plan) -> float:
 def test_columns_are_cut_and_each_devices_rows_exchanged() -> None:
     found = laid(8)
     assert found.tensors[0].spec == ((), (DATA,))
-    assert sent(found) == pytest.approx(2 * OWN / 8, rel=0.01)  # there, and the gradient back
+    assert sent(found) == pytest.approx(2 * OWN / 8, rel=0.01)  # rows there, gradients back
     assert found.memory.gradients < 1.1 * ROWS * COLUMNS * 4 / 8
     whole = laid(8, zero=1)
     assert sent(whole) == pytest.approx(ROWS * COLUMNS * 4, rel=0.01)
@@ -73,7 +73,7 @@ def test_what_no_rows_are_looked_up_in_is_none() -> None:
 
 
 def network(rows: int, columns: int, batch: int, wide: int) -> tuple[Any, Any]:
-    """A table, and a network that has what was looked up."""
+    """Return the jaxpr and inputs of a network that reads rows of a table."""
 
     def step(params: Any, ids: Any) -> Any:
         def loss_of(params: Any) -> Any:
@@ -93,7 +93,7 @@ def network(rows: int, columns: int, batch: int, wide: int) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(("columns", "micro"), [(16, 1), (12, 1), (16, 4)])
 def test_xla_does_so(columns: int, micro: int) -> None:
-    """Of 12 columns none can be cut over 8 devices. Microbatches add to a gradient that is cut."""
+    """Twelve columns do not divide over 8 devices. Microbatches add to a sharded gradient."""
     topology = parse("8xCPU")
     target = Target(topology, calibration_of(topology.chip))
     wishes = Planning(verify=True, fixed={DATA: 8, "zero": 3, "micro": micro})
@@ -103,7 +103,7 @@ def test_xla_does_so(columns: int, micro: int) -> None:
     kinds = {one.kind: one.bytes for one in found.verified.collectives}
     own, whole = 1024 * 4 * columns * 4, 80_000 * columns * 4
     if columns == 16:
-        assert kinds["all-to-all"] == 2 * own // 8 // micro  # loops count once
+        assert kinds["all-to-all"] == 2 * own // 8 // micro  # a loop body counts once
     else:
         assert kinds["all-gather"] >= own
     assert sum(kinds.values()) < whole / 4
@@ -113,7 +113,7 @@ def test_xla_does_so(columns: int, micro: int) -> None:
 
 
 def test_a_network_beside_a_large_table_has_the_batch_cut() -> None:
-    """It is cut over all devices, as the network wants it, and so is the table."""
+    """The batch is sharded over all devices, as the network needs it, and so is the table."""
     model = model_of(*network(10**9, 64, 2**16, 1024))
     found = plan(model, hardware("8 hosts x 8 H100"), Planning())
     assert (found.axes[DATA] >= 32, found.zero) == (True, 3)

@@ -69,7 +69,7 @@ def test_interleaving_keeps_more_but_never_more_than_all(stages, turns, chunks) 
         assert kept <= microbatches
     first = in_flight("interleaved", 0, stages, microbatches, chunks)
     plain = in_flight("1f1b", 0, stages, microbatches)
-    # arXiv:2205.05198, section 4.2.3: by 1 + (p - 1)/(p v) more.
+    # arXiv:2205.05198, section 4.2.3: 1 + (p - 1)/(p v) times as many.
     assert first / plain == pytest.approx(1 + (stages - 1) / (stages * chunks))
 
 

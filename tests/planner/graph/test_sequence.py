@@ -1,4 +1,4 @@
-"""What products pass on, cut along the sequence: where it can be, what it saves, what it sends."""
+"""Sequence parallelism: steps that allow it, memory that it saves and bytes that it sends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PASSED = ROWS * LENGTH * WIDTH * 4
 
 
 def trained(layer: Any, layers: Any, length: int = LENGTH) -> Model:
-    """The model of a step of a scan over layers."""
+    """Return the planner's model of a training step with a scan over layers."""
 
     def step(params: Any, _: Any, x: Any) -> Any:
         def loss_of(params: Any) -> Any:
@@ -70,7 +70,7 @@ def planned(step: Model, *, sequence: int, data: int = 2) -> Plan:
 
 
 def sent(found: Plan) -> float:
-    """Bytes along the model's axis."""
+    """Return the bytes sent along the model axis."""
     return sum(traffic.bytes for traffic in found.time.traffic if traffic.axis == MODEL)
 
 
@@ -90,7 +90,7 @@ def test_the_sequence_is_what_is_neither_rows_nor_a_parameters() -> None:
 
 @pytest.mark.parametrize("name", ["MLP", "CNN", "LSTM", "recommender", "U-Net"])
 def test_without_a_sequence_there_is_nothing_to_cut(name: str) -> None:
-    """Neither what a window slides over is one, nor what is gone through in time."""
+    """Neither the image dimensions of a convolution nor the time steps of a scan count."""
     with pytest.raises(PlanError, match="no sequence parallelism: no product"):
         planned(model_of_program(name), sequence=1)
 
@@ -134,7 +134,7 @@ def test_what_layers_pass_on_is_kept_once() -> None:
 
 
 def test_sums_are_scattered_and_inputs_gathered() -> None:
-    """Two sums a layer, and three gathers: of its input, of its gradient, of its input again."""
+    """Each layer has two sums and three gathers: of its input, its gradient, its input again."""
     model = feed_forward()
     whole, cut = (planned(model, sequence=sequence) for sequence in (0, 1))
     assert sent(whole) == LAYERS * 2 * PASSED / 2
@@ -142,7 +142,7 @@ def test_sums_are_scattered_and_inputs_gathered() -> None:
 
 
 def test_parts_of_sums_that_are_added_up_are_summed_once() -> None:
-    """What queries, keys and values leave of a layer's input; XLA adds them up first."""
+    """Check the gradients of queries, keys and values: XLA adds them before the all-reduce."""
     model = attention()
     whole, cut = (planned(model, sequence=sequence) for sequence in (0, 1))
     assert sent(whole) == LAYERS * 2 * PASSED / 2
@@ -179,7 +179,7 @@ def test_a_plan_that_is_given_keeps_it() -> None:
 
 
 def test_it_comes_before_what_computes_more() -> None:
-    """Of a step that does not fit as it is, as tensor parallelism is all that there is."""
+    """Sequence parallelism is preferred to remat if tensor parallelism alone does not fit."""
     model, target = feed_forward(), hardware("8xA100")
     sizes = {DATA: 1, MODEL: 8}
     whole = plan(model, target, Planning(fixed={**sizes, "sequence": 0}, remat=""))

@@ -1,4 +1,4 @@
-"""How much room images take in a TPU's memory."""
+"""Padded size of images in a TPU's memory."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_a_dimension_is_padded_to_whole_lanes(size: int, times: float) -> None:
 @pytest.mark.parametrize(
     ("rows", "layout", "times"),
     [
-        (128, Layout(1, 1), (1, 1, 1)),  # the batch lies along them
-        (128, Layout(4, 1), (4, 2, 1)),  # 32 images: channels do, but of the first
+        (128, Layout(1, 1), (1, 1, 1)),  # the lanes hold the batch
+        (128, Layout(4, 1), (4, 2, 1)),  # 32 images: the lanes hold channels, but of the first
         (96, Layout(1, 1), (4 / 3, 4 / 3, 1)),
         (64, Layout(2, 1), (4, 2, 1)),
     ],
@@ -52,7 +52,7 @@ def test_a_dimension_is_padded_to_whole_lanes(size: int, times: float) -> None:
 def test_images_are_padded_as_little_as_can_be(
     rows: int, layout: Layout, times: tuple[float, ...]
 ) -> None:
-    """Of 3, 64 and 256 channels."""
+    """Test images of 3, 64 and 256 channels."""
     plain = laid(rows, layout)
     made = [op.outs[0] for op in plain.model.every_op if op.kind == "conv"]
     (given,) = [t.value for t in plain.model.tensors if t.role == "batch"]

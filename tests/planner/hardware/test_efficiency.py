@@ -1,4 +1,4 @@
-"""The constants that ship, against what others have measured; `make bench` has all the figures."""
+"""Shipped constants against published measurements; `make bench` prints all figures."""
 
 from __future__ import annotations
 

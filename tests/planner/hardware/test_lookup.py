@@ -1,4 +1,4 @@
-"""Chips by what JAX and people call them, their figures, and what they compute types as."""
+"""Chip lookup by the names of JAX and of people, rates, and computation types."""
 
 from __future__ import annotations
 

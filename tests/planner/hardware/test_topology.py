@@ -1,4 +1,4 @@
-"""Topologies of names, in words, and mesh axes in them."""
+"""Topologies from names, their descriptions, and the extents of mesh axes."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_a_topology_of_other_levels_in_one_line() -> None:
         ({"tp": 16, "dp": 2}, [8, 4], {"tp": (4, 4), "dp": (2, 1)}),
         ({"tp": 32}, [8, 4], {"tp": (8, 4)}),
         ({"dp": 1, "tp": 32}, [8, 4], {"dp": (1, 1), "tp": (8, 4)}),
-        # An axis of 6 over hosts of 4: pairs are within a host, and no more is sure to be.
+        # An axis of 6 over hosts of 4: only pairs are within a host for every device.
         ({"dp": 2, "tp": 6}, [4, 3], {"dp": (1, 2), "tp": (2, 3)}),
         ({"dp": 4, "tp": 3}, [4, 3], {"dp": (1, 4), "tp": (1, 3)}),
         ({}, [1], {}),
@@ -298,7 +298,7 @@ def test_axes_lie_in_levels(
 
 @st.composite
 def meshes(draw: st.DrawFn) -> tuple[list[int], dict[str, int]]:
-    """Levels, and sizes of axes that multiply to the same."""
+    """Draw level sizes and axis sizes with the same product."""
     sizes = draw(LEVELS)
     rest = math.prod(sizes)
     axes = {}
@@ -321,7 +321,7 @@ def test_factors_of_an_axis_multiply_to_its_size(mesh: tuple[list[int], dict[str
 def test_what_is_within_a_level_is_so_for_every_device(
     mesh: tuple[list[int], dict[str, int]],
 ) -> None:
-    """Counted on the devices themselves: runs as long as the factors are in one block."""
+    """Check each run of devices: as long as the product of inner factors, and in one block."""
     sizes, axes = mesh
     stride = 1
     found = extents(axes, topology_of(sizes))

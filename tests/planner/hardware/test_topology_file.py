@@ -1,4 +1,4 @@
-"""Topologies in files: what is written is read back, and all that is wrong is told at once."""
+"""Topology files: round trips, and errors that list every fault."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_topology_of_a_name_is_read_back(text: str, kind: str, tmp_path: Path)
 
 
 def _toml(topology: Topology) -> str:
-    """By hand, as people write it: the chip by its name."""
+    """Return the topology as TOML, with the chip by name."""
     lines = [f'chip = "{topology.chip.name}"', f"assumed = {json.dumps(topology.assumed)}"]
     for level in topology.levels:
         lines += ["[[levels]]"]

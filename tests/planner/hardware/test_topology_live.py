@@ -1,4 +1,4 @@
-"""Topologies of what live processes say."""
+"""Topologies built from the reports of running processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 
 def gpus(hosts: str, devices: int, kind: str = H100) -> list[LocalDevices]:
-    """A process for each letter, on the host of that name."""
+    """Return the report of a process for each letter, on the host of that name."""
     return [LocalDevices(host=host, platform="gpu", kind=kind, devices=devices) for host in hosts]
 
 
@@ -28,7 +28,7 @@ def cpus(hosts: str, devices: int) -> list[LocalDevices]:
 
 
 def tpus(kind: str, shape: tuple[int, int, int], slices: int = 1) -> list[LocalDevices]:
-    """A process for each four chips."""
+    """Return the report of a process for each four chips."""
     every = list(itertools.product(*map(range, shape)))
     return [
         LocalDevices(

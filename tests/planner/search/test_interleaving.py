@@ -1,4 +1,4 @@
-"""Stages with several blocks of layers (interleaved): what it takes, when it is had, why not."""
+"""Interleaved stages: their cost, the choice of rounds, and refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def around(rounds: int, schedule: Schedule = "gpipe") -> Plan:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_stages_wait_for_a_block_and_no_more(schedule: Schedule) -> None:
-    """(p - 1)/(v m) of the work; what is sent grows."""
+    """Stages idle for (p - 1)/(v m) of the work; transfers grow."""
     plain, often = (around(rounds, schedule) for rounds in (1, 4))
     assert often.title.startswith("data 2 x 4 stages, ")
     assert "4 rounds, 8 microbatches" in often.title
@@ -46,7 +46,7 @@ def test_stages_wait_for_a_block_and_no_more(schedule: Schedule) -> None:
 
 
 def test_what_goes_from_stage_to_stage_is_a_block_and_its_gradients() -> None:
-    """Of few rows nothing else counts."""
+    """With few rows, the transfers of activations are negligible."""
     fixed = {STAGE: 4, DATA: 2, "micro": 4}
     model = plans.stacked(16, 512, 8)
     plain, often = (
@@ -55,14 +55,14 @@ def test_what_goes_from_stage_to_stage_is_a_block_and_its_gradients() -> None:
     own = sum(t.device_bytes for t in plain.tensors if t.path.startswith("params['layers']"))
     sent = [next(t.bytes for t in p.time.traffic if t.axis == STAGE) for p in (plain, often)]
     assert sent[1] - sent[0] == pytest.approx(2 * own, rel=0.1)
-    # All blocks lie there once more, and that of a tick; its gradients are those of one block,
-    # beside what they are added to, and the sum.
+    # Memory holds all blocks a second time, plus the block of a tick. Gradients hold one block,
+    # beside their accumulator and the sum.
     more = often.memory.gradients - plain.memory.gradients
     assert more == pytest.approx((1 + 1 / 4) * own + (3 / 4 - 1) * own, rel=0.1)
 
 
 def test_it_is_taken_where_it_is_faster() -> None:
-    """Of few rows what is sent takes longer than what stages wait."""
+    """With few rows, transfers take longer than idle stages."""
     fixed = {STAGE: 4, DATA: 2, "micro": 4}
     many, few = (
         plan(plans.stacked(16, 4096, rows), hardware(HOST), Planning(fixed=fixed))
@@ -124,7 +124,7 @@ def test_why_it_cannot_be_had_is_said() -> None:
 
 
 def test_more_rounds_may_fit_where_two_do_not() -> None:
-    """Of a tick there are a block of layers and its gradients: the more rounds, the smaller."""
+    """A tick holds a block of layers and its gradients; more rounds make blocks smaller."""
     fixed = {STAGE: 4, DATA: 2, "micro": 4, "zero": 0}
     model = plans.stacked(16, 4096, 2**12)
 
@@ -140,7 +140,7 @@ def test_more_rounds_may_fit_where_two_do_not() -> None:
 
 
 def staged(layer: Any, dtype: Any = jnp.float32) -> Model:
-    """A step with layers, of which each has one matrix."""
+    """Return the model of a training step whose layers have one matrix each."""
 
     def step(params: Any, batch: Any) -> Any:
         def loss_of(params: Any) -> Any:
@@ -167,7 +167,7 @@ def staged(layer: Any, dtype: Any = jnp.float32) -> Model:
     ids=["plain", "bfloat16", "of parameters", "cast"],
 )
 def test_parameters_and_gradients_are_sent_once_each(layer: Any, dtype: Any) -> None:
-    """What layers make of parameters alone, and need on the way back, is there already."""
+    """Values that layers derive from parameters alone are stored for the backward pass."""
     model = staged(layer, dtype)
     fixed = {STAGE: 4, DATA: 1, MODEL: 1, "micro": 4}
     sent = {}
@@ -176,5 +176,5 @@ def test_parameters_and_gradients_are_sent_once_each(layer: Any, dtype: Any) -> 
         found = plan(model, hardware("4xH100"), wishes)
         (sent[rounds],) = (t.bytes for t in found.time.traffic if t.axis == STAGE)
     own = 16 * 256 * 256 * jnp.dtype(dtype).itemsize / 4
-    rows = 64 / 4 * 256 * 4  # of a microbatch; 7 ticks there and back, 11 in two rounds
+    rows = 64 / 4 * 256 * 4  # one microbatch; 7 ticks forward and backward, 11 in two rounds
     assert sent[2] - sent[1] == pytest.approx(2 * own + 2 * 4 * rows, rel=0.01)

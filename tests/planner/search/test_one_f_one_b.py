@@ -1,4 +1,4 @@
-"""Microbatches that go back as soon as they have come through: what it takes, when it is had."""
+"""The 1F1B schedule in the planner: its cost, its choice, and refusals."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def piped(schedule: Schedule, micro: int, stage: int = 4) -> Plan:
 
 
 def test_a_stage_has_activations_of_those_under_way() -> None:
-    """Each alone with GPipe, so that more microbatches take more; here no more than 2 S - 1."""
+    """GPipe stores every microbatch, 1F1B at most 2 S - 1 of them."""
     all_, few = (piped(schedule, 16) for schedule in ("gpipe", "1f1b"))
     assert few.memory.activations < all_.memory.activations
     assert few.memory.arguments == all_.memory.arguments
     assert few.title == "data 2 x 4 stages, 1F1B, 16 microbatches"
-    # Of as many rows each, twice as many microbatches: but for what comes in and goes out.
+    # Twice the microbatches of the same size add only inputs and outputs.
     model = {rows: plans.stacked(8, 256, rows) for rows in (512, 1024)}
 
     def activations(schedule: Schedule, rows: int) -> int:
@@ -77,7 +77,7 @@ def test_it_is_had_where_it_is_asked_for() -> None:
 
 
 def waiting() -> Steps:
-    """Layers of which what runs them says that all have to come first."""
+    """Return a step whose rewriter refuses 1F1B because the loss needs all rows."""
 
     def alternates(_: str) -> None:
         raise PlanError("no 1F1B: the loss needs all rows")

@@ -1,4 +1,4 @@
-"""Which layout of a step is chosen, and what is said where none can be had."""
+"""Choice of a step's layout, and the errors if none is possible."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.plan_programs import BATCH, PROGRAMS
 
 FAST, SLOW = "4 hosts x 8 A100-80GB", "32 hosts x 1 A100-80GB, 10 Gbps"
 TABLE = 10**9
-"""Rows; with 16 columns of 4 bytes it takes 64 GB."""
+"""Number of rows; with 16 columns of 4 bytes the table takes 64 GB."""
 
 wide = cache(transformer)
 
 
 def spec(found: Plan, path: str) -> tuple[tuple[str, ...], ...]:
-    """Of the parameter that the path leads to."""
+    """Return the spec of the parameter whose path contains `path`."""
     (planned,) = [t for t in found.tensors if path in t.path and t.role == "parameter"]
     return planned.spec
 
@@ -46,7 +46,7 @@ def refusal(planning: Planning, name: str = "MLP", on: str = "8xA100") -> str:
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_a_transformer_is_cut_as_megatron_does(layer: int) -> None:
-    """Columns of what goes into attention and perceptron, rows of what comes out."""
+    """Shard columns of the input projections and rows of the output projections."""
     found = plan(wide(4096, 2, 64), hardware("8xA100"), Planning(fixed={DATA: 1, MODEL: 8}))
     columns, rows = ((), (MODEL,)), ((MODEL,), ())
     for name in ("q", "k", "v", "up"):
@@ -75,7 +75,7 @@ def test_a_table_that_does_not_fit_is_never_replicated(on: str) -> None:
 
 @pytest.mark.parametrize("on", ["8xH200", "8 x CPU"])
 def test_a_large_table_is_replicated_only_where_that_is_asked_for(on: str) -> None:
-    """It would fit, as 1.6e9 entries take 6.4 GB, and nothing were sent for its rows."""
+    """The whole table would fit (1.6e9 entries, 6.4 GB) and would need no transfers."""
     target, budget = hardware(on), 140 * 10**9
     found = plan(frozen_table(TABLE // 10), target, Planning(budget=budget))
     assert any(found.tensors[1].spec), "it is cut"
@@ -85,7 +85,7 @@ def test_a_large_table_is_replicated_only_where_that_is_asked_for(on: str) -> No
 
 
 def test_batches_that_no_process_reads_so_fast_are_told_of() -> None:
-    """268 MB of them in less than a millisecond; tokens are no such thing."""
+    """A batch of 268 MB in less than a millisecond causes the warning; tokens do not."""
     said = plan(regression(1 << 16), hardware("8xH100"), Planning()).warnings
     words = r"each host needs [\d,.]+ GB/s of batches, .* --prefetch auto"
     assert any(re.fullmatch(words, line) for line in said)
@@ -99,7 +99,7 @@ def test_a_large_table_that_cannot_be_cut_is_told_of() -> None:
 
 @pytest.mark.parametrize("on", ["8xA100", "2 x v5e:2x2", "2 hosts x 4 H100"])
 def test_a_step_has_one_plan(on: str) -> None:
-    """Also in another process, where sets have another order."""
+    """The plan is the same in another process, where sets are ordered differently."""
     text = (
         "import msgspec\n"
         "from nbdist.planner.search.search import plan\n"
@@ -134,7 +134,7 @@ def test_a_layout_that_cannot_be_had_is_refused(fixed: dict[str, int]) -> None:
 
 
 def test_convolutions_by_groups_leave_one_axis() -> None:
-    """XLA gets their gradients wrong on two."""
+    """XLA computes wrong gradients on two axes."""
     said = refusal(Planning(fixed={DATA: 2, MODEL: 4}), "depthwise CNN")
     assert "the batch and the model cannot both be cut: XLA computes a wrong gradient" in said
     mlp = plan(model_of_program("MLP"), hardware("8xA100"), Planning(fixed={DATA: 2, MODEL: 4}))
@@ -190,7 +190,7 @@ def test_a_plan_is_taken_as_it_is_edited() -> None:
 
 
 def device_bytes(tensor: PlannedTensor) -> int:
-    """On 2 x 4 devices."""
+    """Return the bytes of a tensor on each of 2 x 4 devices."""
     parts = math.prod({DATA: 2, MODEL: 4}[axis] for axes in tensor.spec for axis in axes)
     return 4 * math.prod(tensor.shape) // parts
 
@@ -229,7 +229,7 @@ def test_a_given_plan_that_does_not_fit_is_refused() -> None:
 
 
 def test_fast_and_slow_links_get_different_plans() -> None:
-    """Tensor parallelism pays on NVLink, and is not to be had over 10 Gb/s."""
+    """Tensor parallelism pays on NVLink, but not over 10 Gb/s."""
     fast, slow = (plan(wide(8192, 2, 32), hardware(on), Planning()) for on in (FAST, SLOW))
     assert 1 < fast.axes[MODEL] <= 8
     assert slow.axes[MODEL] == 1
@@ -244,7 +244,7 @@ def test_products_are_not_cut_over_slow_links_without_need(on: str, rows: int) -
 
 
 def test_products_are_cut_over_slow_links_where_nothing_else_fits() -> None:
-    """A vocabulary so large that gathering it for a moment is too much."""
+    """The vocabulary is too large to be gathered, even for a moment."""
     model = wide(1024, 1, 4, length=64, vocabulary=2**20)
     target = hardware("4 hosts x 1 A100-80GB, 10 Gbps")
     memories = [
@@ -256,7 +256,7 @@ def test_products_are_cut_over_slow_links_where_nothing_else_fits() -> None:
 
 
 def test_tables_may_be_cut_over_slow_links() -> None:
-    """Rows are sent once, and are few beside the table."""
+    """Each looked-up row is sent once; the rows are few compared with the table."""
     found = plan(table(TABLE // 100), hardware("4 hosts x 1 A100, 10 Gbps"), Planning())
     assert found.axes[MODEL] == 4
 

@@ -1,4 +1,4 @@
-"""Layers in stages: which layouts there are, what they cut, what they are expected to take."""
+"""Layers in stages: their layouts, specs and expected costs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def refusal(planning: Planning, model: Any = None, on: str = HOSTS) -> str:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_layers_are_what_a_scan_with_parameters_of_its_own_goes_over(name: str) -> None:
-    """Time, that an LSTM goes over, is none."""
+    """The time steps of an LSTM are no layers."""
     found = stages_of(model_of_program(name))
     assert found == ((2, 4) if name == "tied transformer" else ())
 
@@ -110,7 +110,7 @@ def test_without_layers_there_are_no_stages() -> None:
 
 
 def uncut(reason: str, *remats: Remat) -> Steps:
-    """Layers that what runs them cannot cut, or not with activations made again so."""
+    """Return a step whose rewriter refuses stages: always, or only for some remat modes."""
 
     def layers(remat: Remat) -> tuple[int, ...]:
         if not remats or remat in remats:
@@ -170,7 +170,7 @@ def test_stages_that_cannot_be_had_are_refused(asked: dict[str, int], says: str)
 def test_stages_that_are_asked_for_are_had_where_they_can_be(
     rows: int, asked: dict[str, int]
 ) -> None:
-    """With fewer microbatches than stages, and tensor parallelism over slow links."""
+    """Also with fewer microbatches than stages, or tensor parallelism over slow links."""
     found = plan(plans.stacked(LAYERS, 256, rows), hardware("8 hosts x 1 A100"), fixed(**asked))
     assert found.axes.items() >= asked.items()
 
@@ -199,7 +199,7 @@ def test_more_microbatches_wait_less_and_send_as_much() -> None:
 
 
 def test_each_stage_waits_as_gpipe_does() -> None:
-    """Of layers wide enough that all else is little."""
+    """The layers are so wide that other costs are small."""
     model = plans.stacked(LAYERS, 4096, 4096)
     found = plan(model, hardware("4xA100"), fixed(stage=4, micro=16))
     assert found.time.bubble == pytest.approx(3 / 19, rel=0.15)

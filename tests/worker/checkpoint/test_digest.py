@@ -1,4 +1,4 @@
-"""Numbers that stand for values, and what is made of those of four ranks."""
+"""Digests of values and their comparison between four ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANKS = 4
 
 
 def jax_state(holder: Any) -> State:
-    """Imported here: tests before this one see that the notebook's process does without JAX."""
+    """Import JAX late: earlier tests check that the notebook's process does not load it."""
     from nbdist.worker.jax.arrays.checkpoint import JaxState
 
     return JaxState(holder, ())
@@ -66,7 +66,7 @@ def test_of_nothing_and_of_what_lies_in_columns() -> None:
 
 
 class Facts:
-    """What a rank has."""
+    """State of a rank, as facts."""
 
     def __init__(self, **facts: object) -> None:
         self._facts = facts
@@ -84,7 +84,7 @@ class Facts:
 
 
 def told(every: list[tuple[int, Facts]]) -> list[Exception | None]:
-    """What each rank raises that is at a step and has these."""
+    """Return the exception that each rank raises for its step and facts, or None."""
     barrier = threading.Barrier(RANKS)
     rows: list[np.ndarray] = [np.zeros(0)] * RANKS
     raised: list[Exception | None] = [None] * RANKS

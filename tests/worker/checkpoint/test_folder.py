@@ -1,4 +1,4 @@
-"""What has a checkpoint's name is whole, whatever else writes or dies meanwhile."""
+"""Checkpoint folders are complete, despite concurrent writers and killed processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def save(folder: Path, step: int) -> None:
 def test_a_save_that_was_broken_off_does_not_mix_with_the_next_of_the_same_step(
     tmp_path: Path,
 ) -> None:
-    """Its thread may wait for a rank yet, which writes the same step for the next attempt."""
+    """The thread of the cancelled save may still wait for a rank that now saves the same step."""
     broken_off, again = Draft(tmp_path, 14, 1), Draft(tmp_path, 14, 2)
     broken_off.write_own(0, OWN)
     broken_off.write_manifest(manifest(14))
@@ -83,7 +83,7 @@ def test_who_dies_while_it_removes_one_leaves_no_half_of_it(
 
 
 def test_what_an_attempt_has_not_finished_goes_with_the_next_that_it_has(tmp_path: Path) -> None:
-    """A rank that was late has made the folder again of a save that another gave up."""
+    """A late rank recreates the folder of a save that another rank gave up."""
     late, other = Draft(tmp_path, 7, 1), Draft(tmp_path, 7, 2)
     late.write_own(1, OWN)
     other.write_own(1, OWN)

@@ -1,4 +1,4 @@
-"""Batches made ahead: the same in the same order, errors where they belong, threads that end."""
+"""Prefetched batches: order, errors and the end of threads."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_no_more_is_made_than_there_is_room_for_and_steps_to_make() -> None:
     await_that(lambda: len(taken) == 4)
     rest = [int(values[0]) for values in made(batches)]
     assert rest == list(range(1, 10))
-    assert len(taken) == 10  # an iterator goes on in the next cell where this one ended
+    assert len(taken) == 10  # the next cell continues with the same iterator
     assert not threads()
 
 
@@ -122,7 +122,7 @@ def test_a_thread_that_is_stuck_in_the_data_does_not_hold_up_the_end() -> None:
 
 
 def test_data_that_ranks_read_together_are_left_as_they_are() -> None:
-    """Ranks exchange numbers while these are read: only the main thread may."""
+    """Ranks exchange numbers while they read: only the main thread may do so."""
     asked: set[str] = set()
 
     def gather(numbers: np.ndarray) -> np.ndarray:
@@ -142,7 +142,7 @@ class TestAuto:
     COMPUTE_S = 0.02
 
     def run(self, input_s: float, steps: int, **options: Any) -> tuple[list[float], list[str]]:
-        """The share of each step that was waiting, of steps that compute for a while."""
+        """Return the share of each step spent waiting for data, and the notes."""
 
         def data() -> Iterator[np.ndarray]:
             for _ in range(steps):
@@ -249,7 +249,7 @@ late = jax.pure_callback(nap, jax.ShapeDtypeStruct((), "float32"), w[0])
 
 
 def input_shares(cluster: nbdist.Cluster, **options: Any) -> list[float]:
-    """Of each step of a run whose data sleep, what rank 1 has waited for them."""
+    """Return the share of each step that rank 1 waited for data that sleep."""
     cluster.run(SLOW_SETUP, strategy="pjrt")
     cluster.run(SLOW_STEP, step=StepOptions(data="data", **options), strategy="pjrt")
     run = kept(cluster.settings.runs_path)[0]
@@ -259,7 +259,7 @@ def input_shares(cluster: nbdist.Cluster, **options: Any) -> list[float]:
     return [row[names.index("input_s")] / row[names.index("step_s")] for row in rows]
 
 
-@pytest.mark.full  # `TestAuto` cures one
+@pytest.mark.full  # `TestAuto` covers a quick case
 def test_on_engines_a_starved_run_is_cured_and_told(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

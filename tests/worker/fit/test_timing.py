@@ -1,4 +1,4 @@
-"""What `fit` says of its time on real engines: input, collectives, and what follows from them."""
+"""Timing of `fit` on real engines: input, collectives and findings."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 SLEEP_S = 0.03
 STEPS = 40
-"""Twice as many as are looked at."""
+"""Number of steps: twice the number that diagnostics read."""
 TRIES = 3
-"""Fits in one of which nothing else on the machine holds a rank up."""
+"""Number of attempts; one must run without disturbance by other processes."""
 LANDING_S = 10.0
-"""How long a step that is traced would wait for one that is never over."""
+"""Seconds that a traced step waits for unfinished steps."""
 MODEL = f"""
 import time
 import numpy as np, keras
@@ -72,7 +72,7 @@ OPTIONS = {"tensorflow": {"hosts": 2}, "jax": {"hosts": 2, "framework": "jax"}}
 
 
 def under(*frameworks: str) -> pytest.MarkDecorator:
-    """Under each framework; under all but these only with `--full`."""
+    """Parametrize over frameworks; mark all except the given ones as `full`."""
     params = [pytest.param(f, marks=() if f in frameworks else pytest.mark.full) for f in OPTIONS]
     return pytest.mark.parametrize("framework", params, indirect=True, scope="module")
 
@@ -85,7 +85,7 @@ def framework(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def cluster(framework: Any) -> Iterator[nbdist.Cluster]:
-    """Keras is on TensorFlow where both are there."""
+    """Start a cluster with one framework: with both installed, Keras uses TensorFlow."""
     with clusters.cluster(**OPTIONS[framework]) as running:
         yield running
 
@@ -96,7 +96,7 @@ def heard(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Heard:
 
 
 def share(heard: Heard, rank: int) -> float:
-    """Of a step, what the rank has waited for its data: the median."""
+    """Return the median share of a step that the rank waited for data."""
     steps = [row for row in heard.steps(rank) if "input_s" in row]
     return median(row["input_s"] / row["step_s"] for row in steps)
 
@@ -111,7 +111,7 @@ def test_a_fit_that_waits_for_its_data_is_starved(
     cluster: nbdist.Cluster, heard: Heard, framework: str
 ) -> None:
     cluster.run(f"{MODEL}build().fit(Batches({SLEEP_S}), verbose=0)")
-    # The other rank's data may be there already, when the later one's come.
+    # The other rank's data may be ready by the time that the late rank's data arrive.
     assert max(share(heard, rank) for rank in HOSTS) > 0.3
     starved = findings(heard, framework)["starved"]
     assert "type .prefetch(tf.data.AUTOTUNE)" in starved.text
@@ -150,7 +150,7 @@ def test_a_slow_rank_is_the_straggler_and_has_not_waited_for_data(
 @under("jax")
 @pytest.mark.full
 def test_the_networks_share_is_known(cluster: nbdist.Cluster, heard: Heard, framework: str) -> None:
-    """Without stragglers and with steps of nothing else, it is above the limit."""
+    """Without stragglers and other work, the share of the network exceeds the limit."""
     code = "x = np.ones((16 * 400, 8), 'float32')\nmodel.fit(x, x[:, :1], batch_size=16);"
     for _ in range(TRIES):
         heard.rows.clear()
@@ -174,7 +174,7 @@ def test_a_rank_by_itself_waits_for_data_and_has_no_collectives(
     assert share(heard, 0) > 0.5
     assert share(heard, 0) <= 1.0
     assert len(heard.column(0, "input_s")) == STEPS / several
-    assert not heard.column(0, "collective_s"), "unknown, and not nothing"
+    assert not heard.column(0, "collective_s"), "unknown, not zero"
     heard.rows.clear()
     code = "x = np.ones((640, 8), 'float32')\nmodel.fit(x, x[:, :1], batch_size=16, epochs=2);"
     cluster.run(code, ranks="0")
@@ -241,7 +241,7 @@ def test_timing_changes_no_number_and_no_log(
 def test_the_epochs_of_two_fits_go_on(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The third continues the second, as `initial_epoch` says."""
+    """The third fit continues the second through `initial_epoch`."""
     fits = ("epochs=2", "epochs=3", "initial_epoch=5, epochs=6", "initial_epoch=9, epochs=10")
     code = "".join(f"model.fit(Batches(0), {fit})\n" for fit in fits)
     run = cluster.run(f"{MODEL}model = build()\n{code}0")
@@ -262,7 +262,7 @@ def test_the_epochs_of_two_fits_go_on(
 def test_what_raised_and_single_batches_leave_nothing_open(
     cluster: nbdist.Cluster, heard: Heard
 ) -> None:
-    """A step waits for those under way where it is traced; these would never be over."""
+    """A traced step waits for unfinished steps; these would never finish."""
     raising = (
         "class Raises(keras.callbacks.Callback):\n"
         "    def on_train_batch_begin(self, batch, logs=None):\n"

@@ -1,4 +1,4 @@
-"""Where arrays are, asked of real engines with two devices each, under both frameworks."""
+"""Placement of arrays on real engines with two devices each, under both frameworks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ own = jax.device_put(np.ones((4, 3)), jax.local_devices()[1])
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
-    """A mesh of three by two devices; TensorFlow's replicas are the ranks."""
+    """Start three ranks with two devices each; TensorFlow's replicas are the ranks."""
     with clusters.cluster(hosts=3, framework="both", devices_per_host=2) as running:
         running.run(MADE, strategy="pjrt")
         yield running
@@ -43,7 +43,7 @@ def one(placement: Placement, name: str) -> tuple[PlacedArray, Layout]:
 
 
 def where(placement: Placement, layout: Layout) -> list[tuple[int, str, int]]:
-    """Rank, device and block."""
+    """Return the rank, device name and block of each shard."""
     return [
         (placement.devices[device].rank, placement.devices[device].name, block)
         for device, block in zip(layout.devices, layout.blocks, strict=True)
@@ -256,7 +256,7 @@ def test_variables_and_tensors_of_tensorflow(cluster: nbdist.Cluster) -> None:
 
 @pytest.mark.full
 def test_a_model_under_jax() -> None:
-    """Keras's backend is chosen once for a process: engines without TensorFlow."""
+    """Start engines without TensorFlow: a process chooses Keras's backend once."""
     with clusters.cluster(hosts=2, framework="jax") as cluster:
         cluster.run(KERAS.replace("NAME", "model"), strategy="pjrt")
         placement = cluster.show("model", "model.optimizer").placement

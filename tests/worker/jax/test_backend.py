@@ -1,4 +1,4 @@
-"""JAX across real engines."""
+"""JAX backend across real engines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
-    """Two processes of two virtual devices."""
+    """Start two processes with two virtual devices each."""
     with clusters.cluster(hosts=2, framework="jax", devices_per_host=2) as running:
         yield running
 
@@ -45,7 +45,7 @@ def test_the_mesh_is_set_inside_the_cell(cluster: nbdist.Cluster) -> None:
 
 
 def test_many_steps_in_flight_on_virtual_devices_do_not_deadlock(cluster: nbdist.Cluster) -> None:
-    """With as few threads as devices, some hundred all-reduces in flight hang for ever."""
+    """With only one thread per device, hundreds of all-reduces in flight hang forever."""
     run = cluster.run(
         "f = jax.jit(lambda x: x + jnp.sum(x), out_shardings=rows)\n"
         "y = x\nfor _ in range(300):\n    y = f(y) / 7\n"
@@ -71,7 +71,7 @@ def test_the_preemption_notifier_does_not_swallow_sigterm(cluster: nbdist.Cluste
 def test_keras_on_jax_reports_its_epochs(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model of one rank's own, without the mesh: `fit` is heard all the same."""
+    """Train on one rank without the mesh: nbdist still reports `fit`."""
     run = cluster.run(
         "import keras\n"
         "model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
@@ -86,7 +86,7 @@ def test_keras_on_jax_reports_its_epochs(
 
 
 def test_the_memory_of_devices_that_count_is_measured(cluster: nbdist.Cluster) -> None:
-    """A CPU does not; what a GPU says is made up."""
+    """CPUs do not count memory. The numbers of the GPU are invented."""
     run = cluster.run(
         "from types import SimpleNamespace\n"
         "from unittest import mock\n"

@@ -1,4 +1,4 @@
-"""The verbs of PjRTStrategy on real engines, and the same function under MirroredStrategy."""
+"""Methods of PjRTStrategy on real engines; the same function under MirroredStrategy."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[nbdist.Cluster]:
-    """Two processes of two virtual devices."""
+    """Start two processes with two virtual devices each."""
     with clusters.cluster(hosts=2, framework="jax", devices_per_host=2) as running:
         running.run("import jax, jax.numpy as jnp, numpy as np, nbdist")
         yield running
 
 
 def plain(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """A process that knows of no cluster."""
+    """Run code in a process without a cluster."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
@@ -40,7 +40,7 @@ def plain(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def everywhere(cluster: nbdist.Cluster, code: str) -> Any:
-    """`outcome`, which has to be the same on every rank."""
+    """Return `outcome`; check that it is the same on every rank."""
     cluster.run(textwrap.dedent(code))
     first, *others = [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
     for other in others:
@@ -70,7 +70,7 @@ outcome.append(float(strategy.reduce("MEAN", doubled, axis=None)))
 outcome.append(len(strategy.experimental_local_results(three)))
 outcome.append(strategy.num_replicas_in_sync)
 """
-"""Code of a user's that names no framework."""
+"""User code that names no framework."""
 
 ARRAYS = """
 import numpy as np
@@ -79,7 +79,7 @@ y = np.ones(22, "float32")
 """
 
 
-@pytest.mark.full  # the others have its numbers
+@pytest.mark.full  # other tests check the same numbers
 def test_code_for_mirrored_strategy_gives_the_same_under_ours(cluster: nbdist.Cluster) -> None:
     """22 samples in batches of 8 on 4 replicas: the last batch has 6."""
     tensorflow = f"""
@@ -106,7 +106,7 @@ print(json.dumps(outcome))
 
 
 def test_run_hands_each_replica_its_own(cluster: nbdist.Cluster) -> None:
-    """Rows of a batch, what run returned, and anything else as it is."""
+    """Include rows of a batch, an earlier result of run, and other arguments unchanged."""
     outcome = everywhere(
         cluster,
         """
@@ -129,7 +129,7 @@ def test_run_hands_each_replica_its_own(cluster: nbdist.Cluster) -> None:
 
 
 def test_a_replicas_gradient_is_its_own(cluster: nbdist.Cluster) -> None:
-    """With shard_map's checks, gradients of closed-over parameters would be added up."""
+    """With shard_map's checks, JAX would sum gradients of closed-over parameters."""
     outcome = everywhere(
         cluster,
         """
@@ -192,7 +192,7 @@ def test_a_batch_that_cannot_be_cut_loses_no_row(cluster: nbdist.Cluster) -> Non
 
 
 def test_parts_of_the_processes_make_global_batches(cluster: nbdist.Cluster) -> None:
-    """Rank 1 has less: nothing is dropped; jitted functions take the arrays as they are."""
+    """Rank 1 has fewer rows: none are dropped; jitted functions accept the arrays."""
     outcome = everywhere(
         cluster,
         """

@@ -1,4 +1,4 @@
-"""Keras's backend is that of the first cell that imports it, and a `fit` is of all workers."""
+"""Keras's backend: the first importing cell chooses it, and `fit` uses all workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def both() -> Iterator[nbdist.Cluster]:
 
 @pytest.fixture
 def fresh(both: nbdist.Cluster) -> nbdist.Cluster:
-    """Workers in which no cell has imported Keras."""
+    """Return workers that have not imported Keras."""
     both.restart()
     return both
 
@@ -48,7 +48,7 @@ def refused(cluster: nbdist.Cluster, source: str, strategy: str) -> str:
 
 
 def trains(cluster: nbdist.Cluster, strategy: str) -> str:
-    """On all ranks as one: what they report is of all, and the weights are the same."""
+    """Train on all ranks together; check that metrics are global and weights are equal."""
     run = cluster.run(FIT + "model.get_weights()[0].ravel().tolist()", strategy=strategy)
     assert len(set(run.results.values())) == 1
     assert run.names == ("loss",)
@@ -135,9 +135,9 @@ def test_a_distribution_that_was_unset_is_noted(fresh: nbdist.Cluster) -> None:
 def test_where_the_other_framework_is_not_wired(
     framework: str, backend: str, strategy: str, says: str
 ) -> None:
-    # Its own: the preloaded parent of a kept cluster may have imported Keras on JAX.
+    # Use a new cluster: the preloaded parent of a reused one may have imported Keras on JAX.
     with nbdist.Cluster(hosts=2, framework=framework) as cluster:
-        if framework == "jax":  # TensorFlow imports Keras, and does without if that is refused
+        if framework == "jax":  # TensorFlow imports Keras and tolerates a refusal
             run = cluster.run(f"{ASKS.format(backend)}import tensorflow\n{IS_LOADED}")
             assert set(run.results.values()) == {"False"}
         assert says in refused(cluster, ASKS.format(backend) + FIT, strategy)

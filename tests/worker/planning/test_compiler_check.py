@@ -1,4 +1,4 @@
-"""Plans that are given to the hardware's own compiler. That of CPUs is always there."""
+"""Plans checked by the hardware's compiler. The CPU compiler is always available."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_arguments_are_exact_and_collectives_are_counted(fixed: dict[str, int]) 
 
 
 def test_a_plan_that_does_not_fit_when_compiled_is_refused() -> None:
-    """Compiled for CPUs, it takes more than was expected."""
+    """The plan compiled for CPUs needs more memory than predicted."""
     fixed = {"data": 8, "zero": 0}
     expected = verified("8xCPU", fixed=fixed)
     assert expected.verified is not None
@@ -76,7 +76,7 @@ def test_a_plan_that_does_not_fit_when_compiled_is_refused() -> None:
 
 
 def test_the_next_best_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler for TPUs says that memory is exhausted, and compiles nothing."""
+    """The TPU compiler reports exhausted memory and compiles nothing."""
     compile_, made, job_ = compiler_check._compile, [], compiler_check._job
     refused = compiler_check.Outcome(error="JaxRuntimeError: RESOURCE_EXHAUSTED: 19.4G of 15.7G")
 
@@ -115,7 +115,7 @@ def test_what_is_made_again_is_compiled_so(how: Remat) -> None:
     ("remat", "rounds"), [pytest.param("", 1, marks=pytest.mark.full), ("full", 1), ("full", 2)]
 )
 def test_stages_are_compiled_so(remat: Remat, rounds: int) -> None:
-    """What they send goes to the next stage; layers, where a stage has several blocks of them."""
+    """Stages send activations to the next stage, and layers if a stage has several blocks."""
     target = named_target("8xCPU")
     fixed = {"stage": 4, "data": 2, "micro": 8, "rounds": rounds}
     wishes = Planning(verify=True, fixed=fixed, remat=remat)
@@ -175,12 +175,12 @@ def test_what_is_not_there_is_compiled_for(on: str) -> None:
     plan = verified(on, wide=1024, rows=4608)
     found = plan.verified
     assert found is not None
-    assert found.arguments == pytest.approx(plan.memory.arguments, rel=0.02)  # tiles of TPUs
+    assert found.arguments == pytest.approx(plan.memory.arguments, rel=0.02)  # TPUs pad to tiles
 
 
 @there("tpu")
 def test_what_a_compiler_for_tpus_lets_through_is_within_their_memory() -> None:
-    """XLA's count of temporaries is 19 GiB here, where it has places for 14.9 in all."""
+    """XLA counts 19 GiB of temporaries here, but allocates 14.9 GiB in all."""
     layers, wide, rows, vocabulary = 4, 2048, 2**18, 8192
 
     def loss(params: Any, x: Any, y: Any) -> Any:
@@ -207,7 +207,7 @@ def test_what_a_compiler_for_tpus_lets_through_is_within_their_memory() -> None:
     wishes = Planning(verify=True, budget=2**38, fixed={"data": 1, "micro": 1})
     found = plan_of(traced, inputs, target, wishes, {}).verified
     assert found is not None
-    assert found.temporaries > 2 * 2 * layers * rows * wide  # what its layers leave
+    assert found.temporaries > 2 * 2 * layers * rows * wide  # activations that layers store
     assert found.total < 15.75 * 2**30
 
 

@@ -1,4 +1,4 @@
-"""Memory that steps take of TPUs, as it is expected and as their compiler says."""
+"""Predicted memory of steps on TPUs, compared with their compiler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAYERS, SIZE, CHANNELS = 6, 128, 64
 
 
 def convolved(rows: int, **fixed: int) -> Plan:
-    """A plan for four TPUs of convolutions with ReLUs."""
+    """Return a plan of convolutions with ReLUs for four TPUs."""
     kernels = [jax.ShapeDtypeStruct((3, 3, CHANNELS, CHANNELS), jnp.bfloat16)] * LAYERS
     images = jax.ShapeDtypeStruct((rows, SIZE, SIZE, CHANNELS), jnp.bfloat16)
     numbers = "NHWC", "HWIO", "NHWC"
@@ -40,9 +40,9 @@ def convolved(rows: int, **fixed: int) -> Plan:
 
 @pytest.mark.parametrize(("rows", "zero"), [(512, 0), (512, 1), (128, 0)])
 def test_images_are_kept_once_and_padded(rows: int, zero: int) -> None:
-    """Neither before the ReLU and after it, nor once more for kernels' gradients.
+    """Images are neither kept twice around the ReLU nor again for gradients of kernels.
 
-    With 128 of them on each device they lie without padding, with 32 their channels are padded.
+    With 128 images on each device they need no padding; with 32, their channels are padded.
     """
     plan = convolved(rows, data=4, zero=zero)
     image = SIZE * SIZE * CHANNELS * 2

@@ -1,4 +1,4 @@
-"""Spans, lines and programs of a trace, apart: what is whose, and what it took by itself."""
+"""Attribution of a trace: spans, lines, programs and self time."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_inmost_of_one_kind_has_the_time() -> None:
 
 
 def test_launches_are_runs_in_their_order() -> None:
-    """The second run began long after both launches."""
+    """The second run started long after both launches."""
     thread = HostThread(0, (("<lambda>", 1.0), ("<lambda>", 2.0), ("sin", 3.0)), frozenset())
     spans = [
         launched("jit__lambda", 5, 2),
@@ -146,7 +146,7 @@ def test_operations_have_the_lines_that_they_were_traced_at() -> None:
 
 
 def _own_lines(*functions: Callable[..., object]) -> list[tuple[int, str]]:
-    """The lines of this file that have a comment within these functions."""
+    """Return the numbered lines of this file that end in a comment within the functions."""
     numbered = enumerate(linecache.getlines(__file__), start=1)
     spanned = {f.__code__.co_firstlineno + offset for f in functions for offset in (0, 1)}
     return [(n, text.rpartition("# ")[2].strip()) for n, text in numbered if n in spanned]
@@ -187,7 +187,7 @@ ENTRY %main (a: f32[2]) -> (f32[2], f32[2]) {
 
 
 def test_a_program_is_found_by_its_name_where_its_number_is_anothers() -> None:
-    """As of a program that JAX has read from its cache."""
+    """Programs that JAX loads from its cache have such numbers."""
     sin, cos = (read_program(name, "") for name in ("jit_sin", "jit_cos"))
     operation = next(iter(compiled(jnp.sin, jnp.ones(4)).operations.values()))
     sin.operations["sine"] = cos.operations["sine"] = operation

@@ -1,4 +1,4 @@
-"""From which size on the way elsewhere is worth it."""
+"""Size from which another device is faster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_it_lies_between_the_sizes_around_it(seconds: list[tuple[float, float]])
 
 
 def test_it_is_where_both_lines_meet() -> None:
-    """At home a product takes n^3, elsewhere all take one second: they meet at one."""
+    """A product takes n^3 at home and one second elsewhere: the lines meet at one second."""
     ways = [Way(size, home_s=(size / 100) ** 3, there_s=1.0) for size in (10, 64, 200, 800)]
     crossed = _crossed(ways)
     assert crossed is not None

@@ -1,4 +1,4 @@
-"""Spans of a trace as seconds of steps, and the options that ask for it."""
+"""Attribution of trace spans to step time, and the `--profile` option."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def span(kind: Kind, begin_s: float, end_s: float, device: int = 0, run: int = 0
 def test_what_computing_hides_of_a_collective_is_computing() -> None:
     spans = [
         span("compute", 0, 4),
-        span("compute", 3, 5),  # on another thread
+        span("compute", 3, 5),  # on a second thread
         span("collective", 4, 7),
         span("to_host", 6, 8),
         span("to_device", 0, 1),

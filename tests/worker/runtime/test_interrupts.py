@@ -1,4 +1,4 @@
-"""Interrupts in any number: the engine lives, and the cell says what became of it."""
+"""Repeated interrupts: the engine survives and the cell reports an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import nbdist
 
 
 def test_an_interrupt_of_one_cell_never_reaches_the_next(cluster: nbdist.Cluster) -> None:
-    """The seed, which sends the signals, is held up until the ranks have ended by themselves."""
+    """Stop the fork server, which sends the signals, until the ranks have finished."""
     seed = cluster._worker_group.engines.fleet.home.state.pid
     os.kill(seed, signal.SIGSTOP)
     threading.Timer(1.0, os.kill, (seed, signal.SIGCONT)).start()

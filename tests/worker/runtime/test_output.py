@@ -22,14 +22,14 @@ def test_only_a_possible_beginning_of_the_mark_is_kept_back(data: bytes, mark: b
     assert ready + kept == data
     assert mark.startswith(kept)
     for cut in range(len(ready)):
-        assert not mark.startswith(data[cut:]), "a longer beginning was let go"
+        assert not mark.startswith(data[cut:]), "a longer prefix of the mark was released"
 
 
 PIECES = [
     *(b"[Gloo] Rank ", b"[Gloo] Rank ", b"0", b" is connected to ", b"1", b" peer ranks. "),
     *(b"Expected number of connected peer ranks is : ", b"1", b"\n"),
 ]
-"""As gloo writes a line, here on two threads."""
+"""Pieces of a line as gloo writes it, here from two threads."""
 
 
 @pytest.mark.parametrize("ends", [False, True])

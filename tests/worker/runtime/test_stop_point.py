@@ -1,4 +1,4 @@
-"""Until when an interrupt of steps is put off, on this process's own signals."""
+"""Deferral of interrupts to the end of a step, with real signals of this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Rank:
-    """What a stop point takes of a worker."""
+    """Minimal worker for a stop point."""
 
     def __init__(self) -> None:
         self.words: list[Any] = []

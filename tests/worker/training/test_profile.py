@@ -1,4 +1,4 @@
-"""`--profile` on real engines of both frameworks: where the time goes, and on which rank."""
+"""`--profile` on real engines of both frameworks: time by kind and rank."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 @pytest.fixture
 def told(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> dict[int, Profiled]:
-    """What ranks tell of their traces."""
+    """Collect the trace summaries that ranks report."""
     found: dict[int, Profiled] = {}
     onward = cluster._worker_group.receiver.subscribers.deliver
 
@@ -108,7 +108,7 @@ def test_the_time_is_attributed_and_the_trace_is_kept(
             assert profiled.top[0].seconds >= profiled.top[-1].seconds > 0
             assert profiled.folder == str(events / f"rank-{rank}")
             assert list((events / f"rank-{rank}").rglob("*.xplane.pb"))
-    assert told[0].compute_s > 0.9 * SLEEP_S  # it sleeps in the midst of its computation
+    assert told[0].compute_s > 0.9 * SLEEP_S  # it sleeps during its computation
     assert told[1].collective_s > 0.5 * SLEEP_S  # it waits for rank 0
     assert told[1].compute_s < 0.5 * SLEEP_S
     assert told[0].collective_s < told[1].collective_s
@@ -135,7 +135,7 @@ def test_a_run_that_ends_meanwhile_tells_what_it_has(
 def test_a_sample_that_is_under_way_puts_it_off(
     cluster: nbdist.Cluster, told: dict[int, Profiled]
 ) -> None:
-    """As where a step takes longer than the time between samples."""
+    """This happens if a step takes longer than the time between samples."""
     cluster.run(
         "from nbdist.worker.training import trace_schedule as tracing\n"
         "usual, tracing.GAP_S = tracing.GAP_S, 1e-6"

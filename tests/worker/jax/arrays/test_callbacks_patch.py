@@ -1,4 +1,4 @@
-"""Callbacks of JAX do on every rank what they do on one device."""
+"""JAX callbacks on every rank, compared with one device."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def on_one_device() -> dict[str, Any]:
 
 
 def value(cluster: nbdist.Cluster, expression: str) -> Any:
-    """Of all ranks, which have the same."""
+    """Return the value of an expression; check that all ranks have the same."""
     cluster.run(f"outcome = {expression}", strategy="pjrt")
     first, *others = [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
     assert all(other == first for other in others)
@@ -140,7 +140,7 @@ def test_an_operand_that_is_cut_is_whole_in_the_callback(cluster: nbdist.Cluster
 def test_callbacks_in_a_step_cell(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Once a step on every rank, with the value of the whole batch, also in a second run."""
+    """Each rank runs the callback once per step, with the whole batch, also in a second run."""
     cluster.run(SETUP, strategy="pjrt")
     for _ in range(2):
         cluster.run(STEP, step=StepOptions(data="train", batch=8), strategy="pjrt")
@@ -170,7 +170,7 @@ callbacks_patch.apply()
 
 
 def test_upstream_still_calls_back_on_rank_0_alone(cluster: nbdist.Cluster) -> None:
-    """When this fails, the patch is no longer needed."""
+    """If this fails, JAX has fixed the issue: remove the patch."""
     cluster.run(SETUP, strategy="pjrt")
     cluster.run(UPSTREAM, strategy="pjrt")
     found = [objects["outcome"] for _, objects in sorted(cluster.pull(["outcome"]).items())]

@@ -1,4 +1,4 @@
-"""Keras 3 on JAX over real engines, against Keras on JAX in one plain process."""
+"""Keras 3 on JAX over real engines, compared with Keras on JAX in one process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def outcomes(cluster: nbdist.Cluster, code: str) -> list[Any]:
 
 
 def same(ours: Any, theirs: Any) -> None:
-    """Numbers, lists and dicts of them, in float32."""
+    """Compare numbers, and lists and dicts of numbers, in float32."""
     if isinstance(theirs, dict):
         assert set(ours) == set(theirs)
         for name, value in theirs.items():
@@ -66,7 +66,7 @@ def test_keras_is_on_jax_when_jax_is_the_framework(cluster: nbdist.Cluster) -> N
 
 @BOTH
 def test_arrays_give_the_numbers_of_one_process(cluster: nbdist.Cluster) -> None:
-    """Shuffled, with dropout, batch normalisation, and samples that do not divide."""
+    """Include shuffling, dropout, batch normalization and a last batch that does not divide."""
     for outcome in outcomes(cluster, MODEL + FIT + OUTCOME):
         same(outcome, references()["arrays"])
 
@@ -87,7 +87,7 @@ def test_the_users_own_scope_does_the_same(cluster: nbdist.Cluster) -> None:
 )
 @pytest.mark.filterwarnings("ignore")
 def test_parts_of_each_process_give_the_numbers_of_one(cluster: nbdist.Cluster, kind: str) -> None:
-    """961 samples: one rank has one more than the other."""
+    """With 961 samples, one rank has one sample more than the other."""
     code = NO_DROPOUT + textwrap.dedent(DATASETS[kind])
     code += "dataset = strategy.distribute_datasets_from_function(own)\n"
     code += FIT.replace("images, labels, batch_size=96", "dataset", 1)
@@ -121,7 +121,7 @@ def test_single_batches(cluster: nbdist.Cluster) -> None:
 
 @BOTH
 def test_a_model_that_was_not_seeded_is_the_same_on_every_rank(cluster: nbdist.Cluster) -> None:
-    """Engines are forked, and so begin with the same state of Python's generator."""
+    """Forked engines start with the same state of Python's generator."""
     unlike = "import random\nrandom.seed(rank)\nnp.random.seed(rank)"
     code = MODEL.replace("keras.utils.set_random_seed(1)", unlike) + FIT + OUTCOME
     first, second = outcomes(cluster, code)
@@ -144,7 +144,7 @@ def test_epochs_are_shown_with_the_loss_of_all(
     run = cluster.run(MODEL + FIT.replace(", verbose=0", ""))
     epochs = [line for line in capsys.readouterr().out.splitlines() if "  loss" in line]
     assert [line.split()[1] for line in epochs] == ["1", "2", "3"]
-    assert all(not m.own for m in run.metrics), "no rank's own part is known apart"
+    assert all(not m.own for m in run.metrics), "no rank reports its own loss"
     assert [m.shared["loss"] for m in run.metrics if m.rank == 0] == pytest.approx(
         references()["arrays"]["history"]["loss"], rel=1e-5
     )
@@ -169,7 +169,7 @@ def test_the_time_of_a_step_is_that_of_one_and_of_nothing_else(cluster: nbdist.C
     table = next(t for t in run.tables() if "step_s" in t.columns.measures)
     rows = run.array(table)
     np.testing.assert_array_equal(rows[:, table.columns.names.index("step")], range(4, 25, 4))
-    step_s = rows[1:, table.columns.names.index("step_s")]  # the first was compiled
+    step_s = rows[1:, table.columns.names.index("step_s")]  # the first step includes compilation
     assert (step_s > 0.015).all()
     assert (step_s < 0.08).all()
 
@@ -209,7 +209,7 @@ def test_only_the_chief_writes(cluster: nbdist.Cluster, tmp_path: Path) -> None:
         f"model.save(pathlib.Path({str(tmp_path)!r}) / f'{{rank}}.keras')\n"
         f"if rank == 0:\n    model.save(pathlib.Path({str(tmp_path)!r}) / 'alone.keras')\n"
     )
-    # Each rank names another file here, and rank 1 waits for one that nobody writes.
+    # Each rank gives another path here, and rank 1 waits for a file that rank 0 never writes.
     setup = "from nbdist.worker.jax.keras import saving\nsaving._WAIT_S = 0.5\n"
     with pytest.raises(nbdist.CellError, match="rank 0 did not save"):
         cluster.run(MODEL + setup + code)
@@ -259,7 +259,7 @@ def test_a_cleared_session_still_trains_over_all(cluster: nbdist.Cluster) -> Non
     assert set(run.results.values()) == {"False"}
 
 
-@pytest.mark.full  # `fit` keeps two steps in flight; `test_backend.py` has as many as would hang
+@pytest.mark.full  # `fit` keeps two steps in flight; `test_backend.py` has enough to deadlock
 def test_many_steps_on_virtual_devices_do_not_deadlock(cluster: nbdist.Cluster) -> None:
     run = cluster.run(
         MODEL + "history = model.fit(images, labels, batch_size=8, epochs=4, verbose=0)\n"
@@ -322,7 +322,7 @@ UNDO = {
 @pytest.mark.parametrize("cluster", [2], indirect=True, ids=["two_devices"])
 @pytest.mark.parametrize(("undo", "code"), UNDO.items())
 def test_without_the_patch_keras_cannot(cluster: nbdist.Cluster, undo: str, code: str) -> None:
-    """When this fails, Keras has mended it: take that part of the patch out."""
+    """If this fails, Keras has fixed the issue: remove that part of the patch."""
     cluster.run(f"{MODEL}\nfrom nbdist.worker.jax.keras import patch as p\n{undo}")
     try:
         with pytest.raises(nbdist.CellError):
@@ -333,7 +333,7 @@ def test_without_the_patch_keras_cannot(cluster: nbdist.Cluster, undo: str, code
 
 @pytest.mark.full
 def test_without_the_patch_every_rank_writes(cluster: nbdist.Cluster, tmp_path: Path) -> None:
-    """When this fails, Keras has mended it: take `keras_jax_save` out."""
+    """If this fails, Keras has fixed the issue: remove `worker/jax/keras/saving.py`."""
     run = cluster.run(
         f"{MODEL}\nfrom keras.src.saving import saving_lib\nours = saving_lib.save_model\n"
         "saving_lib.save_model = ours.__wrapped__\n"

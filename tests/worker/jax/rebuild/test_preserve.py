@@ -1,4 +1,4 @@
-"""What the user has on the devices outlives a rebuild of JAX's backend."""
+"""User arrays and objects survive a rebuild of JAX's backend."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def on(spec):
 
 
 def in_a_process(program: str, **environment: str) -> None:
-    """Run it in a process of its own, whose backend it may tear down; raises what it says."""
+    """Run a program in a separate process, whose backend it may tear down; raise its error."""
     code = BEGIN + textwrap.dedent(program)
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
@@ -66,7 +66,7 @@ def in_a_process(program: str, **environment: str) -> None:
 
 
 def test_arrays_come_back_as_they_were() -> None:
-    """One that a mesh cuts, one on a device, numbers, keys, wide ones and one in host memory."""
+    """Cover sharded, single-device, key, wide and host-memory arrays, and scalars."""
     in_a_process("""
     grid = np.arange(8.0, dtype=np.float32).reshape(4, 2)
     ns = {
@@ -258,7 +258,7 @@ def test_keras_models_train_on() -> None:
 
 @pytest.mark.full
 def test_a_keras_model_that_was_broken_off() -> None:
-    """`evaluate` keeps the values from the variables; a first step that failed has taken them."""
+    """`evaluate` holds the values outside the variables; a failed first step has lost them."""
     in_a_process(
         KERAS
         + textwrap.dedent("""
@@ -283,7 +283,7 @@ def test_a_keras_model_that_was_broken_off() -> None:
 
 
 def test_what_is_lost_is_said_and_gone() -> None:
-    """Donated to a step, or computed by one that raised; with a module, all names that have it."""
+    """Arrays donated to a step or computed by a failed one; every name of a lost module goes."""
     in_a_process("""
     from flax import nnx
     donated = jnp.arange(4.0)
@@ -374,7 +374,7 @@ namespace["mesh"] = context.current().strategies["pjrt"].mesh
 
 
 def test_two_ranks_rejoin_and_go_on(cluster: nbdist.Cluster, service: str) -> None:
-    """Each rank has its own parts of an array back, and the next all-reduce sees them all."""
+    """Each rank gets its shards of an array back, and the next all-reduce includes all."""
     cluster.run(
         "import jax, jax.numpy as jnp, numpy as np\n"
         "rows = jax.NamedSharding(mesh, jax.P('data'))\n"
@@ -394,14 +394,14 @@ def test_two_ranks_rejoin_and_go_on(cluster: nbdist.Cluster, service: str) -> No
 
 @pytest.fixture
 def cluster() -> Iterator[nbdist.Cluster]:
-    """Its ranks leave the service that they are found at: a restart wires others."""
+    """Start a cluster for one test: its ranks leave their coordination service."""
     with clusters.cluster(hosts=2, framework="jax", devices_per_host=2) as running:
         yield running
 
 
 @pytest.fixture
 def service() -> Iterator[str]:
-    """The address of another coordination service than the cluster's own."""
+    """Start a second coordination service and return its address."""
     program = (
         "from nbdist.worker.jax.runtime.coordinator import main\n"
         "main({'host': '127.0.0.1', 'world_size': 2},"

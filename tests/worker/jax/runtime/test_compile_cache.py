@@ -1,4 +1,4 @@
-"""What was compiled once is there for workers that come later."""
+"""Restarted workers load programs that were compiled before."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 
 def test_workers_that_are_started_anew_load_what_was_compiled(cluster: nbdist.Cluster) -> None:
-    """JAX's own cache serves process 0 alone."""
+    """JAX's own cache serves only process 0."""
     cluster.run(COUNT)
     cluster.run(COMPILE)
     cluster.restart()
@@ -49,7 +49,7 @@ def test_workers_that_are_started_anew_load_what_was_compiled(cluster: nbdist.Cl
 
 
 def test_a_folder_that_the_user_names_is_used(cluster: nbdist.Cluster, tmp_path: Path) -> None:
-    """Also where something was compiled before; JAX has rank 0 alone write there."""
+    """Also after other compilations; only rank 0 writes to a folder set in JAX."""
     name = f"jax.config.update('jax_compilation_cache_dir', {str(tmp_path / 'own')!r})\n"
     least = "jax.config.update('jax_persistent_cache_min_compile_time_secs', {})\n"
     programs = "".join(f"float(jax.jit(lambda x: x + {n})(1.0))\n" for n in range(3))
@@ -75,7 +75,7 @@ kept.put("large", bytes(1 << 21))
 
 
 def test_a_file_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
-    """The process is killed while it writes; JAX's own would leave what nobody can read."""
+    """The process is killed during a write; JAX's own cache would leave a corrupt file."""
     folder = tmp_path / "compiled"
     killed = subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False, timeout=60)
     assert killed.returncode == -signal.SIGXFSZ
