@@ -36,12 +36,12 @@ def test_more_bytes_are_never_faster(collective, few, more, extent, machine) -> 
 
 
 @given(COLLECTIVES, BYTES, MACHINES)
-def test_an_axis_of_one_device_says_nothing(collective, nbytes, machine) -> None:
+def test_axis_of_one_device_sends_nothing(collective, nbytes, machine) -> None:
     assert collective(nbytes, (1, 1), *machine) == 0
 
 
 @given(BYTES, st.integers(1, 8), st.integers(1, 8), st.integers(1, 8), MACHINES)
-def test_more_devices_of_a_level_never_make_an_all_reduce_cheaper(
+def test_all_reduce_over_more_devices_is_never_cheaper(
     nbytes, inside, outside, more, machine
 ) -> None:
     def seconds(*extent: int) -> float:
@@ -53,7 +53,7 @@ def test_more_devices_of_a_level_never_make_an_all_reduce_cheaper(
 
 
 @given(BYTES, EXTENTS)
-def test_an_all_reduce_never_beats_the_slowest_link(nbytes, extent) -> None:
+def test_all_reduce_is_never_faster_than_slowest_link(nbytes, extent) -> None:
     """Each device link carries its share of the 2 (h - 1)/h traffic between hosts."""
     inside, hosts = extent
     share = 2 * (hosts - 1) / hosts * nbytes / inside
@@ -63,7 +63,7 @@ def test_an_all_reduce_never_beats_the_slowest_link(nbytes, extent) -> None:
 
 
 @given(st.floats(1e6, 1e11), st.integers(2, 16), st.integers(2, 16))
-def test_levels_carry_a_share_outside_of_what_they_would_without(nbytes, inside, outside) -> None:
+def test_outer_level_carries_a_share_of_the_bytes(nbytes, inside, outside) -> None:
     calibration = calibration_of(V5E)
     both = all_reduce_s(nbytes, (inside, outside), TORUS, calibration)
     inner = all_reduce_s(nbytes, (inside, 1), TORUS, calibration)
@@ -72,16 +72,16 @@ def test_levels_carry_a_share_outside_of_what_they_would_without(nbytes, inside,
 
 
 @given(BYTES, EXTENTS, MACHINES)
-def test_an_all_reduce_is_a_scatter_and_a_gather_but_for_trees(nbytes, extent, machine) -> None:
+def test_all_reduce_costs_at_most_a_scatter_and_a_gather(nbytes, extent, machine) -> None:
     topology, calibration = machine
     halves = reduce_scatter_s(nbytes, extent, topology, calibration)
     halves += all_gather_s(nbytes, extent, topology, calibration)
-    begun = calibration.collective_s if prod(extent) > 1 else 0
-    assert all_reduce_s(nbytes, extent, topology, calibration) <= (halves - begun) * ROUNDING
+    launch_s = calibration.collective_s if prod(extent) > 1 else 0
+    assert all_reduce_s(nbytes, extent, topology, calibration) <= (halves - launch_s) * ROUNDING
 
 
 @given(BYTES, st.integers(2, 64))
-def test_a_ring_that_is_open_is_slower_than_a_closed_one(nbytes, size) -> None:
+def test_open_ring_is_slower_than_closed_ring(nbytes, size) -> None:
     closed = Topology(chip=V5E, levels=(TORUS.levels[0],))
     line = msgspec.structs.replace(TORUS.levels[0], wraps=False)
     open_ = Topology(chip=V5E, levels=(line,))
@@ -90,7 +90,7 @@ def test_a_ring_that_is_open_is_slower_than_a_closed_one(nbytes, size) -> None:
         assert collective(nbytes, (size,), closed, calibration_of(V5E)) <= slow * ROUNDING
 
 
-def test_an_all_to_all_on_a_closed_ring_moves_an_eighth_each_way_for_every_device() -> None:
+def test_all_to_all_on_closed_ring_moves_an_eighth_each_way() -> None:
     calibration = msgspec.structs.replace(
         calibration_of(V5E), collective_s=0.0, link_efficiency=1.0
     )
@@ -99,7 +99,7 @@ def test_an_all_to_all_on_a_closed_ring_moves_an_eighth_each_way_for_every_devic
     assert seconds == pytest.approx(1e9 * 16 / 8 / link.bytes_per_s)
 
 
-def test_few_bytes_go_through_trees_and_many_around_a_ring() -> None:
+def test_few_bytes_use_trees_and_many_use_rings() -> None:
     def messages_s(hosts: int) -> float:
         return all_reduce_s(0, (1, hosts), HOSTS, PYTORCH_A100) - PYTORCH_A100.collective_s
 
@@ -110,7 +110,7 @@ def test_few_bytes_go_through_trees_and_many_around_a_ring() -> None:
     assert bare == pytest.approx(2 * 63 / 64 * 1e10 / rate + local, rel=0.01)
 
 
-def test_a_rack_that_nvlink_joins_is_no_network() -> None:
+def test_nvlink_rack_is_faster_than_network() -> None:
     rack = Level(name="rack", size=9, latency_s=3.4e-6, bytes_per_s=300e9)
     racked = Topology(chip=A100, levels=(HOST, rack))
     inside = all_reduce_s(1e9, (8, 9), racked, PYTORCH_A100)
@@ -118,7 +118,7 @@ def test_a_rack_that_nvlink_joins_is_no_network() -> None:
 
 
 @given(BYTES, BYTES)
-def test_a_send_costs_what_its_link_costs(few, more) -> None:
+def test_send_costs_depend_on_link(few, more) -> None:
     near = send_s(few, 0, HOSTS, PYTORCH_A100)
     far = send_s(few, 1, HOSTS, PYTORCH_A100)
     assert near < far <= send_s(few + more, 1, HOSTS, PYTORCH_A100) * ROUNDING

@@ -28,7 +28,7 @@ BENCH = Bench(
 )
 
 
-def test_products_come_out_as_they_were_measured() -> None:
+def test_products_have_measured_rates() -> None:
     chip = benched_chip(BENCH, CPUS[0])
     reaches = calibration_of(chip)
     assert peak(chip, "float32") * reaches.matmul_ceiling == pytest.approx(50e9)
@@ -37,7 +37,7 @@ def test_products_come_out_as_they_were_measured() -> None:
     assert chip.source.startswith("products and copies measured by %dist_devices --bench; the rest")
 
 
-def test_collectives_come_out_as_they_were_measured() -> None:
+def test_collectives_have_measured_times() -> None:
     """All-reduce of 4 MB over two processes of two devices: inside, half of it outside, inside."""
     chip = benched_chip(BENCH, CPUS[0])
     topology = live(CPUS, chip=chip, links=benched_links(BENCH, chip))
@@ -49,20 +49,20 @@ def test_collectives_come_out_as_they_were_measured() -> None:
     )
 
 
-def test_a_chip_that_nobody_knows_is_what_it_reached() -> None:
+def test_unknown_chip_gets_measured_rates() -> None:
     own = LocalDevices(host="a", platform="zorn", kind="Zorn 1", devices=1, memory_bytes=32 * 10**9)
     chip = benched_chip(BENCH, own)
     assert (chip.name, chip.platform, chip.memory_bytes) == ("Zorn 1", "zorn", 32 * 10**9)
     assert peak(chip, "float32") * calibration_of(chip).matmul_ceiling == pytest.approx(50e9)
 
 
-def test_one_that_does_not_tell_its_memory_cannot_be_planned_for() -> None:
+def test_unknown_chip_without_memory_size_is_refused() -> None:
     own = LocalDevices(host="a", platform="zorn", kind="Zorn 1", devices=1)
     with pytest.raises(PlanError, match=r"invalid results: .*memory_bytes"):
         benched_chip(BENCH, own)
 
 
-def test_gpus_have_their_products_of_float32_as_they_are_computed() -> None:
+def test_gpu_float32_rate_uses_computation_type() -> None:
     own = LocalDevices(host="a", platform="gpu", kind="NVIDIA A100-SXM4-80GB", devices=1)
     chip = benched_chip(BENCH, own)
     reaches = calibration_of(chip).matmul_ceiling

@@ -18,14 +18,14 @@ RANKS = st.dictionaries(st.integers(1, 64), st.integers(0, 9), max_size=3)
 
 
 @given(st.integers(1, 64), SIZES, SIZES, SIZES, CHIPS)
-def test_no_product_is_above_peak_or_takes_no_time(batch, m, n, k, machine) -> None:
+def test_products_stay_below_peak_and_take_time(batch, m, n, k, machine) -> None:
     chip, calibration = machine
     seconds = matmul_s(batch, m, n, k, "bfloat16", chip, calibration)
     assert 0 < 2 * batch * m * n * k / seconds / chip.flops["bfloat16"] < 1
 
 
 @given(st.integers(1, 64), SIZES, SIZES, SIZES, CHIPS)
-def test_no_product_is_faster_than_its_operands_can_be_read(batch, m, n, k, machine) -> None:
+def test_products_are_never_faster_than_memory(batch, m, n, k, machine) -> None:
     chip, calibration = machine
     operands = batch * ITEM_BYTES["bfloat16"] * (m * k + k * n + m * n)
     assert matmul_s(batch, m, n, k, "bfloat16", chip, calibration) > operands / chip.bytes_per_s
@@ -43,18 +43,18 @@ def test_more_work_is_never_faster(batch, m, n, eighth, more, machine) -> None:
 
 
 @given(SIZES, SIZES, SIZES, CHIPS)
-def test_a_batch_is_never_slower_than_its_products_one_by_one(m, n, k, machine) -> None:
+def test_batch_is_never_slower_than_single_products(m, n, k, machine) -> None:
     together = matmul_s(8, m, n, k, "bfloat16", *machine)
     assert together <= 8 * matmul_s(1, m, n, k, "bfloat16", *machine)
 
 
-def test_a_vocabulary_that_is_not_padded_costs_more_than_a_padded_one() -> None:
+def test_unpadded_vocabulary_costs_more_than_padded() -> None:
     ragged = matmul_s(1, 8192, 50257, 1024, "float16", A100, PYTORCH_A100)
     padded = matmul_s(1, 8192, 50304, 1024, "float16", A100, PYTORCH_A100)
     assert ragged > 1.5 * padded
 
 
-def test_a_wave_that_is_not_full_costs_more_than_its_tiles() -> None:
+def test_partial_wave_costs_more_than_its_share() -> None:
     square = msgspec.structs.replace(PYTORCH_A100, tiles=((128, 128),), kernel_s=0.0)
 
     def seconds(tiles: int) -> float:
@@ -66,21 +66,21 @@ def test_a_wave_that_is_not_full_costs_more_than_its_tiles() -> None:
 
 
 @pytest.mark.parametrize("shape", [(8192, 8192, 8192), (4096, 16384, 4096)])
-def test_large_products_come_near_the_ceiling(shape) -> None:
+def test_large_products_approach_the_ceiling(shape) -> None:
     m, n, k = shape
     reached = 2 * m * n * k / matmul_s(1, m, n, k, "float16", A100, PYTORCH_A100)
     assert reached == pytest.approx(PYTORCH_A100.matmul_ceiling * 312e12, rel=0.2)
 
 
 @given(st.floats(0, 1e12), st.floats(0, 1e12), CHIPS)
-def test_more_bytes_are_never_faster_and_never_above_the_bandwidth(few, more, machine) -> None:
+def test_memory_time_grows_and_respects_bandwidth(few, more, machine) -> None:
     chip, calibration = machine
     assert memory_s(few + more, chip, calibration) >= memory_s(few, chip, calibration)
     assert memory_s(few, chip, calibration) > few / chip.bytes_per_s
 
 
 @given(SECONDS, st.integers(0, 10_000), RANKS)
-def test_host_and_device_hide_each_other_at_best(device_s, operations, ranks) -> None:
+def test_host_and_device_overlap_at_best(device_s, operations, ranks) -> None:
     host_s = operations * PYTORCH_A100.dispatch_s
     host_s += sum(ranks.values()) * PYTORCH_A100.collective_dispatch_s
     seconds = issued_s(device_s, operations, ranks, PYTORCH_A100)
@@ -90,20 +90,20 @@ def test_host_and_device_hide_each_other_at_best(device_s, operations, ranks) ->
 
 
 @given(SECONDS, SECONDS, st.integers(0, 1000), st.integers(0, 1000), RANKS)
-def test_more_to_do_is_never_done_earlier(few, more, operations, further, ranks) -> None:
+def test_more_operations_never_finish_earlier(few, more, operations, further, ranks) -> None:
     seconds = issued_s(few, operations, ranks, PYTORCH_A100)
     rounding = 1 + 1e-9
     assert seconds <= issued_s(few + more, operations, ranks, PYTORCH_A100) * rounding
     assert seconds <= issued_s(few, operations + further, ranks, PYTORCH_A100) * rounding
 
 
-def test_nothing_to_do_takes_no_time() -> None:
+def test_empty_step_takes_no_time() -> None:
     assert issued_s(0.0, 0, {}, PYTORCH_A100) == 0
     assert issued_s(0.0, 0, {}, calibration_of(V5E)) == 0
 
 
 @given(st.integers(1, 128), SIZES, st.sampled_from([64, 128, 256]), CHIPS, st.booleans())
-def test_fused_attention_is_below_peak_and_never_faster_for_longer(
+def test_fused_attention_stays_below_peak_and_grows(
     heads, length, width, machine, backward
 ) -> None:
     chip, _ = machine
@@ -115,7 +115,7 @@ def test_fused_attention_is_below_peak_and_never_faster_for_longer(
     assert seconds(length) <= seconds(length + 128)
 
 
-def test_fused_attention_saves_the_scores_way_through_memory() -> None:
+def test_fused_attention_avoids_memory_for_scores() -> None:
     heads, length, width = 32, 4096, 128
     scores = matmul_s(heads, length, length, width, "bfloat16", A100, PYTORCH_A100)
     softmax = memory_s(4 * heads * length**2, A100, PYTORCH_A100)
@@ -124,7 +124,7 @@ def test_fused_attention_saves_the_scores_way_through_memory() -> None:
     assert 2 * fused < scores + softmax + context
 
 
-def test_a_type_that_a_chip_has_no_units_for_is_widened() -> None:
+def test_unsupported_type_is_computed_in_wider_type() -> None:
     flops = {"float32": 15.7e12, "float16": 125e12}
     volta = msgspec.structs.replace(A100, name="V100-16GB", flops=flops)
     wide, narrow = (

@@ -21,7 +21,7 @@ def floats(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def left(function: Callable[..., Any], *arguments: Any) -> tuple[Op, ...]:
+def fused_ops(function: Callable[..., Any], *arguments: Any) -> tuple[Op, ...]:
     model = traced(lambda carried, read, batch: function(*carried), arguments)
     return fused(model.ops, model.results)
 
@@ -46,20 +46,20 @@ def left(function: Callable[..., Any], *arguments: Any) -> tuple[Op, ...]:
         (lambda w: jax.nn.one_hot(jnp.arange(4), 6) @ w, (floats(6, 8),), [24, 48]),
     ],
 )
-def test_a_product_reads_its_two_factors(
+def test_product_reads_two_factors(
     function: Callable[..., Any], arguments: tuple[Any, ...], sizes: list[int]
 ) -> None:
-    (product,) = [op for op in left(function, *arguments) if op.kind == "dot"]
+    (product,) = [op for op in fused_ops(function, *arguments) if op.kind == "dot"]
     assert [value.size for value in product.ins] == sizes
 
 
-def test_a_chain_element_by_element_is_made_together() -> None:
-    (only,) = left(lambda x, y: jnp.tanh(x + y) * 2, floats(4, 6), floats(4, 6))
+def test_elementwise_chain_is_fused() -> None:
+    (only,) = fused_ops(lambda x, y: jnp.tanh(x + y) * 2, floats(4, 6), floats(4, 6))
     assert {value.size for value in only.ins} == {24, 1}
 
 
-def test_a_result_that_is_reshaped_is_written() -> None:
-    operations = left(lambda x, y: (x + y).reshape(24), floats(4, 6), floats(4, 6))
+def test_reshaped_result_is_written() -> None:
+    operations = fused_ops(lambda x, y: (x + y).reshape(24), floats(4, 6), floats(4, 6))
     assert [op.name for op in operations] == ["add"]
 
 
@@ -75,20 +75,20 @@ def test_a_result_that_is_reshaped_is_written() -> None:
     ],
     ids=["relu", "affine", "where", "tanh", "with tanh", "narrower"],
 )
-def test_what_is_cheap_is_made_in_each_product_for_tpus(
+def test_cheap_factors_are_fused_into_products_on_tpus(
     factor: Callable[..., Any], read: str
 ) -> None:
     """On other devices, the value is written once and both products read it."""
 
     def function(x: Any, left: Any, right: Any) -> Any:
-        made = factor(x)
-        return made @ left.astype(made.dtype), made.T @ right.astype(made.dtype), x
+        value = factor(x)
+        return value @ left.astype(value.dtype), value.T @ right.astype(value.dtype), x
 
     shapes = floats(4, 6), floats(6, 8), floats(4, 8)
     model = traced(lambda carried, read, batch: function(*carried), shapes)
-    given = model.tensors[0].value.number
+    input_number = model.tensors[0].value.number
     for into_products, wanted in ((True, read), (False, "its own")):
         ops = fused(model.ops, model.results, into_products=into_products)
         factors = {op.ins[0].number for op in ops if op.kind == "dot"}
         assert len(factors) == 1
-        assert (factors == {given}) == (wanted == "x")
+        assert (factors == {input_number}) == (wanted == "x")

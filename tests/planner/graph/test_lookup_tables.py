@@ -24,50 +24,51 @@ OWN = TOKENS * COLUMNS * 4
 """Bytes of the rows that all devices together look up."""
 
 
-def laid(data: int, model: int = 1, zero: int = 3) -> Plan:
+def planned(data: int, model: int = 1, zero: int = 3) -> Plan:
     target = hardware(f"{data * model}xH100")
     return plan(table(ROWS), target, Planning(fixed={DATA: data, MODEL: model, "zero": zero}))
 
 
-def sent(found: Plan) -> float:
+def data_bytes_sent(found: Plan) -> float:
     return sum(traffic.bytes for traffic in found.time.traffic if traffic.axis == DATA)
 
 
-def test_columns_are_cut_and_each_devices_rows_exchanged() -> None:
-    found = laid(8)
+def test_columns_are_sharded_and_rows_exchanged() -> None:
+    found = planned(8)
     assert found.tensors[0].spec == ((), (DATA,))
-    assert sent(found) == pytest.approx(2 * OWN / 8, rel=0.01)  # rows there, gradients back
+    # Rows are sent in the forward pass, gradients in the backward pass.
+    assert data_bytes_sent(found) == pytest.approx(2 * OWN / 8, rel=0.01)
     assert found.memory.gradients < 1.1 * ROWS * COLUMNS * 4 / 8
-    whole = laid(8, zero=1)
-    assert sent(whole) == pytest.approx(ROWS * COLUMNS * 4, rel=0.01)
+    whole = planned(8, zero=1)
+    assert data_bytes_sent(whole) == pytest.approx(ROWS * COLUMNS * 4, rel=0.01)
     assert found.time.step < whole.time.step / 2
 
 
-def test_more_devices_than_columns_cut_rows_and_the_rows_of_all_are_sent() -> None:
-    found = laid(64)
+def test_rows_are_sharded_if_devices_outnumber_columns() -> None:
+    found = planned(64)
     assert found.tensors[0].spec == ((DATA,), ())
-    assert sent(found) == pytest.approx(2 * OWN, rel=0.01)
+    assert data_bytes_sent(found) == pytest.approx(2 * OWN, rel=0.01)
     assert found.memory.activations > OWN
 
 
-def test_both_axes_cut_one() -> None:
+def test_both_axes_shard_one_table() -> None:
     for data, model, spec in (
         (8, 2, ((), (MODEL, DATA))),
         (16, 4, ((DATA,), (MODEL,))),
     ):
-        found = laid(data, model)
+        found = planned(data, model)
         assert found.tensors[0].spec == spec
         assert found.tensors[0].device_bytes == ROWS * COLUMNS * 4 / (data * model)
 
 
 @pytest.mark.parametrize(("name", "is_alone"), [("transformer", True), ("tied transformer", False)])
-def test_one_that_is_multiplied_by_is_gathered_for_that(name: str, is_alone: bool) -> None:
+def test_only_tables_outside_products_are_alone(name: str, is_alone: bool) -> None:
     model = model_of_program(name)
     ((groups, found),) = model.tables.items()
     assert (found.rows, found.is_alone) == ({groups[0]}, is_alone)
 
 
-def test_what_no_rows_are_looked_up_in_is_none() -> None:
+def test_models_without_lookups_have_no_tables() -> None:
     for name in ("MLP", "CNN", "U-Net"):
         assert not model_of_program(name).tables
 
@@ -92,12 +93,12 @@ def network(rows: int, columns: int, batch: int, wide: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(("columns", "micro"), [(16, 1), (12, 1), (16, 4)])
-def test_xla_does_so(columns: int, micro: int) -> None:
+def test_xla_sends_the_planned_bytes(columns: int, micro: int) -> None:
     """Twelve columns do not divide over 8 devices. Microbatches add to a sharded gradient."""
     topology = parse("8xCPU")
     target = Target(topology, calibration_of(topology.chip))
-    wishes = Planning(verify=True, fixed={DATA: 8, "zero": 3, "micro": micro})
-    found = plan_of(*network(80_000, columns, 1024, 64), target, wishes, {})
+    planning = Planning(verify=True, fixed={DATA: 8, "zero": 3, "micro": micro})
+    found = plan_of(*network(80_000, columns, 1024, 64), target, planning, {})
     assert found.verified is not None
     assert found.verified.arguments == found.memory.arguments
     kinds = {one.kind: one.bytes for one in found.verified.collectives}
@@ -112,7 +113,7 @@ def test_xla_does_so(columns: int, micro: int) -> None:
     assert 0.6 < expected / found.verified.total < 1.4
 
 
-def test_a_network_beside_a_large_table_has_the_batch_cut() -> None:
+def test_batch_is_sharded_for_network_beside_large_table() -> None:
     """The batch is sharded over all devices, as the network needs it, and so is the table."""
     model = model_of(*network(10**9, 64, 2**16, 1024))
     found = plan(model, hardware("8 hosts x 8 H100"), Planning())

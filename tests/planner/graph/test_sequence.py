@@ -69,18 +69,18 @@ def planned(step: Model, *, sequence: int, data: int = 2) -> Plan:
     return plan(step, hardware("8xA100"), Planning(fixed=fixed, remat=""))
 
 
-def sent(found: Plan) -> float:
+def model_bytes_sent(found: Plan) -> float:
     """Return the bytes sent along the model axis."""
     return sum(traffic.bytes for traffic in found.time.traffic if traffic.axis == MODEL)
 
 
-def test_the_sequence_is_what_is_neither_rows_nor_a_parameters() -> None:
+def test_sequence_is_neither_batch_nor_parameter_dimension() -> None:
     for model in (feed_forward(), attention()):
         (batch,) = (t.value for t in model.tensors if t.role == "batch")
-        laid = plan(model, hardware("8xA100"), Planning(fixed={MODEL: 8}))
+        planned_model = plan(model, hardware("8xA100"), Planning(fixed={MODEL: 8}))
         split = {
             group
-            for own, found in zip(model.tensors, laid.tensors, strict=True)
+            for own, found in zip(model.tensors, planned_model.tensors, strict=True)
             for group, axes in zip(own.value.groups, found.spec, strict=True)
             if MODEL in axes and found.role == "parameter"
         }
@@ -89,14 +89,14 @@ def test_the_sequence_is_what_is_neither_rows_nor_a_parameters() -> None:
 
 
 @pytest.mark.parametrize("name", ["MLP", "CNN", "LSTM", "recommender", "U-Net"])
-def test_without_a_sequence_there_is_nothing_to_cut(name: str) -> None:
+def test_model_without_sequence_is_refused(name: str) -> None:
     """Neither the image dimensions of a convolution nor the time steps of a scan count."""
     with pytest.raises(PlanError, match="no sequence parallelism: no product"):
         planned(model_of_program(name), sequence=1)
 
 
 @pytest.mark.parametrize("fixed", [{MODEL: 1}, {DATA: 8}, {DATA: 4, STAGE: 2}])
-def test_without_an_axis_of_the_model_that_alone_is_said(fixed: dict[str, int]) -> None:
+def test_missing_model_axis_is_the_only_reason(fixed: dict[str, int]) -> None:
     model, target = feed_forward(), hardware("8xA100")
     with pytest.raises(PlanError) as refused:
         plan(model, target, Planning(fixed={**fixed, "sequence": 1}))
@@ -106,7 +106,7 @@ def test_without_an_axis_of_the_model_that_alone_is_said(fixed: dict[str, int]) 
         plan(model, target, Planning(given=edited))
 
 
-def test_a_sum_that_the_step_leaves_a_term_of_is_sent_apart() -> None:
+def test_sum_with_returned_term_is_not_merged() -> None:
     def step(params: Any, x: Any) -> Any:
         left, right = (x @ w for w in params)
         return left + right, left
@@ -117,13 +117,13 @@ def test_a_sum_that_the_step_leaves_a_term_of_is_sent_apart() -> None:
     assert not model.added
 
 
-def test_a_sequence_that_does_not_divide_stays_whole() -> None:
+def test_indivisible_sequence_is_refused() -> None:
     assert planned(feed_forward(length=LENGTH - 2), sequence=1, data=4).sequence
     with pytest.raises(PlanError, match="no sequence parallelism"):
         planned(feed_forward(length=LENGTH - 2), sequence=1)
 
 
-def test_what_layers_pass_on_is_kept_once() -> None:
+def test_sequence_parallel_activations_are_kept_once() -> None:
     model = feed_forward()
     whole, cut = (planned(model, sequence=sequence) for sequence in (0, 1))
     assert cut.memory.arguments == whole.memory.arguments
@@ -133,52 +133,52 @@ def test_what_layers_pass_on_is_kept_once() -> None:
     assert msgspec.json.decode(msgspec.json.encode(cut), type=Plan) == cut
 
 
-def test_sums_are_scattered_and_inputs_gathered() -> None:
+def test_sums_are_scattered_and_inputs_are_gathered() -> None:
     """Each layer has two sums and three gathers: of its input, its gradient, its input again."""
     model = feed_forward()
     whole, cut = (planned(model, sequence=sequence) for sequence in (0, 1))
-    assert sent(whole) == LAYERS * 2 * PASSED / 2
-    assert sent(cut) == LAYERS * (2 + 3) / 2 * PASSED / 2
+    assert model_bytes_sent(whole) == LAYERS * 2 * PASSED / 2
+    assert model_bytes_sent(cut) == LAYERS * (2 + 3) / 2 * PASSED / 2
 
 
-def test_parts_of_sums_that_are_added_up_are_summed_once() -> None:
+def test_added_partial_sums_are_reduced_once() -> None:
     """Check the gradients of queries, keys and values: XLA adds them before the all-reduce."""
     model = attention()
     whole, cut = (planned(model, sequence=sequence) for sequence in (0, 1))
-    assert sent(whole) == LAYERS * 2 * PASSED / 2
-    assert sent(cut) == LAYERS * (2 + 3) / 2 * PASSED / 2
+    assert model_bytes_sent(whole) == LAYERS * 2 * PASSED / 2
+    assert model_bytes_sent(cut) == LAYERS * (2 + 3) / 2 * PASSED / 2
     found = added_up(model.ops, model.results)
     assert len(found) == 3
     assert len(set(found.values())) == 1
 
 
-def test_an_operation_has_the_whole_sequence_of_what_it_shares() -> None:
+def test_operation_reads_whole_sequence_of_sharded_input() -> None:
     model = feed_forward()
     groups = tensor(model, "['up']").value.groups
     layout = Layout(2, 4, frozenset({groups[2]}), sequence=True)
-    laid = ShardedModel(model, layout, states_of(model))
+    sharded = ShardedModel(model, layout, states_of(model))
     (loop, *_) = (op for op in model.ops if op.body)
     up, *_ = (op for op in loop.body if op.kind == "dot")
     x = up.ins[0]
-    assert laid.parts(x) == 2 * 4
-    assert laid.around(up).parts(x) == 2
-    assert laid.parts(up.outs[0]) == laid.around(up).parts(up.outs[0]) == 2 * 4
+    assert sharded.parts(x) == 2 * 4
+    assert sharded.around(up).parts(x) == 2
+    assert sharded.parts(up.outs[0]) == sharded.around(up).parts(up.outs[0]) == 2 * 4
 
 
-def test_a_plan_that_is_given_keeps_it() -> None:
+def test_given_plan_keeps_sequence_setting() -> None:
     model, target = feed_forward(), hardware("8xA100")
     for sequence in (0, 1):
         given = planned(model, sequence=sequence)
-        again = plan(model, target, Planning(given=given))
-        assert again.sequence == given.sequence == bool(sequence)
-        assert again.memory == given.memory
+        replanned = plan(model, target, Planning(given=given))
+        assert replanned.sequence == given.sequence == bool(sequence)
+        assert replanned.memory == given.memory
     other = planned(plans.stacked(), sequence=0)
     edited = msgspec.structs.replace(other, sequence=True)
     with pytest.raises(PlanError, match=r"the plan is impossible:\n  - sequence is true: no prod"):
         plan(plans.stacked(), target, Planning(given=edited))
 
 
-def test_it_comes_before_what_computes_more() -> None:
+def test_sequence_parallelism_is_tried_before_remat() -> None:
     """Sequence parallelism is preferred to remat if tensor parallelism alone does not fit."""
     model, target = feed_forward(), hardware("8xA100")
     sizes = {DATA: 1, MODEL: 8}

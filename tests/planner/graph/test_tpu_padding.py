@@ -26,7 +26,7 @@ def convolved(carried: Any, _: Any, batch: Any) -> Any:
     return carried, x.mean()
 
 
-def laid(rows: int, layout: Layout) -> ShardedModel:
+def sharded(rows: int, layout: Layout) -> ShardedModel:
     images = jax.ShapeDtypeStruct((rows, 32, 32, 3), jnp.float32)
     model = traced(convolved, KERNELS, batch=(images,))
     return ShardedModel(model, layout, states_of(model))
@@ -35,7 +35,7 @@ def laid(rows: int, layout: Layout) -> ShardedModel:
 @pytest.mark.parametrize(
     ("size", "times"), [(128, 1), (256, 1), (64, 2), (192, 4 / 3), (1, 128), (3, 128 / 3)]
 )
-def test_a_dimension_is_padded_to_whole_lanes(size: int, times: float) -> None:
+def test_dimension_is_padded_to_whole_lanes(size: int, times: float) -> None:
     assert padded(size) == pytest.approx(times)
 
 
@@ -49,11 +49,9 @@ def test_a_dimension_is_padded_to_whole_lanes(size: int, times: float) -> None:
     ],
     ids=str,
 )
-def test_images_are_padded_as_little_as_can_be(
-    rows: int, layout: Layout, times: tuple[float, ...]
-) -> None:
+def test_images_get_the_least_padding(rows: int, layout: Layout, times: tuple[float, ...]) -> None:
     """Test images of 3, 64 and 256 channels."""
-    plain = laid(rows, layout)
+    plain = sharded(rows, layout)
     made = [op.outs[0] for op in plain.model.every_op if op.kind == "conv"]
     (given,) = [t.value for t in plain.model.tensors if t.role == "batch"]
     for value, wanted in zip((given, *made), times, strict=True):
@@ -62,7 +60,7 @@ def test_images_are_padded_as_little_as_can_be(
     assert all(plain.on_tpus.bytes_of(k) == plain.bytes_of(k) for k in kernels)
 
 
-def test_what_no_convolution_touches_finds_a_place_that_fits() -> None:
+def test_values_outside_convolutions_are_no_images() -> None:
     shapes = [jax.ShapeDtypeStruct((3, 5), jnp.float32)]
     batch = (jax.ShapeDtypeStruct((4, 3), jnp.float32),)
     model = traced(lambda c, _, given: (c, (given[0] @ c[0]).mean()), shapes, batch=batch)

@@ -70,14 +70,14 @@ OTHERS = (
 
 
 @pytest.mark.parametrize(("kind", "name"), (KINDS | PEOPLE).items())
-def test_a_kind_is_found(kind: str, name: str) -> None:
+def test_known_kind_is_found(kind: str, name: str) -> None:
     chip = find(kind)
     assert chip is not None
     assert chip.name == name
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_what_only_looks_alike_is_not_found(kind: str) -> None:
+def test_similar_kind_is_not_found(kind: str) -> None:
     assert find(kind) is None
 
 
@@ -93,14 +93,14 @@ def test_case_and_spacing_do_not_matter(kind: str, upper: bool, gap: str) -> Non
     assert chip.name == KINDS[kind]
 
 
-def test_one_chip_only_fits_each_name() -> None:
+def test_each_name_matches_exactly_one_chip() -> None:
     for kind in (*KINDS, *PEOPLE, *known()):
         squashed = re.sub("[^a-z0-9]", "", kind.lower())
         assert sum(bool(re.fullmatch(each.names, squashed)) for each in MACHINES) == 1, kind
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.chip.name)
-def test_the_table_is_sound(machine) -> None:
+def test_catalog_entry_is_consistent(machine) -> None:
     chip, host = machine.chip, machine.host
     assert find(chip.name) is chip
     assert chip.source
@@ -119,7 +119,7 @@ def test_the_table_is_sound(machine) -> None:
     assert (machine.torus is not None) == (chip.platform == "tpu")
 
 
-def test_figures_are_the_published_ones() -> None:
+def test_rates_match_published_figures() -> None:
     chip = find("NVIDIA A100-SXM4-80GB")
     assert chip is not None
     assert chip.flops == {
@@ -156,13 +156,13 @@ def test_exact_float32_takes_six_passes_on_tpus() -> None:
         ("v6e", "int8", 1836),
     ],
 )
-def test_products_are_computed_as_jax_does(kind: str, dtype: str, teraflops: float) -> None:
+def test_peak_uses_the_computation_type_of_jax(kind: str, dtype: str, teraflops: float) -> None:
     chip = find(kind)
     assert chip is not None
     assert peak(chip, dtype) == pytest.approx(teraflops * 1e12)
 
 
-def test_a_type_without_a_figure_is_refused() -> None:
+def test_type_without_rate_is_refused() -> None:
     chip = find("V100")
     assert chip is not None
     message = (
@@ -173,20 +173,20 @@ def test_a_type_without_a_figure_is_refused() -> None:
         peak(chip, "float64")
 
 
-def test_unknown_hardware_is_told_nearest_first() -> None:
-    said = unknown("H10O")
-    assert said.startswith("unknown hardware 'H10O': known are H100, ")
-    assert all(name in said for name in known())
+def test_unknown_hardware_lists_nearest_names_first() -> None:
+    message = unknown("H10O")
+    assert message.startswith("unknown hardware 'H10O': known are H100, ")
+    assert all(name in message for name in known())
 
 
-def test_the_description_that_is_proposed_can_be_read(tmp_path: Path) -> None:
+def test_proposed_description_can_be_parsed(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_text(unknown("potato").partition("path:\n")[2])
     assert path.read_text() == EXAMPLE
     assert from_file(path).devices == 32
 
 
-def test_a_probed_chip_says_so() -> None:
+def test_probed_chip_states_its_source() -> None:
     chip = probed("Fake 1", "fake", 2**30, {"float32": 1e9}, 1e8)
     assert isinstance(chip, Chip)
     assert (chip.name, chip.platform) == ("Fake 1", "fake")
@@ -203,7 +203,7 @@ def test_a_probed_chip_says_so() -> None:
         (1, {"int8": -1.0}, float("inf"), "bytes_per_s is inf, flops['int8'] is -1.0"),
     ],
 )
-def test_a_probe_that_measured_nothing_is_refused(
+def test_invalid_probe_results_are_refused(
     memory_bytes: int, flops: dict[str, float], bytes_per_s: float, faults: str
 ) -> None:
     message = f"the benchmark of 'Fake 1' has invalid results: {faults}"

@@ -65,7 +65,7 @@ def topology_of(sizes: list[int]) -> Topology:
         ("8 x CPU", "CPU", [("host", 8)]),
     ],
 )
-def test_a_name_is_a_topology(text: str, chip: str, levels: list[tuple[str, int]]) -> None:
+def test_name_is_parsed_as_topology(text: str, chip: str, levels: list[tuple[str, int]]) -> None:
     topology = parse(text)
     assert topology.chip.name == chip
     assert levels_of(topology) == levels
@@ -90,7 +90,7 @@ def test_a_name_is_a_topology(text: str, chip: str, levels: list[tuple[str, int]
         ("2 x v5e:2x2, 800 Mbps", 1e8 / 4, 1e8),
     ],
 )
-def test_devices_share_what_their_host_sends(text: str, shared: float, alone: float) -> None:
+def test_devices_share_bandwidth_of_their_host(text: str, shared: float, alone: float) -> None:
     outer = parse(text).levels[-1]
     assert outer.bytes_per_s == pytest.approx(shared)
     assert outer.alone_bytes_per_s == pytest.approx(alone)
@@ -106,17 +106,17 @@ def test_devices_share_what_their_host_sends(text: str, shared: float, alone: fl
         ("v4:2x4x4", {"ICI x": False, "ICI y": False, "ICI z": False}),
     ],
 )
-def test_only_whole_rings_are_closed(text: str, closed: dict[str, bool]) -> None:
+def test_only_full_length_rings_are_closed(text: str, closed: dict[str, bool]) -> None:
     topology = parse(text)
     assert {level.name: level.wraps for level in topology.levels} == closed
     assert all(level.ring for level in topology.levels)
 
 
-def test_what_was_not_said_is_said_to_be_assumed() -> None:
+def test_missing_rates_are_listed_as_assumed() -> None:
     assert len(parse("32xH100").assumed) == 2
-    said = parse("4 hosts x 8 A100, 25 Gbps").assumed
-    assert len(said) == 1
-    assert said[0].startswith("NVLink 3 300 GB/s one way (")
+    assumed = parse("4 hosts x 8 A100, 25 Gbps").assumed
+    assert len(assumed) == 1
+    assert assumed[0].startswith("NVLink 3 300 GB/s one way (")
     assert parse("16 hosts x 1 V100, 10 Gbps").assumed == ()
     assert "closed rings" in parse("v5e:4x4").assumed[-1]
 
@@ -128,7 +128,9 @@ def test_what_was_not_said_is_said_to_be_assumed() -> None:
     gap=st.sampled_from(["", " "]),
     rate=st.integers(1, 4000),
 )
-def test_hosts_are_read_back(hosts: int, devices: int, name: str, gap: str, rate: int) -> None:
+def test_hosts_and_rate_are_parsed_from_text(
+    hosts: int, devices: int, name: str, gap: str, rate: int
+) -> None:
     topology = parse(f"{hosts} hosts{gap}x{gap}{devices} {name},{gap}{rate}{gap}Gbps")
     assert topology.chip.name == name
     assert topology.levels[0].size == devices
@@ -140,7 +142,7 @@ def test_hosts_are_read_back(hosts: int, devices: int, name: str, gap: str, rate
 
 
 @given(name=st.sampled_from(HOSTED), hosts=st.integers(1, 18), racks=st.integers(1, 3))
-def test_adding_hosts_never_changes_what_is_within_them(name: str, hosts: int, racks: int) -> None:
+def test_more_hosts_keep_inner_levels(name: str, hosts: int, racks: int) -> None:
     machine = machine_named(name)
     assert machine is not None
     usual = machine.host.devices
@@ -223,19 +225,19 @@ def test_adding_hosts_never_changes_what_is_within_them(name: str, hosts: int, r
         ),
     ],
 )
-def test_what_cannot_be_had_is_refused(text: str, message: str) -> None:
+def test_invalid_descriptions_are_refused(text: str, message: str) -> None:
     with pytest.raises(PlanError, match=f"^{re.escape(message)}$"):
         parse(text)
 
 
 @pytest.mark.parametrize("text", ["8xH10O", "2 hosts x 4 H10O", "H10O:4x4"])
-def test_unknown_hardware_is_told_wherever_it_is_named(text: str) -> None:
+def test_unknown_hardware_is_refused_in_every_form(text: str) -> None:
     with pytest.raises(PlanError, match=r"^unknown hardware 'H10O': known are H100, "):
         parse(text)
 
 
 @given(text=st.text(max_size=30) | st.from_regex(r"[0-9x :]{0,9}(H100|v4|hosts)[0-9x:, Gbps]{0,9}"))
-def test_any_text_is_a_topology_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     with contextlib.suppress(PlanError):
         assert parse(text).devices > 0
 
@@ -262,11 +264,11 @@ def test_any_text_is_a_topology_or_refused(text: str) -> None:
         ),
     ],
 )
-def test_a_topology_in_one_line(text: str, line: str) -> None:
+def test_topology_is_described_in_one_line(text: str, line: str) -> None:
     assert describe(parse(text)) == line
 
 
-def test_a_topology_of_other_levels_in_one_line() -> None:
+def test_topology_with_custom_levels_is_described() -> None:
     assert describe(topology_of([2, 3])) == (
         "6 x Any, 2 GiB each: level 0 of 2 x level 1 of 3, level 0 1e-09 GB/s a device, "
         "level 1 1e-09 GB/s a device"
@@ -288,7 +290,7 @@ def test_a_topology_of_other_levels_in_one_line() -> None:
         ({}, [1], {}),
     ],
 )
-def test_axes_lie_in_levels(
+def test_axes_are_mapped_to_levels(
     axes: dict[str, int], sizes: list[int], expected: dict[str, tuple[int, ...]]
 ) -> None:
     found = extents(axes, topology_of(sizes))
@@ -310,7 +312,7 @@ def meshes(draw: st.DrawFn) -> tuple[list[int], dict[str, int]]:
 
 
 @given(mesh=meshes())
-def test_factors_of_an_axis_multiply_to_its_size(mesh: tuple[list[int], dict[str, int]]) -> None:
+def test_factors_of_axis_multiply_to_its_size(mesh: tuple[list[int], dict[str, int]]) -> None:
     sizes, axes = mesh
     found = extents(axes, topology_of(sizes))
     assert {name: math.prod(extent) for name, extent in found.items()} == axes
@@ -318,7 +320,7 @@ def test_factors_of_an_axis_multiply_to_its_size(mesh: tuple[list[int], dict[str
 
 
 @given(mesh=meshes())
-def test_what_is_within_a_level_is_so_for_every_device(
+def test_inner_factors_hold_for_every_device(
     mesh: tuple[list[int], dict[str, int]],
 ) -> None:
     """Check each run of devices: as long as the product of inner factors, and in one block."""
@@ -338,7 +340,7 @@ def test_what_is_within_a_level_is_so_for_every_device(
 
 
 @given(powers=st.lists(st.integers(0, 3), min_size=1, max_size=3), data=st.data())
-def test_where_sizes_divide_levels_are_used_up(powers: list[int], data: st.DataObject) -> None:
+def test_dividing_sizes_fill_all_levels(powers: list[int], data: st.DataObject) -> None:
     sizes = [2**power for power in powers]
     left = sum(powers)
     axes = {}
@@ -352,20 +354,20 @@ def test_where_sizes_divide_levels_are_used_up(powers: list[int], data: st.DataO
 
 
 @pytest.mark.parametrize(
-    ("axes", "said"),
+    ("axes", "product"),
     [
         ({"dp": 4, "tp": 3}, "dp 4 x tp 3 is 12"),
         ({"dp": -4, "tp": -8}, "dp -4 x tp -8 is 32"),
         ({}, "no axes is 1"),
     ],
 )
-def test_axes_that_are_not_the_devices_are_refused(axes: dict[str, int], said: str) -> None:
-    message = f"{said}, and there are 32 devices: the product of the axes must be 32"
+def test_axes_with_wrong_device_count_are_refused(axes: dict[str, int], product: str) -> None:
+    message = f"{product}, and there are 32 devices: the product of the axes must be 32"
     with pytest.raises(PlanError, match=f"^{re.escape(message)}$"):
         extents(axes, parse("32xH100"))
 
 
-def test_every_chip_of_the_table_has_a_topology() -> None:
+def test_every_known_chip_has_a_topology() -> None:
     for name in known():
         machine = machine_named(name)
         assert machine is not None

@@ -50,7 +50,7 @@ TOPOLOGIES = st.builds(
 
 @given(topology=TOPOLOGIES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_record_is_read_back(topology: Topology, tmp_path: Path) -> None:
+def test_encoded_record_is_parsed(topology: Topology, tmp_path: Path) -> None:
     path = tmp_path / "my.json"
     path.write_bytes(msgspec.json.encode(topology))
     assert parse(str(path)) == topology
@@ -58,7 +58,7 @@ def test_the_record_is_read_back(topology: Topology, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["32xH100", "2 x v5e:8x16", "2 hosts x 4 V100, 10 Gbps", "NVL72"])
 @pytest.mark.parametrize("kind", ["json", "toml"])
-def test_a_topology_of_a_name_is_read_back(text: str, kind: str, tmp_path: Path) -> None:
+def test_saved_topology_of_a_name_is_parsed(text: str, kind: str, tmp_path: Path) -> None:
     topology = parse(text)
     path = tmp_path / f"my.{kind}"
     path.write_text(_toml(topology) if kind == "toml" else msgspec.json.encode(topology).decode())
@@ -76,7 +76,7 @@ def _toml(topology: Topology) -> str:
     return "\n".join(lines)
 
 
-def test_a_chip_is_described(tmp_path: Path) -> None:
+def test_described_chip_is_parsed(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_text(EXAMPLE)
     topology = parse(str(path))
@@ -91,7 +91,7 @@ def test_a_chip_is_described(tmp_path: Path) -> None:
     assert [(level.name, level.size) for level in topology.levels] == [("host", 8), ("network", 4)]
 
 
-def test_a_path_may_be_of_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_in_home_folder_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "my.toml").write_text(EXAMPLE)
     assert parse("~/my.toml").devices == 32
@@ -102,15 +102,15 @@ def faults_of(tmp_path: Path, text: str) -> list[str]:
     path.write_text(text)
     with pytest.raises(PlanError) as raised:
         parse(str(path))
-    said = str(raised.value)
-    head, _, rest = said.partition(" does not describe a topology:\n")
+    message = str(raised.value)
+    head, _, rest = message.partition(" does not describe a topology:\n")
     assert head == str(path)
     faults, _, example = rest.partition("\nExample:\n")
     assert example == EXAMPLE
     return [line.strip() for line in faults.splitlines()]
 
 
-def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
+def test_all_faults_are_listed_at_once(tmp_path: Path) -> None:
     text = """
         racks = 4
         [chip]
@@ -167,18 +167,18 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_faults_have_their_places(tmp_path: Path, text: str, faults: list[str]) -> None:
+def test_faults_state_their_location(tmp_path: Path, text: str, faults: list[str]) -> None:
     assert faults_of(tmp_path, text) == faults
 
 
-def test_empty_flops_and_zero_rates_are_faults(tmp_path: Path) -> None:
+def test_empty_flops_and_zero_rates_are_refused(tmp_path: Path) -> None:
     text = EXAMPLE.replace("float32 = 20e12\nbfloat16 = 300e12\n", "")
     assert faults_of(tmp_path, text) == ["chip.flops: is empty"]
     text = EXAMPLE.replace("float32 = 20e12", "float32 = 0")
     assert faults_of(tmp_path, text) == ["chip.flops.float32: is 0.0, and must be more than 0"]
 
 
-def test_an_unknown_chip_is_told_nearest_first(tmp_path: Path) -> None:
+def test_unknown_chip_lists_nearest_names_first(tmp_path: Path) -> None:
     text = 'chip = "H10O"\n' + EXAMPLE[EXAMPLE.index("[[levels]]") :]
     (fault,) = faults_of(tmp_path, text)
     assert fault.startswith("chip: unknown hardware 'H10O': known are H100, ")
@@ -206,7 +206,7 @@ def test_an_unknown_chip_is_told_nearest_first(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_file_of_the_kind_is_refused(
+def test_invalid_file_is_refused(
     tmp_path: Path, name: str, content: bytes | None, message: str
 ) -> None:
     path = tmp_path / name
@@ -216,7 +216,7 @@ def test_what_is_no_file_of_the_kind_is_refused(
         parse(str(path))
 
 
-def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_binary_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "my.JSON"
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(PlanError, match=r"my\.JSON is not JSON: .*codec.*; correct that position$"):

@@ -51,7 +51,7 @@ def levels_of(topology: Topology) -> list[tuple[str, int]]:
 @pytest.mark.parametrize(
     "processes", [gpus("abcd", 8), gpus("a" * 8 + "b" * 8 + "c" * 8 + "d" * 8, 1)]
 )
-def test_live_gpus_are_what_their_name_says(processes: list[LocalDevices]) -> None:
+def test_live_gpus_match_named_topology(processes: list[LocalDevices]) -> None:
     topology, named = live(processes), parse("32xH100")
     assert (topology.chip, topology.levels) == (named.chip, named.levels)
     assert topology.assumed[0].startswith("links of host, network were not measured (")
@@ -68,14 +68,14 @@ def test_live_gpus_are_what_their_name_says(processes: list[LocalDevices]) -> No
     ],
 )
 @pytest.mark.parametrize("slices", [1, 2])
-def test_live_tpus_are_what_their_name_says(
+def test_live_tpus_match_named_topology(
     kind: str, shape: tuple[int, int, int], name: str, slices: int
 ) -> None:
     topology, named = live(tpus(kind, shape, slices)), parse(f"{slices} x {name}")
     assert (topology.chip, topology.levels) == (named.chip, named.levels)
 
 
-def test_processes_of_cpus_on_one_machine() -> None:
+def test_cpu_processes_on_one_machine() -> None:
     topology = live(cpus("aaaa", 2))
     assert levels_of(topology) == [("process", 2), ("host", 4)]
     assert topology.levels[0].bytes_per_s > topology.levels[1].bytes_per_s
@@ -84,19 +84,19 @@ def test_processes_of_cpus_on_one_machine() -> None:
     assert describe(topology).startswith("8 x CPU, 4 GiB each: process of 2 x host of 4, ")
 
 
-def test_processes_of_cpus_on_several_machines() -> None:
+def test_cpu_processes_on_several_machines() -> None:
     assert levels_of(live(cpus("aabb", 1))) == [("process", 1), ("host", 2), ("network", 2)]
     assert levels_of(live(cpus("ab", 4))) == [("process", 4), ("network", 2)]
 
 
 @given(hosts=st.integers(1, 9), processes=st.integers(1, 4), devices=st.integers(1, 4))
-def test_hosts_are_all_the_devices(hosts: int, processes: int, devices: int) -> None:
-    said = "".join(chr(ord("a") + host) * processes for host in range(hosts))
-    assert live(gpus(said, devices)).devices == hosts * processes * devices
-    assert live(cpus(said, devices)).devices == hosts * processes * devices
+def test_topology_counts_all_devices(hosts: int, processes: int, devices: int) -> None:
+    letters = "".join(chr(ord("a") + host) * processes for host in range(hosts))
+    assert live(gpus(letters, devices)).devices == hosts * processes * devices
+    assert live(cpus(letters, devices)).devices == hosts * processes * devices
 
 
-def test_what_was_measured_takes_the_tables_place() -> None:
+def test_measured_links_replace_catalog_rates() -> None:
     link = Link(latency_s=20e-6, bytes_per_s=30e9, alone_bytes_per_s=40e9)
     topology = live(gpus("ab", 8), links={"network": link})
     outer = topology.levels[1]
@@ -107,38 +107,38 @@ def test_what_was_measured_takes_the_tables_place() -> None:
     assert live(gpus("ab", 8), links=every).assumed == ()
 
 
-def test_the_least_memory_that_runtimes_tell_is_planned_with() -> None:
-    said = [
+def test_smallest_reported_memory_is_used() -> None:
+    reports = [
         LocalDevices(host="a", platform="gpu", kind=H100, devices=1, memory_bytes=memory)
         for memory in (60 * 10**9, 61 * 10**9)
     ]
-    chip = live(said).chip
+    chip = live(reports).chip
     assert chip.memory_bytes == 60 * 10**9
     assert chip.source.endswith("; memory as the runtime reports it")
 
 
-def test_racks_that_are_not_full_are_not_counted_on() -> None:
+def test_partial_racks_are_ignored() -> None:
     hosts = "".join(chr(ord("A") + index) for index in range(19))
     assert levels_of(live(gpus(hosts[:18], 4, "NVIDIA GB200"))) == [("host", 4), ("rack", 18)]
     assert levels_of(live(gpus(hosts, 4, "NVIDIA GB200"))) == [("host", 4), ("network", 19)]
 
 
-def test_ranks_that_are_not_in_the_order_of_hosts_are_told() -> None:
-    said = "devices are ordered by host, which differs from the order of ranks"
-    assert live(gpus("abab", 1)).assumed[0] == said
-    assert said not in live(gpus("aabb", 1)).assumed
+def test_ranks_out_of_host_order_are_noted() -> None:
+    note = "devices are ordered by host, which differs from the order of ranks"
+    assert live(gpus("abab", 1)).assumed[0] == note
+    assert note not in live(gpus("aabb", 1)).assumed
 
 
-def test_a_plugin_nobody_knows_is_planned_for_with_probed_figures() -> None:
+def test_unknown_plugin_uses_probed_rates() -> None:
     chip = probed("Fake 1", "fake", 2**30, {"float32": 1e9}, 1e8)
-    said = [LocalDevices(host="a", platform="fake", kind="Fake 1", devices=4)]
-    topology = live(said, chip=chip)
+    reports = [LocalDevices(host="a", platform="fake", kind="Fake 1", devices=4)]
+    topology = live(reports, chip=chip)
     assert topology.chip is chip
     assert levels_of(topology) == [("host", 4)]
     assert topology.assumed[0].startswith("links of host were not measured (assumed: PCIe 3")
     message = r"(?s)^unknown hardware 'Fake 1': .*\nor run %dist_devices --bench on the w"
     with pytest.raises(PlanError, match=message):
-        live(said)
+        live(reports)
 
 
 @pytest.mark.parametrize(
@@ -186,12 +186,12 @@ def test_a_plugin_nobody_knows_is_planned_for_with_probed_figures() -> None:
         ),
     ],
 )
-def test_what_cannot_be_planned_for_is_refused(processes: list[LocalDevices], message: str) -> None:
+def test_unsupported_workers_are_refused(processes: list[LocalDevices], message: str) -> None:
     with pytest.raises(PlanError, match=f"^{re.escape(message)}$"):
         live(processes)
 
 
-def test_links_of_levels_that_are_not_there_are_refused() -> None:
+def test_links_of_missing_levels_are_refused() -> None:
     message = "links of moon were measured, but the levels are host"
     with pytest.raises(PlanError, match=f"^{message}$"):
         live(gpus("a", 8), links={"moon": Link(latency_s=1, bytes_per_s=1)})

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 HOST = "8xH100"
 
 
-def around(rounds: int, schedule: Schedule = "gpipe") -> Plan:
+def planned_rounds(rounds: int, schedule: Schedule = "gpipe") -> Plan:
     fixed = {STAGE: 4, DATA: 2, "micro": 8, "rounds": rounds}
     model = plans.stacked(16, 4096, 2**15)
     return plan(model, hardware(HOST), Planning(fixed=fixed, schedule=schedule))
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_stages_wait_for_a_block_and_no_more(schedule: Schedule) -> None:
+def test_stages_wait_for_one_block(schedule: Schedule) -> None:
     """Stages idle for (p - 1)/(v m) of the work; transfers grow."""
-    plain, often = (around(rounds, schedule) for rounds in (1, 4))
+    plain, often = (planned_rounds(rounds, schedule) for rounds in (1, 4))
     assert often.title.startswith("data 2 x 4 stages, ")
     assert "4 rounds, 8 microbatches" in often.title
     for found, rounds in ((plain, 1), (often, 4)):
@@ -45,7 +45,7 @@ def test_stages_wait_for_a_block_and_no_more(schedule: Schedule) -> None:
     assert sent[1] > 1.5 * sent[0]
 
 
-def test_what_goes_from_stage_to_stage_is_a_block_and_its_gradients() -> None:
+def test_stages_send_blocks_and_their_gradients() -> None:
     """With few rows, the transfers of activations are negligible."""
     fixed = {STAGE: 4, DATA: 2, "micro": 4}
     model = plans.stacked(16, 512, 8)
@@ -61,7 +61,7 @@ def test_what_goes_from_stage_to_stage_is_a_block_and_its_gradients() -> None:
     assert more == pytest.approx((1 + 1 / 4) * own + (3 / 4 - 1) * own, rel=0.1)
 
 
-def test_it_is_taken_where_it_is_faster() -> None:
+def test_interleaving_is_chosen_if_faster() -> None:
     """With few rows, transfers take longer than idle stages."""
     fixed = {STAGE: 4, DATA: 2, "micro": 4}
     many, few = (
@@ -75,13 +75,13 @@ def test_it_is_taken_where_it_is_faster() -> None:
     assert any("4 stages, 2 rounds" in runner.title for runner in few.runners_up)
 
 
-def test_it_is_had_where_it_is_asked_for() -> None:
+def test_requested_interleaving_is_planned() -> None:
     found = plan(plans.stacked(), hardware(HOST), Planning(fixed={"rounds": 2}))
     assert (found.rounds, found.axes[STAGE] > 1) == (2, True)
     assert not found.micro % found.axes[STAGE]
-    edited = msgspec.structs.replace(around(1), rounds=2)
+    edited = msgspec.structs.replace(planned_rounds(1), rounds=2)
     taken = plan(plans.stacked(16, 4096, 2**15), hardware(HOST), Planning(given=edited))
-    assert (taken.memory, taken.time) == (around(2).memory, around(2).time)
+    assert (taken.memory, taken.time) == (planned_rounds(2).memory, planned_rounds(2).time)
 
 
 def refusal(fixed: dict[str, int], steps: Steps | None = None) -> str:
@@ -90,8 +90,8 @@ def refusal(fixed: dict[str, int], steps: Steps | None = None) -> str:
     return str(refused.value)
 
 
-def test_why_it_cannot_be_had_is_said() -> None:
-    for fixed, says in (
+def test_impossible_interleaving_states_the_reason() -> None:
+    for fixed, message in (
         ({STAGE: 4, "rounds": 4}, "4 stages of 4 blocks do not divide the layers: use 2"),
         ({STAGE: 4, "rounds": 3}, "3 rounds: 8 layers cannot be cut into stages of 3 blocks each"),
         ({"rounds": 16}, "16 rounds: 8 layers cannot be cut into stages of 16 blocks each"),
@@ -103,18 +103,21 @@ def test_why_it_cannot_be_had_is_said() -> None:
         ({STAGE: 4, "rounds": 2, "micro": 6}, "a multiple of the stages: use 2 stages"),
         ({STAGE: 8, "rounds": 1, "micro": 1}, "micro is 1: stages need 2"),
     ):
-        assert says in refusal(fixed), fixed
+        assert message in refusal(fixed), fixed
     few = Steps(plans.stacked(8, 64, 4))
     assert "2 rows are in each group, and with several" in refusal(
         {STAGE: 4, "rounds": 2, DATA: 2}, few
     )
     assert "no stages: there is no scan" in refusal({"rounds": 2}, Steps(model_of_program("MLP")))
-    for edited, says in (
-        (msgspec.structs.replace(around(2), micro=6), "micro is 6, and with several rounds"),
-        (msgspec.structs.replace(around(2), rounds=3), "3 rounds: 16 layers cannot be cut"),
-        (msgspec.structs.replace(around(2), rounds=0), "rounds is 0"),
+    for edited, message in (
+        (
+            msgspec.structs.replace(planned_rounds(2), micro=6),
+            "micro is 6, and with several rounds",
+        ),
+        (msgspec.structs.replace(planned_rounds(2), rounds=3), "3 rounds: 16 layers cannot be cut"),
+        (msgspec.structs.replace(planned_rounds(2), rounds=0), "rounds is 0"),
     ):
-        with pytest.raises(PlanError, match=says):
+        with pytest.raises(PlanError, match=message):
             plan(plans.stacked(16, 4096, 2**15), hardware(HOST), Planning(given=edited))
     whole = plan(plans.stacked(), hardware(HOST), Planning(fixed={DATA: 8}))
     given = msgspec.structs.replace(whole, rounds=2, schedule="1f1b")
@@ -123,23 +126,23 @@ def test_why_it_cannot_be_had_is_said() -> None:
         plan(plans.stacked(), hardware(HOST), Planning(given=given))
 
 
-def test_more_rounds_may_fit_where_two_do_not() -> None:
+def test_four_rounds_can_fit_if_two_do_not() -> None:
     """A tick holds a block of layers and its gradients; more rounds make blocks smaller."""
     fixed = {STAGE: 4, DATA: 2, "micro": 4, "zero": 0}
     model = plans.stacked(16, 4096, 2**12)
 
     def found(budget: int, **more: int) -> Plan:
-        asked = Planning(budget=budget, fixed=fixed | more, schedule="gpipe", remat="")
-        return plan(model, hardware(HOST), asked)
+        planning = Planning(budget=budget, fixed=fixed | more, schedule="gpipe", remat="")
+        return plan(model, hardware(HOST), planning)
 
-    room = 79 * 10**9
-    taken = {n: found(room, rounds=n).memory for n in (1, 2, 4)}
-    less = {n: memory.total - memory.margin for n, memory in taken.items()}
-    assert less[1] < less[4] < less[2]
-    assert found(int((less[4] + less[2]) / 2 / 0.96)).rounds == 4
+    large_budget = 79 * 10**9
+    memories = {n: found(large_budget, rounds=n).memory for n in (1, 2, 4)}
+    needed = {n: memory.total - memory.margin for n, memory in memories.items()}
+    assert needed[1] < needed[4] < needed[2]
+    assert found(int((needed[4] + needed[2]) / 2 / 0.96)).rounds == 4
 
 
-def staged(layer: Any, dtype: Any = jnp.float32) -> Model:
+def staged_model(layer: Any, dtype: Any = jnp.float32) -> Model:
     """Return the model of a training step whose layers have one matrix each."""
 
     def step(params: Any, batch: Any) -> Any:
@@ -168,12 +171,12 @@ def staged(layer: Any, dtype: Any = jnp.float32) -> Model:
 )
 def test_parameters_and_gradients_are_sent_once_each(layer: Any, dtype: Any) -> None:
     """Values that layers derive from parameters alone are stored for the backward pass."""
-    model = staged(layer, dtype)
+    model = staged_model(layer, dtype)
     fixed = {STAGE: 4, DATA: 1, MODEL: 1, "micro": 4}
     sent = {}
     for rounds in (1, 2):
-        wishes = Planning(fixed=fixed | {"rounds": rounds})
-        found = plan(model, hardware("4xH100"), wishes)
+        planning = Planning(fixed=fixed | {"rounds": rounds})
+        found = plan(model, hardware("4xH100"), planning)
         (sent[rounds],) = (t.bytes for t in found.time.traffic if t.axis == STAGE)
     own = 16 * 256 * 256 * jnp.dtype(dtype).itemsize / 4
     rows = 64 / 4 * 256 * 4  # one microbatch; 7 ticks forward and backward, 11 in two rounds

@@ -29,7 +29,7 @@ FAST, SLOW = "4 hosts x 8 A100-80GB", "32 hosts x 1 A100-80GB, 10 Gbps"
 TABLE = 10**9
 """Number of rows; with 16 columns of 4 bytes the table takes 64 GB."""
 
-wide = cache(transformer)
+cached_transformer = cache(transformer)
 
 
 def spec(found: Plan, path: str) -> tuple[tuple[str, ...], ...]:
@@ -45,9 +45,11 @@ def refusal(planning: Planning, name: str = "MLP", on: str = "8xA100") -> str:
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-def test_a_transformer_is_cut_as_megatron_does(layer: int) -> None:
+def test_transformer_is_sharded_as_in_megatron(layer: int) -> None:
     """Shard columns of the input projections and rows of the output projections."""
-    found = plan(wide(4096, 2, 64), hardware("8xA100"), Planning(fixed={DATA: 1, MODEL: 8}))
+    found = plan(
+        cached_transformer(4096, 2, 64), hardware("8xA100"), Planning(fixed={DATA: 1, MODEL: 8})
+    )
     columns, rows = ((), (MODEL,)), ((MODEL,), ())
     for name in ("q", "k", "v", "up"):
         assert spec(found, f"[{layer}]['{name}']") == columns
@@ -57,13 +59,13 @@ def test_a_transformer_is_cut_as_megatron_does(layer: int) -> None:
     assert spec(found, "['head']") == columns
 
 
-def test_an_embedding_is_cut_where_that_pays() -> None:
+def test_embedding_rows_are_sharded() -> None:
     small = plan(model_of_program("transformer"), hardware("8xA100"), Planning(fixed={MODEL: 8}))
     assert spec(small, "['embedding']") == ((MODEL,), ())
 
 
 @pytest.mark.parametrize("on", ["8xA100", "16 hosts x 1 V100, 10 Gbps", "8 x CPU"])
-def test_a_table_that_does_not_fit_is_never_replicated(on: str) -> None:
+def test_table_that_does_not_fit_is_never_replicated(on: str) -> None:
     target = hardware(on)
     found = plan(table(TABLE), target, Planning(budget=40 * 10**9))
     assert any(found.tensors[0].spec)
@@ -74,31 +76,31 @@ def test_a_table_that_does_not_fit_is_never_replicated(on: str) -> None:
 
 
 @pytest.mark.parametrize("on", ["8xH200", "8 x CPU"])
-def test_a_large_table_is_replicated_only_where_that_is_asked_for(on: str) -> None:
+def test_large_table_is_replicated_only_on_request(on: str) -> None:
     """The whole table would fit (1.6e9 entries, 6.4 GB) and would need no transfers."""
     target, budget = hardware(on), 140 * 10**9
     found = plan(frozen_table(TABLE // 10), target, Planning(budget=budget))
     assert any(found.tensors[1].spec), "it is cut"
-    asked = {DATA: target.topology.devices, "zero": 0}
-    whole = plan(frozen_table(TABLE // 10), target, Planning(budget=budget, fixed=asked))
+    fixed = {DATA: target.topology.devices, "zero": 0}
+    whole = plan(frozen_table(TABLE // 10), target, Planning(budget=budget, fixed=fixed))
     assert not any(whole.tensors[1].spec)
 
 
-def test_batches_that_no_process_reads_so_fast_are_told_of() -> None:
+def test_batches_too_fast_for_one_process_are_noted() -> None:
     """A batch of 268 MB in less than a millisecond causes the warning; tokens do not."""
-    said = plan(regression(1 << 16), hardware("8xH100"), Planning()).warnings
-    words = r"each host needs [\d,.]+ GB/s of batches, .* --prefetch auto"
-    assert any(re.fullmatch(words, line) for line in said)
-    assert not plan(wide(4096, 2, 64), hardware("8xA100"), Planning()).warnings
+    warnings = plan(regression(1 << 16), hardware("8xH100"), Planning()).warnings
+    pattern = r"each host needs [\d,.]+ GB/s of batches, .* --prefetch auto"
+    assert any(re.fullmatch(pattern, line) for line in warnings)
+    assert not plan(cached_transformer(4096, 2, 64), hardware("8xA100"), Planning()).warnings
 
 
-def test_a_large_table_that_cannot_be_cut_is_told_of() -> None:
+def test_large_table_that_cannot_be_sharded_is_refused() -> None:
     with pytest.raises(PlanError, match=r"over 1,000,000,000 entries, .* --fix tensor=1"):
         plan(table(100_000_007), hardware("7xH200"), Planning())
 
 
 @pytest.mark.parametrize("on", ["8xA100", "2 x v5e:2x2", "2 hosts x 4 H100"])
-def test_a_step_has_one_plan(on: str) -> None:
+def test_plan_of_a_step_is_deterministic(on: str) -> None:
     """The plan is the same in another process, where sets are ordered differently."""
     text = (
         "import msgspec\n"
@@ -108,14 +110,14 @@ def test_a_step_has_one_plan(on: str) -> None:
         f"found = plan(model_of_program('experts'), hardware({on!r}), Planning())\n"
         "outcome = msgspec.json.encode(found).decode()\n"
     )
-    again = references.plainly({"it": text}, PYTHONHASHSEED="7", JAX_PLATFORMS="cpu")["it"]
+    encoded = references.plainly({"it": text}, PYTHONHASHSEED="7", JAX_PLATFORMS="cpu")["it"]
     first = plan(model_of_program("experts"), hardware(on), Planning())
     assert first == plan(model_of_program("experts"), hardware(on), Planning())
-    assert first == msgspec.json.decode(again, type=Plan)
+    assert first == msgspec.json.decode(encoded, type=Plan)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_layout_that_is_asked_for_is_had(name: str) -> None:
+def test_requested_layout_is_planned(name: str) -> None:
     model, target = model_of_program(name), engines(2, 4)
     for layout in layouts(model, target, Planning()):
         fixed = {DATA: layout.data, MODEL: layout.model, "zero": layout.zero}
@@ -126,17 +128,17 @@ def test_a_layout_that_is_asked_for_is_had(name: str) -> None:
 
 
 @pytest.mark.parametrize("fixed", [{DATA: 3}, {DATA: 4, MODEL: 4}, {MODEL: 5}, {"zero": 2}])
-def test_a_layout_that_cannot_be_had_is_refused(fixed: dict[str, int]) -> None:
-    said = refusal(Planning(fixed=fixed))
-    asked = ", ".join(f"{name}={size}" for name, size in fixed.items())
-    assert f"no layout over 8 devices fulfils the request ({asked})" in said
-    assert "the product of the axes must be 8, data must divide the batch of 16" in said
+def test_impossible_layout_is_refused(fixed: dict[str, int]) -> None:
+    message = refusal(Planning(fixed=fixed))
+    request = ", ".join(f"{name}={size}" for name, size in fixed.items())
+    assert f"no layout over 8 devices fulfils the request ({request})" in message
+    assert "the product of the axes must be 8, data must divide the batch of 16" in message
 
 
-def test_convolutions_by_groups_leave_one_axis() -> None:
+def test_grouped_convolutions_use_only_one_axis() -> None:
     """XLA computes wrong gradients on two axes."""
-    said = refusal(Planning(fixed={DATA: 2, MODEL: 4}), "depthwise CNN")
-    assert "the batch and the model cannot both be cut: XLA computes a wrong gradient" in said
+    message = refusal(Planning(fixed={DATA: 2, MODEL: 4}), "depthwise CNN")
+    assert "the batch and the model cannot both be cut: XLA computes a wrong gradient" in message
     mlp = plan(model_of_program("MLP"), hardware("8xA100"), Planning(fixed={DATA: 2, MODEL: 4}))
     given = msgspec.structs.replace(mlp, tensors=())
     assert "data 2 x model 4 cuts both the batch and the model" in refusal(
@@ -144,19 +146,19 @@ def test_convolutions_by_groups_leave_one_axis() -> None:
     )
 
 
-def test_a_budget_is_kept_to() -> None:
-    model, target = wide(4096, 2, 64), hardware("8xA100-80GB")
-    free = plan(model, target, Planning())
-    budget = free.memory.total - 1
-    tight = plan(model, target, Planning(budget=budget))
-    assert tight.memory.total <= budget
-    assert tight.time.step >= free.time.step
-    too_much = [other for other in tight.runners_up if other.device_bytes > budget]
+def test_budget_is_respected() -> None:
+    model, target = cached_transformer(4096, 2, 64), hardware("8xA100-80GB")
+    unlimited = plan(model, target, Planning())
+    budget = unlimited.memory.total - 1
+    limited = plan(model, target, Planning(budget=budget))
+    assert limited.memory.total <= budget
+    assert limited.time.step >= unlimited.time.step
+    too_much = [other for other in limited.runners_up if other.device_bytes > budget]
     assert all(other.why.startswith("exceeds the memory of each device by ") for other in too_much)
 
 
-def test_a_step_that_fits_nowhere_is_told_by_how_much() -> None:
-    model, target = wide(4096, 2, 64), hardware("8xA100-80GB")
+def test_step_that_never_fits_states_the_excess() -> None:
+    model, target = cached_transformer(4096, 2, 64), hardware("8xA100-80GB")
     memories = [
         plan(model, target, Planning(fixed={**layout.axes, "zero": layout.zero})).memory
         for layout in layouts(model, target, Planning())
@@ -168,14 +170,14 @@ def test_a_step_that_fits_nowhere_is_told_by_how_much() -> None:
     head, *changes = str(error.value).splitlines()
     found = re.search(r"\(([\d,]+) bytes\) more than", head)
     assert found
-    over = least + MARGIN * budget - budget
-    assert int(found[1].replace(",", "")) == pytest.approx(over, rel=0.05)
+    excess = least + MARGIN * budget - budget
+    assert int(found[1].replace(",", "")) == pytest.approx(excess, rel=0.05)
     assert changes.pop().startswith("(no stages: there is no scan over layers")
     assert len(changes) == 3
     assert re.fullmatch(r"  - about \d+ times as many devices", changes[0])
 
 
-def test_a_plan_is_taken_as_it_is_edited() -> None:
+def test_edited_plan_is_accepted() -> None:
     model, target = model_of_program("MLP"), hardware("8xA100")
     first = plan(model, target, Planning(fixed={DATA: 2, MODEL: 4, "zero": 0}))
     tensors = tuple(
@@ -184,9 +186,9 @@ def test_a_plan_is_taken_as_it_is_edited() -> None:
         else tensor
         for tensor in first.tensors
     )
-    taken = plan(model, target, Planning(given=msgspec.structs.replace(first, tensors=tensors)))
-    assert [tensor.spec for tensor in taken.tensors] == [tensor.spec for tensor in tensors]
-    assert taken.memory.arguments == sum(map(device_bytes, taken.tensors))
+    accepted = plan(model, target, Planning(given=msgspec.structs.replace(first, tensors=tensors)))
+    assert [tensor.spec for tensor in accepted.tensors] == [tensor.spec for tensor in tensors]
+    assert accepted.memory.arguments == sum(map(device_bytes, accepted.tensors))
 
 
 def device_bytes(tensor: PlannedTensor) -> int:
@@ -195,21 +197,21 @@ def device_bytes(tensor: PlannedTensor) -> int:
     return 4 * math.prod(tensor.shape) // parts
 
 
-def test_every_fault_of_a_plan_is_named() -> None:
+def test_every_fault_of_given_plan_is_listed() -> None:
     first = plan(
         model_of_program("MLP"), hardware("8xA100"), Planning(fixed={DATA: 2, MODEL: 4, "zero": 0})
     )
     kinds = {tensor.path: tensor for tensor in first.tensors if tensor.role == "parameter"}
     (w1,) = [tensor for path, tensor in kinds.items() if "['w1']" in path]
-    other = msgspec.structs.replace
+    replace = msgspec.structs.replace
     tensors = (
-        other(w1, path="gone"),
-        other(w1, spec=((),)),
-        other(w1, spec=(("pipe",), ())),
-        other(w1, spec=((DATA,), (DATA,))),
-        *(other(t, spec=((MODEL, DATA),)) for t in kinds.values() if t.shape == (16,)),
+        replace(w1, path="gone"),
+        replace(w1, spec=((),)),
+        replace(w1, spec=(("pipe",), ())),
+        replace(w1, spec=((DATA,), (DATA,))),
+        *(replace(t, spec=((MODEL, DATA),)) for t in kinds.values() if t.shape == (16,)),
     )
-    said = refusal(Planning(given=other(first, axes={DATA: 3, MODEL: 4}, tensors=tensors)))
+    message = refusal(Planning(given=replace(first, axes={DATA: 3, MODEL: 4}, tensors=tensors)))
     for fault in (
         "data 3 x model 4 is 12 devices, and there are 8",
         "the step has no gone",
@@ -218,34 +220,36 @@ def test_every_fault_of_a_plan_is_named() -> None:
         "is cut twice over data",
         "dimension 0 is 16, which 12 devices cannot share evenly",
     ):
-        assert fault in said
-    odd = refusal(Planning(given=other(first, axes={"rows": 8})))
-    assert "its axes are rows: use data and model" in odd
+        assert fault in message
+    unknown_axes = refusal(Planning(given=replace(first, axes={"rows": 8})))
+    assert "its axes are rows: use data and model" in unknown_axes
 
 
-def test_a_given_plan_that_does_not_fit_is_refused() -> None:
+def test_given_plan_that_does_not_fit_is_refused() -> None:
     first = plan(model_of_program("MLP"), hardware("8xA100"), Planning())
     assert "the step does not fit" in refusal(Planning(given=first, budget=1000))
 
 
 def test_fast_and_slow_links_get_different_plans() -> None:
     """Tensor parallelism pays on NVLink, but not over 10 Gb/s."""
-    fast, slow = (plan(wide(8192, 2, 32), hardware(on), Planning()) for on in (FAST, SLOW))
+    fast, slow = (
+        plan(cached_transformer(8192, 2, 32), hardware(on), Planning()) for on in (FAST, SLOW)
+    )
     assert 1 < fast.axes[MODEL] <= 8
     assert slow.axes[MODEL] == 1
 
 
 @pytest.mark.parametrize("rows", [32, 64])
 @pytest.mark.parametrize("on", [SLOW, FAST, "2 hosts x 2 A100-80GB, 10 Gbps", "2 x v5p:2x2x2"])
-def test_products_are_not_cut_over_slow_links_without_need(on: str, rows: int) -> None:
-    model, target = wide(8192, 2, rows), hardware(on)
+def test_products_are_not_sharded_over_slow_links(on: str, rows: int) -> None:
+    model, target = cached_transformer(8192, 2, rows), hardware(on)
     inside = math.prod(lv.size for lv in target.topology.levels if lv.alone_bytes_per_s is None)
     assert plan(model, target, Planning()).axes[MODEL] <= inside
 
 
-def test_products_are_cut_over_slow_links_where_nothing_else_fits() -> None:
+def test_products_are_sharded_over_slow_links_if_necessary() -> None:
     """The vocabulary is too large to be gathered, even for a moment."""
-    model = wide(1024, 1, 4, length=64, vocabulary=2**20)
+    model = cached_transformer(1024, 1, 4, length=64, vocabulary=2**20)
     target = hardware("4 hosts x 1 A100-80GB, 10 Gbps")
     memories = [
         plan(model, target, Planning(fixed={MODEL: 1, "zero": zero})).memory for zero in (0, 1, 3)
@@ -255,18 +259,18 @@ def test_products_are_cut_over_slow_links_where_nothing_else_fits() -> None:
     assert plan(model, target, Planning(budget=whole - 10)).axes[MODEL] > 1
 
 
-def test_tables_may_be_cut_over_slow_links() -> None:
+def test_tables_may_be_sharded_over_slow_links() -> None:
     """Each looked-up row is sent once; the rows are few compared with the table."""
     found = plan(table(TABLE // 100), hardware("4 hosts x 1 A100, 10 Gbps"), Planning())
     assert found.axes[MODEL] == 4
 
 
-def test_the_rows_of_a_batch_bound_the_data_axis() -> None:
+def test_batch_rows_limit_the_data_axis() -> None:
     found = layouts(model_of_program("MLP"), hardware("32xA100"), Planning())
     assert max(layout.data for layout in found) == BATCH
 
 
-def test_microbatches_have_to_divide_the_batch() -> None:
+def test_microbatches_must_divide_the_batch() -> None:
     model, target = model_of_program("MLP"), hardware("8xA100")
     with pytest.raises(PlanError, match=r"request \(micro=3\).* data times micro must divide the"):
         plan(model, target, Planning(fixed={"micro": 3}))

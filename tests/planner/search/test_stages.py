@@ -43,7 +43,7 @@ def refusal(planning: Planning, model: Any = None, on: str = HOSTS) -> str:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_layers_are_what_a_scan_with_parameters_of_its_own_goes_over(name: str) -> None:
+def test_layers_are_scans_over_stacked_parameters(name: str) -> None:
     """The time steps of an LSTM are no layers."""
     found = stages_of(model_of_program(name))
     assert found == ((2, 4) if name == "tied transformer" else ())
@@ -63,7 +63,7 @@ def test_stages_divide_the_layers_of_all_scans() -> None:
     assert stages_of(model) == (2, 4)
 
 
-def test_stages_cut_layers_their_state_and_nothing_else() -> None:
+def test_stages_shard_only_layers_and_their_state() -> None:
     found = plans.piped(stage=4, data=2, micro=8)
     assert found.axes == {STAGE: 4, DATA: 2, MODEL: 1}
     assert list(found.axes) == [STAGE, DATA, MODEL]
@@ -76,15 +76,15 @@ def test_stages_cut_layers_their_state_and_nothing_else() -> None:
     assert msgspec.json.decode(msgspec.json.encode(found), type=Plan) == found
 
 
-def test_state_is_cut_by_zero_within_each_stage() -> None:
+def test_zero_shards_state_within_each_stage() -> None:
     found = plans.piped(stage=2, data=4, micro=4, zero=1)
     assert spec(found, "params['layers']['up']") == ((STAGE,), (), ())
     assert spec(found, "moments['layers']['up']") == ((STAGE,), (), (DATA,))
 
 
-def test_a_stage_has_its_tensor_parallel_part() -> None:
-    asked = fixed(stage=2, data=2, model=2, micro=4)
-    found = plan(plans.stacked(LAYERS, 1024, 2048), hardware(HOSTS), asked)
+def test_stages_combine_with_tensor_parallelism() -> None:
+    planning = fixed(stage=2, data=2, model=2, micro=4)
+    found = plan(plans.stacked(LAYERS, 1024, 2048), hardware(HOSTS), planning)
     assert spec(found, "params['layers']['up']") == ((STAGE,), (), (MODEL,))
     assert spec(found, "params['layers']['down']") == ((STAGE,), (MODEL,), ())
 
@@ -94,22 +94,24 @@ def test_a_stage_has_its_tensor_parallel_part() -> None:
     data=st.sampled_from([1, 2, 4]),
     micro=st.sampled_from([2, 4, 8]),
 )
-def test_parts_of_layers_are_as_large_as_they_are_many(stage: int, data: int, micro: int) -> None:
+def test_stages_divide_the_bytes_of_layers(stage: int, data: int, micro: int) -> None:
     model = plans.stacked()
     layout = Layout(data, 1, micro=micro, stage=stage)
-    laid, whole = (ShardedModel(model, one, states_of(model)) for one in (layout, Layout(data, 1)))
+    staged, whole = (
+        ShardedModel(model, one, states_of(model)) for one in (layout, Layout(data, 1))
+    )
     for tensor in model.tensors:
         parts = stage if "layers" in tensor.path or tensor.role == "batch" else 1
-        assert laid.device_bytes(tensor) * parts == whole.device_bytes(tensor)
+        assert staged.device_bytes(tensor) * parts == whole.device_bytes(tensor)
 
 
-def test_without_layers_there_are_no_stages() -> None:
+def test_model_without_layers_has_no_stages() -> None:
     model = model_of_program("MLP")
     assert all(layout.stage == 1 for layout in layouts(model, hardware(HOSTS), Planning()))
     assert "no stages" in refusal(fixed(stage=2), model)
 
 
-def uncut(reason: str, *remats: Remat) -> Steps:
+def refusing_stages(reason: str, *remats: Remat) -> Steps:
     """Return a step whose rewriter refuses stages: always, or only for some remat modes."""
 
     def layers(remat: Remat) -> tuple[int, ...]:
@@ -120,8 +122,8 @@ def uncut(reason: str, *remats: Remat) -> Steps:
     return Steps(plans.stacked(), lambda *_: plans.stacked(), layers)
 
 
-def test_why_the_layers_cannot_be_cut_is_said() -> None:
-    steps = uncut("a layer mixes rows: sort")
+def test_reason_against_stages_is_stated() -> None:
+    steps = refusing_stages("a layer mixes rows: sort")
     found = plan(steps, hardware(HOSTS), Planning())
     assert "no stages: a layer mixes rows (docs/planner.md, Pipelines)" in found.notes
     on_cpus = plan(steps, engines(4, 2), Planning()).notes
@@ -132,14 +134,14 @@ def test_why_the_layers_cannot_be_cut_is_said() -> None:
     )
 
 
-def test_stages_come_with_what_can_be_made_again_in_them() -> None:
-    steps = uncut("it draws in a loop", "full")
+def test_stages_use_remat_modes_that_are_possible() -> None:
+    steps = refusing_stages("it draws in a loop", "full")
     with pytest.raises(PlanError, match="no stages: it draws in a loop"):
         plan(steps, hardware(HOSTS), Planning(fixed={STAGE: 2}, remat="full"))
     assert plan(steps, hardware(HOSTS), Planning(fixed={STAGE: 2}, remat="selective")).remat
 
 
-def test_the_lengths_of_scans_that_no_number_divides_are_told() -> None:
+def test_scan_lengths_without_common_divisor_are_listed() -> None:
     steps = Steps(plans.stacked(), None, lambda _: (8, 3))
     assert "divides all scans over layers, which have 8 and 3 layers" in refusal(
         fixed(stage=2), steps
@@ -147,7 +149,7 @@ def test_the_lengths_of_scans_that_no_number_divides_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("sizes", "reason"),
     [
         ({"stage": 3}, "the layers cannot be cut into 3 stages: use 2, 4, 8; stage 3 does"),
         ({"stage": 4, "micro": 1}, "micro is 1: stages need 2 microbatches"),
@@ -157,25 +159,23 @@ def test_the_lengths_of_scans_that_no_number_divides_are_told() -> None:
         ({"stage": 4, "micro": 3}, "micro 3 does not divide the batch of 64"),
     ],
 )
-def test_stages_that_cannot_be_had_are_refused(asked: dict[str, int], says: str) -> None:
-    said = refusal(Planning(fixed=asked))
-    assert said.startswith("no layout over 8 devices fulfils the request (")
-    assert says in said
+def test_impossible_stages_are_refused(sizes: dict[str, int], reason: str) -> None:
+    message = refusal(Planning(fixed=sizes))
+    assert message.startswith("no layout over 8 devices fulfils the request (")
+    assert reason in message
 
 
 @pytest.mark.parametrize(
-    ("rows", "asked"),
+    ("rows", "sizes"),
     [(4, {"stage": 8}), (6, {"stage": 4, "data": 2}), (64, {"stage": 2, "data": 1})],
 )
-def test_stages_that_are_asked_for_are_had_where_they_can_be(
-    rows: int, asked: dict[str, int]
-) -> None:
+def test_requested_stages_are_planned(rows: int, sizes: dict[str, int]) -> None:
     """Also with fewer microbatches than stages, or tensor parallelism over slow links."""
-    found = plan(plans.stacked(LAYERS, 256, rows), hardware("8 hosts x 1 A100"), fixed(**asked))
-    assert found.axes.items() >= asked.items()
+    found = plan(plans.stacked(LAYERS, 256, rows), hardware("8 hosts x 1 A100"), fixed(**sizes))
+    assert found.axes.items() >= sizes.items()
 
 
-def test_processors_of_the_host_have_no_stages_unless_asked_for() -> None:
+def test_cpus_get_stages_only_on_request() -> None:
     model, target = plans.stacked(), engines(4, 2)
     assert {layout.stage for layout in layouts(model, target, Planning())} == {1}
     found = plan(model, target, fixed(stage=4))
@@ -183,13 +183,13 @@ def test_processors_of_the_host_have_no_stages_unless_asked_for() -> None:
     assert found.micro == 4
 
 
-def test_without_stages_a_plan_has_no_such_axis() -> None:
+def test_plan_without_stages_has_no_stage_axis() -> None:
     found = plan(plans.stacked(), hardware(HOSTS), fixed(data=8))
     assert found.axes == {DATA: 8, MODEL: 1}
     assert found.time.bubble == 0
 
 
-def test_more_microbatches_wait_less_and_send_as_much() -> None:
+def test_more_microbatches_reduce_the_bubble() -> None:
     few, more = (plans.piped(stage=4, data=2, micro=micro) for micro in (4, 16))
     assert few.time.bubble > more.time.bubble > 0
     assert few.memory.activations > more.memory.activations
@@ -198,14 +198,14 @@ def test_more_microbatches_wait_less_and_send_as_much() -> None:
     assert level == {"network"}
 
 
-def test_each_stage_waits_as_gpipe_does() -> None:
+def test_bubble_of_plan_matches_gpipe() -> None:
     """The layers are so wide that other costs are small."""
     model = plans.stacked(LAYERS, 4096, 4096)
     found = plan(model, hardware("4xA100"), fixed(stage=4, micro=16))
     assert found.time.bubble == pytest.approx(3 / 19, rel=0.15)
 
 
-def test_stages_take_the_place_of_tensor_parallelism_over_slow_links() -> None:
+def test_stages_replace_tensor_parallelism_over_slow_links() -> None:
     model = plans.stacked(LAYERS, 8192, 512)
     target = hardware("8 hosts x 1 A100, 25 Gbps")
     found = plan(model, target, Planning(budget=20 * 2**30))
@@ -216,20 +216,20 @@ def test_stages_take_the_place_of_tensor_parallelism_over_slow_links() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wide", "rows", "says"),
+    ("wide", "rows", "reason"),
     [
         (1024, 2**17, r"% slower: its stages are idle for \d+% of a step"),
         (512, 2**14, r"operations may hide the transfers of the best one; use --fix stage=\d"),
     ],
 )
-def test_a_pipeline_that_is_not_chosen_says_why(wide: int, rows: int, says: str) -> None:
+def test_rejected_pipeline_states_the_reason(wide: int, rows: int, reason: str) -> None:
     found = plan(plans.stacked(LAYERS, wide, rows), hardware("8xH100"), Planning())
     assert STAGE not in found.axes
     (why,) = [other.why for other in found.runners_up if "stages" in other.title]
-    assert re.search(says, why)
+    assert re.search(reason, why)
 
 
-def test_what_a_pipeline_was_preferred_to_is_told() -> None:
+def test_alternatives_to_chosen_pipeline_are_listed() -> None:
     found = plan(
         plans.stacked(LAYERS, 8192, 512), hardware("8 hosts x 1 A100, 25 Gbps"), Planning()
     )
@@ -237,46 +237,46 @@ def test_what_a_pipeline_was_preferred_to_is_told() -> None:
     assert any("stages" not in other.title for other in found.runners_up)
 
 
-def test_a_plan_with_stages_is_taken_as_it_is_edited() -> None:
+def test_edited_plan_with_stages_is_accepted() -> None:
     own = plans.piped(stage=2, data=4, micro=4)
     edited = msgspec.structs.replace(own, axes={STAGE: 4, DATA: 2, MODEL: 1}, micro=8)
-    taken = plan(plans.stacked(), hardware(HOSTS), Planning(given=edited))
-    asked = plans.piped(stage=4, data=2, micro=8)
-    assert taken.axes == asked.axes
-    assert (taken.memory, taken.time) == (asked.memory, asked.time)
+    accepted = plan(plans.stacked(), hardware(HOSTS), Planning(given=edited))
+    expected = plans.piped(stage=4, data=2, micro=8)
+    assert accepted.axes == expected.axes
+    assert (accepted.memory, accepted.time) == (expected.memory, expected.time)
 
 
-def test_one_stage_of_an_edited_plan_is_none() -> None:
+def test_edited_plan_with_one_stage_has_no_stage_axis() -> None:
     own = plan(plans.stacked(), hardware(HOSTS), fixed(data=8))
     edited = msgspec.structs.replace(own, axes={STAGE: 1, **own.axes})
     first, *others = edited.tensors
     cut = msgspec.structs.replace(first, spec=((STAGE,), *first.spec[1:]))
     edited = msgspec.structs.replace(edited, tensors=(cut, *others))
-    taken = plan(plans.stacked(), hardware(HOSTS), Planning(given=edited))
-    assert (taken.axes, taken.tensors) == (own.axes, own.tensors)
+    accepted = plan(plans.stacked(), hardware(HOSTS), Planning(given=edited))
+    assert (accepted.axes, accepted.tensors) == (own.axes, own.tensors)
 
 
-def test_how_a_batch_comes_is_not_edited() -> None:
+def test_edited_batch_spec_is_ignored() -> None:
     own = plans.piped(stage=2, data=4, micro=4)
     batch = [msgspec.structs.replace(t, spec=((DATA,), ())) for t in own.tensors if t.path == "x"]
     others = [tensor for tensor in own.tensors if tensor.path != "x"]
     edited = msgspec.structs.replace(own, tensors=(*others, *batch))
-    taken = plan(plans.stacked(), hardware(HOSTS), Planning(given=edited))
-    assert spec(taken, "x") == ((STAGE, DATA), ())
-    assert taken.memory == own.memory
+    accepted = plan(plans.stacked(), hardware(HOSTS), Planning(given=edited))
+    assert spec(accepted, "x") == ((STAGE, DATA), ())
+    assert accepted.memory == own.memory
 
 
-def test_every_fault_of_a_plan_with_stages_is_named() -> None:
+def test_every_fault_of_plan_with_stages_is_listed() -> None:
     own = plans.piped(stage=2, data=4, micro=4)
     edited = msgspec.structs.replace(own, axes={STAGE: 8, DATA: 3, MODEL: 1}, micro=1, zero=3)
-    said = refusal(Planning(given=edited), plans.stacked(4))
-    assert "stage 8 x data 3 x model 1 is 24 devices, and there are 8" in said
-    assert "a batch of 64 cannot be cut in 3" in said
-    assert "the layers cannot be cut into 8 stages: use 2, 4" in said
-    assert "micro is 1: stages need 2 microbatches or more" in said
-    assert "zero is 3: with stages, ZeRO is 0 or 1" in said
+    message = refusal(Planning(given=edited), plans.stacked(4))
+    assert "stage 8 x data 3 x model 1 is 24 devices, and there are 8" in message
+    assert "a batch of 64 cannot be cut in 3" in message
+    assert "the layers cannot be cut into 8 stages: use 2, 4" in message
+    assert "micro is 1: stages need 2 microbatches or more" in message
+    assert "zero is 3: with stages, ZeRO is 0 or 1" in message
     edited = msgspec.structs.replace(own, zero=3)
-    mixing = refusal(Planning(given=edited), uncut("a layer mixes rows"))
+    mixing = refusal(Planning(given=edited), refusing_stages("a layer mixes rows"))
     assert "no stages: a layer mixes rows" in mixing
     assert "zero is 3" in mixing
     assert "no stages" in refusal(Planning(given=own), model_of_program("MLP"))
