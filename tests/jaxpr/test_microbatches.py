@@ -18,9 +18,9 @@ from tests.jaxpr.test_remat import (
     WIDTH,
     checkpointed,
     dropped_out,
-    given,
     models,
     one_step,
+    params_and_batch,
     scanned,
     step_of,
     steps_of,
@@ -46,7 +46,7 @@ def in_bfloat16(params: Any, x: Any) -> Any:
     return unrolled(*jax.tree.map(lambda a: a.astype(jnp.bfloat16), (params, x))).astype(x.dtype)
 
 
-def same(one: Any, other: Any, rtol: float = 1e-5) -> None:
+def assert_same(one: Any, other: Any, rtol: float = 1e-5) -> None:
     assert jax.tree.structure(one) == jax.tree.structure(other)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
@@ -55,21 +55,25 @@ def same(one: Any, other: Any, rtol: float = 1e-5) -> None:
 
 @pytest.mark.parametrize("remat", ["", pytest.param("full", marks=pytest.mark.full)])
 @pytest.mark.parametrize("forward", [unrolled, scanned, dropped_out, checkpointed])
-def test_numbers_are_those_of_the_whole_batch(forward: Callable[..., Any], remat: Remat) -> None:
+def test_microbatches_give_the_results_of_whole_batch(
+    forward: Callable[..., Any], remat: Remat
+) -> None:
     step = step_of(forward)
-    same(jax.jit(rewriting(step, remat, 4))(*given()), jax.jit(step)(*given()))
+    assert_same(
+        jax.jit(rewriting(step, remat, 4))(*params_and_batch()), jax.jit(step)(*params_and_batch())
+    )
 
 
-def test_sums_of_parts_are_kept_in_float32() -> None:
+def test_sums_over_microbatches_are_float32() -> None:
     step = step_of(in_bfloat16)
-    whole, parts = (jax.jit(s)(*given()) for s in (step, rewriting(step, "", 16)))
-    same(whole, parts, rtol=2e-2)
-    program = str(jax.make_jaxpr(rewriting(step, "", 16))(*given()))
+    whole, parts = (jax.jit(s)(*params_and_batch()) for s in (step, rewriting(step, "", 16)))
+    assert_same(whole, parts, rtol=2e-2)
+    program = str(jax.make_jaxpr(rewriting(step, "", 16))(*params_and_batch()))
     assert "scan" in program
 
 
 @models("tied transformer", "recommender", "U-Net", "experts")
-def test_every_model_trains_as_with_the_whole_batch(name: str) -> None:
+def test_every_model_trains_as_with_whole_batch(name: str) -> None:
     program = PROGRAMS[name]
 
     def trained(micro: int) -> float:
@@ -84,7 +88,7 @@ def test_every_model_trains_as_with_the_whole_batch(name: str) -> None:
         assert trained(4) == pytest.approx(trained(1), rel=1e-5)
 
 
-def test_what_each_row_has_is_there_in_its_order() -> None:
+def test_row_results_keep_their_order() -> None:
     def step(weights: Any, batch: Any) -> Any:
         rows, labels = batch
         out = rows @ weights
@@ -94,24 +98,24 @@ def test_what_each_row_has_is_there_in_its_order() -> None:
     rng = np.random.default_rng(2)
     batch = np.float32(rng.normal(size=(12, 5))), rng.integers(0, 7, 12).astype(np.int32)
     weights = np.float32(rng.normal(size=(5, 7)))
-    same(jax.jit(rewriting(step, "", 4))(weights, batch), jax.jit(step)(weights, batch))
+    assert_same(jax.jit(rewriting(step, "", 4))(weights, batch), jax.jit(step)(weights, batch))
 
 
-def test_a_table_has_the_gradients_of_all_its_rows() -> None:
+def test_table_gets_gradients_of_all_rows() -> None:
     def step(table: Any, batch: Any) -> Any:
         grads = jax.grad(lambda table: jnp.mean(jnp.tanh(table[batch]) ** 2))(table)
         return table - grads, jnp.sqrt(jnp.sum(grads**2))
 
     table = np.float32(np.random.default_rng(3).normal(size=(9, 4)))
     batch = np.array([1, 1, 5, 0, 8, 5, 1, 2], np.int32)
-    same(jax.jit(rewriting(step, "", 4))(table, batch), jax.jit(step)(table, batch))
+    assert_same(jax.jit(rewriting(step, "", 4))(table, batch), jax.jit(step)(table, batch))
 
 
-def test_fewer_rows_are_gone_through_in_fewer_parts() -> None:
-    step, (params, batch) = step_of(unrolled), given()
+def test_fewer_rows_use_fewer_microbatches() -> None:
+    step, (params, batch) = step_of(unrolled), params_and_batch()
     for rows in (6, 7):
         few = jax.tree.map(lambda array: array[:rows], batch)  # noqa: B023
-        same(jax.jit(rewriting(step, "", 4))(params, few), jax.jit(step)(params, few))
+        assert_same(jax.jit(rewriting(step, "", 4))(params, few), jax.jit(step)(params, few))
 
 
 def normalised(x: Any) -> Any:
@@ -119,7 +123,7 @@ def normalised(x: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("function", "says"),
+    ("function", "message"),
     [
         (normalised, "sub .*needs the sum over all rows for each row"),
         (lambda x: x @ x.T, "rows"),
@@ -138,40 +142,40 @@ def normalised(x: Any) -> Any:
         (lambda x: jnp.flip(x, 0), "rev .*is not known to treat rows"),
     ],
 )
-def test_rows_that_depend_on_others_are_refused(function: Callable[..., Any], says: str) -> None:
+def test_dependent_rows_are_refused(function: Callable[..., Any], message: str) -> None:
     def step(weights: Any, batch: Any) -> Any:
         return jax.grad(lambda weights: jnp.sum(function(batch @ weights) ** 2))(weights)
 
     weights = jnp.eye(WIDTH)
-    closed, inputs = traced(step, weights, given()[1][0])
-    with pytest.raises(PlanError, match=says):
+    closed, inputs = traced(step, weights, params_and_batch()[1][0])
+    with pytest.raises(PlanError, match=message):
         rewritten(closed, inputs, "", 4)
 
 
-def test_what_takes_too_much_is_gone_through_in_parts() -> None:
+def test_step_that_does_not_fit_uses_microbatches() -> None:
     """CPUs included. If the step cannot be split, the error of the plan states the reason."""
-    closed, inputs = traced(step_of(unrolled), *given())
+    closed, inputs = traced(step_of(unrolled), *params_and_batch())
     target = engines(1, 1)
     whole = plan(steps_of(closed, inputs), target, Planning())
-    taken = whole.memory.total - whole.memory.margin
-    tight = plan(
-        steps_of(closed, inputs), target, Planning(budget=taken - whole.memory.activations // 4)
+    needed = whole.memory.total - whole.memory.margin
+    limited = plan(
+        steps_of(closed, inputs), target, Planning(budget=needed - whole.memory.activations // 4)
     )
     assert whole.micro == 1
-    assert tight.micro > 1
-    assert tight.title == f"one device, {tight.micro} microbatches"
-    assert tight.memory.activations < whole.memory.activations / 1.5
+    assert limited.micro > 1
+    assert limited.title == f"one device, {limited.micro} microbatches"
+    assert limited.memory.activations < whole.memory.activations / 1.5
 
 
-def test_why_a_batch_stays_whole_is_said() -> None:
-    closed, inputs = traced(step_of(lambda p, x: normalised(unrolled(p, x))), *given())
+def test_reason_against_microbatches_is_stated() -> None:
+    closed, inputs = traced(step_of(lambda p, x: normalised(unrolled(p, x))), *params_and_batch())
     steps, target = steps_of(closed, inputs), engines(1, 1)
     whole = plan(steps, target, Planning())
     with pytest.raises(PlanError, match=r"no microbatches: .* needs the sum over all rows"):
         plan(steps, target, Planning(fixed={"micro": 4}))
     budget = whole.memory.total - whole.memory.margin - whole.memory.activations // 4
-    says = r"(?s)the step does not fit.*\n\(no microbatches: sub .*needs"
-    with pytest.raises(PlanError, match=says):
+    pattern = r"(?s)the step does not fit.*\n\(no microbatches: sub .*needs"
+    with pytest.raises(PlanError, match=pattern):
         plan(steps, target, Planning(budget=budget))
 
 
@@ -237,10 +241,10 @@ LATE = rows_of(8, 5)
         lambda w, x: jnp.sort(x, axis=0)[0].sum() + jnp.mean(x @ w),
     ],
 )
-def test_what_looks_like_a_sum_is_right_all_the_same(step: Callable[..., Any]) -> None:
+def test_results_that_resemble_sums_are_correct(step: Callable[..., Any]) -> None:
     """Each of these steps once gave a wrong result or failed."""
     w, x = rows_of(5, 3), rows_of(8, 5)
-    same(jax.jit(rewriting(step, "", 4))(w, x), jax.jit(step)(w, x))
+    assert_same(jax.jit(rewriting(step, "", 4))(w, x), jax.jit(step)(w, x))
 
 
 def all_pairs(w: Any, x: Any) -> Any:
@@ -250,7 +254,7 @@ def all_pairs(w: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("step", "says"),
+    ("step", "message"),
     [
         (all_pairs, "rows"),
         (
@@ -261,12 +265,12 @@ def all_pairs(w: Any, x: Any) -> Any:
         ),
     ],
 )
-def test_what_cannot_be_right_is_refused(step: Callable[..., Any], says: str) -> None:
-    with pytest.raises(PlanError, match=says):
+def test_unsupported_steps_are_refused(step: Callable[..., Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
         jax.jit(rewriting(step, "", 4))(rows_of(5, 3), rows_of(8, 5))
 
 
-def test_a_loss_is_printed_once_and_whole(capfd: pytest.CaptureFixture[str]) -> None:
+def test_loss_is_printed_once_for_whole_batch(capfd: pytest.CaptureFixture[str]) -> None:
     def step(w: Any, x: Any) -> Any:
         loss = jnp.sum(x @ w)
         jax.debug.print("loss {:.3f}", loss)
@@ -278,8 +282,8 @@ def test_a_loss_is_printed_once_and_whole(capfd: pytest.CaptureFixture[str]) -> 
     assert capfd.readouterr().out.split("\n")[:2] == [f"loss {loss:.3f}", ""]
 
 
-def test_any_number_of_parts_that_divides_the_batch_is_tried() -> None:
-    params, (x, y) = given()
+def test_every_divisor_of_the_batch_is_tried() -> None:
+    params, (x, y) = params_and_batch()
     many = np.concatenate([x, x])[:100]
     closed, inputs = traced(step_of(unrolled), params, (many, np.concatenate([y, y])[:100]))
     whole = plan(steps_of(closed, inputs), engines(1, 1), Planning()).memory
@@ -291,7 +295,7 @@ def test_any_number_of_parts_that_divides_the_batch_is_tried() -> None:
 
 
 @pytest.mark.full  # eleven seconds; tests/planner checks the texts
-def test_what_fits_nowhere_is_said_whatever_is_tried() -> None:
+def test_search_ends_for_every_budget() -> None:
     """Microbatches do not help if activations do not cause the peak memory."""
 
     def step(state: Any, batch: Any) -> Any:
@@ -303,7 +307,7 @@ def test_what_fits_nowhere_is_said_whatever_is_tried() -> None:
         norm = jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
         return loss, (jax.tree.map(lambda p, m: p - 0.1 * m / norm, params, momentum), momentum)
 
-    params, batch = given()
+    params, batch = params_and_batch()
     closed, inputs = traced(step, (params, params), batch)
     for budget in range(1_200_000, 2_400_000, 100_000):
         with contextlib.suppress(PlanError):
@@ -312,7 +316,7 @@ def test_what_fits_nowhere_is_said_whatever_is_tried() -> None:
     assert found.memory.total <= 1_800_000
 
 
-def test_what_layers_leave_of_their_parameters_is_used_again() -> None:
+def test_stored_values_of_parameters_are_reused() -> None:
     """The forward scan stores a scale, shaped like rows, for the backward scan."""
 
     def step(params: Any, batch: Any) -> Any:
@@ -328,4 +332,4 @@ def test_what_layers_leave_of_their_parameters_is_used_again() -> None:
 
     params = np.full((3, WIDTH), 1.5, np.float32), rows_of(3, WIDTH, WIDTH) / 8
     batch = rows_of(8, 5, WIDTH)
-    same(jax.jit(rewriting(step, "", 4))(params, batch), jax.jit(step)(params, batch))
+    assert_same(jax.jit(rewriting(step, "", 4))(params, batch), jax.jit(step)(params, batch))

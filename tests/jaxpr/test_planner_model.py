@@ -215,7 +215,7 @@ IMAGES = floats(2, 8, 8, 4)
         ),
     ],
 )
-def test_what_must_be_cut_alike_is_tied(
+def test_dimensions_sharded_together_are_tied(
     function: Callable[..., Any], arguments: tuple[Any, ...], tied: str
 ) -> None:
     model = traced(lambda carried, read, batch: function(*carried), arguments)
@@ -223,20 +223,20 @@ def test_what_must_be_cut_alike_is_tied(
     assert not [note for note in model.notes if "there is no rule" in note]
 
 
-def test_of_a_split_dimension_the_first_part_is_cut() -> None:
+def test_first_part_of_split_dimension_is_sharded() -> None:
     """Attention heads: a sharded whole dimension is sharded by heads, if there are enough."""
     model = traced(lambda x, _, __: x.reshape(4, 2, 6), floats(4, 12))
     assert ties(model) == "ab"
     assert model.groups[tensor(model, "").value.groups[1]].divisor == 2
 
 
-def test_what_nothing_is_known_of_stays_whole_and_is_noted() -> None:
+def test_unknown_operation_is_not_sharded_and_noted() -> None:
     model = traced(lambda x, _, __: jnp.fft.fft(x).real, floats(4, 6))
     assert ties(model) == "AB"
     assert model.notes == ("there is no rule for the operation fft: its dimensions are not cut",)
 
 
-def test_the_rows_of_a_batch_are_one_group() -> None:
+def test_batch_rows_are_one_group() -> None:
     model = traced(
         lambda w, _, b: (b["x"] @ w).sum() + b["y"].sum(),
         floats(6, 8),
@@ -248,7 +248,7 @@ def test_the_rows_of_a_batch_are_one_group() -> None:
     assert model.batch_groups == set(tensor(model, "['y']").value.groups)
 
 
-def test_inputs_that_the_step_does_not_need_are_told() -> None:
+def test_unused_inputs_are_marked() -> None:
     def step(carried: Any, read: Any, batch: Any) -> Any:
         del read
         return carried["w"] * 2, carried["kept"], (carried["w"] + carried["unused"], batch)[0].shape
@@ -256,8 +256,8 @@ def test_inputs_that_the_step_does_not_need_are_told() -> None:
     model = traced(step, {n: floats(4) for n in ("w", "kept", "unused")}, floats(3), floats(8))
     used = {t.path: t.used for t in model.tensors if t.role == "carried"}
     assert used == {"['kept']": True, "['unused']": False, "['w']": True}
-    laid = ShardedModel(model, Layout(1, 1), states_of(model))
-    assert [laid.device_bytes(t) for t in model.tensors] == [16, 0, 16, 0, 0]
+    sharded = ShardedModel(model, Layout(1, 1), states_of(model))
+    assert [sharded.device_bytes(t) for t in model.tensors] == [16, 0, 16, 0, 0]
 
 
 @pytest.mark.parametrize("kind", ["threefry2x32", "rbg"])
@@ -267,7 +267,7 @@ def test_random_keys_take_the_bytes_of_their_data(kind: str) -> None:
     assert model.tensors[0].value.nbytes == jax.random.key_data(key).nbytes
 
 
-def test_products_cost_two_operations_an_element_of_each_sum() -> None:
+def test_products_cost_two_operations_per_term() -> None:
     product = traced(lambda x, _, b: b @ x, floats(6, 8), (), floats(4, 6))
     assert flops_of(product.ops) == 2 * 4 * 6 * 8
     batched = traced(lambda x, _, b: b @ x, floats(3, 6, 8), (), floats(3, 4, 6))
@@ -275,14 +275,14 @@ def test_products_cost_two_operations_an_element_of_each_sum() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_convolutions_cost_what_their_kernels_have(groups: int) -> None:
+def test_convolution_cost_depends_on_kernel(groups: int) -> None:
     kernel = floats(3, 5, 4 // groups, 8)
     model = traced(lambda k, _, x: conv(x, k, groups), kernel, (), IMAGES)
     results = math.prod((2, 8, 8, 8))
     assert flops_of(model.ops) == 2 * results * 3 * 5 * (4 // groups)
 
 
-def test_the_body_of_a_scan_counts_as_often_as_it_runs() -> None:
+def test_scan_body_counts_once_per_iteration() -> None:
     def layers(w: Any, _: Any, x: Any) -> Any:
         return lax.scan(lambda c, own: (jnp.tanh(c @ own), None), x, w)[0].sum()
 
@@ -292,7 +292,7 @@ def test_the_body_of_a_scan_counts_as_often_as_it_runs() -> None:
     assert flops_of(both.ops) == 3 * flops_of(forward.ops)
 
 
-def test_remat_counts_what_is_made_again() -> None:
+def test_remat_counts_recomputed_operations() -> None:
     def layers(w: Any, _: Any, x: Any) -> Any:
         body = jax.checkpoint(lambda c, own: (jnp.tanh(c @ own), None))
         return lax.scan(body, x, w)[0].sum()
@@ -301,7 +301,7 @@ def test_remat_counts_what_is_made_again() -> None:
     assert flops_of(model.ops) == 4 * 5 * 2 * 4 * 6 * 6
 
 
-def test_remat_around_a_scan_counts_as_much() -> None:
+def test_remat_around_a_scan_counts_recomputation() -> None:
     """JAX turns the checkpoint into a call that names its program differently."""
 
     def layers(w: Any, _: Any, x: Any) -> Any:
@@ -313,7 +313,7 @@ def test_remat_around_a_scan_counts_as_much() -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_nothing_in_these_models_is_unknown(name: str) -> None:
+def test_all_operations_of_test_models_are_known(name: str) -> None:
     model = model_of_program(name)
     assert model.notes == ()
     assert all(t.used for t in model.tensors)

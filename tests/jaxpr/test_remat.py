@@ -88,7 +88,7 @@ def step_of(forward: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def given() -> tuple[Any, Any]:
+def params_and_batch() -> tuple[Any, Any]:
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(2, ROWS, WIDTH)).astype(np.float32)
     return layers(), (rows[0], rows[1])
@@ -101,10 +101,10 @@ def traced(step: Callable[..., Any], params: Any, batch: Any) -> tuple[ClosedJax
 
 
 def steps_of(closed: ClosedJaxpr, inputs: Any) -> Steps:
-    def again(how: Remat, micro: int) -> Model:
+    def remodel(how: Remat, micro: int) -> Model:
         return model_of(rewritten(closed, inputs, how, micro), inputs)
 
-    return Steps(model_of(closed, inputs), again)
+    return Steps(model_of(closed, inputs), remodel)
 
 
 def memory(closed: ClosedJaxpr, inputs: Any, how: Remat) -> PlannedMemory:
@@ -113,13 +113,13 @@ def memory(closed: ClosedJaxpr, inputs: Any, how: Remat) -> PlannedMemory:
 
 @pytest.mark.parametrize("how", ["full", pytest.param("selective", marks=pytest.mark.full)])
 @pytest.mark.parametrize("forward", [unrolled, scanned, checkpointed_scan, dropped_out])
-def test_numbers_are_those_of_what_is_kept(forward: Callable[..., Any], how: Remat) -> None:
-    params, batch = given()
+def test_remat_gives_the_same_results(forward: Callable[..., Any], how: Remat) -> None:
+    params, batch = params_and_batch()
     step = step_of(forward)
     kept = jax.jit(step)(params, batch)
-    again = jax.jit(rewriting(step, how, 1))(params, batch)
-    assert jax.tree.structure(kept) == jax.tree.structure(again)
-    for one, other in zip(jax.tree.leaves(kept), jax.tree.leaves(again), strict=True):
+    recomputed = jax.jit(rewriting(step, how, 1))(params, batch)
+    assert jax.tree.structure(kept) == jax.tree.structure(recomputed)
+    for one, other in zip(jax.tree.leaves(kept), jax.tree.leaves(recomputed), strict=True):
         assert (one.dtype, one.weak_type) == (other.dtype, other.weak_type)
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
@@ -132,13 +132,13 @@ def models(*quick: str) -> pytest.MarkDecorator:
 
 @models("transformer", "CNN", "LSTM")
 @pytest.mark.parametrize("how", ["full", pytest.param("selective", marks=pytest.mark.full)])
-def test_every_model_trains_as_it_does_when_all_is_kept(name: str, how: Remat) -> None:
+def test_every_model_trains_as_without_remat(name: str, how: Remat) -> None:
     losses = {}
-    for made in ("", how):
+    for mode in ("", how):
         program = PROGRAMS[name]
         space: dict[str, Any] = {}
         exec(program.setup, space)
-        losses[made] = one_step(program, space, made)
+        losses[mode] = one_step(program, space, mode)
     assert losses[""] != pytest.approx(0)
     assert losses[how] == pytest.approx(losses[""], rel=1e-5)
 
@@ -171,16 +171,18 @@ def one_step(
 
 
 @pytest.mark.parametrize("forward", [unrolled, scanned])
-def test_it_takes_less_memory(forward: Callable[..., Any]) -> None:
-    closed, inputs = traced(step_of(forward), *given())
-    taken = {how: memory(closed, inputs, how) for how in REMATS}
-    assert taken["full"].activations < taken["selective"].activations < taken[""].activations
-    assert taken["full"].activations < taken[""].activations / 4
-    assert len({memory.arguments for memory in taken.values()}) == 1
+def test_remat_takes_less_memory(forward: Callable[..., Any]) -> None:
+    closed, inputs = traced(step_of(forward), *params_and_batch())
+    memories = {how: memory(closed, inputs, how) for how in REMATS}
+    assert (
+        memories["full"].activations < memories["selective"].activations < memories[""].activations
+    )
+    assert memories["full"].activations < memories[""].activations / 4
+    assert len({memory.arguments for memory in memories.values()}) == 1
 
 
-def test_what_is_made_again_costs_its_time() -> None:
-    closed, inputs = traced(step_of(unrolled), *given())
+def test_recomputed_products_are_counted() -> None:
+    closed, inputs = traced(step_of(unrolled), *params_and_batch())
     flops = {
         how: products(rematerialised(closed, inputs, how)) if how else products(closed)
         for how in REMATS
@@ -194,22 +196,22 @@ def products(closed: ClosedJaxpr) -> int:
     return sum(eqn.primitive.name == "dot_general" for eqn in closed.jaxpr.eqns)
 
 
-def test_cpus_compiler_finds_that_it_was_there_also_of_jaxs_own() -> None:
+def test_cpu_compiler_removes_recomputation() -> None:
     """The compiler removes barriers first. On CPUs remat saves nothing, and is not planned."""
 
-    params, batch = given()
+    params, batch = params_and_batch()
     steps = [step_of(unrolled), step_of(checkpointed), rewriting(step_of(unrolled), "full", 1)]
     programs = [jax.jit(step).lower(params, batch).compile().as_text() for step in steps]
     assert len({program.count(" dot(") for program in programs}) == 1
     assert programs[0].count(" dot(")
 
 
-def test_what_keeps_too_much_is_planned_so_where_it_saves_something() -> None:
-    closed, inputs = traced(step_of(unrolled), *given())
+def test_remat_is_planned_if_it_saves_memory() -> None:
+    closed, inputs = traced(step_of(unrolled), *params_and_batch())
     step = steps_of(closed, inputs)
-    taken = {how: memory(closed, inputs, how) for how in REMATS}
+    memories = {how: memory(closed, inputs, how) for how in REMATS}
     for how in REMATS:
-        available = int(1.05 * (taken[how].total - taken[how].margin))
+        available = int(1.05 * (memories[how].total - memories[how].margin))
         budget = Planning(budget=available, fixed={"micro": 1})
         found = plan(step, hardware("1xA100"), budget)
         assert found.remat == how
@@ -219,19 +221,19 @@ def test_what_keeps_too_much_is_planned_so_where_it_saves_something() -> None:
                 plan(step, engines(1, 1), budget)
 
 
-def test_what_is_made_again_is_no_use_of_the_hardware() -> None:
+def test_recomputation_does_not_count_for_mfu() -> None:
     """MFU does not count recomputed operations."""
-    closed, inputs = traced(step_of(unrolled), *given())
-    kept, again = (
+    closed, inputs = traced(step_of(unrolled), *params_and_batch())
+    kept, recomputed = (
         plan(steps_of(closed, inputs), hardware("1xA100"), Planning(remat=how)).time
         for how in ("", "full")
     )
-    assert again.step > kept.step
-    assert again.mfu * again.step == pytest.approx(kept.mfu * kept.step)
+    assert recomputed.step > kept.step
+    assert recomputed.mfu * recomputed.step == pytest.approx(kept.mfu * kept.step)
 
 
 @pytest.mark.parametrize("how", REMATS[1:])
-def test_at_a_barrier_nothing_is_there_that_is_only_repeated(how: Remat) -> None:
+def test_barriers_do_not_hold_broadcast_values(how: Remat) -> None:
     """XLA would materialise it: for a large vocabulary, another array of the logits' size."""
 
     def step(params: Any, batch: Any) -> Any:
@@ -243,12 +245,12 @@ def test_at_a_barrier_nothing_is_there_that_is_only_repeated(how: Remat) -> None
         loss, grads = jax.value_and_grad(loss_of)(params)
         return loss, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
 
-    params, (x, _) = given()
+    params, (x, _) = params_and_batch()
     batch = x, np.arange(ROWS, dtype=np.int32)[:, None] % WIDTH
     closed, inputs = traced(step, params, batch)
-    again = rewritten(closed, inputs, how, 1)
-    makers = {var: eqn for eqn in again.eqns for var in eqn.outvars}
-    barriers = [eqn for eqn in again.eqns if eqn.primitive.name == "optimization_barrier"]
+    recomputed = rewritten(closed, inputs, how, 1)
+    makers = {var: eqn for eqn in recomputed.eqns for var in eqn.outvars}
+    barriers = [eqn for eqn in recomputed.eqns if eqn.primitive.name == "optimization_barrier"]
     assert barriers
     passed = [makers[var].primitive.name for eqn in barriers for var in eqn.invars if var in makers]
     assert "broadcast_in_dim" not in passed
@@ -268,7 +270,7 @@ masked.defvjp(
 
 
 @pytest.mark.parametrize("how", REMATS[1:])
-def test_what_passes_a_barrier_is_what_is_used_after_it(how: Remat) -> None:
+def test_barrier_outputs_are_all_used(how: Remat) -> None:
     """Includes values that the backward pass recomputes and inputs of the forward pass."""
 
     def step(params: Any, batch: Any) -> Any:
@@ -280,37 +282,37 @@ def test_what_passes_a_barrier_is_what_is_used_after_it(how: Remat) -> None:
 
         return jax.grad(loss_of)(params)
 
-    params, (x, _) = given()
+    params, (x, _) = params_and_batch()
     batch = x, np.ones((ROWS, 1), np.float32)
-    again = rewritten(*traced(step, params, batch), how, 1)
-    used = {id(var) for eqn in again.eqns for var in eqn.invars}
-    barriers = [eqn for eqn in again.eqns if eqn.primitive.name == "optimization_barrier"]
+    recomputed = rewritten(*traced(step, params, batch), how, 1)
+    used = {id(var) for eqn in recomputed.eqns for var in eqn.invars}
+    barriers = [eqn for eqn in recomputed.eqns if eqn.primitive.name == "optimization_barrier"]
     assert barriers
     assert all(id(var) in used for eqn in barriers for var in eqn.outvars)
     kept, made = (jax.jit(s)(params, batch) for s in (step, rewriting(step, how, 1)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), made, kept)
 
 
-def test_what_is_printed_is_printed_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_debug_print_runs_once(capfd: pytest.CaptureFixture[str]) -> None:
     def forward(params: Any, x: Any) -> Any:
         jax.debug.print("forward {}", x.shape[0])
         return unrolled(params, x)
 
-    jax.block_until_ready(jax.jit(rewriting(step_of(forward), "full", 1))(*given()))
+    jax.block_until_ready(jax.jit(rewriting(step_of(forward), "full", 1))(*params_and_batch()))
     jax.effects_barrier()
     assert capfd.readouterr().out.count("forward") == 1
 
 
-def test_what_the_user_makes_again_already_stays_so() -> None:
-    params, batch = given()
+def test_checkpoints_of_the_user_are_kept() -> None:
+    params, batch = params_and_batch()
     step = step_of(checkpointed)
-    kept, again = (jax.jit(s)(params, batch)[0] for s in (step, rewriting(step, "full", 1)))
-    assert float(again) == pytest.approx(float(kept), rel=1e-6)
+    kept, recomputed = (jax.jit(s)(params, batch)[0] for s in (step, rewriting(step, "full", 1)))
+    assert float(recomputed) == pytest.approx(float(kept), rel=1e-6)
     closed, inputs = traced(step, params, batch)
     assert memory(closed, inputs, "full").activations <= memory(closed, inputs, "").activations
 
 
-def test_a_loop_over_micro_batches_is_looked_into() -> None:
+def test_loop_over_microbatches_is_rematerialised() -> None:
     def step(params: Any, batch: Any) -> Any:
         parts = jax.tree.map(lambda rows: rows.reshape(-1, 4, WIDTH).swapaxes(0, 1), batch)
 
@@ -321,14 +323,14 @@ def test_a_loop_over_micro_batches_is_looked_into() -> None:
         zero = jax.tree.map(jnp.zeros_like, params)
         return jax.lax.scan(one, zero, parts)
 
-    params, batch = given()
+    params, batch = params_and_batch()
     closed, inputs = traced(step, params, batch)
     assert memory(closed, inputs, "full").activations < memory(closed, inputs, "").activations / 2
-    kept, again = (jax.jit(s)(params, batch)[1] for s in (step, rewriting(step, "full", 1)))
-    np.testing.assert_allclose(kept, again, rtol=1e-6)
+    kept, recomputed = (jax.jit(s)(params, batch)[1] for s in (step, rewriting(step, "full", 1)))
+    np.testing.assert_allclose(kept, recomputed, rtol=1e-6)
 
 
-def test_stretches_are_as_long_as_takes_least() -> None:
+def test_segments_minimise_memory() -> None:
     """Equal layers give about the root of their number: 2 kept per border, 32 per layer."""
     waiting, crossing = [16, 16] * 64, [64, 2] * 64
     ends = segments(waiting, crossing)
@@ -340,15 +342,15 @@ def test_stretches_are_as_long_as_takes_least() -> None:
     assert segments([], []) == ()
 
 
-def test_a_way_that_cannot_be_had_is_refused() -> None:
-    closed, inputs = traced(step_of(unrolled), *given())
+def test_remat_of_fixed_model_is_refused() -> None:
+    closed, inputs = traced(step_of(unrolled), *params_and_batch())
     with pytest.raises(PlanError, match="this step cannot be rewritten for remat or microbatches"):
         plan(model_of(closed, inputs), hardware("1xA100"), Planning(remat="full"))
 
 
-def test_jaxprs_stay_well_formed() -> None:
+def test_rematerialised_jaxprs_are_well_formed() -> None:
     for forward in (unrolled, scanned, dropped_out):
-        closed, inputs = traced(step_of(forward), *given())
+        closed, inputs = traced(step_of(forward), *params_and_batch())
         for how in REMATS[1:]:
             made = rematerialised(closed, inputs, how)
             jax.extend.core.check_jaxpr(made.jaxpr)

@@ -62,38 +62,38 @@ def verified(forward: Forward, params: Any, *sizes: int, remat: Remat = "", **fi
         (jax.tree_util.keystr(path), "carried")
         for path, _ in jax.tree_util.tree_leaves_with_path(params)
     ]
-    wishes = Planning(verify=True, fixed=fixed, remat=remat)
-    return plan_of(traced, [*inputs, ("x", "batch")], named_target("8xCPU"), wishes, {})
+    planning = Planning(verify=True, fixed=fixed, remat=remat)
+    return plan_of(traced, [*inputs, ("x", "batch")], named_target("8xCPU"), planning, {})
 
 
-def sent(plan: Plan) -> dict[str, int]:
+def bytes_by_collective(plan: Plan) -> dict[str, int]:
     """Return the bytes that the collectives of a plan produce, by kind."""
     assert plan.verified is not None
     return {one.kind: one.bytes for one in plan.verified.collectives}
 
 
 @pytest.mark.parametrize("forward", [scanned, one_by_one, convolved])
-def test_parameters_are_gathered_and_no_rows(forward: Forward) -> None:
+def test_parameters_are_gathered_but_no_rows(forward: Forward) -> None:
     """Without constraints, XLA shards activations like the parameters and gathers the batch."""
     stack = plans.shape(LAYERS, WIDTH, WIDTH)
     params = STACKS if forward is scanned else stack
     plan = verified(forward, params, WIDTH, data=8, zero=3)
-    found = sent(plan)
+    found = bytes_by_collective(plan)
     assert "all-to-all" not in found
     parameters = sum(t.device_bytes for t in plan.tensors if t.role == "parameter")
     assert 0 < found["all-gather"] <= 8 * parameters
 
 
 @pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "full"])
-def test_along_the_sequence_no_parameter_is_gathered(remat: Remat) -> None:
+def test_sequence_parallelism_gathers_no_parameter(remat: Remat) -> None:
     """Without constraints, XLA gathers parameters if activations are larger."""
     whole, cut = (
         verified(scanned, STACKS, LENGTH, WIDTH, remat=remat, data=2, model=4, sequence=sequence)
         for sequence in (0, 1)
     )
     passed = ROWS // 2 * LENGTH * WIDTH * 4
-    assert sent(whole)["all-gather"] == passed, "the batch"
-    assert sent(cut)["all-gather"] == (1 + 3) * passed
+    assert bytes_by_collective(whole)["all-gather"] == passed, "the batch"
+    assert bytes_by_collective(cut)["all-gather"] == (1 + 3) * passed
     for plan in (whole, cut):
         assert plan.verified is not None
         assert plan.verified.arguments == plan.memory.arguments
@@ -115,9 +115,7 @@ def test_along_the_sequence_no_parameter_is_gathered(remat: Remat) -> None:
     ],
     ids=["kernels", "two views", "no rows", "products"],
 )
-def test_under_zero_1_only_gradients_of_kernels_are_said_to_be_whole(
-    forward: Forward, kernels: int
-) -> None:
+def test_zero_1_replicates_only_gradients_of_kernels(forward: Forward, kernels: int) -> None:
     """Images with unknown rows get no constraint: each device would compute all of them."""
     stack = plans.shape(LAYERS, WIDTH, WIDTH)
     rows = plans.shape(ROWS, WIDTH)
@@ -127,10 +125,10 @@ def test_under_zero_1_only_gradients_of_kernels_are_said_to_be_whole(
 
     closed = jax.jit(step).trace(stack, rows).jaxpr
     mesh = jax.sharding.AbstractMesh((8,), ("data",))
-    lie = Lie(mesh, rows=False)
-    laid = with_sharded_products(closed, [("w", "carried"), ("x", "batch")], lie)
-    said = [e for e in laid.jaxpr.eqns if e.primitive.name == "sharding_constraint"]
-    assert len(said) == kernels
-    for constraint in said:
+    constraints = Lie(mesh, rows=False)
+    constrained = with_sharded_products(closed, [("w", "carried"), ("x", "batch")], constraints)
+    found = [e for e in constrained.jaxpr.eqns if e.primitive.name == "sharding_constraint"]
+    assert len(found) == kernels
+    for constraint in found:
         assert constraint.params["sharding"].is_fully_replicated
         assert constraint.invars[0].aval.shape == (4, 4, 64, 64)

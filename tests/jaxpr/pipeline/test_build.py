@@ -11,22 +11,21 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from hypothesis import given as drawn
-from hypothesis import settings
+from hypothesis import given, settings
 
 from nbdist.errors import PlanError
 from nbdist.jaxpr.pipeline.build import layers_of, piped
 from nbdist.jaxpr.planner_model import model_of
 from nbdist.records import GPIPE, Staging
 from nbdist.worker.planning.rewrite import rewriting
-from tests.jaxpr.test_microbatches import rows_of, same
+from tests.jaxpr.test_microbatches import assert_same, rows_of
 from tests.jaxpr.test_remat import (
     LAYERS,
     ROWS,
     WIDTH,
     block,
-    given,
     one_step,
+    params_and_batch,
     scanned,
     step_of,
     traced,
@@ -63,7 +62,7 @@ def training(forward: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def alike(
+def assert_same_in_stages(
     step: Callable[..., Any],
     params: Any,
     batch: Any,
@@ -73,27 +72,32 @@ def alike(
     staging: Staging = GPIPE,
 ) -> None:
     made = jax.jit(rewriting(step, remat, micro, stages, staging=staging))(params, batch)
-    same(made, jax.jit(step)(params, batch))
+    assert_same(made, jax.jit(step)(params, batch))
 
 
 @settings(max_examples=5, deadline=None)
-@drawn(stages=st.integers(2, 4), micro=st.integers(1, 6), per=st.integers(1, 3))
-def test_numbers_are_those_of_one_stage(stages: int, micro: int, per: int) -> None:
+@given(stages=st.integers(2, 4), micro=st.integers(1, 6), per=st.integers(1, 3))
+def test_stages_give_the_results_of_one_stage(stages: int, micro: int, per: int) -> None:
     def forward(params: Any, x: Any) -> Any:
         return jax.lax.scan(lambda x, p: (block(x, p), None), x, params)[0], None, 0.0
 
     rows = rows_of(2, 2 * micro, 3, 5)
-    alike(training(forward), stacked(stages * per), (rows[0], rows[1]), stages, micro)
+    assert_same_in_stages(
+        training(forward), stacked(stages * per), (rows[0], rows[1]), stages, micro
+    )
 
 
 @pytest.mark.parametrize("remat", ["", "selective", "full"])
-def test_numbers_are_the_same_whatever_is_made_again(remat: Remat) -> None:
+def test_remat_in_stages_gives_the_same_results(remat: Remat) -> None:
     step = step_of(scanned)
-    same(jax.jit(rewriting(step, remat, 4, 3))(*given()), jax.jit(step)(*given()))
+    assert_same(
+        jax.jit(rewriting(step, remat, 4, 3))(*params_and_batch()),
+        jax.jit(step)(*params_and_batch()),
+    )
 
 
 @pytest.mark.parametrize("remat", ["", pytest.param("full", marks=pytest.mark.full)])
-def test_a_transformer_trains_as_in_one_stage(remat: Remat) -> None:
+def test_transformer_trains_as_in_one_stage(remat: Remat) -> None:
     program = PROGRAMS["tied transformer"]
 
     def trained(stages: int) -> float:
@@ -105,7 +109,7 @@ def test_a_transformer_trains_as_in_one_stage(remat: Remat) -> None:
 
 
 @pytest.mark.parametrize("name", ["transformer", "LSTM", "experts", "U-Net"])
-def test_without_a_scan_over_layers_how_to_write_one_is_said(name: str) -> None:
+def test_step_without_layer_scan_gets_an_example(name: str) -> None:
     """A scan over time does not count: each of its iterations reads its own rows."""
     program = PROGRAMS[name]
     space: dict[str, Any] = {}
@@ -114,37 +118,37 @@ def test_without_a_scan_over_layers_how_to_write_one_is_said(name: str) -> None:
         one_step(program, space, "", 4, 2)
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_what_goes_through_layers_beside_rows(again: bool) -> None:
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_layers_carry_keys_sums_and_shared_weights(checkpointed: bool) -> None:
     """Include keys, accumulated sums, masks, shared weights and reused results of each layer."""
 
     def layer(shared: Any, mask: Any, carry: Any, own: Any) -> Any:
         x, key, count, loss = carry
         key, noise = jax.random.split(key)
-        made = block(x, own) * mask[:, None] + x @ shared / (count + 1)
-        made += 0.1 * jax.random.normal(noise, made.shape[-1:])
-        return (made, key, count + 1, loss + (made**2).sum()), (made, own["up"].sum())
+        out_rows = block(x, own) * mask[:, None] + x @ shared / (count + 1)
+        out_rows += 0.1 * jax.random.normal(noise, out_rows.shape[-1:])
+        return (out_rows, key, count + 1, loss + (out_rows**2).sum()), (out_rows, own["up"].sum())
 
     def forward(params: Any, x: Any) -> Any:
         own, shared = params
         mask = (x[:, 0] > 0).astype(x.dtype)
-        one = lambda carry, own: layer(shared, mask, carry, own)  # noqa: E731
+        layer_step = lambda carry, own: layer(shared, mask, carry, own)  # noqa: E731
         start = x, jax.random.key(3), 0, jnp.float32(0.5)
         (out, key, count, loss), (hidden, sums) = jax.lax.scan(
-            jax.checkpoint(one) if again else one, start, own
+            jax.checkpoint(layer_step) if checkpointed else layer_step, start, own
         )
         more = hidden, sums, count, jax.random.key_data(key)
         return out + hidden[1], more, 0.01 * loss + (hidden[2] ** 2).mean()
 
     params, step = (stacked(6), rows_of(5, 5)), training(forward)
     batch = rows_of(12, 5), rows_of(2, 12, 5)[1]
-    alike(step, params, batch, 3, 4)
+    assert_same_in_stages(step, params, batch, 3, 4)
     assert layers_of(*traced(step, params, batch)) == (6, 6)
 
 
-@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize("checkpointed", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.parametrize("remat", ["", "full"])
-def test_dropouts_are_those_of_the_whole_batch(again: bool, remat: Remat) -> None:
+def test_dropout_matches_the_whole_batch(checkpointed: bool, remat: Remat) -> None:
     def forward(params: Any, x: Any) -> Any:
         def layer(carry: Any, own: Any) -> Any:
             h, key = carry
@@ -156,17 +160,17 @@ def test_dropouts_are_those_of_the_whole_batch(again: bool, remat: Remat) -> Non
             return (h + 0.1 * jax.random.normal(noise, h.shape), key), None
 
         keys = jax.random.split(jax.random.key(1), 4)
-        run = jax.checkpoint(layer) if again else layer
+        run = jax.checkpoint(layer) if checkpointed else layer
         (out, _), _ = jax.lax.scan(run, (x, jax.random.key(2)), (params, keys))
         return out, None, 0.0
 
     rows, step = rows_of(2, 8, 3, 5), training(forward)
     made = jax.jit(rewriting(step, remat, 4, 2))(stacked(4), (rows[0], rows[1]))
-    same(made, jax.jit(step)(stacked(4), (rows[0], rows[1])))
+    assert_same(made, jax.jit(step)(stacked(4), (rows[0], rows[1])))
 
 
 @pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "full"])
-def test_a_sum_that_layers_add_to_may_begin_as_a_number(remat: Remat) -> None:
+def test_accumulated_sum_may_start_as_a_number(remat: Remat) -> None:
     def forward(params: Any, x: Any) -> Any:
         def layer(carry: Any, own: Any) -> Any:
             h, loss = carry
@@ -178,11 +182,11 @@ def test_a_sum_that_layers_add_to_may_begin_as_a_number(remat: Remat) -> None:
 
     rows, step = rows_of(2, 8, 5), training(forward)
     made = jax.jit(rewriting(step, remat, 4, 2))(stacked(4), (rows[0], rows[1]))
-    same(made, jax.jit(step)(stacked(4), (rows[0], rows[1])))
+    assert_same(made, jax.jit(step)(stacked(4), (rows[0], rows[1])))
 
 
 @pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "full"])
-def test_layers_may_be_one_of_several_kinds(remat: Remat) -> None:
+def test_layers_may_branch_by_kind(remat: Remat) -> None:
     def forward(params: Any, x: Any) -> Any:
         def layer(h: Any, at: Any) -> Any:
             own, is_first = at
@@ -194,10 +198,10 @@ def test_layers_may_be_one_of_several_kinds(remat: Remat) -> None:
 
     rows, step = rows_of(2, 8, 5), training(forward)
     made = jax.jit(rewriting(step, remat, 4, 2))(stacked(4), (rows[0], rows[1]))
-    same(made, jax.jit(step)(stacked(4), (rows[0], rows[1])))
+    assert_same(made, jax.jit(step)(stacked(4), (rows[0], rows[1])))
 
 
-def test_a_branch_that_depends_on_the_batch_is_refused() -> None:
+def test_branch_on_the_batch_is_refused() -> None:
     def step(params: Any, batch: Any) -> Any:
         def layer(h: Any, own: Any) -> Any:
             made = jax.lax.cond(h.sum() > 0, lambda h: block(h, own), lambda h: h, h)
@@ -209,7 +213,7 @@ def test_a_branch_that_depends_on_the_batch_is_refused() -> None:
         layers_of(*traced(step, stacked(4), rows_of(8, 5)))
 
 
-def test_other_scans_are_left_as_they_stand() -> None:
+def test_other_scans_are_unchanged() -> None:
     """Check a scan of a single layer, and one over time in a checkpoint."""
 
     def forward(params: Any, x: Any) -> Any:
@@ -229,20 +233,20 @@ def test_other_scans_are_left_as_they_stand() -> None:
 
     rows, params = rows_of(2, 8, 3, 5), (stacked(1), stacked(4))
     step = training(forward)
-    alike(step, params, (rows[0], rows[1]), 2, 4)
+    assert_same_in_stages(step, params, (rows[0], rows[1]), 2, 4)
     assert layers_of(*traced(step, params, (rows[0], rows[1]))) == (4, 4)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 6])
-def test_a_last_batch_may_have_fewer_rows(rows: int) -> None:
+def test_last_batch_may_have_fewer_rows(rows: int) -> None:
     """Rows that microbatches do not divide pass the layers as one batch."""
     step = step_of(scanned)
-    params, (x, y) = given()
+    params, (x, y) = params_and_batch()
     few = x[:rows], y[:rows]
-    same(jax.jit(rewriting(step, "", 4, 3))(params, few), jax.jit(step)(params, few))
+    assert_same(jax.jit(rewriting(step, "", 4, 3))(params, few), jax.jit(step)(params, few))
 
 
-def test_an_encoder_and_a_decoder_that_sees_all_of_it() -> None:
+def test_encoder_and_decoder_with_attention() -> None:
     def forward(params: Any, x: Any) -> Any:
         first, second = params
         seen, _ = jax.lax.scan(lambda h, p: (block(h, p), None), x, first)
@@ -256,11 +260,11 @@ def test_an_encoder_and_a_decoder_that_sees_all_of_it() -> None:
 
     rows, params = rows_of(2, 8, 3, 5), (stacked(4), stacked(2))
     step = training(forward)
-    alike(step, params, (rows[0], rows[1]), 2, 4)
+    assert_same_in_stages(step, params, (rows[0], rows[1]), 2, 4)
     assert sorted(layers_of(*traced(step, params, (rows[0], rows[1])))) == [2, 2, 4, 4]
 
 
-def test_layers_of_which_each_goes_through_time() -> None:
+def test_layers_may_scan_over_time() -> None:
     def forward(params: Any, x: Any) -> Any:
         def layer(h: Any, p: Any) -> Any:
             def later(state: Any, now: Any) -> Any:
@@ -274,11 +278,11 @@ def test_layers_of_which_each_goes_through_time() -> None:
         return jax.lax.scan(layer, x, params)[0], None, 0.0
 
     rows = rows_of(2, 8, 3, 5)
-    alike(training(forward), stacked(4), (rows[0], rows[1]), 2, 4)
+    assert_same_in_stages(training(forward), stacked(4), (rows[0], rows[1]), 2, 4)
     assert layers_of(*traced(training(forward), stacked(4), (rows[0], rows[1]))) == (4, 4)
 
 
-def test_each_layers_rows_of_its_own_and_a_forward_pass_alone() -> None:
+def test_stacked_layer_results_without_gradients() -> None:
     def step(params: Any, batch: Any) -> Any:
         x, y = batch
         out, hidden = jax.lax.scan(lambda h, p: (block(h, p), h), x, params)
@@ -288,11 +292,11 @@ def test_each_layers_rows_of_its_own_and_a_forward_pass_alone() -> None:
         return out, back, hidden
 
     rows = rows_of(2, 8, 5)
-    alike(step, stacked(4), (rows[0], rows[1]), 2, 4)
+    assert_same_in_stages(step, stacked(4), (rows[0], rows[1]), 2, 4)
     assert layers_of(*traced(step, stacked(4), (rows[0], rows[1]))) == (4, 4)
 
 
-def test_idle_stages_leave_nothing_behind() -> None:
+def test_idle_stages_do_not_change_results() -> None:
     """Idle stages compute on another microbatch; a layer may yield NaN there."""
 
     def forward(params: Any, x: Any) -> Any:
@@ -312,10 +316,10 @@ def test_idle_stages_leave_nothing_behind() -> None:
     step = training(forward)
     made = jax.jit(rewriting(step, "", 2, 4))(stacked(4), (rows[0], rows[1]))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(made))
-    alike(step, stacked(4), (rows[0], rows[1]), 4, 2)
+    assert_same_in_stages(step, stacked(4), (rows[0], rows[1]), 4, 2)
 
 
-def test_parameters_in_a_narrower_type_are_cast_once() -> None:
+def test_parameters_may_be_cast_to_bfloat16() -> None:
     def forward(params: Any, x: Any) -> Any:
         def layer(x: Any, p: Any) -> Any:
             p = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), p)
@@ -326,10 +330,10 @@ def test_parameters_in_a_narrower_type_are_cast_once() -> None:
     rows = rows_of(2, 8, 5)
     step, batch = training(forward), (rows[0], rows[1])
     made = jax.jit(rewriting(step, "", 4, 2))(stacked(4), batch)
-    same(made, jax.jit(step)(stacked(4), batch), rtol=2e-2)
+    assert_same(made, jax.jit(step)(stacked(4), batch), rtol=2e-2)
 
 
-def test_flax_and_optax_around_it() -> None:
+def test_flax_and_optax_step_runs_in_stages() -> None:
     class Layer(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:
             self.norm = nnx.LayerNorm(8, rngs=rngs)
@@ -385,7 +389,7 @@ def layered(layer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("layer", "says"),
+    ("layer", "message"),
     [
         (lambda x, s, p: (x - x.mean(0) + block(x, p), s), "needs the sum over all rows"),
         (
@@ -401,39 +405,41 @@ def layered(layer: Callable[..., Any]) -> Callable[..., Any]:
         (lambda x, s, p: (block(x, p), x.sum()), "uses a sum over all rows for more than adding"),
     ],
 )
-def test_layers_that_mix_rows_are_refused(layer: Callable[..., Any], says: str) -> None:
+def test_layers_that_mix_rows_are_refused(layer: Callable[..., Any], message: str) -> None:
     closed, inputs = traced(layered(layer), stacked(4), rows_of(8, 5))
-    with pytest.raises(PlanError, match=f"the scan over 4 layers cannot run in .*: .*{says}"):
+    with pytest.raises(PlanError, match=f"the scan over 4 layers cannot run in .*: .*{message}"):
         piped(closed, inputs, 2, 4)
-    with pytest.raises(PlanError, match=says):
+    with pytest.raises(PlanError, match=message):
         layers_of(closed, inputs)
 
 
-def test_what_does_not_divide_is_refused_with_what_does() -> None:
-    closed, inputs = traced(step_of(scanned), *given())
+def test_indivisible_sizes_are_refused_with_alternatives() -> None:
+    closed, inputs = traced(step_of(scanned), *params_and_batch())
     assert set(layers_of(closed, inputs)) == {LAYERS}
     with pytest.raises(PlanError, match=rf"{LAYERS} layers .* 5 stages: stack 20 or 25"):
         piped(closed, inputs, 5, 4)
     with pytest.raises(PlanError, match=rf"{ROWS} rows .* micro=6: .* 2, 4, 8, 16, 32, 64, or"):
         piped(closed, inputs, 2, 6)
-    closed, inputs = traced(step_of(unrolled), *given())
+    closed, inputs = traced(step_of(unrolled), *params_and_batch())
     with pytest.raises(PlanError, match="no scan over layers"):
         layers_of(closed, inputs)
 
 
-def test_a_checkpoint_around_all_layers_is_refused() -> None:
+def test_checkpoint_around_all_layers_is_refused() -> None:
     step = step_of(jax.checkpoint(scanned))
-    closed, inputs = traced(step, *given())
+    closed, inputs = traced(step, *params_and_batch())
     assert model_of(closed, inputs).ops
-    same(jax.jit(rewriting(step, "full", 1))(*given()), jax.jit(step)(*given()))
+    assert_same(
+        jax.jit(rewriting(step, "full", 1))(*params_and_batch()), jax.jit(step)(*params_and_batch())
+    )
     with pytest.raises(PlanError, match=r"checkpoint the layer instead"):
         piped(closed, inputs, 2, 4)
 
 
-def test_what_a_stage_keeps_is_of_its_own_layers() -> None:
+def test_stage_keeps_only_results_of_its_layers() -> None:
     """Each stack of layer results has a stage dimension; no value holds all layers."""
     stages, micro = 4, 8
-    closed, inputs = traced(step_of(scanned), *given())
+    closed, inputs = traced(step_of(scanned), *params_and_batch())
     made = piped(closed, inputs, stages, micro)
     shapes = {var.aval.shape for eqn in made.jaxpr.eqns for var in eqn.outvars}
     ticks, part = micro + stages - 1, ROWS // micro

@@ -7,17 +7,25 @@ from typing import TYPE_CHECKING, Any
 import hypothesis.strategies as st
 import jax
 import pytest
-from hypothesis import given as drawn
-from hypothesis import settings
+from hypothesis import given, settings
 
 from nbdist.errors import PlanError
 from nbdist.jaxpr.pipeline.build import piped
 from nbdist.records import Staging
-from tests.jaxpr.pipeline.test_build import alike, stacked, training
+from tests.jaxpr.pipeline.test_build import assert_same_in_stages, stacked, training
 from tests.jaxpr.pipeline.test_mesh import on_eight_devices
-from tests.jaxpr.pipeline.test_one_f_one_b import beside_rows, given_beside, through
+from tests.jaxpr.pipeline.test_one_f_one_b import beside_rows, params_and_batch_beside_rows, through
 from tests.jaxpr.test_microbatches import rows_of
-from tests.jaxpr.test_remat import ROWS, WIDTH, block, given, one_step, scanned, step_of, traced
+from tests.jaxpr.test_remat import (
+    ROWS,
+    WIDTH,
+    block,
+    one_step,
+    params_and_batch,
+    scanned,
+    step_of,
+    traced,
+)
 from tests.plan_programs import PROGRAMS
 
 if TYPE_CHECKING:
@@ -28,43 +36,47 @@ SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b")
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @settings(max_examples=4, deadline=None)
-@drawn(
+@given(
     stages=st.integers(2, 4),
     rounds=st.integers(2, 3),
     turns=st.integers(1, 3),
     per=st.integers(1, 2),
 )
-def test_numbers_are_those_of_one_stage(
+def test_interleaving_gives_the_results_of_one_stage(
     schedule: Schedule, stages: int, rounds: int, turns: int, per: int
 ) -> None:
     rows = rows_of(2, 2 * turns * stages, 3, 5)
     step = training(lambda params, x: (through(params, x), None, 0.0))
     own = stacked(stages * rounds * per), (rows[0], rows[1])
-    alike(step, *own, stages, turns * stages, "", Staging(schedule, rounds))
+    assert_same_in_stages(step, *own, stages, turns * stages, "", Staging(schedule, rounds))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("remat", ["selective", "full"])
-def test_numbers_are_the_same_whatever_is_made_again(schedule: Schedule, remat: Remat) -> None:
-    alike(step_of(scanned), *given(), 3, 6, remat, Staging(schedule, 2))
+def test_remat_with_interleaving_gives_the_same_results(schedule: Schedule, remat: Remat) -> None:
+    assert_same_in_stages(step_of(scanned), *params_and_batch(), 3, 6, remat, Staging(schedule, 2))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_what_goes_through_layers_beside_rows(schedule: Schedule) -> None:
-    alike(beside_rows, *given_beside(8), 2, 4, "", Staging(schedule, 2))
-    alike(beside_rows, *given_beside(8), 2, 8, "full", Staging(schedule, 4))
+def test_layers_carry_keys_sums_and_shared_weights(schedule: Schedule) -> None:
+    assert_same_in_stages(
+        beside_rows, *params_and_batch_beside_rows(8), 2, 4, "", Staging(schedule, 2)
+    )
+    assert_same_in_stages(
+        beside_rows, *params_and_batch_beside_rows(8), 2, 8, "full", Staging(schedule, 4)
+    )
 
 
-def test_each_layers_rows_of_its_own_and_a_forward_pass_alone() -> None:
+def test_stacked_layer_results_without_gradients() -> None:
     def step(params: Any, batch: Any) -> Any:
         out, each = jax.lax.scan(lambda x, p: (block(x, p), x), batch[0], params)
         return out, each, each.mean((1, 2))
 
     rows = rows_of(2, 8, 5)
-    alike(step, stacked(12), (rows[0], rows[1]), 2, 4, "", Staging("gpipe", 3))
+    assert_same_in_stages(step, stacked(12), (rows[0], rows[1]), 2, 4, "", Staging("gpipe", 3))
 
 
-def test_a_transformer_trains_as_in_one_stage() -> None:
+def test_transformer_trains_as_in_one_stage() -> None:
     program = PROGRAMS["tied transformer"]
 
     def trained(stages: int, staging: Staging) -> float:
@@ -78,7 +90,7 @@ def test_a_transformer_trains_as_in_one_stage() -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_block_goes_to_its_stage_and_its_gradient_back_once(schedule: Schedule) -> None:
+def test_each_block_and_its_gradient_is_sent_once(schedule: Schedule) -> None:
     """One message per block; within ticks only neighbours send, and no parameter moves."""
     found = on_eight_devices(
         f"""
@@ -102,14 +114,14 @@ def test_a_block_goes_to_its_stage_and_its_gradient_back_once(schedule: Schedule
 
 
 @pytest.mark.parametrize("rows", [8, 6])
-def test_a_last_batch_may_have_fewer_rows(rows: int) -> None:
+def test_last_batch_may_have_fewer_rows(rows: int) -> None:
     """Six rows do not divide into turns of four microbatches."""
     step = training(lambda params, x: (through(params, x), None, 0.0))
     own = rows_of(2, rows, 5)
-    alike(step, stacked(8), (own[0], own[1]), 4, 8, "", Staging("gpipe", 2))
+    assert_same_in_stages(step, stacked(8), (own[0], own[1]), 4, 8, "", Staging("gpipe", 2))
 
 
-def test_what_does_not_divide_is_refused() -> None:
+def test_indivisible_sizes_are_refused() -> None:
     step = training(lambda params, x: (through(params, x), None, 0.0))
     rows = rows_of(2, 12, 5)
     closed, inputs = traced(step, stacked(8), (rows[0], rows[1]))

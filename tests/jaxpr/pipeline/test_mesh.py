@@ -78,7 +78,7 @@ def on_eight_devices(code: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_neighbours_send_and_no_parameter_moves() -> None:
+def test_only_neighbours_send_and_no_parameter_moves() -> None:
     found = on_eight_devices(
         """
         pattern = r"= (.*?) (all-gather|all-to-all|collective-permute|all-reduce)\\(.*op_name=(.*)"
@@ -90,19 +90,19 @@ def test_neighbours_send_and_no_parameter_moves() -> None:
         """
     )
     part = [1, 1, ROWS // 4 // 2, WIDTH]  # rows of a microbatch on one device of a stage
-    for of_one in found:
-        in_ticks = [(kind, shape) for kind, shape, is_within in of_one if is_within]
+    for collectives in found:
+        in_ticks = [(kind, shape) for kind, shape, is_within in collectives if is_within]
         assert {kind for kind, _ in in_ticks} == {"all-reduce", "collective-permute"}
         # Only activations: gradients are summed over data once, after all ticks.
         assert all(shape == part for _, shape in in_ticks)
-        after = [(kind, shape) for kind, shape, is_within in of_one if not is_within]
+        after = [(kind, shape) for kind, shape, is_within in collectives if not is_within]
         assert {kind for kind, _ in after} == {"all-reduce", "all-gather"}
         # The first stage gathers the rows of all microbatches at once.
         assert [shape for kind, shape in after if kind == "all-gather"] == [[4, *part[1:]]]
         assert ("all-reduce", [1, 4, WIDTH, 2 * WIDTH]) in after
 
 
-def test_what_is_no_layer_is_done_once() -> None:
+def test_head_is_computed_once() -> None:
     """Each stage computes the head for its own rows."""
     shapes = on_eight_devices(
         """
@@ -123,7 +123,7 @@ def test_what_is_no_layer_is_done_once() -> None:
     assert shapes == [[ROWS // 8, 512]]
 
 
-def test_a_device_keeps_what_its_own_layers_leave() -> None:
+def test_device_keeps_only_results_of_its_layers() -> None:
     one, four = on_eight_devices(
         """
         def temporaries(axes):
@@ -136,11 +136,11 @@ def test_a_device_keeps_what_its_own_layers_leave() -> None:
     assert four < 0.7 * one
 
 
-def test_a_layer_may_say_how_it_is_cut() -> None:
+def test_layer_may_constrain_its_sharding() -> None:
     on_eight_devices("CUT = P('data', 'model')\non((2, 2, 2))\nprint(0)")
 
 
-def test_rows_that_devices_do_not_divide_are_right_all_the_same() -> None:
+def test_rows_not_divisible_by_devices_are_correct() -> None:
     on_eight_devices(
         """
         batch = tuple(rows[:12] for rows in batch)

@@ -10,14 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given as drawn
-from hypothesis import settings
+from hypothesis import given, settings
 
 from nbdist.errors import PlanError
 from nbdist.jaxpr.pipeline.build import check_alternates, piped
 from nbdist.records import Staging
-from tests.jaxpr.pipeline.test_build import alike as trains_alike
-from tests.jaxpr.pipeline.test_build import stacked, training
+from tests.jaxpr.pipeline.test_build import assert_same_in_stages, stacked, training
 from tests.jaxpr.pipeline.test_mesh import on_eight_devices
 from tests.jaxpr.test_microbatches import rows_of
 from tests.jaxpr.test_remat import (
@@ -25,8 +23,8 @@ from tests.jaxpr.test_remat import (
     ROWS,
     WIDTH,
     block,
-    given,
     one_step,
+    params_and_batch,
     scanned,
     step_of,
     traced,
@@ -43,30 +41,30 @@ def through(params: Any, x: Any) -> Any:
     return jax.lax.scan(lambda x, p: (block(x, p), None), x, params)[0]
 
 
-alike = partial(trains_alike, staging=Staging("1f1b"))
+assert_same_in_1f1b = partial(assert_same_in_stages, staging=Staging("1f1b"))
 
 
 @settings(max_examples=5, deadline=None)
-@drawn(
+@given(
     stages=st.integers(2, 4),
     micro=st.integers(2, 9),
     per=st.integers(1, 2),
     own=st.sampled_from([1, 2, 3, 4]),
 )
-def test_numbers_are_those_of_one_stage(stages: int, micro: int, per: int, own: int) -> None:
+def test_1f1b_gives_the_results_of_one_stage(stages: int, micro: int, per: int, own: int) -> None:
     """Include fewer microbatches than stages, more than are stored, and uneven row counts."""
     rows = rows_of(2, own * micro, 3, 5)
     step = training(lambda params, x: (through(params, x), None, 0.0))
-    alike(step, stacked(stages * per), (rows[0], rows[1]), stages, micro)
+    assert_same_in_1f1b(step, stacked(stages * per), (rows[0], rows[1]), stages, micro)
 
 
 @pytest.mark.parametrize("remat", ["", pytest.param("selective", marks=pytest.mark.full), "full"])
-def test_numbers_are_the_same_whatever_is_made_again(remat: Remat) -> None:
-    alike(step_of(scanned), *given(), 3, 8, remat)
+def test_remat_with_1f1b_gives_the_same_results(remat: Remat) -> None:
+    assert_same_in_1f1b(step_of(scanned), *params_and_batch(), 3, 8, remat)
 
 
 @pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "full"])
-def test_a_transformer_trains_as_in_one_stage(remat: Remat) -> None:
+def test_transformer_trains_as_in_one_stage(remat: Remat) -> None:
     program = PROGRAMS["tied transformer"]
 
     def trained(stages: int) -> float:
@@ -77,7 +75,7 @@ def test_a_transformer_trains_as_in_one_stage(remat: Remat) -> None:
     assert trained(2) == pytest.approx(trained(1), rel=1e-5)
 
 
-def _beside(params: Any, batch: Any) -> Any:
+def _loss_beside_rows(params: Any, batch: Any) -> Any:
     own, shared, head = params
     x, weights = batch
     mask = (x[:, 0] > 0).astype(x.dtype)
@@ -99,23 +97,23 @@ def _beside(params: Any, batch: Any) -> Any:
 
 def beside_rows(params: Any, batch: Any) -> Any:
     """Step with keys, accumulated sums, masks, shared weights and a loss over all rows."""
-    found, grads = jax.value_and_grad(_beside, has_aux=True)(params, batch)
+    found, grads = jax.value_and_grad(_loss_beside_rows, has_aux=True)(params, batch)
     loss, (logits, sums, count, key, each) = found
     new = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
     return loss, logits.mean(0), each, sums, count, jax.random.key_data(key), new
 
 
-def given_beside(layers: int) -> tuple[Any, Any]:
+def params_and_batch_beside_rows(layers: int) -> tuple[Any, Any]:
     params = stacked(layers), rows_of(5, 5), rows_of(3, 5, 5)[0]
     return params, (rows_of(16, 5), np.abs(rows_of(2, 16)[1]))
 
 
 @pytest.mark.parametrize("remat", ["", "full"])
-def test_what_goes_through_layers_beside_rows(remat: Remat) -> None:
-    alike(beside_rows, *given_beside(6), 3, 8, remat)
+def test_layers_carry_keys_sums_and_shared_weights(remat: Remat) -> None:
+    assert_same_in_1f1b(beside_rows, *params_and_batch_beside_rows(6), 3, 8, remat)
 
 
-def test_the_loss_may_be_made_piece_by_piece() -> None:
+def test_loss_may_be_computed_in_pieces() -> None:
     """The loss scans over pieces of the sequence and accumulates the gradients of their logits."""
 
     def forward(params: Any, x: Any) -> Any:
@@ -132,11 +130,11 @@ def test_the_loss_may_be_made_piece_by_piece() -> None:
 
     rows = rows_of(2, 8, 6, 5)
     params = stacked(4), rows_of(5, 9)
-    alike(training(forward), params, (rows[0], rows[1]), 2, 4)
+    assert_same_in_1f1b(training(forward), params, (rows[0], rows[1]), 2, 4)
 
 
 @pytest.mark.parametrize("micro", [4, 8])
-def test_what_is_put_together_of_no_rows_is_made_beforehand(micro: int) -> None:
+def test_constants_of_row_count_are_computed_before(micro: int) -> None:
     """Weights of the first rows, and weights that vary from row to row."""
 
     def forward(params: Any, x: Any) -> Any:
@@ -146,11 +144,11 @@ def test_what_is_put_together_of_no_rows_is_made_beforehand(micro: int) -> None:
         return out * jnp.linspace(0, 1, 8)[:, None], (each * first).sum() / 3, 0.0
 
     rows = rows_of(2, 8, 5)
-    alike(training(forward), stacked(4), (rows[0], rows[1]), 2, micro)
+    assert_same_in_1f1b(training(forward), stacked(4), (rows[0], rows[1]), 2, micro)
 
 
 @pytest.mark.parametrize("remat", ["", pytest.param("selective", marks=pytest.mark.full), "full"])
-def test_masks_and_what_layers_all_see_do_not_wait_for_the_layers(remat: Remat) -> None:
+def test_masks_and_shared_inputs_do_not_wait_for_layers(remat: Remat) -> None:
     def step(params: Any, batch: Any) -> Any:
         x, labels = batch
 
@@ -172,10 +170,10 @@ def test_masks_and_what_layers_all_see_do_not_wait_for_the_layers(remat: Remat) 
         return loss, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
 
     labels = np.random.default_rng(0).integers(0, 3, (16, 3))
-    alike(step, (stacked(6), rows_of(5, 5)), (rows_of(16, 3, 5), labels), 3, 8, remat)
+    assert_same_in_1f1b(step, (stacked(6), rows_of(5, 5)), (rows_of(16, 3, 5), labels), 3, 8, remat)
 
 
-def test_idle_stages_leave_nothing_behind() -> None:
+def test_idle_stages_do_not_change_results() -> None:
     def forward(params: Any, x: Any) -> Any:
         def layer(carry: Any, p: Any) -> Any:
             h, count = carry
@@ -188,12 +186,12 @@ def test_idle_stages_leave_nothing_behind() -> None:
         return out, None, 0.0
 
     rows = rows_of(2, 8, 5)
-    alike(training(forward), stacked(4), (rows[0], rows[1]), 4, 4)
+    assert_same_in_1f1b(training(forward), stacked(4), (rows[0], rows[1]), 4, 4)
 
 
-def test_a_stage_keeps_as_many_microbatches_as_are_under_way() -> None:
+def test_stage_keeps_only_microbatches_in_flight() -> None:
     stages, micro = 4, 16
-    closed, inputs = traced(step_of(scanned), *given())
+    closed, inputs = traced(step_of(scanned), *params_and_batch())
     made = piped(closed, inputs, stages, micro, Staging("1f1b"))
     scans = [eqn for eqn in made.jaxpr.eqns if eqn.primitive.name == "scan"]
     assert [eqn.params["length"] for eqn in scans] == [stages - 1, 1, stages - 1]
@@ -229,7 +227,7 @@ def weighed(params: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("forward", "says"),
+    ("forward", "message"),
     [
         (twice, "the step needs exactly one scan over layers and its backward pass"),
         (hidden, "stacked results of layers are used outside of the backward pass"),
@@ -237,9 +235,7 @@ def weighed(params: Any, x: Any) -> Any:
         (weighed, "the backward pass needs a sum over all rows of the layers' results"),
     ],
 )
-def test_steps_whose_microbatches_wait_for_each_other_are_refused(
-    forward: Callable[..., Any], says: str
-) -> None:
+def test_dependent_microbatches_are_refused(forward: Callable[..., Any], message: str) -> None:
     step = training(lambda params, x: (forward(params, x), None, 0.0))
     rows = rows_of(2, 8, 5)
     closed, inputs = traced(step, stacked(4), (rows[0], rows[1]))
@@ -248,11 +244,11 @@ def test_steps_whose_microbatches_wait_for_each_other_are_refused(
         lambda: check_alternates(closed, inputs),
         lambda: piped(closed, inputs, 2, 4, Staging("1f1b")),
     ):
-        with pytest.raises(PlanError, match=f"no 1F1B: .*{says}"):
+        with pytest.raises(PlanError, match=f"no 1F1B: .*{message}"):
             refused()
 
 
-def test_a_step_without_a_way_back_is_refused() -> None:
+def test_step_without_backward_pass_is_refused() -> None:
     closed, inputs = traced(lambda params, x: through(params, x).sum(), stacked(4), rows_of(8, 5))
     with pytest.raises(
         PlanError,
@@ -274,7 +270,7 @@ SCHEDULE = "1f1b"
 """
 
 
-def test_neighbours_send_and_what_is_between_is_shared_out() -> None:
+def test_only_neighbours_send_and_stages_share_the_loss() -> None:
     """Each stage computes the loss for four of the eight rows on its data shard."""
     found, dots = on_eight_devices(
         HEAD
@@ -302,7 +298,7 @@ print(json.dumps([found, [json.loads(shape) for shape in dots]]))
     assert dots == [[ROWS // 4 // 2 // 2, 512]]
 
 
-def test_rows_that_devices_do_not_divide_are_right_all_the_same() -> None:
+def test_rows_not_divisible_by_devices_are_correct() -> None:
     on_eight_devices(
         HEAD
         + """
@@ -316,7 +312,7 @@ print(0)
 
 
 @pytest.mark.full
-def test_what_is_between_may_say_how_it_is_cut() -> None:
+def test_loss_section_may_constrain_its_sharding() -> None:
     on_eight_devices(
         HEAD
         + """
