@@ -9,24 +9,24 @@ import nbdist
 pytestmark = pytest.mark.usefixtures("bounded")
 
 
-def check_it_goes_on(cluster: nbdist.Cluster) -> None:
+def assert_cluster_runs(cluster: nbdist.Cluster) -> None:
     assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}
 
 
-def test_what_fails_as_it_is_closed_is_the_cells_error(cluster: nbdist.Cluster) -> None:
+def test_error_in_a_closing_callback_is_reported(cluster: nbdist.Cluster) -> None:
     cell = (
         "from nbdist.worker.runtime import context\n"
         "context.current().ending.callback(lambda: 1 / 0)"
     )
     with pytest.raises(nbdist.CellError, match="ZeroDivisionError"):
         cluster.run(cell)
-    check_it_goes_on(cluster)
+    assert_cluster_runs(cluster)
     with pytest.raises(nbdist.CellError, match="KeyError"):
         cluster.run(f"{cell}\nraise KeyError('first')")
-    check_it_goes_on(cluster)
+    assert_cluster_runs(cluster)
 
 
-def test_text_of_a_class_of_its_own(cluster: nbdist.Cluster) -> None:
+def test_text_of_a_str_subclass_is_sent(cluster: nbdist.Cluster) -> None:
     cell = """
 import sys
 class Text(str):
@@ -38,11 +38,11 @@ raise Odd
 """
     with pytest.raises(nbdist.CellError, match=r"Odd on rank .*: odd"):
         cluster.run(cell)
-    check_it_goes_on(cluster)
+    assert_cluster_runs(cluster)
 
 
-def test_an_order_that_fails_leaves_the_watchdog_there(cluster: nbdist.Cluster) -> None:
-    deaf = """
+def test_failed_command_does_not_end_the_watchdog(cluster: nbdist.Cluster) -> None:
+    cell = """
 import signal, threading, time
 from nbdist.worker import watchdog
 where, watchdog._where = watchdog._where, lambda worker, main: 1 / 0
@@ -52,14 +52,14 @@ time.sleep(0.8)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 """
     with pytest.raises(nbdist.CellError, match="ValueError"):
-        cluster.run(deaf)
-    there = cluster.run(
+        cluster.run(cell)
+    run = cluster.run(
         "watchdog._where = where\n'nbdist-watchdog' in [t.name for t in threading.enumerate()]"
     )
-    assert set(there.results.values()) == {"True"}
+    assert set(run.results.values()) == {"True"}
 
 
-def test_an_interrupt_leaves_no_lock_of_the_probe_taken(cluster: nbdist.Cluster) -> None:
+def test_interrupt_releases_the_lock_of_the_reporter(cluster: nbdist.Cluster) -> None:
     """The interrupt arrives while the lock is held; nothing else would release it."""
     cell = """
 import signal, threading
@@ -79,7 +79,7 @@ finally:
 """
     with pytest.raises(nbdist.CellError, match="KeyboardInterrupt"):
         cluster.run(cell)
-    taken = """
+    check = """
 def take():
     if changed.acquire(timeout=5):
         got.append(changed.release())
@@ -88,4 +88,4 @@ thread.start()
 thread.join()
 len(got)
 """
-    assert set(cluster.run(taken).results.values()) == {"1"}
+    assert set(cluster.run(check).results.values()) == {"1"}

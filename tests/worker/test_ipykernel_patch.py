@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import nbdist
 
 AWAITS = "import asyncio\nawait asyncio.sleep(0.01)"
-UNCURED_ENGINE = "tests.worker.test_ipykernel_patch:uncured_engine"
+UNPATCHED_ENGINE = "tests.worker.test_ipykernel_patch:unpatched_engine"
 
 
-def uncured_engine(args: dict[str, object], announce: object) -> None:
+def unpatched_engine(args: dict[str, object], announce: object) -> None:
     """Run an engine of nbdist without the patch."""
     from ipyparallel.engine.app import IPEngine
 
@@ -29,28 +29,28 @@ def uncured_engine(args: dict[str, object], announce: object) -> None:
 
 
 @pytest.fixture
-def uncured(monkeypatch: pytest.MonkeyPatch) -> Iterator[nbdist.Cluster]:
+def unpatched(monkeypatch: pytest.MonkeyPatch) -> Iterator[nbdist.Cluster]:
     from nbdist.cluster import launcher
 
-    monkeypatch.setattr(launcher, "ENGINE_TARGET", UNCURED_ENGINE)
+    monkeypatch.setattr(launcher, "ENGINE_TARGET", UNPATCHED_ENGINE)
     with clusters.cluster(hosts=1, framework="jax") as running:
         yield running
 
 
-def test_an_engine_answers_a_cell_that_awaits(cluster: nbdist.Cluster) -> None:
+def test_engine_answers_a_cell_that_awaits(cluster: nbdist.Cluster) -> None:
     answer = cluster._worker_group.engines._view([0]).execute(AWAITS, silent=False, block=False)
     assert answer.wait(10)
     assert answer.status == ["ok"]
 
 
 @pytest.mark.full
-def test_without_the_cure_it_never_answers(uncured: nbdist.Cluster) -> None:
+def test_unpatched_engine_never_answers(unpatched: nbdist.Cluster) -> None:
     """If this fails, ipykernel has fixed the issue: remove the patch."""
-    answer = uncured._worker_group.engines._view([0]).execute(AWAITS, silent=False, block=False)
+    answer = unpatched._worker_group.engines._view([0]).execute(AWAITS, silent=False, block=False)
     assert not answer.wait(5)
 
 
-def interrupt_in_a_storm(cluster: nbdist.Cluster) -> bool:
+def survives_many_interrupts(cluster: nbdist.Cluster) -> bool:
     """Send SIGINT repeatedly while the engine handles requests that are not user code.
 
     Returns:
@@ -70,27 +70,27 @@ def interrupt_in_a_storm(cluster: nbdist.Cluster) -> bool:
     return all(answer.wait(5) for answer in answers)
 
 
-def test_interrupts_lose_no_reply(cluster: nbdist.Cluster) -> None:
-    assert interrupt_in_a_storm(cluster)
+def test_interrupts_do_not_lose_replies(cluster: nbdist.Cluster) -> None:
+    assert survives_many_interrupts(cluster)
     assert cluster.run("rank", ranks="0").results == {0: "0"}
 
 
 @pytest.mark.full
-def test_without_the_cure_interrupts_do_harm(
-    uncured: nbdist.Cluster,
+def test_interrupts_harm_an_unpatched_engine(
+    unpatched: nbdist.Cluster,
 ) -> None:
     """If this fails, ipykernel has fixed the issue: remove the patch."""
-    assert not interrupt_in_a_storm(uncured)
+    assert not survives_many_interrupts(unpatched)
 
 
-def test_other_versions_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_are_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ipykernel_patch.ipykernel, "version_info", (8, 0, 0))
     before = dict(vars(ipykernel_patch.IPythonParallelKernel))
     ipykernel_patch.apply()
     assert dict(vars(ipykernel_patch.IPythonParallelKernel)) == before
 
 
-def test_an_engine_imports_no_debugger(cluster: nbdist.Cluster) -> None:
+def test_engine_imports_no_debugger(cluster: nbdist.Cluster) -> None:
     """The import takes a third of a second of each start; users can import it themselves."""
     run = cluster.run("import sys\nany(m.startswith(('debugpy', '_pydev')) for m in sys.modules)")
     assert set(run.results.values()) == {"False"}

@@ -35,7 +35,7 @@ def jax_state(holder: Any) -> State:
     shape=some.lists(some.integers(1, 9), max_size=3),
     place=some.integers(0),
 )
-def test_one_bit_makes_another_number(kind: str, shape: list[int], place: int) -> None:
+def test_one_changed_bit_changes_the_digest(kind: str, shape: list[int], place: int) -> None:
     array = np.zeros(shape, kind)
     before = of_array(array)
     assert -(2**31) <= before < 2**31
@@ -46,7 +46,7 @@ def test_one_bit_makes_another_number(kind: str, shape: list[int], place: int) -
     assert of_arrays([np.ones(3), array]) != of_arrays([np.ones(3), np.zeros(shape, kind)])
 
 
-def test_addresses_of_objects_are_of_no_account() -> None:
+def test_object_addresses_do_not_change_the_digest() -> None:
     first, second = (np.array([object(), "a", 1], object) for _ in range(2))
     assert of_array(first) == of_array(second)
     second[1] = "b"
@@ -54,12 +54,12 @@ def test_addresses_of_objects_are_of_no_account() -> None:
 
 
 @pytest.mark.parametrize("kind", [None, object])
-def test_of_texts(kind: type | None) -> None:
+def test_digest_of_texts(kind: type | None) -> None:
     assert of_arrays([np.array(["a", "b"], kind)]) == of_arrays([np.array(["a", "b"], kind)])
     assert of_arrays([np.array(["a", "b"], kind)]) != of_arrays([np.array(["a", "c"], kind)])
 
 
-def test_of_nothing_and_of_what_lies_in_columns() -> None:
+def test_digest_of_empty_and_transposed_arrays() -> None:
     assert of_array(np.zeros((0, 3))) == of_array(np.zeros(0)) == of_arrays([]) == 0
     square = np.arange(4.0).reshape(2, 2)
     assert of_array(square.T) == of_array(square.T.copy())
@@ -83,7 +83,7 @@ class Facts:
         return self._facts
 
 
-def told(every: list[tuple[int, Facts]]) -> list[Exception | None]:
+def exceptions_by_rank(every: list[tuple[int, Facts]]) -> list[Exception | None]:
     """Return the exception that each rank raises for its step and facts, or None."""
     barrier = threading.Barrier(RANKS)
     rows: list[np.ndarray] = [np.zeros(0)] * RANKS
@@ -111,12 +111,12 @@ def told(every: list[tuple[int, Facts]]) -> list[Exception | None]:
     return raised
 
 
-def test_ranks_that_are_alike_raise_nothing() -> None:
-    assert told([(100, Facts(a=1, b="x"))] * RANKS) == [None] * RANKS
+def test_equal_ranks_raise_nothing() -> None:
+    assert exceptions_by_rank([(100, Facts(a=1, b="x"))] * RANKS) == [None] * RANKS
 
 
 @pytest.mark.parametrize(
-    ("every", "first", "says"),
+    ("every", "differing", "message"),
     [
         (
             [(8, Facts(a=1, b=2)), (8, Facts(a=1, b=3)), *[(8, Facts(a=1, b=2))] * 2],
@@ -145,16 +145,16 @@ def test_ranks_that_are_alike_raise_nothing() -> None:
         ),
     ],
 )
-def test_who_differs_from_most_is_named(
-    every: list[tuple[int, Facts]], first: int, says: str
+def test_rank_that_differs_from_most_is_named(
+    every: list[tuple[int, Facts]], differing: int, message: str
 ) -> None:
-    raised = told(every)
-    assert {type(raised[rank]) for rank in range(RANKS) if rank != first} == {AnotherRankError}
-    assert type(raised[first]) is StepError
-    assert str(raised[first]).startswith(says)
+    raised = exceptions_by_rank(every)
+    assert {type(raised[rank]) for rank in range(RANKS) if rank != differing} == {AnotherRankError}
+    assert type(raised[differing]) is StepError
+    assert str(raised[differing]).startswith(message)
 
 
-def test_it_is_compared_after_the_first_step_and_then_every_so_many() -> None:
+def test_ranks_are_compared_at_regular_steps() -> None:
     guard = Compared(10, 0, lambda numbers: numbers[None])
     due = []
     for step in range(31):
@@ -164,6 +164,6 @@ def test_it_is_compared_after_the_first_step_and_then_every_so_many() -> None:
     assert due == [1, 10, 20, 30]
 
 
-def test_facts_are_told_apart_by_value_and_kind() -> None:
+def test_digests_of_facts_depend_on_value_and_type() -> None:
     numbers = [next(iter(of_facts({"a": value}))).number for value in (1, 1.0, True, "1", None)]
     assert len(set(numbers)) == 5

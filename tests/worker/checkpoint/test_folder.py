@@ -37,25 +37,25 @@ def save(folder: Path, step: int) -> None:
     draft.commit()
 
 
-def test_a_save_that_was_broken_off_does_not_mix_with_the_next_of_the_same_step(
+def test_cancelled_save_does_not_mix_with_next_attempt(
     tmp_path: Path,
 ) -> None:
     """The thread of the cancelled save may still wait for a rank that now saves the same step."""
-    broken_off, again = Draft(tmp_path, 14, 1), Draft(tmp_path, 14, 2)
-    broken_off.write_own(0, OWN)
-    broken_off.write_manifest(manifest(14))
-    again.write_own(1, OWN)
+    cancelled, retry = Draft(tmp_path, 14, 1), Draft(tmp_path, 14, 2)
+    cancelled.write_own(0, OWN)
+    cancelled.write_manifest(manifest(14))
+    retry.write_own(1, OWN)
     sweep(tmp_path, 2)
-    again.write_own(0, OWN)
-    assert broken_off.lacks(2)
-    assert not again.lacks(2)
-    again.write_manifest(manifest(14))
-    again.commit()
+    retry.write_own(0, OWN)
+    assert cancelled.lacks(2)
+    assert not retry.lacks(2)
+    retry.write_manifest(manifest(14))
+    retry.commit()
     assert Checkpoint(tmp_path, 14).manifest().position.step == 14
     assert Checkpoint(tmp_path, 14).own(1) == {"arrays": {}}
 
 
-def test_one_that_is_there_stays(tmp_path: Path) -> None:
+def test_existing_checkpoint_is_kept(tmp_path: Path) -> None:
     save(tmp_path, 14)
     before = (tmp_path / "step-00000014").stat().st_ino
     save(tmp_path, 14)
@@ -63,7 +63,7 @@ def test_one_that_is_there_stays(tmp_path: Path) -> None:
     assert (tmp_path / "step-00000014").stat().st_ino == before
 
 
-def test_who_dies_while_it_removes_one_leaves_no_half_of_it(
+def test_killed_prune_leaves_no_partial_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (7, 14, 21):
@@ -82,7 +82,7 @@ def test_who_dies_while_it_removes_one_leaves_no_half_of_it(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000014", "step-00000021"]
 
 
-def test_what_an_attempt_has_not_finished_goes_with_the_next_that_it_has(tmp_path: Path) -> None:
+def test_unfinished_save_is_removed_with_next_checkpoint(tmp_path: Path) -> None:
     """A late rank recreates the folder of a save that another rank gave up."""
     late, other = Draft(tmp_path, 7, 1), Draft(tmp_path, 7, 2)
     late.write_own(1, OWN)
@@ -92,7 +92,7 @@ def test_what_an_attempt_has_not_finished_goes_with_the_next_that_it_has(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == [other.path.name, "step-00000014"]
 
 
-def test_a_rank_that_cannot_write_says_so_without_room(tmp_path: Path) -> None:
+def test_rank_that_cannot_write_gives_up(tmp_path: Path) -> None:
     draft = Draft(tmp_path, 7, 1)
     draft.write_own(0, OWN)
     assert not draft.given_up()

@@ -28,14 +28,14 @@ CUT = Cut(rank=0, ranks=1, replicas=1)
 WAIT_S = 10.0
 
 
-def feed(data: Any, said: list[str] | None = None, **options: Any) -> Feed:
+def feed(data: Any, texts: list[str] | None = None, **options: Any) -> Feed:
     chosen = StepOptions(data="data", **options)
     source = open_source(data, chosen, rank=0, ranks=1, gather=lambda n: n[None])
-    notes = [] if said is None else said
+    notes = [] if texts is None else texts
     return Feed(source, chosen, lambda topic, text: notes.append(f"{topic}: {text}"), int)
 
 
-def made(batches: Iterator[tuple[Batch, float]]) -> list[np.ndarray]:
+def first_values(batches: Iterator[tuple[Batch, float]]) -> list[np.ndarray]:
     return [batch.values[0] for batch, _ in batches]
 
 
@@ -43,7 +43,7 @@ def threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name == "nbdist-prefetch"]
 
 
-def await_that(holds: Callable[[], bool]) -> None:
+def wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not holds():
         assert time.monotonic() < deadline
@@ -52,11 +52,13 @@ def await_that(holds: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("prefetch", [1, 3, 100, "auto"])
 @pytest.mark.parametrize("limit", [-1, 0, 7, 1000])
-def test_batches_are_the_same_in_the_same_order(prefetch: Any, limit: int) -> None:
+def test_prefetch_keeps_batches_and_order(prefetch: Any, limit: int) -> None:
     x = np.random.default_rng(0).normal(size=(101, 3))
     for epoch in (1, 2):
-        plain = made(feed(x, batch=8, shuffle=5).epoch(epoch, CUT, limit))
-        ahead = made(feed(x, batch=8, shuffle=5, prefetch=prefetch).epoch(epoch, CUT, limit))
+        plain = first_values(feed(x, batch=8, shuffle=5).epoch(epoch, CUT, limit))
+        ahead = first_values(
+            feed(x, batch=8, shuffle=5, prefetch=prefetch).epoch(epoch, CUT, limit)
+        )
         expected = plain if prefetch == "auto" or limit < 0 else plain[:limit]
         assert len(ahead) == len(expected)
         for one, other in zip(ahead, expected, strict=True):
@@ -64,7 +66,7 @@ def test_batches_are_the_same_in_the_same_order(prefetch: Any, limit: int) -> No
     assert not threads()
 
 
-def test_no_more_is_made_than_there_is_room_for_and_steps_to_make() -> None:
+def test_prefetch_is_limited_by_room_and_steps() -> None:
     taken: list[int] = []
 
     def data() -> Iterator[np.ndarray]:
@@ -74,14 +76,14 @@ def test_no_more_is_made_than_there_is_room_for_and_steps_to_make() -> None:
 
     batches = feed(data(), prefetch=3).epoch(1, CUT, 10)
     next(batches)
-    await_that(lambda: len(taken) == 4)
-    rest = [int(values[0]) for values in made(batches)]
+    wait_until(lambda: len(taken) == 4)
+    rest = [int(values[0]) for values in first_values(batches)]
     assert rest == list(range(1, 10))
     assert len(taken) == 10  # the next cell continues with the same iterator
     assert not threads()
 
 
-def test_an_error_is_raised_at_its_own_step() -> None:
+def test_data_error_is_raised_at_its_step() -> None:
     def data() -> Iterator[np.ndarray]:
         yield np.ones(2)
         yield np.ones(2)
@@ -96,7 +98,7 @@ def test_an_error_is_raised_at_its_own_step() -> None:
     assert not threads()
 
 
-def test_a_thread_ends_with_its_epoch_even_if_that_is_cut_short() -> None:
+def test_thread_ends_with_a_shortened_epoch() -> None:
     batches = feed(lambda: itertools.repeat(np.ones(2)), prefetch=2).epoch(1, CUT, -1)
     next(batches)
     assert threads()
@@ -104,7 +106,7 @@ def test_a_thread_ends_with_its_epoch_even_if_that_is_cut_short() -> None:
     assert not threads()
 
 
-def test_a_thread_that_is_stuck_in_the_data_does_not_hold_up_the_end() -> None:
+def test_blocked_thread_does_not_delay_the_end() -> None:
     gate = threading.Event()
 
     def data() -> Iterator[int]:
@@ -114,28 +116,28 @@ def test_a_thread_that_is_stuck_in_the_data_does_not_hold_up_the_end() -> None:
 
     ahead = Ahead(data(), room=2, limit=-1)
     assert next(iter(ahead)) == 1
-    began = time.monotonic()
+    start_s = time.monotonic()
     ahead.close()
-    assert time.monotonic() - began < WAIT_S / 2
+    assert time.monotonic() - start_s < WAIT_S / 2
     gate.set()
-    await_that(lambda: not threads())
+    wait_until(lambda: not threads())
 
 
-def test_data_that_ranks_read_together_are_left_as_they_are() -> None:
+def test_data_read_together_are_not_prefetched() -> None:
     """Ranks exchange numbers while they read: only the main thread may do so."""
-    asked: set[str] = set()
+    calling_threads: set[str] = set()
 
     def gather(numbers: np.ndarray) -> np.ndarray:
-        asked.add(threading.current_thread().name)
+        calling_threads.add(threading.current_thread().name)
         return numbers[None]
 
-    said: list[str] = []
+    notes: list[str] = []
     source = Parts(lambda: iter([np.ones((2, 1))] * 5), 0, "by file", gather)
     options = StepOptions(data="data", prefetch=4)
-    together = Feed(source, options, lambda topic, text: said.append(f"{topic}: {text}"), int)
-    assert len(made(together.epoch(1, CUT, -1))) == 5
-    assert asked == {threading.current_thread().name}
-    assert said == ["starved: --prefetch 4: not used, because ranks read their parts together"]
+    together = Feed(source, options, lambda topic, text: notes.append(f"{topic}: {text}"), int)
+    assert len(first_values(together.epoch(1, CUT, -1))) == 5
+    assert calling_threads == {threading.current_thread().name}
+    assert notes == ["starved: --prefetch 4: not used, because ranks read their parts together"]
 
 
 class TestAuto:
@@ -149,37 +151,37 @@ class TestAuto:
                 time.sleep(input_s)
                 yield np.ones(2)
 
-        said: list[str] = []
+        notes: list[str] = []
         shares = []
-        for _, waited_s in feed(data, said, **options).epoch(1, CUT, -1):
+        for _, waited_s in feed(data, notes, **options).epoch(1, CUT, -1):
             time.sleep(self.COMPUTE_S)
             shares.append(waited_s / (waited_s + self.COMPUTE_S))
-        return shares, said
+        return shares, notes
 
-    def test_a_starved_run_is_cured_and_told(self) -> None:
-        shares, said = self.run(0.5 * self.COMPUTE_S, 3 * WINDOW, prefetch="auto")
+    def test_starved_run_starts_to_prefetch_and_notes_it(self) -> None:
+        shares, notes = self.run(0.5 * self.COMPUTE_S, 3 * WINDOW, prefetch="auto")
         assert median(shares[: WINDOW // 2]) > STARVED
         assert median(shares[-WINDOW:]) < STARVED
-        assert len(said) == 1
-        assert "of the time was waiting for data; nbdist now prefetches batches" in said[0]
+        assert len(notes) == 1
+        assert "of the time was waiting for data; nbdist now prefetches batches" in notes[0]
 
-    def test_a_run_that_is_not_starved_is_left_alone(self) -> None:
-        _, said = self.run(0.0, WINDOW, prefetch="auto")
-        assert not said
+    def test_run_without_starvation_does_not_prefetch(self) -> None:
+        _, notes = self.run(0.0, WINDOW, prefetch="auto")
+        assert not notes
         assert not threads()
 
-    def test_without_it_a_starved_run_stays_so(self) -> None:
-        shares, said = self.run(0.5 * self.COMPUTE_S, WINDOW)
+    def test_starved_run_without_prefetch_stays_starved(self) -> None:
+        shares, notes = self.run(0.5 * self.COMPUTE_S, WINDOW)
         assert median(shares) > STARVED
-        assert not said
+        assert not notes
 
-    def test_a_number_begins_at_once(self) -> None:
+    def test_fixed_number_prefetches_from_the_start(self) -> None:
         shares, _ = self.run(0.5 * self.COMPUTE_S, WINDOW, prefetch=AUTO_BATCHES)
         assert median(shares[2:]) < STARVED
 
 
 @pytest.mark.parametrize("text", ["some", "-3", "1.5", ""])
-def test_nonsense_is_refused(text: str) -> None:
+def test_invalid_prefetch_is_refused(text: str) -> None:
     from nbdist.cells.options import parse_prefetch
 
     with pytest.raises(nbdist.errors.UsageError, match="use auto, or a number of batches"):
@@ -213,7 +215,7 @@ def losses(run: nbdist.Run) -> list[float]:
     ]
 
 
-def test_on_engines_the_numbers_are_those_without(cluster: nbdist.Cluster) -> None:
+def test_prefetch_on_engines_keeps_the_losses(cluster: nbdist.Cluster) -> None:
     plain = losses(step(cluster, broken=-1))
     assert len(plain) == 60
     assert losses(step(cluster, broken=-1, prefetch=3)) == plain
@@ -223,7 +225,7 @@ def test_on_engines_the_numbers_are_those_without(cluster: nbdist.Cluster) -> No
     assert all("nbdist-prefetch" not in names for names in cluster.last_run.results.values())
 
 
-def test_on_engines_an_error_of_the_data_ends_the_run_at_its_step(cluster: nbdist.Cluster) -> None:
+def test_data_error_on_engines_ends_the_run_at_its_step(cluster: nbdist.Cluster) -> None:
     with pytest.raises(nbdist.CellError, match="broken after 7"):
         step(cluster, broken=7, prefetch=4)
     assert max(m.step for m in cluster.last_run.metrics) <= 8
@@ -260,7 +262,7 @@ def input_shares(cluster: nbdist.Cluster, **options: Any) -> list[float]:
 
 
 @pytest.mark.full  # `TestAuto` covers a quick case
-def test_on_engines_a_starved_run_is_cured_and_told(
+def test_starved_run_on_engines_starts_to_prefetch(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = input_shares(cluster)

@@ -11,7 +11,7 @@ import pytest
 import nbdist
 from nbdist.telemetry.run_reader import kept
 from tests import clusters
-from tests.worker.tensorflow.test_collective_timing import HOSTS, Heard
+from tests.worker.tensorflow.test_collective_timing import HOSTS, SentRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ SLOW_RANK = {"tensorflow": 1, "jax": 0}
 OPTIONS = {"tensorflow": {"hosts": 2}, "jax": {"hosts": 2, "framework": "jax"}}
 
 
-def under(*frameworks: str) -> pytest.MarkDecorator:
+def with_frameworks(*frameworks: str) -> pytest.MarkDecorator:
     """Parametrize over frameworks; mark all except the given ones as `full`."""
     params = [pytest.param(f, marks=() if f in frameworks else pytest.mark.full) for f in OPTIONS]
     return pytest.mark.parametrize("framework", params, indirect=True, scope="module")
@@ -91,104 +91,106 @@ def cluster(framework: Any) -> Iterator[nbdist.Cluster]:
 
 
 @pytest.fixture
-def heard(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Heard:
-    return Heard(cluster, monkeypatch)
+def sent_rows(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> SentRows:
+    return SentRows(cluster, monkeypatch)
 
 
-def share(heard: Heard, rank: int) -> float:
+def input_share(sent_rows: SentRows, rank: int) -> float:
     """Return the median share of a step that the rank waited for data."""
-    steps = [row for row in heard.steps(rank) if "input_s" in row]
+    steps = [row for row in sent_rows.steps(rank) if "input_s" in row]
     return median(row["input_s"] / row["step_s"] for row in steps)
 
 
-def findings(heard: Heard, framework: str) -> dict[str, Finding]:
-    return heard.findings("pjrt" if framework == "jax" else "mirrored", batch=0)
+def findings(sent_rows: SentRows, framework: str) -> dict[str, Finding]:
+    return sent_rows.findings("pjrt" if framework == "jax" else "mirrored", batch=0)
 
 
-@under("tensorflow")
+@with_frameworks("tensorflow")
 @pytest.mark.full
-def test_a_fit_that_waits_for_its_data_is_starved(
-    cluster: nbdist.Cluster, heard: Heard, framework: str
+def test_fit_that_waits_for_data_is_starved(
+    cluster: nbdist.Cluster, sent_rows: SentRows, framework: str
 ) -> None:
     cluster.run(f"{MODEL}build().fit(Batches({SLEEP_S}), verbose=0)")
     # The other rank's data may be ready by the time that the late rank's data arrive.
-    assert max(share(heard, rank) for rank in HOSTS) > 0.3
-    starved = findings(heard, framework)["starved"]
+    assert max(input_share(sent_rows, rank) for rank in HOSTS) > 0.3
+    starved = findings(sent_rows, framework)["starved"]
     assert "type .prefetch(tf.data.AUTOTUNE)" in starved.text
 
 
-@under("jax")
+@with_frameworks("jax")
 @pytest.mark.full
-def test_a_rank_with_slow_data_is_named(
-    cluster: nbdist.Cluster, heard: Heard, framework: str
+def test_rank_with_slow_data_is_the_straggler(
+    cluster: nbdist.Cluster, sent_rows: SentRows, framework: str
 ) -> None:
     cluster.run(f"{MODEL}build().fit(Batches({SLEEP_S} * rank), epochs=2, verbose=0)")
-    assert share(heard, 1) > 2 * share(heard, 0)
-    straggler = findings(heard, framework)["straggler"]
+    assert input_share(sent_rows, 1) > 2 * input_share(sent_rows, 0)
+    straggler = findings(sent_rows, framework)["straggler"]
     assert straggler.ranks == (1,)
     assert "it waits for its data" in straggler.text
     assert "prefetch(tf.data.AUTOTUNE)" in straggler.text
 
 
-@under("jax")
-def test_a_slow_rank_is_the_straggler_and_has_not_waited_for_data(
-    cluster: nbdist.Cluster, heard: Heard, framework: str
+@with_frameworks("jax")
+def test_slow_rank_is_the_straggler_but_not_starved(
+    cluster: nbdist.Cluster, sent_rows: SentRows, framework: str
 ) -> None:
     slow = SLOW_RANK[framework]
     code = "x = np.ones((640, 8), 'float32')\nmodel.fit(x, x[:, :1], batch_size=16, epochs=2);"
     cluster.run(f"SLOW = rank == {slow}\n{MODEL}{NAP[framework]}model = build(Nap())\n{code}")
-    waited = {rank: median(heard.column(rank, "collective_s")) for rank in HOSTS}
+    waited = {rank: median(sent_rows.column(rank, "collective_s")) for rank in HOSTS}
     assert waited[1 - slow] > 0.5 * SLEEP_S
     assert waited[slow] < 0.5 * waited[1 - slow]
-    assert share(heard, slow) < 0.1
-    found = findings(heard, framework)
+    assert input_share(sent_rows, slow) < 0.1
+    found = findings(sent_rows, framework)
     assert found["straggler"].ranks == (slow,)
     assert "check for other processes" in found["straggler"].text
     assert "starved" not in found
 
 
-@under("jax")
+@with_frameworks("jax")
 @pytest.mark.full
-def test_the_networks_share_is_known(cluster: nbdist.Cluster, heard: Heard, framework: str) -> None:
+def test_share_of_the_network_is_reported(
+    cluster: nbdist.Cluster, sent_rows: SentRows, framework: str
+) -> None:
     """Without stragglers and other work, the share of the network exceeds the limit."""
     code = "x = np.ones((16 * 400, 8), 'float32')\nmodel.fit(x, x[:, :1], batch_size=16);"
     for _ in range(TRIES):
-        heard.rows.clear()
+        sent_rows.rows.clear()
         cluster.run(f"{MODEL}model = build()\n{code}")
-        assert all(median(heard.column(rank, "collective_s")) > 0 for rank in HOSTS)
-        found = findings(heard, framework)
+        assert all(median(sent_rows.column(rank, "collective_s")) > 0 for rank in HOSTS)
+        found = findings(sent_rows, framework)
         if "network" in found:
             break
     assert "of a step is spent in collectives" in found["network"].text
 
 
-@under("tensorflow")
+@with_frameworks("tensorflow")
 @pytest.mark.parametrize("jit", ["'auto'", pytest.param("True", marks=pytest.mark.full)])
 @pytest.mark.parametrize("several", [pytest.param(1, marks=pytest.mark.full), 4])
-def test_a_rank_by_itself_waits_for_data_and_has_no_collectives(
-    cluster: nbdist.Cluster, heard: Heard, several: int, jit: str
+def test_single_rank_waits_for_data_without_collectives(
+    cluster: nbdist.Cluster, sent_rows: SentRows, several: int, jit: str
 ) -> None:
     options = f"steps_per_execution={several}, jit_compile={jit}"
     fit = f"model = build({options})\nmodel.fit(Batches({SLEEP_S}), verbose=0);"
     cluster.run(MODEL + fit, ranks="0")
-    assert share(heard, 0) > 0.5
-    assert share(heard, 0) <= 1.0
-    assert len(heard.column(0, "input_s")) == STEPS / several
-    assert not heard.column(0, "collective_s"), "unknown, not zero"
-    heard.rows.clear()
+    assert input_share(sent_rows, 0) > 0.5
+    assert input_share(sent_rows, 0) <= 1.0
+    assert len(sent_rows.column(0, "input_s")) == STEPS / several
+    assert not sent_rows.column(0, "collective_s"), "unknown, not zero"
+    sent_rows.rows.clear()
     code = "x = np.ones((640, 8), 'float32')\nmodel.fit(x, x[:, :1], batch_size=16, epochs=2);"
     cluster.run(code, ranks="0")
-    assert median(heard.column(0, "input_s")) < 0.3 * SLEEP_S
+    assert median(sent_rows.column(0, "input_s")) < 0.3 * SLEEP_S
 
 
-@under()
-def test_what_is_run_eagerly_is_not_known(
-    cluster: nbdist.Cluster, heard: Heard, framework: str
+@with_frameworks()
+def test_eager_fit_is_not_timed_on_tensorflow(
+    cluster: nbdist.Cluster, sent_rows: SentRows, framework: str
 ) -> None:
     fit = "build(run_eagerly=True).fit(Batches(0), epochs=1, verbose=0);"
     cluster.run(MODEL + fit, ranks="0")
-    assert heard.column(0, "step_s")
-    assert bool(heard.column(0, "input_s")) is (framework == "jax")
+    assert sent_rows.column(0, "step_s")
+    assert bool(sent_rows.column(0, "input_s")) is (framework == "jax")
 
 
 TRAINED = """
@@ -220,16 +222,16 @@ Trainer.make_train_function = ours.__wrapped__
 }
 
 
-@under("tensorflow", "jax")
+@with_frameworks("tensorflow", "jax")
 def test_timing_changes_no_number_and_no_log(
-    cluster: nbdist.Cluster, heard: Heard, framework: str
+    cluster: nbdist.Cluster, sent_rows: SentRows, framework: str
 ) -> None:
     outcomes = []
     for before, timed in (("", True), (UNTIMED[framework], False)):
         cluster.run(MODEL + before + TRAINED)
-        assert bool(heard.column(0, "input_s")) is timed
-        assert bool(heard.column(0, "step_s"))
-        heard.rows.clear()
+        assert bool(sent_rows.column(0, "input_s")) is timed
+        assert bool(sent_rows.column(0, "step_s"))
+        sent_rows.rows.clear()
         pulled = cluster.pull(["outcome", "seen"])[0]
         assert pulled["seen"] == ["loss", "mae"]
         outcomes.append(pulled["outcome"])
@@ -237,8 +239,8 @@ def test_timing_changes_no_number_and_no_log(
     assert outcomes[0] == outcomes[1]
 
 
-@under("jax")
-def test_the_epochs_of_two_fits_go_on(
+@with_frameworks("jax")
+def test_epochs_continue_over_several_fits(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The third fit continues the second through `initial_epoch`."""
@@ -258,9 +260,9 @@ def test_the_epochs_of_two_fits_go_on(
     assert cluster.run(f"{MODEL}build().fit(Batches(0), epochs=1)\n0").metrics[0].epoch == 1
 
 
-@under("tensorflow")
-def test_what_raised_and_single_batches_leave_nothing_open(
-    cluster: nbdist.Cluster, heard: Heard
+@with_frameworks("tensorflow")
+def test_failed_fit_and_single_batches_leave_no_open_step(
+    cluster: nbdist.Cluster, sent_rows: SentRows
 ) -> None:
     """A traced step waits for unfinished steps; these would never finish."""
     raising = (
@@ -271,8 +273,8 @@ def test_what_raised_and_single_batches_leave_nothing_open(
     )
     with pytest.raises(nbdist.CellError, match="enough"):
         cluster.run(f"{MODEL}{raising}model.fit(Batches(0.02), callbacks=[Raises()], epochs=3)")
-    heard.rows.clear()
+    sent_rows.rows.clear()
     single = "for number in range(3):\n    model.train_on_batch(*Batches(0)[number])\n"
     cluster.run(f"{single}model.fit(Batches(0.01), epochs=2, verbose=0);")
-    assert heard.column(0, "collective_s")
-    assert max(heard.column(0, "step_s")) < LANDING_S
+    assert sent_rows.column(0, "collective_s")
+    assert max(sent_rows.column(0, "step_s")) < LANDING_S

@@ -37,12 +37,12 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
-def one(placement: Placement, name: str) -> tuple[PlacedArray, Layout]:
+def array_and_layout(placement: Placement, name: str) -> tuple[PlacedArray, Layout]:
     array = next(array for array in placement.arrays if array.name == name)
     return array, placement.layouts[array.layout]
 
 
-def where(placement: Placement, layout: Layout) -> list[tuple[int, str, int]]:
+def shards(placement: Placement, layout: Layout) -> list[tuple[int, str, int]]:
     """Return the rank, device name and block of each shard."""
     return [
         (placement.devices[device].rank, placement.devices[device].name, block)
@@ -50,9 +50,9 @@ def where(placement: Placement, layout: Layout) -> list[tuple[int, str, int]]:
     ]
 
 
-def test_an_array_over_two_axes(cluster: nbdist.Cluster) -> None:
+def test_array_sharded_over_two_axes(cluster: nbdist.Cluster) -> None:
     placement = cluster.show("cube").placement
-    array, layout = one(placement, "cube")
+    array, layout = array_and_layout(placement, "cube")
     assert (array.shape, array.dtype, array.nbytes) == ((6, 4, 8), "float32", 768)
     assert (layout.kind, layout.parts) == ("sharded", (3, 1, 2))
     assert layout.axes == (("data",), (), ("model",))
@@ -60,20 +60,20 @@ def test_an_array_over_two_axes(cluster: nbdist.Cluster) -> None:
         "[(s.device.id % 2048, tuple(i.start or 0 for i in s.index)) for s in"
         " cube.addressable_shards]"
     ).results
-    told = {
+    shown_blocks = {
         rank: sorted(
             (int(name[-1]), (2 * (block // 2), 0, 4 * (block % 2)))
-            for r, name, block in where(placement, layout)
+            for r, name, block in shards(placement, layout)
             if r == rank
         )
         for rank in range(3)
     }
-    assert {rank: str(blocks) for rank, blocks in told.items()} == held
+    assert {rank: str(blocks) for rank, blocks in shown_blocks.items()} == held
     mesh = placement.meshes[layout.mesh]
     assert (mesh.axes, mesh.sizes, len(mesh.devices)) == (("data", "model"), (3, 2), 6)
 
 
-def test_a_pytree_of_replicated_arrays_and_none(cluster: nbdist.Cluster) -> None:
+def test_pytree_with_replicated_arrays_and_none(cluster: nbdist.Cluster) -> None:
     picture = cluster.show("params")
     placement = picture.placement
     assert [a.name for a in placement.arrays] == [f"params['{n}']" for n in ("w", "b", "odd", "n")]
@@ -86,29 +86,29 @@ def test_a_pytree_of_replicated_arrays_and_none(cluster: nbdist.Cluster) -> None
     assert [line.split()[-2:] for line in picture.lines() if "['odd']" in line] == [["28", "B"]]
 
 
-def test_data_do_not_move(cluster: nbdist.Cluster) -> None:
+def test_show_does_not_copy_data(cluster: nbdist.Cluster) -> None:
     cluster.show("cube", "params")
-    asked = cluster.run("[getattr(a, '_npy_value', None) is None for a in (cube, params['w'])]")
-    assert set(asked.results.values()) == {"[True, True]"}
+    run = cluster.run("[getattr(a, '_npy_value', None) is None for a in (cube, params['w'])]")
+    assert set(run.results.values()) == {"[True, True]"}
 
 
-def test_what_each_rank_has_of_its_own(cluster: nbdist.Cluster) -> None:
+def test_arrays_of_single_ranks(cluster: nbdist.Cluster) -> None:
     cluster.run("host = np.full((2, 3), rank)", strategy="pjrt")
     placement = cluster.show("own", "host").placement
-    _, layout = one(placement, "own")
-    assert where(placement, layout) == [(rank, "cpu:1", 0) for rank in range(3)]
+    _, layout = array_and_layout(placement, "own")
+    assert shards(placement, layout) == [(rank, "cpu:1", 0) for rank in range(3)]
     assert (layout.kind, layout.owners, layout.copies) == ("one device", 3, 1)
-    _, layout = one(placement, "host")
-    assert where(placement, layout) == [(rank, "host memory", 0) for rank in range(3)]
+    _, layout = array_and_layout(placement, "host")
+    assert shards(placement, layout) == [(rank, "host memory", 0) for rank in range(3)]
 
 
-def test_what_a_strategy_gives_for_each_replica(cluster: nbdist.Cluster) -> None:
+def test_per_replica_result_of_strategy(cluster: nbdist.Cluster) -> None:
     cluster.run("each = strategy.run(lambda: jnp.ones((2, 3)))", strategy="pjrt")
-    array, layout = one(cluster.show("each").placement, "each.stacked")
+    array, layout = array_and_layout(cluster.show("each").placement, "each.stacked")
     assert (array.shape, layout.parts, len(layout.devices)) == ((6, 2, 3), (6, 1, 1), 6)
 
 
-def test_modules_states_and_records(cluster: nbdist.Cluster) -> None:
+def test_arrays_in_modules_states_and_records(cluster: nbdist.Cluster) -> None:
     cluster.run(
         "one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])\n"
         "module = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))\n"
@@ -137,18 +137,18 @@ def test_modules_states_and_records(cluster: nbdist.Cluster) -> None:
     assert [layout.kind for layout in cluster.show("hope").placement.layouts] == ["abstract"]
 
 
-def test_a_donated_array_is_said_to_be_gone(cluster: nbdist.Cluster) -> None:
+def test_donated_array_is_shown_as_deleted(cluster: nbdist.Cluster) -> None:
     cluster.run(
         "gone = put((6,), 'data')\n"
         "with jax.set_mesh(grid):\n    jax.jit(lambda x: x + 1, donate_argnums=0)(gone)",
         strategy="pjrt",
     )
     picture = cluster.show("gone", "cube")
-    assert one(picture.placement, "gone")[1].kind == "deleted"
+    assert array_and_layout(picture.placement, "gone")[1].kind == "deleted"
     assert "gone, cube: 2 arrays, 768 B" in picture.lines()[0]
 
 
-def test_what_two_paths_lead_to_is_counted_once(cluster: nbdist.Cluster) -> None:
+def test_shared_array_is_counted_once(cluster: nbdist.Cluster) -> None:
     cluster.run("ring = {'a': cube}\nring['self'] = ring\nring['b'] = [cube, own]")
     placement = cluster.show("ring").placement
     assert [array.name for array in placement.arrays] == ["ring['a']", "ring['b'][1]"]
@@ -158,14 +158,14 @@ def test_what_two_paths_lead_to_is_counted_once(cluster: nbdist.Cluster) -> None
     )
 
 
-def test_a_very_deep_object(cluster: nbdist.Cluster) -> None:
+def test_deeply_nested_object_is_shown(cluster: nbdist.Cluster) -> None:
     cluster.run("deep = cube\nfor _ in range(5000):\n    deep = [deep]", ranks="0:3")
     picture = cluster.show("deep")
     assert picture.placement.arrays[0].name == "deep" + "[0]" * 5000
     assert "1 array, 768 B" in picture.lines()[0]
 
 
-def test_ranks_that_differ_are_told(cluster: nbdist.Cluster) -> None:
+def test_differences_between_ranks_are_noted(cluster: nbdist.Cluster) -> None:
     cluster.run(
         "mixed = {'same': np.ones(2), 'other': np.ones(3 + (rank == 2))}\n"
         "if rank == 1:\n    mixed['more'] = np.ones(5, 'int8')\n"
@@ -183,12 +183,12 @@ def test_ranks_that_differ_are_told(cluster: nbdist.Cluster) -> None:
     )
     variants = [a for a in placement.arrays if a.name == "mixed['other']"]
     assert [(a.shape, a.ranks) for a in variants] == [((3,), (0, 1)), ((4,), (2,))]
-    same = one(placement, "mixed['same']")
+    same = array_and_layout(placement, "mixed['same']")
     assert (same[0].ranks, len(same[1].devices)) == ((), 3)
 
 
 @pytest.mark.parametrize(
-    ("names", "error", "says"),
+    ("names", "error", "message"),
     [
         (("nothing",), nbdist.TransferError, "no such name on the workers: nothing"),
         (("cube.nothing",), nbdist.TransferError, "no such name on the workers: cube.nothing"),
@@ -198,10 +198,10 @@ def test_ranks_that_differ_are_told(cluster: nbdist.Cluster) -> None:
         ((), nbdist.UsageError, "no name given"),
     ],
 )
-def test_what_cannot_be_shown(
-    cluster: nbdist.Cluster, names: tuple[str, ...], error: type[Exception], says: str
+def test_unsupported_names_are_refused(
+    cluster: nbdist.Cluster, names: tuple[str, ...], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         cluster.show(*names)
 
 
@@ -216,17 +216,17 @@ NAME.optimizer.build(NAME.trainable_variables)
 """
 
 
-def test_a_model_under_the_mirrored_strategy(cluster: nbdist.Cluster) -> None:
+def test_model_under_mirrored_strategy(cluster: nbdist.Cluster) -> None:
     cluster.run(KERAS.replace("NAME", "mirrored"), strategy="mirrored")
     placement = cluster.show("mirrored", "mirrored.optimizer").placement
-    array, layout = one(placement, "mirrored/hidden/kernel")
+    array, layout = array_and_layout(placement, "mirrored/hidden/kernel")
     assert (array.shape, array.nbytes, layout.kind, layout.copies) == ((4, 6), 96, "mirrored", 3)
-    assert where(placement, layout) == [(rank, "cpu:0", 0) for rank in range(3)]
-    _, layout = one(placement, "mirrored.optimizer/sequential_hidden_kernel_momentum")
+    assert shards(placement, layout) == [(rank, "cpu:0", 0) for rank in range(3)]
+    _, layout = array_and_layout(placement, "mirrored.optimizer/sequential_hidden_kernel_momentum")
     assert layout.kind == "mirrored"
 
 
-def test_variables_and_tensors_of_tensorflow(cluster: nbdist.Cluster) -> None:
+def test_tensorflow_variables_and_tensors(cluster: nbdist.Cluster) -> None:
     cluster.run(
         "import tensorflow as tf\n"
         "each = strategy.run(tf.function(lambda: tf.ones((2, 3))))\n"
@@ -250,19 +250,19 @@ def test_variables_and_tensors_of_tensorflow(cluster: nbdist.Cluster) -> None:
         "tensors['r'][0]": "one device",
         "tensors['r'][1]": "one device",
     }
-    assert one(placement, "counter")[1].owners == 3
-    assert one(placement, "tensors['s']")[0].nbytes == 0
+    assert array_and_layout(placement, "counter")[1].owners == 3
+    assert array_and_layout(placement, "tensors['s']")[0].nbytes == 0
 
 
 @pytest.mark.full
-def test_a_model_under_jax() -> None:
+def test_keras_model_under_jax() -> None:
     """Start engines without TensorFlow: a process chooses Keras's backend once."""
     with clusters.cluster(hosts=2, framework="jax") as cluster:
         cluster.run(KERAS.replace("NAME", "model"), strategy="pjrt")
         placement = cluster.show("model", "model.optimizer").placement
-        array, layout = one(placement, "model/hidden/kernel")
+        array, layout = array_and_layout(placement, "model/hidden/kernel")
         assert (array.shape, array.nbytes, layout.kind) == ((4, 6), 96, "replicated")
-        assert where(placement, layout) == [(rank, "cpu:0", 0) for rank in range(2)]
+        assert shards(placement, layout) == [(rank, "cpu:0", 0) for rank in range(2)]
         assert "model.optimizer/sequential_hidden_kernel_velocity" in {
             array.name for array in placement.arrays
         }

@@ -29,7 +29,7 @@ def test_one_mesh_spans_all_processes(cluster: nbdist.Cluster) -> None:
     assert run.results == {rank: f"(2, {rank}, {{'data': 4}}, 4)" for rank in range(2)}
 
 
-def test_a_global_sum_sees_every_ranks_part(cluster: nbdist.Cluster) -> None:
+def test_global_sum_includes_every_rank(cluster: nbdist.Cluster) -> None:
     run = cluster.run(
         "import numpy as np, jax.numpy as jnp\n"
         "rows = jax.NamedSharding(mesh, jax.P('data'))\n"
@@ -39,12 +39,12 @@ def test_a_global_sum_sees_every_ranks_part(cluster: nbdist.Cluster) -> None:
     assert set(run.results.values()) == {"6.0"}
 
 
-def test_the_mesh_is_set_inside_the_cell(cluster: nbdist.Cluster) -> None:
+def test_mesh_is_set_inside_the_cell(cluster: nbdist.Cluster) -> None:
     run = cluster.run("jax.sharding.get_abstract_mesh().shape_tuple")
     assert set(run.results.values()) == {"(('data', 4),)"}
 
 
-def test_many_steps_in_flight_on_virtual_devices_do_not_deadlock(cluster: nbdist.Cluster) -> None:
+def test_many_steps_in_flight_do_not_deadlock(cluster: nbdist.Cluster) -> None:
     """With only one thread per device, hundreds of all-reduces in flight hang forever."""
     run = cluster.run(
         "f = jax.jit(lambda x: x + jnp.sum(x), out_shardings=rows)\n"
@@ -63,7 +63,7 @@ def test_no_rank_hosts_the_coordination_service(cluster: nbdist.Cluster) -> None
     )
 
 
-def test_the_preemption_notifier_does_not_swallow_sigterm(cluster: nbdist.Cluster) -> None:
+def test_preemption_notifier_is_disabled(cluster: nbdist.Cluster) -> None:
     run = cluster.run("jax.config.jax_enable_preemption_service")
     assert set(run.results.values()) == {"False"}
 
@@ -85,7 +85,7 @@ def test_keras_on_jax_reports_its_epochs(
     assert run.metrics[0].own["loss"] == run.metrics[0].shared["loss"]
 
 
-def test_the_memory_of_devices_that_count_is_measured(cluster: nbdist.Cluster) -> None:
+def test_memory_of_devices_with_counters_is_measured(cluster: nbdist.Cluster) -> None:
     """CPUs do not count memory. The numbers of the GPU are invented."""
     run = cluster.run(
         "from types import SimpleNamespace\n"

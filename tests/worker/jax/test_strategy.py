@@ -27,7 +27,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
-def plain(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run_without_cluster(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process without a cluster."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
@@ -39,7 +39,7 @@ def plain(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def everywhere(cluster: nbdist.Cluster, code: str) -> Any:
+def outcome_on_all_ranks(cluster: nbdist.Cluster, code: str) -> Any:
     """Return `outcome`; check that it is the same on every rank."""
     cluster.run(textwrap.dedent(code))
     first, *others = [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
@@ -80,7 +80,7 @@ y = np.ones(22, "float32")
 
 
 @pytest.mark.full  # other tests check the same numbers
-def test_code_for_mirrored_strategy_gives_the_same_under_ours(cluster: nbdist.Cluster) -> None:
+def test_code_for_mirrored_strategy_gives_same_results(cluster: nbdist.Cluster) -> None:
     """22 samples in batches of 8 on 4 replicas: the last batch has 6."""
     tensorflow = f"""
 import json, tensorflow as tf
@@ -93,10 +93,10 @@ data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
 {USERS.replace("DATA", "data")}
 print(json.dumps(outcome))
 """
-    done = plain(tensorflow)
+    done = run_without_cluster(tensorflow)
     assert done.returncode == 0, done.stderr
     theirs = json.loads(done.stdout.splitlines()[-1])
-    ours = everywhere(
+    ours = outcome_on_all_ranks(
         cluster,
         ARRAYS
         + "three = jnp.asarray(3.0)\nbatches = [(x[i : i + 8], y[i : i + 8]) for i in (0, 8, 16)]\n"
@@ -105,9 +105,9 @@ print(json.dumps(outcome))
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
-def test_run_hands_each_replica_its_own(cluster: nbdist.Cluster) -> None:
+def test_run_passes_each_replica_its_part(cluster: nbdist.Cluster) -> None:
     """Include rows of a batch, an earlier result of run, and other arguments unchanged."""
-    outcome = everywhere(
+    outcome = outcome_on_all_ranks(
         cluster,
         """
         rows = next(iter(strategy.experimental_distribute_dataset([np.arange(8.0)])))
@@ -125,12 +125,14 @@ def test_run_hands_each_replica_its_own(cluster: nbdist.Cluster) -> None:
     assert outcome == [12.0, 28.0, 2]
     pulled = cluster.pull(["own"])
     assert [pulled[0]["own"], pulled[1]["own"]] == [[25.0, 27.0], [29.0, 31.0]]
-    assert everywhere(cluster, "outcome = list(strategy.experimental_local_results(5))") == [5]
+    assert outcome_on_all_ranks(
+        cluster, "outcome = list(strategy.experimental_local_results(5))"
+    ) == [5]
 
 
-def test_a_replicas_gradient_is_its_own(cluster: nbdist.Cluster) -> None:
+def test_gradient_is_per_replica(cluster: nbdist.Cluster) -> None:
     """With shard_map's checks, JAX would sum gradients of closed-over parameters."""
-    outcome = everywhere(
+    outcome = outcome_on_all_ranks(
         cluster,
         """
         w = jnp.ones(())
@@ -143,8 +145,8 @@ def test_a_replicas_gradient_is_its_own(cluster: nbdist.Cluster) -> None:
     assert outcome == [14.0, 3.5]
 
 
-def test_what_a_function_reads_is_never_stale(cluster: nbdist.Cluster) -> None:
-    outcome = everywhere(
+def test_changed_globals_are_recompiled(cluster: nbdist.Cluster) -> None:
+    outcome = outcome_on_all_ranks(
         cluster,
         """
         scale = 1.0
@@ -161,8 +163,8 @@ def test_what_a_function_reads_is_never_stale(cluster: nbdist.Cluster) -> None:
     assert outcome == [28.0, 56.0, 56.0, 84.0, True]
 
 
-def test_the_same_function_is_compiled_once(cluster: nbdist.Cluster) -> None:
-    outcome = everywhere(
+def test_same_function_is_compiled_once(cluster: nbdist.Cluster) -> None:
+    outcome = outcome_on_all_ranks(
         cluster,
         """
         traced = []
@@ -177,8 +179,8 @@ def test_the_same_function_is_compiled_once(cluster: nbdist.Cluster) -> None:
     assert outcome == [1, 11.0]
 
 
-def test_a_batch_that_cannot_be_cut_loses_no_row(cluster: nbdist.Cluster) -> None:
-    outcome = everywhere(
+def test_indivisible_batch_loses_no_row(cluster: nbdist.Cluster) -> None:
+    outcome = outcome_on_all_ranks(
         cluster,
         """
         seven = next(iter(strategy.experimental_distribute_dataset([np.arange(7.0)])))
@@ -191,9 +193,9 @@ def test_a_batch_that_cannot_be_cut_loses_no_row(cluster: nbdist.Cluster) -> Non
     assert outcome == [21.0, 3.0, 5.25]
 
 
-def test_parts_of_the_processes_make_global_batches(cluster: nbdist.Cluster) -> None:
+def test_shards_of_processes_form_global_batches(cluster: nbdist.Cluster) -> None:
     """Rank 1 has fewer rows: none are dropped; jitted functions accept the arrays."""
-    outcome = everywhere(
+    outcome = outcome_on_all_ranks(
         cluster,
         """
         seen = []
@@ -237,17 +239,17 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("code", "says"), BAD)
-def test_what_cannot_be_is_named(cluster: nbdist.Cluster, code: str, says: str) -> None:
+@pytest.mark.parametrize(("code", "message"), BAD)
+def test_unsupported_calls_are_refused(cluster: nbdist.Cluster, code: str, message: str) -> None:
     cluster.run(
         "rows = next(iter(strategy.experimental_distribute_dataset([np.arange(8.0)])))\n"
         "seven = next(iter(strategy.experimental_distribute_dataset([np.arange(7.0)])))"
     )
-    with pytest.raises(nbdist.CellError, match=says):
+    with pytest.raises(nbdist.CellError, match=message):
         cluster.run(code)
 
 
-def test_a_resolver_that_fits_is_taken(cluster: nbdist.Cluster) -> None:
+def test_matching_resolver_is_accepted(cluster: nbdist.Cluster) -> None:
     run = cluster.run(
         "nbdist.PjRTStrategy((2, 2)).mesh == strategy.mesh, "
         "nbdist.PjRTStrategy({'hosts': 2, 'devices_per_host': 2}).num_replicas_in_sync"
@@ -255,7 +257,7 @@ def test_a_resolver_that_fits_is_taken(cluster: nbdist.Cluster) -> None:
     assert set(run.results.values()) == {"(True, 4)"}
 
 
-def test_tensorflows_own_resolver_is_read(cluster: nbdist.Cluster) -> None:
+def test_tensorflow_resolver_is_accepted(cluster: nbdist.Cluster) -> None:
     code = (
         "import tensorflow as tf\n"
         "spec = tf.train.ClusterSpec({'worker': ['a:1', 'b:2']})\n"
@@ -268,14 +270,14 @@ def test_tensorflows_own_resolver_is_read(cluster: nbdist.Cluster) -> None:
         cluster.run(code.replace("RANK", "1 - rank"))
 
 
-def test_tensorflows_reduce_op_is_understood(cluster: nbdist.Cluster) -> None:
+def test_tensorflow_reduce_op_is_accepted(cluster: nbdist.Cluster) -> None:
     code = "import tensorflow as tf\nresult = strategy.run(lambda: 2.0)\n"
     code += "float(strategy.reduce(tf.distribute.ReduceOp.SUM, result, axis=None))"
     assert set(cluster.run(code).results.values()) == {"8.0"}
 
 
-def test_a_plain_script_has_its_own_devices() -> None:
-    done = plain(
+def test_plain_script_uses_its_own_devices() -> None:
+    done = run_without_cluster(
         """
         import sys, numpy as np, nbdist
         strategy = nbdist.PjRTStrategy()
@@ -291,7 +293,7 @@ def test_a_plain_script_has_its_own_devices() -> None:
 
 
 def test_keras_in_a_plain_script_needs_no_tensorflow() -> None:
-    done = plain(
+    done = run_without_cluster(
         """
         import sys, nbdist
         strategy = nbdist.PjRTStrategy()

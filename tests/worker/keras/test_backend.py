@@ -34,20 +34,20 @@ def both() -> Iterator[nbdist.Cluster]:
 
 
 @pytest.fixture
-def fresh(both: nbdist.Cluster) -> nbdist.Cluster:
+def restarted(both: nbdist.Cluster) -> nbdist.Cluster:
     """Return workers that have not imported Keras."""
     both.restart()
     return both
 
 
-def refused(cluster: nbdist.Cluster, source: str, strategy: str) -> str:
+def refusal(cluster: nbdist.Cluster, source: str, strategy: str) -> str:
     with pytest.raises(nbdist.CellError) as caught:
         cluster.run(source, strategy=strategy)
     assert "finished" not in str(caught.value), "on any rank"
     return caught.value.evalue
 
 
-def trains(cluster: nbdist.Cluster, strategy: str) -> str:
+def assert_trains(cluster: nbdist.Cluster, strategy: str) -> str:
     """Train on all ranks together; check that metrics are global and weights are equal."""
     run = cluster.run(FIT + "model.get_weights()[0].ravel().tolist()", strategy=strategy)
     assert len(set(run.results.values())) == 1
@@ -55,96 +55,96 @@ def trains(cluster: nbdist.Cluster, strategy: str) -> str:
     return run.results[0]
 
 
-def test_the_first_cell_that_imports_it_decides(fresh: nbdist.Cluster) -> None:
-    assert set(fresh.run("import tensorflow as tf\n" + IS_LOADED).results.values()) == {"False"}
+def test_first_importing_cell_chooses_the_backend(restarted: nbdist.Cluster) -> None:
+    assert set(restarted.run("import tensorflow as tf\n" + IS_LOADED).results.values()) == {"False"}
     cell = ASKS.format("jax") + FIT + "keras.distribution.distribution() is not None"
-    assert set(fresh.run(cell, strategy="pjrt").results.values()) == {"True"}
-    assert set(fresh.run(BACKEND).results.values()) == {"'jax'"}
+    assert set(restarted.run(cell, strategy="pjrt").results.values()) == {"True"}
+    assert set(restarted.run(BACKEND).results.values()) == {"'jax'"}
 
 
 @pytest.mark.parametrize(("strategy", "backend"), [("pjrt", "jax"), ("mirrored", "tensorflow")])
-def test_left_out_it_is_that_of_the_strategy(
-    fresh: nbdist.Cluster, strategy: str, backend: str
+def test_default_backend_follows_the_strategy(
+    restarted: nbdist.Cluster, strategy: str, backend: str
 ) -> None:
-    trains(fresh, strategy)
-    assert set(fresh.run(BACKEND).results.values()) == {f"'{backend}'"}
+    assert_trains(restarted, strategy)
+    assert set(restarted.run(BACKEND).results.values()) == {f"'{backend}'"}
 
 
-def test_keras_of_tensorflow_is_there_without_an_import(fresh: nbdist.Cluster) -> None:
+def test_keras_of_tensorflow_needs_no_import(restarted: nbdist.Cluster) -> None:
     names = "from tensorflow.keras.layers import Dense\nimport tensorflow as tf\n"
-    run = fresh.run(names + "tf.keras.layers.Dense is Dense, tf.keras.backend.backend()")
+    run = restarted.run(names + "tf.keras.layers.Dense is Dense, tf.keras.backend.backend()")
     assert set(run.results.values()) == {"(True, 'tensorflow')"}
 
 
-def test_another_backend_than_is_loaded_is_refused_before_the_cell_runs(
-    fresh: nbdist.Cluster,
+def test_other_backend_is_refused_before_the_cell_runs(
+    restarted: nbdist.Cluster,
 ) -> None:
-    trains(fresh, "mirrored")
-    for asks in (
+    assert_trains(restarted, "mirrored")
+    for choice in (
         ASKS.format("jax"),
         "import os\nos.environ.setdefault('KERAS_BACKEND', 'jax')\n",
         "import os\nos.environ.update(KERAS_BACKEND='jax')\n",
         "import os\nos.environ.update({'KERAS_BACKEND': 'jax'})\n",
         "%env KERAS_BACKEND=jax\n",
     ):
-        said = refused(fresh, f"ran = True\n{asks}{FIT}", "pjrt")
-        assert "KERAS_BACKEND=jax, but Keras is loaded on tensorflow" in said
-        assert "%dist_restart" in said
-        assert "%%dist_run --strategy pjrt" in said
-    assert set(fresh.run("'ran' in globals()").results.values()) == {"False"}
-    fresh.run(ASKS.format("tensorflow") + FIT, strategy="mirrored")
+        message = refusal(restarted, f"ran = True\n{choice}{FIT}", "pjrt")
+        assert "KERAS_BACKEND=jax, but Keras is loaded on tensorflow" in message
+        assert "%dist_restart" in message
+        assert "%%dist_run --strategy pjrt" in message
+    assert set(restarted.run("'ran' in globals()").results.values()) == {"False"}
+    restarted.run(ASKS.format("tensorflow") + FIT, strategy="mirrored")
 
 
-def test_a_backend_that_the_strategy_does_not_train_is_refused_at_the_import(
-    fresh: nbdist.Cluster,
+def test_backend_without_strategy_is_refused_at_import(
+    restarted: nbdist.Cluster,
 ) -> None:
-    said = refused(fresh, ASKS.format("jax") + FIT, "mirrored")
-    assert "Keras on jax is distributed over the workers by pjrt" in said
-    assert "%%dist_run --strategy pjrt" in said
-    assert set(fresh.run(IS_LOADED, strategy="pjrt").results.values()) == {"False"}
-    said = refused(fresh, ASKS.format("torch") + FIT, "pjrt")
-    assert "Keras on torch is distributed over the workers by no strategy" in said
-    fresh.run(ASKS.format("jax") + FIT, strategy="pjrt")
+    message = refusal(restarted, ASKS.format("jax") + FIT, "mirrored")
+    assert "Keras on jax is distributed over the workers by pjrt" in message
+    assert "%%dist_run --strategy pjrt" in message
+    assert set(restarted.run(IS_LOADED, strategy="pjrt").results.values()) == {"False"}
+    message = refusal(restarted, ASKS.format("torch") + FIT, "pjrt")
+    assert "Keras on torch is distributed over the workers by no strategy" in message
+    restarted.run(ASKS.format("jax") + FIT, strategy="pjrt")
 
 
-def test_a_fit_that_is_not_of_all_workers_is_refused(fresh: nbdist.Cluster) -> None:
-    trains(fresh, "mirrored")
-    said = refused(fresh, FIT, "pjrt")
-    assert "`fit` would train each worker by itself: Keras is on tensorflow" in said
-    assert "%%dist_run --strategy mirrored" in said
-    fresh.run(FIT.replace("losses =", "pass #"), ranks="0")
-    fresh.run(FIT.replace("losses =", "pass #"), ranks="1")
-    said = refused(fresh, "model.fit(x, x.sum(1), verbose=0)", "mirrored")
-    assert "`fit` would train each worker by itself: the model was created outside" in said
-    fresh.run("model.fit(x, x.sum(1), verbose=0)", ranks="1")
+def test_fit_that_would_train_workers_alone_is_refused(restarted: nbdist.Cluster) -> None:
+    assert_trains(restarted, "mirrored")
+    message = refusal(restarted, FIT, "pjrt")
+    assert "`fit` would train each worker by itself: Keras is on tensorflow" in message
+    assert "%%dist_run --strategy mirrored" in message
+    restarted.run(FIT.replace("losses =", "pass #"), ranks="0")
+    restarted.run(FIT.replace("losses =", "pass #"), ranks="1")
+    message = refusal(restarted, "model.fit(x, x.sum(1), verbose=0)", "mirrored")
+    assert "`fit` would train each worker by itself: the model was created outside" in message
+    restarted.run("model.fit(x, x.sum(1), verbose=0)", ranks="1")
 
 
-def test_a_distribution_that_was_unset_is_noted(fresh: nbdist.Cluster) -> None:
+def test_unset_distribution_is_noted(restarted: nbdist.Cluster) -> None:
     cell = FIT.replace("\nmodel =", "\nkeras.distribution.set_distribution(None)\nmodel =")
-    notes = [note.text for note in fresh.run(cell, strategy="pjrt").notes]
+    notes = [note.text for note in restarted.run(cell, strategy="pjrt").notes]
     assert any("`fit` trains each worker by itself" in text for text in notes)
 
 
 @pytest.mark.parametrize(
-    ("framework", "backend", "strategy", "says"),
+    ("framework", "backend", "strategy", "message"),
     [
         ("tensorflow", "jax", "mirrored", "%dist_start 2 hosts --framework jax"),
         ("jax", "tensorflow", "pjrt", "%dist_start 2 hosts --framework tensorflow"),
     ],
 )
-def test_where_the_other_framework_is_not_wired(
-    framework: str, backend: str, strategy: str, says: str
+def test_missing_framework_is_named(
+    framework: str, backend: str, strategy: str, message: str
 ) -> None:
     # Use a new cluster: the preloaded parent of a reused one may have imported Keras on JAX.
     with nbdist.Cluster(hosts=2, framework=framework) as cluster:
         if framework == "jax":  # TensorFlow imports Keras and tolerates a refusal
             run = cluster.run(f"{ASKS.format(backend)}import tensorflow\n{IS_LOADED}")
             assert set(run.results.values()) == {"False"}
-        assert says in refused(cluster, ASKS.format(backend) + FIT, strategy)
-        trains(cluster, strategy)
+        assert message in refusal(cluster, ASKS.format(backend) + FIT, strategy)
+        assert_trains(cluster, strategy)
 
 
-def test_workers_of_both_frameworks_start_without_a_choice() -> None:
+def test_workers_of_both_frameworks_start_without_backend() -> None:
     def request(*frameworks: str) -> ClusterRequest:
         return ClusterRequest(hosts=(Host(),), frameworks=frameworks)  # type: ignore[arg-type]
 

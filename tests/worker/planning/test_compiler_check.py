@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LAYERS = 3
 
 
-def verified(on: str, *, wide: int = 64, rows: int = 32, **wishes: Any) -> Plan:
+def verified(on: str, *, wide: int = 64, rows: int = 32, **options: Any) -> Plan:
     layer = {
         "up": plans.shape(wide, 4 * wide),
         "down": plans.shape(4 * wide, wide),
@@ -40,8 +40,8 @@ def verified(on: str, *, wide: int = 64, rows: int = 32, **wishes: Any) -> Plan:
     ]
     traced = jax.jit(plans.step).trace(params, params, batch, batch).jaxpr
     target = named_target(on)
-    wishes_ = Planning(verify=True, **wishes)
-    return plan_of(traced, inputs, target, wishes_, {})
+    planning = Planning(verify=True, **options)
+    return plan_of(traced, inputs, target, planning, {})
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_arguments_are_exact_and_collectives_are_counted(fixed: dict[str, int]) 
     assert all(one.count and one.bytes for one in found.collectives)
 
 
-def test_a_plan_that_does_not_fit_when_compiled_is_refused() -> None:
+def test_plan_that_does_not_fit_when_compiled_is_refused() -> None:
     """The plan compiled for CPUs needs more memory than predicted."""
     fixed = {"data": 8, "zero": 0}
     expected = verified("8xCPU", fixed=fixed)
@@ -75,18 +75,18 @@ def test_a_plan_that_does_not_fit_when_compiled_is_refused() -> None:
         verified("8xCPU", fixed=fixed, given=expected, budget=budget)
 
 
-def test_the_next_best_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_best_plan_is_compiled_after_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The TPU compiler reports exhausted memory and compiles nothing."""
-    compile_, made, job_ = compiler_check._compile, [], compiler_check._job
+    compile_, jobs, job_ = compiler_check._compile, [], compiler_check._job
     refused = compiler_check.Outcome(error="JaxRuntimeError: RESOURCE_EXHAUSTED: 19.4G of 15.7G")
 
     def job(*given: Any) -> Any:
-        made.append(job_(*given))
-        return made[-1]
+        jobs.append(job_(*given))
+        return jobs[-1]
 
     monkeypatch.setattr(compiler_check, "_job", job)
     monkeypatch.setattr(
-        compiler_check, "_compile", lambda job: refused if job is made[0] else compile_(job)
+        compiler_check, "_compile", lambda job: refused if job is jobs[0] else compile_(job)
     )
     plan = verified("8xCPU")
     assert plan.verified is not None
@@ -95,7 +95,7 @@ def test_the_next_best_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.title != plan.title
 
 
-def test_the_best_three_are_compiled() -> None:
+def test_best_three_plans_are_compiled() -> None:
     plan = verified("8xCPU")
     assert plan.verified is not None
     compiled = [one for one in plan.runners_up if one.compiled_bytes]
@@ -104,7 +104,7 @@ def test_the_best_three_are_compiled() -> None:
 
 
 @pytest.mark.parametrize("how", ["selective", "full"])
-def test_what_is_made_again_is_compiled_so(how: Remat) -> None:
+def test_remat_is_compiled(how: Remat) -> None:
     plan = verified("8xCPU", fixed={"data": 8, "zero": 0}, remat=how)
     assert plan.verified is not None
     assert plan.title == f"data 8, {how} remat"
@@ -114,12 +114,12 @@ def test_what_is_made_again_is_compiled_so(how: Remat) -> None:
 @pytest.mark.parametrize(
     ("remat", "rounds"), [pytest.param("", 1, marks=pytest.mark.full), ("full", 1), ("full", 2)]
 )
-def test_stages_are_compiled_so(remat: Remat, rounds: int) -> None:
+def test_stages_are_compiled(remat: Remat, rounds: int) -> None:
     """Stages send activations to the next stage, and layers if a stage has several blocks."""
     target = named_target("8xCPU")
     fixed = {"stage": 4, "data": 2, "micro": 8, "rounds": rounds}
-    wishes = Planning(verify=True, fixed=fixed, remat=remat)
-    plan = plan_of(*plans.stacked_traced(), target, wishes, {})
+    planning = Planning(verify=True, fixed=fixed, remat=remat)
+    plan = plan_of(*plans.stacked_traced(), target, planning, {})
     found = plan.verified
     assert found is not None
     assert found.arguments == plan.memory.arguments
@@ -130,12 +130,12 @@ def test_stages_are_compiled_so(remat: Remat, rounds: int) -> None:
     assert 0.6 * found.total < expected < 1.4 * found.total
     sent = {one.kind: one.bytes for one in found.collectives}
     layers = sum(t.device_bytes for t in plan.tensors if t.path.startswith("params['layers']"))
-    moved = 2 * layers * (rounds > 1)
-    assert moved <= sent["collective-permute"] < moved + layers
+    moved_bytes = 2 * layers * (rounds > 1)
+    assert moved_bytes <= sent["collective-permute"] < moved_bytes + layers
     assert sent.get("all-gather", 0) < layers / 4
 
 
-def test_a_compiler_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_compiler_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler_check, "_COMPILE_S", 0.05)
     with pytest.raises(
         PlanError, match=r"data 8.* cannot be compiled: the compiler did not finish within 0.05 s"
@@ -143,7 +143,7 @@ def test_a_compiler_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch
         verified("8xCPU", fixed={"data": 8, "zero": 0})
 
 
-def test_a_compiler_that_dies_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_of_the_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(compiler_check._ENVIRONMENT, "JAX_PLATFORMS", "no_such_platform")
     with pytest.raises(PlanError, match=r"cannot be compiled: RuntimeError: .*no_such_platform"):
         verified("8xCPU", fixed={"data": 8, "zero": 0})
@@ -153,7 +153,7 @@ def test_a_compiler_that_dies_is_told_of(monkeypatch: pytest.MonkeyPatch) -> Non
     is_compiler_installed("tpu") and is_compiler_installed("cuda"),
     reason="all compilers are installed",
 )
-def test_a_compiler_that_is_not_installed_is_named() -> None:
+def test_missing_compiler_is_named() -> None:
     missing = {"tpu": "v5e:2x2", "cuda": "8xH100"}
     on = next(on for name, on in missing.items() if not is_compiler_installed(name))
     with pytest.raises(PlanError, match=r"is not installed .*pip install 'nbdist\[oracle\]'"):
@@ -171,7 +171,7 @@ def test_a_compiler_that_is_not_installed_is_named() -> None:
         pytest.param("72xGB200", marks=there("cuda")),
     ],
 )
-def test_what_is_not_there_is_compiled_for(on: str) -> None:
+def test_plans_compile_for_absent_hardware(on: str) -> None:
     plan = verified(on, wide=1024, rows=4608)
     found = plan.verified
     assert found is not None
@@ -179,7 +179,7 @@ def test_what_is_not_there_is_compiled_for(on: str) -> None:
 
 
 @there("tpu")
-def test_what_a_compiler_for_tpus_lets_through_is_within_their_memory() -> None:
+def test_plan_accepted_by_tpu_compiler_fits_in_memory() -> None:
     """XLA counts 19 GiB of temporaries here, but allocates 14.9 GiB in all."""
     layers, wide, rows, vocabulary = 4, 2048, 2**18, 8192
 
@@ -204,22 +204,22 @@ def test_what_a_compiler_for_tpus_lets_through_is_within_their_memory() -> None:
     inputs: list[tuple[str, Role]] = [("head", "carried"), ("layers", "carried")]
     inputs += [("x", "batch"), ("y", "batch")]
     target = named_target("v5e:1x1")
-    wishes = Planning(verify=True, budget=2**38, fixed={"data": 1, "micro": 1})
-    found = plan_of(traced, inputs, target, wishes, {}).verified
+    planning = Planning(verify=True, budget=2**38, fixed={"data": 1, "micro": 1})
+    found = plan_of(traced, inputs, target, planning, {}).verified
     assert found is not None
     assert found.temporaries > 2 * 2 * layers * rows * wide  # activations that layers store
     assert found.total < 15.75 * 2**30
 
 
 @there("tpu")
-def test_what_does_not_fit_a_tpu_is_refused() -> None:
+def test_plan_too_large_for_tpu_is_refused() -> None:
     with pytest.raises(
         PlanError, match=r"none of the best plans fits .*: .*the compiler rejects it"
     ):
         verified("v5e:1x1", wide=8192, rows=2**17, budget=2**38)
 
 
-def test_collectives_are_read_from_a_program() -> None:
+def test_collectives_are_parsed_from_a_program() -> None:
     program = """
   %all-reduce.7 = (bf16[64,8]{1,0:T(8,128)(2,1)S(1)}, f32[]) all-reduce(%a, %b), channel_id=4
   %ar = f32[128,2]{1,0} all-reduce-start(%c), replica_groups={{0,1}}

@@ -34,8 +34,8 @@ def convolved(rows: int, **fixed: int) -> Plan:
             x = jax.nn.relu(x)
         return (x.astype(jnp.float32) ** 2).mean()
 
-    wishes = Planning(verify=True, fixed={"micro": 1, **fixed})
-    return plan_of(*stepped(loss, kernels, images), named_target("v5e:2x2"), wishes, {})
+    planning = Planning(verify=True, fixed={"micro": 1, **fixed})
+    return plan_of(*stepped(loss, kernels, images), named_target("v5e:2x2"), planning, {})
 
 
 @pytest.mark.parametrize(("rows", "zero"), [(512, 0), (512, 1), (128, 0)])
@@ -55,7 +55,7 @@ def test_images_are_kept_once_and_padded(rows: int, zero: int) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("on", ["v5e:4x4", "v5p:4x4x4"])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_best_plan_compiles_and_takes_what_was_expected(
+def test_best_plan_compiles_with_predicted_memory(
     name: str, on: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler_check, "MOST", 1)

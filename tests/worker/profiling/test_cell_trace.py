@@ -54,7 +54,7 @@ def launched(module: str, begin_s: float, run: int) -> Span:
 
 
 @given(SPANS)
-def test_own_times_add_up_to_what_a_device_was_busy(spans: list[Span]) -> None:
+def test_self_times_add_up_to_busy_time(spans: list[Span]) -> None:
     own = own_seconds(spans)
     together: dict[int, float] = defaultdict(float)
     busy: dict[int, list[tuple[float, float]]] = defaultdict(list)
@@ -67,19 +67,19 @@ def test_own_times_add_up_to_what_a_device_was_busy(spans: list[Span]) -> None:
 
 
 @given(SPANS)
-def test_what_computes_hides_the_rest(spans: list[Span]) -> None:
+def test_computation_hides_other_spans(spans: list[Span]) -> None:
     own = own_seconds(spans)
     alone = [span for span in spans if span.kind == "compute"]
     computed = sum(o for span, o in zip(spans, own, strict=True) if span.kind == "compute")
     assert computed == sum(own_seconds(alone))
 
 
-def test_the_inmost_of_one_kind_has_the_time() -> None:
+def test_innermost_span_gets_the_time() -> None:
     spans = [Span("compute", "fusion", 0, 0, 0, 10), Span("compute", "dot", 0, 0, 2, 5)]
     assert own_seconds(spans) == [7, 3]
 
 
-def test_launches_are_runs_in_their_order() -> None:
+def test_launches_match_runs_in_order() -> None:
     """The second run started long after both launches."""
     thread = HostThread(0, (("<lambda>", 1.0), ("<lambda>", 2.0), ("sin", 3.0)), frozenset())
     spans = [
@@ -90,18 +90,18 @@ def test_launches_are_runs_in_their_order() -> None:
     assert launches_of(spans, thread) == [2.0, 1.0, 3.0]
 
 
-def test_a_run_of_before_the_trace_leaves_the_last_launch_before_each() -> None:
+def test_run_before_the_trace_has_no_launch() -> None:
     thread = HostThread(0, (("f", 1.0), ("f", 6.0)), frozenset())
     spans = [launched("jit_f", begin_s, run) for run, begin_s in enumerate((0.5, 2.0, 7.0))]
     assert launches_of(spans, thread) == [None, 1.0, 6.0]
 
 
-def test_copies_of_other_threads_were_launched_by_no_line() -> None:
+def test_copies_of_other_threads_have_no_launch() -> None:
     spans = [Span("to_device", "copy", 0, 0, begin, begin + 1) for begin in (1.0, 2.0)]
     assert launches_of(spans, HostThread(0, (), frozenset([2.0]))) == [None, 2.0]
 
 
-def test_an_operation_is_what_its_opcode_says(shell: InteractiveShell) -> None:
+def test_opcode_determines_kind_of_operation(shell: InteractiveShell) -> None:
     opcodes = {"psum.1": "dot", "mine.2": "all-reduce", "loop.3": "while"}
     operations = {name: Operation(opcode, ()) for name, opcode in opcodes.items()}
     spans = [
@@ -110,11 +110,11 @@ def test_an_operation_is_what_its_opcode_says(shell: InteractiveShell) -> None:
     ]
     programs = Programs({1: Program("jit_f", operations)})
     spent = spent_of(spans, programs, HostThread(0, (), frozenset()), CellLines(shell))
-    told = [(part.name, part.span.kind, part.place) for part in spent]
-    assert told == [("dot", "compute", NOWHERE), ("all-reduce", "collective", NOWHERE)]
+    parts = [(part.name, part.span.kind, part.place) for part in spent]
+    assert parts == [("dot", "compute", NOWHERE), ("all-reduce", "collective", NOWHERE)]
 
 
-def test_a_copy_to_the_host_begins_when_what_it_waits_for_is_done(shell: InteractiveShell) -> None:
+def test_copy_to_host_starts_after_its_computation(shell: InteractiveShell) -> None:
     spans = [
         Span("to_host", "np.asarray(jax.Array)", 0, 0, 0.0, 10.0),
         Span("compute", "dot.1", 0, 0, 1.0, 8.0),
@@ -128,7 +128,7 @@ def compiled(function: Callable[..., object], *arguments: object) -> Program:
     return read_program("jit_function", text)
 
 
-def test_operations_have_the_lines_that_they_were_traced_at() -> None:
+def test_operations_have_their_source_lines() -> None:
     def inner(a: jax.Array) -> jax.Array:
         return a @ a  # the product
 
@@ -152,7 +152,7 @@ def _own_lines(*functions: Callable[..., object]) -> list[tuple[int, str]]:
     return [(n, text.rpartition("# ")[2].strip()) for n, text in numbered if n in spanned]
 
 
-def test_a_fused_operation_goes_by_its_root() -> None:
+def test_fused_operation_is_named_after_its_root() -> None:
     text = """
 FileNames
 1 "cell.py"
@@ -186,7 +186,7 @@ ENTRY %main (a: f32[2]) -> (f32[2], f32[2]) {
     assert operations["call"].frames == ()
 
 
-def test_a_program_is_found_by_its_name_where_its_number_is_anothers() -> None:
+def test_program_with_wrong_number_is_found_by_name() -> None:
     """Programs that JAX loads from its cache have such numbers."""
     sin, cos = (read_program(name, "") for name in ("jit_sin", "jit_cos"))
     operation = next(iter(compiled(jnp.sin, jnp.ones(4)).operations.values()))
@@ -196,19 +196,19 @@ def test_a_program_is_found_by_its_name_where_its_number_is_anothers() -> None:
     assert Programs({1: sin}).find(1, "jit_sin", "cosine") is None
 
 
-def test_what_is_no_trace_is_refused() -> None:
+def test_invalid_trace_is_refused() -> None:
     with pytest.raises(ValueError, match="wire type 7"):
         programs_of(b"\x0f\x00")
 
 
 @pytest.mark.parametrize("name", ["all-reduce", "psum_invariant.7", "fusion of all-gather"])
-def test_collectives_go_by_names_of_xla_and_of_jax(name: str) -> None:
+def test_collectives_are_recognized_by_name(name: str) -> None:
     assert is_collective(name)
     assert not holds_others(name)
 
 
 @pytest.mark.parametrize("name", ["dot", "fusion of add", "reduce", "broadcast.1", "condition"])
-def test_others_are_none(name: str) -> None:
+def test_other_operations_are_not_collectives(name: str) -> None:
     assert not is_collective(name)
     assert not holds_others(name)
 
@@ -226,7 +226,7 @@ def test_lines_are_followed_into_functions_and_back(shell: InteractiveShell) -> 
     assert sys.gettrace() is None
 
 
-def test_earlier_cells_are_known_and_not_followed(shell: InteractiveShell) -> None:
+def test_earlier_cells_are_recognized_but_not_followed(shell: InteractiveShell) -> None:
     shell.user_ns["noted"] = noted = []
     shell.user_ns["clock"] = time.time_ns
     shell.run_cell("def f():\n\n\n    noted.append((clock(), f.__code__.co_filename))\n")
@@ -241,7 +241,7 @@ def test_earlier_cells_are_known_and_not_followed(shell: InteractiveShell) -> No
     assert not lines.is_cell(__file__)
 
 
-def test_too_many_lines_are_not_followed(
+def test_recording_stops_after_too_many_lines(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cell_lines, "MOST_LINES", 10)
@@ -253,7 +253,7 @@ def test_too_many_lines_are_not_followed(
     assert lines.at(time.time_ns()) == 0
 
 
-def test_a_debugger_keeps_its_place(shell: InteractiveShell) -> None:
+def test_trace_function_of_a_debugger_is_kept(shell: InteractiveShell) -> None:
     def debugger(*_: object) -> None:
         return None
 
@@ -268,5 +268,5 @@ def test_a_debugger_keeps_its_place(shell: InteractiveShell) -> None:
         sys.settrace(None)
 
 
-def test_what_was_not_begun_has_no_end() -> None:
+def test_end_without_begin_returns_nothing() -> None:
     assert cell_trace.end(False) == b""

@@ -14,8 +14,8 @@ SECONDS = st.floats(1e-6, 1.0)
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=8))
-def test_it_lies_between_the_sizes_around_it(seconds: list[tuple[float, float]]) -> None:
-    ways = [Way(2**i, home, there) for i, (home, there) in enumerate(seconds)]
+def test_crossover_is_between_neighbouring_sizes(seconds: list[tuple[float, float]]) -> None:
+    ways = [Way(2**i, home, away) for i, (home, away) in enumerate(seconds)]
     crossed = _crossed(ways)
     if ways[-1].there_s * 1.1 >= ways[-1].home_s:
         assert crossed is None
@@ -28,7 +28,7 @@ def test_it_lies_between_the_sizes_around_it(seconds: list[tuple[float, float]])
         assert crossed == ways[0].size
 
 
-def test_it_is_where_both_lines_meet() -> None:
+def test_crossover_is_the_intersection_of_both_lines() -> None:
     """A product takes n^3 at home and one second elsewhere: the lines meet at one second."""
     ways = [Way(size, home_s=(size / 100) ** 3, there_s=1.0) for size in (10, 64, 200, 800)]
     crossed = _crossed(ways)

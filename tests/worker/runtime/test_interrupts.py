@@ -12,11 +12,11 @@ import pytest
 import nbdist
 
 
-def test_an_interrupt_of_one_cell_never_reaches_the_next(cluster: nbdist.Cluster) -> None:
+def test_interrupt_of_a_cell_never_reaches_the_next(cluster: nbdist.Cluster) -> None:
     """Stop the fork server, which sends the signals, until the ranks have finished."""
-    seed = cluster._worker_group.engines.fleet.home.state.pid
-    os.kill(seed, signal.SIGSTOP)
-    threading.Timer(1.0, os.kill, (seed, signal.SIGCONT)).start()
+    fork_server = cluster._worker_group.engines.fleet.home.state.pid
+    os.kill(fork_server, signal.SIGSTOP)
+    threading.Timer(1.0, os.kill, (fork_server, signal.SIGCONT)).start()
     with pytest.raises(nbdist.CellError, match="ValueError"):
         cluster.run("import time\nif rank == 0:\n    raise ValueError\ntime.sleep(0.3)")
     assert cluster.run("time.sleep(1.5)\nrank").results == {0: "0", 1: "1", 2: "2"}
@@ -30,27 +30,27 @@ CELLS = {
 
 
 @pytest.mark.parametrize("cell", CELLS.values(), ids=list(CELLS))
-def test_a_hail_of_interrupts_ends_the_cell_and_not_the_engine(
+def test_many_interrupts_end_the_cell_but_not_the_engine(
     cluster: nbdist.Cluster, cell: str
 ) -> None:
     pids = [worker.pid for worker in cluster.workers()]
-    over = threading.Event()
+    finished = threading.Event()
 
-    def hail() -> None:
+    def send_interrupts() -> None:
         time.sleep(0.5)
-        while not over.is_set():
+        while not finished.is_set():
             for pid in pids:
                 os.kill(pid, signal.SIGINT)
             time.sleep(0.0005)
 
-    thread = threading.Thread(target=hail)
+    thread = threading.Thread(target=send_interrupts)
     thread.start()
     try:
         for _ in range(3):
             with pytest.raises(nbdist.CellError, match=r"KeyboardInterrupt|CancelledError"):
                 cluster.run(cell)
     finally:
-        over.set()
+        finished.set()
         thread.join()
     assert [worker.pid for worker in cluster.workers()] == pids
     assert cluster.run("rank").results == {0: "0", 1: "1", 2: "2"}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @given(st.binary(max_size=40), st.binary(min_size=1, max_size=6))
-def test_only_a_possible_beginning_of_the_mark_is_kept_back(data: bytes, mark: bytes) -> None:
+def test_only_a_prefix_of_the_mark_is_held_back(data: bytes, mark: bytes) -> None:
     if mark in data:
         return
     kept, ready = _split_before(data, mark)
@@ -34,17 +34,15 @@ PIECES = [
 
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("cut", range(1, len(PIECES)))
-def test_greetings_are_left_out_in_whatever_parts_they_come(cut: int, *, ends: bool) -> None:
-    shown = Ungreeted()
-    told = shown.feed(b"loss 1.5\n" + b"".join(PIECES[:cut]), ends=False)
-    told += shown.feed(b"".join(PIECES[cut:]) + b"step 2\n", ends=ends)
-    assert told == b"loss 1.5\nstep 2\n"
+def test_greetings_in_pieces_are_removed(cut: int, *, ends: bool) -> None:
+    filtered = Ungreeted()
+    output = filtered.feed(b"loss 1.5\n" + b"".join(PIECES[:cut]), ends=False)
+    output += filtered.feed(b"".join(PIECES[cut:]) + b"step 2\n", ends=ends)
+    assert output == b"loss 1.5\nstep 2\n"
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 4), st.integers(1, 90))
-def test_greetings_of_several_threads_are_left_out_of_what_is_printed(
-    random: Random, threads: int, chunk: int
-) -> None:
+def test_greetings_of_several_threads_are_removed(random: Random, threads: int, chunk: int) -> None:
     lines = [b"loss 1.5\n", b"\n", b" is connected to the wall\n", b"[Gloomy] 3\n"]
     parts = [[*PIECES[1:]] for _ in range(threads)]
     written = list(lines[:2])
@@ -54,19 +52,19 @@ def test_greetings_of_several_threads_are_left_out_of_what_is_printed(
             written.append(next(printed, b""))
         written.append(random.choice([*filter(None, parts)]).pop(0))
     text = b"".join([*written, *lines[2:]])
-    shown, told = Ungreeted(), b""
+    filtered, output = Ungreeted(), b""
     for place in range(0, len(text), chunk):
-        told += shown.feed(text[place : place + chunk], ends=False)
-    told += shown.feed(b"", ends=True)
+        output += filtered.feed(text[place : place + chunk], ends=False)
+    output += filtered.feed(b"", ends=True)
     own = (part for part in written[2:] if part not in PIECES)
-    assert told == b"".join([*lines[:2], *own, *lines[2:]])
+    assert output == b"".join([*lines[:2], *own, *lines[2:]])
 
 
 REST = b" is connected to 7 peer ranks. Expected number of connected peer ranks is : 7\n"
 
 
 @pytest.mark.parametrize(
-    ("chunks", "told"),
+    ("chunks", "output"),
     [
         ([b"[Gloo] Rank 0ten% is conn", b"ected to 7" + REST[17:], b"3\n"], b"ten%3\n"),
         ([b"[Gloo] Rank 0hello [Glo", b"o] Rank 1", REST, REST, b"4\n"], b"hello 4\n"),
@@ -75,21 +73,21 @@ REST = b" is connected to 7 peer ranks. Expected number of connected peer ranks 
         ([b"[Gloo] Rank of mine\n", b"1\n2\n3\n4\n5\n"], b"of mine\n\n\n4\n5\n"),
     ],
 )
-def test_no_more_numbers_are_left_out_than_greetings_have(chunks: list[bytes], told: bytes) -> None:
-    shown = Ungreeted()
-    assert b"".join(shown.feed(chunk, ends=False) for chunk in chunks) == told
+def test_only_numbers_of_greetings_are_removed(chunks: list[bytes], output: bytes) -> None:
+    filtered = Ungreeted()
+    assert b"".join(filtered.feed(chunk, ends=False) for chunk in chunks) == output
 
 
-def test_what_only_looks_like_a_greeting_is_shown() -> None:
-    shown = Ungreeted()
+def test_text_similar_to_a_greeting_is_shown() -> None:
+    filtered = Ungreeted()
     for text in (b"the cable is connected to ", b"the wall\n", b"5\n", b" peer ranks. 3\n"):
-        assert shown.feed(text, ends=False) == text
-    assert shown.feed(b"a [Glo", ends=False) == b"a "
-    assert shown.feed(b"ry", ends=False) == b"[Glory"
-    assert shown.feed(b"[Gloo]", ends=True) == b"[Gloo]"
+        assert filtered.feed(text, ends=False) == text
+    assert filtered.feed(b"a [Glo", ends=False) == b"a "
+    assert filtered.feed(b"ry", ends=False) == b"[Glory"
+    assert filtered.feed(b"[Gloo]", ends=True) == b"[Gloo]"
 
 
-def test_native_noise_stays_in_the_log(cluster: nbdist.Cluster) -> None:
+def test_native_log_lines_stay_in_the_log(cluster: nbdist.Cluster) -> None:
     """TensorFlow's native code logs to descriptor 2, several lines for each float64 graph."""
     lines = (
         "I0000 00:00:1795227697.795957   13787 port.cc:153] oneDNN custom operations are on.",
@@ -107,7 +105,7 @@ def test_native_noise_stays_in_the_log(cluster: nbdist.Cluster) -> None:
     assert "this one matters" in shown
     assert "half of a line" in shown
     assert "E0000 00:00:1.5 7 half of a line" in shown
-    told = shown.split("--- engine log")[0]
-    assert "oneDNN" not in told
-    assert "DT_DOUBLE" not in told
-    assert not any(word in told for word in ("RingReduce", "GRPC", "grpc", "previous", "node"))
+    output = shown.split("--- engine log")[0]
+    assert "oneDNN" not in output
+    assert "DT_DOUBLE" not in output
+    assert not any(word in output for word in ("RingReduce", "GRPC", "grpc", "previous", "node"))

@@ -32,13 +32,13 @@ class Rank:
 @pytest.fixture
 def installed() -> Iterator[interrupts.Interrupts]:
     before = signal.getsignal(signal.SIGINT)
-    made = interrupts.Interrupts()
-    made.install()
-    yield made
+    handler = interrupts.Interrupts()
+    handler.install()
+    yield handler
     signal.signal(signal.SIGINT, before)
 
 
-def test_interrupts_are_put_off_until_there_is_hurry(installed: interrupts.Interrupts) -> None:
+def test_interrupts_are_deferred_until_forced(installed: interrupts.Interrupts) -> None:
     rank = Rank()
     stop = StopPoint(rank, installed, lambda _seconds: StopAfter(number=1, step=SOON))  # type: ignore[arg-type]
     with installed.admitted(), installed.put_off():
@@ -51,7 +51,7 @@ def test_interrupts_are_put_off_until_there_is_hurry(installed: interrupts.Inter
             signal.raise_signal(signal.SIGINT)
 
 
-def test_an_interrupt_from_before_the_rank_began_is_noted(
+def test_interrupt_before_the_start_is_noted(
     installed: interrupts.Interrupts,
 ) -> None:
     rank = Rank()

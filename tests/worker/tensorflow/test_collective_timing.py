@@ -69,19 +69,19 @@ optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_
 """
 
 
-class Heard:
+class SentRows:
     """Rows that ranks send. The cluster still receives them."""
 
     def __init__(self, cluster: nbdist.Cluster, patch: pytest.MonkeyPatch) -> None:
         self.rows: list[Rows] = []
-        onward = cluster._worker_group.receiver.subscribers.deliver
+        deliver = cluster._worker_group.receiver.subscribers.deliver
 
-        def hear(record: AnyEvent) -> None:
+        def record_rows(record: AnyEvent) -> None:
             if isinstance(record, Rows):
                 self.rows.append(record)
-            onward(record)
+            deliver(record)
 
-        patch.setattr(cluster._worker_group.receiver.subscribers, "deliver", hear)
+        patch.setattr(cluster._worker_group.receiver.subscribers, "deliver", record_rows)
 
     def column(self, rank: int, name: str) -> list[float]:
         return [row[name] for row in self.steps(rank) if name in row]
@@ -107,8 +107,8 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 
 @pytest.fixture
-def heard(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> Heard:
-    return Heard(cluster, monkeypatch)
+def sent_rows(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> SentRows:
+    return SentRows(cluster, monkeypatch)
 
 
 def train(cluster: nbdist.Cluster, slow: str, **options: Any) -> nbdist.Run:
@@ -117,30 +117,30 @@ def train(cluster: nbdist.Cluster, slow: str, **options: Any) -> nbdist.Run:
 
 
 class TestMirrored:
-    def test_a_slow_rank_is_the_straggler_and_the_network_is_not_blamed(
-        self, cluster: nbdist.Cluster, heard: Heard
+    def test_slow_rank_is_the_straggler_and_not_the_network(
+        self, cluster: nbdist.Cluster, sent_rows: SentRows
     ) -> None:
         train(cluster, "strategy.cluster_resolver.task_id == 1")
-        waited = {rank: median(heard.column(rank, "collective_s")) for rank in HOSTS}
-        step_s = median(heard.column(0, "step_s"))
+        waited = {rank: median(sent_rows.column(rank, "collective_s")) for rank in HOSTS}
+        step_s = median(sent_rows.column(0, "step_s"))
         assert step_s > SLEEP_S
         assert waited[0] > 0.5 * SLEEP_S  # rank 0 waits for rank 1 in the all-reduce
         assert waited[1] < 0.5 * waited[0]
-        found = heard.findings("mirrored")
+        found = sent_rows.findings("mirrored")
         assert found["straggler"].ranks == (1,)
         assert found["straggler"].text.startswith("rank 1@hostB is ")
 
-    def test_ranks_alike_and_slow_are_no_stragglers(
-        self, cluster: nbdist.Cluster, heard: Heard
+    def test_equally_slow_ranks_are_no_stragglers(
+        self, cluster: nbdist.Cluster, sent_rows: SentRows
     ) -> None:
         train(cluster, "1")
         for rank in HOSTS:
-            assert len(heard.column(rank, "collective_s")) == STEPS
-            assert 0 < median(heard.column(rank, "collective_s")) < 0.5 * SLEEP_S
-        assert "network" not in heard.findings("mirrored")
+            assert len(sent_rows.column(rank, "collective_s")) == STEPS
+            assert 0 < median(sent_rows.column(rank, "collective_s")) < 0.5 * SLEEP_S
+        assert "network" not in sent_rows.findings("mirrored")
 
-    def test_an_all_reduce_of_the_users_own_and_of_batch_statistics_count(
-        self, cluster: nbdist.Cluster, heard: Heard
+    def test_all_reduce_of_the_user_is_timed(
+        self, cluster: nbdist.Cluster, sent_rows: SentRows
     ) -> None:
         cluster.run("SLOW = strategy.cluster_resolver.task_id\n" + SETUP)
         cell = (
@@ -149,39 +149,41 @@ class TestMirrored:
             "loss = replica.all_reduce('MEAN', tf.reduce_mean(late))"
         )
         cluster.run(cell, step=StepOptions(data="data"), strategy="mirrored")
-        assert median(heard.column(0, "collective_s")) > 0.5 * SLEEP_S
+        assert median(sent_rows.column(0, "collective_s")) > 0.5 * SLEEP_S
 
-    def test_timing_changes_no_number(self, cluster: nbdist.Cluster, heard: Heard) -> None:
+    def test_timing_does_not_change_losses(
+        self, cluster: nbdist.Cluster, sent_rows: SentRows
+    ) -> None:
         without = (
             "from nbdist.worker.tensorflow import collective_timing as clock\n"
             "chosen = clock.choose\n"
             "clock.choose = lambda *_, **__: clock.NoClock()"
         )
         timed = train(cluster, "0")
-        assert heard.column(0, "collective_s")
+        assert sent_rows.column(0, "collective_s")
         cluster.run(without)
-        heard.rows.clear()
+        sent_rows.rows.clear()
         untimed = train(cluster, "0")
         cluster.run("clock.choose = chosen")
-        assert not heard.column(0, "collective_s")
+        assert not sent_rows.column(0, "collective_s")
         np.testing.assert_array_equal(timed.loss, untimed.loss)
 
 
 class TestPjrt:
     """Timing at a few sampled steps, the same on all ranks."""
 
-    def test_a_slow_rank_is_the_straggler(self, cluster: nbdist.Cluster, heard: Heard) -> None:
+    def test_slow_rank_is_the_straggler(self, cluster: nbdist.Cluster, sent_rows: SentRows) -> None:
         cluster.run("SLOW = True\n" + JAX_SETUP, strategy="pjrt")
         cluster.run(JAX_STEP, step=StepOptions(data="data", steps=2 * STEPS), strategy="pjrt")
-        sampled = {rank: len(heard.column(rank, "collective_s")) for rank in HOSTS}
+        sampled = {rank: len(sent_rows.column(rank, "collective_s")) for rank in HOSTS}
         assert all(count and count % SAMPLED_STEPS == 0 for count in sampled.values())
-        assert median(heard.column(1, "collective_s")) > 0.5 * SLEEP_S
-        assert median(heard.column(0, "collective_s")) < 0.5 * SLEEP_S
-        found = heard.findings("pjrt")
+        assert median(sent_rows.column(1, "collective_s")) > 0.5 * SLEEP_S
+        assert median(sent_rows.column(0, "collective_s")) < 0.5 * SLEEP_S
+        found = sent_rows.findings("pjrt")
         assert found["straggler"].ranks == (0,)
 
-    def test_sampling_changes_no_number_and_leaves_no_file(
-        self, cluster: nbdist.Cluster, heard: Heard, tmp_path: Path
+    def test_sampling_keeps_losses_and_leaves_no_file(
+        self, cluster: nbdist.Cluster, sent_rows: SentRows, tmp_path: Path
     ) -> None:
         losses = []
         for gap_s in (0.05, 1e9):
@@ -190,13 +192,13 @@ class TestPjrt:
             run = cluster.run(JAX_STEP, step=StepOptions(data="data"), strategy="pjrt")
             own = [m for m in run.metrics if m.rank == 0 and "loss" in m.shared]
             losses.append([m.shared["loss"] for m in own])
-            assert bool(heard.column(0, "collective_s")) is (gap_s < 1)
-            heard.rows.clear()
+            assert bool(sent_rows.column(0, "collective_s")) is (gap_s < 1)
+            sent_rows.rows.clear()
         np.testing.assert_array_equal(*losses)
         assert not list(tmp_path.iterdir())
 
-    def test_what_is_known_at_the_end_is_of_an_epoch_that_was(
-        self, cluster: nbdist.Cluster, heard: Heard
+    def test_last_sample_belongs_to_a_finished_epoch(
+        self, cluster: nbdist.Cluster, sent_rows: SentRows
     ) -> None:
         """The sampled steps may be the last ones of a run."""
         cluster.run(f"SLOW = False\n{JAX_SETUP}tracing.GAP_S = 1e-6", strategy="pjrt")
@@ -206,11 +208,11 @@ class TestPjrt:
             )
             cluster.run(few, strategy="pjrt")
             cluster.run(JAX_STEP, step=StepOptions(data="few"), strategy="pjrt")
-        assert heard.column(0, "collective_s")
-        assert set(heard.column(0, "epoch")) == {1}
+        assert sent_rows.column(0, "collective_s")
+        assert set(sent_rows.column(0, "epoch")) == {1}
 
 
-def test_spans_that_overlap_are_counted_once() -> None:
+def test_overlapping_spans_are_counted_once() -> None:
     spans = np.array([[5.0, 6.0], [0.0, 2.0], [1.0, 3.0], [1.5, 1.75]])
     assert covered(spans) == 4.0
     assert covered(spans[:1]) == 1.0

@@ -32,24 +32,24 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
-def test_a_tutorials_strategy_is_the_running_one(
+def test_new_mirrored_strategy_is_the_running_one(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.run("running = strategy")
     cluster.run(TUTORIAL + "tf.distribute.MirroredStrategy()\nassert strategy is running")
-    said = "".join(capsys.readouterr())
+    output = "".join(capsys.readouterr())
     line = (
         "tf.distribute.MirroredStrategy() returns the running `strategy`, with 2 replicas on "
         "2 workers"
     )
-    assert said.count(line) == 1
+    assert output.count(line) == 1
     reference = plainly({"one": TUTORIAL}, "tensorflow")["one"]
     for objects in cluster.pull(["outcome"]).values():
         for ours, theirs in zip(objects["outcome"], reference, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_every_synchronous_strategy_is(cluster: nbdist.Cluster) -> None:
+def test_new_synchronous_strategies_are_the_running_one(cluster: nbdist.Cluster) -> None:
     cell = """
 import tensorflow as tf
 made = [
@@ -76,13 +76,13 @@ alike, total, isinstance(strategy, tf.distribute.MirroredStrategy)
         ("experimental.ParameterServerStrategy(None)", "has workers and no parameter servers"),
     ],
 )
-def test_others_are_refused(cluster: nbdist.Cluster, made: str, reason: str) -> None:
+def test_other_strategies_are_refused(cluster: nbdist.Cluster, made: str, reason: str) -> None:
     with pytest.raises(nbdist.CellError, match=reason) as error:
         cluster.run(f"import tensorflow as tf\ntf.distribute.{made}")
     assert "remove the line and use `strategy`" in str(error.value)
 
 
-def test_a_cell_on_some_ranks_constructs_its_own(cluster: nbdist.Cluster) -> None:
+def test_cell_on_some_ranks_constructs_its_own_strategy(cluster: nbdist.Cluster) -> None:
     cell = "import tensorflow as tf\ntf.distribute.OneDeviceStrategy('/cpu:0') is strategy"
     assert cluster.run(cell, ranks="0").results == {0: "False"}
     for made in ("MirroredStrategy()", "MultiWorkerMirroredStrategy()"):
@@ -106,7 +106,7 @@ gradient()
         cluster.run(cell)
 
 
-def test_another_tensorflow_is_left_alone(cluster: nbdist.Cluster) -> None:
+def test_other_tensorflow_version_is_not_patched(cluster: nbdist.Cluster) -> None:
     cell = """
 import tensorflow as tf
 from nbdist.worker.tensorflow import running_strategy as r

@@ -92,9 +92,9 @@ def outcomes() -> dict[str, dict[str, list[list[float]]]]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_two_replicas_of_a_rank_give_the_numbers_of_one(precision: str) -> None:
+def test_two_replicas_of_a_rank_give_results_of_one(precision: str) -> None:
     one, two = outcomes()[f"1 {precision}"], outcomes()[f"2 {precision}"]
-    near = {"rtol": 1e-5, "atol": 1e-6} if not precision else {"rtol": 0.05, "atol": 0.02}
-    np.testing.assert_allclose(two["values"], one["values"], **near)
+    tolerances = {"rtol": 1e-5, "atol": 1e-6} if not precision else {"rtol": 0.05, "atol": 0.02}
+    np.testing.assert_allclose(two["values"], one["values"], **tolerances)
     for a, b in zip(two["weights"], one["weights"], strict=True):
-        np.testing.assert_allclose(a, b, **near)
+        np.testing.assert_allclose(a, b, **tolerances)

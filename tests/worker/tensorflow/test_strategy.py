@@ -42,46 +42,46 @@ OWN_SAMPLES = (10 * 32 + 1, 10 * 32, 10 * 32)
 """Training whose last batch has one sample. Every replica computes it, and rank 0 counts it."""
 
 
-def close(ours: Any, reference: Any) -> None:
+def assert_close(ours: Any, reference: Any) -> None:
     np.testing.assert_allclose(np.asarray(ours), np.asarray(reference), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["adam", pytest.param("sgd", marks=pytest.mark.full)])
-def test_keras_gives_the_numbers_of_one_process(cluster: nbdist.Cluster, name: str) -> None:
+def test_keras_gives_the_results_of_one_process(cluster: nbdist.Cluster, name: str) -> None:
     code = training(name) + OUTCOME
     reference = plainly({name: code}, "tensorflow", "sklearn.datasets")[name]
     cluster.run(code)
     outcomes = [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
     for outcome in outcomes:
         for metric, values in reference["history"].items():
-            close(outcome["history"][metric], values)
-        close(outcome["evaluate"], reference["evaluate"])
-        close(outcome["predict"], reference["predict"])
+            assert_close(outcome["history"][metric], values)
+        assert_close(outcome["evaluate"], reference["evaluate"])
+        assert_close(outcome["predict"], reference["predict"])
         for ours, theirs in zip(outcome["weights"], reference["weights"], strict=True):
-            close(ours, theirs)
+            assert_close(ours, theirs)
 
 
 @pytest.mark.full  # the tour notebook tests the same
-def test_fit_shows_each_epoch_with_each_workers_loss(
+def test_fit_shows_the_loss_of_each_worker_per_epoch(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = training("sgd").replace("verbose=0, ", "")
     run = cluster.run(f"{code}\nhistory = history.history")
-    said = capsys.readouterr()
-    shown = [line for line in said.out.splitlines() if "  loss" in line]
+    captured = capsys.readouterr()
+    shown = [line for line in captured.out.splitlines() if "  loss" in line]
     assert [line.split()[1] for line in shown[:3]] == ["1", "2", "3"]
     history = cluster.pull(["history"], ranks="0")[0]["history"]
     for epoch in (1, 2, 3):
         of_epoch = sorted((m for m in run.metrics if m.epoch == epoch), key=lambda m: m.rank)
         own = [m.own["loss"] for m in of_epoch]
         assert len(set(own)) == 3, "each rank saw other samples"
-        close(np.average(own, weights=OWN_SAMPLES), history["loss"][epoch - 1])
+        assert_close(np.average(own, weights=OWN_SAMPLES), history["loss"][epoch - 1])
         assert {m.shared["loss"] for m in of_epoch} == {history["loss"][epoch - 1]}
         assert "val_accuracy" in of_epoch[0].shared
 
 
 @pytest.mark.full
-def test_without_the_patch_keras_cannot_fit(cluster: nbdist.Cluster) -> None:
+def test_keras_cannot_fit_without_the_patch(cluster: nbdist.Cluster) -> None:
     """If this fails, Keras has fixed the issue: remove the patch."""
     undo = (
         "from nbdist.worker.tensorflow.keras import fit_patch as p\n"
@@ -98,7 +98,7 @@ def test_without_the_patch_keras_cannot_fit(cluster: nbdist.Cluster) -> None:
         cluster.restart()
 
 
-def test_another_keras_is_left_alone(cluster: nbdist.Cluster) -> None:
+def test_other_keras_version_is_not_patched(cluster: nbdist.Cluster) -> None:
     run = cluster.run(
         "from nbdist.worker.tensorflow.keras import fit_patch as p\n"
         "p.keras_trainer.TFEpochIterator.__init__ = p._init_upstream\n"
@@ -110,7 +110,7 @@ def test_another_keras_is_left_alone(cluster: nbdist.Cluster) -> None:
     assert set(run.results.values()) == {"True"}
 
 
-def test_tf_config_names_every_worker_and_the_chief_is_index_0(cluster: nbdist.Cluster) -> None:
+def test_tf_config_lists_workers_with_chief_first(cluster: nbdist.Cluster) -> None:
     cluster.run("import os, json\nconfig = json.loads(os.environ['TF_CONFIG'])")
     configs = [objects["config"] for objects in cluster.pull(["config"]).values()]
     assert [config["task"] for config in configs] == [
@@ -122,7 +122,7 @@ def test_tf_config_names_every_worker_and_the_chief_is_index_0(cluster: nbdist.C
     assert run.results == {0: "True", 1: "False", 2: "False"}
 
 
-def test_a_cell_is_inside_the_scope_of_its_strategy(cluster: nbdist.Cluster) -> None:
+def test_cell_runs_in_the_scope_of_its_strategy(cluster: nbdist.Cluster) -> None:
     cell = "import tensorflow as tf\ntf.distribute.get_strategy() is strategy"
     assert set(cluster.run(cell).results.values()) == {"True"}
     assert set(cluster.run(cell, ranks="0").results.values()) == {"False"}
@@ -154,7 +154,7 @@ def test_tensorflow_still_needs_its_patch(cluster: nbdist.Cluster) -> None:
     assert set(run.results.values()) == {"True"}
 
 
-def test_variables_of_another_tensorflow_are_left_alone(cluster: nbdist.Cluster) -> None:
+def test_variables_of_other_tensorflow_are_not_patched(cluster: nbdist.Cluster) -> None:
     run = cluster.run("""
 from tensorflow.python.distribute import values
 from nbdist.worker.tensorflow import variable_scalars as v
@@ -168,7 +168,7 @@ left
     assert set(run.results.values()) == {"True"}
 
 
-def test_the_memory_of_gpus_is_measured(cluster: nbdist.Cluster) -> None:
+def test_gpu_memory_is_measured(cluster: nbdist.Cluster) -> None:
     """TensorFlow does not count CPU memory. The numbers of the GPUs are invented."""
     run = cluster.run(
         "from unittest import mock\n"
@@ -183,7 +183,7 @@ def test_the_memory_of_gpus_is_measured(cluster: nbdist.Cluster) -> None:
     assert set(run.results.values()) == {"([], [7, 8])"}
 
 
-def test_a_reserved_port_cannot_be_taken_by_a_stranger(cluster: nbdist.Cluster) -> None:
+def test_reserved_port_cannot_be_bound_by_others(cluster: nbdist.Cluster) -> None:
     cluster.run(
         "from nbdist.worker.tensorflow import strategy as mirrored\nport = mirrored.reserve_port()",
         ranks="0",
@@ -234,25 +234,27 @@ def lone_rank(code: str) -> str:
     return f"KEY = {key!r}\nCONFIG = {config!r}\n{LONE_RANK}{code}"
 
 
-def test_a_strategy_is_freed_when_another_is_built() -> None:
+def test_strategy_is_freed_when_another_is_built() -> None:
     """It is freed even if its ranks have gathered numbers."""
     outcome = plainly({"one": lone_rank(REBUILD)}, "tensorflow")["one"]
     assert outcome == [[[3, 4]], True, True]
 
 
 @pytest.mark.full
-def test_an_op_before_the_strategy_is_mended() -> None:
+def test_operation_before_the_strategy_is_allowed() -> None:
     code = lone_rank(BUILD_AFTER_AN_OP)
-    uncured = code.replace("tf.constant(1) + 1", "mirrored._context_exists = bool; tf.constant(1)")
-    uncured = f"try:\n{textwrap.indent(uncured, '    ')}except RuntimeError as error:\n"
-    outcomes = plainly(
-        {"cured": code, "uncured": f"{uncured}    outcome = str(error)"}, "tensorflow"
+    unpatched = code.replace(
+        "tf.constant(1) + 1", "mirrored._context_exists = bool; tf.constant(1)"
     )
-    assert outcomes["cured"] == "cpu"
-    assert "Collective ops must be configured at program startup" in outcomes["uncured"]
+    unpatched = f"try:\n{textwrap.indent(unpatched, '    ')}except RuntimeError as error:\n"
+    outcomes = plainly(
+        {"patched": code, "unpatched": f"{unpatched}    outcome = str(error)"}, "tensorflow"
+    )
+    assert outcomes["patched"] == "cpu"
+    assert "Collective ops must be configured at program startup" in outcomes["unpatched"]
 
 
-def test_wiring_is_the_same_for_all_but_the_index() -> None:
+def test_wiring_differs_only_in_the_index() -> None:
     wired = mirrored_wiring(["a:1", "b:2"], "auto")
     assert json.loads(wired[1].tf_config) == {
         "cluster": {"worker": ["a:1", "b:2"]},
@@ -261,7 +263,7 @@ def test_wiring_is_the_same_for_all_but_the_index() -> None:
 
 
 @pytest.mark.full
-def test_communication_is_what_was_asked_for() -> None:
+def test_requested_communication_is_used() -> None:
     with nbdist.Cluster(hosts=2, framework="tensorflow", communication="ring") as cluster:
-        asked = cluster.run("strategy.extended._communication_options.implementation.name")
-        assert set(asked.results.values()) == {"'RING'"}
+        run = cluster.run("strategy.extended._communication_options.implementation.name")
+        assert set(run.results.values()) == {"'RING'"}

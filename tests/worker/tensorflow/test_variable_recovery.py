@@ -91,7 +91,7 @@ def until_others_wait(bound_s=60.0):
 """Code that blocks until the other ranks are idle: they wait in a collective."""
 
 
-def alone(where: str = "model.fit(x, y, batch_size=24, shuffle=False, verbose=0)") -> str:
+def failing_cell(where: str = "model.fit(x, y, batch_size=24, shuffle=False, verbose=0)") -> str:
     """Return a cell in which rank 1 raises while the others wait for it in a collective."""
     raises = "if rank == 1:\n    until_others_wait()\n    raise FileNotFoundError('data.csv')"
     return f"{raises}\n{where}"
@@ -104,13 +104,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbdist.Cluster
         yield running
 
 
-def fails(cluster: nbdist.Cluster, cell: str, match: str = "FileNotFoundError on rank 1@") -> None:
+def assert_fails(
+    cluster: nbdist.Cluster, cell: str, match: str = "FileNotFoundError on rank 1@"
+) -> None:
     with pytest.raises(nbdist.CellError, match=match) as error:
         cluster.run(cell)
     assert not any("still running" in note for note in error.value.notes)
 
 
-def close(ours: Any, reference: Any) -> None:
+def assert_close(ours: Any, reference: Any) -> None:
     for key, expected in reference.items():
         for one, other in zip(_leaves(ours[key]), _leaves(expected), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5, err_msg=key)
@@ -132,7 +134,7 @@ def same(cluster: nbdist.Cluster, expression: str) -> str:
     return value
 
 
-def test_training_goes_on_with_the_numbers_of_one_process(
+def test_training_continues_with_results_of_one_process(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three cells in a row fail on one rank. `fit` and a step cell continue with the objects."""
@@ -140,19 +142,19 @@ def test_training_goes_on_with_the_numbers_of_one_process(
     cluster.run(MODEL + FIT)
     ids = cluster.run("id(model), id(strategy), id(model.optimizer)").results
     for _ in range(3):
-        fails(cluster, alone())
+        assert_fails(cluster, failing_cell())
     cluster.run(AGAIN)
     assert "collectives restored" in capsys.readouterr().out
     cluster.run(STEP, step=StepOptions(data="data"))
     cluster.run(OUTCOME)
     for outcome in outcomes(cluster):
-        close(outcome, reference)
+        assert_close(outcome, reference)
     assert cluster.run("id(model), id(strategy), id(model.optimizer)").results == ids
 
 
-def test_other_objects_stay(cluster: nbdist.Cluster) -> None:
+def test_other_objects_are_kept(cluster: nbdist.Cluster) -> None:
     cluster.run(MODEL)
-    fails(cluster, alone())
+    assert_fails(cluster, failing_cell())
     for expression, shown in (
         ("variable.numpy().item(), doubled(1.0).numpy().item()", "(3.0, 6.0)"),
         ("constant.numpy().tolist()", "[1.0, 2.0]"),
@@ -178,17 +180,17 @@ def own_step():
 """
 
 
-def test_half_a_step_is_taken_back(
+def test_partial_step_is_undone(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Rank 0 has drawn a number and updated a statistic in a cancelled step."""
     cluster.run(MODEL + OWN_STEP)
     cluster.run("own_step();")
-    fails(cluster, alone("own_step()"))
+    assert_fails(cluster, failing_cell("own_step()"))
     assert same(cluster, "seeds.state.numpy().tolist()") == "[9, 1]"
     assert same(cluster, "float(statistic.numpy())") == f"{1.0}"
-    said = capsys.readouterr().out
-    assert "set to the values of rank 1, because another rank was within a step" in said
+    output = capsys.readouterr().out
+    assert "set to the values of rank 1, because another rank was within a step" in output
     cluster.run("own_step();")
     assert same(cluster, "seeds.state.numpy().tolist()") == "[9, 2]"
 
@@ -200,19 +202,17 @@ model.compile(keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
 
 
 @pytest.mark.parametrize("lazily", [False, True])
-def test_what_one_rank_has_built_alone_is_built_again(
-    cluster: nbdist.Cluster, lazily: bool
-) -> None:
+def test_objects_built_by_one_rank_are_rebuilt(cluster: nbdist.Cluster, lazily: bool) -> None:
     """Test an optimizer, and a whole model, that was cancelled in `fit`."""
     cluster.run(MODEL + LAZY * lazily)
-    fails(cluster, alone())
+    assert_fails(cluster, failing_cell())
     cluster.run("model.fit(data, verbose=0)")
     assert same(
         cluster, "len(model.optimizer.variables), int(model.optimizer.iterations.numpy())"
     ) == ("(10, 4)")
 
 
-def test_parts_of_objects_are_left_alone(cluster: nbdist.Cluster) -> None:
+def test_partial_objects_are_ignored(cluster: nbdist.Cluster) -> None:
     """Rank 0 is cancelled while it creates them, and keeps the existing parts."""
     cluster.run(MODEL)
     for creates in (
@@ -223,12 +223,12 @@ def test_parts_of_objects_are_left_alone(cluster: nbdist.Cluster) -> None:
         "tf.Variable(1.0, aggregation=tf.VariableAggregation.SUM)",
     ):
         keeps = f"try:\n    {creates}\nexcept BaseException as error:\n    kept = error\n    raise"
-        fails(cluster, alone(keeps))
+        assert_fails(cluster, failing_cell(keeps))
         assert same(cluster, "seeds.state.numpy().tolist()") == "[9, 0]"
     cluster.run("model.fit(data, verbose=0)")
 
 
-def test_what_one_rank_alone_has_is_named(
+def test_objects_of_one_rank_are_named(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.run(MODEL)
@@ -240,25 +240,27 @@ def test_what_one_rank_alone_has_is_named(
             "model.fit(x, y, verbose=0)"
         )
     cluster.run("None")
-    said = capsys.readouterr().out
-    assert "only rank 0 has all variables of `left`" in said
-    assert "iterators may be at another element on each rank (`iterator`)" in said
-    assert "run cell [" in said
+    output = capsys.readouterr().out
+    assert "only rank 0 has all variables of `left`" in output
+    assert "iterators may be at another element on each rank (`iterator`)" in output
+    assert "run cell [" in output
 
 
 def test_stopping_a_hang_keeps_the_state(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.run(MODEL + FIT)
-    hear = cluster._worker_group.receiver.subscribers.deliver
+    deliver = cluster._worker_group.receiver.subscribers.deliver
 
-    def heard(record: AnyEvent) -> None:
-        hear(record)
+    def interrupt_when_hanging(record: AnyEvent) -> None:
+        deliver(record)
         if isinstance(record, Output) and "hanging" in record.text:
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr(cluster._worker_group.receiver.subscribers, "deliver", heard)
+        patched.setattr(
+            cluster._worker_group.receiver.subscribers, "deliver", interrupt_when_hanging
+        )
         hangs = (
             "if rank == 1:\n    until_others_wait()\n    print('hanging', flush=True)\n"
             "    time.sleep(600)\nmodel.fit(data)"
@@ -268,7 +270,7 @@ def test_stopping_a_hang_keeps_the_state(
     cluster.run(AGAIN + OUTCOME)
     reference = plainly({"it": MODEL + FIT + AGAIN + OUTCOME}, "tensorflow")["it"]
     for outcome in outcomes(cluster):
-        close(outcome, reference)
+        assert_close(outcome, reference)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +281,7 @@ def test_stopping_a_hang_keeps_the_state(
         ("raise_nothing = batch[0]\nraise_nothing", "StepError on rank"),
     ],
 )
-def test_a_refusal_while_a_step_is_traced_keeps_the_state(
+def test_refusal_during_tracing_keeps_the_state(
     cluster: nbdist.Cluster, body: str, error: str
 ) -> None:
     cluster.run(MODEL)
@@ -314,17 +316,17 @@ fitted(model), fitted(twin);
 
 
 @pytest.mark.full
-def test_four_ranks_go_on_as_if_nothing_had_failed(tmp_path: Path) -> None:
+def test_four_ranks_continue_as_if_nothing_had_failed(tmp_path: Path) -> None:
     """Test dropout, batch normalization and a scaled loss, against a model that never failed."""
     with clusters.cluster(hosts=4, framework="tensorflow") as cluster:
         cluster.run(AWAIT.format(folder=str(tmp_path)))
         cluster.run(MODEL + DROPOUT)
         for _ in range(2):
-            fails(cluster, "fitted(model, callbacks=[Bug()])")
+            assert_fails(cluster, "fitted(model, callbacks=[Bug()])")
             cluster.run("fitted(twin);")
         cluster.run("outcome = [fitted(one, epochs=2) for one in (model, twin)]")
         for ours, theirs in outcomes(cluster):
-            close(ours, theirs)
+            assert_close(ours, theirs)
         equal = "[np.allclose(a, b, atol=1e-6) for a, b in zip(model.get_weights(), {})]"
         assert same(cluster, f"all({equal.format('twin.get_weights()')})") == "True"
 
@@ -335,8 +337,9 @@ def test_twenty_cancelled_cells_leave_nothing_behind(cluster: nbdist.Cluster) ->
     count = "len(os.listdir('/proc/self/task')), psutil.Process().memory_info().rss >> 20"
     found = []
     for _ in range(20):
-        fails(
-            cluster, alone("strategy.reduce('SUM', strategy.run(lambda: tf.ones(())), axis=None)")
+        assert_fails(
+            cluster,
+            failing_cell("strategy.reduce('SUM', strategy.run(lambda: tf.ones(())), axis=None)"),
         )
         results = cluster.run(count).results
         found.append([n for rank in sorted(results) for n in ast.literal_eval(results[rank])])

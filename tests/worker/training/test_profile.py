@@ -65,17 +65,17 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 
 @pytest.fixture
-def told(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> dict[int, Profiled]:
+def profiles(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch) -> dict[int, Profiled]:
     """Collect the trace summaries that ranks report."""
     found: dict[int, Profiled] = {}
-    onward = cluster._worker_group.receiver.subscribers.deliver
+    deliver = cluster._worker_group.receiver.subscribers.deliver
 
-    def hear(record: AnyEvent) -> None:
+    def record_profile(record: AnyEvent) -> None:
         if isinstance(record, Profiled):
             found[record.rank] = record
-        onward(record)
+        deliver(record)
 
-    monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", hear)
+    monkeypatch.setattr(cluster._worker_group.receiver.subscribers, "deliver", record_profile)
     return found
 
 
@@ -89,17 +89,17 @@ def run(
 
 
 @CELLS
-def test_the_time_is_attributed_and_the_trace_is_kept(
+def test_time_is_attributed_and_trace_is_kept(
     cluster: nbdist.Cluster,
-    told: dict[int, Profiled],
+    profiles: dict[int, Profiled],
     capsys: pytest.CaptureFixture[str],
     strategy: str,
     cells: tuple[str, str],
 ) -> None:
     run(cluster, strategy, cells, FIRST_STEP + 2 * STEPS)
     events = kept(cluster.settings.runs_path)[0].path / "events"
-    assert told.keys() == {0, 1}
-    for rank, profiled in told.items():
+    assert profiles.keys() == {0, 1}
+    for rank, profiled in profiles.items():
         assert profiled.steps == STEPS
         parts = profiled.compute_s + profiled.collective_s + profiled.other_s
         assert parts <= profiled.step_s * 1.1
@@ -108,32 +108,32 @@ def test_the_time_is_attributed_and_the_trace_is_kept(
             assert profiled.top[0].seconds >= profiled.top[-1].seconds > 0
             assert profiled.folder == str(events / f"rank-{rank}")
             assert list((events / f"rank-{rank}").rglob("*.xplane.pb"))
-    assert told[0].compute_s > 0.9 * SLEEP_S  # it sleeps during its computation
-    assert told[1].collective_s > 0.5 * SLEEP_S  # it waits for rank 0
-    assert told[1].compute_s < 0.5 * SLEEP_S
-    assert told[0].collective_s < told[1].collective_s
+    assert profiles[0].compute_s > 0.9 * SLEEP_S  # it sleeps during its computation
+    assert profiles[1].collective_s > 0.5 * SLEEP_S  # it waits for rank 0
+    assert profiles[1].compute_s < 0.5 * SLEEP_S
+    assert profiles[0].collective_s < profiles[1].collective_s
     shown = capsys.readouterr().out
     assert f"--profile: {STEPS} steps traced; milliseconds per step" in shown
     if strategy == "pjrt":
         assert "longest on rank 0:" in shown
         assert f"trace of rank 0: {events / 'rank-0'}" in shown
-        assert told[0].top[0].name in shown
+        assert profiles[0].top[0].name in shown
     else:
         assert "no operations: TensorFlow's profiler does not work here" in shown
 
 
 @CELLS
-def test_a_run_that_ends_meanwhile_tells_what_it_has(
-    cluster: nbdist.Cluster, told: dict[int, Profiled], strategy: str, cells: tuple[str, str]
+def test_run_that_ends_during_the_trace_reports_its_part(
+    cluster: nbdist.Cluster, profiles: dict[int, Profiled], strategy: str, cells: tuple[str, str]
 ) -> None:
     run(cluster, strategy, cells, FIRST_STEP + 1)
-    assert {profiled.steps for profiled in told.values()} == {2}
-    names = {Path(profiled.folder).name for profiled in told.values()}
+    assert {profiled.steps for profiled in profiles.values()} == {2}
+    names = {Path(profiled.folder).name for profiled in profiles.values()}
     assert names == ({"rank-0", "rank-1"} if strategy == "pjrt" else {""})
 
 
-def test_a_sample_that_is_under_way_puts_it_off(
-    cluster: nbdist.Cluster, told: dict[int, Profiled]
+def test_sample_in_progress_delays_the_trace(
+    cluster: nbdist.Cluster, profiles: dict[int, Profiled]
 ) -> None:
     """This happens if a step takes longer than the time between samples."""
     cluster.run(
@@ -142,22 +142,22 @@ def test_a_sample_that_is_under_way_puts_it_off(
     )
     run(cluster, "pjrt", PJRT, FIRST_STEP + 3 * STEPS)
     cluster.run("tracing.GAP_S = usual")
-    assert {profiled.steps for profiled in told.values()} == {STEPS}
+    assert {profiled.steps for profiled in profiles.values()} == {STEPS}
 
 
-def test_a_run_that_ends_before_says_so(
-    cluster: nbdist.Cluster, told: dict[int, Profiled], capsys: pytest.CaptureFixture[str]
+def test_run_that_ends_before_the_trace_reports_no_steps(
+    cluster: nbdist.Cluster, profiles: dict[int, Profiled], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(cluster, "pjrt", PJRT, FIRST_STEP - 1)
-    assert {profiled.steps for profiled in told.values()} == {0}
+    assert {profiled.steps for profiled in profiles.values()} == {0}
     assert "--profile: no steps traced" in capsys.readouterr().out
 
 
-def test_a_trace_of_the_users_own_is_left_alone(
-    cluster: nbdist.Cluster, told: dict[int, Profiled], tmp_path: Path
+def test_trace_started_by_the_user_is_unchanged(
+    cluster: nbdist.Cluster, profiles: dict[int, Profiled], tmp_path: Path
 ) -> None:
     setup, step = PJRT
     begin = f"jax.profiler.start_trace({str(tmp_path)!r} + os.environ['NBDIST_RANK'])"
     run(cluster, "pjrt", (f"import os\n{setup}\n{begin}", step), FIRST_STEP + 2 * STEPS)
-    assert {profiled.steps for profiled in told.values()} == {0}
+    assert {profiled.steps for profiled in profiles.values()} == {0}
     cluster.run("jax.profiler.stop_trace()", strategy="pjrt")

@@ -127,7 +127,7 @@ def test_callbacks_in_a_plain_cell(cluster: nbdist.Cluster) -> None:
     }
 
 
-def test_an_operand_that_is_cut_is_whole_in_the_callback(cluster: nbdist.Cluster) -> None:
+def test_callback_receives_whole_sharded_operand(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP, strategy="pjrt")
     cut = "jax.device_put(x, jax.NamedSharding(mesh, jax.P('data')))"
     assert value(cluster, f"listed(jax.pure_callback(double, x, {cut}))") == [0, 2, 4, 6]
@@ -148,7 +148,7 @@ def test_callbacks_in_a_step_cell(
     assert capsys.readouterr().out.count("] loss 3.5") == 2  # one line for all ranks
 
 
-def test_the_check_calls_no_callback(cluster: nbdist.Cluster) -> None:
+def test_check_of_a_step_runs_no_callback(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP, strategy="pjrt")
     options = StepOptions(data="train", batch=8, check=True)
     cell = "loss = jnp.mean(batch)\njax.debug.callback(lambda v: seen.append(float(v)), loss)"
@@ -169,7 +169,7 @@ callbacks_patch.apply()
 """
 
 
-def test_upstream_still_calls_back_on_rank_0_alone(cluster: nbdist.Cluster) -> None:
+def test_upstream_runs_callbacks_only_on_rank_0(cluster: nbdist.Cluster) -> None:
     """If this fails, JAX has fixed the issue: remove the patch."""
     cluster.run(SETUP, strategy="pjrt")
     cluster.run(UPSTREAM, strategy="pjrt")

@@ -45,48 +45,48 @@ def outcomes(cluster: nbdist.Cluster, code: str) -> list[Any]:
     return [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
 
 
-def same(ours: Any, theirs: Any) -> None:
+def assert_same(ours: Any, theirs: Any) -> None:
     """Compare numbers, and lists and dicts of numbers, in float32."""
     if isinstance(theirs, dict):
         assert set(ours) == set(theirs)
         for name, value in theirs.items():
-            same(ours[name], value)
+            assert_same(ours[name], value)
     elif theirs and isinstance(theirs, list) and isinstance(theirs[0], list):
         assert len(ours) == len(theirs)
-        for mine, other in zip(ours, theirs, strict=True):
-            same(mine, other)
+        for ours_item, theirs_item in zip(ours, theirs, strict=True):
+            assert_same(ours_item, theirs_item)
     else:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_keras_is_on_jax_when_jax_is_the_framework(cluster: nbdist.Cluster) -> None:
+def test_keras_uses_jax_with_framework_jax(cluster: nbdist.Cluster) -> None:
     run = cluster.run("import keras\nkeras.backend.backend()")
     assert set(run.results.values()) == {"'jax'"}
 
 
 @BOTH
-def test_arrays_give_the_numbers_of_one_process(cluster: nbdist.Cluster) -> None:
+def test_arrays_give_the_results_of_one_process(cluster: nbdist.Cluster) -> None:
     """Include shuffling, dropout, batch normalization and a last batch that does not divide."""
     for outcome in outcomes(cluster, MODEL + FIT + OUTCOME):
-        same(outcome, references()["arrays"])
+        assert_same(outcome, references()["arrays"])
 
 
 @pytest.mark.full
-def test_the_users_own_scope_does_the_same(cluster: nbdist.Cluster) -> None:
+def test_scope_of_the_user_gives_the_same_results(cluster: nbdist.Cluster) -> None:
     head, model = MODEL.split("model = ", 1)
     scoped = textwrap.indent("model = " + model, "    ")
     code = (
         f"{head}import nbdist\nstrategy = nbdist.PjRTStrategy()\nwith strategy.scope():\n{scoped}"
     )
     for outcome in outcomes(cluster, code + FIT + OUTCOME):
-        same(outcome, references()["arrays"])
+        assert_same(outcome, references()["arrays"])
 
 
 @pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=() if k == "generator" else pytest.mark.full) for k in DATASETS]
 )
 @pytest.mark.filterwarnings("ignore")
-def test_parts_of_each_process_give_the_numbers_of_one(cluster: nbdist.Cluster, kind: str) -> None:
+def test_shards_per_process_give_results_of_one_process(cluster: nbdist.Cluster, kind: str) -> None:
     """With 961 samples, one rank has one sample more than the other."""
     code = NO_DROPOUT + textwrap.dedent(DATASETS[kind])
     code += "dataset = strategy.distribute_datasets_from_function(own)\n"
@@ -95,7 +95,7 @@ def test_parts_of_each_process_give_the_numbers_of_one(cluster: nbdist.Cluster, 
         "model.evaluate(images, labels, batch_size=96", "model.evaluate(dataset"
     )
     for outcome in outcomes(cluster, code):
-        same(outcome, references()["without dropout"])
+        assert_same(outcome, references()["without dropout"])
 
 
 @pytest.mark.parametrize(
@@ -106,29 +106,27 @@ def test_parts_of_each_process_give_the_numbers_of_one(cluster: nbdist.Cluster, 
     ],
     ids=["tf.data", "experimental_distribute_dataset"],
 )
-def test_global_batches_give_the_numbers_of_one_process(
-    cluster: nbdist.Cluster, define: str
-) -> None:
+def test_global_batches_give_results_of_one_process(cluster: nbdist.Cluster, define: str) -> None:
     fit = FIT.replace("images, labels, batch_size=96", "data, shuffle=False", 1)
     for outcome in outcomes(cluster, NO_DROPOUT + define + fit + OUTCOME):
-        same(outcome, references()["without dropout"])
+        assert_same(outcome, references()["without dropout"])
 
 
-def test_single_batches(cluster: nbdist.Cluster) -> None:
+def test_single_batches_give_results_of_one_process(cluster: nbdist.Cluster) -> None:
     for outcome in outcomes(cluster, MODEL + SINGLE):
-        same(outcome, references()["single batches"])
+        assert_same(outcome, references()["single batches"])
 
 
 @BOTH
-def test_a_model_that_was_not_seeded_is_the_same_on_every_rank(cluster: nbdist.Cluster) -> None:
+def test_unseeded_model_is_the_same_on_every_rank(cluster: nbdist.Cluster) -> None:
     """Forked engines start with the same state of Python's generator."""
     unlike = "import random\nrandom.seed(rank)\nnp.random.seed(rank)"
     code = MODEL.replace("keras.utils.set_random_seed(1)", unlike) + FIT + OUTCOME
     first, second = outcomes(cluster, code)
-    same(second, first)
+    assert_same(second, first)
 
 
-def test_different_data_on_the_ranks_are_refused(cluster: nbdist.Cluster) -> None:
+def test_different_data_on_ranks_are_refused(cluster: nbdist.Cluster) -> None:
     code = MODEL + "images = images + rank\n" + FIT
     with pytest.raises(nbdist.CellError, match="the ranks were given different data"):
         cluster.run(code)
@@ -138,7 +136,7 @@ def test_different_data_on_the_ranks_are_refused(cluster: nbdist.Cluster) -> Non
     assert set(cluster.run("1").results.values()) == {"1"}
 
 
-def test_epochs_are_shown_with_the_loss_of_all(
+def test_epochs_are_shown_with_the_global_loss(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = cluster.run(MODEL + FIT.replace(", verbose=0", ""))
@@ -163,7 +161,7 @@ model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=8, epochs=3, callbacks=
 """
 
 
-def test_the_time_of_a_step_is_that_of_one_and_of_nothing_else(cluster: nbdist.Cluster) -> None:
+def test_step_time_excludes_callbacks_of_the_user(cluster: nbdist.Cluster) -> None:
     cluster.run(TIMED, ranks="0")
     run = kept(cluster.settings.runs_path)[0]
     table = next(t for t in run.tables() if "step_s" in t.columns.measures)
@@ -184,7 +182,7 @@ outcome = model.predict(images[:97], verbose=0).tolist()
 
 
 @pytest.mark.full
-def test_a_saved_model_loads_in_a_plain_process(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+def test_saved_model_loads_in_a_plain_process(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     whole, weights = tmp_path / "model.keras", tmp_path / "model.weights.h5"
     code = (
         f"model.save({str(whole)!r})\nmodel.save_weights({str(weights)!r})\n"
@@ -199,11 +197,11 @@ def test_a_saved_model_loads_in_a_plain_process(cluster: nbdist.Cluster, tmp_pat
     run = cluster.run(MODEL + FIT + code + "alike")
     assert set(run.results.values()) == {"True"}
     plain = one_process({"load": LOAD.replace("PATH", repr(str(whole)))})["load"]
-    same(cluster.pull(["outcome"])[1]["outcome"], plain)
+    assert_same(cluster.pull(["outcome"])[1]["outcome"], plain)
 
 
 @BOTH
-def test_only_the_chief_writes(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+def test_only_rank_0_writes(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     code = (
         "import pathlib\n"
         f"model.save(pathlib.Path({str(tmp_path)!r}) / f'{{rank}}.keras')\n"
@@ -219,7 +217,7 @@ def test_only_the_chief_writes(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"0.keras", "alone.keras"}
 
 
-def test_a_checkpoint_is_written_in_fit(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+def test_fit_writes_a_checkpoint(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     callback = f"callbacks=[keras.callbacks.ModelCheckpoint({str(tmp_path / 'm.keras')!r})]"
     run = cluster.run(
         MODEL
@@ -230,7 +228,7 @@ def test_a_checkpoint_is_written_in_fit(cluster: nbdist.Cluster, tmp_path: Path)
     assert set(run.results.values()) == {"True"}
 
 
-def test_a_scope_leaves_what_was_set_before(cluster: nbdist.Cluster) -> None:
+def test_scope_restores_previous_distribution(cluster: nbdist.Cluster) -> None:
     cluster.run(
         "import keras, nbdist\n"
         "now = keras.distribution.distribution\n"
@@ -244,17 +242,17 @@ def test_a_scope_leaves_what_was_set_before(cluster: nbdist.Cluster) -> None:
     assert set(cluster.run("now() is None", ranks="0").results.values()) == {"True"}
 
 
-def test_a_rank_by_itself_trains_by_itself(cluster: nbdist.Cluster) -> None:
+def test_single_rank_trains_alone(cluster: nbdist.Cluster) -> None:
     run = cluster.run(MODEL + FIT + OUTCOME, ranks="1")
-    same(cluster.pull(["outcome"], ranks="1")[1]["outcome"], references()["arrays"])
+    assert_same(cluster.pull(["outcome"], ranks="1")[1]["outcome"], references()["arrays"])
     assert not run.results
 
 
-def test_a_cleared_session_still_trains_over_all(cluster: nbdist.Cluster) -> None:
+def test_cleared_session_still_trains_on_all_ranks(cluster: nbdist.Cluster) -> None:
     for outcome in outcomes(
         cluster, "import keras\nkeras.utils.clear_session()\n" + MODEL + FIT + OUTCOME
     ):
-        same(outcome, references()["arrays"])
+        assert_same(outcome, references()["arrays"])
     run = cluster.run("model.layers[0].kernel.value.sharding.is_fully_addressable")
     assert set(run.results.values()) == {"False"}
 
@@ -268,7 +266,7 @@ def test_many_steps_on_virtual_devices_do_not_deadlock(cluster: nbdist.Cluster) 
     assert set(run.results.values()) == {"4"}
 
 
-def test_an_endless_part_is_taken_by_steps(cluster: nbdist.Cluster) -> None:
+def test_endless_dataset_uses_steps_per_epoch(cluster: nbdist.Cluster) -> None:
     code = (
         "import itertools\n"
         "def own(ctx):\n"
@@ -281,7 +279,7 @@ def test_an_endless_part_is_taken_by_steps(cluster: nbdist.Cluster) -> None:
     assert set(cluster.run(MODEL + code).results.values()) == {"14"}
 
 
-def test_weights_beside_a_distributed_data_set_are_refused(cluster: nbdist.Cluster) -> None:
+def test_class_weight_with_distributed_dataset_is_refused(cluster: nbdist.Cluster) -> None:
     code = "data = strategy.experimental_distribute_dataset([(images[:8], labels[:8])])\n"
     with pytest.raises(
         nbdist.CellError, match="class_weight cannot be passed with a distributed dataset"
@@ -321,7 +319,7 @@ UNDO = {
 @pytest.mark.full
 @pytest.mark.parametrize("cluster", [2], indirect=True, ids=["two_devices"])
 @pytest.mark.parametrize(("undo", "code"), UNDO.items())
-def test_without_the_patch_keras_cannot(cluster: nbdist.Cluster, undo: str, code: str) -> None:
+def test_keras_fails_without_the_patch(cluster: nbdist.Cluster, undo: str, code: str) -> None:
     """If this fails, Keras has fixed the issue: remove that part of the patch."""
     cluster.run(f"{MODEL}\nfrom nbdist.worker.jax.keras import patch as p\n{undo}")
     try:
@@ -332,7 +330,7 @@ def test_without_the_patch_keras_cannot(cluster: nbdist.Cluster, undo: str, code
 
 
 @pytest.mark.full
-def test_without_the_patch_every_rank_writes(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+def test_every_rank_writes_without_the_patch(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """If this fails, Keras has fixed the issue: remove `worker/jax/keras/saving.py`."""
     run = cluster.run(
         f"{MODEL}\nfrom keras.src.saving import saving_lib\nours = saving_lib.save_model\n"
@@ -343,7 +341,7 @@ def test_without_the_patch_every_rank_writes(cluster: nbdist.Cluster, tmp_path: 
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_another_keras_is_left_alone(cluster: nbdist.Cluster) -> None:
+def test_other_keras_version_is_not_patched(cluster: nbdist.Cluster) -> None:
     run = cluster.run(
         "import keras, nbdist\nfrom nbdist.worker.jax.keras import patch as p\n"
         "kept, p.PATCHED_SERIES = p.PATCHED_SERIES, '9.9.'\np.apply.cache_clear()\n"

@@ -51,7 +51,7 @@ def on(spec):
 """
 
 
-def in_a_process(program: str, **environment: str) -> None:
+def run_in_process(program: str, **environment: str) -> None:
     """Run a program in a separate process, whose backend it may tear down; raise its error."""
     code = BEGIN + textwrap.dedent(program)
     ended = subprocess.run(
@@ -65,9 +65,9 @@ def in_a_process(program: str, **environment: str) -> None:
     assert ended.returncode == 0, ended.stderr[-4000:]
 
 
-def test_arrays_come_back_as_they_were() -> None:
+def test_arrays_are_restored_unchanged() -> None:
     """Cover sharded, single-device, key, wide and host-memory arrays, and scalars."""
-    in_a_process("""
+    run_in_process("""
     grid = np.arange(8.0, dtype=np.float32).reshape(4, 2)
     ns = {
         "cut": jax.device_put(grid, on(P("data", "model"))),
@@ -103,8 +103,8 @@ def test_arrays_come_back_as_they_were() -> None:
     """)
 
 
-def test_any_shape_type_and_spec_bit_for_bit() -> None:
-    in_a_process("""
+def test_any_shape_type_and_spec_is_restored_exactly() -> None:
+    run_in_process("""
     from hypothesis import given, settings, strategies as st
     DTYPES = ["float32", "bfloat16", "float16", "int8", "uint32", "bool", "complex64", "int4",
               "float8_e4m3fn"]
@@ -138,8 +138,8 @@ def test_any_shape_type_and_spec_bit_for_bit() -> None:
     """)
 
 
-def test_pytrees_keep_what_they_share() -> None:
-    in_a_process("""
+def test_pytrees_keep_shared_arrays() -> None:
+    run_in_process("""
     import collections, dataclasses
     import equinox as eqx, optax
 
@@ -174,8 +174,8 @@ def test_pytrees_keep_what_they_share() -> None:
     """)
 
 
-def test_nnx_objects_stay_themselves() -> None:
-    in_a_process("""
+def test_nnx_objects_keep_their_identity() -> None:
+    run_in_process("""
     from flax import nnx
     import optax
     class Net(nnx.Module):
@@ -223,8 +223,8 @@ def variables(model):
 
 
 @pytest.mark.full
-def test_keras_models_train_on() -> None:
-    in_a_process(
+def test_keras_models_continue_training() -> None:
+    run_in_process(
         KERAS
         + textwrap.dedent("""
     with strategy.scope():
@@ -257,9 +257,9 @@ def test_keras_models_train_on() -> None:
 
 
 @pytest.mark.full
-def test_a_keras_model_that_was_broken_off() -> None:
+def test_keras_model_with_cancelled_calls() -> None:
     """`evaluate` holds the values outside the variables; a failed first step has lost them."""
-    in_a_process(
+    run_in_process(
         KERAS
         + textwrap.dedent("""
     def batches():
@@ -282,9 +282,9 @@ def test_a_keras_model_that_was_broken_off() -> None:
     )
 
 
-def test_what_is_lost_is_said_and_gone() -> None:
+def test_lost_names_are_reported_and_deleted() -> None:
     """Arrays donated to a step or computed by a failed one; every name of a lost module goes."""
-    in_a_process("""
+    run_in_process("""
     from flax import nnx
     donated = jnp.arange(4.0)
     jax.jit(lambda a: a + 1, donate_argnums=0)(donated)
@@ -304,8 +304,8 @@ def test_what_is_lost_is_said_and_gone() -> None:
     """)
 
 
-def test_strange_objects_are_left_alone() -> None:
-    in_a_process("""
+def test_unusual_objects_are_unchanged() -> None:
+    run_in_process("""
     import types
     class Strange:
         __slots__ = ()
@@ -330,8 +330,8 @@ def test_strange_objects_are_left_alone() -> None:
     """)
 
 
-def test_names_of_ipythons_and_ours_are_skipped() -> None:
-    in_a_process("""
+def test_names_of_ipython_and_nbdist_are_skipped() -> None:
+    run_in_process("""
     array = jnp.ones(2)
     ns = dict.fromkeys(["_", "_1", "In", "Out", "strategy", "mesh"], array)
     before = dict(ns)
@@ -373,7 +373,7 @@ namespace["mesh"] = context.current().strategies["pjrt"].mesh
 """
 
 
-def test_two_ranks_rejoin_and_go_on(cluster: nbdist.Cluster, service: str) -> None:
+def test_two_ranks_rejoin_and_continue(cluster: nbdist.Cluster, service: str) -> None:
     """Each rank gets its shards of an array back, and the next all-reduce includes all."""
     cluster.run(
         "import jax, jax.numpy as jnp, numpy as np\n"

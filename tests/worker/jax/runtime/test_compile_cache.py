@@ -35,7 +35,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
-def test_workers_that_are_started_anew_load_what_was_compiled(cluster: nbdist.Cluster) -> None:
+def test_restarted_workers_load_compiled_programs(cluster: nbdist.Cluster) -> None:
     """JAX's own cache serves only process 0."""
     cluster.run(COUNT)
     cluster.run(COMPILE)
@@ -48,7 +48,7 @@ def test_workers_that_are_started_anew_load_what_was_compiled(cluster: nbdist.Cl
         assert hits >= 2, f"rank {rank} compiled again"
 
 
-def test_a_folder_that_the_user_names_is_used(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+def test_cache_folder_of_the_user_is_used(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """Also after other compilations; only rank 0 writes to a folder set in JAX."""
     name = f"jax.config.update('jax_compilation_cache_dir', {str(tmp_path / 'own')!r})\n"
     least = "jax.config.update('jax_persistent_cache_min_compile_time_secs', {})\n"
@@ -74,7 +74,7 @@ kept.put("large", bytes(1 << 21))
 """
 
 
-def test_a_file_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_cache_file_is_complete_or_missing(tmp_path: Path) -> None:
     """The process is killed during a write; JAX's own cache would leave a corrupt file."""
     folder = tmp_path / "compiled"
     killed = subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False, timeout=60)

@@ -57,7 +57,7 @@ def outcomes(cluster: nbdist.Cluster, code: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_the_numbers_of_one_process(cluster: nbdist.Cluster, name: str) -> None:
+def test_fit_gives_the_results_of_one_process(cluster: nbdist.Cluster, name: str) -> None:
     run = cluster.run(FITS[name])
     assert not any("computes all rows" in note.text for note in run.notes)
     for objects in cluster.pull(["outcome"]).values():
@@ -65,13 +65,13 @@ def test_the_numbers_of_one_process(cluster: nbdist.Cluster, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["everything", "accumulated gradients and an average of weights"])
-def test_one_worker_gives_the_numbers_of_one_process(name: str) -> None:
+def test_one_worker_gives_the_results_of_one_process(name: str) -> None:
     with clusters.cluster(hosts=1, framework="tensorflow") as one:
         (outcome,) = outcomes(one, FITS[name])
     assert_close(outcome, references()[name], 1e-5)
 
 
-def test_one_rank_of_several_trains_by_itself(cluster: nbdist.Cluster) -> None:
+def test_one_rank_of_several_trains_alone(cluster: nbdist.Cluster) -> None:
     name = "accumulated gradients and an average of weights"
     cluster.run(FITS[name], ranks="0")
     (objects,) = cluster.pull(["outcome"], ranks="0").values()
@@ -79,24 +79,22 @@ def test_one_rank_of_several_trains_by_itself(cluster: nbdist.Cluster) -> None:
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_step_that_cannot_be_shared_is_computed_by_all(
-    cluster: nbdist.Cluster, name: str
-) -> None:
-    said, code = WHOLE[name]
+def test_step_that_cannot_be_split_runs_on_all_workers(cluster: nbdist.Cluster, name: str) -> None:
+    reason, code = WHOLE[name]
     run = cluster.run(code)
     assert any(
-        said in note.text and "every worker computes all rows" in note.text for note in run.notes
+        reason in note.text and "every worker computes all rows" in note.text for note in run.notes
     )
     for objects in cluster.pull(["outcome"]).values():
         assert_close(objects["outcome"], references()[name], 1e-5)
 
 
-def test_a_cell_that_was_found_late_computes_all_rows_from_the_start(
+def test_cell_that_fell_back_late_computes_all_rows_next_time(
     cluster: nbdist.Cluster,
 ) -> None:
-    said, code = WHOLE["a mask that begins in a later batch"]
+    reason, code = WHOLE["a mask that begins in a later batch"]
     code += "# a cell of its own\n"
-    for text in (said, "needed all rows in an earlier run of this cell"):
+    for text in (reason, "needed all rows in an earlier run of this cell"):
         notes = [note.text for note in cluster.run(code).notes]
         assert [text in note for note in notes if "computes all rows" in note] == [True] * len(
             cluster.pull(["rank"])
@@ -122,7 +120,7 @@ outcome += [int(metric.result())]
 """
 
 
-def test_a_plain_cell_gives_metrics_whole_values(cluster: nbdist.Cluster) -> None:
+def test_metrics_in_a_plain_cell_are_global(cluster: nbdist.Cluster) -> None:
     for ours in outcomes(cluster, SUMS):
         assert ours == [1, 15, 7]
 
@@ -157,7 +155,7 @@ SHUFFLED = {
 
 
 @pytest.mark.parametrize("data", SHUFFLED)
-def test_each_sample_is_used_once_without_a_seed(cluster: nbdist.Cluster, data: str) -> None:
+def test_unseeded_shuffle_uses_each_sample_once(cluster: nbdist.Cluster, data: str) -> None:
     """Check that a draw on one rank does not shift the draws of the others."""
     drawn = "np.random.rand(rank + 1)\nif rank == 0:\n    tf.random.normal([1])\n"
     for ours in outcomes(cluster, UNSEEDED + ONES + drawn + SHUFFLED[data] + SEEN + PLAIN):
@@ -184,7 +182,7 @@ orders[0] != orders[1]
 
 
 @pytest.mark.parametrize(("start", "differ"), [(UNSEEDED, True), (START, False)])
-def test_epochs_without_a_seed_have_orders_of_their_own(
+def test_unseeded_epochs_have_different_orders(
     cluster: nbdist.Cluster, start: str, differ: bool
 ) -> None:
     """With a seed of the user, each epoch repeats Keras's order."""
@@ -202,7 +200,7 @@ WITHIN = ORDERS.replace(
 )
 
 
-def test_a_fit_in_a_callback_leaves_the_order_of_the_outer_fit(cluster: nbdist.Cluster) -> None:
+def test_fit_in_a_callback_keeps_order_of_outer_fit(cluster: nbdist.Cluster) -> None:
     orders = []
     for nested in (False, True):
         cluster.run(UNSEEDED + f"nested = {nested}\ninner = keras.Sequential([layers.Dense(1)])\n")
@@ -211,7 +209,7 @@ def test_a_fit_in_a_callback_leaves_the_order_of_the_outer_fit(cluster: nbdist.C
     assert orders[0] == orders[1]
 
 
-def test_losses_in_a_plain_cell_are_those_of_one_device(cluster: nbdist.Cluster) -> None:
+def test_losses_in_a_plain_cell_equal_one_device(cluster: nbdist.Cluster) -> None:
     run = cluster.run("import keras\nfloat(keras.losses.MeanSquaredError()([[1.]], [[0.]]))")
     assert set(run.results.values()) == {"1.0"}
 
@@ -269,7 +267,7 @@ def test_inputs_augmented_at_random_may_differ(cluster: nbdist.Cluster) -> None:
         )
 
 
-BROKEN_OFF = """
+CANCELLED_FIT = """
 class Breaks(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if breaks and context.current().progress.step == 22:
@@ -279,21 +277,19 @@ model.fit(np.eye(64, dtype="float32"), np.zeros((64, 1)), batch_size=4, epochs=3
 """
 
 
-def test_a_run_that_continues_keeps_the_order_of_its_samples(
-    cluster: nbdist.Cluster, tmp_path: Path
-) -> None:
+def test_resumed_run_keeps_the_order_of_samples(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """Test a shuffle without a seed. The checkpoint contains its order."""
     cluster.run(UNSEEDED + "breaks = True\n" + ONES.replace("512", "64"))
     saving = Saving(folder=str(tmp_path / "kept"), every_steps=1)
     with pytest.raises(nbdist.CellError, match="in the second epoch"):
-        cluster.run(BROKEN_OFF, saving=saving)
+        cluster.run(CANCELLED_FIT, saving=saving)
     cluster.run("breaks = False")
-    cluster.run(BROKEN_OFF, saving=structs.replace(saving, resume=True))
+    cluster.run(CANCELLED_FIT, saving=structs.replace(saving, resume=True))
     for seen in outcomes(cluster, SEEN.replace("32", "4") + PLAIN):
         assert seen == [3, 3]
 
 
-def test_own_data_are_parts_of_the_global_batches(cluster: nbdist.Cluster) -> None:
+def test_own_data_form_global_batches(cluster: nbdist.Cluster) -> None:
     own = (
         START
         + "model = dense()\nmodel.compile('sgd', 'mse', metrics=['mae'])\n"
@@ -308,7 +304,7 @@ def test_own_data_are_parts_of_the_global_batches(cluster: nbdist.Cluster) -> No
             np.testing.assert_allclose(ours, reference, rtol=1e-5)
 
 
-def test_own_data_of_other_sizes_are_refused(cluster: nbdist.Cluster) -> None:
+def test_own_data_of_different_sizes_are_refused(cluster: nbdist.Cluster) -> None:
     with pytest.raises(nbdist.CellError, match="--own-data: ranks have batches of 16, 17"):
         cluster.run(
             START + "model = dense()\nmodel.compile('sgd', 'mse')\n"
@@ -317,7 +313,7 @@ def test_own_data_of_other_sizes_are_refused(cluster: nbdist.Cluster) -> None:
         )
 
 
-def test_a_data_set_that_the_user_has_distributed(cluster: nbdist.Cluster) -> None:
+def test_dataset_distributed_by_the_user_is_accepted(cluster: nbdist.Cluster) -> None:
     """On 2 replicas, the parts of the last batch have 4 and 3 rows. Each row has equal weight."""
     compiled = START + "model = dense()\nmodel.compile('sgd', 'mse', metrics=['mae'])\n"
     fit = (
@@ -331,7 +327,7 @@ def test_a_data_set_that_the_user_has_distributed(cluster: nbdist.Cluster) -> No
             np.testing.assert_allclose(ours, reference, rtol=1e-5)
 
 
-def test_rows_that_the_user_has_distributed_have_their_own_random_numbers(
+def test_rows_distributed_by_the_user_draw_separately(
     cluster: nbdist.Cluster,
 ) -> None:
     """All rows are equal, so their order does not matter."""
@@ -351,7 +347,7 @@ outcome = model.fit(DATA, verbose=0).history["loss"]
         np.testing.assert_allclose(ours, one, rtol=1e-6)
 
 
-def test_compilation_by_xla_between_cpus_is_refused(cluster: nbdist.Cluster) -> None:
+def test_xla_compilation_on_several_cpus_is_refused(cluster: nbdist.Cluster) -> None:
     with pytest.raises(nbdist.CellError, match=r"jit_compile=True: .* remove it from `compile`"):
         cluster.run(
             START + "model = dense()\nmodel.compile('sgd', 'mse', jit_compile=True)\n"

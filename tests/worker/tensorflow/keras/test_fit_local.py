@@ -51,7 +51,7 @@ class Between(layers.Layer):
 """
 """Layer in whose call replicas synchronize between two losses."""
 
-OF_A_PROCESS: dict[str, str] = {
+PROCESS_PROGRAMS: dict[str, str] = {
     "losses before and after the moments": program(
         BETWEEN
         + """
@@ -147,16 +147,16 @@ history = model.fit(x, y, batch_size=33, epochs=2, verbose=0)
 
 
 @cache
-def outcomes(*, of_a_process: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    texts = OF_A_PROCESS if of_a_process else FITS
+def outcomes(*, of_process_programs: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    texts = PROCESS_PROGRAMS if of_process_programs else FITS
     programs = {name: START + textwrap.indent(code, "    ") for name, code in texts.items()}
     return plainly(programs, "tensorflow"), plainly(texts, "tensorflow", "keras")
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [*OF_A_PROCESS, *FITS])
-def test_two_replicas_of_a_rank_give_the_numbers_of_one(name: str) -> None:
-    found = outcomes(of_a_process=name in OF_A_PROCESS)
+@pytest.mark.parametrize("name", [*PROCESS_PROGRAMS, *FITS])
+def test_two_replicas_of_a_rank_give_results_of_one(name: str) -> None:
+    found = outcomes(of_process_programs=name in PROCESS_PROGRAMS)
     ours, reference = (programs[name] for programs in found)
     assert_close(ours, reference, {"float64": 1e-9, "float16": 1e-2}.get(name, 1e-5))
 
@@ -171,7 +171,7 @@ layer_state.apart = lambda strategy: contextlib.nullcontext()
 @pytest.mark.full
 def test_keras_mixes_the_losses_of_replicas_in_one_process() -> None:
     name = "losses before and after the moments"
-    code = SHARED + START + textwrap.indent(OF_A_PROCESS[name], "    ")
+    code = SHARED + START + textwrap.indent(PROCESS_PROGRAMS[name], "    ")
     mixed = plainly({name: code}, "tensorflow")[name]
     with pytest.raises(AssertionError):
-        assert_close(mixed, outcomes(of_a_process=True)[1][name], 1e-3)
+        assert_close(mixed, outcomes(of_process_programs=True)[1][name], 1e-3)

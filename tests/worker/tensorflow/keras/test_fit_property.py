@@ -167,7 +167,7 @@ def references(first: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", SUITE)
-def test_the_numbers_of_one_process(cluster: nbdist.Cluster, case: int) -> None:
+def test_fit_gives_the_results_of_one_process(cluster: nbdist.Cluster, case: int) -> None:
     reference = references(case - case % IN_SUITE)[str(case)]
     for ours in outcomes(cluster, program(case)):
         assert_close(ours, reference, 1e-7)

@@ -44,7 +44,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
-def test_noise_for_weights_is_told_from_noise_for_as_many_rows(cluster: nbdist.Cluster) -> None:
+def test_noise_for_weights_differs_from_noise_for_rows(cluster: nbdist.Cluster) -> None:
     """Each replica has 8 rows, and the weights have 8 rows too."""
     loop = "for batch in data:" + textwrap.indent(STEP, "    ") + OUTCOME
     reference = plainly({"it": MODEL + loop}, "tensorflow", "keras")["it"]
@@ -63,7 +63,7 @@ loss = tf.reduce_mean(tf.reduce_sum(made, [1, 2]) * rows[:, 0]) + 0 * tf.reduce_
 """
 
 
-def test_a_step_for_one_number_of_rows_keeps_its_trace(cluster: nbdist.Cluster) -> None:
+def test_step_for_one_row_count_keeps_its_trace(cluster: nbdist.Cluster) -> None:
     """The step has no trace for another number, so each replica draws for its own rows."""
     cluster.run(MODEL)
     run = cluster.run(FIXED, step=StepOptions(data="data"))

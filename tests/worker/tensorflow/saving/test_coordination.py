@@ -70,17 +70,17 @@ def work_in(cluster: nbdist.Cluster, folder: Path, layout: str = "one folder") -
     )
 
 
-def same(results: Mapping[int, str]) -> str:
+def shared_result(results: Mapping[int, str]) -> str:
     """Return the one result that all ranks share."""
     (one,) = set(results.values())
     return one
 
 
-def left_over(folder: Path) -> list[Path]:
+def temporary_files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if "nbdist" in path.name]
 
 
-def test_a_loaded_model_goes_on_as_in_one_process(
+def test_loaded_model_continues_as_in_one_process(
     cluster: nbdist.Cluster, tmp_path: Path, reference: Any
 ) -> None:
     """Check the weights after more training, so that the optimizer's state is included."""
@@ -123,15 +123,15 @@ tf.saved_model.save(Scaled(), "saved")
 found.append(tf.saved_model.load("saved")([2.0]).numpy().tolist() == [6.0])
 found
 """)
-    assert same(run.results) == str([True] * 10)
+    assert shared_result(run.results) == str([True] * 10)
     names = {"model.keras", "model.h5", "m.weights.h5", "s.weights.json", "exported", "saved"}
     folders = [tmp_path] if layout == "one folder" else [tmp_path / "0", tmp_path / "1"]
     for folder in folders:
         assert names | {"s_00000.weights.h5"} == {path.name for path in folder.iterdir()}
-    assert not left_over(tmp_path)
+    assert not temporary_files(tmp_path)
 
 
-def test_a_save_to_hdf5_leaves_the_optimizer(
+def test_save_to_hdf5_keeps_the_optimizer(
     cluster: nbdist.Cluster, tmp_path: Path, reference: Any
 ) -> None:
     """Keras removes it. A later `.keras` file then loads RMSprop, and the loss is NaN."""
@@ -148,14 +148,16 @@ fit(other, epochs=3)
 outcome = [w.tolist() for w in other.get_weights()]
 type(other.optimizer).__name__, type(clone.optimizer).__name__
 """)
-    assert same(run.results) == "('SGD', 'SGD')"
+    assert shared_result(run.results) == "('SGD', 'SGD')"
     for objects in cluster.pull(["outcome"]).values():
         for ours, theirs in zip(objects["outcome"], reference, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @LAYOUTS
-def test_checkpoints_of_tensorflow(cluster: nbdist.Cluster, tmp_path: Path, layout: str) -> None:
+def test_tensorflow_checkpoints_are_restored(
+    cluster: nbdist.Cluster, tmp_path: Path, layout: str
+) -> None:
     work_in(cluster, tmp_path, layout)
     run = cluster.run("""
 checkpoint = tf.train.Checkpoint(model=model)
@@ -179,13 +181,15 @@ path, restored, written, read, newest, managed, manager.checkpoints, there
 """)
     kept = ["three/ckpt-4", "three/ckpt-5"]
     expected = ("one/c-1", True, "two/w", True, "three/ckpt-5", True, kept)
-    assert eval(same(run.results)) == (*expected, ["ckpt-4.index", "ckpt-5.index"])
+    assert eval(shared_result(run.results)) == (*expected, ["ckpt-4.index", "ckpt-5.index"])
     folder = tmp_path if layout == "one folder" else tmp_path / "1"
     assert (folder / "three" / "checkpoint").is_file()
-    assert not left_over(tmp_path)
+    assert not temporary_files(tmp_path)
 
 
-def test_a_manager_goes_on_with_what_it_finds(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+def test_manager_continues_from_existing_checkpoints(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
     work_in(cluster, tmp_path, "a folder for each rank")
     cell = """
 checkpoint = tf.train.Checkpoint(model=model)
@@ -194,12 +198,12 @@ status = checkpoint.restore(manager.latest_checkpoint)
 manager.save()
 manager.latest_checkpoint
 """
-    assert same(cluster.run(cell).results) == "'c/ckpt-1'"
-    assert same(cluster.run(cell).results) == "'c/ckpt-2'"
+    assert shared_result(cluster.run(cell).results) == "'c/ckpt-1'"
+    assert shared_result(cluster.run(cell).results) == "'c/ckpt-2'"
 
 
 @LAYOUTS
-def test_callbacks_leave_one_file(
+def test_callbacks_write_one_file(
     cluster: nbdist.Cluster, tmp_path: Path, layout: str, reference: Any
 ) -> None:
     work_in(cluster, tmp_path, layout)
@@ -240,11 +244,11 @@ losses = logged.history["loss"]
             assert losses == pytest.approx(found[0]["losses"])
     assert len([*(chief / "events" / "train").glob("events*")]) == 1
     assert (other / "events").exists() == (layout == "one folder")
-    assert not left_over(tmp_path)
+    assert not temporary_files(tmp_path)
 
 
 @LAYOUTS
-def test_a_fit_that_failed_goes_on_from_its_backup(
+def test_failed_fit_continues_from_its_backup(
     cluster: nbdist.Cluster, tmp_path: Path, layout: str
 ) -> None:
     work_in(cluster, tmp_path, layout)
@@ -258,7 +262,7 @@ trained = made()
 """)
     with pytest.raises(nbdist.CellError, match="it fails"):
         cluster.run("fit(trained, 4, [keras.callbacks.BackupAndRestore('b'), Fails()])")
-    assert same(cluster.run("sorted(os.listdir('b'))").results) == (
+    assert shared_result(cluster.run("sorted(os.listdir('b'))").results) == (
         "['latest.weights.h5', 'training_metadata.json']"
     )
     run = cluster.run("""
@@ -267,11 +271,11 @@ fit(whole, 4)
 epochs = fit(again, 4, [keras.callbacks.BackupAndRestore('b')]).epoch
 epochs, all(map(np.allclose, again.get_weights(), whole.get_weights())), os.path.exists('b')
 """)
-    assert same(run.results) == "([2, 3], True, False)"
+    assert shared_result(run.results) == "([2, 3], True, False)"
 
 
 @pytest.mark.parametrize("saver", [0, 1])
-def test_a_save_on_one_rank_needs_no_other(
+def test_save_on_one_rank_needs_no_other_rank(
     cluster: nbdist.Cluster, tmp_path: Path, saver: int
 ) -> None:
     """All ranks continue training in the same cell, and the models stay equal."""
@@ -290,7 +294,7 @@ before = model.get_weights()
 fit(made())
 True
 """)
-    assert same(run.results) == "True"
+    assert shared_result(run.results) == "True"
     run = cluster.run("""
 same = [alike(model, keras.models.load_model("m.keras"))]
 for path in (tf.train.latest_checkpoint("c"), "c/w", tf.train.latest_checkpoint("m")):
@@ -299,13 +303,11 @@ for path in (tf.train.latest_checkpoint("c"), "c/w", tf.train.latest_checkpoint(
     same.append(alike(model, other))
 same, np.allclose(tf.saved_model.load("e").serve(x), model(x), atol=1e-6), len(os.listdir("s"))
 """)
-    assert same(run.results) == "([True, True, True, True], True, 4)"
-    assert not left_over(tmp_path)
+    assert shared_result(run.results) == "([True, True, True, True], True, 4)"
+    assert not temporary_files(tmp_path)
 
 
-def test_what_rank_0_alone_has_saved_is_loaded_by_all(
-    cluster: nbdist.Cluster, tmp_path: Path
-) -> None:
+def test_file_saved_by_rank_0_is_loaded_by_all(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     work_in(cluster, tmp_path, "a folder for each rank")
     cluster.run("old = made()")
     cluster.run("if rank == 1:\n    old.save('m.keras')\n    old.save_weights('m.weights.h5')")
@@ -324,10 +326,10 @@ loaded = keras.models.load_model("m.keras"), other, third
 [alike(model, each) for each in loaded], np.allclose(
     tf.saved_model.load("e").serve(x), model(x), atol=1e-6)
 """)
-    assert same(run.results) == "([True, True, True], True)"
+    assert shared_result(run.results) == "([True, True, True], True)"
 
 
-def test_each_rank_keeps_a_path_of_its_own(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+def test_each_rank_may_save_to_its_own_path(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     work_in(cluster, tmp_path)
     run = cluster.run("""
 model.save(f"model_{rank}.keras")
@@ -336,24 +338,24 @@ fit(made(), callbacks=[keras.callbacks.CSVLogger(f"rows-{rank}.csv")])
 mine = keras.models.load_model(f"model_{rank}.keras")
 alike(mine, model), sorted(os.listdir(f"worker-{rank}"))
 """)
-    assert same(run.results) == "(True, ['c.data-00000-of-00001', 'c.index'])"
-    there = {path.name for path in tmp_path.iterdir()}
-    assert {"model_0.keras", "model_1.keras", "rows-0.csv", "rows-1.csv"} <= there
-    assert not left_over(tmp_path)
+    assert shared_result(run.results) == "(True, ['c.data-00000-of-00001', 'c.index'])"
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"model_0.keras", "model_1.keras", "rows-0.csv", "rows-1.csv"} <= names
+    assert not temporary_files(tmp_path)
 
 
-def test_a_save_that_fails_on_rank_0_fails_on_all(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+def test_failed_save_on_rank_0_fails_on_all_ranks(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     work_in(cluster, tmp_path)
     with pytest.raises(nbdist.CellError, match="FileNotFoundError on rank 0@"):
         cluster.run("model.save('missing/m.keras')")
     with pytest.raises(nbdist.CellError, match=r"rank 0 could not save missing/m\.keras") as error:
         cluster.run("try:\n    model.save('missing/m.keras')\nexcept FileNotFoundError: pass")
     assert error.value.rank == 1
-    assert same(cluster.run("alike(model, model)").results) == "True"
+    assert shared_result(cluster.run("alike(model, model)").results) == "True"
 
 
 @LAYOUTS
-def test_a_path_is_saved_again_after_a_save_that_failed_on_all(
+def test_path_is_saved_after_a_failed_save(
     cluster: nbdist.Cluster, tmp_path: Path, layout: str
 ) -> None:
     work_in(cluster, tmp_path, layout)
@@ -371,11 +373,11 @@ except ValueError:
 fussy.save("f.keras")
 alike(fussy, keras.models.load_model("f.keras", custom_objects={"Fussy": Fussy}))
 """)
-    assert same(run.results) == "True"
-    assert not left_over(tmp_path)
+    assert shared_result(run.results) == "True"
+    assert not temporary_files(tmp_path)
 
 
-def test_exports_to_other_formats(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+def test_exports_to_other_formats_match_rank_0(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """If a format's package is missing, all ranks raise the error of one process.
 
     Ranks have different weights on purpose. All use the file of rank 0.
@@ -399,13 +401,13 @@ outcome, all(map(np.array_equal, before, other.get_weights()))
 """,
         guard=0,
     )
-    assert same(run.results) == "(['onnx', 'openvino', 'litert'], True)"
+    assert shared_result(run.results) == "(['onnx', 'openvino', 'litert'], True)"
     theirs, own = (sorted((tmp_path / rank).iterdir()) for rank in "01")
     assert "m.tflite" in {path.name for path in own}
     assert [path.read_bytes() for path in own] == [path.read_bytes() for path in theirs]
 
 
-def test_weights_of_an_exported_model_come_along(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+def test_weights_file_of_an_export_is_copied(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """OpenVINO writes them to a file beside the model's file."""
     work_in(cluster, tmp_path, "a folder for each rank")
     run = cluster.run("""
@@ -416,10 +418,10 @@ def export(model, filepath):
 saving.by_chief(export)(model, "m.xml")
 [path.read_text() for path in sorted(pathlib.Path().iterdir())]
 """)
-    assert same(run.results) == "['m.bin of 0', 'm.xml of 0']"
+    assert shared_result(run.results) == "['m.bin of 0', 'm.xml of 0']"
 
 
-def test_a_cell_on_one_rank_saves_for_itself(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+def test_cell_on_one_rank_saves_alone(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     work_in(cluster, tmp_path)
     cluster.run("model.save('alone.keras')", ranks="1")
     assert (tmp_path / "alone.keras").is_file()
@@ -444,15 +446,15 @@ fit(other, epochs=3)
 outcome = [w.tolist() for w in other.get_weights()]
 same
 """)
-        assert same(run.results) == "[True, True]"
+        assert shared_result(run.results) == "[True, True]"
         for objects in four.pull(["outcome"]).values():
             for ours, theirs in zip(objects["outcome"], reference, strict=True):
                 np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
         work_in(four, tmp_path / "shared")
         four.run("if rank == 2: model.save('one.keras')")
         run = four.run("alike(model, keras.models.load_model('one.keras'))")
-        assert same(run.results) == "True"
-        assert not left_over(tmp_path)
+        assert shared_result(run.results) == "True"
+        assert not temporary_files(tmp_path)
 
 
 def test_libraries_still_need_the_patch(cluster: nbdist.Cluster, tmp_path: Path) -> None:
@@ -477,10 +479,10 @@ finally:
     t.load_lib._WrapperFunction._call_flat = t._call_loaded
 os.path.exists("m.keras"), keeps, serves
 """)
-    assert same(run.results) == "(True, False, False)"
+    assert shared_result(run.results) == "(True, False, False)"
 
 
-def test_other_versions_are_left_alone(cluster: nbdist.Cluster) -> None:
+def test_other_versions_are_not_patched(cluster: nbdist.Cluster) -> None:
     run = cluster.run("""
 from nbdist.worker.tensorflow.saving import keras_patch as k, tensorflow_patch as t
 before = k.saving_lib.save_model, tf.train.Checkpoint.save
@@ -490,4 +492,4 @@ for module in (k, t):
     module.PATCHED_SERIES = kept
 before == (k.saving_lib.save_model, tf.train.Checkpoint.save)
 """)
-    assert same(run.results) == "True"
+    assert shared_result(run.results) == "True"
