@@ -220,7 +220,7 @@ def key_of_a_scan(w: Any, x: Any) -> Any:
     return (h**2).mean(), jax.random.key_data(key)
 
 
-LATE = rows_of(8, 5)
+OTHER_ROWS = rows_of(8, 5)
 
 
 @pytest.mark.parametrize(
@@ -233,9 +233,9 @@ LATE = rows_of(8, 5)
         key_of_a_scan,
         lambda w, x: (x @ w > 0).sum() // 3,
         lambda w, x: (x @ w).sum(0).at[jnp.array([0, 7])].get(mode="fill", fill_value=7.0),
-        lambda w, x: ((x + LATE) @ w).sum(),
-        lambda w, x: LATE @ (w @ jnp.mean(x @ w, 0)),
-        lambda w, x: (LATE * jnp.mean(x @ w)).sum(),
+        lambda w, x: ((x + OTHER_ROWS) @ w).sum(),
+        lambda w, x: OTHER_ROWS @ (w @ jnp.mean(x @ w, 0)),
+        lambda w, x: (OTHER_ROWS * jnp.mean(x @ w)).sum(),
         lambda w, x: w.sum() + x.shape[0],
         lambda w, x: jnp.mean(((x - x.mean(0)) / x.std(0)) @ w),
         lambda w, x: jnp.sort(x, axis=0)[0].sum() + jnp.mean(x @ w),
@@ -295,7 +295,7 @@ def test_every_divisor_of_the_batch_is_tried() -> None:
 
 
 @pytest.mark.full  # eleven seconds; tests/planner checks the texts
-def test_search_ends_for_every_budget() -> None:
+def test_step_is_planned_or_refused_for_every_budget() -> None:
     """Microbatches do not help if activations do not cause the peak memory."""
 
     def step(state: Any, batch: Any) -> Any:

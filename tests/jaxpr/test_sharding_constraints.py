@@ -47,7 +47,9 @@ def convolved(params: Any, x: jax.Array) -> jax.Array:
     return x.mean(-1).reshape(-1, WIDTH)
 
 
-def verified(forward: Forward, params: Any, *sizes: int, remat: Remat = "", **fixed: int) -> Plan:
+def verified_plan(
+    forward: Forward, params: Any, *sizes: int, remat: Remat = "", **fixed: int
+) -> Plan:
     """Plan a step for eight devices and compile it; `sizes` is the shape of a sample."""
 
     def step(params: Any, x: jax.Array) -> tuple[jax.Array, Any]:
@@ -77,7 +79,7 @@ def test_parameters_are_gathered_but_no_rows(forward: Forward) -> None:
     """Without constraints, XLA shards activations like the parameters and gathers the batch."""
     stack = plans.shape(LAYERS, WIDTH, WIDTH)
     params = STACKS if forward is scanned else stack
-    plan = verified(forward, params, WIDTH, data=8, zero=3)
+    plan = verified_plan(forward, params, WIDTH, data=8, zero=3)
     found = bytes_by_collective(plan)
     assert "all-to-all" not in found
     parameters = sum(t.device_bytes for t in plan.tensors if t.role == "parameter")
@@ -88,7 +90,9 @@ def test_parameters_are_gathered_but_no_rows(forward: Forward) -> None:
 def test_sequence_parallelism_gathers_no_parameter(remat: Remat) -> None:
     """Without constraints, XLA gathers parameters if activations are larger."""
     whole, cut = (
-        verified(scanned, STACKS, LENGTH, WIDTH, remat=remat, data=2, model=4, sequence=sequence)
+        verified_plan(
+            scanned, STACKS, LENGTH, WIDTH, remat=remat, data=2, model=4, sequence=sequence
+        )
         for sequence in (0, 1)
     )
     passed = ROWS // 2 * LENGTH * WIDTH * 4

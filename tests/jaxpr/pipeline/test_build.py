@@ -376,7 +376,7 @@ def test_flax_and_optax_step_runs_in_stages() -> None:
     assert trained(2) == pytest.approx(trained(1), rel=1e-5)
 
 
-def layered(layer: Callable[..., Any]) -> Callable[..., Any]:
+def gradient_step(layer: Callable[..., Any]) -> Callable[..., Any]:
     def step(params: Any, batch: Any) -> Any:
         def loss_of(params: Any) -> Any:
             start = batch, jnp.float32(0)
@@ -406,7 +406,7 @@ def layered(layer: Callable[..., Any]) -> Callable[..., Any]:
     ],
 )
 def test_layers_that_mix_rows_are_refused(layer: Callable[..., Any], message: str) -> None:
-    closed, inputs = traced(layered(layer), stacked(4), rows_of(8, 5))
+    closed, inputs = traced(gradient_step(layer), stacked(4), rows_of(8, 5))
     with pytest.raises(PlanError, match=f"the scan over 4 layers cannot run in .*: .*{message}"):
         piped(closed, inputs, 2, 4)
     with pytest.raises(PlanError, match=message):

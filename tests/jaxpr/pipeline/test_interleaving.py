@@ -13,7 +13,7 @@ from nbdist.errors import PlanError
 from nbdist.jaxpr.pipeline.build import piped
 from nbdist.records import Staging
 from tests.jaxpr.pipeline.test_build import assert_same_in_stages, stacked, training
-from tests.jaxpr.pipeline.test_mesh import on_eight_devices
+from tests.jaxpr.pipeline.test_mesh import run_on_eight_devices
 from tests.jaxpr.pipeline.test_one_f_one_b import beside_rows, params_and_batch_beside_rows, through
 from tests.jaxpr.test_microbatches import rows_of
 from tests.jaxpr.test_remat import (
@@ -92,7 +92,7 @@ def test_transformer_trains_as_in_one_stage() -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_each_block_and_its_gradient_is_sent_once(schedule: Schedule) -> None:
     """One message per block; within ticks only neighbours send, and no parameter moves."""
-    found = on_eight_devices(
+    found = run_on_eight_devices(
         f"""
         SCHEDULE, ROUNDS = "{schedule}", 2
         pattern = r"= (.*?) (all-gather|all-to-all|collective-permute|all-reduce)\\(.*op_name=(.*)"
@@ -104,8 +104,10 @@ def test_each_block_and_its_gradient_is_sent_once(schedule: Schedule) -> None:
         """
     )
     block = sorted([[2, WIDTH, 2 * WIDTH], [2, 2 * WIDTH, WIDTH]] * 2 * 2)
-    before = [shape for kind, shape, within in found if kind == "collective-permute" and not within]
-    assert sorted(before) == block
+    outside = [
+        shape for kind, shape, within in found if kind == "collective-permute" and not within
+    ]
+    assert sorted(outside) == block
     part = [1, 1, ROWS // 4 // 2, WIDTH]  # rows of a microbatch on one device of a stage
     within = {
         tuple(shape) for kind, shape, is_within in found if is_within and kind != "all-gather"

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.jaxpr.test_remat import ROWS, WIDTH
 
-ON_A_MESH = """
+MESH_PROGRAM = """
 import json, re
 import jax, jax.numpy as jnp, numpy as np
 from nbdist.records import Staging
@@ -64,9 +64,9 @@ SPECS = dict(up=P("stage", None, "model"), down=P("stage", "model"))
 """
 
 
-def on_eight_devices(code: str) -> Any:
+def run_on_eight_devices(code: str) -> Any:
     done = subprocess.run(
-        [sys.executable, "-c", ON_A_MESH + textwrap.dedent(code)],
+        [sys.executable, "-c", MESH_PROGRAM + textwrap.dedent(code)],
         env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"},
         cwd=Path(__file__).parents[3],
         capture_output=True,
@@ -79,7 +79,7 @@ def on_eight_devices(code: str) -> Any:
 
 
 def test_only_neighbours_send_and_no_parameter_moves() -> None:
-    found = on_eight_devices(
+    found = run_on_eight_devices(
         """
         pattern = r"= (.*?) (all-gather|all-to-all|collective-permute|all-reduce)\\(.*op_name=(.*)"
         def collectives(remat):
@@ -104,7 +104,7 @@ def test_only_neighbours_send_and_no_parameter_moves() -> None:
 
 def test_head_is_computed_once() -> None:
     """Each stage computes the head for its own rows."""
-    shapes = on_eight_devices(
+    shapes = run_on_eight_devices(
         """
         params["head"], SPECS["head"] = normal(WIDTH, 512), P()
         def step(params, batch):
@@ -124,7 +124,7 @@ def test_head_is_computed_once() -> None:
 
 
 def test_device_keeps_only_results_of_its_layers() -> None:
-    one, four = on_eight_devices(
+    one, four = run_on_eight_devices(
         """
         def temporaries(axes):
             return on(axes).memory_analysis().temp_size_in_bytes
@@ -137,11 +137,11 @@ def test_device_keeps_only_results_of_its_layers() -> None:
 
 
 def test_layer_may_constrain_its_sharding() -> None:
-    on_eight_devices("CUT = P('data', 'model')\non((2, 2, 2))\nprint(0)")
+    run_on_eight_devices("CUT = P('data', 'model')\non((2, 2, 2))\nprint(0)")
 
 
 def test_rows_not_divisible_by_devices_are_correct() -> None:
-    on_eight_devices(
+    run_on_eight_devices(
         """
         batch = tuple(rows[:12] for rows in batch)
         wanted = jax.jit(step)(params, batch)

@@ -16,7 +16,7 @@ from nbdist.errors import PlanError
 from nbdist.jaxpr.pipeline.build import check_alternates, piped
 from nbdist.records import Staging
 from tests.jaxpr.pipeline.test_build import assert_same_in_stages, stacked, training
-from tests.jaxpr.pipeline.test_mesh import on_eight_devices
+from tests.jaxpr.pipeline.test_mesh import run_on_eight_devices
 from tests.jaxpr.test_microbatches import rows_of
 from tests.jaxpr.test_remat import (
     LAYERS,
@@ -202,11 +202,11 @@ def test_stage_keeps_only_microbatches_in_flight() -> None:
     assert not [shape for shape in shapes if shape[1:] == own and shape[0] > 2 * stages - 1]
 
 
-def twice(params: Any, x: Any) -> Any:
+def two_passes(params: Any, x: Any) -> Any:
     return through(params, through(params, x))
 
 
-def hidden(params: Any, x: Any) -> Any:
+def with_hidden_layer(params: Any, x: Any) -> Any:
     out, each = jax.lax.scan(lambda x, p: (block(x, p), x), x, params)
     return out + each[1]
 
@@ -216,7 +216,7 @@ def centred(params: Any, x: Any) -> Any:
     return out - out.mean(0)
 
 
-def weighed(params: Any, x: Any) -> Any:
+def scaled_by_sum(params: Any, x: Any) -> Any:
     def layer(carry: Any, p: Any) -> Any:
         h, total = carry
         h = block(h, p)
@@ -229,10 +229,10 @@ def weighed(params: Any, x: Any) -> Any:
 @pytest.mark.parametrize(
     ("forward", "message"),
     [
-        (twice, "the step needs exactly one scan over layers and its backward pass"),
-        (hidden, "stacked results of layers are used outside of the backward pass"),
+        (two_passes, "the step needs exactly one scan over layers and its backward pass"),
+        (with_hidden_layer, "stacked results of layers are used outside of the backward pass"),
         (centred, "needs the sum over all rows for each row"),
-        (weighed, "the backward pass needs a sum over all rows of the layers' results"),
+        (scaled_by_sum, "the backward pass needs a sum over all rows of the layers' results"),
     ],
 )
 def test_dependent_microbatches_are_refused(forward: Callable[..., Any], message: str) -> None:
@@ -272,7 +272,7 @@ SCHEDULE = "1f1b"
 
 def test_only_neighbours_send_and_stages_share_the_loss() -> None:
     """Each stage computes the loss for four of the eight rows on its data shard."""
-    found, dots = on_eight_devices(
+    found, dots = run_on_eight_devices(
         HEAD
         + r"""
 text = on((2, 2, 2)).as_text()
@@ -299,7 +299,7 @@ print(json.dumps([found, [json.loads(shape) for shape in dots]]))
 
 
 def test_rows_not_divisible_by_devices_are_correct() -> None:
-    on_eight_devices(
+    run_on_eight_devices(
         HEAD
         + """
 batch = tuple(rows[:12] for rows in batch)
@@ -313,7 +313,7 @@ print(0)
 
 @pytest.mark.full
 def test_loss_section_may_constrain_its_sharding() -> None:
-    on_eight_devices(
+    run_on_eight_devices(
         HEAD
         + """
 def saying(cut):

@@ -20,7 +20,7 @@ from tests.plan_models import hardware, model_of_program, table
 ROWS, COLUMNS, TOKENS = 10**6, 16, 4096
 """Shape of a table, and number of rows that a step looks up."""
 
-OWN = TOKENS * COLUMNS * 4
+LOOKED_UP_BYTES = TOKENS * COLUMNS * 4
 """Bytes of the rows that all devices together look up."""
 
 
@@ -37,7 +37,7 @@ def test_columns_are_sharded_and_rows_exchanged() -> None:
     found = planned(8)
     assert found.tensors[0].spec == ((), (DATA,))
     # Rows are sent in the forward pass, gradients in the backward pass.
-    assert data_bytes_sent(found) == pytest.approx(2 * OWN / 8, rel=0.01)
+    assert data_bytes_sent(found) == pytest.approx(2 * LOOKED_UP_BYTES / 8, rel=0.01)
     assert found.memory.gradients < 1.1 * ROWS * COLUMNS * 4 / 8
     whole = planned(8, zero=1)
     assert data_bytes_sent(whole) == pytest.approx(ROWS * COLUMNS * 4, rel=0.01)
@@ -47,8 +47,8 @@ def test_columns_are_sharded_and_rows_exchanged() -> None:
 def test_rows_are_sharded_if_devices_outnumber_columns() -> None:
     found = planned(64)
     assert found.tensors[0].spec == ((DATA,), ())
-    assert data_bytes_sent(found) == pytest.approx(2 * OWN, rel=0.01)
-    assert found.memory.activations > OWN
+    assert data_bytes_sent(found) == pytest.approx(2 * LOOKED_UP_BYTES, rel=0.01)
+    assert found.memory.activations > LOOKED_UP_BYTES
 
 
 def test_both_axes_shard_one_table() -> None:

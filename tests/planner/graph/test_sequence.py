@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from nbdist.planner.graph.model import Model
 
 ROWS, LENGTH, WIDTH, LAYERS, HEADS = 16, 512, 1024, 8, 16
-PASSED = ROWS * LENGTH * WIDTH * 4
+ACTIVATION_BYTES = ROWS * LENGTH * WIDTH * 4
 
 
-def trained(layer: Any, layers: Any, length: int = LENGTH) -> Model:
+def training_model(layer: Any, layers: Any, length: int = LENGTH) -> Model:
     """Return the planner's model of a training step with a scan over layers."""
 
     def step(params: Any, _: Any, x: Any) -> Any:
@@ -48,7 +48,9 @@ def feed_forward(length: int = LENGTH) -> Model:
         "up": plans.shape(LAYERS, WIDTH, 4 * WIDTH),
         "down": plans.shape(LAYERS, 4 * WIDTH, WIDTH),
     }
-    return trained(lambda own, x: x + jax.nn.relu(x @ own["up"]) @ own["down"], layers, length)
+    return training_model(
+        lambda own, x: x + jax.nn.relu(x @ own["up"]) @ own["down"], layers, length
+    )
 
 
 def attention() -> Model:
@@ -61,7 +63,7 @@ def attention() -> Model:
         weights = jax.nn.softmax(jnp.einsum("bshe,bthe->bhst", q, k))
         return x + jnp.einsum("bhst,bthe,hew->bsw", weights, v, own["o"])
 
-    return trained(layer, layers)
+    return training_model(layer, layers)
 
 
 def planned(step: Model, *, sequence: int, data: int = 2) -> Plan:
@@ -128,7 +130,7 @@ def test_sequence_parallel_activations_are_kept_once() -> None:
     whole, cut = (planned(model, sequence=sequence) for sequence in (0, 1))
     assert cut.memory.arguments == whole.memory.arguments
     saved = whole.memory.activations - cut.memory.activations
-    assert saved >= LAYERS * PASSED / 2 * (1 - 1 / 4)
+    assert saved >= LAYERS * ACTIVATION_BYTES / 2 * (1 - 1 / 4)
     assert cut.title == "data 2 x tensor 4, sequence parallel"
     assert msgspec.json.decode(msgspec.json.encode(cut), type=Plan) == cut
 
@@ -137,16 +139,16 @@ def test_sums_are_scattered_and_inputs_are_gathered() -> None:
     """Each layer has two sums and three gathers: of its input, its gradient, its input again."""
     model = feed_forward()
     whole, cut = (planned(model, sequence=sequence) for sequence in (0, 1))
-    assert model_bytes_sent(whole) == LAYERS * 2 * PASSED / 2
-    assert model_bytes_sent(cut) == LAYERS * (2 + 3) / 2 * PASSED / 2
+    assert model_bytes_sent(whole) == LAYERS * 2 * ACTIVATION_BYTES / 2
+    assert model_bytes_sent(cut) == LAYERS * (2 + 3) / 2 * ACTIVATION_BYTES / 2
 
 
 def test_added_partial_sums_are_reduced_once() -> None:
     """Check the gradients of queries, keys and values: XLA adds them before the all-reduce."""
     model = attention()
     whole, cut = (planned(model, sequence=sequence) for sequence in (0, 1))
-    assert model_bytes_sent(whole) == LAYERS * 2 * PASSED / 2
-    assert model_bytes_sent(cut) == LAYERS * (2 + 3) / 2 * PASSED / 2
+    assert model_bytes_sent(whole) == LAYERS * 2 * ACTIVATION_BYTES / 2
+    assert model_bytes_sent(cut) == LAYERS * (2 + 3) / 2 * ACTIVATION_BYTES / 2
     found = added_up(model.ops, model.results)
     assert len(found) == 3
     assert len(set(found.values())) == 1

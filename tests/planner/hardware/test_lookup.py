@@ -46,7 +46,7 @@ KINDS = {
     "TPU v6 lite": "TPU v6e",
     "cpu": "CPU",
 }
-PEOPLE = {
+COMMON_NAMES = {
     "V100": "V100-16GB",
     "v100-32": "V100-32GB",
     "A100": "A100-40GB",
@@ -56,7 +56,7 @@ PEOPLE = {
     "v5litepod": "TPU v5e",
     "Trillium": "TPU v6e",
 }
-OTHERS = (
+UNKNOWN_KINDS = (
     "NVIDIA H100 PCIe",
     "NVIDIA A100-PCIE-40GB",
     "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
@@ -69,14 +69,14 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize(("kind", "name"), (KINDS | PEOPLE).items())
+@pytest.mark.parametrize(("kind", "name"), (KINDS | COMMON_NAMES).items())
 def test_known_kind_is_found(kind: str, name: str) -> None:
     chip = find(kind)
     assert chip is not None
     assert chip.name == name
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", UNKNOWN_KINDS)
 def test_similar_kind_is_not_found(kind: str) -> None:
     assert find(kind) is None
 
@@ -94,7 +94,7 @@ def test_case_and_spacing_do_not_matter(kind: str, upper: bool, gap: str) -> Non
 
 
 def test_each_name_matches_exactly_one_chip() -> None:
-    for kind in (*KINDS, *PEOPLE, *known()):
+    for kind in (*KINDS, *COMMON_NAMES, *known()):
         squashed = re.sub("[^a-z0-9]", "", kind.lower())
         assert sum(bool(re.fullmatch(each.names, squashed)) for each in MACHINES) == 1, kind
 

@@ -16,7 +16,7 @@ from nbdist.planner.hardware.lookup import known, machine_named
 from nbdist.planner.hardware.topology import describe, extents, parse
 from nbdist.records import Chip, Level, Topology
 
-HOSTED = sorted(machine.chip.name for machine in MACHINES if machine.torus is None)
+HOSTED_CHIPS = sorted(machine.chip.name for machine in MACHINES if machine.torus is None)
 LEVELS = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 
 
@@ -124,7 +124,7 @@ def test_missing_rates_are_listed_as_assumed() -> None:
 @given(
     hosts=st.integers(1, 300),
     devices=st.integers(1, 16),
-    name=st.sampled_from([name for name in HOSTED if name != "GB200"]),
+    name=st.sampled_from([name for name in HOSTED_CHIPS if name != "GB200"]),
     gap=st.sampled_from(["", " "]),
     rate=st.integers(1, 4000),
 )
@@ -141,7 +141,7 @@ def test_hosts_and_rate_are_parsed_from_text(
         assert outer.bytes_per_s <= outer.alone_bytes_per_s <= rate * 1e9 / 8
 
 
-@given(name=st.sampled_from(HOSTED), hosts=st.integers(1, 18), racks=st.integers(1, 3))
+@given(name=st.sampled_from(HOSTED_CHIPS), hosts=st.integers(1, 18), racks=st.integers(1, 3))
 def test_more_hosts_keep_inner_levels(name: str, hosts: int, racks: int) -> None:
     machine = machine_named(name)
     assert machine is not None

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 HOSTS = "2 hosts x 4 A100"
 
 
-def piped(schedule: Schedule, micro: int, stage: int = 4) -> Plan:
+def pipeline_plan(schedule: Schedule, micro: int, stage: int = 4) -> Plan:
     return plans.piped(schedule=schedule, stage=stage, data=8 // stage, micro=micro)
 
 
 def test_stage_keeps_activations_of_microbatches_in_flight() -> None:
     """GPipe stores every microbatch, 1F1B at most 2 S - 1 of them."""
-    gpipe, one_f_one_b = (piped(schedule, 16) for schedule in ("gpipe", "1f1b"))
+    gpipe, one_f_one_b = (pipeline_plan(schedule, 16) for schedule in ("gpipe", "1f1b"))
     assert one_f_one_b.memory.activations < gpipe.memory.activations
     assert one_f_one_b.memory.arguments == gpipe.memory.arguments
     assert one_f_one_b.title == "data 2 x 4 stages, 1F1B, 16 microbatches"
@@ -70,20 +70,23 @@ def test_requested_1f1b_is_planned() -> None:
     found = plan(plans.stacked(), hardware(HOSTS), Planning(schedule="1f1b"))
     assert found.schedule == "1f1b"
     assert found.axes[STAGE] > 1
-    edited = msgspec.structs.replace(piped("gpipe", 16), schedule="1f1b")
+    edited = msgspec.structs.replace(pipeline_plan("gpipe", 16), schedule="1f1b")
     taken = plan(plans.stacked(), hardware(HOSTS), Planning(given=edited))
-    assert (taken.memory, taken.time) == (piped("1f1b", 16).memory, piped("1f1b", 16).time)
+    assert (taken.memory, taken.time) == (
+        pipeline_plan("1f1b", 16).memory,
+        pipeline_plan("1f1b", 16).time,
+    )
     assert msgspec.json.decode(msgspec.json.encode(taken), type=type(taken)) == taken
 
 
 def refusing_1f1b() -> Steps:
     """Return a step whose rewriter refuses 1F1B because the loss needs all rows."""
 
-    def alternates(_: str) -> None:
+    def refuse(_: str) -> None:
         raise PlanError("no 1F1B: the loss needs all rows")
 
     model = plans.stacked()
-    return Steps(model, None, lambda _: (8, 8), alternates)
+    return Steps(model, None, lambda _: (8, 8), refuse)
 
 
 def test_impossible_1f1b_states_the_reason() -> None:
@@ -101,7 +104,7 @@ def test_impossible_1f1b_states_the_reason() -> None:
             Steps(plans.stacked()), fixed=fixed
         )
     assert "cut into 0 stages" in refusal(Steps(plans.stacked()), fixed={STAGE: 0})
-    edited = msgspec.structs.replace(piped("gpipe", 16), schedule="1f1b")
+    edited = msgspec.structs.replace(pipeline_plan("gpipe", 16), schedule="1f1b")
     with pytest.raises(PlanError, match="no 1F1B: the loss needs"):
         plan(refusing_1f1b(), hardware(HOSTS), Planning(given=edited))
     whole = plan(plans.stacked(), hardware(HOSTS), Planning(fixed={DATA: 8, MODEL: 1}))

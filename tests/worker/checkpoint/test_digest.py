@@ -83,13 +83,13 @@ class Facts:
         return self._facts
 
 
-def exceptions_by_rank(every: list[tuple[int, Facts]]) -> list[Exception | None]:
+def exceptions_by_rank(states: list[tuple[int, Facts]]) -> list[Exception | None]:
     """Return the exception that each rank raises for its step and facts, or None."""
     barrier = threading.Barrier(RANKS)
     rows: list[np.ndarray] = [np.zeros(0)] * RANKS
     raised: list[Exception | None] = [None] * RANKS
 
-    def one(rank: int) -> None:
+    def compare_on_rank(rank: int) -> None:
         def gather(numbers: np.ndarray) -> np.ndarray:
             rows[rank] = numbers
             barrier.wait(10)
@@ -97,13 +97,13 @@ def exceptions_by_rank(every: list[tuple[int, Facts]]) -> list[Exception | None]
             barrier.wait(10)
             return gathered
 
-        step, facts = every[rank]
+        step, facts = states[rank]
         try:
             Compared(100, rank, gather).compare(step, lambda: jax_state(facts))
         except StepError as error:
             raised[rank] = error
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(RANKS)]
+    threads = [threading.Thread(target=compare_on_rank, args=(rank,)) for rank in range(RANKS)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -116,7 +116,7 @@ def test_equal_ranks_raise_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("every", "differing", "message"),
+    ("states", "differing", "message"),
     [
         (
             [(8, Facts(a=1, b=2)), (8, Facts(a=1, b=3)), *[(8, Facts(a=1, b=2))] * 2],
@@ -146,9 +146,9 @@ def test_equal_ranks_raise_nothing() -> None:
     ],
 )
 def test_rank_that_differs_from_most_is_named(
-    every: list[tuple[int, Facts]], differing: int, message: str
+    states: list[tuple[int, Facts]], differing: int, message: str
 ) -> None:
-    raised = exceptions_by_rank(every)
+    raised = exceptions_by_rank(states)
     assert {type(raised[rank]) for rank in range(RANKS) if rank != differing} == {AnotherRankError}
     assert type(raised[differing]) is StepError
     assert str(raised[differing]).startswith(message)

@@ -21,7 +21,7 @@ from nbdist.worker.checkpoint.folder import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-OWN = msgspec.msgpack.encode({"arrays": {}})
+RANK_STATE = msgspec.msgpack.encode({"arrays": {}})
 
 
 def manifest(step: int) -> bytes:
@@ -31,8 +31,8 @@ def manifest(step: int) -> bytes:
 
 def save(folder: Path, step: int) -> None:
     draft = Draft(folder, step, 1)
-    draft.write_own(0, OWN)
-    draft.write_own(1, OWN)
+    draft.write_own(0, RANK_STATE)
+    draft.write_own(1, RANK_STATE)
     draft.write_manifest(manifest(step))
     draft.commit()
 
@@ -42,11 +42,11 @@ def test_cancelled_save_does_not_mix_with_next_attempt(
 ) -> None:
     """The thread of the cancelled save may still wait for a rank that now saves the same step."""
     cancelled, retry = Draft(tmp_path, 14, 1), Draft(tmp_path, 14, 2)
-    cancelled.write_own(0, OWN)
+    cancelled.write_own(0, RANK_STATE)
     cancelled.write_manifest(manifest(14))
-    retry.write_own(1, OWN)
+    retry.write_own(1, RANK_STATE)
     sweep(tmp_path, 2)
-    retry.write_own(0, OWN)
+    retry.write_own(0, RANK_STATE)
     assert cancelled.lacks(2)
     assert not retry.lacks(2)
     retry.write_manifest(manifest(14))
@@ -69,12 +69,12 @@ def test_killed_prune_leaves_no_partial_checkpoint(
     for step in (7, 14, 21):
         save(tmp_path, step)
 
-    def die(path: Path, **_: object) -> None:
+    def exit_during_removal(path: Path, **_: object) -> None:
         (path / "manifest.json").unlink()
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", die)
+        patch.setattr(shutil, "rmtree", exit_during_removal)
         with pytest.raises(SystemExit):
             prune(tmp_path, 2, 1)
     assert steps_in(tmp_path) == [14, 21]
@@ -85,8 +85,8 @@ def test_killed_prune_leaves_no_partial_checkpoint(
 def test_unfinished_save_is_removed_with_next_checkpoint(tmp_path: Path) -> None:
     """A late rank recreates the folder of a save that another rank gave up."""
     late, other = Draft(tmp_path, 7, 1), Draft(tmp_path, 7, 2)
-    late.write_own(1, OWN)
-    other.write_own(1, OWN)
+    late.write_own(1, RANK_STATE)
+    other.write_own(1, RANK_STATE)
     save(tmp_path, 14)
     prune(tmp_path, 3, 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == [other.path.name, "step-00000014"]
@@ -94,7 +94,7 @@ def test_unfinished_save_is_removed_with_next_checkpoint(tmp_path: Path) -> None
 
 def test_rank_that_cannot_write_gives_up(tmp_path: Path) -> None:
     draft = Draft(tmp_path, 7, 1)
-    draft.write_own(0, OWN)
+    draft.write_own(0, RANK_STATE)
     assert not draft.given_up()
     draft.give_up(1)
     assert draft.given_up()

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 SLEEP_S = 0.03
 STEPS = 40
 """Number of steps: twice the number that diagnostics read."""
-TRIES = 3
+ATTEMPTS = 3
 """Number of attempts; one must run without disturbance by other processes."""
-LANDING_S = 10.0
+STEP_WAIT_S = 10.0
 """Seconds that a traced step waits for unfinished steps."""
 MODEL = f"""
 import time
@@ -154,7 +154,7 @@ def test_share_of_the_network_is_reported(
 ) -> None:
     """Without stragglers and other work, the share of the network exceeds the limit."""
     code = "x = np.ones((16 * 400, 8), 'float32')\nmodel.fit(x, x[:, :1], batch_size=16);"
-    for _ in range(TRIES):
+    for _ in range(ATTEMPTS):
         sent_rows.rows.clear()
         cluster.run(f"{MODEL}model = build()\n{code}")
         assert all(median(sent_rows.column(rank, "collective_s")) > 0 for rank in HOSTS)
@@ -277,4 +277,4 @@ def test_failed_fit_and_single_batches_leave_no_open_step(
     single = "for number in range(3):\n    model.train_on_batch(*Batches(0)[number])\n"
     cluster.run(f"{single}model.fit(Batches(0.01), epochs=2, verbose=0);")
     assert sent_rows.column(0, "collective_s")
-    assert max(sent_rows.column(0, "step_s")) < LANDING_S
+    assert max(sent_rows.column(0, "step_s")) < STEP_WAIT_S

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from nbdist.records import Layout, PlacedArray, Placement
 
-MADE = """
+DEFINITIONS = """
 import dataclasses, jax, jax.numpy as jnp, numpy as np, equinox as eqx, optax
 from flax import nnx
 grid = jax.make_mesh((3, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -33,7 +33,7 @@ own = jax.device_put(np.ones((4, 3)), jax.local_devices()[1])
 def cluster() -> Iterator[nbdist.Cluster]:
     """Start three ranks with two devices each; TensorFlow's replicas are the ranks."""
     with clusters.cluster(hosts=3, framework="both", devices_per_host=2) as running:
-        running.run(MADE, strategy="pjrt")
+        running.run(DEFINITIONS, strategy="pjrt")
         yield running
 
 

@@ -48,7 +48,7 @@ def outcome_on_all_ranks(cluster: nbdist.Cluster, code: str) -> Any:
     return first
 
 
-USERS = """
+USER_CODE = """
 outcome = []
 batches = strategy.experimental_distribute_dataset(DATA)
 
@@ -90,7 +90,7 @@ tf.config.set_logical_device_configuration(
 strategy = tf.distribute.MirroredStrategy([f"CPU:{{i}}" for i in range(4)])
 three = tf.constant(3.0)
 data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-{USERS.replace("DATA", "data")}
+{USER_CODE.replace("DATA", "data")}
 print(json.dumps(outcome))
 """
     done = run_without_cluster(tensorflow)
@@ -100,7 +100,7 @@ print(json.dumps(outcome))
         cluster,
         ARRAYS
         + "three = jnp.asarray(3.0)\nbatches = [(x[i : i + 8], y[i : i + 8]) for i in (0, 8, 16)]\n"
-        + USERS.replace("DATA", "batches"),
+        + USER_CODE.replace("DATA", "batches"),
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
@@ -221,7 +221,7 @@ def test_shards_of_processes_form_global_batches(cluster: nbdist.Cluster) -> Non
     assert seen == [(2, 0, 4, 2), (2, 1, 4, 2)]
 
 
-BAD = [
+UNSUPPORTED = [
     ("strategy.distribute_datasets_from_function(lambda ctx: 7)", "expected a dataset, got int"),
     ("strategy.experimental_distribute_dataset((rows, rows))", "expected a dataset, got tuple"),
     ("d = strategy.experimental_distribute_dataset(iter([np.ones(8)]))\nlist(d), list(d)",
@@ -239,7 +239,7 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("code", "message"), BAD)
+@pytest.mark.parametrize(("code", "message"), UNSUPPORTED)
 def test_unsupported_calls_are_refused(cluster: nbdist.Cluster, code: str, message: str) -> None:
     cluster.run(
         "rows = next(iter(strategy.experimental_distribute_dataset([np.arange(8.0)])))\n"

@@ -14,7 +14,7 @@ from tests import clusters
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ASKS = 'import os\nos.environ["KERAS_BACKEND"] = "{}"\n'
+SET_BACKEND = 'import os\nos.environ["KERAS_BACKEND"] = "{}"\n'
 FIT = """
 import keras, numpy as np
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
@@ -28,16 +28,16 @@ IS_LOADED = "import sys\n'keras' in sys.modules"
 
 
 @pytest.fixture(scope="module")
-def both() -> Iterator[nbdist.Cluster]:
+def running_cluster() -> Iterator[nbdist.Cluster]:
     with clusters.cluster(hosts=2, framework="both") as running:
         yield running
 
 
 @pytest.fixture
-def restarted(both: nbdist.Cluster) -> nbdist.Cluster:
+def restarted(running_cluster: nbdist.Cluster) -> nbdist.Cluster:
     """Return workers that have not imported Keras."""
-    both.restart()
-    return both
+    running_cluster.restart()
+    return running_cluster
 
 
 def refusal(cluster: nbdist.Cluster, source: str, strategy: str) -> str:
@@ -57,7 +57,7 @@ def assert_trains(cluster: nbdist.Cluster, strategy: str) -> str:
 
 def test_first_importing_cell_chooses_the_backend(restarted: nbdist.Cluster) -> None:
     assert set(restarted.run("import tensorflow as tf\n" + IS_LOADED).results.values()) == {"False"}
-    cell = ASKS.format("jax") + FIT + "keras.distribution.distribution() is not None"
+    cell = SET_BACKEND.format("jax") + FIT + "keras.distribution.distribution() is not None"
     assert set(restarted.run(cell, strategy="pjrt").results.values()) == {"True"}
     assert set(restarted.run(BACKEND).results.values()) == {"'jax'"}
 
@@ -81,7 +81,7 @@ def test_other_backend_is_refused_before_the_cell_runs(
 ) -> None:
     assert_trains(restarted, "mirrored")
     for choice in (
-        ASKS.format("jax"),
+        SET_BACKEND.format("jax"),
         "import os\nos.environ.setdefault('KERAS_BACKEND', 'jax')\n",
         "import os\nos.environ.update(KERAS_BACKEND='jax')\n",
         "import os\nos.environ.update({'KERAS_BACKEND': 'jax'})\n",
@@ -92,19 +92,19 @@ def test_other_backend_is_refused_before_the_cell_runs(
         assert "%dist_restart" in message
         assert "%%dist_run --strategy pjrt" in message
     assert set(restarted.run("'ran' in globals()").results.values()) == {"False"}
-    restarted.run(ASKS.format("tensorflow") + FIT, strategy="mirrored")
+    restarted.run(SET_BACKEND.format("tensorflow") + FIT, strategy="mirrored")
 
 
 def test_backend_without_strategy_is_refused_at_import(
     restarted: nbdist.Cluster,
 ) -> None:
-    message = refusal(restarted, ASKS.format("jax") + FIT, "mirrored")
+    message = refusal(restarted, SET_BACKEND.format("jax") + FIT, "mirrored")
     assert "Keras on jax is distributed over the workers by pjrt" in message
     assert "%%dist_run --strategy pjrt" in message
     assert set(restarted.run(IS_LOADED, strategy="pjrt").results.values()) == {"False"}
-    message = refusal(restarted, ASKS.format("torch") + FIT, "pjrt")
+    message = refusal(restarted, SET_BACKEND.format("torch") + FIT, "pjrt")
     assert "Keras on torch is distributed over the workers by no strategy" in message
-    restarted.run(ASKS.format("jax") + FIT, strategy="pjrt")
+    restarted.run(SET_BACKEND.format("jax") + FIT, strategy="pjrt")
 
 
 def test_fit_that_would_train_workers_alone_is_refused(restarted: nbdist.Cluster) -> None:
@@ -138,9 +138,9 @@ def test_missing_framework_is_named(
     # Use a new cluster: the preloaded parent of a reused one may have imported Keras on JAX.
     with nbdist.Cluster(hosts=2, framework=framework) as cluster:
         if framework == "jax":  # TensorFlow imports Keras and tolerates a refusal
-            run = cluster.run(f"{ASKS.format(backend)}import tensorflow\n{IS_LOADED}")
+            run = cluster.run(f"{SET_BACKEND.format(backend)}import tensorflow\n{IS_LOADED}")
             assert set(run.results.values()) == {"False"}
-        assert message in refusal(cluster, ASKS.format(backend) + FIT, strategy)
+        assert message in refusal(cluster, SET_BACKEND.format(backend) + FIT, strategy)
         assert_trains(cluster, strategy)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LAYERS = 3
 
 
-def verified(on: str, *, wide: int = 64, rows: int = 32, **options: Any) -> Plan:
+def verified_plan(on: str, *, wide: int = 64, rows: int = 32, **options: Any) -> Plan:
     layer = {
         "up": plans.shape(wide, 4 * wide),
         "down": plans.shape(4 * wide, wide),
@@ -54,7 +54,7 @@ def verified(on: str, *, wide: int = 64, rows: int = 32, **options: Any) -> Plan
     ids=str,
 )
 def test_arguments_are_exact_and_collectives_are_counted(fixed: dict[str, int]) -> None:
-    plan = verified("8xCPU", fixed=fixed)
+    plan = verified_plan("8xCPU", fixed=fixed)
     found = plan.verified
     assert found is not None
     assert found.arguments == plan.memory.arguments
@@ -66,13 +66,13 @@ def test_arguments_are_exact_and_collectives_are_counted(fixed: dict[str, int]) 
 def test_plan_that_does_not_fit_when_compiled_is_refused() -> None:
     """The plan compiled for CPUs needs more memory than predicted."""
     fixed = {"data": 8, "zero": 0}
-    expected = verified("8xCPU", fixed=fixed)
+    expected = verified_plan("8xCPU", fixed=fixed)
     assert expected.verified is not None
     budget = (expected.memory.total - expected.memory.margin + expected.verified.total) // 2
     with pytest.raises(
         PlanError, match=r"none of the best plans fits .*: data 8: compiled, it needs"
     ):
-        verified("8xCPU", fixed=fixed, given=expected, budget=budget)
+        verified_plan("8xCPU", fixed=fixed, given=expected, budget=budget)
 
 
 def test_next_best_plan_is_compiled_after_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_next_best_plan_is_compiled_after_a_refusal(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         compiler_check, "_compile", lambda job: refused if job is jobs[0] else compile_(job)
     )
-    plan = verified("8xCPU")
+    plan = verified_plan("8xCPU")
     assert plan.verified is not None
     first = plan.runners_up[0]
     assert first.why == "the compiler rejects it: 19.4G of 15.7G"
@@ -96,7 +96,7 @@ def test_next_best_plan_is_compiled_after_a_refusal(monkeypatch: pytest.MonkeyPa
 
 
 def test_best_three_plans_are_compiled() -> None:
-    plan = verified("8xCPU")
+    plan = verified_plan("8xCPU")
     assert plan.verified is not None
     compiled = [one for one in plan.runners_up if one.compiled_bytes]
     assert len(compiled) == compiler_check.MOST - 1
@@ -105,7 +105,7 @@ def test_best_three_plans_are_compiled() -> None:
 
 @pytest.mark.parametrize("how", ["selective", "full"])
 def test_remat_is_compiled(how: Remat) -> None:
-    plan = verified("8xCPU", fixed={"data": 8, "zero": 0}, remat=how)
+    plan = verified_plan("8xCPU", fixed={"data": 8, "zero": 0}, remat=how)
     assert plan.verified is not None
     assert plan.title == f"data 8, {how} remat"
     assert plan.verified.arguments == plan.memory.arguments
@@ -140,13 +140,13 @@ def test_slow_compiler_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         PlanError, match=r"data 8.* cannot be compiled: the compiler did not finish within 0.05 s"
     ):
-        verified("8xCPU", fixed={"data": 8, "zero": 0})
+        verified_plan("8xCPU", fixed={"data": 8, "zero": 0})
 
 
 def test_crash_of_the_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(compiler_check._ENVIRONMENT, "JAX_PLATFORMS", "no_such_platform")
     with pytest.raises(PlanError, match=r"cannot be compiled: RuntimeError: .*no_such_platform"):
-        verified("8xCPU", fixed={"data": 8, "zero": 0})
+        verified_plan("8xCPU", fixed={"data": 8, "zero": 0})
 
 
 @pytest.mark.skipif(
@@ -157,7 +157,7 @@ def test_missing_compiler_is_named() -> None:
     missing = {"tpu": "v5e:2x2", "cuda": "8xH100"}
     on = next(on for name, on in missing.items() if not is_compiler_installed(name))
     with pytest.raises(PlanError, match=r"is not installed .*pip install 'nbdist\[oracle\]'"):
-        verified(on)
+        verified_plan(on)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_missing_compiler_is_named() -> None:
     ],
 )
 def test_plans_compile_for_absent_hardware(on: str) -> None:
-    plan = verified(on, wide=1024, rows=4608)
+    plan = verified_plan(on, wide=1024, rows=4608)
     found = plan.verified
     assert found is not None
     assert found.arguments == pytest.approx(plan.memory.arguments, rel=0.02)  # TPUs pad to tiles
@@ -216,7 +216,7 @@ def test_plan_too_large_for_tpu_is_refused() -> None:
     with pytest.raises(
         PlanError, match=r"none of the best plans fits .*: .*the compiler rejects it"
     ):
-        verified("v5e:1x1", wide=8192, rows=2**17, budget=2**38)
+        verified_plan("v5e:1x1", wide=8192, rows=2**17, budget=2**38)
 
 
 def test_collectives_are_parsed_from_a_program() -> None:

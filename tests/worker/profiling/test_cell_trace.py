@@ -49,7 +49,7 @@ SPANS = st.lists(
 )
 
 
-def launched(module: str, begin_s: float, run: int) -> Span:
+def launched_span(module: str, begin_s: float, run: int) -> Span:
     return Span("compute", "dot.1", 0, run, begin_s, begin_s + 1, 3, module, "dot.1")
 
 
@@ -83,16 +83,16 @@ def test_launches_match_runs_in_order() -> None:
     """The second run started long after both launches."""
     thread = HostThread(0, (("<lambda>", 1.0), ("<lambda>", 2.0), ("sin", 3.0)), frozenset())
     spans = [
-        launched("jit__lambda", 5, 2),
-        launched("jit__lambda", 4, 1),
-        launched("jit_sin", 9, 7),
+        launched_span("jit__lambda", 5, 2),
+        launched_span("jit__lambda", 4, 1),
+        launched_span("jit_sin", 9, 7),
     ]
     assert launches_of(spans, thread) == [2.0, 1.0, 3.0]
 
 
 def test_run_before_the_trace_has_no_launch() -> None:
     thread = HostThread(0, (("f", 1.0), ("f", 6.0)), frozenset())
-    spans = [launched("jit_f", begin_s, run) for run, begin_s in enumerate((0.5, 2.0, 7.0))]
+    spans = [launched_span("jit_f", begin_s, run) for run, begin_s in enumerate((0.5, 2.0, 7.0))]
     assert launches_of(spans, thread) == [None, 1.0, 6.0]
 
 
@@ -123,7 +123,7 @@ def test_copy_to_host_starts_after_its_computation(shell: InteractiveShell) -> N
     assert [(part.span.device, part.seconds) for part in spent] == [(HOST_COPIES, 2), (0, 7)]
 
 
-def compiled(function: Callable[..., object], *arguments: object) -> Program:
+def compiled_program(function: Callable[..., object], *arguments: object) -> Program:
     text = jax.jit(function).lower(*arguments).compile().as_text()
     return read_program("jit_function", text)
 
@@ -136,7 +136,7 @@ def test_operations_have_their_source_lines() -> None:
         return jnp.tanh(inner(a))  # the call
 
     lines = {text: line for line, text in _own_lines(inner, function)}
-    operations = compiled(function, jnp.ones((64, 64))).operations.values()
+    operations = compiled_program(function, jnp.ones((64, 64))).operations.values()
     product = next(o for o in operations if o.name == "dot")
     assert [(f.function.rpartition(".")[2], f.line) for f in product.frames][-2:] == [
         ("function", lines["the call"]),
@@ -189,7 +189,7 @@ ENTRY %main (a: f32[2]) -> (f32[2], f32[2]) {
 def test_program_with_wrong_number_is_found_by_name() -> None:
     """Programs that JAX loads from its cache have such numbers."""
     sin, cos = (read_program(name, "") for name in ("jit_sin", "jit_cos"))
-    operation = next(iter(compiled(jnp.sin, jnp.ones(4)).operations.values()))
+    operation = next(iter(compiled_program(jnp.sin, jnp.ones(4)).operations.values()))
     sin.operations["sine"] = cos.operations["sine"] = operation
     assert Programs({1: sin, 2: cos}).find(2, "jit_sin", "sine") == operation
     assert Programs({1: sin, 2: sin}).find(3, "jit_sin", "sine") is None

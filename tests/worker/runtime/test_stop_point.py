@@ -30,7 +30,7 @@ class Rank:
 
 
 @pytest.fixture
-def installed() -> Iterator[interrupts.Interrupts]:
+def installed_interrupts() -> Iterator[interrupts.Interrupts]:
     before = signal.getsignal(signal.SIGINT)
     handler = interrupts.Interrupts()
     handler.install()
@@ -38,26 +38,26 @@ def installed() -> Iterator[interrupts.Interrupts]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_interrupts_are_deferred_until_forced(installed: interrupts.Interrupts) -> None:
+def test_interrupts_are_deferred_until_forced(installed_interrupts: interrupts.Interrupts) -> None:
     rank = Rank()
-    stop = StopPoint(rank, installed, lambda _seconds: StopAfter(number=1, step=SOON))  # type: ignore[arg-type]
-    with installed.admitted(), installed.put_off():
+    stop = StopPoint(rank, installed_interrupts, lambda _seconds: StopAfter(number=1, step=SOON))  # type: ignore[arg-type]
+    with installed_interrupts.admitted(), installed_interrupts.put_off():
         for _ in range(3):
             signal.raise_signal(signal.SIGINT)
             assert not stop.is_before(1)
         assert [type(word) for word in rank.words] == [Stopping]
-        installed.force_interrupt()
+        installed_interrupts.force_interrupt()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
 
 def test_interrupt_before_the_start_is_noted(
-    installed: interrupts.Interrupts,
+    installed_interrupts: interrupts.Interrupts,
 ) -> None:
     rank = Rank()
     answers = [StopAfter(number=1, step=SOON), StopAfter(number=1, step=2)]
-    stop = StopPoint(rank, installed, lambda _seconds: answers.pop(0))  # type: ignore[arg-type]
-    with installed.admitted(), installed.put_off(noted=True):
+    stop = StopPoint(rank, installed_interrupts, lambda _seconds: answers.pop(0))  # type: ignore[arg-type]
+    with installed_interrupts.admitted(), installed_interrupts.put_off(noted=True):
         assert not stop.is_before(1)
         assert not stop.is_before(2)
         assert stop.is_before(3)

@@ -97,7 +97,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
 
 
 @cache
-def on_one_device() -> dict[str, Any]:
+def reference_results() -> dict[str, Any]:
     batches = "".join(
         f"batch = train[{start}:{start + 8}]\n{STEP}jax.effects_barrier()\n"
         for start in (*range(0, 32, 8), *range(0, 32, 8))
@@ -107,7 +107,7 @@ def on_one_device() -> dict[str, Any]:
     return references.plainly(programs, "jax")
 
 
-def value(cluster: nbdist.Cluster, expression: str) -> Any:
+def common_value(cluster: nbdist.Cluster, expression: str) -> Any:
     """Return the value of an expression; check that all ranks have the same."""
     cluster.run(f"outcome = {expression}", strategy="pjrt")
     first, *others = [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
@@ -119,8 +119,8 @@ def test_callbacks_in_a_plain_cell(cluster: nbdist.Cluster) -> None:
     found = {}
     for name, cell in PLAIN.items():
         cluster.run(SETUP, strategy="pjrt")
-        found[name] = value(cluster, cell)
-    wanted = on_one_device()
+        found[name] = common_value(cluster, cell)
+    wanted = reference_results()
     assert found == {
         name: pytest.approx(wanted[name]) if name == "operations of JAX" else wanted[name]
         for name in PLAIN
@@ -130,11 +130,11 @@ def test_callbacks_in_a_plain_cell(cluster: nbdist.Cluster) -> None:
 def test_callback_receives_whole_sharded_operand(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP, strategy="pjrt")
     cut = "jax.device_put(x, jax.NamedSharding(mesh, jax.P('data')))"
-    assert value(cluster, f"listed(jax.pure_callback(double, x, {cut}))") == [0, 2, 4, 6]
+    assert common_value(cluster, f"listed(jax.pure_callback(double, x, {cut}))") == [0, 2, 4, 6]
     both = (
         f"[jax.debug.callback(note, {cut}), jax.jit(lambda x: jax.debug.callback(note, x))({cut})]"
     )
-    assert value(cluster, f"[{both}, jax.effects_barrier(), seen][-1]") == [[0, 1, 2, 3]] * 2
+    assert common_value(cluster, f"[{both}, jax.effects_barrier(), seen][-1]") == [[0, 1, 2, 3]] * 2
 
 
 def test_callbacks_in_a_step_cell(
@@ -144,7 +144,7 @@ def test_callbacks_in_a_step_cell(
     cluster.run(SETUP, strategy="pjrt")
     for _ in range(2):
         cluster.run(STEP, step=StepOptions(data="train", batch=8), strategy="pjrt")
-    assert value(cluster, "[seen, rows, calls, order]") == on_one_device()["step"]
+    assert common_value(cluster, "[seen, rows, calls, order]") == reference_results()["step"]
     assert capsys.readouterr().out.count("] loss 3.5") == 2  # one line for all ranks
 
 
@@ -153,10 +153,10 @@ def test_check_of_a_step_runs_no_callback(cluster: nbdist.Cluster) -> None:
     options = StepOptions(data="train", batch=8, check=True)
     cell = "loss = jnp.mean(batch)\njax.debug.callback(lambda v: seen.append(float(v)), loss)"
     cluster.run(cell, step=options, strategy="pjrt")
-    assert value(cluster, "seen") == [3.5, 11.5, 19.5, 27.5]
+    assert common_value(cluster, "seen") == [3.5, 11.5, 19.5, 27.5]
     with pytest.raises(nbdist.CellError, match=r"--check runs the first step several times"):
         cluster.run(STEP, step=options, strategy="pjrt")
-    assert value(cluster, "calls") == []
+    assert common_value(cluster, "calls") == []
 
 
 UPSTREAM = """

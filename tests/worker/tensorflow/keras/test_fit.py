@@ -192,7 +192,7 @@ def test_unseeded_epochs_have_different_orders(
     assert all(orders == first for orders in others)
 
 
-WITHIN = ORDERS.replace(
+ORDERS_WITH_NESTED_FIT = ORDERS.replace(
     "        orders.append",
     "        if nested:\n"
     "            inner.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)\n"
@@ -204,7 +204,7 @@ def test_fit_in_a_callback_keeps_order_of_outer_fit(cluster: nbdist.Cluster) -> 
     orders = []
     for nested in (False, True):
         cluster.run(UNSEEDED + f"nested = {nested}\ninner = keras.Sequential([layers.Dense(1)])\n")
-        cluster.run("inner.compile('sgd', 'mse')" + WITHIN)
+        cluster.run("inner.compile('sgd', 'mse')" + ORDERS_WITH_NESTED_FIT)
         orders.append(cluster.pull(["orders"])[0]["orders"])
     assert orders[0] == orders[1]
 
