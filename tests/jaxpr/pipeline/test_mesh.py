@@ -28,7 +28,7 @@ params = dict(up=normal(LAYERS, WIDTH, 4 * WIDTH), down=normal(LAYERS, 4 * WIDTH
 batch = tuple(normal(2, ROWS, WIDTH))
 
 SCHEDULE, ROUNDS = "gpipe", 1
-CUT = None  # how a layer says that its output is cut
+CUT = None  # sharding of a layer's output
 
 def layer(x, p):
     made = block(x, p)

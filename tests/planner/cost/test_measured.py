@@ -30,10 +30,10 @@ BENCH = Bench(
 
 def test_products_have_measured_rates() -> None:
     chip = benched_chip(BENCH, CPUS[0])
-    reaches = calibration_of(chip)
-    assert peak(chip, "float32") * reaches.matmul_ceiling == pytest.approx(50e9)
-    assert peak(chip, "bfloat16") * reaches.matmul_ceiling == pytest.approx(2e9)
-    assert chip.bytes_per_s * reaches.memory_efficiency == pytest.approx(8e9)
+    calibration = calibration_of(chip)
+    assert peak(chip, "float32") * calibration.matmul_ceiling == pytest.approx(50e9)
+    assert peak(chip, "bfloat16") * calibration.matmul_ceiling == pytest.approx(2e9)
+    assert chip.bytes_per_s * calibration.memory_efficiency == pytest.approx(8e9)
     assert chip.source.startswith("products and copies measured by %dist_devices --bench; the rest")
 
 
@@ -42,10 +42,10 @@ def test_collectives_have_measured_times() -> None:
     chip = benched_chip(BENCH, CPUS[0])
     topology = live(CPUS, chip=chip, links=benched_links(BENCH, chip))
     assert not [text for text in topology.assumed if "not measured" in text]
-    reaches = calibration_of(chip)
+    calibration = calibration_of(chip)
     inside, outside = 20e-6 + 2e6 / 3e9, 100e-6 + 1e6 / 0.4e9
-    assert all_reduce_s(4e6, (2, 2), topology, reaches) == pytest.approx(
-        reaches.collective_s + 2 * (inside + outside)
+    assert all_reduce_s(4e6, (2, 2), topology, calibration) == pytest.approx(
+        calibration.collective_s + 2 * (inside + outside)
     )
 
 
@@ -65,6 +65,6 @@ def test_unknown_chip_without_memory_size_is_refused() -> None:
 def test_gpu_float32_rate_uses_computation_type() -> None:
     own = LocalDevices(host="a", platform="gpu", kind="NVIDIA A100-SXM4-80GB", devices=1)
     chip = benched_chip(BENCH, own)
-    reaches = calibration_of(chip).matmul_ceiling
-    assert peak(chip, "float32") * reaches == pytest.approx(50e9)
+    calibration = calibration_of(chip).matmul_ceiling
+    assert peak(chip, "float32") * calibration == pytest.approx(50e9)
     assert chip.flops["float32"] > 1e12  # exact float32 was not measured

@@ -68,8 +68,8 @@ def test_partial_wave_costs_more_than_its_share() -> None:
 @pytest.mark.parametrize("shape", [(8192, 8192, 8192), (4096, 16384, 4096)])
 def test_large_products_approach_the_ceiling(shape) -> None:
     m, n, k = shape
-    reached = 2 * m * n * k / matmul_s(1, m, n, k, "float16", A100, PYTORCH_A100)
-    assert reached == pytest.approx(PYTORCH_A100.matmul_ceiling * 312e12, rel=0.2)
+    flops_per_s = 2 * m * n * k / matmul_s(1, m, n, k, "float16", A100, PYTORCH_A100)
+    assert flops_per_s == pytest.approx(PYTORCH_A100.matmul_ceiling * 312e12, rel=0.2)
 
 
 @given(st.floats(0, 1e12), st.floats(0, 1e12), CHIPS)

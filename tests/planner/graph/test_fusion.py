@@ -87,8 +87,8 @@ def test_cheap_factors_are_fused_into_products_on_tpus(
     shapes = floats(4, 6), floats(6, 8), floats(4, 8)
     model = traced(lambda carried, read, batch: function(*carried), shapes)
     input_number = model.tensors[0].value.number
-    for into_products, wanted in ((True, read), (False, "its own")):
+    for into_products, expected in ((True, read), (False, "its own")):
         ops = fused(model.ops, model.results, into_products=into_products)
         factors = {op.ins[0].number for op in ops if op.kind == "dot"}
         assert len(factors) == 1
-        assert (factors == {input_number}) == (wanted == "x")
+        assert (factors == {input_number}) == (expected == "x")

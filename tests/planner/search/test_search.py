@@ -80,7 +80,7 @@ def test_large_table_is_replicated_only_on_request(on: str) -> None:
     """The whole table would fit (1.6e9 entries, 6.4 GB) and would need no transfers."""
     target, budget = hardware(on), 140 * 10**9
     found = plan(frozen_table(TABLE // 10), target, Planning(budget=budget))
-    assert any(found.tensors[1].spec), "it is cut"
+    assert any(found.tensors[1].spec), "the table is not sharded"
     fixed = {DATA: target.topology.devices, "zero": 0}
     whole = plan(frozen_table(TABLE // 10), target, Planning(budget=budget, fixed=fixed))
     assert not any(whole.tensors[1].spec)
