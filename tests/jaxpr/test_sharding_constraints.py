@@ -96,7 +96,7 @@ def test_sequence_parallelism_gathers_no_parameter(remat: Remat) -> None:
         for sequence in (0, 1)
     )
     passed = ROWS // 2 * LENGTH * WIDTH * 4
-    assert bytes_by_collective(whole)["all-gather"] == passed, "the batch"
+    assert bytes_by_collective(whole)["all-gather"] == passed, "not only the batch is gathered"
     assert bytes_by_collective(cut)["all-gather"] == (1 + 3) * passed
     for plan in (whole, cut):
         assert plan.verified is not None
@@ -104,9 +104,7 @@ def test_sequence_parallelism_gathers_no_parameter(remat: Remat) -> None:
     assert whole.verified is not None
     assert cut.verified is not None
     saved = whole.verified.temporaries - cut.verified.temporaries
-    assert saved >= LAYERS * passed * (1 - 1 / 4), (
-        "activations that each layer stores for its backward pass"
-    )
+    assert saved >= LAYERS * passed * (1 - 1 / 4), "a layer stores whole activations"
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_fit_shows_the_loss_of_each_worker_per_epoch(
     for epoch in (1, 2, 3):
         of_epoch = sorted((m for m in run.metrics if m.epoch == epoch), key=lambda m: m.rank)
         own = [m.own["loss"] for m in of_epoch]
-        assert len(set(own)) == 3, "each rank saw other samples"
+        assert len(set(own)) == 3, "ranks saw the same samples"
         assert_close(np.average(own, weights=OWN_SAMPLES), history["loss"][epoch - 1])
         assert {m.shared["loss"] for m in of_epoch} == {history["loss"][epoch - 1]}
         assert "val_accuracy" in of_epoch[0].shared

@@ -142,7 +142,7 @@ def test_epochs_are_shown_with_the_global_loss(
     run = cluster.run(MODEL + FIT.replace(", verbose=0", ""))
     epochs = [line for line in capsys.readouterr().out.splitlines() if "  loss" in line]
     assert [line.split()[1] for line in epochs] == ["1", "2", "3"]
-    assert all(not m.own for m in run.metrics), "no rank reports its own loss"
+    assert all(not m.own for m in run.metrics), "a rank reports a loss of its own"
     assert [m.shared["loss"] for m in run.metrics if m.rank == 0] == pytest.approx(
         references()["arrays"]["history"]["loss"], rel=1e-5
     )
