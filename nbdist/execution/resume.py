@@ -22,8 +22,6 @@ from nbdist.utils.processes import this_process
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
-
     from nbdist.execution.live_run import LiveRun
     from nbdist.records import RecoveryRecord, RunningCell, RunState, Table
     from nbdist.settings import Settings
@@ -84,11 +82,7 @@ def _rows(kept: StoredRun, table: Table) -> Iterator[Rows]:
         own = array[array[:, 0] == rank]
         for chosen in (own[own[:, _STEP] >= 0], own[own[:, _STEP] < 0]):
             if len(chosen):
-                yield _packed(rank, table, chosen)
-
-
-def _packed(rank: int, table: Table, rows: np.ndarray) -> Rows:
-    return Rows(rank=rank, cell=0, columns=table.columns, values=rows.tobytes())
+                yield Rows(rank=rank, cell=0, columns=table.columns, values=chosen.tobytes())
 
 
 def _begun(state: RunState) -> StepBegun | FitBegun | None:

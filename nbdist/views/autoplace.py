@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from nbdist.records import MimeBundle
-    from nbdist.records.autoplace import Decision, Timed
+    from nbdist.records.autoplace import Decision
 
 SHOWN = 16
 """Number of kinds of inputs in the table, the latest ones."""
@@ -142,7 +142,7 @@ def _draw(axes: Axes, decision: Decision) -> None:
     axes.barh(names, medians, color=colours, xerr=halves, ecolor="0.25", capsize=2)
     for place, one in enumerate(decision.timed):
         axes.annotate(
-            _amount(one),
+            formatting.brief(one.median_s),
             (medians[place] + halves[place], place),
             (4, 0),
             textcoords="offset points",
@@ -157,7 +157,3 @@ def _draw(axes: Axes, decision: Decision) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     title = formatting.shortened(decision.inputs, _LETTERS).replace("$", r"\$")
     axes.set_title(title, fontsize=8, loc="left")
-
-
-def _amount(one: Timed) -> str:
-    return formatting.brief(one.median_s)

@@ -241,7 +241,8 @@ class ForkServer:
         elif command["op"] == "signal":
             self._signal(command["id"], command["signal"])
         elif command["op"] == "look":
-            self._control_socket.announce({"event": "seen", "children": self._look()})
+            seen = {child: _state_of(pid) for child, pid in self._children.items()}
+            self._control_socket.announce({"event": "seen", "children": seen})
         elif command["op"] == "tail":
             text = read_tail(self._folder, command["id"], command["lines"])
             self._control_socket.announce({"event": "tail", "text": text})
@@ -295,10 +296,6 @@ class ForkServer:
             process.stdin.write(json.dumps(command).encode())
         process.returncode = 0  # `_reap` waits for it, as for forked children
         return process.pid
-
-    def _look(self) -> dict[str, tuple[int, bool]]:
-        """Return the memory in bytes of each child, and whether a signal has stopped it."""
-        return {child: _state_of(pid) for child, pid in self._children.items()}
 
     def _signal(self, child: str, number: int) -> None:
         if child in self._children:

@@ -203,7 +203,8 @@ class BatchJob(Job):
             return SUBMITTED
         scheduler = self._scheduler
         try:
-            output = _run([word.format(id=self._id, user=_user()) for word in scheduler.look])
+            user = pwd.getpwuid(os.getuid()).pw_name
+            output = _run([word.format(id=self._id, user=user) for word in scheduler.look])
         except StartError as error:
             if _FORGOTTEN.search(str(error)):
                 return JobState(word="", detail=str(error), over=True)
@@ -288,10 +289,6 @@ def _reason(output: str) -> tuple[str, str]:
 def _env() -> dict[str, str]:
     own = (_JOB_VARIABLES, _RANK_VARIABLES)
     return {n: v for n, v in os.environ.items() if not any(form.match(n) for form in own)}
-
-
-def _user() -> str:
-    return pwd.getpwuid(os.getuid()).pw_name
 
 
 def _is_missing(program: str) -> bool:

@@ -115,18 +115,13 @@ class _Kinds(dict[type, "Callable[[Any], Hashable]"]):
 def _kind_function(kind: type) -> Callable[[Any], Hashable]:
     if issubclass(kind, jax.core.Tracer):
         return _none
-    if issubclass(kind, jax.Array) or _is_key(kind):
+    if issubclass(kind, jax.Array) or kind is type(jax.random.key(0)):  # a key is not an Array
         return _array
     if issubclass(kind, np.ndarray):
         return _numpy
     if issubclass(kind, _NUMBERS):
         return type
     return _none
-
-
-def _is_key(kind: type) -> bool:
-    """Return whether it is the type of `jax.random.key`, which is no subclass of an array."""
-    return kind is type(jax.random.key(0))
 
 
 def _array(array: Any) -> Hashable:

@@ -106,8 +106,10 @@ def _value(place: str, raw: object, kind: Any, faults: list[str]) -> Any:
 
 
 def _plain(place: str, raw: object, kind: Any, faults: list[str]) -> Any:
+    if isinstance(raw, float) and raw.is_integer():  # files may contain 80e9
+        raw = int(raw)
     try:
-        value = msgspec.convert(_whole(raw), kind)
+        value = msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         said = str(error).partition(" - at")[0]
         faults.append(f"{place}: {said[:1].lower()}{said[1:]}")
@@ -117,8 +119,3 @@ def _plain(place: str, raw: object, kind: Any, faults: list[str]) -> Any:
     if number and not (0 < value < math.inf or (zero and value == 0)):
         faults.append(f"{place}: is {value}, and must be {'0 or more' if zero else 'more than 0'}")
     return value
-
-
-def _whole(raw: object) -> object:
-    """Return a whole number as an integer: files may contain 80e9."""
-    return int(raw) if isinstance(raw, float) and raw.is_integer() else raw

@@ -181,13 +181,13 @@ class DoctorPicture(ResultTable[Trouble]):
         if not self.examination.troubles:
             return [(_WELL, "no problems", "")]
         return [
-            (_FATAL if trouble.is_fatal else _MINOR, _said(trouble), trouble.advice)
+            (
+                _FATAL if trouble.is_fatal else _MINOR,
+                f"{trouble.where}: {trouble.what}",
+                trouble.advice,
+            )
             for trouble in self.examination.troubles
         ]
-
-
-def _said(trouble: Trouble) -> str:
-    return f"{trouble.where}: {trouble.what}"
 
 
 def _trouble(found: tuple[tuple[str, str], str, str]) -> str:

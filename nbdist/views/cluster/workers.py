@@ -77,7 +77,10 @@ class StartPicture:
     workers: tuple[WorkerState, ...] = field(default=())
 
     def html(self) -> str:
-        rows = [_phase_row(phase) for phase in self.done]
+        rows = [
+            _row_of(_DONE, phase.name, f"{phase.seconds:.1f} s", phase.detail)
+            for phase in self.done
+        ]
         if self.under_way:
             sign = _FAILED if self.failed else _UNDER_WAY
             rows.append(_row_of(sign, self.under_way, "", self.said))
@@ -126,10 +129,6 @@ def _versions(workers: tuple[WorkerState, ...]) -> str:
     if len(texts) == 1:
         return texts[0][0]
     return "versions differ: " + "; ".join(f"rank {ranks}: {text}" for text, ranks in texts)
-
-
-def _phase_row(phase: Phase) -> str:
-    return _row_of(_DONE, phase.name, f"{phase.seconds:.1f} s", phase.detail)
 
 
 def _row_of(sign: tuple[str, str], name: str, seconds: str, detail: str) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nbdist.records import Layout, MimeBundle, PlacedArray, Placement
-    from nbdist.views.placement.tree import Branch, Cost, Row
+    from nbdist.views.placement.tree import Branch, Row
 
 SHOWN_ROWS = 60
 SHOWN_DEVICES = 16
@@ -159,7 +159,8 @@ class PlacementPicture(ResultTable[ArrayPlace]):
     def _cells(self, row: Row) -> list[str]:
         indent = "  " * row.depth
         if row.entry is None:
-            return [f"{indent}… and {_amount(row.hidden, 'more array')}", *[""] * 7]
+            more = formatting.count(row.hidden.arrays, "more array")
+            return [f"{indent}… and {more}, {formatting.size(row.hidden.once)}", *[""] * 7]
         if isinstance(row.entry, Leaf):
             return self._array_cells(indent, row.entry)
         cost = row.entry.cost
@@ -185,8 +186,3 @@ class PlacementPicture(ResultTable[ArrayPlace]):
             words.per_device(array, layout),
             words.advice(array, layout, leaf.cost),
         ]
-
-
-def _amount(cost: Cost, noun: str) -> str:
-    """Format `3,990 more arrays, 1.2 GB`."""
-    return f"{formatting.count(cost.arrays, noun)}, {formatting.size(cost.once)}"

@@ -223,7 +223,8 @@ class CellView:
                 self._show_profiles()
         for folded in self._folder.take(everything=everything):
             if isinstance(folded.item, Line):
-                self._show_line(folded.ranks, folded.item)
+                text = f"{self._label(folded.ranks)} {folded.item.text}\n"
+                self._tail.write(folded.item.stream, text)
             else:
                 self._show(folded.ranks, folded.item)
         for line in self._metrics.take(everything=everything):
@@ -273,9 +274,6 @@ class CellView:
 
     def _label(self, ranks: tuple[int, ...]) -> str:
         return formatting.places(ranks, self._host_of)
-
-    def _show_line(self, ranks: tuple[int, ...], line: Line) -> None:
-        self._tail.write(line.stream, f"{self._label(ranks)} {line.text}\n")
 
     def _show(self, ranks: tuple[int, ...], shown: Shown) -> None:
         plain = str(shown.data.get("text/plain", ""))

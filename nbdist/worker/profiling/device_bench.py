@@ -118,7 +118,8 @@ def _transfers() -> dict[str, Link]:
         ways |= {"to device": _to_devices, "to host": _to_host}
     if len(devices) > 1:
         ways["device to device"] = _to_the_next
-    measured = [seconds for way in ways.values() for seconds in _both(way)]
+    sizes = 4, _COPIED_BYTES
+    measured = [_own_seconds(way(nbytes)) for way in ways.values() for nbytes in sizes]
     slowest = _slowest(measured)
     return {
         name: Link(
@@ -127,11 +128,6 @@ def _transfers() -> dict[str, Link]:
         )
         for index, name in enumerate(ways)
     }
-
-
-def _both(way: Callable[[int], Callable[[], Any]]) -> tuple[float, float]:
-    """Return the seconds for 4 bytes, and for `_COPIED_BYTES`."""
-    return _own_seconds(way(4)), _own_seconds(way(_COPIED_BYTES))
 
 
 def _to_devices(nbytes: int) -> Callable[[], Any]:

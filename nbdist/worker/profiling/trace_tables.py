@@ -253,21 +253,18 @@ def by_line(spent: Sequence[Spent], text_of: Callable[[Place], str]) -> tuple[Li
     times: dict[Place, dict[Kind, float]] = defaultdict(lambda: dict.fromkeys(KINDS, 0.0))
     for part in spent:
         times[part.place][part.span.kind] += part.seconds
+    order = sorted(times, key=lambda place: (place == NOWHERE, place.cell, place.line))
     return tuple(
         LineTime(
             cell=place.cell,
             line=place.line,
             text=text_of(place),
-            compute_s=of["compute"],
-            collective_s=of["collective"],
-            transfer_s=of["to_device"] + of["to_host"],
+            compute_s=times[place]["compute"],
+            collective_s=times[place]["collective"],
+            transfer_s=times[place]["to_device"] + times[place]["to_host"],
         )
-        for place, of in sorted(times.items(), key=lambda item: _order(item[0]))
+        for place in order
     )
-
-
-def _order(place: Place) -> tuple[bool, str, int]:
-    return place == NOWHERE, place.cell, place.line
 
 
 def own_seconds(spans: Sequence[Span]) -> list[float]:

@@ -113,9 +113,9 @@ class _Copies:
         with tf.init_scope():
             self._root = self._node({name: self._shadow(value) for name, value in roots.items()})
             untracked = [*(v for root in roots.values() for v in _variables(root)), *extra]
-            others = [v for v in map(_value, untracked) if id(v) not in self._nodes]
+            others = {id(v): v for v in map(_value, untracked) if id(v) not in self._nodes}
             self._root.others = self._node(
-                {str(i): self._shadow(value) for i, value in enumerate(_unlike(others))}
+                {str(i): self._shadow(value) for i, value in enumerate(others.values())}
             )
         self._copy = tf.function(self._copy_all, autograph=False)
         self._save = tf.function(self._save_all, autograph=False)
@@ -219,10 +219,6 @@ def _variables(value: Any) -> Iterable[Any]:
 
 def _value(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def _unlike(values: Iterable[Any]) -> list[Any]:
-    return list({id(value): value for value in values}.values())
 
 
 def _is_variable(value: Any) -> bool:

@@ -87,7 +87,11 @@ class Runner:
             return self._one_by_one(fn, leaves, tree)
         leaves = [self._on_mesh(leaf) for leaf in leaves]
         stacked = self._program(fn, leaves, tree)(
-            *(_array_of(leaf) for leaf in leaves if _spec(leaf) is not None)
+            *(
+                leaf.stacked if isinstance(leaf, PerReplica) else leaf
+                for leaf in leaves
+                if _spec(leaf) is not None
+            )
         )
         return jax.tree.map(PerReplica, stacked)
 
@@ -229,10 +233,6 @@ def _spec(leaf: Any) -> Any:
     if isinstance(leaf, int) and not isinstance(leaf, bool):
         return jax.P()
     return None
-
-
-def _array_of(leaf: Any) -> Any:
-    return leaf.stacked if isinstance(leaf, PerReplica) else leaf
 
 
 def _own(leaf: Any, i: int, device: jax.Device) -> Any:
