@@ -8,10 +8,9 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from msgspec import structs
 
 from nbdist.cells.options import OPTIONS
-from nbdist.errors import UsageError
+from nbdist.errors import PlanError, UsageError
 from nbdist.magics.options import OUTPUT, PLANNING, check_name, command, options_from, parse
 from nbdist.records import Option, StepOptions
-from nbdist.session.plans import planned
 from nbdist.views.plan.names import NamesPicture
 from nbdist.views.plan.picture import PlanPicture
 
@@ -80,7 +79,7 @@ class PlanMagics(Magics):
             cell = _FIT.format(model=model, data=args.data, batch=args.batch)
             args.data = args.batch = None  # they are arguments of `fit`
         options = _plan_options(args)
-        plan = planned(cluster, cell or "", options, label=self._front._label(), header=header)
+        plan = _planned(cluster, cell or "", options, label=self._front._label(), header=header)
         self._keep(args, plan)
         self._shown = plan, cluster.last_run
         return self._front.shown(PlanPicture(plan))
@@ -112,6 +111,26 @@ class PlanMagics(Magics):
     def _keep(self, args: Namespace, plan: Plan) -> None:
         if args.output:
             self.shell.user_ns[args.output] = plan
+
+
+def _planned(cluster: Cluster, cell: str, options: CellOptions, *, label: int, header: str) -> Plan:
+    """Return the plan of a step.
+
+    Args:
+        cluster: the cluster whose workers trace the step.
+        cell: the step.
+        options: the data of the step and the constraints on the plan, with `planning.only`.
+        label: the notebook's execution count.
+        header: the line above the cell in the notebook.
+
+    Raises:
+        CellError: no layout fits, or the step cannot be traced.
+        UsageError: the workers do not run JAX, or the cell is not a step.
+    """
+    run = cluster.run(cell, structs.replace(options, strategy="pjrt"), label=label, header=header)
+    if run.plan is None:
+        raise PlanError("the workers returned no plan: report this as a bug of nbdist")
+    return run.plan
 
 
 def _plan_options(args: Namespace) -> CellOptions:
