@@ -4,7 +4,6 @@ Records that travel over ZeroMQ are tagged msgspec structs: encoded as MessagePa
 decoded. Ranks count from 0; times are seconds, sizes bytes, in the names.
 """
 
-from nbdist.records.any_event import AnyEvent
 from nbdist.records.base import (
     BATCH_NAME,
     MASK_NAME,
@@ -55,6 +54,7 @@ from nbdist.records.commands import (
 from nbdist.records.events import (
     MEASURES,
     PLACE,
+    AnyEvent,
     Beat,
     CellEnded,
     Checked,

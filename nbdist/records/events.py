@@ -417,3 +417,25 @@ class Where(Event, frozen=True):
     under_way: bool = False
     process_s: float = 0.0
     clock_s: float = 0.0
+
+
+AnyEvent = (
+    Output
+    | Display
+    | Metrics
+    | Rows
+    | StepBegun
+    | FitBegun
+    | Planned
+    | Compiled
+    | Opened
+    | Note
+    | Checked
+    | Profiled
+    | Stopping
+    | Preempted
+    | CellEnded
+    | Beat
+    | Where
+)
+"""Union of all events that a rank sends to the kernel."""
