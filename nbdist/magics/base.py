@@ -1,4 +1,4 @@
-"""Base class of magics: the cluster of a notebook, and its shown results."""
+"""Base classes of magics: the cluster of a notebook, and its shown results."""
 
 from __future__ import annotations
 
@@ -90,3 +90,18 @@ class ClusterMagics(Magics):
             return False
         moved, mark = self._brought[name]
         return moved is not here or mark != fingerprint(here)
+
+
+class SharedClusterMagics(Magics):
+    """Base class of magics that use the cluster of other magics.
+
+    Args:
+        shell: the shell of the notebook.
+        front: the magics that own the cluster.
+    """
+
+    shell: Any
+
+    def __init__(self, shell: InteractiveShell, front: ClusterMagics) -> None:
+        super().__init__(shell)
+        self._front = front

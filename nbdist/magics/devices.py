@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic import cell_magic, line_magic, magics_class
 
 from nbdist.cells.options import OPTIONS
 from nbdist.errors import StartError, UsageError
+from nbdist.magics.base import SharedClusterMagics
 from nbdist.magics.options import OUTPUT, command, options_from, parse
 from nbdist.parallel.placement.devices import devices_apart
 from nbdist.records import Option
@@ -20,9 +21,6 @@ from nbdist.views.trace import TracePicture
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from IPython.core.interactiveshell import InteractiveShell
-
-    from nbdist.magics.base import ClusterMagics
     from nbdist.records import Trace
     from nbdist.views.cluster.devices import DevicesPicture
 
@@ -35,15 +33,10 @@ _RANKS_ONLY = ("ranks", "strategy", "data", "batch", "steps")
 
 
 @magics_class
-class PlacingMagics(Magics):
-    """Magics for devices and traces. `front` contains the cluster."""
+class PlacingMagics(SharedClusterMagics):
+    """Magics for devices and traces."""
 
-    shell: Any
-
-    def __init__(self, shell: InteractiveShell, front: ClusterMagics) -> None:
-        super().__init__(shell)
-        self._front = front
-        self._traces: tempfile.TemporaryDirectory[str] | None = None
+    _traces: tempfile.TemporaryDirectory[str] | None = None
 
     @command(
         Option(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic import line_cell_magic, magics_class
 from msgspec import structs
 
 from nbdist.cells.options import OPTIONS
 from nbdist.errors import PlanError, UsageError
+from nbdist.magics.base import SharedClusterMagics
 from nbdist.magics.options import OUTPUT, PLANNING, check_name, command, options_from, parse
 from nbdist.records import Option, StepOptions
 from nbdist.views.plan.names import NamesPicture
@@ -17,10 +18,7 @@ from nbdist.views.plan.picture import PlanPicture
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from IPython.core.interactiveshell import InteractiveShell
-
     from nbdist.execution.result import Run
-    from nbdist.magics.base import ClusterMagics
     from nbdist.records import CellOptions, Plan
     from nbdist.session.cluster import Cluster
 
@@ -28,15 +26,10 @@ _FIT = "{model}.fit(*({data} if isinstance({data}, tuple) else ({data},)), batch
 
 
 @magics_class
-class PlanMagics(Magics):
-    """Magics for plans. `front` contains the cluster."""
+class PlanMagics(SharedClusterMagics):
+    """Magics for plans."""
 
-    shell: Any
-
-    def __init__(self, shell: InteractiveShell, front: ClusterMagics) -> None:
-        super().__init__(shell)
-        self._front = front
-        self._shown: tuple[Plan, Run | None] | None = None
+    _shown: tuple[Plan, Run | None] | None = None
 
     @command(
         Option(
