@@ -1,11 +1,15 @@
-"""Generator of docs/commands.md, the reference of all magics and their options.
+"""Generator of docs/commands.md, the reference of all magics, and of option tables in other pages.
 
 Run `python -m tools.generate_commands` after a change of an option or of the docstring of a magic.
-A test fails while the page is outdated.
+A test fails while a page is outdated. A page of docs/ marks the place of a table by two comments:
+
+    <!-- options of dist_plan -->
+    <!-- end of options -->
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +23,8 @@ if TYPE_CHECKING:
 
     from nbdist.records import Option
 
-TARGET = Path(__file__).parents[1] / "docs" / "commands.md"
+DOCS = Path(__file__).parents[1] / "docs"
+TARGET = DOCS / "commands.md"
 CLASSES = (DistMagics, PlanMagics, PlacingMagics)
 HEADER = """<!-- Made by tools/generate_commands.py from definitions of options: change those. -->
 
@@ -33,9 +38,42 @@ In Python, `Cluster.run` accepts the options of `%%dist_run` by name, with `_` i
 `nbdist.runs()` lists stored [runs](runs.md).
 """
 
+_BEGIN = "<!-- options of "
+_TABLE = re.compile(rf"({_BEGIN}(\w+) -->\n).*?(<!-- end of options -->)", re.DOTALL)
+
+
+def pages() -> dict[Path, str]:
+    """Return the new text of the reference, and of each page with a table of options."""
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
+    marked = {path: text for path, text in texts.items() if _BEGIN in text}
+    return {TARGET: page(), **{path: with_tables(text, path) for path, text in marked.items()}}
+
+
+def with_tables(text: str, path: Path) -> str:
+    """Return the text of a page with new tables between its marks.
+
+    Raises:
+        ValueError: a mark for the end of a table is missing.
+    """
+
+    def renewed(found: re.Match[str]) -> str:
+        rows = "\n".join(within(path, row) for row in table(MAGICS[found[2]]))
+        return f"{found[1]}\n{rows}\n{found[3]}"
+
+    new, count = _TABLE.subn(renewed, text)
+    if count != text.count(_BEGIN):
+        raise ValueError(f"{path.name}: a table of options has no <!-- end of options -->")
+    return new
+
+
+def within(path: Path, text: str) -> str:
+    """Remove references to the page that contains the text, and shorten links to its sections."""
+    text = re.sub(rf" See \[[^]]*\]\({re.escape(path.name)}\)\.", "", text)
+    return text.replace(f"]({path.name}#", "](#")
+
 
 def page() -> str:
-    """Return the text of the page."""
+    """Return the text of the reference."""
     sections = (line for name in commands() for line in section(name))
     return "\n".join([HEADER, *contents(), *sections])
 
@@ -117,4 +155,5 @@ def meaning(option: Option) -> str:
 
 
 if __name__ == "__main__":
-    TARGET.write_text(page(), encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

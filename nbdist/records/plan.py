@@ -269,7 +269,9 @@ class Planning(Record, frozen=True):
             flags=("--plan",),
             metavar="FILE",
             help="Use the layout in this file, under pjrt.",
-            details="A run stores its plan in `plan.json`.",
+            details="A run stores its plan in `plan.json`. An edited copy may set axes, `zero`, "
+            "`remat`, `micro`, `schedule`, `rounds`, `sequence` and specs. The spec of the batch "
+            "stays, because the batch is always sharded over all devices.",
         ),
     ] = None
     budget: Annotated[
@@ -289,10 +291,11 @@ class Planning(Record, frozen=True):
             help="Fixed parts of the layout: data, tensor, stage, zero, remat, micro and others.",
             details="The layout is that of a step, or of the `fit` in a cell, under pjrt. `data`, "
             "`tensor` and `stage` are sizes of mesh axes, `zero` is 0, 1 or 3. `micro=4` cuts a "
-            "batch into microbatches. `stage=4` runs the layers of a scan as a pipeline; "
-            "`schedule=1f1b` keeps few microbatches, and `rounds=2` interleaves stages. "
-            "`sequence=1` adds sequence parallelism to `tensor`. `remat=full` recomputes "
-            "activations. See [the planner](planner.md).",
+            "batch into microbatches. `stage=4` runs the layers of a scan as a pipeline. "
+            "`schedule` is `gpipe` or `1f1b`, which keeps few microbatches, and `rounds=2` "
+            "interleaves stages. `sequence=1` adds sequence parallelism to `tensor`, and "
+            "`sequence=0` excludes it. `remat=full` and `remat=selective` recompute activations; "
+            "`remat=none` recomputes none. See [the planner](planner.md).",
         ),
     ] = msgspec.field(default_factory=dict)
     remat: Remat | None = None
@@ -303,11 +306,16 @@ class Planning(Record, frozen=True):
             metavar="HARDWARE",
             default="the devices of the cluster",
             help="Hardware to plan for: 32xH100, v5e:16x16, or the path of a file.",
-            details="See [the planner](planner.md).",
+            details="Another example is `4 hosts x 8 A100, 25 Gbps`. A file is TOML or JSON. See "
+            "[the planner](planner.md).",
         ),
     ] = ""
     verify: Annotated[
-        bool, Option(help="Compile the step with the compiler of the hardware too.")
+        bool,
+        Option(
+            help="Compile the step with the compiler of the hardware too.",
+            details="See [compiled plans](planner.md#compiled-plans).",
+        ),
     ] = False
     only: bool = False
 
