@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,13 +31,10 @@ def cell_options(given: Mapping[str, Any]) -> CellOptions:
             typed on the line of a magic. None and False count as left out.
 
     Raises:
-        UsageError: values cannot be read, or options lack the one that they need. The message
-            contains all faults.
-        TypeError: no option has a given name.
+        UsageError: no option has a given name, values cannot be read, or options lack the one that
+            they need. The message contains all faults.
     """
-    fields, faults = _read(
-        {name: v for name, v in given.items() if v is not None and v is not False}
-    )
+    fields, faults = _read(given)
     step, saving = fields[StepOptions], fields[Saving]
     faults += _needless(StepOptions, step, "data", "the data set of the step")
     faults += _needless(Saving, saving, "folder", "the folder")
@@ -54,20 +52,31 @@ def cell_options(given: Mapping[str, Any]) -> CellOptions:
 
 
 def _read(given: Mapping[str, Any]) -> tuple[defaultdict[Any, _Fields], list[str]]:
-    """Return the fields of each record, and an error text for each value that cannot be read."""
+    """Return the fields of each record, and an error text for each wrong name or value."""
     fields: defaultdict[Any, _Fields] = defaultdict(dict)
     faults = []
     for name, value in given.items():
         option = OPTIONS.get(name)
-        if option is None:
-            fields[CellOptions][name] = value
+        if option is None and name not in CellOptions.__struct_fields__:
+            faults.append(_unknown(name))
+        elif value is None or value is False:
             continue
-        try:
-            fields[option.record] |= _value(option, value)
-        except UsageError as error:
-            faults.append(str(error))
-            fields[option.record][option.field] = None
+        elif option is None:
+            fields[CellOptions][name] = value
+        else:
+            try:
+                fields[option.record] |= _value(option, value)
+            except UsageError as error:
+                faults.append(str(error))
+                fields[option.record][option.field] = None
     return fields, faults
+
+
+def _unknown(name: str) -> str:
+    """Return an error text for a name that no option has."""
+    close = get_close_matches(name, OPTIONS, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"options are {', '.join(sorted(OPTIONS))}"
+    return f"{name}: no option has this name; {hint}"
 
 
 def _value(option: Option, value: Any) -> _Fields:

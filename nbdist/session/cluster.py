@@ -343,8 +343,9 @@ class Cluster:
             The result: reports, metrics and outputs of all ranks.
 
         Raises:
-            UsageError: The cell is not valid Python, or the options are wrong; nothing ran.
-            TypeError: No option has a given name, or `options` is given too.
+            UsageError: The cell is not valid Python, or the options are wrong or have other names;
+                nothing ran.
+            TypeError: Options are given by name and as `options`.
             WorkerError: A rank died, hangs, or still runs another cell.
             CellError: The cell raised an exception.
             KeyboardInterrupt: The kernel was interrupted. nbdist has interrupted the ranks.

@@ -75,9 +75,15 @@ def test_all_wrong_values_are_reported_at_once() -> None:
     ]
 
 
-def test_an_option_that_does_not_exist_is_refused_as_a_keyword() -> None:
-    with pytest.raises(TypeError, match="epoch"):
-        cell_options({"data": "train", "epoch": 2})
+def test_unknown_keywords_are_reported_with_the_closest_valid_ones() -> None:
+    with pytest.raises(UsageError) as refused:
+        cell_options({"data": "train", "epoch": 2, "save-every": None, "bucket": "y", "xyz": 1})
+    assert str(refused.value).splitlines() == [
+        "epoch: no option has this name; did you mean epochs?",
+        "save-every: no option has this name; did you mean save_every?",
+        "--bucket y: use lengths, as in --bucket 32,64,128",
+        f"xyz: no option has this name; options are {', '.join(sorted(OPTIONS))}",
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name, o in OPTIONS.items() if o.least is not None])

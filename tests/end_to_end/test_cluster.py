@@ -126,6 +126,12 @@ def test_unavailable_strategy_is_refused(
         cluster.run("1", strategy=strategy)
 
 
+def test_misspelt_option_runs_nothing(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.UsageError, match=r"^epoch: .* did you mean epochs"):
+        cluster.run("ran_misspelt = True", epoch=2)
+    assert cluster.run("'ran_misspelt' in globals()").results[0] == "False"
+
+
 def test_cells_leave_no_history_in_the_client(cluster: nbdist.Cluster) -> None:
     before = len(cluster._worker_group.engines.controller.client.history)
     for _ in range(5):
