@@ -263,7 +263,8 @@ class Diagnostics:
         }
         if not shares:
             return
-        before = self._before_starved(shares)
+        held = self._held.get("starved")
+        before = (held.ranks or tuple(shares)) if held else ()
         starved = tuple(r for r, s in shares.items() if STARVED.passed_by(s, held=r in before))
         if not starved:
             self._held.pop("starved", None)
@@ -274,10 +275,6 @@ class Diagnostics:
         waits = f"{share:.0%} of a step is waiting for data on {where}"
         text = f"starved: {waits}: {self._advice.on_input()}"
         self._hold(Finding(topic="starved", text=text, ranks=ranks, value=share))
-
-    def _before_starved(self, shares: Mapping[int, float]) -> tuple[int, ...]:
-        held = self._held.get("starved")
-        return (held.ranks or tuple(shares)) if held else ()
 
     def _name(self, rank: int) -> str:
         return f"rank {rank}@{self._host_of.get(rank, '?')}"

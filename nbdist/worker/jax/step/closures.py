@@ -147,7 +147,8 @@ def _taken(
     The flag is True for names of the namespace.
     """
     if isinstance(value, functools.partial):
-        yield from ((str(key), given, False) for key, given in _given(value))
+        given = *enumerate(value.args), *value.keywords.items()
+        yield from ((str(key), item, False) for key, item in given)
         value = value.func
     function = inspect.unwrap(value) if callable(value) else value
     if isinstance(function, MethodType):
@@ -163,11 +164,6 @@ def _taken(
     for name, inner, is_global in outside:
         yield name, inner, is_global
         yield from _taken(inner, namespace, seen)
-
-
-def _given(partial: functools.partial[Any]) -> Iterator[tuple[object, Any]]:
-    yield from enumerate(partial.args)
-    yield from partial.keywords.items()
 
 
 def _closure(function: FunctionType) -> list[tuple[str, Any]]:
