@@ -1,4 +1,4 @@
-"""One JupyterLab for all tests, and a browser for those of a module."""
+"""One JupyterLab for all tests, and one browser for the tests of a module."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shared_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def lab(shared_lab: Lab) -> Iterator[Lab]:
-    """The one JupyterLab, without a kernel."""
+    """Provide the shared JupyterLab without kernels."""
     yield shared_lab
     shared_lab.end_kernels()
 
@@ -51,7 +51,7 @@ def page(window: BrowserContext) -> Iterator[Page]:
 
 @pytest.fixture(scope="session")
 def pictures() -> Path:
-    """Where screenshots are kept, to be looked at: `build/pictures`."""
+    """Return the folder of screenshots, `build/pictures`. People review them."""
     folder = Path(__file__).parents[2] / "build" / "pictures"
     folder.mkdir(parents=True, exist_ok=True)
     return folder

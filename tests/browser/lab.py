@@ -36,10 +36,10 @@ DRAWN = """() => [...document.querySelectorAll('.nbdist-run canvas')].some(canva
   const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
   return new Set(new Uint32Array(pixels.buffer)).size > 10;
 })"""
-"""Whether the chart of a run has been drawn."""
+"""Script that returns true if the chart of a run has been drawn."""
 
 PIXELS = "element => element.toDataURL()"
-"""Those of a canvas."""
+"""Script that returns the pixels of a canvas."""
 
 _SETTINGS = ("config", "lab", "user-settings", "@jupyterlab", "apputils-extension")
 _APPS = ("LabApp", "JupyterNotebookApp")
@@ -64,17 +64,17 @@ _OUTPUT = """index =>
 
 
 def chromium() -> str | None:
-    """The browser on the path; None where there is none."""
+    """Return the path of the browser. None if there is none."""
     names = ("chromium", "chromium-browser", "google-chrome")
     return next(filter(None, map(shutil.which, names)), None)
 
 
 @contextlib.contextmanager
 def browser(**context: Any) -> Iterator[BrowserContext]:
-    """A browser without a window.
+    """Open a headless browser.
 
     Args:
-        **context: of the browser's context, as Playwright takes it.
+        **context: options of Playwright's browser context.
     """
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(
@@ -89,11 +89,11 @@ def browser(**context: Any) -> Iterator[BrowserContext]:
 
 
 class Lab:
-    """A JupyterLab, or with `app="notebook"` a Notebook 7.
+    """A JupyterLab, or a Notebook 7 with `app="notebook"`.
 
     Args:
-        folder: for all its files.
-        app: the server's module.
+        folder: folder of all its files.
+        app: module of the server.
     """
 
     def __init__(self, folder: Path, app: str = "jupyterlab") -> None:
@@ -102,7 +102,7 @@ class Lab:
         self.server = JupyterServer(folder, app, tuple(exposed))
         settings = folder.joinpath(*_SETTINGS)
         settings.mkdir(parents=True)
-        news = {"fetchNews": "false"}  # it would ask, over what is to be seen
+        news = {"fetchNews": "false"}  # without it, a question about news covers the page
         (settings / "notification.jupyterlab-settings").write_text(json.dumps(news))
 
     def __enter__(self) -> Lab:
@@ -114,18 +114,18 @@ class Lab:
         self.server.__exit__()
 
     def as_notebook(self) -> Lab:
-        """Notebook 7 of the same server, which has both."""
+        """Return a Notebook 7 on the same server, which provides both applications."""
         other = copy.copy(self)
         other._app = "notebook"
         return other
 
     def end_kernels(self) -> None:
-        """End all that runs here, and with it the clusters."""
+        """Shut down all kernels and thus their clusters."""
         for session in json.loads(self.server.get("api/sessions")[1]):
             self.server.get(f"api/sessions/{session['id']}", method="DELETE")
 
     def write(self, name: str, cells: list[str]) -> Path:
-        """A notebook with these cells of code."""
+        """Write a notebook with these code cells."""
         notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
         notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3"}
         path = self.server.home / name
@@ -133,61 +133,61 @@ class Lab:
         return path
 
     def trust(self, name: str) -> None:
-        """Sign a notebook, so that it is opened as one's own."""
+        """Sign a notebook, so that it opens as trusted."""
         notary = NotebookNotary(data_dir=str(self.server.home.with_name("data")))
         notary.sign(nbformat.read(self.server.home / name, as_version=4))
         notary.store.close()
 
     def open(self, page: Page, name: str) -> None:
-        """Show a notebook, with its kernel ready."""
+        """Open a notebook and wait until its kernel is ready."""
         self.show(page, name)
         page.wait_for_function(_IDLE)
 
     def address(self, name: str = "") -> str:
-        """Where a notebook is shown, alone."""
+        """Return the URL that shows only this notebook."""
         kind = "notebooks" if self._app == "notebook" else "lab/tree" if name else "lab"
         return f"http://{self.server.at}/{BASE}/{kind}/{name}?token={TOKEN}&reset"
 
     def show(self, page: Page, name: str = "", waits_for: str = ".jp-CodeCell") -> None:
-        """Show a notebook; without a name, the page as it comes up.
+        """Open a notebook, or the start page without a name.
 
         Args:
-            page: where.
-            name: of the file.
-            waits_for: a selector of what is there then.
+            page: page of the browser.
+            name: name of the notebook's file.
+            waits_for: selector of an element to wait for.
         """
         page.goto(self.address(name), wait_until="domcontentloaded")
         page.wait_for_selector(waits_for)
 
 
 def revert(page: Page) -> None:
-    """Show the notebook as it is in its file, with its kernel ready."""
+    """Reload the notebook from its file and wait until its kernel is ready."""
     page.wait_for_function(_IDLE)
     page.evaluate("() => window.jupyterapp.shell.currentWidget.context.revert()")
     page.wait_for_function(_IDLE)
 
 
 def start(page: Page, index: int) -> None:
-    """Begin to run a cell."""
+    """Start a cell without waiting for its end."""
     page.evaluate(_RUN, index)
 
 
 def wait(page: Page, index: int, timeout_ms: int = 2 * TIMEOUT_MS) -> str:
-    """Wait until the cell has run, and give the text of its output."""
+    """Wait until the cell has run, and return the text of its output."""
     page.wait_for_function(_DONE, arg=index, timeout=timeout_ms)
     text: str = page.evaluate(_OUTPUT, index)
     return text
 
 
 def run(page: Page, index: int) -> str:
-    """Run a cell to its end, and give the text of its output."""
+    """Run a cell and return the text of its output."""
     page.wait_for_function(_IDLE)
     start(page, index)
     return wait(page, index)
 
 
 def until(page: Page, is_so: Callable[[], bool], said: Callable[[], object] = str) -> None:
-    """Wait until it is so; an error says what `said` gives."""
+    """Wait until `is_so()` is true. An error shows the result of `said()`."""
     deadline = time.monotonic() + TIMEOUT_MS / 1000
     while not is_so():
         assert time.monotonic() < deadline, said()
@@ -195,18 +195,18 @@ def until(page: Page, is_so: Callable[[], bool], said: Callable[[], object] = st
 
 
 def sources(page: Page) -> list[str]:
-    """The code of every cell."""
+    """Return the code of every cell."""
     read: list[str] = page.evaluate(_SOURCES)
     return read
 
 
 def view(page: Page, index: int) -> Locator:
-    """The run in the output of a cell."""
+    """Return the run view in the output of a cell."""
     return page.locator(".jp-Notebook .jp-Cell").nth(index).locator(".nbdist-run")
 
 
 def change_theme(page: Page, theme: str) -> None:
-    """Show all in the theme of that name."""
+    """Switch the front end to the theme."""
     page.evaluate(
         "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme
     )
@@ -214,7 +214,7 @@ def change_theme(page: Page, theme: str) -> None:
 
 
 def violations(page: Page, selector: str) -> list[str]:
-    """What axe-core finds fault with, each with where it is."""
+    """Return the violations that axe-core finds, each with its element."""
     page.add_script_tag(path=AXE)
     found: list[str] = page.evaluate(
         """selector => axe.run(selector).then(({violations}) => violations.flatMap(

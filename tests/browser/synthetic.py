@@ -1,4 +1,4 @@
-"""In a notebook's kernel: a cluster without workers, and runs of it that train nothing."""
+"""Cluster without workers and runs without training, for the kernel of a notebook."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COLUMNS = Columns(measures=MEASURES, own=("loss",))
 
 
 def cluster(run: str = "") -> None:
-    """Say that this kernel has a cluster, and which run is under way on it."""
+    """Write the file of a cluster in this kernel, with the id of its active run."""
     device = Device(platform="gpu", kind="NVIDIA H100", name="GPU:0")
     workers = tuple(
         WorkerState(rank=rank, host=f"host{rank}", pid=rank, versions={}, devices=(device, device))
@@ -58,7 +58,7 @@ def cluster(run: str = "") -> None:
 
 
 def run(seconds: float) -> RunDirectory:
-    """Report from all ranks until the time is over, or somebody has asked to stop."""
+    """Report steps of all ranks until the time is over or a stop is requested."""
     workers = tuple(
         RunWorker(rank=rank, host=f"host{rank}", pid=rank, devices="2 x gpu")
         for rank in range(RANKS)

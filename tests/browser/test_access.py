@@ -1,4 +1,4 @@
-"""The run view without a mouse, in colours that the reader forces, and with more contrast."""
+"""Run view by keyboard, with forced colours and with more contrast."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _CONTROLS = """view => [...view.querySelectorAll(
     'button, select, input, summary, [tabindex="0"]')].filter(
   element => element.checkVisibility() && element.tabIndex >= 0
     && !(element.type === 'radio' && !element.checked))"""
-"""Of radio buttons Tab comes to the one that is chosen."""
+"""Script that returns the elements that Tab reaches. It reaches only the checked radio button."""
 
 _OUTLINED = """element => {
   const shown = element.type === 'radio' ? element.nextElementSibling : element;
@@ -58,7 +58,7 @@ _OUTLINED = """element => {
 
 
 def report(run: RunDirectory, rank: int) -> None:
-    """Thirty steps of a rank."""
+    """Report 30 steps of a rank."""
     step = np.arange(1, 31, dtype=float)
     columns = [
         np.full(30, rank),
@@ -75,7 +75,7 @@ def report(run: RunDirectory, rank: int) -> None:
 
 @pytest.fixture(scope="module")
 def kept(lab: Lab) -> Iterator[RunDirectory]:
-    """A run under way that has all that the view can show."""
+    """Provide an active run with everything that the view can show."""
     run = new_run(lab.server.runs, steps=100, batch=64)
     for rank in (0, 1):
         report(run, rank)
@@ -87,7 +87,7 @@ def kept(lab: Lab) -> Iterator[RunDirectory]:
 
 @pytest.fixture(scope="module")
 def tab(lab: Lab, window: BrowserContext, kept: RunDirectory) -> Iterator[Page]:
-    """The run in a tab of a JupyterLab."""
+    """Open the run in a tab of a JupyterLab."""
     page = window.new_page()
     lab.show(page, waits_for="#jp-main-dock-panel")
     page.wait_for_function("() => window.jupyterapp?.commands.hasCommand('nbdist:open-run')")
@@ -101,7 +101,7 @@ def tab(lab: Lab, window: BrowserContext, kept: RunDirectory) -> Iterator[Page]:
 
 @pytest.fixture
 def view(tab: Page) -> Iterator[Locator]:
-    """As it is without any wish of the reader's."""
+    """Provide the view without the media settings of the previous test."""
     yield tab.locator(".nbdist-RunTab .nbdist-run")
     tab.emulate_media(**_AS_IT_WAS)
 
@@ -130,8 +130,8 @@ def test_it_can_be_read(tab: Page, view: Locator, pictures: Path, name: str) -> 
 
 
 def test_with_more_contrast_all_words_have_it(tab: Page, view: Locator) -> None:
-    """Seven to one, the level AAA of WCAG 2.2."""
-    assert view.evaluate(_FAINT), "as it is usually, some are fainter"
+    """Check the ratio of level AAA of WCAG 2.2."""
+    assert view.evaluate(_FAINT), "by default, some text has less contrast"
     tab.emulate_media(contrast="more")
     assert view.evaluate(_FAINT) == []
 
@@ -151,10 +151,12 @@ def test_tab_comes_to_every_control_and_shows_where_it_is(
         assert controls.evaluate(is_there, index), index
         focused = tab.evaluate_handle("() => document.activeElement").as_element()
         assert focused is not None
-        if index > 0:  # a script put it on the first
+        if index > 0:  # a script focused the first control
             assert focused.evaluate(_OUTLINED), focused.evaluate("element => element.outerHTML")
         tab.keyboard.press("Tab")
-    assert not view.evaluate("view => view.contains(document.activeElement)"), "nothing holds it"
+    assert not view.evaluate("view => view.contains(document.activeElement)"), (
+        "Tab does not leave the view"
+    )
 
 
 def test_lines_are_switched_by_keys(tab: Page, view: Locator) -> None:

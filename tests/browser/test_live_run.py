@@ -1,4 +1,4 @@
-"""A run of real engines in a real JupyterLab, as the person who started it sees it."""
+"""Run of real engines in a real JupyterLab, in the page that started it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CELLS = [
 
 @pytest.fixture(scope="module")
 def notebook(lab: Lab, window: BrowserContext) -> Iterator[Page]:
-    """A notebook whose two workers, which the panel has started, are ready and have the data."""
+    """Provide a notebook with data on two workers, which the panel started."""
     lab.write("run.ipynb", CELLS)
     page = window.new_page()
     lab.open(page, "run.ipynb")
@@ -73,7 +73,7 @@ def notebook(lab: Lab, window: BrowserContext) -> Iterator[Page]:
 
 @pytest.fixture(autouse=True)
 def nothing_runs_on(notebook: Page) -> Iterator[None]:
-    """A test that fails leaves no run to the next."""
+    """Interrupt the run of a failed test before the next test."""
     yield
     if is_busy(notebook):
         notebook.evaluate("() => window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
@@ -93,7 +93,7 @@ def status(view: Locator) -> str:
 
 
 def begin_endless(page: Page) -> Locator:
-    """The view of a run that is under way and has made steps."""
+    """Start an endless run and return its view after the first steps."""
     start(page, ENDLESS)
     shown = view(page, ENDLESS)
     figure(shown, "loss").wait_for()
@@ -114,17 +114,17 @@ def is_busy(page: Page) -> bool:
 
 
 def until_drawn_anew(page: Page, canvas: Locator) -> None:
-    """Wait until a chart has other pixels than now."""
+    """Wait until a chart shows other pixels than now."""
     before = canvas.evaluate(PIXELS)
 
     def is_other() -> bool:
         canvas.evaluate("element => element.scrollIntoView({block: 'center'})")
-        return bool(canvas.evaluate(PIXELS) != before)  # it draws while it is in sight
+        return bool(canvas.evaluate(PIXELS) != before)  # a chart is drawn only while it is visible
 
     until(page, is_other)
 
 
-@pytest.mark.full  # tests/telemetry/test_run_state.py has the figures
+@pytest.mark.full  # tests/telemetry/test_run_state.py tests the figures
 def test_what_was_planned_is_beside_what_is_measured(notebook: Page, pictures: Path) -> None:
     shown = begin_endless(notebook)
     table = shown.get_by_role("table", name="Planned and measured")
@@ -148,9 +148,11 @@ def test_the_chart_moves_while_the_cell_is_busy_and_stop_ends_the_run(notebook: 
     shown.locator("table", has_text="ms/step").locator("tbody tr").nth(1).wait_for()
     stop(notebook, shown)
     assert not notebook.locator(".jp-OutputArea-output[data-mime-type*=error]").count()
-    assert re.match(r"\d+ True", run(notebook, AFTER)), "the run is kept and the state goes on"
+    assert re.match(r"\d+ True", run(notebook, AFTER)), "the run is stored and the state is kept"
     run(notebook, SHORT)
-    view(notebook, SHORT).scroll_into_view_if_needed()  # what nobody sees is not drawn
+    view(
+        notebook, SHORT
+    ).scroll_into_view_if_needed()  # a chart outside the visible area is not drawn
     view(notebook, SHORT).locator(".nbdist-pill", has_text="finished").wait_for()
 
 
@@ -233,7 +235,7 @@ def test_nothing_stands_in_the_way_of_a_screen_reader(notebook: Page) -> None:
 def test_it_is_drawn_in_the_themes_colours_and_from_the_right(
     notebook: Page, theme: str, direction: str, pictures: Path
 ) -> None:
-    """The pictures are kept, to be looked at."""
+    """Save screenshots for review."""
     run(notebook, SHORT)
     change_theme(notebook, theme)
     notebook.evaluate("direction => { document.documentElement.dir = direction; }", direction)
@@ -255,13 +257,13 @@ def test_it_is_drawn_in_the_themes_colours_and_from_the_right(
 
 
 def brightness(colour: str) -> float:
-    """Of `rgb(…)`, 0 to 255."""
+    """Return the mean brightness of a colour `rgb(…)`, from 0 to 255."""
     return sum(map(float, re.findall(r"[\d.]+", colour)[:3])) / 3
 
 
 @pytest.fixture(scope="module")
 def saved(lab: Lab, notebook: Page) -> Path:
-    """The notebook with a finished run, as it was saved."""
+    """Save the notebook with a finished run and return its path."""
     run(notebook, SHORT)
     notebook.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
     notebook.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
@@ -283,7 +285,7 @@ def test_a_saved_notebook_shows_the_picture_where_the_run_is_gone(
 ) -> None:
     name = f"reopened-{trusted}.ipynb"
     read = nbformat.read(saved, as_version=4)
-    read.metadata.title = name  # a signature is that of the content, whatever the file's name
+    read.metadata.title = name  # a signature depends on the content and not on the file's name
     for output in read.cells[SHORT].outputs:
         if "data" in output:
             output.data["application/vnd.nbdist.run.v1+json"]["id"] = "20010101-000000-abcdef"
@@ -314,7 +316,7 @@ def test_a_page_made_of_it_shows_the_picture_offline(
 
 
 def test_the_panel_stops_the_cluster_by_a_cell_too(notebook: Page) -> None:
-    """The last test of the module: its cluster is gone afterwards."""
+    """Stop the module's cluster: this test must be the last."""
     cluster = open_panel(notebook).get_by_role("region", name="2 workers · JAX")
     cluster.get_by_role("button", name="Stop", exact=True).click()
     cluster.wait_for(state="detached")

@@ -1,4 +1,4 @@
-"""The run view in a real marimo, which has no Jupyter kernel and no magics."""
+"""Run view in a real marimo, which has neither a Jupyter kernel nor magics."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _(cluster, pathlib):
 
 @pytest.fixture
 def at(tmp_path: Path) -> Iterator[str]:
-    """The address of a notebook that waits to be run."""
+    """Serve a notebook that has not run yet, and provide its URL."""
     (tmp_path / "app.py").write_text(APP.replace("{end!r}", repr(str(tmp_path / "end"))))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -87,7 +87,7 @@ def open_when_it_answers(page: Page, at: str) -> None:
     raise AssertionError("the server does not answer")
 
 
-@pytest.mark.full  # views/run/test_live_display.py feeds the widget in `make test`
+@pytest.mark.full  # tests/views/run/test_live_display.py feeds the widget in `make test`
 def test_the_chart_moves_while_the_cell_runs_and_a_picture_stays(
     at: str, page: Page, tmp_path: Path
 ) -> None:

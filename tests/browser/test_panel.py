@@ -1,4 +1,4 @@
-"""The panel, the status bar and a run's tab, beside a cluster and runs that train nothing."""
+"""Panel, status bar and tab of a run, with a cluster without workers and runs without training."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def patience() -> None:
 
 @pytest.fixture(scope="module")
 def tab(lab: Lab, window: BrowserContext) -> Iterator[Page]:
-    """A page with the notebook, whose kernel can make clusters and runs up."""
+    """Open the notebook, whose kernel can write clusters and runs."""
     lab.write(NAME, CELLS)
     page = window.new_page()
     lab.open(page, NAME)
@@ -55,7 +55,7 @@ def tab(lab: Lab, window: BrowserContext) -> Iterator[Page]:
 
 @pytest.fixture
 def notebook(lab: Lab, tab: Page) -> Iterator[Page]:
-    """The page, the notebook as in the beginning, without a cluster, and the panel open."""
+    """Reset the notebook without a cluster, and open the panel."""
     errors: list[str] = []
 
     def note(error: object) -> None:
@@ -70,14 +70,14 @@ def notebook(lab: Lab, tab: Page) -> Iterator[Page]:
     tab.get_by_role("form", name="Start a cluster").wait_for()
     yield tab
     for kept in lab.server.runs.glob("*"):
-        StoredRun(kept).ask_to_stop()  # one may be under way
+        StoredRun(kept).ask_to_stop()  # a run may be active
     tab.unroute_all()
     tab.remove_listener("pageerror", note)
     assert not errors
 
 
 def command(page: Page, name: str, **arguments: object) -> None:
-    """Carry out a command of the front end."""
+    """Execute a command of the front end."""
     page.evaluate(
         "([name, args]) => { void window.jupyterapp.commands.execute(name, args); }",
         [name, arguments],
@@ -106,7 +106,7 @@ def test_one_socket_serves_all_that_show_a_run_and_none_what_nobody_looks_at(
     expect(notebook.get_by_role("button", name=rate)).to_be_visible()
     command(notebook, "nbdist:open-latest-run")
     notebook.locator(".nbdist-RunTab canvas").first.wait_for()
-    assert len(sockets) == 1  # of the output, the tab, the panel and the status bar together
+    assert len(sockets) == 1  # shared by the output, the tab, the panel and the status bar
     command(notebook, "application:close")
     notebook.wait_for_function("() => document.querySelector('.nbdist-RunTab') === null")
     if not sockets[0].is_closed():
@@ -118,7 +118,7 @@ def test_one_socket_serves_all_that_show_a_run_and_none_what_nobody_looks_at(
 def test_stop_is_for_the_run_under_way_and_not_for_the_last_one_heard_of(
     lab: Lab, notebook: Page
 ) -> None:
-    """The server is asked every other second; by then a run may be over, and the next there."""
+    """The page polls the server every 2 s. Meanwhile, one run may end and another one begin."""
     is_old, kept = False, dict[str, str]()
 
     def answer(route: Route) -> None:
@@ -151,7 +151,7 @@ def test_a_cluster_is_resized_by_cells_of_the_notebook(notebook: Page) -> None:
     form = panel.get_by_role("form", name="Start a cluster")
     form.get_by_label("Hosts").fill("0")
     form.get_by_role("button", name="Start").click()
-    assert sources(notebook) == CELLS  # a form that is not valid does nothing
+    assert sources(notebook) == CELLS  # an invalid form does nothing
     run(notebook, CLUSTER)
     change = panel.get_by_role("form", name="Change the cluster")
     change.get_by_label("Hosts").fill("2")
@@ -191,7 +191,7 @@ def test_everybody_can_read_the_panel(notebook: Page) -> None:
 
 @pytest.mark.full
 def test_in_a_notebook_7_whose_server_comes_back(tmp_path: Path, window: BrowserContext) -> None:
-    """It has no status bar, and one place for all."""
+    """Notebook 7 has no status bar, and shows one document at a time."""
     with Lab(tmp_path / "files", "notebook") as lab, window.new_page() as page:
         lab.write("run.ipynb", CELLS)
         lab.open(page, "run.ipynb")

@@ -1,6 +1,6 @@
-"""Tab with the placement of arrays, in a real JupyterLab beside real engines.
+"""Tab with the placement of arrays, in a real JupyterLab with real engines.
 
-In Notebook 7 the same from the files of a cluster without engines.
+The test in Notebook 7 uses the files of a cluster without engines.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ COUNT = "() => window.notebook.content.widgets.length"
 
 @pytest.fixture(scope="module")
 def notebook(lab: Lab, window: BrowserContext) -> Iterator[Page]:
-    """A notebook whose two workers have arrays that nobody has looked at."""
+    """Provide a notebook whose two workers contain arrays that no cell has shown yet."""
     expect.set_options(timeout=TIMEOUT_MS)
     lab.write("arrays.ipynb", CELLS)
     page = window.new_page()
@@ -67,7 +67,7 @@ def notebook(lab: Lab, window: BrowserContext) -> Iterator[Page]:
 
 @pytest.fixture(scope="module")
 def tab(notebook: Page) -> Locator:
-    """The tab beside its notebook, opened from the panel."""
+    """Open the tab from the panel and place it beside its notebook."""
     notebook.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-panel')")
     panel = notebook.get_by_role("region", name="nbdist clusters and runs")
     panel.get_by_role("button", name="Show array placement").click()
@@ -106,7 +106,7 @@ def test_the_form_asks_by_a_cell_of_the_notebook(notebook: Page, tab: Locator) -
     before = notebook.evaluate(COUNT)
     field.fill("   ")
     form.get_by_role("button", name="Show").click()
-    assert notebook.evaluate(COUNT) == before  # a form that is not valid does nothing
+    assert notebook.evaluate(COUNT) == before  # an invalid form does nothing
     field.fill(" scale  params ")
     form.get_by_role("button", name="Show").click()
     expect(tab).to_contain_text("Output of %dist_show scale params at")
@@ -117,7 +117,7 @@ def test_the_form_asks_by_a_cell_of_the_notebook(notebook: Page, tab: Locator) -
 def test_nothing_stands_in_the_way_of_a_screen_reader(
     notebook: Page, tab: Locator, pictures: Path
 ) -> None:
-    """The pictures are kept, to be looked at."""
+    """Save screenshots for review."""
     tab.locator("summary", has_text="layer_0").click()
     notebook.screenshot(path=pictures / "placement-tab.png")
     tab.screenshot(path=pictures / "placement-light.png")
@@ -140,7 +140,7 @@ def test_without_its_notebook_it_says_so_and_a_reload_brings_it_back(
 
 
 def test_without_its_cluster_it_says_so(lab: Lab, notebook: Page, tab: Locator) -> None:
-    """The last test of the module: its cluster is gone afterwards."""
+    """Stop the module's cluster: this test must be the last."""
     lab.end_kernels()
     expect(tab).to_contain_text("The cluster is not available")
     expect(tab).to_contain_text("layer_23")
@@ -148,7 +148,7 @@ def test_without_its_cluster_it_says_so(lab: Lab, notebook: Page, tab: Locator) 
     expect(tab).to_have_count(0)
 
 
-@pytest.mark.full  # server/test_placement.py has that nothing runs
+@pytest.mark.full  # tests/server/test_placement.py tests that no script runs
 def test_notebook_7_shows_it_beside_the_notebook_and_nothing_in_it_runs(
     lab: Lab, page: Page
 ) -> None:

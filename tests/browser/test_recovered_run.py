@@ -1,4 +1,4 @@
-"""A run that is recovered, in a tab of a JupyterLab: kept as a kernel keeps it, without workers."""
+"""Recovered run in a tab of a JupyterLab. It is recorded as in a kernel, but without workers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PART = """mark => {
 
 
 def begin(lab: Lab) -> LiveRun:
-    """A step cell on all ranks, before its first step."""
+    """Begin a step cell on all ranks, before its first step."""
     workers = [
         WorkerState(rank=rank, host=f"host{rank}", pid=4000 + rank, versions={}, devices=())
         for rank in range(RANKS)
@@ -75,7 +75,14 @@ def begin(lab: Lab) -> LiveRun:
 
 
 def report(run: LiveRun, first: int, last: int, began_s: float = 0.0) -> None:
-    """Steps of all ranks, the first of them begun then; what is heard reaches who watches."""
+    """Report steps of all ranks and flush them to the readers.
+
+    Args:
+        run: the run.
+        first: first step.
+        last: last step.
+        began_s: start of the first step, in seconds since the start of the run.
+    """
     step = np.arange(first, last + 1, dtype=float)
     time_s = began_s + STEP_S * (step - first + 1)
     for rank in range(RANKS):
@@ -94,7 +101,7 @@ def recover(run: LiveRun) -> None:
 
 @pytest.fixture(scope="module")
 def tab(lab: Lab, window: BrowserContext) -> Iterator[Page]:
-    """A JupyterLab without a notebook."""
+    """Open a JupyterLab without a notebook."""
     page = window.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -118,7 +125,7 @@ def show(page: Page, run: LiveRun) -> Locator:
 
 
 def table(page: Page, shown: Locator) -> list[list[str]]:
-    """The data of the chart: the head, and a row for each step."""
+    """Return the data of the chart: the heading, and a row for each step."""
     data = shown.locator("details", has=page.locator("table.nbdist-data")).first
     if data.get_attribute("open") is None:
         data.locator("summary").click()
@@ -132,7 +139,7 @@ def read(shown: Locator) -> list[list[str]]:
 
 
 def is_drawn_to(page: Page, shown: Locator, step: int) -> None:
-    """Wait until the chart and its words are of this step."""
+    """Wait until the chart and its label end with this step."""
     shown.get_by_role("img", name=re.compile(f"to step {step}\\.")).wait_for()
     until(page, lambda: table(page, shown)[-1][0] == f"step {step}", lambda: table(page, shown))
 
@@ -142,7 +149,7 @@ def steps(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def drawn(shown: Locator) -> str:
-    """What the lines look like."""
+    """Return the pixels of the chart."""
     pixels: str = shown.get_by_role("img", name="Chart of loss").locator("canvas").evaluate(PIXELS)
     return pixels
 
@@ -191,7 +198,7 @@ def test_a_run_is_watched_while_it_is_healed(lab: Lab, tab: Page) -> None:
 
 @pytest.fixture(scope="module")
 def shown(lab: Lab, tab: Page) -> Locator:
-    """A run that was recovered and has ended."""
+    """Show a recovered run that has ended."""
     run = begin(lab)
     report(run, 1, DIED)
     recover(run)

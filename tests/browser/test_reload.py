@@ -1,4 +1,4 @@
-"""A page that is reloaded while a cell runs: the kernel's answers go to a page that is gone."""
+"""Reload of a page while a cell runs. The kernel sends its output to the closed page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page, Route, WebSocketRoute
 
 NAME = "reload.ipynb"
-BROKEN = 3000  # a code that means nothing to us, as that of a broken connection
+BROKEN = 3000  # a code without a meaning for nbdist, like that of a broken connection
 SETUP = """%%dist_run
 import pathlib, time
 import numpy as np, jax, jax.numpy as jnp
@@ -74,13 +74,13 @@ def front(lab: Lab) -> Lab:
 
 @pytest.fixture(scope="module")
 def end(front: Lab) -> Path:
-    """Once this file is there, cells that wait for it end."""
+    """Return the path of a file that ends the waiting cells."""
     return front.server.home / "end"
 
 
 @pytest.fixture(scope="module")
 def tab(front: Lab, window: BrowserContext, end: Path) -> Iterator[Page]:
-    """A page with the notebook, whose two workers are ready."""
+    """Open the notebook with two ready workers."""
     front.write(NAME, cells(end))
     page = window.new_page()
     front.open(page, NAME)
@@ -92,7 +92,7 @@ def tab(front: Lab, window: BrowserContext, end: Path) -> Iterator[Page]:
 
 @pytest.fixture
 def shown(front: Lab, tab: Page, end: Path) -> Iterator[Page]:
-    """The page, with nothing but the cells in the notebook, none of which runs."""
+    """Reset the notebook to cells without outputs, none of which runs."""
     end.unlink(missing_ok=True)
     end.with_name("report").unlink(missing_ok=True)
     front.write(NAME, cells(end))
@@ -108,13 +108,13 @@ def outputs(page: Page, index: int) -> list[dict[str, object]]:
 
 
 def text(page: Page, index: int) -> str:
-    """What the cell's outputs hold as text."""
+    """Return the text of the cell's outputs."""
     streams = [o for o in outputs(page, index) if o["output_type"] == "stream"]
     return "".join(str(stream["text"]) for stream in streams)
 
 
 def lines(page: Page, index: int) -> list[int]:
-    """The numbers of the lines that the cell has printed."""
+    """Return the numbers of the lines that the cell has printed."""
     return [int(number) for number in re.findall(r"line (\d+)$", text(page, index), re.MULTILINE)]
 
 
@@ -127,7 +127,7 @@ def wait_for_lines(page: Page, index: int, last: int) -> None:
 
 
 def be_away(page: Page, lab: Lab) -> None:
-    """Leave the page until the run has shown more."""
+    """Leave the page until the run has written more text."""
     file = max(lab.server.runs.glob("*/shown.txt"), key=lambda path: path.stat().st_mtime)
     page.goto("about:blank")
     before = file.stat().st_size
@@ -135,7 +135,7 @@ def be_away(page: Page, lab: Lab) -> None:
 
 
 def reload_in_mid_run(page: Page, lab: Lab, index: int) -> None:
-    """Leave the page once the cell has said something, come back, and see it say more."""
+    """Leave the page after the cell has printed text, return, and wait until it prints more."""
     wait_for_lines(page, index, 5)
     be_away(page, lab)
     lab.show(page, NAME)
@@ -143,7 +143,7 @@ def reload_in_mid_run(page: Page, lab: Lab, index: int) -> None:
 
 
 def saved(page: Page, lab: Lab, index: int) -> list[nbformat.NotebookNode]:
-    """The cell's outputs as they are in the notebook's file."""
+    """Save the notebook and return the cell's outputs in its file."""
     page.evaluate(_SAVE)
     read = nbformat.read(lab.server.home / NAME, as_version=4)
     found: list[nbformat.NotebookNode] = read.cells[index].outputs
@@ -184,14 +184,14 @@ def test_the_chart_and_the_text_come_back_and_are_saved(
 
 
 def check_picture(page: Page, lab: Lab, index: int) -> None:
-    """One output is the run's, as it ended, for every front end."""
+    """Check that one output contains the ended run, for every front end."""
     page.wait_for_function(_HAS_PICTURE, arg=index)
     (data,) = [o.data for o in saved(page, lab, index) if o.output_type == "display_data"]
     assert set(data) == {RUN_MIME, "image/png", "text/plain"}
     assert data[RUN_MIME]["over"]
 
 
-@pytest.mark.full  # test_live_run.py stops one, and the first test here brings one back
+@pytest.mark.full  # test_live_run.py tests Stop, and the first test here a restored chart
 def test_stop_works_in_what_came_back(front: Lab, shown: Page) -> None:
     start(shown, STEPS)
     view(shown, STEPS).get_by_role("img").first.wait_for()
@@ -204,7 +204,7 @@ def test_stop_works_in_what_came_back(front: Lab, shown: Page) -> None:
     check_picture(shown, front, STEPS)
 
 
-@pytest.mark.full  # text comes back in the first test too
+@pytest.mark.full  # the first test restores text too
 def test_a_cell_that_only_prints_shows_all_it_said_and_its_error(
     front: Lab, shown: Page, end: Path
 ) -> None:
@@ -246,7 +246,7 @@ def test_a_run_that_was_queued_is_shown_too(front: Lab, shown: Page, end: Path) 
     check_picture(shown, front, STEPS)
 
 
-@pytest.mark.full  # server/test_server.py goes on from a place
+@pytest.mark.full  # tests/server/test_server.py tests text from a position
 def test_text_goes_on_where_the_connection_broke(front: Lab, shown: Page, end: Path) -> None:
     sockets: list[WebSocketRoute] = []
 
@@ -291,7 +291,7 @@ def test_two_pages_show_it_once_each(
 def test_a_run_that_ends_before_the_server_answers_has_its_picture(
     front: Lab, shown: Page, end: Path
 ) -> None:
-    """Held back is the first list of runs, on which the page waits to know of the run."""
+    """Delay the first list of runs, without which the page does not know the run."""
     held: list[Route] = []
 
     def hold(route: Route) -> None:
@@ -314,7 +314,7 @@ def test_a_run_that_ends_before_the_server_answers_has_its_picture(
 
 @pytest.mark.full
 def test_a_run_that_is_over_but_for_its_picture_has_it(front: Lab, shown: Page, end: Path) -> None:
-    """What the server answers while the kernel draws: a run that is over is still the kernel's."""
+    """The server already lists the run as finished while the kernel still draws its picture."""
 
     def answer(route: Route) -> None:
         runs = route.fetch().json()

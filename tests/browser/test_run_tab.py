@@ -1,4 +1,4 @@
-"""Runs that are no cell's, in a tab of a real JupyterLab: long ones, odd ones, those that go."""
+"""Runs without a cell, in a tab of a real JupyterLab: long, unusual, lost and deleted ones."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ COLUMNS = Columns(measures=("step_s",), own=("loss",))
 POINTS = 1_000_000
 POINT_BYTES = 8 * len(COLUMNS.names)
 FULL_BYTES = POINTS * POINT_BYTES / 6
-"""What the page may hold more once its bins are full: far less than the points themselves take."""
+"""Limit for the page's growth until its bins are full. All points would need six times as much."""
 FLAT_BYTES = POINTS * POINT_BYTES / 24
-"""And from then on: none, but for what a page takes and leaves as it goes."""
+"""Limit for the growth with full bins, which leaves room for temporary objects only."""
 
 OUTSIDE = {37: 9.0}
-"""The first loss of the ranks that are far from the others."""
+"""First loss of the ranks that differ strongly from the others."""
 SETTLES = """([id, ms]) => Promise.race([
   window.jupyterapp.commands.execute('nbdist:stop-run', {id}).then(() => true),
   new Promise(resolve => setTimeout(() => resolve(false), ms)),
@@ -41,7 +41,7 @@ CELLS = "table => [...table.rows].map(row => [...row.cells].map(cell => cell.tex
 
 @pytest.fixture(scope="module")
 def tab(lab: Lab, window: BrowserContext) -> Iterator[Page]:
-    """A JupyterLab without a notebook."""
+    """Open a JupyterLab without a notebook."""
     page = window.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -61,7 +61,7 @@ def show(page: Page, run: str) -> Locator:
 
 
 def steps(first: int, last: int, rank: int = 0, loss: float = 1) -> Rows:
-    """Steps `first` to `last`, of which each took a hundredth of a second; `loss` is the first."""
+    """Return steps `first` to `last` of 0.01 s each. `loss` is the loss of step 1."""
     step = np.arange(first, last + 1, dtype=float)
     values = np.column_stack(
         [
@@ -82,12 +82,12 @@ def end(run: RunDirectory) -> None:
 
 
 def said(shown: Locator) -> str:
-    """What the first chart is for those who do not see it."""
+    """Return the accessible label of the first chart."""
     return shown.get_by_role("img").first.get_attribute("aria-label") or ""
 
 
 def table(shown: Locator) -> list[list[str]]:
-    """The data of the first chart, as its table says it: the head, and a row for each place."""
+    """Return the data table of the first chart: the heading, and a row for each position."""
     read: list[list[str]] = shown.locator("table.nbdist-data").first.evaluate(CELLS)
     return read
 
@@ -98,13 +98,13 @@ def open_table(page: Page, shown: Locator) -> None:
 
 
 def ends(shown: Locator) -> tuple[int, int]:
-    """The first and the last step of what is shown."""
+    """Return the first and the last step in the data table."""
     rows = table(shown)
     return int(rows[1][0].split()[1]), int(rows[-1][0].split()[1])
 
 
 def held_bytes(page: Page) -> float:
-    """What the page's script holds after a collection: objects, and what typed arrays keep."""
+    """Return the bytes of objects and typed arrays of the page after a garbage collection."""
     session = page.context.new_cdp_session(page)
     session.send("HeapProfiler.collectGarbage")
     usage = session.send("Runtime.getHeapUsage")
@@ -114,7 +114,7 @@ def held_bytes(page: Page) -> float:
 
 
 def take_steps(run: RunDirectory, first: int, last: int) -> None:
-    """Report in messages of many steps each."""
+    """Report the steps in messages of up to 100,000 steps."""
     for begin in range(first, last + 1, 100_000):
         run.take(steps(begin, min(begin + 99_999, last)))
         run.flush()
@@ -138,7 +138,7 @@ def test_the_memory_of_the_page_stays_flat_over_a_million_points(lab: Lab, tab: 
 
 @pytest.fixture
 def chart(lab: Lab, tab: Page) -> Locator:
-    """A finished run of 200 steps, the table of its loss open."""
+    """Show a finished run of 200 steps with the data table of its loss."""
     run = new_run(lab.server.runs)
     run.take(steps(1, 200))
     run.flush()
@@ -179,7 +179,7 @@ def test_a_drag_zooms_and_with_shift_it_pans(tab: Page, chart: Locator) -> None:
 
 
 def drag(page: Page, plot: Locator, start: float, stop: float) -> None:
-    """From one part of the plot's width to another."""
+    """Drag from one fraction of the plot's width to another."""
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
     assert box is not None
@@ -191,12 +191,12 @@ def drag(page: Page, plot: Locator, start: float, stop: float) -> None:
 
 
 def is_near(found: tuple[int, int], wanted: tuple[int, int]) -> bool:
-    """Of steps: a column beyond either end is drawn too."""
+    """Compare steps with a tolerance, because the chart includes a column beyond either end."""
     return all(abs(a - b) <= 5 for a, b in zip(found, wanted, strict=True))
 
 
 def test_metrics_that_are_odd_are_shown_as_far_as_they_go(lab: Lab, tab: Page) -> None:
-    """Not a number, infinite, only on one rank, late, under another name; a clock that jumps."""
+    """NaN, infinity, a metric of one rank, late and renamed metrics, and a jump of the clock."""
     run = new_run(lab.server.runs)
     own = Columns(own=("loss",))
     run.take(rows([[0, 1, 1, 5.0, np.nan], [0, 1, 2, 1.0, np.inf], [0, 1, 3, 900.0, 2.0]], own))
@@ -234,7 +234,7 @@ def test_of_a_kernel_that_died_it_says_so_and_shows_what_there_is(lab: Lab, tab:
     shown.locator(".nbdist-pill", has_text="lost").wait_for()
     assert "from step 1 to step 50" in said(shown)
     assert shown.get_by_role("button", name="Stop").count() == 0
-    shown.get_by_text("unknown").nth(1).wait_for()  # of both ranks, which ran
+    shown.get_by_text("unknown").nth(1).wait_for()  # for both ranks, which were running
 
 
 def test_of_a_run_that_is_deleted_what_was_seen_stays(lab: Lab, tab: Page) -> None:
@@ -259,7 +259,7 @@ def test_of_many_workers_bands_and_those_outside_of_them_are_shown(lab: Lab, tab
     until(tab, lambda: "Outliers: rank 37." in said(shown), lambda: said(shown))
     assert "100 ranks" in said(shown)
     assert shown.get_by_role("button", name=re.compile(r"^rank \d+")).count() == len(OUTSIDE)
-    assert shown.get_by_role("img").count() >= 2, "the bands, and the map of all ranks"
+    assert shown.get_by_role("img").count() >= 2, "the bands and the map of all ranks"
     end(run)
 
 
@@ -280,7 +280,7 @@ def test_stop_of_a_run_that_is_over_and_still_shown_settles(lab: Lab, tab: Page)
 
 @pytest.mark.full
 def test_a_run_that_does_not_stop_can_be_canceled(lab: Lab, tab: Page) -> None:
-    """Its step never ends: the second Stop is another word on the same button."""
+    """The step of the run never ends. The button changes from Stop to Cancel step."""
     run = new_run(lab.server.runs, stoppable=True)
     run.take(steps(1, 30))
     run.update(status="stopping")

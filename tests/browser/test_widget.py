@@ -1,4 +1,4 @@
-"""The widget, in a JupyterLab that has not our extension."""
+"""Widget in a JupyterLab without the extension of nbdist."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.full  # in `make test`, `views/run/test_live_display.py` feeds the widget
+pytestmark = (
+    pytest.mark.full
+)  # in `make test`, `tests/views/run/test_live_display.py` feeds the widget
 WIDGET = "application/vnd.jupyter.widget-view+json"
 TIMEOUT_S = 30
 GO_ON = "go-on"
 CELLS = [
     "%load_ext nbdist\n%dist_start 2 --framework jax",
-    # Ten steps, then one for each that the test allows, then the end.
+    # Makes ten steps, then waits for the file before the other steps.
     f"""%%dist_run -o run
 import pathlib, time
 for step in range(1, 400):
@@ -44,7 +46,7 @@ RUNS = """() => window.jupyterapp.shell.currentWidget.content.widgets[1]
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, Lab]]:
-    """A notebook in a Lab that has the widgets' extension instead of ours."""
+    """Open a notebook in a JupyterLab that has only the extension of ipywidgets."""
     folder = tmp_path_factory.mktemp("lab")
     (folder / "config" / "labconfig").mkdir(parents=True)
     settings = folder / "config" / "labconfig" / "page_config.json"
@@ -62,7 +64,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, Lab]]
 
 
 def step(page: Page) -> int:
-    """As the view says it; 0 where it says none."""
+    """Return the step that the view shows. 0 if it shows none."""
     text = page.locator(".nbdist-run .nbdist-figures").inner_text()
     found = re.search(r"step\s+([\d,]+)", text, re.IGNORECASE)
     return int(found[1].replace(",", "")) if found else 0
@@ -78,7 +80,7 @@ def await_step(page: Page, wanted: int) -> None:
 def test_the_chart_moves_while_the_cell_runs_and_a_picture_stays(
     page: tuple[Page, Lab], pictures: Path
 ) -> None:
-    """The pictures are kept, to be looked at."""
+    """Save screenshots for review."""
     tab, lab = page
     browsers.start(tab, 1)
     expect(tab.locator(".nbdist-run")).to_be_visible()
