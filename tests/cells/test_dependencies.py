@@ -1,4 +1,4 @@
-"""Which cells are done again, read from their names."""
+"""Selection of the cells to replay, from the names that they read and bind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of a cell: one definition, from typed text or keywords."""
+"""Options of a cell, from typed text or keywords. Both use the same definition."""
 
 from __future__ import annotations
 

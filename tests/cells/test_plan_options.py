@@ -1,4 +1,4 @@
-"""What was typed of a plan."""
+"""Options of a plan as typed text."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ def step(body: str, *, carries: bool = True) -> StepProgram:
 
 
 def call(program: StepProgram, batch: object, **namespace: object) -> Any:
-    """Run the rewritten step once; carried names are its parameters."""
+    """Run the rewritten step once, with the carried names as parameters."""
     head = f"def step({', '.join((*program.carried, 'batch'))}):\n"
     scope = dict(namespace)
     exec(head + program.body, scope)
     return scope["step"](*(namespace[name] for name in program.carried), batch)  # type: ignore[operator]
 
 
-# What is read and carried.
+# Names that a step reads and carries.
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_reads_know_their_line() -> None:
     assert step("x = 1\nloss = f(x)").reads == {"f": 3}
 
 
-# What comes of it.
+# Results of a step.
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_the_mirrored_strategy_carries_no_plain_names() -> None:
         step("n = n + 1\nloss = n", carries=False)
 
 
-# Against Python itself.
+# Comparison with Python itself.
 
 NAMES = st.sampled_from("abcd")
 SIMPLE = st.one_of(
@@ -276,7 +276,7 @@ STATEMENTS = st.recursive(
 
 
 class Recording(dict[str, object]):
-    """A namespace that notes which names are read before they are bound, and which are bound."""
+    """A namespace that records the names that are bound, and those that are read before."""
 
     def __init__(self) -> None:
         super().__init__(__builtins__=builtins, nullcontext=nullcontext)
@@ -302,7 +302,7 @@ def test_the_reading_covers_what_python_reads_and_binds(source: str) -> None:
     ran = Recording()
     try:
         exec(compile(source, "<cell>", "exec"), ran)
-    except NameError:  # the name of a handler is gone after it
+    except NameError:  # Python deletes the name of a handler after it
         return
     assert ran.read <= names.read.keys()
     assert ran.bound <= names.bound.keys()

@@ -1,4 +1,4 @@
-"""A module that a user has imported at Python's start, say, and that leaves JAX with a backend."""
+"""Module that creates a JAX backend at its import, like one that Python loads at startup."""
 
 import jax
 

@@ -1,4 +1,4 @@
-"""What is said after cancelled collectives were restored."""
+"""Messages after nbdist restored cancelled collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ipyparallel's own traps, each with the cure that is leant on."""
+"""Known problems of ipyparallel, each with the workaround that nbdist relies on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-FREEZE_S = 7.0  # longer than the 5 s for which an engine waits by default
+FREEZE_S = 7.0  # longer than the 5 s that an engine waits by default
 
 
 def new_engines(folder: Path, hosts: int) -> Engines:
@@ -34,7 +34,7 @@ def new_engines(folder: Path, hosts: int) -> Engines:
 
 
 def bring_up(folder: Path, *, freeze: bool) -> list[int]:
-    """Start one engine; with `freeze`, the controller answers nothing for a while meanwhile."""
+    """Start one engine. With `freeze`, the controller does not respond for `FREEZE_S` seconds."""
     engines = new_engines(folder, hosts=1)
     try:
         engines.controller.start()
@@ -88,7 +88,7 @@ def test_a_rank_keeps_its_number_whatever_its_engine_is_called(
     try:
         engines.controller.start()
         engines.await_imports()
-        for _ in range(3):  # restarts give new ids
+        for _ in range(3):  # restarts assign new ids
             engines.launch()
             engines.connect()
             assert engines.apply(os.getenv, "NBDIST_RANK") == ["0", "1"]
@@ -102,7 +102,10 @@ def test_a_rank_keeps_its_number_whatever_its_engine_is_called(
 def test_an_engine_that_dies_before_it_says_its_place_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has registered, and is asked: only its death says that there will be no answer."""
+    """The engine has registered and received the request for its rank.
+
+    It dies before it responds.
+    """
     engines = new_engines(tmp_path, hosts=2)
     ask, wait = engines._ask_places, engines._await
 

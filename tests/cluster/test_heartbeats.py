@@ -1,4 +1,4 @@
-"""What is known of ranks from what they say, and when."""
+"""Silence and hangs of ranks, from the times of their messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Lets seconds pass."""
+    """Return a function that advances the clock by seconds."""
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
 
@@ -32,7 +32,7 @@ def beat(rank: int, step: int, tested: int = 0) -> Beat:
 
 
 def stepping(passes: Callable[[float], None], step_s: float, **options: float) -> Vitals:
-    """Two ranks that have made ten steps."""
+    """Return the state of two ranks that have completed ten steps."""
     vitals = Vitals([0, 1], **options)
     vitals.begin_steps()
     for step in range(1, 11):

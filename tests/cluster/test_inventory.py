@@ -1,4 +1,4 @@
-"""Hosts as they are typed, and as files list them."""
+"""Hosts from typed text and from inventory files."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_host_as_it_is_typed(word: str, host: Host) -> None:
 def test_what_is_typed_wrongly_is_named(
     words: list[str], number: int | None, says: str | None
 ) -> None:
-    if says is None:  # a name that a host may have
+    if says is None:  # a valid name of a host
         assert inventory.choose(words, number) == (Host(name=words[0]),)
         return
     with pytest.raises(UsageError, match=says):

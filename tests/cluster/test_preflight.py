@@ -1,6 +1,6 @@
-"""What is found before the first step: real troubles of real hosts, and rules on facts of others.
+"""Preflight checks: problems of real hosts, and rules on made-up facts of hosts.
 
-Clocks, drivers and GPUs of these hosts cannot be changed: their rules are shown on facts.
+Tests cannot change the clocks, drivers and GPUs of the hosts, so made-up facts replace them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def cluster(hosts: Hosts) -> Iterator[nbdist.Cluster]:
 
 
 def troubles(cluster: nbdist.Cluster, **looked_at: str) -> tuple[Trouble, ...]:
-    """All but slow links, which all are on a busy machine."""
+    """Return the problems except slow links, because all links of a busy machine are slow."""
     examination = cluster.examine(**looked_at).examination
     assert examination.seconds < BOUND_S
     return tuple(trouble for trouble in examination.troubles if not is_slow(trouble))
@@ -75,7 +75,7 @@ def test_hosts_that_are_well(cluster: nbdist.Cluster, hosts: Hosts, tmp_path: Pa
         assert sum(reach.bytes_per_s > 1e6 for reach in reached) == 1
     assert "✓ no problems" in picture.lines()
     assert "no problems" in picture.html()
-    assert list(tmp_path.glob("new/.*")) == [], "no mark is left"
+    assert list(tmp_path.glob("new/.*")) == [], "the check left a file behind"
     lines = cluster.hosts().lines()
     assert all(host.address in line for host, line in zip(hosts.each, lines[3:], strict=True))
     assert "ssh, responds in" in lines[-1]
@@ -83,7 +83,7 @@ def test_hosts_that_are_well(cluster: nbdist.Cluster, hosts: Hosts, tmp_path: Pa
 
 @needs_hosts
 def test_hosts_that_do_not_reach_each_other(cluster: nbdist.Cluster, hosts: Hosts) -> None:
-    """TensorFlow's chief would wait for more than a minute."""
+    """Without the check, TensorFlow's chief would wait for more than a minute."""
     for host in hosts.each[:2]:
         host.wall_off(on=True)
     try:
@@ -145,7 +145,7 @@ def test_a_folder_that_cannot_be_written_to(cluster: nbdist.Cluster) -> None:
 
 @needs_hosts
 def test_gpus_as_their_driver_tells(hosts: Hosts, tmp_path: Path) -> None:
-    """A program in the driver's place answers: these hosts have no GPU."""
+    """A program replaces nvidia-smi, because these hosts have no GPU."""
     program = tmp_path / "nvidia-smi"
     program.write_text(
         '#!/bin/sh\ncase "$*" in *driver*)\n'
@@ -189,7 +189,7 @@ def test_the_magic_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None
         nbdist.unload_ipython_extension(shell)
 
 
-# Rules, on facts.
+# Rules on made-up facts.
 
 
 def facts(rank: int, **changes: object) -> HostFacts:
@@ -217,7 +217,7 @@ def found(
     skew_s: dict[int, float] | None = None,
     request: ClusterRequest | None = None,
 ) -> list[str]:
-    """Each trouble: `fatal` or `minor`, where, and what."""
+    """Return each problem as `fatal` or `minor`, its hosts and its description."""
     there = addresses or tuple(f"10.0.0.{one.rank}" for one in ones)
     asked = request or ClusterRequest((Host(),) * len(ones), ("jax",))
     troubles = diagnosis.find(ones, there, reaches or {}, skew_s or {}, asked)
@@ -241,7 +241,7 @@ def test_versions_that_differ() -> None:
     patch = {"python": "3.11.9", "nbdist": "1", "jax": "0.10.2"}
     assert found(facts(0), facts(1, versions=patch)) == []
     beside = facts(0).versions | {"tensorflow": "2.21.0"}
-    assert found(facts(0), facts(1, versions=beside)) == [], "nobody asked for it"
+    assert found(facts(0), facts(1, versions=beside)) == [], "TensorFlow was not requested"
     none = {"python": "3.11.7", "nbdist": "1"}
     assert found(facts(0), facts(1, versions=none)) == [
         "fatal gpu1: jax differs: gpu0: 0.10.2; gpu1: none"

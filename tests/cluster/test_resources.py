@@ -81,7 +81,7 @@ def test_gpus_by_number_for_each() -> None:
 
 
 def test_gpus_are_found_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in program answers: the machines that test this have no GPU."""
+    """A program replaces nvidia-smi, because test machines have no GPU."""
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 0\necho 1\necho 2\necho 3\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)

@@ -24,7 +24,7 @@ def test_equal_lists_are_paired_by_position() -> None:
 
 
 def test_a_variable_of_one_rank_alone_has_no_partner() -> None:
-    """Whether it is the last one, or in between others."""
+    """Check an additional variable at the end and one between others."""
     known = [seen("kernel", 1), seen("bias", 2), seen("kernel", 3)]
     assert pair(known, known[:2]) == {0: 0, 1: 1}
     assert pair(known, [known[0], known[2]]) == {0: 0, 2: 1}
@@ -32,7 +32,7 @@ def test_a_variable_of_one_rank_alone_has_no_partner() -> None:
 
 
 def test_variables_of_a_kind_are_not_paired_by_guess() -> None:
-    """The other rank has dropped one of the two, and the value of the other one differs."""
+    """The other rank has deleted one of two variables. The value of its remaining one differs."""
     assert pair([seen("kernel", 1), seen("kernel", 2)], [seen("kernel", 3)]) == {}
 
 

@@ -1,4 +1,4 @@
-"""Fork server: its children end with it, however it ends."""
+"""Fork server. Its children end with it in every case."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLEEPER = "tests.cluster.forkserver.test_server:sleep"
 
 
 def sleep(args: dict[str, float], announce: object) -> None:
-    """Runs in a child of the fork server."""
+    """Announce the environment and sleep, in a child of the fork server."""
     import time
 
     announce({"event": "hello", "variable": os.environ.get("SAID", "")})  # type: ignore[operator]
@@ -38,7 +38,7 @@ def sleep(args: dict[str, float], announce: object) -> None:
 
 
 def collections(args: dict[str, float], announce: object) -> None:
-    """Runs in a child of the fork server."""
+    """Announce the counts of objects, in a child of the fork server."""
     counts = {"frozen": gc.get_freeze_count(), "looked_through": len(gc.get_objects())}
     announce({"event": "counts", **counts})  # type: ignore[operator]
 
@@ -70,7 +70,7 @@ def start_sleeper(seed: ForkServerProcess, name: str = "one", seconds: float = 6
 def test_signals_do_not_wait_for_what_is_imported_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a cell has come to use takes seconds; an interrupt waited for it, and was given up."""
+    """Preload a module that takes long, and interrupt a child meanwhile."""
     late = tmp_path / "late.py"
     late.write_text(
         "import pathlib, time\n"
@@ -97,7 +97,7 @@ def test_a_child_leads_a_session_of_its_own_and_has_its_own_log(seed: ForkServer
 
 
 def test_a_childs_collections_leave_out_what_the_seed_has_imported(tmp_path: Path) -> None:
-    """They would take 0.3 s with TensorFlow, and a copy of all memory that holds its objects."""
+    """With TensorFlow, such a collection would take 0.3 s and copy the memory of all objects."""
     with contextlib.closing(start(tmp_path, module=__name__)) as seed:
         mark = seed.state.count()
         seed.spawn("one", f"{__name__}:collections", {}, {})
@@ -149,7 +149,7 @@ def test_an_owner_that_died_has_a_successor_who_is_told_what_runs(tmp_path: Path
     child = start_sleeper(first)
     with pytest.raises(OwnedError, match=f"pid {os.getpid()}"):
         ForkServerProcess.take_over(tmp_path, KERNEL)
-    first.leave()  # as when its process is killed
+    first.leave()  # same effect as the end of the owner's process
     second = ForkServerProcess.take_over(tmp_path, KERNEL)
     assert second.state.pids() == {"one": child}
     assert "json" in second.state.versions
@@ -157,7 +157,7 @@ def test_an_owner_that_died_has_a_successor_who_is_told_what_runs(tmp_path: Path
     second.signal("one", signal.SIGKILL)
     assert second.wait_event("exited", 10, since=mark)["pid"] == child
     second.close()
-    first._process.poll()  # it is a child of this process
+    first._process.poll()  # reap the fork server, which is a child of this process
     with pytest.raises(StartError, match="no fork server runs"):
         ForkServerProcess.take_over(tmp_path, KERNEL)
 
@@ -192,7 +192,7 @@ time.sleep(600)
 
 
 def test_an_owner_is_missed_whatever_it_has_forked(tmp_path: Path) -> None:
-    """A child of the kernel's holds its descriptors too."""
+    """A forked child of the kernel also holds the kernel's descriptors."""
     program = [sys.executable, "-c", FORKING, str(tmp_path / "cluster")]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
@@ -232,7 +232,7 @@ def test_what_modules_print_on_import_does_not_disturb(tmp_path: Path) -> None:
 
 @pytest.mark.full  # test_reattach.py kills a kernel
 def test_a_killed_owner_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """kill -9 of the notebook's kernel: fork server, engines and controller end by themselves."""
+    """After kill -9 of the notebook's kernel, fork server, engines and controller end."""
     monkeypatch.setenv("NBDIST_RETURN_GRACE_S", "1")
     program = textwrap.dedent("""
         import nbdist, json, time
@@ -256,7 +256,7 @@ def test_a_killed_owner_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_a_runtime_has_begun_children_begin_from_nothing(tmp_path: Path) -> None:
-    """What is forked from a process with a backend of JAX's hangs."""
+    """A process that is forked from one with a JAX backend would hang."""
     with contextlib.closing(start(tmp_path, module="tests.cluster.jax_at_startup")) as seed:
         seed.wait_event("ready", 60)
         pid = start_sleeper(seed)
@@ -272,7 +272,7 @@ def test_where_a_runtime_has_begun_children_begin_from_nothing(tmp_path: Path) -
         assert repeat_until(lambda: is_gone(other), 10)
 
 
-@pytest.mark.full  # the children are those above
+@pytest.mark.full  # the test above covers the children
 def test_a_cluster_whose_seed_may_not_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nif 'nbdist.cluster.forkserver.server' in sys.orig_argv:\n"

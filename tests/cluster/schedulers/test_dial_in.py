@@ -1,4 +1,4 @@
-"""A host that calls: whom it obeys, and whom the notebook's machine listens to."""
+"""Hosts that dial in: which connections and orders host and notebook accept."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ FOREIGN = (
     "/tmp/nbdist-abc-1/a/b",
     "/tmp/nbdist-abd-1/x",
 )
-"""Sockets that are not in a folder of the cluster's."""
+"""Paths of sockets outside the folders of the cluster."""
 
 
 @pytest.fixture
 def keys() -> tuple[asyncssh.SSHKey, asyncssh.SSHKey]:
-    """Of the host, and of who may give it orders."""
+    """Return the keys of the host and of the owner that may give it orders."""
     return asyncssh.generate_private_key("ssh-ed25519"), asyncssh.generate_private_key(
         "ssh-ed25519"
     )
@@ -48,7 +48,7 @@ def ordered(
     order: Callable[[asyncssh.SSHClientConnection], Awaitable[None]],
     key: asyncssh.SSHKey | None = None,
 ) -> list[BaseException]:
-    """Have a host call, and give it an order; returns why connections were not made."""
+    """Let a host dial in and give it an order. Returns the errors of failed connections."""
     host, owner = keys
     faults: list[BaseException] = []
 
@@ -59,7 +59,7 @@ def ordered(
             try:
                 await order(connection)
                 over.set_result(None)
-            except BaseException as error:  # noqa: BLE001 - it is what the test sees
+            except BaseException as error:  # noqa: BLE001 - the test raises it
                 over.set_exception(error)
 
         def fail(_connection: object, error: BaseException) -> None:
@@ -145,7 +145,7 @@ def test_it_obeys_nobody_else(
     tmp_path: Path, keys: tuple[asyncssh.SSHKey, asyncssh.SSHKey]
 ) -> None:
     async def order(connection: asyncssh.SSHClientConnection) -> None:
-        raise AssertionError("it let a stranger in")
+        raise AssertionError("the host accepted an unknown key")
 
     (fault,) = ordered(tmp_path, keys, order, asyncssh.generate_private_key("ssh-ed25519"))
     assert isinstance(fault, asyncssh.PermissionDenied)
@@ -216,7 +216,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[nbdist.Cluster]:
 def test_who_calls_in_the_place_of_a_host(
     tmp_path: Path, cluster: nbdist.Cluster, *, has_key: bool
 ) -> None:
-    """Without the key of the hosts it is told nothing; with it, it has to be part of a job."""
+    """A stranger without the hosts' key receives no response.
+
+    One with the key must belong to a job.
+    """
     (file,) = cluster._folder.glob("job-*.json")
     assert file.stat().st_mode & 0o777 == 0o600
     calling = msgspec.json.decode(file.read_bytes(), type=DialInTicket)
@@ -228,9 +231,11 @@ def test_who_calls_in_the_place_of_a_host(
     process = subprocess.Popen(program, stderr=subprocess.PIPE)
     try:
         if has_key:
-            assert process.wait(BOUND_S) == 0, "it was told to go"
+            assert process.wait(BOUND_S) == 0, "the notebook did not dismiss it"
         else:
-            assert not repeat_until(lambda: process.poll() is not None, 3), "it is told nothing"
+            assert not repeat_until(lambda: process.poll() is not None, 3), (
+                "the notebook responded to it"
+            )
         assert cluster.run("rank").results == {0: "0"}
     finally:
         process.kill()
