@@ -1,4 +1,4 @@
-"""What one process has begun to keep, and another one goes on with."""
+"""Runs that another process continues."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_was_heard_before_is_taken_out_of_each_ranks_rows() -> None:
     assert repeats.fresh(losses(1, 3)) is None
     assert repeats.fresh(losses(2, 5)) == losses(4, 5)
     assert repeats.fresh(losses(1, 2, rank=1)) == losses(1, 2, rank=1)
-    epoch = loss(2)  # after the rows of later steps, as it is said with them
+    epoch = loss(2)  # ranks report an epoch after the rows of later steps
     assert repeats.fresh(epoch) == epoch
     assert repeats.fresh(epoch) is None
     text = Output(rank=0, cell=1, stream="stdout", text="again")
@@ -71,7 +71,7 @@ def test_a_run_is_gone_on_with_in_its_own_tables_from_whole_rows_on(tmp_path: Pa
     run.close()
     (table,) = (run.path / "tables").glob("*.f64")
     with table.open("ab") as file:
-        file.write(b"cut")  # the process was killed while it wrote
+        file.write(b"cut")  # the process was killed during a write
     live = reopen(under_way(tmp_path, run.state.id), Settings()).live
     send(live, losses(4, 6))
     send(live, rows([[0, 1, 1, 0.1, 7.0]], Columns(own=("other",))))
@@ -91,7 +91,10 @@ def test_a_run_that_is_not_there_any_more_is_said_to_be_not_kept(tmp_path: Path)
 
 
 def test_what_was_on_the_way_to_a_kernel_that_is_gone_is_said_again() -> None:
-    """Rows are never lost, whoever hears them; the second one hears some that the first did."""
+    """No row is lost.
+
+    The second receiver gets some rows that the first one has already received.
+    """
     columns = Columns(measures=("step_s",), own=("loss",))
     first = Heard(1)
     receiver = Receiver()

@@ -30,7 +30,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def trained(root: Path, steps: int = 3, **changes: object) -> RunDirectory:
-    """A run of two ranks that has ended."""
+    """Write a run of two ranks that has ended."""
     run = new_run(root, **{"status": "finished", **changes})
     for rank in (0, 1):
         run.take(losses(1, steps, rank))
@@ -88,7 +88,7 @@ def is_picture(content: object) -> bool:
 
 
 def test_a_kept_run_is_the_run_it_was(root: Path) -> None:
-    """The same figures as of `Cluster.run`, from the same class."""
+    """Both use the class `Run` of `Cluster.run`."""
     trained(root, replicas=2, batch=64)
     kept = nbdist.runs()[0]
     assert isinstance(kept.run, nbdist.Run)
@@ -123,7 +123,7 @@ def test_a_run_under_way_has_what_there_is_until_now(root: Path) -> None:
 
 
 def test_the_history_of_a_fit_is_that_of_its_epochs(root: Path) -> None:
-    """Its batches, which are measured, are in the tables only."""
+    """Measured batches are only in the tables."""
     run = new_run(root, replicas=0)
     run.take(rows([[0, 1, 1, 0.1, 0.02, 4, 0.5]], WIDE))
     run.take(Metrics(rank=0, cell=1, epoch=1, step=-1, time_s=0.2, own={"loss": 3.0}))
@@ -143,7 +143,7 @@ def test_metrics_in_several_tables_are_one_history(root: Path) -> None:
     np.testing.assert_array_equal(history["loss"], [[4, 3], [np.nan, np.nan]])
     np.testing.assert_array_equal(history["late"], [[np.nan, np.inf], [np.nan, np.nan]])
     assert set(history) == {"loss", "rate", "late"}
-    bundle, _ = nbdist.runs()[0]._repr_mimebundle_()  # a step that nobody reported: no warning
+    bundle, _ = nbdist.runs()[0]._repr_mimebundle_()  # no warning for a step without reports
     assert is_picture(bundle["image/png"])
 
 

@@ -1,4 +1,4 @@
-"""The magics, in an IPython shell and in a real notebook kernel."""
+"""Magics in an IPython shell and in a real notebook kernel."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_help_shows_the_options(shell: InteractiveShell) -> None:
     assert "virtual CPU devices" in text
 
 
-# In a real kernel; two workers were started in it by the fixture.
+# In a real kernel, in which the fixture has started two workers.
 
 
 def test_a_cell_is_shown_by_rank(kernel: Kernel) -> None:
@@ -182,10 +182,10 @@ def test_data_in_the_notebook_is_moved_once(kernel: Kernel) -> None:
     kernel.run("here = np.arange(8.0) + 1").check()
     assert "moved" in kernel.run(cell).check().stdout
     assert kernel.run("print(run.loss)").check().stdout.strip() == "[2.5 6.5]"
-    kernel.run("here *= 2").check()  # the same object
+    kernel.run("here *= 2").check()  # in place: the same object
     assert "moved" in kernel.run(cell).check().stdout
     assert kernel.run("print(run.loss)").check().stdout.strip() == "[ 5. 13.]"
-    kernel.run("%%dist_run\nhere = [7.0, 9.0]").check()  # the workers' own comes first
+    kernel.run("%%dist_run\nhere = [7.0, 9.0]").check()  # a name of the workers has priority
     kernel.run("here = None").check()
     kernel.run(cell).check()
     assert kernel.run("print(run.loss)").check().stdout.strip() == "[8.]"
@@ -275,6 +275,9 @@ def test_options_and_choices_are_completed(kernel: Kernel, typed: str, offers: s
 
 
 def test_a_plain_interrupt_outside_of_cells_is_left_alone() -> None:
-    """The test process itself: no handler of ours stays behind."""
+    """Check this process: nbdist has restored the original handler."""
     left = signal.getsignal(signal.SIGINT)
-    assert left in {signal.default_int_handler, signal.SIG_IGN}  # the latter in the background
+    assert left in {
+        signal.default_int_handler,
+        signal.SIG_IGN,
+    }  # SIG_IGN if the tests run in the background

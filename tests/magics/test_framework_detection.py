@@ -1,4 +1,4 @@
-"""What a notebook's cells use is what its workers load."""
+"""Detection of the framework that the notebook's cells use. Workers load only this one."""
 
 from __future__ import annotations
 

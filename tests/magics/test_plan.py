@@ -1,4 +1,4 @@
-"""`%%dist_plan` in a notebook, and a plan that was edited by hand."""
+"""`%%dist_plan` in a notebook, and plans that were edited by hand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OUTLINED = STEP.replace("params", "outline")
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Kernel]:
-    """A kernel with one worker that has four devices."""
+    """Start a kernel with one worker that has four devices."""
     with Kernel() as running:
         running.run("%load_ext nbdist\n%dist_start 1 --framework jax --devices-per-host 4").check()
         running.run(SET_UP).check()
@@ -56,7 +56,7 @@ def test_a_plan_is_shown_and_nothing_is_run(notebook: Kernel) -> None:
 
 
 def test_what_is_not_there_is_planned_for(notebook: Kernel) -> None:
-    """Arrays without data, on hardware that this machine is not."""
+    """Plan arrays without data for hardware that this machine does not have."""
     cell = f"%%dist_plan --data wide --batch 64 --on 16xH100 --budget 3GiB -o large{OUTLINED}"
     shown = notebook.run(cell).check()
     assert "on 16 x H100" in shown.plain[-1]
@@ -82,7 +82,10 @@ def test_what_cannot_be_planned_says_why(notebook: Kernel, options: str, says: s
 
 
 def test_a_plan_that_was_edited_is_taken(notebook: Kernel, tmp_path: Path) -> None:
-    """Row and column are swapped by hand; all that is wrong with another is said at once."""
+    """Swap row and column sharding by hand.
+
+    All errors of another edited plan are reported at once.
+    """
     notebook.run(SET_UP).check()
     notebook.run(
         f"%%dist_run --strategy pjrt --data train --batch 16 --fix tensor=2 -o run{STEP}"
@@ -123,7 +126,7 @@ reached = True
 
 
 def test_what_a_cell_fits_is_planned_and_not_trained(notebook: Kernel) -> None:
-    """The user's own `except` has no part in it; what comes after the fit is not run."""
+    """The end of the fit passes the user's `except`. The code after the fit does not run."""
     shown = notebook.run(f"%%dist_plan -o fitted{FIT}").check()
     assert "data 4 on 4 x CPU" in shown.plain[-1]
     assert "model.sequential" in shown.plain[-1]
@@ -140,7 +143,7 @@ def test_the_compiler_is_asked(notebook: Kernel) -> None:
 
 
 def test_other_hardware_is_compiled_for_whatever_is_there(notebook: Kernel) -> None:
-    """The step is traced for as many devices as are planned for, not for those that there are."""
+    """The step is traced for the number of planned devices, and not of available ones."""
     notebook.run(f"%%dist_plan --on 8xCPU --verify --fix tensor=2,data=4 -o other{FIT}").check()
     assert value(notebook, "other.verified.arguments == other.memory.arguments") == "True"
 

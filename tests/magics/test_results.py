@@ -1,4 +1,4 @@
-"""Results of magics: shown once, assigned, and converted."""
+"""Results of magics, which are shown once, assigned and converted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def shown(kernel: Kernel, cell: str) -> list[str]:
-    """Run a cell, and return the text of each output that shows an object."""
+    """Run a cell and return the text of each output that displays an object."""
     return kernel.run(cell).check().plain
 
 

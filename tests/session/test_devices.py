@@ -1,4 +1,4 @@
-"""The devices of a cluster, as they are shown and measured, and what is planned with that."""
+"""Devices of a cluster: their display, their measurement, and plans with the measured values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def client():
         collectives=_jax.make_gloo_tcp_collectives(distributed_client=shared.client),
     )
 """
-"""A third party's, as far as JAX can see; its devices are CPUs that call themselves otherwise."""
+"""Platform of a third party, from JAX's point of view. Its devices are CPUs with another name."""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_what_is_measured_is_planned_with(cluster: nbdist.Cluster) -> None:
     assert cluster.devices().bench == bench
 
 
-@pytest.mark.full  # TensorFlow is imported once more
+@pytest.mark.full  # imports TensorFlow once more
 def test_without_jax_they_are_shown_and_not_measured() -> None:
     with clusters.cluster(hosts=1, framework="tensorflow") as running:
         text = "\n".join(running.devices().lines())
@@ -92,7 +92,7 @@ def test_without_jax_they_are_shown_and_not_measured() -> None:
             running.devices(bench=True)
 
 
-@pytest.mark.full  # another preloaded parent, as it is another environment
+@pytest.mark.full  # its environment needs another fork server
 def test_devices_of_a_plugin_that_nobody_knows_are_measured_first(tmp_path: Path) -> None:
     package = tmp_path / "jax_plugins" / "zorn"
     package.mkdir(parents=True)

@@ -40,7 +40,10 @@ def boards() -> Iterator[Boards]:
 
 
 def shown(address: str, path: str, wanted: str) -> Any:
-    """What TensorBoard answers, once `wanted` is in it: it reads the files now and then."""
+    """Return the response of TensorBoard once it contains `wanted`.
+
+    It rereads files periodically.
+    """
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         with urllib.request.urlopen(f"{address}{path}", timeout=TIMEOUT_S) as answer:

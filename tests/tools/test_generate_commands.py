@@ -1,4 +1,4 @@
-"""The command reference is made of the definitions of the options."""
+"""Command reference, generated from the definitions of the options."""
 
 from __future__ import annotations
 

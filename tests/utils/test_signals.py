@@ -1,4 +1,4 @@
-"""An interrupt that comes where nothing may be left half done."""
+"""Interrupts that are deferred during critical sections."""
 
 from __future__ import annotations
 
