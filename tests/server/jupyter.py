@@ -1,4 +1,4 @@
-"""A real Jupyter server with our extension, and a browser's end of its sockets."""
+"""Real Jupyter server with the extension of nbdist, and the browser's end of its sockets."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 TOKEN = "of-the-tests"
 TIMEOUT_S = 60
-BASE = "user/somebody"  # as under JupyterHub
+BASE = "user/somebody"  # same form as under JupyterHub
 
 
 class JupyterServer:
-    """In a process of its own, on loopback.
+    """A Jupyter server in its own process, on loopback.
 
     Args:
-        folder: for all its files.
-        app: the module that is run: `jupyter_server`, `jupyterlab` or `notebook`.
-        extra: further arguments of it.
+        folder: folder of all its files.
+        app: module to run: `jupyter_server`, `jupyterlab` or `notebook`.
+        extra: further command-line arguments.
 
     Attributes:
         at: host and port.
-        runs: the folder of the runs.
-        clusters: where clusters keep their files.
-        home: the folder of the notebooks.
-        process: the server's.
+        runs: folder of the runs.
+        clusters: folder of the clusters' files.
+        home: folder of the notebooks.
+        process: process of the server.
         log: file with the output of the server.
     """
 
@@ -90,7 +90,7 @@ class JupyterServer:
         self.stop()
 
     def start(self) -> None:
-        """Start it, again at the same address, and wait until it answers."""
+        """Start the server at its address and wait until it responds."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self._command, env={**os.environ, **self._environment}, stdout=log, stderr=log
@@ -107,7 +107,7 @@ class JupyterServer:
         raise AssertionError(self.log.read_text())
 
     def stop(self) -> None:
-        """End it, and with it the kernels."""
+        """Stop the server and its kernels."""
         self.process.terminate()
         try:
             self.process.wait(TIMEOUT_S)
@@ -116,7 +116,7 @@ class JupyterServer:
             self.process.wait()
 
     def get(self, path: str, token: str = TOKEN, method: str = "GET") -> tuple[int, bytes]:
-        """Status and body of the answer."""
+        """Send a request and return the status and body of the response."""
         request = urllib.request.Request(
             f"http://{self.at}/{BASE}/{path}",
             headers={"Authorization": f"token {token}"},
@@ -130,7 +130,7 @@ class JupyterServer:
                 return error.code, error.read()
 
     def login(self) -> str:
-        """The cookies of a browser that came with the token."""
+        """Return the cookies of a browser that has opened the URL with the token."""
         with urllib.request.urlopen(f"http://{self.at}/{BASE}/api/status?token={TOKEN}") as answer:
             cookies = answer.headers.get_all("Set-Cookie")
         return "; ".join(cookie.split(";")[0] for cookie in cookies)
@@ -144,10 +144,12 @@ class JupyterServer:
         *,
         text: bool = False,
     ) -> AsyncIterator[Watcher]:
-        """A socket on the run, or on its text; with `headers`, these say who asks.
+        """Open the socket of a run, or with `text` the socket of its text.
+
+        `headers` replace the header with the token.
 
         Raises:
-            tornado.httpclient.HTTPClientError: it was refused.
+            tornado.httpclient.HTTPClientError: the server refused the socket.
         """
         headers = headers or {"Authorization": f"token {token}"}
         url = f"ws://{self.at}/{BASE}/nbdist/runs/{run_id}/live{'?text=1' if text else ''}"
@@ -160,7 +162,7 @@ class JupyterServer:
 
 @dataclass(frozen=True)
 class RowsFrame:
-    """A binary message: rows of table `number`, one after the other."""
+    """A binary message with consecutive rows of table `number`."""
 
     number: int
     values: np.ndarray
@@ -176,7 +178,7 @@ Heard = AnyServerMessage | RowsFrame | Closed
 
 
 class Watcher:
-    """What a browser that watches a run hears."""
+    """Receiver of the messages for a browser that follows a run."""
 
     def __init__(self, connection: WebSocketClientConnection) -> None:
         self._connection = connection
@@ -196,7 +198,7 @@ class Watcher:
         return RowsFrame(int(values[0]), values[1:], len(message))
 
     async def past(self) -> list[Heard]:
-        """All up to `CaughtUp`, without it."""
+        """Return all messages before `CaughtUp`."""
         heard: list[Heard] = []
         while not isinstance(message := await self.hear(), CaughtUp):
             assert not isinstance(message, Closed), message
@@ -204,7 +206,7 @@ class Watcher:
         return heard
 
     async def rows(self, number: int, width: int, count: int) -> np.ndarray:
-        """The next `count` rows of a table or more: shape (rows, width)."""
+        """Return at least `count` further rows of a table, with shape (rows, width)."""
         values = np.empty(0)
         while len(values) < count * width:
             message = await self.hear()
@@ -214,7 +216,7 @@ class Watcher:
         return values.reshape(-1, width)
 
     async def text(self, length: int) -> str:
-        """The next `length` characters of text or more."""
+        """Return at least `length` further characters of text."""
         text = ""
         while len(text) < length:
             message = await self.hear()
@@ -224,7 +226,7 @@ class Watcher:
         return text
 
     async def status(self, wanted: str) -> StateMessage:
-        """The next state of that status."""
+        """Return the next state with this status."""
         while True:
             message = await self.hear()
             assert not isinstance(message, Closed), message
@@ -232,7 +234,7 @@ class Watcher:
                 return message
 
     async def table(self) -> TableMessage:
-        """The next table."""
+        """Return the next table."""
         while not isinstance(message := await self.hear(), TableMessage):
             assert not isinstance(message, Closed), message
         return message
@@ -241,7 +243,7 @@ class Watcher:
         await self._connection.write_message(message, binary=isinstance(message, bytes))
 
     async def end(self) -> int | None:
-        """The code with which the server closes the socket."""
+        """Return the code with which the server closes the socket."""
         while not isinstance(message := await self.hear(), Closed):
             pass
         return message.code

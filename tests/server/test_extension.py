@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def log_with_labextension(folder: Path, version: str) -> str:
-    """Start a server, which finds a JupyterLab extension of a version first, and return its log."""
+    """Start a server with a JupyterLab extension of this version first in its path.
+
+    Return its log.
+    """
     package = folder / "first" / "labextensions" / "nbdist" / "package.json"
     package.parent.mkdir(parents=True)
     package.write_text(json.dumps({"name": "nbdist", "version": version}))

@@ -1,4 +1,4 @@
-"""Where the arrays of a cluster are, as a browser asks a real Jupyter server for it."""
+"""Placement page of a cluster, requested from a real Jupyter server as by a browser."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
 
 @pytest.fixture
 def folder(server: JupyterServer) -> Path:
-    """A cluster's."""
+    """Create the folder of a cluster."""
     folder = server.clusters / secrets.token_hex(6)
     folder.mkdir(parents=True)
     return folder

@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
         yield running
 
 
-# A run that is watched.
+# Runs that a browser follows.
 
 
 def test_a_run_comes_whole_and_goes_on(server: JupyterServer) -> None:
@@ -184,7 +184,7 @@ def test_many_tabs_hear_the_same(server: JupyterServer) -> None:
 
 
 def test_a_tab_that_does_not_listen_holds_up_nobody(server: JupyterServer) -> None:
-    """The server neither waits for it nor keeps its messages in memory."""
+    """The server neither waits for the tab nor keeps its messages in memory."""
     run = new_run(server.runs)
     for first in range(1, 400_001, 20_000):
         run.take(losses(first, first + 19_999))
@@ -208,7 +208,7 @@ def test_a_tab_that_does_not_listen_holds_up_nobody(server: JupyterServer) -> No
     run.close()
 
 
-# Runs that go away.
+# Runs that end without notice.
 
 
 def test_a_directory_that_is_deleted_while_it_is_watched(server: JupyterServer) -> None:
@@ -252,13 +252,13 @@ def test_a_kernel_that_dies_leaves_a_lost_run(server: JupyterServer) -> None:
         assert asyncio.run(watch()) < NOTICED_S
 
 
-# What is refused.
+# Refused requests.
 
 
 def refusal(
     server: JupyterServer, run_id: str, token: str = TOKEN, headers: dict[str, str] | None = None
 ) -> int:
-    """The HTTP status of a socket that was not opened."""
+    """Return the HTTP status of a socket that the server refuses to open."""
 
     async def watch() -> None:
         async with server.watch(run_id, token, headers):
@@ -270,7 +270,7 @@ def refusal(
 
 
 def ending(server: JupyterServer, run_id: str, said: Sequence[str | bytes] = ()) -> int | None:
-    """The code with which the server closes the socket after what was said."""
+    """Send messages and return the code with which the server closes the socket."""
 
     async def watch() -> int | None:
         async with server.watch(run_id) as tab:

@@ -59,7 +59,7 @@ print("request", repr(frontend_request.this_request().id))
 
 
 def test_a_cluster_starts_in_the_terminal_of_ipython(tmp_path: Path) -> None:
-    """IPython's terminal is an application beside that of a kernel."""
+    """The terminal application of IPython differs from that of a kernel."""
     command = [sys.executable, "-m", "IPython", "--colors=NoColor", "-c", IN_A_TERMINAL]
     done = subprocess.run(
         command, cwd=tmp_path, timeout=120, capture_output=True, text=True, check=False

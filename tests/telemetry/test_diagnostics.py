@@ -1,4 +1,4 @@
-"""What the times of a run say, on rows made up: shares, stragglers, waiting, and bad numbers."""
+"""Findings from made-up times: network share, stragglers, waits for data, invalid numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def feed(
     steps: int = WINDOW,
     first: int = 1,
 ) -> None:
-    """Synchronous steps: whoever is ready first waits for the slowest."""
+    """Report synchronous steps, in which all ranks wait for the slowest one."""
     step_s = max(own_s.values()) + network_s
     for rank, own in own_s.items():
         row = (step_s, (input_s or {}).get(rank, 0.0), step_s - own, 0.5)
@@ -114,7 +114,7 @@ class TestNetwork:
     def test_short_steps_of_ranks_that_are_heard_at_different_times(
         self, analyst: Diagnostics
     ) -> None:
-        """A message of 100 rows each: the last ones of two ranks have no step in common."""
+        """Report 100 rows per message. The last messages of two ranks have no step in common."""
         row = (0.0005, 0.0, 0.0004, 1.0)
         for rank in HOSTS:
             for message in range(3 if rank else 2):
@@ -183,7 +183,7 @@ class TestStraggler:
         assert says["starved"].ranks == (2,)
 
     def test_ranks_that_go_at_their_own_pace(self, analyst: Diagnostics) -> None:
-        """No collectives at all: a step's time is the rank's own."""
+        """Without collectives, the time of a step is the rank's own time."""
         for rank in HOSTS:
             table = [(STEP_S * (2 if rank == 1 else 1),)] * WINDOW
             analyst.take(rows(rank, Columns(measures=("step_s",)), table))
@@ -256,7 +256,7 @@ def any_rows(draw: st.DrawFn) -> Rows:
     columns = Columns(measures=draw(MEASURES), own=("loss",))
     values = draw(st.lists(NUMBERS, min_size=1, max_size=12))
     width = len(columns.names)
-    # The same few numbers again and again, so that there are enough rows to be judged.
+    # Repeats a few numbers, to have enough rows for a finding.
     row = (values * width)[:width]
     data = b"".join(
         struct.pack(f"<{width}d", *row[:2], draw(st.sampled_from([step, row[2]])), *row[3:])
@@ -279,7 +279,7 @@ def test_whatever_ranks_report_nothing_is_raised(told: list[Rows]) -> None:
 
 @given(bad=st.lists(NUMBERS.filter(lambda x: not 0 <= x < 1e9), min_size=1, max_size=30))
 def test_numbers_that_are_no_seconds_do_not_hide_the_others(bad: list[float]) -> None:
-    """NaN, infinite, or negative, as after a clock that jumped."""
+    """Times are NaN, infinite, or negative as after a clock that jumped."""
     analyst = Diagnostics(HOSTS, "mirrored", batch=8)
     feed(analyst, alike() | {2: 2 * STEP_S}, steps=2 * WINDOW)
     for rank in HOSTS:
@@ -296,7 +296,10 @@ def test_a_rank_that_falls_silent_takes_nothing_away(analyst: Diagnostics) -> No
 
 
 def test_a_heal_makes_neither_a_straggler_nor_hunger(analyst: Diagnostics) -> None:
-    """What was before counts no more; the first step after takes long, on the new rank longest."""
+    """Times before the recovery do not count.
+
+    The first step after it is slow, most on the new rank.
+    """
     feed(analyst, alike() | {2: 5 * STEP_S}, steps=WINDOW - 1)
     analyst.forget()
     feed(analyst, alike() | {2: 100 * STEP_S}, input_s=alike(50 * STEP_S), steps=1, first=10)

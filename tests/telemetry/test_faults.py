@@ -1,4 +1,4 @@
-"""Runs that cannot be written: a full disk, a directory that is gone, a writer that is killed."""
+"""Runs that cannot be written: a full disk, a deleted folder, a killed writer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_full_disk_loses_rows_and_says_how_many(tmp_path: Path) -> None:
     (array,) = reports(read(run))
     assert len(array) == 20_003 // 40
     assert run.dropped == 1000 - len(array)
-    assert read(run).state().error == ""  # the state that was there stays
+    assert read(run).state().error == ""  # the previous state remains
     run.take(losses(1001, 1003))
     run.close()
     (array,) = reports(read(run))
@@ -85,7 +85,7 @@ def test_a_directory_that_is_deleted_while_it_is_written(tmp_path: Path) -> None
 
 
 def test_a_table_whose_rows_have_no_file_is_none(tmp_path: Path) -> None:
-    """A reader that had seen its columns would read the next table's rows as its own."""
+    """A reader that knows its columns would use them for the rows of the next table."""
     run = new_run(tmp_path)
     in_the_way = run.path / "tables" / "0.f64"
     in_the_way.mkdir()
@@ -155,7 +155,7 @@ def test_a_run_that_is_killed_at_any_instant_opens(tmp_path: Path) -> None:
     for _ in range(KILLS):
         with writing_process(WRITE_FOREVER, tmp_path) as process:
             assert process.stdout
-            process.stdout.readline()  # it has begun
+            process.stdout.readline()  # the process has created a run
             time.sleep(random.uniform(0, 0.05))
             process.kill()
         for path in tmp_path.glob("[!.]*"):
@@ -165,7 +165,7 @@ def test_a_run_that_is_killed_at_any_instant_opens(tmp_path: Path) -> None:
 
 
 def opened(run: StoredRun) -> str:
-    """The status of a run of which every file was read."""
+    """Read every file of a run and return its status."""
     state = run.state()
     assert state.status in ("finished", "lost")
     assert state.ended > 0 or state.status == "finished"

@@ -89,7 +89,7 @@ TWICE_HEALED = [
         losses(7, 10, rank, lost_s=3.4),
     )
 ]
-"""Of both ranks: each step of 5 to 9 twice or thrice."""
+"""Reports of both ranks, which made each step from 5 to 9 two or three times."""
 
 
 def test_a_step_that_was_made_again_is_there_once_as_it_was_made_last() -> None:
@@ -111,7 +111,7 @@ def test_of_a_run_that_ended_before_it_was_as_far_again_the_lost_steps_are_not_t
 
 
 def test_an_epoch_with_steps_that_were_made_again_is_there_once() -> None:
-    """The first epoch ends with the step of the checkpoint, the second one is lost."""
+    """The first epoch ends with the step of the checkpoint. The second one is lost."""
 
     def fit(steps: range, lost_s: float) -> list[Metrics]:
         told: list[Metrics] = []
@@ -145,10 +145,10 @@ def test_what_a_run_returns_has_each_step_once() -> None:
     recorder.recovered(HEALS[0])
     run = recorder.run()
     assert [m.step for m in run.metrics] == list(range(1, 10))
-    assert run.table().lines()[-1].split()[1:] == ["9.000"], "the epoch's last"
+    assert run.table().lines()[-1].split()[1:] == ["9.000"], "the last value of the epoch"
     assert run.summary.steps == 9
     assert "recovered once" in repr(run)
     undone = Recorder(1, is_step=False)
     undone.keep(TWICE_HEALED[0])
     undone.recovered(HEALS[0])
-    assert undone.run().last("loss") == 4, "no step was made since"
+    assert undone.run().last("loss") == 4, "no step after the checkpoint was repeated"

@@ -26,7 +26,7 @@ WORKERS, RECORDS = 16, 2000
 
 
 class Heard:
-    """Collects records until there are as many as were expected."""
+    """Collects records and notices when the expected number has arrived."""
 
     def __init__(self, expected: int) -> None:
         self.records: list[AnyEvent] = []
@@ -88,7 +88,7 @@ os._exit(0)
 
 
 def test_what_a_process_says_last_arrives_though_it_is_gone() -> None:
-    """ZeroMQ sends on a thread of its own, which ends with the process."""
+    """ZeroMQ sends in its own thread, which ends with the process."""
     heard = Heard(40)
     with receiving(heard) as receiver:
         address = msgspec.json.encode(receiver.bound_socket.address).decode()
@@ -154,7 +154,7 @@ def test_subscribers_of_a_cell_receive_its_records_without_repeats_until_it_is_c
 
 
 def test_a_writer_waits_when_nobody_reads() -> None:
-    """Text is never lost: with no receiver, `say` blocks instead of dropping."""
+    """Without a receiver, `say` blocks instead of dropping text."""
     public, _ = zmq.curve_keypair()
     probe = probe_of(0, SocketAddress(url="tcp://127.0.0.1:1", server_key=public))
     big = Output(rank=0, cell=1, stream="stdout", text="x" * PENDING_LIMIT_BYTES)
@@ -169,7 +169,7 @@ def test_a_writer_waits_when_nobody_reads() -> None:
     writer.start()
     assert not finished.wait(1)
     probe.close()
-    assert finished.wait(10), "closing the probe lets writers go"
+    assert finished.wait(10), "closing the reporter releases writers"
     writer.join()
 
 
@@ -181,7 +181,7 @@ def test_logs_keep_every_rank_apart_and_whole(tmp_path: Path) -> None:
     assert logs.read(1) == "".join(f"{number}\n" for number in range(1000))
     assert logs.read(5) == ""
     logs.close()
-    logs.take(text(1, 1000))  # heard by a thread that ends later
+    logs.take(text(1, 1000))  # from a thread that ends after the logs
     logs.take(text(3, 1000))
     assert logs.read(1).endswith("\n999\n")
     assert not logs.path(3).exists()

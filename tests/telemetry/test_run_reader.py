@@ -1,4 +1,4 @@
-"""Runs that are looked for among others, and where they are."""
+"""Finding, listing and pruning of runs, and their folder."""
 
 from __future__ import annotations
 

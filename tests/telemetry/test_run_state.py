@@ -1,4 +1,4 @@
-"""What was planned beside what is measured, as a run keeps it."""
+"""Planned values beside measured ones in the state of a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_what_was_planned_is_there_before_anything_is_measured(foretold: PlanCom
 
 
 def test_the_first_executable_is_what_was_planned(foretold: PlanComparison) -> None:
-    """The next one is of a smaller batch, as the last of an epoch."""
+    """A later executable is for a smaller batch, as at the end of an epoch."""
     foretold.note(compiled(100, 20))
     foretold.note(compiled(70, 10))
     check = foretold.check(Pace(step_s=0.5, collectives=0.25))
@@ -51,7 +51,10 @@ def test_a_backend_that_tells_nothing_of_memory_leaves_it_out(foretold: PlanComp
 
 
 def test_what_was_measured_stays_where_there_is_nothing_newer(foretold: PlanComparison) -> None:
-    """A run that is recovered begins with no steps; one that is taken over has those of before."""
+    """A recovered run begins without steps.
+
+    A resumed run begins with the values of the first process.
+    """
     foretold.note(compiled(100, 20))
     before = foretold.check(Pace(step_s=0.5, collectives=0.25))
     assert foretold.check(Pace()) == before

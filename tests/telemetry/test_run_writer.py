@@ -1,4 +1,4 @@
-"""What is written of a run is read."""
+"""Runs that are written and read again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ layouts = st.builds(Columns, measures=names, own=names, shared=names)
 
 @st.composite
 def messages(draw: st.DrawFn) -> list[Rows]:
-    """Rows of a few layouts in any order; their values are any bits."""
+    """Draw rows of a few layouts in any order, with any bits as values."""
     made = []
     for columns in draw(st.lists(st.sampled_from(draw(st.lists(layouts, min_size=1))), max_size=8)):
         size = 8 * len(columns.names) * draw(st.integers(0, 4))

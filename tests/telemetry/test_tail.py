@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def test_a_heal_is_told_before_the_rows_that_stand_for_others(tmp_path: Path) -> None:
-    """Also when it comes while the state of before is under way."""
+    """Also if the recovery happens while the earlier state is being sent."""
     run = new_run(tmp_path)
     run.take(losses(1, 7))
     run.flush()

@@ -1,4 +1,4 @@
-"""What TensorBoard's own reader finds in a run."""
+"""Event files of a run, read by TensorBoard's own reader."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     from tensorboard.compat.proto.event_pb2 import Event
 
-sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")  # it does without TensorFlow
+sys.modules["tensorboard.compat.notf"] = types.ModuleType(
+    "notf"
+)  # selects TensorBoard's reader without TensorFlow
 from tensorboard.backend.event_processing.event_file_loader import (  # noqa: E402
     LegacyEventFileLoader,
 )
@@ -38,13 +40,13 @@ BEGAN = 1_700_000_000.5
 
 
 def read(folder: Path) -> list[Event]:
-    """The events of the one file there, whose records' checksums are right."""
+    """Return the events of the only file in a folder. The reader checks their checksums."""
     (file,) = folder.iterdir()
     return list(LegacyEventFileLoader(str(file)).Load())
 
 
 def scalars(folder: Path, tag: str) -> dict[int, float]:
-    """By step."""
+    """Return the values of a tag by step."""
     return {
         event.step: value.simple_value
         for event in read(folder)
@@ -65,7 +67,7 @@ tags = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=3
 values = st.dictionaries(tags, st.floats(width=32), max_size=4)
 
 
-@settings(deadline=None)  # the reader's first look takes a while
+@settings(deadline=None)  # the first call of the reader is slow
 @given(values, st.integers(0, 2**53))
 def test_scalars_are_read_as_they_were(
     tmp_path_factory: pytest.TempPathFactory, sent: dict[str, float], step: int
@@ -164,7 +166,7 @@ def test_they_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
 
 def test_a_full_disk_ends_them_and_nothing_else(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    (run.path / "events").touch()  # where a folder should be
+    (run.path / "events").touch()  # a file instead of the folder
     run.take(losses(1, 3))
     run.close()
     assert run.fault.startswith("the event files for TensorBoard end early: ")
