@@ -10,5 +10,5 @@ eight_devices.set_up()
 
 @pytest.fixture(scope="session", autouse=True)
 def eight_devices_exist() -> None:
-    """Raises if a test of another folder has started JAX with fewer."""
+    """Create the devices. Fails if a test of another folder has started JAX with fewer."""
     assert jax.device_count() == eight_devices.COUNT

@@ -1,4 +1,4 @@
-"""Decisions in a file, of several processes at once, and files that are none."""
+"""Decisions in a file that several processes share, and files that are unusable."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_latest_of_a_fingerprint_counts(kept: Choices) -> None:
 
 
 def test_all_of_a_function_are_forgotten_and_no_other(kept: Choices) -> None:
-    kept.forget("m.f")  # nothing is there yet
+    kept.forget("m.f")  # the file does not exist yet
     assert not kept.path.exists()
     for fingerprint, function in (("a", "m.f"), ("b", "m.f"), ("c", "m.g")):
         kept.put(decision(fingerprint, function))
@@ -142,7 +142,7 @@ def test_a_folder_that_cannot_be_made_is_said(
 def test_a_file_that_is_read_only_is_read(
     kept: Choices, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Made so by SQLite itself: a test that runs as root may write every file."""
+    """SQLite opens the file as read-only, because tests may run as root."""
     kept.put(decision())
     connect = sqlite3.connect
     monkeypatch.setattr(

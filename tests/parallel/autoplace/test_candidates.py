@@ -1,4 +1,4 @@
-"""The places that there are for a call."""
+"""Candidate places for a call."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_numbers_are_left_to_jit() -> None:
 def test_inputs_on_another_device_may_go_to_the_first() -> None:
     third = jax.devices()[3]
     made = offered(jax.device_put(jnp.ones((8, 8)), third))
-    # Among equals it is the one that they are on.
+    # A device that already has the inputs is preferred to equal ones.
     assert reasons(made)["one device"] == "the same as default"
     both = offered(jax.device_put([jnp.ones(4), jnp.ones(4)], [third, jax.devices()[5]]))
     assert "one device" in names(both)
@@ -89,7 +89,7 @@ def test_inputs_that_are_cut_are_laid_over_their_own_mesh() -> None:
     x = jax.device_put(jnp.ones((64, 32)), jax.NamedSharding(mesh, jax.P("data")))
     made = offered(jnp.ones((32, 16)), x)
     assert "one device" in names(made)
-    # The rows are there already.
+    # The rows are already sharded this way.
     assert specs(made, "batch") == [jax.P(), None]
     assert specs(made, "model") == [jax.P(None, "model"), jax.P()]
 
@@ -103,7 +103,7 @@ def test_under_a_mesh_that_is_set_there_are_its_layouts_alone() -> None:
 
 
 def test_what_does_not_fit_is_left_out() -> None:
-    """Of a CPU the memory is the host's, which all of its devices share."""
+    """All CPU devices share the memory of the host."""
     made = offered(PARAMETERS, ROWS, out_bytes=BIG)
     assert names(made) == ["default"]
     assert psutil.virtual_memory().available < BIG

@@ -60,7 +60,7 @@ print(decision.made, decision.chosen, len(decision.timed))
 
 @pytest.fixture(autouse=True)
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where choices are kept."""
+    """Set the file of decisions to an empty one."""
     path = tmp_path / "placements.sqlite"
     monkeypatch.setenv("NBDIST_PLACEMENTS", str(path))
     choice_cache.users.cache_clear()
@@ -74,7 +74,7 @@ def only(function: Autoplaced) -> Decision:
 
 
 def everywhere(shape: tuple[int, ...]) -> jax.Array:
-    """Whole on all eight devices: each computes all."""
+    """Return ones that are replicated on all eight devices, so that each computes everything."""
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     return jax.device_put(jnp.ones(shape), jax.NamedSharding(mesh, jax.P()))
 
@@ -99,7 +99,7 @@ def test_a_small_call_stays_where_it_is() -> None:
 def test_what_all_devices_would_repeat_is_cut_or_goes_to_one() -> None:
     work = autoplace(long_work)
     x = everywhere((64, 512))
-    for _ in range(5):  # another process may take the machine meanwhile
+    for _ in range(5):  # another process may slow down the machine
         work.forget()
         assert np.array_equal(work(x), long_work(np.ones((64, 512), "f")))
         if only(work).chosen != "default":
@@ -155,8 +155,10 @@ def test_a_second_process_makes_no_trial(file: Path) -> None:
         for _ in range(2)
     )
     assert first.startswith("0 ")
-    assert second.startswith("1 ")  # what the first one kept, before any call
-    assert first.split()[1:] == second.split()[1:]  # made when the first one made it
+    assert second.startswith("1 ")  # the decision of the first process is available before any call
+    assert (
+        first.split()[1:] == second.split()[1:]
+    )  # same time of the decision as in the first process
     assert int(first.split()[3]) > 1
 
 
@@ -309,10 +311,10 @@ def test_what_is_no_function_is_refused() -> None:
 
 def test_it_is_called_like_the_function() -> None:
     def named(x: jax.Array) -> jax.Array:
-        """What it does."""
+        """Documentation of the function."""
         return x
 
     placed = autoplace(named)
     assert placed.__name__ == "named"
-    assert placed.__doc__ == "What it does."
+    assert placed.__doc__ == "Documentation of the function."
     assert placed.__wrapped__ is named

@@ -1,4 +1,4 @@
-"""What a choice of a place holds for."""
+"""Fingerprints of a function with its inputs, for which a decision holds."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_does_not_count_does_not() -> None:
 
 
 def test_it_is_the_same_in_every_process() -> None:
-    """Sets of strings are in another order in each, and functions at another address."""
+    """The order of sets of strings and the addresses of functions differ between processes."""
     command = [sys.executable, "-c", APART]
     found = {
         subprocess.run(

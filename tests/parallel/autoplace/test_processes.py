@@ -73,7 +73,7 @@ def test_all_choose_the_same_for_what_they_share(cluster: nbdist.Cluster) -> Non
     cluster.run(SHARED, strategy="pjrt")
     assert said(cluster, "ok") == ["True"] * 4
     chosen = said(cluster, "[(c, n, m) for c, _, n, m in told(shared)]")
-    assert len(set(chosen)) == 1  # the times, too: they are those of the slowest
+    assert len(set(chosen)) == 1  # the times are equal too: they are those of the slowest process
     assert "batch" in chosen[0]
     assert "one device" not in chosen[0]
 

@@ -1,4 +1,4 @@
-"""Candidates timed in turn, and the choice among what was measured."""
+"""Trials, in which candidates are timed in turn, and the choice from the measured times."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_where_the_default_cannot_run_the_fastest_does() -> None:
 
 @dataclass
 class Work(Contender):
-    """A call that takes a while, or fails."""
+    """A call that takes some time or fails."""
 
     name: str
     seconds: float = 0.0
@@ -103,7 +103,7 @@ class Work(Contender):
 
 
 def scripted(default: float, other: float) -> Callable[[np.ndarray], np.ndarray]:
-    """What the processes agree upon, whatever this machine does meanwhile."""
+    """Return a function that replaces the agreed times of all processes by fixed ones."""
     return lambda figures: np.array([default, other][: len(figures)])
 
 
@@ -111,7 +111,7 @@ def test_the_hopeless_are_dropped_early_and_it_is_said() -> None:
     slow = Work("slow")
     default, hopeless = race([Work(DEFAULT), slow], scripted(0.002, 0.05))
     assert hopeless.rounds == 2
-    assert default.rounds == FEWEST_ROUNDS  # nobody is left to compare with
+    assert default.rounds == FEWEST_ROUNDS  # no other candidate is left
     assert len(slow.calls) == hopeless.rounds
     assert hopeless.note == "dropped after 2 rounds, 25 times slower"
 
@@ -124,7 +124,7 @@ def test_what_is_slower_within_reason_is_measured_to_the_end() -> None:
 
 def test_the_default_is_measured_to_the_end_however_slow() -> None:
     default, fast = race([Work(DEFAULT), Work("fast")], scripted(3.0, 0.5))
-    assert default.rounds == fast.rounds == FEWEST_ROUNDS  # the time is over
+    assert default.rounds == fast.rounds == FEWEST_ROUNDS  # the time limit is reached
     assert choose([default, fast]).name == "fast"
 
 
@@ -144,7 +144,7 @@ def test_what_fails_is_left_out_with_its_reason() -> None:
 
 
 def test_what_fails_elsewhere_is_left_out_here_as_well() -> None:
-    """What the processes agree upon decides, not what one of them sees."""
+    """The common result of all processes decides, and not that of one process."""
 
     def most(figures: np.ndarray) -> np.ndarray:
         return np.maximum(figures, [0, 1]) if figures.shape == (2,) else figures

@@ -1,4 +1,4 @@
-"""A pipeline gives one device's numbers, however it is cut, and moves no more than it has to."""
+"""Pipelines compute the values of one device for any partition, and send only what is necessary."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def mesh() -> Mesh:
 
 
 def close(found: Any, wanted: Any) -> None:
-    """Of the size of the largest number in each array."""
+    """Compare trees with a tolerance relative to the largest number of each array."""
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(
             np.asarray(a).reshape(b.shape), b, rtol=0, atol=1e-6 * np.abs(b).max()
@@ -171,7 +171,7 @@ def test_neighbours_send_and_no_parameter_moves(mesh: Mesh, rounds: int) -> None
     step = jax.jit(jax.value_and_grad(loss_of(apply)))
     program = step.lower(own, *rows).compile().as_text()
     assert "collective-permute" in program
-    # Of each layer's parts on a device; an all-gather over stages would make it twice as much.
+    # Sizes of each layer's shards on a device. An all-gather over stages would double them.
     part = {leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(own)}
     gathered = re.findall(r"= \w+\[([\d,]*)\]\S* all-gather\(", program)
     sizes = {int(np.prod([int(n) for n in shape.split(",") if n])) for shape in gathered}
@@ -198,13 +198,13 @@ def test_backward_keeps_no_copies_of_parameters(mesh: Mesh, rounds: int, remat: 
     per_layer = {leaf.shape[1:] for leaf in jax.tree.leaves(params)}
     assert kept
     assert not [shape for shape in kept if shape[-2:] in per_layer]
-    if remat:  # of each layer but what goes in, in a microbatch
+    if remat:  # only the inputs of each layer, per microbatch
         assert {shape[-3:] for shape in kept} == {(4, 4, 8)}
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_what_idle_stages_make_reaches_nothing(rounds: int) -> None:
-    """The second layer has no number for what the first one has not made positive."""
+    """The second layer is NaN unless the first one has made its input positive."""
     mesh = meshes({"stage": 2}, devices=jax.devices()[:2])
     layers = 2 * rounds
     params = {

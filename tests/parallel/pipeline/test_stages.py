@@ -1,4 +1,4 @@
-"""Stages give the numbers of one device, hold no more than they say, and tell what they moved."""
+"""Stages compute the values of one device, limit the stored microbatches and report transfers."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_the_same_call_gives_the_same_bits() -> None:
 
 
 def test_small_types_are_added_up_in_32_bits() -> None:
-    """256 ones and more are no longer counted in bfloat16."""
+    """bfloat16 cannot represent a sum of 257 ones."""
     piped = stages(lambda own, x: own * x, devices=jax.devices()[:1], micro=1024)
     own = piped.place([np.ones((), jnp.bfloat16)])
     x = np.ones((1024, 1), jnp.bfloat16)
@@ -206,7 +206,7 @@ def test_schedules_do_everything_once_and_in_order(count: int, micro: int) -> No
 
 
 class Watched(np.ndarray):
-    """Rows that look, each time some are taken, how many arrays of each width are alive."""
+    """Rows that count the live arrays of each width whenever a microbatch is taken."""
 
     seen: list[dict[int, int]]
 
@@ -237,9 +237,11 @@ def test_stages_hold_what_a_few_microbatches_need_and_no_copies_of_parameters() 
     step(own, x, x)
     step(own, alone, alone)
     most = {width: max(seen[width] for seen in alone.seen) for width in (101, 102, 103)}
-    # Of a microbatch there are as many such arrays as backward needs: tanh's, and what it is of.
+    # Number of such arrays per microbatch that the backward pass needs.
     each = most[103]
-    assert len(alone.seen) == 2 * micro  # when the first stage begins, and when the last has ended
+    assert (
+        len(alone.seen) == 2 * micro
+    )  # at the start of the first stage and at the end of the last one
     assert each > 0
     assert most[101] <= 3 * each
     assert most[102] <= 2 * each

@@ -1,4 +1,4 @@
-"""What JAX knows of devices in this process; and data between two platforms of it."""
+"""Devices that JAX finds in this process, and data that moves between two platforms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ xla_bridge.register_backend_factory(
     fail_quietly=False,
 )
 """
-"""A third party's platform; its devices are CPUs underneath."""
+"""Platform of a third party. Its devices are CPUs."""
 
 
 def test_all_are_told_of() -> None:
@@ -72,7 +72,7 @@ def test_a_product_moves_each_matrix_once() -> None:
 
 
 def in_process(code: str) -> Any:
-    """What a program prints last, as JSON, on a machine with another platform."""
+    """Run a program on a machine with another platform, and parse the JSON in its last line."""
     ended = subprocess.run(
         [sys.executable, "-c", f"{PLUGIN}\n{code}"], capture_output=True, timeout=120, check=False
     )
@@ -81,7 +81,7 @@ def in_process(code: str) -> Any:
 
 
 def test_a_platform_that_nobody_knows() -> None:
-    """It is the default one, which JAX computes on; data goes there and back, and says so."""
+    """The unknown platform is JAX's default. Data moves there and back, and `where` reports it."""
     found = in_process("""
 import json, nbdist, numpy as np
 x = np.arange(8, dtype=np.float32)
@@ -101,12 +101,12 @@ print(json.dumps({
     assert found["names"] == ["zorn:0", "zorn:1", "cpu:0", "cpu:1"]
     assert found["where"] == [True, False, True, True, True, True]
     assert found["values"]
-    assert found["on_cpu"]  # 32 bytes are not worth the way
+    assert found["on_cpu"]  # for 32 bytes, the transfer takes longer than the computation
     assert "on one device, cpu:0: the transfer to zorn:0" in found["reason"]
 
 
 def test_another_process_looks_where_jax_is_not_imported(tmp_path: Path) -> None:
-    """A kernel would keep a GPU's memory, which workers need."""
+    """If a kernel imported JAX, it would hold the GPU memory that workers need."""
     code = (
         "import sys\nfrom nbdist.parallel.placement.devices import devices_apart\n"
         "seen = devices_apart(bench=False)\nassert 'jax' not in sys.modules\nprint(seen)"

@@ -1,4 +1,4 @@
-"""Meshes have the sizes that were asked for, and the axes that send most on the fastest links."""
+"""Meshes have the requested sizes, and the axes with most traffic use the fastest links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("data", "fsdp", "model", "stage", "other")
 
 @dataclass(frozen=True)
 class Tpu:
-    """As much of a TPU as `jax.experimental.mesh_utils` looks at: no real one is to be had."""
+    """Attributes of a TPU that `jax.experimental.mesh_utils` reads. Tests have no real TPU."""
 
     id: int
     coords: tuple[int, int, int]
@@ -34,7 +34,7 @@ class Tpu:
 
 
 def slices(count: int, side: int = 4) -> list[Any]:
-    """Of v5e, `side` x `side` each."""
+    """Return devices of `count` v5e slices with `side` x `side` devices each."""
     return [
         Tpu(number, (number % side, number // side % side, 0), number // 4, number // side**2)
         for number in range(count * side**2)

@@ -1,4 +1,4 @@
-"""Data is where it was put, unchanged; and what cannot be put says why."""
+"""Placed data is unchanged and at its place. Errors state why data cannot be placed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BYTES = st.tuples(DTYPES, SHAPES).flatmap(
     )
 )
 ARRAYS = BYTES.map(lambda made: made[1].view(made[0][0]).reshape(made[0][1]))
-"""Of any bits that are numbers of the type."""
+"""Arrays with random bits that are valid numbers of their type."""
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_where_tells_of_each_array_and_each_device(mesh: jax.sharding.Mesh) -> N
     assert "P('data', 'model'): parts of [4, 2]" in text
     assert "this process's memory (NumPy)" in text
     assert "<table" in found._repr_mimebundle_()["text/html"]
-    assert found != "full"  # not all of it is
+    assert found != "full"  # one array is not placed this way
 
 
 def test_auto_says_why() -> None:
@@ -132,7 +132,7 @@ def test_auto_says_why() -> None:
 
 
 def test_more_than_there_is_room_for() -> None:
-    """A terabyte that nobody has: all its elements are one in memory."""
+    """One terabyte as a broadcast view, whose elements share one number in memory."""
     large = np.broadcast_to(np.float32(1), (1 << 19, 1 << 19))
     for place in ("replicated", "cpu:0", "auto"):
         with pytest.raises(UsageError, match=r"does not fit: the host's memory needs .* missing"):
@@ -253,7 +253,7 @@ found, nbdist.where(ours).axes
 
 
 def test_in_a_step_cell(cluster: nbdist.Cluster) -> None:
-    """The numbers are those without it."""
+    """Compare the losses with and without `place`."""
     cluster.run(
         "import nbdist, numpy as np, jax.numpy as jnp\nxs = np.ones((32, 8), 'f')", strategy="pjrt"
     )
@@ -271,11 +271,11 @@ def test_in_a_step_cell(cluster: nbdist.Cluster) -> None:
 
 
 def test_where_needs_no_mesh_that_is_set(mesh: jax.sharding.Mesh) -> None:
-    """Layouts are over the mesh that an array lies on."""
+    """`where` compares layouts over the mesh of the array."""
     for layout in (*LAYOUTS, PartitionSpec("model"), PartitionSpec(None, "data")):
         assert nbdist.where(nbdist.place(np.ones((8, 8)), layout, mesh=mesh)) == layout
     assert nbdist.where(nbdist.place(np.ones(8), "cpu:1")) != "batch"
-    assert nbdist.where(nbdist.place(np.ones(8), "cpu:1")) != None  # noqa: E711 - it asks us
+    assert nbdist.where(nbdist.place(np.ones(8), "cpu:1")) != None  # noqa: E711 - calls our `__ne__`
 
 
 def test_auto_within_a_tree_of_places() -> None:
@@ -326,7 +326,7 @@ def test_gradients_go_back_from_another_device() -> None:
 
 
 def test_what_was_put_there_stays_there() -> None:
-    """It is committed: computation follows it, whatever the default device is."""
+    """Computation stays on the device of the data, also with another default device."""
     loose = jnp.ones(8)
     placed = nbdist.place(loose, jax.devices()[0])
     with jax.default_device(jax.devices()[3]):
@@ -359,7 +359,7 @@ def test_numpy_that_jax_has_not(value: Any) -> None:
 
 
 def test_odd_values_over_four_processes(cluster: nbdist.Cluster) -> None:
-    """Numbers that are none, keys, what differs, and what others cannot help with."""
+    """Place NaN, keys, values that differ between processes, and arrays of other processes."""
     cell = """
 import jax, jax.numpy as jnp, nbdist, numpy as np
 odd = np.array([1.0, np.nan] * 4, np.float32)

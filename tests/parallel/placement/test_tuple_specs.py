@@ -1,4 +1,4 @@
-"""A tuple is a `PartitionSpec`, and mistakes are reported in the terms of the call."""
+"""Tuples as `PartitionSpec`, with errors in the terms of the call."""
 
 from __future__ import annotations
 
