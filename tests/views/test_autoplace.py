@@ -1,4 +1,4 @@
-"""The report of `@autoplace`."""
+"""Report of `@autoplace`."""
 
 from __future__ import annotations
 

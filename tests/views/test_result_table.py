@@ -1,4 +1,4 @@
-"""Results of magics that no worker has to produce: rows, keys and data frames."""
+"""Results of magics without workers: rows, keys and data frames."""
 
 from __future__ import annotations
 

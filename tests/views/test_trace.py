@@ -1,4 +1,4 @@
-"""The picture of a trace."""
+"""View of a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The placement view, of placements made by hand."""
+"""View of placements, from made-up ones."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def many(count: int) -> PlacementPicture:
 
 
 class Page(HTMLParser):
-    """What is left open, and the text and tool tips that are shown."""
+    """Parser that records open tags, text, tool tips and labels of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How plans are shown: real ones, of a small traced step, and odd ones."""
+"""View of plans: real ones of a small traced step, and unusual ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BAR = re.compile(r"  (\D+?) +[█▏]*  +(-?[\d,.]+) (\w+) +[<>-]?[\d.]+%")
 
 
 def bars(lines: list[str], title: str) -> dict[str, tuple[float, float]]:
-    """Figures below a title, and by how much each may be rounded."""
+    """Return the figures below a title, each with its largest rounding error."""
     start = next(index for index, line in enumerate(lines) if line.startswith(title))
     found = {}
     for line in lines[start + 1 :]:
@@ -44,7 +44,7 @@ def bars(lines: list[str], title: str) -> dict[str, tuple[float, float]]:
             break
         number, unit = match[2].replace(",", ""), match[3]
         digits = len(number.partition(".")[2])
-        if unit in SPELLS:  # three figures, of which noughts are not written
+        if unit in SPELLS:  # three digits, without trailing zeros
             digits = 2 - math.floor(math.log10(abs(float(number))))
         scale = (SIZES | SPELLS)[unit]
         found[match[1]] = float(number) * scale, 0.51 * scale * 10.0**-digits
@@ -62,12 +62,12 @@ def leaves(node: Branch) -> Iterator[Leaf]:
         yield from leaves(entry) if isinstance(entry, Branch) else [entry]
 
 
-# What all plans have.
+# Properties of all plans.
 
 
 @pytest.mark.parametrize("name", ASKED)
 def test_figures_add_up(name: str) -> None:
-    """In the text, and to the last byte behind it."""
+    """Check the rounded figures of the text and the exact ones of its parts."""
     shown = made(name)
     lines = PlanPicture(shown).lines()
     assert_sum(bars(lines, "memory per device"), shown.memory.available)
@@ -261,7 +261,7 @@ def test_layers_that_differ_keep_their_numbers() -> None:
 
 
 def test_numbers_in_names_are_not_layers() -> None:
-    """`w1` and `w2` are two matrices; a list of arrays, or many names alike, are layers."""
+    """`w1` and `w2` are two matrices. A list of arrays and many similar names are layers."""
     two = by_hand(tensor("p['w1']", 4, 4), tensor("p['w2']", 4, 4))
     assert all(f"['w{i}']" in repr(PlanPicture(two)) for i in (1, 2))
     assert "p[#] x 2" not in repr(PlanPicture(two))
@@ -304,7 +304,7 @@ def test_a_long_list_says_what_is_left_out() -> None:
 
 
 def test_who_has_which_block_is_what_jax_says() -> None:
-    """Of every way to cut two dimensions over two axes."""
+    """Compare every sharding of two dimensions over two axes."""
     code = """
     import itertools, jax
     jax.config.update("jax_num_cpu_devices", 6)
@@ -361,7 +361,7 @@ def test_many_devices_are_lines_of_a_small_page() -> None:
     assert max(map(len, PlanPicture(shown).lines())) <= WIDTH
 
 
-# Odd ones.
+# Unusual plans.
 
 CUTS = st.sampled_from([(), ("data",), ("model",), ("data", "model"), ("model", "data")])
 PATHS = st.one_of(

@@ -1,4 +1,4 @@
-"""A run in the cell's output where nothing but text is shown."""
+"""Display of a run in the cell's output, if the front end shows only text or a widget."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_while_a_run_is_healed_its_line_says_so_and_then_goes_on_from_there(
     view.add(losses(6, 6, lost_s=1.6))
     view.flush()
     line = "step 6 · loss 6 · 100 ms a step · 2.2 s · recovered once\n"
-    assert capsys.readouterr().out == line, "the pace is not that of the recovery"
+    assert capsys.readouterr().out == line, "the step time includes the recovery"
 
 
 def test_outside_of_a_notebook_there_are_lines_only() -> None:
@@ -104,7 +104,7 @@ def test_in_a_notebook_the_front_end_and_the_setting_decide(
 
 
 def executed(monkeypatch: pytest.MonkeyPatch, view: str) -> list[NotebookNode]:
-    """The outputs of a run in nbclient, which is what papermill runs."""
+    """Run a notebook with nbclient, as papermill does, and return the outputs of its run."""
     monkeypatch.setenv("NBDIST_VIEW", view)
     cells = [nbformat.v4.new_code_cell(cell) for cell in CELLS]
     notebook = nbformat.v4.new_notebook(cells=cells)
@@ -113,7 +113,7 @@ def executed(monkeypatch: pytest.MonkeyPatch, view: str) -> list[NotebookNode]:
     return outputs
 
 
-@pytest.mark.full  # test_notebooks.py has one
+@pytest.mark.full  # test_notebooks.py contains such a run
 def test_a_notebook_that_nobody_watches_has_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = executed(monkeypatch, "auto")
     (shown,) = (o.data for o in outputs if o.output_type == "display_data")
@@ -121,7 +121,7 @@ def test_a_notebook_that_nobody_watches_has_the_picture(monkeypatch: pytest.Monk
     assert "200 steps" in shown["text/plain"]
 
 
-@pytest.mark.full  # a terminal's last line is the same
+@pytest.mark.full  # the last line of a terminal is the same
 def test_as_text_its_last_line_is_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = executed(monkeypatch, "text")
     assert {o.output_type for o in outputs} == {"stream"}
@@ -130,7 +130,7 @@ def test_as_text_its_last_line_is_the_end_of_the_run(monkeypatch: pytest.MonkeyP
 
 
 def test_a_widget_is_fed_and_closed() -> None:
-    """As the kernel says it; `tests/browser/test_widget.py` has the page."""
+    """Check the messages of the kernel. `tests/browser/test_widget.py` tests the page."""
     with Kernel() as kernel:
         kernel.run("import os; os.environ['NBDIST_VIEW'] = 'widget'").check()
         kernel.run(CELLS[0]).check()
@@ -151,9 +151,9 @@ def test_a_widget_is_fed_and_closed() -> None:
 
 
 def test_a_shell_that_is_made_of_ipykernels_is_a_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Colab's."""
+    """The shell of Colab is such a class."""
     shell = object.__new__(type("Shell", (ZMQInteractiveShell,), {}))
     monkeypatch.setattr(surface, "get_ipython", lambda: shell)
     assert surface.in_notebook()
     monkeypatch.setenv(RANK_VARIABLE, "0")
-    assert not surface.in_notebook(), "an engine's shell is one too"
+    assert not surface.in_notebook(), "an engine also has such a shell"
