@@ -1,4 +1,4 @@
-"""Documents keep their limits, their links lead to files, and the README's cells run."""
+"""Limits and links of documents, and the cells of the README."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_cells_of_the_readme_run(tmp_path: Path) -> None:
     execute(source, target)
     text = target.read_text("utf-8")
     assert "4 workers are ready" in text
-    assert text.count("epoch 4  loss") == 2, "one step cell for each strategy"
+    assert text.count("epoch 4  loss") == 2, "one step cell for each strategy is expected"
 
 
 def _cells_of(page: Path) -> Iterator[str]:

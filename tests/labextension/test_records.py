@@ -1,4 +1,4 @@
-"""The browser's copy of the records is the records."""
+"""TypeScript definitions of the records, generated from the Python records."""
 
 from __future__ import annotations
 

