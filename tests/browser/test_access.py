@@ -112,7 +112,9 @@ def colour(element: Locator, name: str = "backgroundColor") -> str:
 
 
 @pytest.mark.parametrize("name", MEDIA)
-def test_it_can_be_read(tab: Page, view: Locator, pictures: Path, name: str) -> None:
+def test_run_view_has_no_violations_in_each_colour_mode(
+    tab: Page, view: Locator, pictures: Path, name: str
+) -> None:
     tab.emulate_media(**MEDIA[name])
     assert violations(tab, ".nbdist-RunTab .nbdist-run") == []
     view.screenshot(path=pictures / f"access {name}.png")
@@ -129,7 +131,7 @@ def test_it_can_be_read(tab: Page, view: Locator, pictures: Path, name: str) -> 
     assert colour(view.locator(".nbdist-done")) not in (ground, colour(view.locator(".nbdist-bar")))
 
 
-def test_with_more_contrast_all_words_have_it(tab: Page, view: Locator) -> None:
+def test_text_has_contrast_of_seven_with_more_contrast(tab: Page, view: Locator) -> None:
     """Check the ratio of level AAA of WCAG 2.2."""
     assert view.evaluate(_FAINT), "by default, some text has less contrast"
     tab.emulate_media(contrast="more")
@@ -137,7 +139,7 @@ def test_with_more_contrast_all_words_have_it(tab: Page, view: Locator) -> None:
 
 
 @pytest.mark.parametrize("media", [{}, {"forced_colors": "active"}], ids=["usual", "forced"])
-def test_tab_comes_to_every_control_and_shows_where_it_is(
+def test_tab_key_reaches_every_control_and_shows_the_focus(
     tab: Page, view: Locator, media: dict[str, Any]
 ) -> None:
     tab.emulate_media(**media)
@@ -159,7 +161,7 @@ def test_tab_comes_to_every_control_and_shows_where_it_is(
     )
 
 
-def test_lines_are_switched_by_keys(tab: Page, view: Locator) -> None:
+def test_lines_are_toggled_by_keys(tab: Page, view: Locator) -> None:
     chips = view.locator("button.nbdist-chip")
     first, second = chips.nth(0), chips.nth(1)
     first.focus()
@@ -174,7 +176,7 @@ def test_lines_are_switched_by_keys(tab: Page, view: Locator) -> None:
     view.locator("button.nbdist-chip[aria-pressed=false]").wait_for(state="detached")
 
 
-def test_tabs_axis_and_tables_are_worked_by_keys(tab: Page, view: Locator) -> None:
+def test_tabs_axis_and_tables_work_by_keys(tab: Page, view: Locator) -> None:
     view.get_by_role("tab", name="Metrics").focus()
     tab.keyboard.press("ArrowRight")
     view.get_by_role("figure").get_by_text("step time", exact=True).wait_for()
@@ -194,7 +196,7 @@ def test_tabs_axis_and_tables_are_worked_by_keys(tab: Page, view: Locator) -> No
     tab.keyboard.press("Enter")
 
 
-def test_a_chart_is_zoomed_by_keys_and_keeps_the_focus(tab: Page, view: Locator) -> None:
+def test_zoom_of_a_chart_by_keys_keeps_the_focus(tab: Page, view: Locator) -> None:
     plot = view.get_by_role("group", name="loss", exact=True)
     plot.focus()
     tab.keyboard.press("+")
@@ -206,9 +208,7 @@ def test_a_chart_is_zoomed_by_keys_and_keeps_the_focus(tab: Page, view: Locator)
     assert plot.evaluate("plot => plot === document.activeElement")
 
 
-def test_a_line_that_is_new_leaves_the_focus_where_it_was(
-    tab: Page, view: Locator, kept: RunDirectory
-) -> None:
+def test_a_new_line_does_not_move_the_focus(tab: Page, view: Locator, kept: RunDirectory) -> None:
     chips = view.locator("button.nbdist-chip")
     chips.filter(has_text="rank 1").focus()
     report(kept, 2)

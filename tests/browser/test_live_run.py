@@ -125,7 +125,7 @@ def until_drawn_anew(page: Page, canvas: Locator) -> None:
 
 
 @pytest.mark.full  # tests/telemetry/test_run_state.py tests the figures
-def test_what_was_planned_is_beside_what_is_measured(notebook: Page, pictures: Path) -> None:
+def test_planned_values_are_shown_beside_measured_ones(notebook: Page, pictures: Path) -> None:
     shown = begin_endless(notebook)
     table = shown.get_by_role("table", name="Planned and measured")
     measured = table.get_by_role("row", name="measured").get_by_role("cell")
@@ -136,7 +136,7 @@ def test_what_was_planned_is_beside_what_is_measured(notebook: Page, pictures: P
     stop(notebook, shown)
 
 
-def test_the_chart_moves_while_the_cell_is_busy_and_stop_ends_the_run(notebook: Page) -> None:
+def test_chart_updates_while_the_cell_runs_and_stop_ends_the_run(notebook: Page) -> None:
     shown = begin_endless(notebook)
     chart = shown.get_by_role("img").first
     chart.scroll_into_view_if_needed()
@@ -156,7 +156,7 @@ def test_the_chart_moves_while_the_cell_is_busy_and_stop_ends_the_run(notebook: 
     view(notebook, SHORT).locator(".nbdist-pill", has_text="finished").wait_for()
 
 
-def test_the_toolbar_and_the_panel_show_the_run_and_stop_it(notebook: Page) -> None:
+def test_toolbar_and_panel_show_the_run_and_stop_it(notebook: Page) -> None:
     shown = begin_endless(notebook)
     notebook.get_by_role("button", name="nbdist: 2 workers").click()
     panel = notebook.get_by_role("region", name="nbdist clusters and runs")
@@ -186,7 +186,7 @@ def test_a_second_page_shows_the_same_run(lab: Lab, window: BrowserContext, note
     wait(notebook, ENDLESS)
 
 
-def test_the_panel_starts_a_cluster_by_a_cell_in_sight(notebook: Page) -> None:
+def test_the_panel_starts_a_cluster_by_a_visible_cell(notebook: Page) -> None:
     assert sources(notebook)[START] == "%load_ext nbdist\n%dist_start 2 hosts --framework jax"
     open_panel(notebook).get_by_role("region", name="2 workers · JAX").wait_for()
 
@@ -209,13 +209,13 @@ def test_the_panel_starts_a_cluster_of_one_and_stops_it(lab: Lab, page: Page) ->
     assert "%dist_stop" in sources(page)[2]
 
 
-def test_a_failed_run_says_where(notebook: Page) -> None:
-    said = run(notebook, FAILS)
-    assert "ValueError on rank" in said
-    assert "no number" in said
+def test_a_failed_run_names_the_rank_and_the_error(notebook: Page) -> None:
+    output = run(notebook, FAILS)
+    assert "ValueError on rank" in output
+    assert "no number" in output
 
 
-def test_nothing_stands_in_the_way_of_a_screen_reader(notebook: Page) -> None:
+def test_run_view_and_panel_have_no_accessibility_violations(notebook: Page) -> None:
     run(notebook, SHORT)
     view(notebook, SHORT).scroll_into_view_if_needed()
     assert violations(notebook, ".nbdist-run") == []
@@ -232,7 +232,7 @@ def test_nothing_stands_in_the_way_of_a_screen_reader(notebook: Page) -> None:
         pytest.param("JupyterLab Dark", "rtl", marks=pytest.mark.full),
     ],
 )
-def test_it_is_drawn_in_the_themes_colours_and_from_the_right(
+def test_run_view_follows_theme_and_direction(
     notebook: Page, theme: str, direction: str, pictures: Path
 ) -> None:
     """Save screenshots for review."""
@@ -270,7 +270,7 @@ def saved(lab: Lab, notebook: Page) -> Path:
     return lab.server.home / "run.ipynb"
 
 
-def test_a_saved_notebook_holds_a_picture_and_a_text(saved: Path) -> None:
+def test_a_saved_notebook_contains_a_picture_and_a_text(saved: Path) -> None:
     outputs = nbformat.read(saved, as_version=4).cells[SHORT].outputs
     (data,) = [o.data for o in outputs if o.get("data", {}).get("image/png")]
     assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
@@ -280,7 +280,7 @@ def test_a_saved_notebook_holds_a_picture_and_a_text(saved: Path) -> None:
 
 @pytest.mark.parametrize("trusted", [pytest.param(True, marks=pytest.mark.full), False])
 @pytest.mark.full
-def test_a_saved_notebook_shows_the_picture_where_the_run_is_gone(
+def test_a_saved_notebook_shows_the_picture_of_a_missing_run(
     lab: Lab, saved: Path, page: Page, trusted: bool
 ) -> None:
     name = f"reopened-{trusted}.ipynb"
@@ -299,7 +299,7 @@ def test_a_saved_notebook_shows_the_picture_where_the_run_is_gone(
     assert picture.evaluate("image => image.naturalWidth") > 600
 
 
-def test_a_page_made_of_it_shows_the_picture_offline(
+def test_the_exported_page_shows_the_picture_offline(
     saved: Path, window: BrowserContext, tmp_path: Path
 ) -> None:
     html, _ = HTMLExporter().from_filename(str(saved))
@@ -315,7 +315,7 @@ def test_a_page_made_of_it_shows_the_picture_offline(
     assert min(widths) > 600
 
 
-def test_the_panel_stops_the_cluster_by_a_cell_too(notebook: Page) -> None:
+def test_the_panel_stops_the_cluster_by_a_cell(notebook: Page) -> None:
     """Stop the module's cluster: this test must be the last."""
     cluster = open_panel(notebook).get_by_role("region", name="2 workers · JAX")
     cluster.get_by_role("button", name="Stop", exact=True).click()

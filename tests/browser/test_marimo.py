@@ -88,7 +88,7 @@ def open_when_it_answers(page: Page, at: str) -> None:
 
 
 @pytest.mark.full  # tests/views/run/test_live_display.py feeds the widget in `make test`
-def test_the_chart_moves_while_the_cell_runs_and_a_picture_stays(
+def test_chart_updates_in_the_cell_and_a_picture_remains(
     at: str, page: Page, tmp_path: Path
 ) -> None:
     expect.set_options(timeout=TIMEOUT_MS)

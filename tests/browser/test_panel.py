@@ -94,7 +94,7 @@ def stop(page: Page) -> None:
 
 
 @pytest.mark.full
-def test_one_socket_serves_all_that_show_a_run_and_none_what_nobody_looks_at(
+def test_all_views_of_a_run_share_one_socket_until_they_close(
     notebook: Page,
 ) -> None:
     sockets: list[WebSocket] = []
@@ -115,9 +115,7 @@ def test_one_socket_serves_all_that_show_a_run_and_none_what_nobody_looks_at(
     assert all(socket.is_closed() for socket in sockets)
 
 
-def test_stop_is_for_the_run_under_way_and_not_for_the_last_one_heard_of(
-    lab: Lab, notebook: Page
-) -> None:
+def test_stop_ends_the_active_run_and_not_the_previous_one(lab: Lab, notebook: Page) -> None:
     """The page polls the server every 2 s. Meanwhile, one run may end and another one begin."""
     is_old, kept = False, dict[str, str]()
 
@@ -146,7 +144,7 @@ def test_stop_is_for_the_run_under_way_and_not_for_the_last_one_heard_of(
 
 
 @pytest.mark.full
-def test_a_cluster_is_resized_by_cells_of_the_notebook(notebook: Page) -> None:
+def test_the_panel_resizes_a_cluster_by_a_cell(notebook: Page) -> None:
     panel = notebook.get_by_role("region", name="nbdist clusters and runs")
     form = panel.get_by_role("form", name="Start a cluster")
     form.get_by_label("Hosts").fill("0")
@@ -165,7 +163,7 @@ def until_there_are(page: Page, cells: int) -> None:
     page.wait_for_function(f"cells => {count} === cells", arg=cells)
 
 
-def test_snippets_are_inserted_and_the_wish_outlives_a_reload(notebook: Page) -> None:
+def test_snippets_are_inserted_and_settings_survive_a_reload(notebook: Page) -> None:
     hosts = notebook.get_by_role("form", name="Start a cluster").get_by_label("Hosts")
     with notebook.expect_response(
         lambda answer: "workspaces" in answer.url and answer.request.method == "PUT"
@@ -179,7 +177,7 @@ def test_snippets_are_inserted_and_the_wish_outlives_a_reload(notebook: Page) ->
     expect(hosts).to_have_value("7")
 
 
-def test_everybody_can_read_the_panel(notebook: Page) -> None:
+def test_panel_has_no_accessibility_violations(notebook: Page) -> None:
     run(notebook, CLUSTER)
     start(notebook, RUN)
     notebook.locator(f"{OUTPUT} canvas").first.wait_for()
@@ -190,7 +188,9 @@ def test_everybody_can_read_the_panel(notebook: Page) -> None:
 
 
 @pytest.mark.full
-def test_in_a_notebook_7_whose_server_comes_back(tmp_path: Path, window: BrowserContext) -> None:
+def test_notebook_7_reconnects_to_a_restarted_server(
+    tmp_path: Path, window: BrowserContext
+) -> None:
     """Notebook 7 has no status bar, and shows one document at a time."""
     with Lab(tmp_path / "files", "notebook") as lab, window.new_page() as page:
         lab.write("run.ipynb", CELLS)

@@ -83,7 +83,7 @@ def tab(notebook: Page) -> Locator:
     return tab
 
 
-def test_it_shows_what_the_magic_showed_and_folds(notebook: Page, tab: Locator) -> None:
+def test_tab_shows_the_output_of_the_magic_and_folds(notebook: Page, tab: Locator) -> None:
     assert "48 arrays" in run(notebook, SHOW)
     expect(tab).to_contain_text("Output of %dist_show params at")
     names, layer = tab.locator("summary", has_text="params"), tab.locator("summary").nth(1)
@@ -99,7 +99,7 @@ def test_it_shows_what_the_magic_showed_and_folds(notebook: Page, tab: Locator) 
     expect(tab.locator("[title*='0:256']").first).to_be_visible()
 
 
-def test_the_form_asks_by_a_cell_of_the_notebook(notebook: Page, tab: Locator) -> None:
+def test_the_form_adds_a_cell_to_the_notebook(notebook: Page, tab: Locator) -> None:
     form = tab.get_by_role("form", name="Show array placement")
     field = form.get_by_label("Names on the workers")
     expect(field).to_have_value("params")
@@ -114,7 +114,7 @@ def test_the_form_asks_by_a_cell_of_the_notebook(notebook: Page, tab: Locator) -
     assert notebook.evaluate(COUNT) == before + 1
 
 
-def test_nothing_stands_in_the_way_of_a_screen_reader(
+def test_tab_and_panel_have_no_accessibility_violations(
     notebook: Page, tab: Locator, pictures: Path
 ) -> None:
     """Save screenshots for review."""
@@ -128,7 +128,7 @@ def test_nothing_stands_in_the_way_of_a_screen_reader(
     assert violations(notebook, ".nbdist-PlacementTab") == []
 
 
-def test_without_its_notebook_it_says_so_and_a_reload_brings_it_back(
+def test_tab_reports_a_closed_notebook_and_survives_a_reload(
     lab: Lab, notebook: Page, tab: Locator
 ) -> None:
     notebook.evaluate("() => window.notebook.context.save().then(() => window.notebook.close())")
@@ -139,7 +139,7 @@ def test_without_its_notebook_it_says_so_and_a_reload_brings_it_back(
     expect(tab).to_contain_text("layer_23")
 
 
-def test_without_its_cluster_it_says_so(lab: Lab, notebook: Page, tab: Locator) -> None:
+def test_tab_reports_a_missing_cluster(lab: Lab, notebook: Page, tab: Locator) -> None:
     """Stop the module's cluster: this test must be the last."""
     lab.end_kernels()
     expect(tab).to_contain_text("The cluster is not available")
@@ -149,9 +149,7 @@ def test_without_its_cluster_it_says_so(lab: Lab, notebook: Page, tab: Locator) 
 
 
 @pytest.mark.full  # tests/server/test_placement.py tests that no script runs
-def test_notebook_7_shows_it_beside_the_notebook_and_nothing_in_it_runs(
-    lab: Lab, page: Page
-) -> None:
+def test_notebook_7_shows_the_tab_and_runs_no_script_in_it(lab: Lab, page: Page) -> None:
     lab.write("evil.ipynb", [EVIL])
     lab.as_notebook().open(page, "evil.ipynb")
     run(page, 0)

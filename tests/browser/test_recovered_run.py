@@ -105,13 +105,13 @@ def tab(lab: Lab, window: BrowserContext) -> Iterator[Page]:
     page = window.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
-    come_up(lab, page)
+    open_lab(lab, page)
     yield page
     page.close()
     assert not errors
 
 
-def come_up(lab: Lab, page: Page) -> None:
+def open_lab(lab: Lab, page: Page) -> None:
     lab.show(page, waits_for="#jp-main-dock-panel")
     page.wait_for_function("() => window.jupyterapp?.commands.hasCommand('nbdist:open-run')")
 
@@ -154,7 +154,7 @@ def drawn(shown: Locator) -> str:
     return pixels
 
 
-def test_a_run_is_watched_while_it_is_healed(lab: Lab, tab: Page) -> None:
+def test_tab_follows_a_run_through_its_recovery(lab: Lab, tab: Page) -> None:
     whole = begin(lab)
     report(whole, 1, STEPS)
     undisturbed = show(tab, whole)
@@ -188,7 +188,7 @@ def test_a_run_is_watched_while_it_is_healed(lab: Lab, tab: Page) -> None:
     assert mark.count() == 1
     part = mark.locator("..").evaluate(PART)
     assert part == pytest.approx((SAVED - 1) / (STEPS - 1), abs=0.005)
-    come_up(lab, tab)
+    open_lab(lab, tab)
     again = show(tab, run)
     is_drawn_to(tab, again, STEPS)
     assert table(tab, again) == rows
@@ -209,28 +209,28 @@ def shown(lab: Lab, tab: Page) -> Locator:
     return shown
 
 
-def test_a_mark_says_what_happened_to_whoever_comes_to_it(tab: Page, shown: Locator) -> None:
+def test_a_recovery_mark_shows_its_text_on_hover_and_focus(tab: Page, shown: Locator) -> None:
     mark = shown.get_by_role("img", name=WORDS, exact=True)
-    said = shown.locator(".nbdist-readout")
+    readout = shown.locator(".nbdist-readout")
     mark.hover()
-    said.get_by_text(WORDS).wait_for()
+    readout.get_by_text(WORDS).wait_for()
     tab.mouse.move(0, 0)
-    until(tab, lambda: said.inner_text() == "")
+    until(tab, lambda: readout.inner_text() == "")
     shown.get_by_role("group", name="loss", exact=True).focus()
     tab.keyboard.press("Tab")
     assert mark.evaluate("mark => mark === document.activeElement")
-    said.get_by_text(WORDS).wait_for()
+    readout.get_by_text(WORDS).wait_for()
     tab.keyboard.press("Tab")
-    until(tab, lambda: said.inner_text() == "")
+    until(tab, lambda: readout.inner_text() == "")
 
 
-def test_a_mark_follows_the_axis_and_is_gone_where_its_place_is(tab: Page, shown: Locator) -> None:
+def test_a_recovery_mark_follows_axis_and_zoom(tab: Page, shown: Locator) -> None:
     mark = shown.get_by_role("img", name=WORDS, exact=True)
     shown.get_by_label("Time", exact=True).check()
     whole_s = LOST_S + STEP_S * (DIED + STEPS - SAVED - 1)
     part = (HEAL.time_s - STEP_S) / whole_s
-    where = mark.locator("..")
-    until(tab, lambda: abs(where.evaluate(PART) - part) < 0.005, lambda: where.evaluate(PART))
+    place = mark.locator("..")
+    until(tab, lambda: abs(place.evaluate(PART) - part) < 0.005, lambda: place.evaluate(PART))
     shown.get_by_label("Step", exact=True).check()
     plot = shown.get_by_role("group", name="loss", exact=True)
     plot.focus()
@@ -253,7 +253,7 @@ def test_a_mark_follows_the_axis_and_is_gone_where_its_place_is(tab: Page, shown
         pytest.param(THEMES[1], "active", marks=pytest.mark.full),
     ],
 )
-def test_a_mark_is_seen_in_every_colour(
+def test_a_recovery_mark_is_visible_in_every_colour_mode(
     tab: Page, shown: Locator, theme: str, forced: str, pictures: Path
 ) -> None:
     change_theme(tab, theme)

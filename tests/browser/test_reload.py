@@ -120,8 +120,8 @@ def lines(page: Page, index: int) -> list[int]:
 
 def wait_for_lines(page: Page, index: int, last: int) -> None:
     def are_there() -> bool:
-        came = lines(page, index)
-        return bool(came) and came[-1] >= last
+        printed = lines(page, index)
+        return bool(printed) and printed[-1] >= last
 
     until(page, are_there, lambda: lines(page, index))
 
@@ -134,7 +134,7 @@ def be_away(page: Page, lab: Lab) -> None:
     until(page, lambda: file.stat().st_size > before)
 
 
-def reload_in_mid_run(page: Page, lab: Lab, index: int) -> None:
+def reload_during_run(page: Page, lab: Lab, index: int) -> None:
     """Leave the page after the cell has printed text, return, and wait until it prints more."""
     wait_for_lines(page, index, 5)
     be_away(page, lab)
@@ -151,12 +151,12 @@ def saved(page: Page, lab: Lab, index: int) -> list[nbformat.NotebookNode]:
 
 
 def check_whole(page: Page, index: int) -> None:
-    came = lines(page, index)
-    assert came == list(range(len(came)))
+    printed = lines(page, index)
+    assert printed == list(range(len(printed)))
 
 
 @pytest.mark.parametrize("is_saved", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_the_chart_and_the_text_come_back_and_are_saved(
+def test_chart_and_text_are_restored_and_saved(
     front: Lab, shown: Page, end: Path, is_saved: bool
 ) -> None:
     start(shown, REPORTS)
@@ -192,7 +192,7 @@ def check_picture(page: Page, lab: Lab, index: int) -> None:
 
 
 @pytest.mark.full  # test_live_run.py tests Stop, and the first test here a restored chart
-def test_stop_works_in_what_came_back(front: Lab, shown: Page) -> None:
+def test_stop_works_in_a_restored_view(front: Lab, shown: Page) -> None:
     start(shown, STEPS)
     view(shown, STEPS).get_by_role("img").first.wait_for()
     shown.goto("about:blank")
@@ -205,11 +205,11 @@ def test_stop_works_in_what_came_back(front: Lab, shown: Page) -> None:
 
 
 @pytest.mark.full  # the first test restores text too
-def test_a_cell_that_only_prints_shows_all_it_said_and_its_error(
+def test_text_and_error_of_a_cell_without_reports_are_restored(
     front: Lab, shown: Page, end: Path
 ) -> None:
     start(shown, PRINTS)
-    reload_in_mid_run(shown, front, PRINTS)
+    reload_during_run(shown, front, PRINTS)
     end.touch()
     wait(shown, PRINTS)
     shown.get_by_text("ValueError: at the end").last.wait_for()
@@ -219,9 +219,11 @@ def test_a_cell_that_only_prints_shows_all_it_said_and_its_error(
 
 
 @pytest.mark.full
-def test_a_cell_that_reports_later_has_its_chart_then(front: Lab, shown: Page, end: Path) -> None:
+def test_a_restored_cell_shows_a_chart_after_its_first_report(
+    front: Lab, shown: Page, end: Path
+) -> None:
     start(shown, PRINTS)
-    reload_in_mid_run(shown, front, PRINTS)
+    reload_during_run(shown, front, PRINTS)
     assert not view(shown, PRINTS).count()
     end.with_name("report").touch()
     view(shown, PRINTS).scroll_into_view_if_needed()
@@ -233,10 +235,10 @@ def test_a_cell_that_reports_later_has_its_chart_then(front: Lab, shown: Page, e
 
 
 @pytest.mark.full
-def test_a_run_that_was_queued_is_shown_too(front: Lab, shown: Page, end: Path) -> None:
+def test_a_queued_run_is_shown_after_a_reload(front: Lab, shown: Page, end: Path) -> None:
     start(shown, REPORTS)
     start(shown, STEPS)
-    reload_in_mid_run(shown, front, REPORTS)
+    reload_during_run(shown, front, REPORTS)
     end.touch()
     stop = view(shown, STEPS).get_by_role("button", name="Stop")
     stop.wait_for()
@@ -247,7 +249,7 @@ def test_a_run_that_was_queued_is_shown_too(front: Lab, shown: Page, end: Path) 
 
 
 @pytest.mark.full  # tests/server/test_server.py tests text from a position
-def test_text_goes_on_where_the_connection_broke(front: Lab, shown: Page, end: Path) -> None:
+def test_text_continues_after_a_broken_connection(front: Lab, shown: Page, end: Path) -> None:
     sockets: list[WebSocketRoute] = []
 
     def take(socket: WebSocketRoute) -> None:
@@ -270,7 +272,7 @@ def test_text_goes_on_where_the_connection_broke(front: Lab, shown: Page, end: P
 
 
 @pytest.mark.full
-def test_two_pages_show_it_once_each(
+def test_two_pages_show_each_output_once(
     front: Lab, window: BrowserContext, shown: Page, end: Path
 ) -> None:
     start(shown, REPORTS)
@@ -288,7 +290,7 @@ def test_two_pages_show_it_once_each(
 
 
 @pytest.mark.full
-def test_a_run_that_ends_before_the_server_answers_has_its_picture(
+def test_a_run_that_ends_before_the_response_has_its_picture(
     front: Lab, shown: Page, end: Path
 ) -> None:
     """Delay the first list of runs, without which the page does not know the run."""
@@ -313,7 +315,7 @@ def test_a_run_that_ends_before_the_server_answers_has_its_picture(
 
 
 @pytest.mark.full
-def test_a_run_that_is_over_but_for_its_picture_has_it(front: Lab, shown: Page, end: Path) -> None:
+def test_a_finished_run_without_its_picture_gets_it(front: Lab, shown: Page, end: Path) -> None:
     """The server already lists the run as finished while the kernel still draws its picture."""
 
     def answer(route: Route) -> None:
@@ -332,9 +334,7 @@ def test_a_run_that_is_over_but_for_its_picture_has_it(front: Lab, shown: Page, 
 
 
 @pytest.mark.full
-def test_a_page_that_comes_after_the_end_is_left_as_it_was(
-    front: Lab, shown: Page, end: Path
-) -> None:
+def test_a_page_opened_after_the_end_stays_unchanged(front: Lab, shown: Page, end: Path) -> None:
     end.touch()
     run(shown, REPORTS)
     shown.goto("about:blank")
@@ -343,7 +343,7 @@ def test_a_page_that_comes_after_the_end_is_left_as_it_was(
 
 
 @pytest.mark.full
-def test_in_a_notebook_7_too(lab: Lab, page: Page) -> None:
+def test_notebook_7_restores_a_run(lab: Lab, page: Page) -> None:
     notebook, name = lab.as_notebook(), "seven.ipynb"
     lab.write(name, ["from tests.browser import synthetic", "kept = synthetic.run(600)"])
     notebook.open(page, name)

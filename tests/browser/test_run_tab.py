@@ -121,7 +121,7 @@ def take_steps(run: RunDirectory, first: int, last: int) -> None:
 
 
 @pytest.mark.full
-def test_the_memory_of_the_page_stays_flat_over_a_million_points(lab: Lab, tab: Page) -> None:
+def test_page_memory_stays_flat_over_a_million_points(lab: Lab, tab: Page) -> None:
     run = new_run(lab.server.runs, steps=POINTS)
     shown = show(tab, run.state.id)
     held, first = list[float](), 1
@@ -150,7 +150,7 @@ def chart(lab: Lab, tab: Page) -> Locator:
 
 
 @pytest.mark.full
-def test_a_logarithmic_scale_and_smoothing_are_drawn(tab: Page, chart: Locator) -> None:
+def test_logarithmic_scale_and_smoothing_are_drawn(tab: Page, chart: Locator) -> None:
     canvas = chart.get_by_role("img").first.locator("canvas").first
     pixels, rows = canvas.evaluate(PIXELS), table(chart)
     chart.get_by_label("Log scale").check()
@@ -165,7 +165,7 @@ def test_a_logarithmic_scale_and_smoothing_are_drawn(tab: Page, chart: Locator) 
     until(tab, lambda: table(chart) == rows)
 
 
-def test_a_drag_zooms_and_with_shift_it_pans(tab: Page, chart: Locator) -> None:
+def test_a_drag_zooms_and_pans_with_shift(tab: Page, chart: Locator) -> None:
     plot = chart.locator(".nbdist-over").first
     assert ends(chart) == (1, 200)
     drag(tab, plot, 0.25, 0.5)
@@ -195,7 +195,7 @@ def is_near(found: tuple[int, int], wanted: tuple[int, int]) -> bool:
     return all(abs(a - b) <= 5 for a, b in zip(found, wanted, strict=True))
 
 
-def test_metrics_that_are_odd_are_shown_as_far_as_they_go(lab: Lab, tab: Page) -> None:
+def test_unusual_metrics_and_times_are_shown(lab: Lab, tab: Page) -> None:
     """NaN, infinity, a metric of one rank, late and renamed metrics, and a jump of the clock."""
     run = new_run(lab.server.runs)
     own = Columns(own=("loss",))
@@ -221,7 +221,7 @@ def test_metrics_that_are_odd_are_shown_as_far_as_they_go(lab: Lab, tab: Page) -
     end(run)
 
 
-def test_of_a_kernel_that_died_it_says_so_and_shows_what_there_is(lab: Lab, tab: Page) -> None:
+def test_a_run_of_a_dead_kernel_is_lost_and_keeps_its_data(lab: Lab, tab: Page) -> None:
     program = (
         "run = new_run(root)\nrun.take(losses(1, 50))\nrun.flush()\n"
         "print(run.state.id, flush=True)\ntime.sleep(60)"
@@ -237,7 +237,7 @@ def test_of_a_kernel_that_died_it_says_so_and_shows_what_there_is(lab: Lab, tab:
     shown.get_by_text("unknown").nth(1).wait_for()  # for both ranks, which were running
 
 
-def test_of_a_run_that_is_deleted_what_was_seen_stays(lab: Lab, tab: Page) -> None:
+def test_data_of_a_deleted_run_stays_visible(lab: Lab, tab: Page) -> None:
     run = new_run(lab.server.runs)
     run.take(steps(1, 30))
     run.flush()
@@ -249,7 +249,7 @@ def test_of_a_run_that_is_deleted_what_was_seen_stays(lab: Lab, tab: Page) -> No
     run.close()
 
 
-def test_of_many_workers_bands_and_those_outside_of_them_are_shown(lab: Lab, tab: Page) -> None:
+def test_many_workers_are_shown_as_bands_with_outliers(lab: Lab, tab: Page) -> None:
     run = new_run(lab.server.runs)
     for rank in range(100):
         run.take(steps(1, 50, rank, loss=OUTSIDE.get(rank, 1 + rank / 1000)))
@@ -264,7 +264,7 @@ def test_of_many_workers_bands_and_those_outside_of_them_are_shown(lab: Lab, tab
 
 
 @pytest.mark.full
-def test_stop_of_a_run_that_is_over_and_still_shown_settles(lab: Lab, tab: Page) -> None:
+def test_stop_of_a_run_that_has_ended_completes(lab: Lab, tab: Page) -> None:
     run = new_run(lab.server.runs, header="%%dist_run was over")
     run.take(steps(1, 30))
     run.flush()

@@ -70,14 +70,14 @@ def step(page: Page) -> int:
     return int(found[1].replace(",", "")) if found else 0
 
 
-def await_step(page: Page, wanted: int) -> None:
+def await_step(page: Page, step_number: int) -> None:
     deadline = time.monotonic() + TIMEOUT_S
-    while step(page) < wanted:
+    while step(page) < step_number:
         assert time.monotonic() < deadline, page.locator(".nbdist-run").inner_text()
         page.wait_for_timeout(50)
 
 
-def test_the_chart_moves_while_the_cell_runs_and_a_picture_stays(
+def test_chart_updates_in_the_cell_and_a_picture_remains(
     page: tuple[Page, Lab], pictures: Path
 ) -> None:
     """Save screenshots for review."""
@@ -102,7 +102,7 @@ def test_the_chart_moves_while_the_cell_runs_and_a_picture_stays(
     tab.screenshot(path=pictures / "widget-over.png")
 
 
-def test_a_saved_notebook_has_the_picture_and_no_widget(page: tuple[Page, Lab]) -> None:
+def test_a_saved_notebook_contains_the_picture_and_no_widget(page: tuple[Page, Lab]) -> None:
     tab, lab = page
     tab.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
     path = lab.server.home / "widget.ipynb"
