@@ -26,7 +26,7 @@ def chosen(entries: list[Entry], reads: str, saved: str = "") -> list[str]:
     return [entry.place for entry in needed(entries, run, saved.split(), 2)]
 
 
-def test_names_decide_and_not_the_order() -> None:
+def test_names_decide_which_cells_are_replayed() -> None:
     entries = [
         cell(1, "import numpy as np"),
         cell(2, "x = np.ones(3)"),
@@ -39,7 +39,7 @@ def test_names_decide_and_not_the_order() -> None:
     assert chosen(entries, "elsewhere") == []
 
 
-def test_a_cell_that_failed_may_have_made_what_is_needed() -> None:
+def test_a_failed_cell_may_have_created_a_needed_name() -> None:
     failed = msgspec.structs.replace(cell(2, "lr = 0.01\noops()"), failed=True)
     entries = [cell(1, "lr = 0.1"), failed]
     with pytest.raises(
@@ -50,7 +50,7 @@ def test_a_cell_that_failed_may_have_made_what_is_needed() -> None:
     assert chosen([*entries, cell(3, "other = 1")], "other") == ["[3]"]
 
 
-def test_what_was_bound_anew_is_not_made_twice() -> None:
+def test_a_cell_whose_name_is_rebound_is_not_replayed() -> None:
     entries = [cell(1, "x = slow()"), cell(2, "x = 1"), cell(3, "if rank:\n    x = 2")]
     assert chosen(entries, "x") == ["[2]", "[3]"]
     assert chosen([*entries[:1], cell(2, "x = 1", ranks=(0,))], "x") == ["[1]", "[2]"]
@@ -69,32 +69,32 @@ def test_what_was_bound_anew_is_not_made_twice() -> None:
         "setattr(model, 'x', 1)",
     ],
 )
-def test_what_changes_a_name_is_done_again(source: str) -> None:
+def test_a_cell_that_changes_an_object_is_replayed(source: str) -> None:
     assert chosen([cell(1, "model = make()"), cell(2, source)], "model") == ["[1]", "[2]"]
 
 
 @pytest.mark.parametrize(
     "source", ["print(model)", "len(model)", "model", "y = model.x", "f'{model}'"]
 )
-def test_what_only_looks_is_not(source: str) -> None:
+def test_a_cell_that_only_reads_is_not_replayed(source: str) -> None:
     assert chosen([cell(1, "model = make()"), cell(2, source)], "model") == ["[1]"]
 
 
-def test_training_is_not_done_again_where_a_checkpoint_has_it() -> None:
+def test_training_in_a_checkpoint_is_not_replayed() -> None:
     entries = [cell(1, "params = make()"), step(2, "params", "params data")]
     assert chosen(entries, "params", saved="params") == ["[1]"]
     with pytest.raises(ReplayError, match=r"`params`: \[2\] trained it"):
         chosen(entries, "params")
 
 
-def test_a_cell_that_fits_makes_what_it_makes_again_untrained() -> None:
+def test_a_cell_that_fits_is_replayed_only_with_a_checkpoint() -> None:
     entries = [cell(1, "model = make()\nmodel.fit(x)")]
     assert chosen(entries, "model", saved="model") == ["[1]"]
     with pytest.raises(ReplayError, match=r"`model`: \[1\] trained it"):
         chosen(entries, "model")
 
 
-def test_what_was_made_of_something_trained_cannot_be_made_again() -> None:
+def test_a_name_derived_from_a_trained_one_cannot_be_replayed() -> None:
     entries = [
         cell(1, "params = make()"),
         step(2, "params"),
@@ -107,16 +107,16 @@ def test_what_was_made_of_something_trained_cannot_be_made_again() -> None:
     assert chosen([*entries[:3], fresh], "params scale", saved="params") == ["[1]", "[5]"]
 
 
-def test_a_cell_that_is_marked_is_never_run_again() -> None:
+def test_a_cell_marked_once_is_never_replayed() -> None:
     with pytest.raises(ReplayError, match=r"\[1\] is marked --once, and creates `rows`"):
         chosen([cell(1, "rows = charge_the_card()", once=True)], "rows")
 
 
-def test_what_was_pushed_is_pushed_again() -> None:
+def test_a_pushed_name_is_pushed_again() -> None:
     pushed = Entry("push", CellNames(binds=("x",), sure=("x",)), (0, 1), payload=b"")
     assert chosen([cell(1, "x = 1"), pushed], "x") == ["%dist_push"]
 
 
-def test_cells_in_ipythons_own_syntax_are_read() -> None:
+def test_cells_with_ipython_syntax_are_read() -> None:
     assert names_of("%timeit -n1 y = x\n!ls {x}\nz = x").binds == ("z",)
     assert names_of("this is no python") == CellNames()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_options_left_out_have_the_defaults_of_the_records() -> None:
+def test_omitted_options_have_the_defaults_of_the_records() -> None:
     assert cell_options(dict.fromkeys(OPTIONS)) == CellOptions()
     assert cell_options({"jit": False, "resume": False, "once": False}) == CellOptions()
 
@@ -50,7 +50,7 @@ def test_typed_text_and_keywords_give_the_same_options(tmp_path: Path) -> None:
     assert cell_options({"step": typed.step, "saving": typed.saving, "hang_after_s": 1.5}) == typed
 
 
-def test_checkpoints_are_saved_each_half_minute_by_default() -> None:
+def test_checkpoints_are_saved_every_30_seconds_by_default() -> None:
     assert cell_options({"checkpoint": "/kept"}).saving == Saving(folder="/kept", every_s=30.0)
 
 
@@ -87,18 +87,18 @@ def test_unknown_keywords_are_reported_with_the_closest_valid_ones() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, o in OPTIONS.items() if o.least is not None])
-def test_every_number_is_checked_against_the_range_of_its_option(name: str) -> None:
+def test_numbers_are_checked_against_the_range_of_their_option(name: str) -> None:
     option = OPTIONS[name]
     assert option.least is not None
     outside = option.least - 1
-    given = {"data": "train"} if option.record is StepOptions else {"checkpoint": "/kept"}
+    other = {"data": "train"} if option.record is StepOptions else {"checkpoint": "/kept"}
     value = (outside,) if name == "bucket" else outside
-    options = cell_options({**given, name: value})
+    options = cell_options({**other, name: value})
     with pytest.raises(UsageError, match=f"^{option.flag} {outside}: use a whole number from"):
         check_options(options, "mirrored")
 
 
-def test_options_survive_the_wire() -> None:
+def test_options_are_equal_after_encoding_and_decoding() -> None:
     options = cell_options({"data": "train", "batch": 8, "checkpoint": "/kept", "ranks": "0:2"})
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(options), type=CellOptions) == options
 
@@ -113,7 +113,7 @@ def test_a_field_gives_name_type_choices_and_default() -> None:
     assert options["save_every"].record is Saving
 
 
-def test_range_of_a_seed_is_in_the_error() -> None:
+def test_the_error_of_a_seed_contains_its_range() -> None:
     option = Option(help="A seed.", flags=("--seed",), least=0, most=9)
     assert option.faults(3) == []
     assert option.faults(10, True) == [

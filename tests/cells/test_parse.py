@@ -26,7 +26,7 @@ def test_ranks_are_numbers_and_slices(text: str, ranks: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("7", "no rank 7"),
         ("-1", "no rank -1"),
@@ -38,15 +38,15 @@ def test_ranks_are_numbers_and_slices(text: str, ranks: tuple[int, ...]) -> None
         ("a,9", "'a' is neither a rank nor a slice; no rank 9"),
     ],
 )
-def test_bad_ranks_are_named_with_what_to_type(text: str, says: str) -> None:
+def test_invalid_ranks_are_reported_with_the_valid_ones(text: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_ranks(text, 5)
-    assert says in str(error.value)
+    assert message in str(error.value)
     assert "use ranks from 0 to 4" in str(error.value)
 
 
 @given(st.sets(st.integers(0, 30), min_size=1))
-def test_every_set_of_ranks_can_be_written(ranks: set[int]) -> None:
+def test_every_set_of_ranks_is_parsed(ranks: set[int]) -> None:
     assert parse_ranks(",".join(map(str, ranks)), 31) == tuple(sorted(ranks))
 
 
@@ -60,11 +60,11 @@ def test_every_set_of_ranks_can_be_written(ranks: set[int]) -> None:
         ("!ls\n%time x = 1", False),
     ],
 )
-def test_top_level_await_is_seen(source: str, awaits: bool) -> None:
+def test_top_level_await_is_detected(source: str, awaits: bool) -> None:
     assert parse(source).awaits is awaits
 
 
-def test_a_syntax_error_is_refused_at_the_notebooks_line() -> None:
+def test_a_syntax_error_is_reported_with_its_line_in_the_cell() -> None:
     with pytest.raises(UsageError) as error:
         parse("x = 1\ny = = 2\n", header="%%dist_run")
     assert "In the cell, line 3" in str(error.value)

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
         ("7", 7),
     ],
 )
-def test_a_budget_is_bytes(text: str | None, nbytes: float) -> None:
+def test_a_budget_is_parsed_into_bytes(text: str | None, nbytes: float) -> None:
     assert parse_budget(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "much", "-4GB", "0GB", "40GX", "4 GB GB"])
-def test_a_budget_that_is_none_says_how_to_write_one(text: str) -> None:
+def test_an_invalid_budget_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=r"use an amount of memory, as in 40GB or 16GiB"):
         parse_budget(text)
 
@@ -53,11 +53,11 @@ def test_a_budget_that_is_none_says_how_to_write_one(text: str) -> None:
         ("tp=4,model=4", {"model": 4}),
     ],
 )
-def test_what_is_fixed_goes_by_the_fields_names(text: str | None, fixed: dict[str, int]) -> None:
+def test_fixed_parts_are_parsed_by_their_names(text: str | None, fixed: dict[str, int]) -> None:
     assert parse_fixed(text) == (fixed, None, None)
 
 
-def test_what_is_made_again_is_given_by_a_word() -> None:
+def test_remat_is_parsed_from_a_word() -> None:
     assert parse_fixed("remat=full,tp=2") == ({"model": 2}, "full", None)
     assert parse_fixed("remat=none") == ({}, "", None)
     for text in ("remat=most", "remat=full,remat=full", "remat"):
@@ -65,7 +65,7 @@ def test_what_is_made_again_is_given_by_a_word() -> None:
             parse_fixed(text)
 
 
-def test_the_order_of_microbatches_is_given_by_a_word() -> None:
+def test_schedule_and_rounds_are_parsed() -> None:
     assert parse_fixed("pp=2,schedule=1f1b") == ({"stage": 2}, None, "1f1b")
     assert parse_fixed("pp=2,rounds=3") == ({"stage": 2, "rounds": 3}, None, None)
     with pytest.raises(UsageError, match="rounds=0 is not a number of rounds"):
@@ -75,7 +75,7 @@ def test_the_order_of_microbatches_is_given_by_a_word() -> None:
         parse_fixed("schedule=both")
 
 
-def test_all_faults_of_what_is_fixed_are_named() -> None:
+def test_all_errors_of_fixed_parts_are_reported() -> None:
     with pytest.raises(UsageError) as refused:
         parse_fixed("pipe=2,tensor=x,zero=2,data=0,dp=2,data=4,sp=2")
     for fault in (
@@ -89,31 +89,31 @@ def test_all_faults_of_what_is_fixed_are_named() -> None:
         assert fault in str(refused.value)
 
 
-def test_a_plan_is_read_as_a_run_keeps_it(tmp_path: Path) -> None:
+def test_a_plan_is_read_from_its_file(tmp_path: Path) -> None:
     plan = plans.made("both")
-    kept = tmp_path / "plan.json"
-    kept.write_bytes(msgspec.json.format(msgspec.json.encode(plan)))
-    assert read_plan(str(kept)) == plan
+    path = tmp_path / "plan.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(plan)))
+    assert read_plan(str(path)) == plan
     assert read_plan(None) is None
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [(None, "No such file"), ("{", "is not a plan"), ("{}", "is not a plan: .*axes")],
 )
-def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, content: str | None, says: str) -> None:
+def test_an_invalid_plan_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "my.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(UsageError, match=f"--plan .*my.json.*{says}"):
+    with pytest.raises(UsageError, match=f"--plan .*my.json.*{message}"):
         read_plan(str(path))
 
 
-def test_what_is_fitted_is_laid_out_under_pjrt_alone() -> None:
-    asked = CellOptions(step=StepOptions(data="", planning=Planning(budget=1)))
+def test_planning_options_of_a_fit_need_pjrt() -> None:
+    options = CellOptions(step=StepOptions(data="", planning=Planning(budget=1)))
     with pytest.raises(UsageError, match="only under --strategy pjrt"):
-        parse_cell("model.fit(x)", asked, number=1, label=1, strategy="mirrored")
-    request = parse_cell("model.fit(x)", asked, number=1, label=1, strategy="pjrt")
+        parse_cell("model.fit(x)", options, number=1, label=1, strategy="mirrored")
+    request = parse_cell("model.fit(x)", options, number=1, label=1, strategy="pjrt")
     assert request.step is None
     assert request.planning.budget == 1
     assert not request.is_plan

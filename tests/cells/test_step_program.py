@@ -65,7 +65,9 @@ def call(program: StepProgram, batch: object, **namespace: object) -> Any:
         ("match batch:\n    case [a, *b]:\n        pass\nloss = 1.0", set(), ()),
     ],
 )
-def test_names(body: str, reads: set[str], carried: tuple[str, ...]) -> None:
+def test_reads_and_carried_names_are_found(
+    body: str, reads: set[str], carried: tuple[str, ...]
+) -> None:
     program = step(body)
     assert set(program.reads) == reads
     assert program.carried == carried
@@ -91,7 +93,7 @@ def test_names(body: str, reads: set[str], carried: tuple[str, ...]) -> None:
         "if batch:\n    d = 1\nelif not batch:\n    raise ValueError\nelse:\n    raise TypeError",
     ],
 )
-def test_control_flow_that_surely_binds(body: str) -> None:
+def test_control_flow_that_always_binds_carries_nothing(body: str) -> None:
     assert step(body + "\n{'d': d}").carried == ()
 
 
@@ -111,11 +113,11 @@ def test_control_flow_that_surely_binds(body: str) -> None:
         "if batch:\n    with swallow:\n        raise ValueError\nelse:\n    d = 1",
     ],
 )
-def test_control_flow_that_may_not_bind(body: str) -> None:
+def test_control_flow_that_may_not_bind_carries_the_name(body: str) -> None:
     assert step(body + "\n{'d': d}").carried == ("d",)
 
 
-def test_reads_know_their_line() -> None:
+def test_reads_have_their_line() -> None:
     assert step("x = 1\nloss = f(x)").reads == {"f": 3}
 
 
@@ -144,7 +146,7 @@ def test_reads_know_their_line() -> None:
         ("loss = batch\n{'a': 1, **{}}", {"a": 1}),
     ],
 )
-def test_the_last_expression_is_what_the_step_reports(body: str, report: object) -> None:
+def test_the_last_expression_is_the_report(body: str, report: object) -> None:
     assert call(step(body), 7) == (report, ())
 
 
@@ -162,17 +164,17 @@ def test_the_last_expression_is_what_the_step_reports(body: str, report: object)
         "x = 3\rx + batch",
     ],
 )
-def test_lines_end_where_python_ends_them(body: str) -> None:
+def test_line_ends_are_those_of_python(body: str) -> None:
     program = compile_step(HEAD + body, given=("batch",), carries=True)
     assert call(program, 7, x=3) == (10, tuple(3 for _ in program.carried))
 
 
-def test_carried_names_come_back() -> None:
+def test_carried_names_are_returned() -> None:
     program = step("a, b = b, a + batch\nloss = a")
     assert call(program, 5, a=1, b=2) == (2, (2, 6))
 
 
-def test_errors_keep_their_line() -> None:
+def test_errors_have_the_line_in_the_cell() -> None:
     program = step("x = 1\n\n# a comment\ny = '''\n\n'''\nloss = x / 0")
     with pytest.raises(ZeroDivisionError) as error:
         call(program, 0)
@@ -180,7 +182,7 @@ def test_errors_keep_their_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
         ("return batch", "line 2: `return`"),
         ("x = 1\nyield x", "line 3: `yield`"),
@@ -209,16 +211,16 @@ def test_errors_keep_their_line() -> None:
         ("return 1\nglobal x\nloss = 1", "line 2: .*\nline 3: "),
     ],
 )
-def test_what_cannot_be_a_step_is_refused_at_its_line(body: str, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
+def test_an_invalid_step_is_refused_with_its_line(body: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         step(body)
 
 
-def test_a_function_inside_may_return_and_yield() -> None:
+def test_a_nested_function_may_return_and_yield() -> None:
     assert call(step("def f():\n    yield batch\n    return\nloss = next(f())"), 3) == (3, ())
 
 
-def test_the_mirrored_strategy_carries_no_plain_names() -> None:
+def test_the_mirrored_strategy_refuses_plain_carried_names() -> None:
     with pytest.raises(UsageError, match=r"line 2: `n` is read before.*tf.Variable"):
         step("n = n + 1\nloss = n", carries=False)
 
@@ -296,7 +298,7 @@ class Recording(dict[str, object]):
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(STATEMENTS, min_size=1, max_size=5).map("\n".join))
-def test_the_reading_covers_what_python_reads_and_binds(source: str) -> None:
+def test_the_analysis_covers_all_reads_and_bindings_of_python(source: str) -> None:
     names = Names()
     names.scan(ast.parse(source).body)
     ran = Recording()
@@ -310,7 +312,7 @@ def test_the_reading_covers_what_python_reads_and_binds(source: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(STATEMENTS, min_size=1, max_size=5).map("\n".join), NAMES)
-def test_a_step_computes_what_the_cell_computes(source: str, reported: str) -> None:
+def test_a_step_computes_the_same_values_as_the_cell(source: str, reported: str) -> None:
     source = f"{source}\n{{'is': {reported}}}"
     try:
         program = step(source)
@@ -330,7 +332,7 @@ def test_a_step_computes_what_the_cell_computes(source: str, reported: str) -> N
         "\n".join
     )
 )
-def test_without_branches_the_reading_is_exact(source: str) -> None:
+def test_the_analysis_is_exact_without_branches(source: str) -> None:
     names = Names()
     names.scan(ast.parse(source).body)
     ran = Recording()

@@ -53,22 +53,22 @@ def bring_up(folder: Path, *, freeze: bool) -> list[int]:
 
 
 @pytest.mark.full
-def test_a_controller_that_is_slow_to_answer_loses_no_engine(tmp_path: Path) -> None:
+def test_a_slow_controller_loses_no_engine(tmp_path: Path) -> None:
     assert len(bring_up(tmp_path, freeze=True)) == 1
 
 
 @pytest.mark.full
-def test_without_the_cure_the_engine_is_lost(
+def test_an_engine_is_lost_without_the_workaround(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uncured = [a for a in engines_module.ENGINE_ARGS if not a.startswith("--IPEngine.timeout")]
-    monkeypatch.setattr(engines_module, "ENGINE_ARGS", tuple(uncured))
+    arguments = [a for a in engines_module.ENGINE_ARGS if not a.startswith("--IPEngine.timeout")]
+    monkeypatch.setattr(engines_module, "ENGINE_ARGS", tuple(arguments))
     with pytest.raises(StartError, match="rank 0 died during its start") as error:
         bring_up(tmp_path, freeze=True)
     assert "Registration timed out" in str(error.value)
 
 
-def test_an_engine_that_cannot_start_is_shown_with_its_log(
+def test_an_engine_that_cannot_start_is_reported_with_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -79,7 +79,7 @@ def test_an_engine_that_cannot_start_is_shown_with_its_log(
     assert "timeout" in str(error.value)
 
 
-def test_a_rank_keeps_its_number_whatever_its_engine_is_called(
+def test_a_rank_keeps_its_number_for_any_engine_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Places.own
@@ -99,7 +99,7 @@ def test_a_rank_keeps_its_number_whatever_its_engine_is_called(
         engines.stop()
 
 
-def test_an_engine_that_dies_before_it_says_its_place_is_told_of(
+def test_death_of_a_registered_engine_during_the_start_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine has registered and received the request for its rank.
@@ -109,12 +109,12 @@ def test_an_engine_that_dies_before_it_says_its_place_is_told_of(
     engines = new_engines(tmp_path, hosts=2)
     ask, wait = engines._ask_places, engines._await
 
-    def asks_a_deaf_one() -> None:
+    def freeze_and_ask() -> None:
         if engines.controller.client.ids and not killed:
             os.kill(engines.pids()[1], signal.SIGSTOP)
         ask()
 
-    def kills_it(answer: Any, check: Callable[[], None]) -> None:
+    def kill_and_wait(answer: Any, check: Callable[[], None]) -> None:
         if not killed:
             killed.append(engines.pids()[1])
             os.kill(killed[0], signal.SIGKILL)
@@ -126,8 +126,8 @@ def test_an_engine_that_dies_before_it_says_its_place_is_told_of(
         engines.await_imports()
         engines.launch()
         assert repeat_until(lambda: len(engines.controller.client.ids) == 2, 25)
-        monkeypatch.setattr(engines, "_ask_places", asks_a_deaf_one)
-        monkeypatch.setattr(engines, "_await", kills_it)
+        monkeypatch.setattr(engines, "_ask_places", freeze_and_ask)
+        monkeypatch.setattr(engines, "_await", kill_and_wait)
         with pytest.raises(StartError, match="rank 1 died during its start"):
             engines.connect()
     finally:

@@ -42,7 +42,7 @@ def stepping(passes: Callable[[float], None], step_s: float, **options: float) -
     return vitals
 
 
-def test_who_does_not_beat_is_silent(passes: Callable[[float], None]) -> None:
+def test_a_rank_without_heartbeats_is_silent(passes: Callable[[float], None]) -> None:
     vitals = Vitals([0, 1, 2])
     passes(SILENT_S)
     assert vitals.silent([0, 1, 2]) == []
@@ -53,7 +53,7 @@ def test_who_does_not_beat_is_silent(passes: Callable[[float], None]) -> None:
 
 
 @pytest.mark.parametrize(("step_s", "patience_s"), [(0.1, HANG_S), (20.0, HANG_STEPS * 20.0)])
-def test_steps_that_stand_still_hang(
+def test_steps_without_progress_are_a_hang(
     passes: Callable[[float], None], step_s: float, patience_s: float
 ) -> None:
     vitals = stepping(passes, step_s)
@@ -64,7 +64,7 @@ def test_steps_that_stand_still_hang(
     assert (vitals.step(0), vitals.step(1)) == (10, 10)
 
 
-def test_it_is_as_long_as_was_asked_for(passes: Callable[[float], None]) -> None:
+def test_the_time_until_a_hang_can_be_set(passes: Callable[[float], None]) -> None:
     vitals = stepping(passes, 1.0, hang_after_s=2.0)
     passes(2.5)
     assert vitals.still_s() == pytest.approx(2.5)
@@ -85,18 +85,18 @@ def test_a_cell_without_steps_never_hangs(passes: Callable[[float], None]) -> No
     assert not vitals.still_s()
 
 
-def test_whatever_a_rank_says_but_that_it_lives_is_progress(
+def test_each_message_except_heartbeats_is_progress(
     passes: Callable[[float], None],
 ) -> None:
     vitals = stepping(passes, 0.1)
-    for said in (beat(0, 10, tested=1), Output(rank=0, cell=1, stream="stdout", text="x")):
+    for message in (beat(0, 10, tested=1), Output(rank=0, cell=1, stream="stdout", text="x")):
         passes(HANG_S)
-        vitals.hear(said)
+        vitals.hear(message)
     passes(HANG_S)
     assert not vitals.still_s()
-    where = Where(rank=0, cell=1, step=10, place="", waits=True, cpu_s=1.0, stack="")
-    for said in (beat(0, 10, tested=1), where):
-        vitals.hear(said)
+    query = Where(rank=0, cell=1, step=10, place="", waits=True, cpu_s=1.0, stack="")
+    for message in (beat(0, 10, tested=1), query):
+        vitals.hear(message)
     passes(1.0)
     assert vitals.still_s()
     vitals.look_again()

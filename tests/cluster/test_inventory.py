@@ -46,7 +46,7 @@ def lab(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "number"), [(["4", "hosts"], None), (["4"], None), ([], 4), (["hosts"], 4)]
 )
-def test_a_number_is_of_workers_on_this_machine(words: list[str], number: int | None) -> None:
+def test_a_number_means_workers_on_this_machine(words: list[str], number: int | None) -> None:
     assert inventory.choose(words, number) == (Host(),) * 4
     assert inventory.of(4) == (Host(),) * 4
 
@@ -67,13 +67,13 @@ def test_a_number_is_of_workers_on_this_machine(words: list[str], number: int | 
         ("me@localhost", Host(name="localhost", user="me")),
     ],
 )
-def test_a_host_as_it_is_typed(word: str, host: Host) -> None:
+def test_a_typed_host_is_parsed(word: str, host: Host) -> None:
     assert inventory.parse_host(word) == host
     assert inventory.choose([word, "localhost"]) == (host, Host())
 
 
 @pytest.mark.parametrize(
-    ("words", "number", "says"),
+    ("words", "number", "message"),
     [
         ([], None, "no hosts requested"),
         (["hosts"], None, "number of hosts is missing"),
@@ -89,13 +89,13 @@ def test_a_host_as_it_is_typed(word: str, host: Host) -> None:
         (["@gpu1"], None, "invalid host"),
     ],
 )
-def test_what_is_typed_wrongly_is_named(
-    words: list[str], number: int | None, says: str | None
+def test_invalid_hosts_are_reported(
+    words: list[str], number: int | None, message: str | None
 ) -> None:
-    if says is None:  # a valid name of a host
+    if message is None:  # a valid name of a host
         assert inventory.choose(words, number) == (Host(name=words[0]),)
         return
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         inventory.choose(words, number)
 
 
@@ -120,7 +120,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("word", HOSTILE)
-def test_names_that_mean_something_to_a_shell_or_to_ssh_are_refused(word: str) -> None:
+def test_names_with_special_characters_are_refused(word: str) -> None:
     with pytest.raises(UsageError, match="invalid host"):
         inventory.parse_host(word)
     if word != "--":
@@ -129,7 +129,7 @@ def test_names_that_mean_something_to_a_shell_or_to_ssh_are_refused(word: str) -
 
 
 @given(st.text())
-def test_whatever_is_taken_for_a_host_is_one_word_of_a_command_line(tmp: str) -> None:
+def test_any_accepted_host_is_one_safe_argument(tmp: str) -> None:
     try:
         host = inventory.parse_host(tmp)
     except UsageError:
@@ -139,7 +139,7 @@ def test_whatever_is_taken_for_a_host_is_one_word_of_a_command_line(tmp: str) ->
         assert all(sign.isascii() and (sign.isalnum() or sign in "._-:") for sign in word)
 
 
-def test_an_inventory(lab: Path) -> None:
+def test_an_inventory_is_read(lab: Path) -> None:
     gpu1, gpu2, gpu3 = inventory.read(lab)
     assert gpu1 == Host(
         name="gpu1", devices=8, python="~/envs/train/bin/python", env={"OMP_NUM_THREADS": "4"}
@@ -150,7 +150,7 @@ def test_an_inventory(lab: Path) -> None:
     assert gpu3.devices == 0
 
 
-def test_some_of_an_inventory(lab: Path) -> None:
+def test_hosts_are_chosen_from_an_inventory(lab: Path) -> None:
     assert [h.name for h in inventory.choose(["2", "hosts"], file=str(lab))] == ["gpu1", "10.0.0.2"]
     assert len(inventory.choose(file=str(lab))) == 3
     assert inventory.choose(["gpu1:2"], file=str(lab))[0].devices == 2
@@ -163,7 +163,9 @@ def test_some_of_an_inventory(lab: Path) -> None:
         inventory.choose(["9"], file=str(lab))
 
 
-def test_an_inventory_by_name(lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inventory_is_chosen_by_name(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
     (tmp_path / "nbdist").mkdir()
     (tmp_path / "nbdist" / "lab.toml").write_text(lab.read_text())
@@ -177,7 +179,7 @@ def test_an_inventory_by_name(lab: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "says"),
+    ("text", "line", "message"),
     [
         ("", 1, "no hosts"),
         ("hosts = 3", 1, "no hosts"),
@@ -204,12 +206,12 @@ def test_an_inventory_by_name(lab: Path, tmp_path: Path, monkeypatch: pytest.Mon
         ("[hosts.gpu1]\n[default]\n", 2, "unknown 'default'"),
     ],
 )
-def test_each_mistake_is_named_with_its_line(
-    tmp_path: Path, text: str, line: int, says: str
+def test_each_error_of_an_inventory_has_its_line(
+    tmp_path: Path, text: str, line: int, message: str
 ) -> None:
     path = tmp_path / "hosts.toml"
     path.write_text(text)
-    with pytest.raises(UsageError, match=rf"hosts\.toml:{line}: .*{says}"):
+    with pytest.raises(UsageError, match=rf"hosts\.toml:{line}: .*{message}"):
         inventory.read(path)
 
 
@@ -217,30 +219,32 @@ def _missing(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _no_toml(path: Path) -> None:
+def _not_toml(path: Path) -> None:
     path.write_text("[hosts.gpu1\n")
 
 
-def _no_text(path: Path) -> None:
+def _not_text(path: Path) -> None:
     path.write_bytes(b"\xff\xfe[hosts]")
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (_missing, "cannot be read"),
-        (_no_toml, "not valid TOML.*line 1"),
-        (_no_text, "not valid TOML"),
+        (_not_toml, "not valid TOML.*line 1"),
+        (_not_text, "not valid TOML"),
     ],
 )
-def test_a_file_that_is_none(tmp_path: Path, make: Callable[[Path], None], says: str) -> None:
+def test_an_unreadable_inventory_is_refused(
+    tmp_path: Path, make: Callable[[Path], None], message: str
+) -> None:
     path = tmp_path / "hosts.toml"
     make(path)
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         inventory.read(path)
 
 
-def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+def test_all_errors_of_an_inventory_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "hosts.toml"
     path.write_text("[hosts.gpu1]\ndevices = 0\nport = 0\n[hosts.'-x']\n")
     with pytest.raises(UsageError) as error:
@@ -248,7 +252,7 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
     assert len(str(error.value).splitlines()) == 3
 
 
-def test_this_machine_in_an_inventory(tmp_path: Path) -> None:
+def test_an_inventory_may_contain_this_machine(tmp_path: Path) -> None:
     path = tmp_path / "hosts.toml"
     path.write_text(
         "[defaults]\nuser = 'me'\n[hosts.localhost]\naddress = '10.0.0.1'\n[hosts.gpu1]"
@@ -258,7 +262,7 @@ def test_this_machine_in_an_inventory(tmp_path: Path) -> None:
     assert inventory.choose(["localhost", "gpu1"], file=str(path)) == (here, gpu1)
 
 
-def test_python_callers_name_hosts_too() -> None:
+def test_python_callers_give_names_or_records_of_hosts() -> None:
     assert inventory.of(["gpu1", Host(name="gpu2", devices=3)]) == (
         Host(name="gpu1"),
         Host(name="gpu2", devices=3),
@@ -282,14 +286,14 @@ def test_python_callers_name_hosts_too() -> None:
         Host(name="gpu1", env={"A B": "c"}),
     ],
 )
-def test_records_are_looked_at_as_closely(host: Host) -> None:
+def test_records_of_hosts_are_checked_like_text(host: Host) -> None:
     with pytest.raises(UsageError, match=" = "):
         inventory.of([host])
     with pytest.raises(UsageError, match="invalid host 3"):
         inventory.of([3])
 
 
-def test_a_command_line_of_ssh(tmp_path: Path) -> None:
+def test_the_ssh_command_of_a_host(tmp_path: Path) -> None:
     host = Host(name="gpu3", user="me", port=2222)
     words = Connection(host, tmp_path, "h0")._command("-M")
     assert words == ["ssh", "-S", "h0.ctl", "-l", "me", "-p", "2222", "-M", "--", "gpu3"]

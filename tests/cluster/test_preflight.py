@@ -62,7 +62,9 @@ def is_slow(trouble: Trouble) -> bool:
 
 
 @needs_hosts
-def test_hosts_that_are_well(cluster: nbdist.Cluster, hosts: Hosts, tmp_path: Path) -> None:
+def test_healthy_hosts_have_no_problems(
+    cluster: nbdist.Cluster, hosts: Hosts, tmp_path: Path
+) -> None:
     (tmp_path / "part-0").write_text("data")
     looked_at = {"data": str(tmp_path / "part-*"), "checkpoint": str(tmp_path / "new")}
     assert troubles(cluster, **looked_at) == ()
@@ -82,7 +84,7 @@ def test_hosts_that_are_well(cluster: nbdist.Cluster, hosts: Hosts, tmp_path: Pa
 
 
 @needs_hosts
-def test_hosts_that_do_not_reach_each_other(cluster: nbdist.Cluster, hosts: Hosts) -> None:
+def test_hosts_that_cannot_connect_are_reported(cluster: nbdist.Cluster, hosts: Hosts) -> None:
     """Without the check, TensorFlow's chief would wait for more than a minute."""
     for host in hosts.each[:2]:
         host.wall_off(on=True)
@@ -103,7 +105,7 @@ def test_hosts_that_do_not_reach_each_other(cluster: nbdist.Cluster, hosts: Host
 
 
 @needs_hosts
-def test_a_slow_link(cluster: nbdist.Cluster, hosts: Hosts) -> None:
+def test_a_slow_link_is_reported(cluster: nbdist.Cluster, hosts: Hosts) -> None:
     hosts.each[1].throttle("80mbit")
     try:
         found = cluster.examine().examination.troubles
@@ -116,7 +118,7 @@ def test_a_slow_link(cluster: nbdist.Cluster, hosts: Hosts) -> None:
 
 @needs_hosts
 @pytest.mark.full
-def test_files_and_folders_that_hosts_do_not_share(
+def test_files_and_folders_that_are_not_shared_are_reported(
     cluster: nbdist.Cluster, hosts: Hosts, tmp_path: Path
 ) -> None:
     (tmp_path / "part-0").write_text("data")
@@ -138,13 +140,13 @@ def test_files_and_folders_that_hosts_do_not_share(
 
 
 @needs_hosts
-def test_a_folder_that_cannot_be_written_to(cluster: nbdist.Cluster) -> None:
+def test_a_folder_that_is_not_writable_is_reported(cluster: nbdist.Cluster) -> None:
     (trouble,) = troubles(cluster, checkpoint="/proc/no")
     assert "is not writable" in trouble.what
 
 
 @needs_hosts
-def test_gpus_as_their_driver_tells(hosts: Hosts, tmp_path: Path) -> None:
+def test_gpus_are_read_from_nvidia_smi(hosts: Hosts, tmp_path: Path) -> None:
     """A program replaces nvidia-smi, because these hosts have no GPU."""
     program = tmp_path / "nvidia-smi"
     program.write_text(
@@ -164,7 +166,9 @@ def test_gpus_as_their_driver_tells(hosts: Hosts, tmp_path: Path) -> None:
 
 
 @needs_hosts
-def test_the_command(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_doctor_command_returns_its_status(
+    hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["doctor", *hosts.names[:2]]) == 0
     assert "✓ no problems" in capsys.readouterr().out
     assert cli.main(["doctor", "localhost", "--data", str(tmp_path / "*.none")]) == 1
@@ -175,7 +179,7 @@ def test_the_command(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture
         cli.main(["doctor", "--no-such-option"])
 
 
-def test_the_magic_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_magics_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     shell = InteractiveShell()
     nbdist.load_ipython_extension(shell)
     try:
@@ -218,21 +222,21 @@ def found(
     request: ClusterRequest | None = None,
 ) -> list[str]:
     """Return each problem as `fatal` or `minor`, its hosts and its description."""
-    there = addresses or tuple(f"10.0.0.{one.rank}" for one in ones)
-    asked = request or ClusterRequest((Host(),) * len(ones), ("jax",))
-    troubles = diagnosis.find(ones, there, reaches or {}, skew_s or {}, asked)
+    known = addresses or tuple(f"10.0.0.{one.rank}" for one in ones)
+    requested = request or ClusterRequest((Host(),) * len(ones), ("jax",))
+    troubles = diagnosis.find(ones, known, reaches or {}, skew_s or {}, requested)
     return [
         f"{'fatal' if trouble.is_fatal else 'minor'} {trouble.where}: {trouble.what}"
         for trouble in troubles
     ]
 
 
-def test_nothing_is_wrong_with_hosts_that_are_alike() -> None:
+def test_equal_hosts_have_no_problems() -> None:
     assert found(facts(0), facts(1)) == []
     assert found(facts(0, gpus=(A100,) * 8), facts(1, gpus=(A100,) * 8)) == []
 
 
-def test_versions_that_differ() -> None:
+def test_different_versions_are_reported() -> None:
     other = {"python": "3.12.1", "nbdist": "1", "jax": "0.10.1"}
     assert found(facts(0), facts(1), facts(2, versions=other)) == [
         "fatal gpu2: Python differs: gpu0, gpu1: 3.11; gpu2: 3.12",
@@ -248,7 +252,7 @@ def test_versions_that_differ() -> None:
     ]
 
 
-def test_drivers_and_libraries_of_gpus_that_differ() -> None:
+def test_different_drivers_and_gpu_libraries_are_reported() -> None:
     nccl = facts(0).versions | {"nvidia-nccl-cu12": "2.27"}
     gpus = (A100,)
     assert found(
@@ -260,7 +264,7 @@ def test_drivers_and_libraries_of_gpus_that_differ() -> None:
     ]
 
 
-def test_clocks() -> None:
+def test_clock_skew_is_reported() -> None:
     assert found(facts(0), facts(1), skew_s={0: 0.9, 1: -3.0}) == [
         "minor gpu1: its clock is 3.0 s late"
     ]
@@ -269,7 +273,7 @@ def test_clocks() -> None:
     ]
 
 
-def test_room() -> None:
+def test_lack_of_disk_and_shared_memory_is_reported() -> None:
     assert found(facts(0, disk_bytes=GB)) == [
         "minor gpu0: only 1.1 GB of disk are free in /home/me"
     ]
@@ -279,13 +283,13 @@ def test_room() -> None:
     assert found(facts(0, gpus=(A100,), shm_bytes=1 << 20)) == []
 
 
-def test_gpus_that_are_in_use_or_missing() -> None:
+def test_busy_and_missing_gpus_are_reported() -> None:
     busy = msgspec.structs.replace(A100, busy=0.5)
     full = msgspec.structs.replace(A100, used_bytes=30 * GB)
-    (said,) = found(facts(0, gpus=(A100, busy, full)))
-    assert said == "minor gpu0: GPU 1-2 in use: 32.2 GB of its memory are allocated"
-    asked = ClusterRequest((Host(name="gpu0", devices=8),), ("jax",))
-    assert found(facts(0, gpus=(A100,) * 4), request=asked) == [
+    (problem,) = found(facts(0, gpus=(A100, busy, full)))
+    assert problem == "minor gpu0: GPU 1-2 in use: 32.2 GB of its memory are allocated"
+    requested = ClusterRequest((Host(name="gpu0", devices=8),), ("jax",))
+    assert found(facts(0, gpus=(A100,) * 4), request=requested) == [
         "fatal gpu0: it has 4 GPUs, and 8 were requested"
     ]
     twice = ClusterRequest((Host(name="gpu0", devices=4),) * 2, ("jax",))
@@ -294,39 +298,41 @@ def test_gpus_that_are_in_use_or_missing() -> None:
     ]
 
 
-def test_devices_that_are_not_alike() -> None:
+def test_different_devices_are_reported() -> None:
     fast, slow = (facts(0, gpus=(A100,) * 8), facts(1, gpus=(V100,) * 8))
-    (said,) = found(fast, slow)
-    assert said.startswith("minor gpu0: NVIDIA A100-SXM4-40GB; gpu1: Tesla V100-SXM2-16GB: devices")
-    assert "and the fastest, with 5.0 times its peak, idle for 80%" in said
-    (said,) = found(fast, facts(1))
-    assert said.startswith("minor gpu0: NVIDIA A100-SXM4-40GB; gpu1: no GPU: devices of 2 kinds")
-    (said,) = found(facts(0, cpus=64), facts(1, cpus=8))
-    assert said == "minor gpu1: 8 cores, but 64 on others: each step waits for these"
+    (problem,) = found(fast, slow)
+    assert problem.startswith(
+        "minor gpu0: NVIDIA A100-SXM4-40GB; gpu1: Tesla V100-SXM2-16GB: devices"
+    )
+    assert "and the fastest, with 5.0 times its peak, idle for 80%" in problem
+    (problem,) = found(fast, facts(1))
+    assert problem.startswith("minor gpu0: NVIDIA A100-SXM4-40GB; gpu1: no GPU: devices of 2 kinds")
+    (problem,) = found(facts(0, cpus=64), facts(1, cpus=8))
+    assert problem == "minor gpu1: 8 cores, but 64 on others: each step waits for these"
     unknown = msgspec.structs.replace(A100, name="Banana 9000")
-    (said,) = found(fast, facts(1, gpus=(unknown,)))
-    assert said.endswith("devices of 2 kinds: each step waits for the slowest")
+    (problem,) = found(fast, facts(1, gpus=(unknown,)))
+    assert problem.endswith("devices of 2 kinds: each step waits for the slowest")
 
 
-def test_an_address_of_the_loopback_interface() -> None:
-    (said,) = found(facts(0), facts(1), addresses=("10.0.0.1", "127.0.1.1"))
-    assert said.startswith("fatal gpu1: its address belongs to the loopback")
+def test_a_loopback_address_of_a_remote_host_is_reported() -> None:
+    (problem,) = found(facts(0), facts(1), addresses=("10.0.0.1", "127.0.1.1"))
+    assert problem.startswith("fatal gpu1: its address belongs to the loopback")
     alone = facts(1, host="gpu0")
     assert found(facts(0), alone, addresses=("127.0.0.1", "127.0.0.1")) == []
 
 
-def test_hosts_that_nobody_reaches_are_told_once() -> None:
+def test_an_unreachable_host_is_reported_once() -> None:
     reaches = {rank: (Reach(2, fault="timed out"),) for rank in (0, 1)}
     assert found(facts(0), facts(1), facts(2), reaches=reaches) == [
         "fatal gpu0, gpu1: cannot connect to gpu2 at 10.0.0.2: timed out"
     ]
 
 
-def test_a_ring_of_many() -> None:
+def test_a_ring_of_many_workers_is_reported() -> None:
     many = [facts(rank) for rank in range(51)]
-    asked = ClusterRequest((Host(),) * 51, ("tensorflow",), communication="ring")
-    assert found(*many, request=asked) == [
+    requested = ClusterRequest((Host(),) * 51, ("tensorflow",), communication="ring")
+    assert found(*many, request=requested) == [
         "minor 51 workers: a ring takes 100 steps for each all-reduce: latency adds up"
     ]
-    assert found(*many[:50], request=asked) == []
+    assert found(*many[:50], request=requested) == []
     assert found(*many) == []

@@ -23,60 +23,60 @@ def request(**changes: object) -> ClusterRequest:
     return ClusterRequest(**given)  # type: ignore[arg-type]
 
 
-def test_far_too_many_hosts_are_refused() -> None:
+def test_too_many_hosts_are_refused() -> None:
     with pytest.raises(UsageError, match=r"10000 hosts .*use at most"):
         resources.check(request(hosts=10_000), 400_000_000)
 
 
-def test_all_faults_are_named_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(UsageError) as error:
         resources.check(request(min_hosts=9, cpus_per_worker=9999, devices_per_host=-1), 1)
     assert len(str(error.value).splitlines()) == 3
 
 
 @pytest.mark.parametrize(
-    ("communication", "says"),
+    ("communication", "message"),
     [("nccl", "needs NVIDIA GPUs, and none is visible"), ("mpi", "choose from auto, ring, nccl")],
 )
-def test_communication_that_cannot_be_had(
-    communication: Any, says: str, monkeypatch: pytest.MonkeyPatch
+def test_unavailable_communication_is_refused(
+    communication: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resources, "visible_gpus", tuple)
-    with pytest.raises(UsageError, match=f"--communication {communication}.*{says}"):
+    with pytest.raises(UsageError, match=f"--communication {communication}.*{message}"):
         resources.check(request(hosts=2, communication=communication), 1)
 
 
-def test_a_framework_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_framework_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources.importlib.util, "find_spec", lambda name: name == "jax" or None)
     assert resources.choose_frameworks(None) == ("jax",)
     with pytest.raises(UsageError, match=r'tensorflow cannot.*%pip install "nbdist\[tensorflow\]"'):
         resources.choose_frameworks("both")
 
 
-def test_an_unknown_framework_names_the_choices() -> None:
+def test_an_unknown_framework_is_refused_with_the_choices() -> None:
     with pytest.raises(UsageError, match="'torch': choose from tensorflow, jax, both"):
         resources.choose_frameworks("torch")
 
 
-def test_env_words() -> None:
+def test_environment_variables_are_parsed() -> None:
     assert resources.parse_env(["A=1", "B=x=y"]) == {"A": "1", "B": "x=y"}
     with pytest.raises(UsageError, match=r"'C' '=d': use NAME=VALUE"):
         resources.parse_env(["A=1", "C", "=d"])
 
 
 @given(st.integers(0, 16), st.integers(1, 16))
-def test_gpus_are_divided_so_that_no_rank_is_without(count: int, ranks: int) -> None:
-    there = [str(i) for i in range(count)]
-    shares = resources.divide_gpus(there, ranks, 0)
+def test_gpus_are_divided_evenly_among_ranks(count: int, ranks: int) -> None:
+    all_gpus = [str(i) for i in range(count)]
+    shares = resources.divide_gpus(all_gpus, ranks, 0)
     assert len(shares) == ranks
     if count >= ranks:
-        assert sorted(g for share in shares for g in share) == sorted(there)
+        assert sorted(g for share in shares for g in share) == sorted(all_gpus)
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
     elif count:
         assert all(len(share) == 1 for share in shares)
 
 
-def test_gpus_by_number_for_each() -> None:
+def test_each_rank_gets_the_requested_number_of_gpus() -> None:
     assert resources.divide_gpus(["0", "1", "2", "3"], 2, 1) == [("0",), ("1",)]
 
 
@@ -94,19 +94,19 @@ def test_gpus_are_found_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monkey
         resources.check(request(devices_per_host=3), 1)
 
 
-def test_only_gpus_that_the_user_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_gpus_that_the_user_allows_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 5")
     assert gpus.visible_gpus() == ("2", "5")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert gpus.visible_gpus() == ()
 
 
-def test_the_users_environment_wins() -> None:
+def test_environment_of_the_user_has_priority() -> None:
     assert environment.shared(request(env={"KERAS_BACKEND": "torch"}))["KERAS_BACKEND"] == "torch"
     assert environment.shared(request(cpus_per_worker=1))["OMP_NUM_THREADS"] == "1"
 
 
-def test_cores_are_dealt_in_turn() -> None:
-    dealt = [resources.share_cores((0, 1, 2, 3), before, 2) for before in range(3)]
-    assert dealt == [(0, 1), (2, 3), (0, 1)]
+def test_cores_are_assigned_in_turn() -> None:
+    shares = [resources.share_cores((0, 1, 2, 3), before, 2) for before in range(3)]
+    assert shares == [(0, 1), (2, 3), (0, 1)]
     assert resources.share_cores((5, 7), 1, 4) == (5, 7)

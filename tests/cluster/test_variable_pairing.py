@@ -23,7 +23,7 @@ def test_equal_lists_are_paired_by_position() -> None:
     assert pair([seen("kernel", 3), seen("kernel", 4)], own) == {0: 0, 1: 1}
 
 
-def test_a_variable_of_one_rank_alone_has_no_partner() -> None:
+def test_a_variable_of_only_one_rank_has_no_partner() -> None:
     """Check an additional variable at the end and one between others."""
     known = [seen("kernel", 1), seen("bias", 2), seen("kernel", 3)]
     assert pair(known, known[:2]) == {0: 0, 1: 1}
@@ -31,12 +31,12 @@ def test_a_variable_of_one_rank_alone_has_no_partner() -> None:
     assert pair(known[:2], known) == {0: 0, 1: 1}
 
 
-def test_variables_of_a_kind_are_not_paired_by_guess() -> None:
+def test_variables_of_equal_kind_are_not_paired_by_guess() -> None:
     """The other rank has deleted one of two variables. The value of its remaining one differs."""
     assert pair([seen("kernel", 1), seen("kernel", 2)], [seen("kernel", 3)]) == {}
 
 
-def test_ranks_take_the_values_of_one_that_was_between_steps() -> None:
+def test_ranks_copy_values_of_a_rank_between_steps() -> None:
     first, second = agree(
         [survey(seen("seed", 2), seen("x", 5), within=True), survey(seen("seed", 1), seen("x", 5))]
     )
@@ -47,14 +47,14 @@ def test_ranks_take_the_values_of_one_that_was_between_steps() -> None:
     assert not second.alone
 
 
-def test_a_rank_without_a_variable_takes_part_where_others_copy_it() -> None:
+def test_a_rank_without_a_variable_takes_part_in_the_copy() -> None:
     known = survey(seen("seed", 2), seen("left", 7))
     agreements = agree([known, survey(seen("seed", 2), seen("left", 8)), survey(seen("seed", 2))])
     assert [[copied.own for copied in one.copied] for one in agreements] == [[1], [1], [-1]]
     assert [one.alone for one in agreements] == [(1,), (1,), ()]
 
 
-def test_an_optimizer_that_one_rank_has_built_is_found() -> None:
+def test_an_optimizer_built_on_one_rank_only_is_found() -> None:
     variables = seen("adam/iteration"), seen("sgd/iteration")
     whole = SeenOptimizer(variable=1, built=4)
     ours = survey(*variables, optimizers=(SeenOptimizer(variable=0, built=10), whole))

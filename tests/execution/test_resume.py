@@ -37,7 +37,7 @@ def under_way(root: Path, run: str) -> RunningCell:
     return RunningCell(request=request, ranks=(0, 1), run=run, runs=str(root))
 
 
-def test_what_was_heard_before_is_taken_out_of_each_ranks_rows() -> None:
+def test_repeated_rows_of_each_rank_are_removed() -> None:
     repeats = Repeats()
     assert repeats.fresh(losses(1, 3)) == losses(1, 3)
     assert repeats.fresh(losses(1, 3)) is None
@@ -50,7 +50,7 @@ def test_what_was_heard_before_is_taken_out_of_each_ranks_rows() -> None:
     assert [repeats.fresh(text), repeats.fresh(text)] == [text, text]
 
 
-def test_what_is_kept_counts_as_heard(tmp_path: Path) -> None:
+def test_stored_rows_count_as_received(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     for record in (losses(1, 4), losses(1, 3, rank=1)):
         run.take(record)
@@ -58,14 +58,14 @@ def test_what_is_kept_counts_as_heard(tmp_path: Path) -> None:
     former = reopen(under_way(tmp_path, run.state.id), Settings())
     assert isinstance(former.begun, StepBegun)
     repeats = Repeats()
-    for kept in former.reports:
-        repeats.note(kept)
+    for report in former.reports:
+        repeats.note(report)
     assert repeats.fresh(losses(2, 4)) is None
     assert repeats.fresh(losses(2, 4, rank=1)) == losses(4, 4, rank=1)
     former.live.leave()
 
 
-def test_a_run_is_gone_on_with_in_its_own_tables_from_whole_rows_on(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_after_the_last_whole_row(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.take(losses(1, 3))
     run.close()
@@ -83,14 +83,14 @@ def test_a_run_is_gone_on_with_in_its_own_tables_from_whole_rows_on(tmp_path: Pa
     assert read(run).state().status == "finished"
 
 
-def test_a_run_that_is_not_there_any_more_is_said_to_be_not_kept(tmp_path: Path) -> None:
+def test_a_deleted_run_is_reported_as_not_stored(tmp_path: Path) -> None:
     former = reopen(under_way(tmp_path, "20260101-000000-abcdef"), Settings())
     send(former.live, losses(1, 2))
-    (said,) = former.live.end("finished")
-    assert "no longer stored" in said
+    (message,) = former.live.end("finished")
+    assert "no longer stored" in message
 
 
-def test_what_was_on_the_way_to_a_kernel_that_is_gone_is_said_again() -> None:
+def test_unsent_rows_are_sent_again_to_a_new_receiver() -> None:
     """No row is lost.
 
     The second receiver gets some rows that the first one has already received.

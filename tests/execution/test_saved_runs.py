@@ -52,7 +52,7 @@ def test_a_run_is_opened_by_position_and_by_id(root: Path) -> None:
         _ = runs[2]
 
 
-def test_of_a_healed_run_each_step_is_there_once(root: Path) -> None:
+def test_a_recovered_run_has_each_step_once(root: Path) -> None:
     run = new_run(root, replicas=0, recoveries=(recover(7, 4, time_s=2.0),))
     for rank in (0, 1):
         run.take(losses(1, 7, rank))
@@ -69,7 +69,7 @@ def test_of_a_healed_run_each_step_is_there_once(root: Path) -> None:
     assert "image/png" in bundle
 
 
-def test_a_run_as_arrays_a_frame_text_and_a_picture(root: Path) -> None:
+def test_a_run_has_arrays_a_data_frame_text_and_a_picture(root: Path) -> None:
     trained(root)
     run = nbdist.runs()[0]
     np.testing.assert_allclose(run.history["loss"], [[1.0, 2.0, 3.0], [1.1, 2.1, 3.1]])
@@ -87,7 +87,7 @@ def is_picture(content: object) -> bool:
     return isinstance(content, bytes) and content.startswith(b"\x89PNG")
 
 
-def test_a_kept_run_is_the_run_it_was(root: Path) -> None:
+def test_a_saved_run_has_the_figures_of_the_original_run(root: Path) -> None:
     """Both use the class `Run` of `Cluster.run`."""
     trained(root, replicas=2, batch=64)
     kept = nbdist.runs()[0]
@@ -98,7 +98,7 @@ def test_a_kept_run_is_the_run_it_was(root: Path) -> None:
     assert kept.run.to_dataframe().equals(kept.to_dataframe())
 
 
-def test_text_of_a_rank(root: Path) -> None:
+def test_text_is_stored_by_rank(root: Path) -> None:
     run = new_run(root)
     run.take(Output(rank=1, cell=1, stream="stdout", text="hello\n"))
     run.close()
@@ -106,23 +106,23 @@ def test_text_of_a_rank(root: Path) -> None:
     assert nbdist.runs()[0].output(0) == ""
 
 
-def test_a_run_under_way_has_what_there_is_until_now(root: Path) -> None:
+def test_an_active_run_has_its_current_data(root: Path) -> None:
     run = new_run(root)
-    kept = nbdist.runs()[0]
-    assert kept.history == {}
-    assert "running, 2 workers" in repr(kept)
+    stored = nbdist.runs()[0]
+    assert stored.history == {}
+    assert "running, 2 workers" in repr(stored)
     with pytest.raises(KeyError, match=rf"'loss' was not reported by run {run.state.id}.*none"):
-        _ = kept.loss
-    bundle = kept._repr_mimebundle_()[0]
+        _ = stored.loss
+    bundle = stored._repr_mimebundle_()[0]
     assert set(bundle) == {"text/plain", RUN_MIME}
-    assert bundle[RUN_MIME] == {"id": kept.id, "text": kept.line(0).text, "over": False}
+    assert bundle[RUN_MIME] == {"id": stored.id, "text": stored.line(0).text, "over": False}
     run.take(losses(1, 2))
     run.flush()
-    np.testing.assert_array_equal(kept.loss, [1, 2])
+    np.testing.assert_array_equal(stored.loss, [1, 2])
     run.close()
 
 
-def test_the_history_of_a_fit_is_that_of_its_epochs(root: Path) -> None:
+def test_the_history_of_a_fit_contains_its_epochs(root: Path) -> None:
     """Measured batches are only in the tables."""
     run = new_run(root, replicas=0)
     run.take(rows([[0, 1, 1, 0.1, 0.02, 4, 0.5]], WIDE))
@@ -155,7 +155,7 @@ def test_runs_are_listed_as_text_and_as_a_page(root: Path) -> None:
     assert done.state.id in nbdist.runs()._repr_mimebundle_()["text/html"]
 
 
-def test_a_long_list_is_cut_and_says_so(root: Path) -> None:
+def test_a_long_list_shows_the_number_of_omitted_runs(root: Path) -> None:
     for began in range(SHOWN_RUNS + 2):
         new_run(root, began=float(began)).close()
     text = repr(nbdist.runs())
@@ -163,7 +163,7 @@ def test_a_long_list_is_cut_and_says_so(root: Path) -> None:
     assert text.endswith("and 2 older runs")
 
 
-def test_a_run_that_is_deleted_after_it_was_listed(root: Path) -> None:
+def test_a_run_deleted_after_its_listing_is_skipped(root: Path) -> None:
     kept, gone = trained(root, began=20.0), trained(root, began=10.0)
     runs = nbdist.runs()
     shutil.rmtree(gone.path)
@@ -187,7 +187,7 @@ def test_runs_are_compared(root: Path) -> None:
     )
 
 
-def test_what_cannot_be_compared(root: Path) -> None:
+def test_invalid_comparisons_are_refused(root: Path) -> None:
     trained(root)
     with pytest.raises(nbdist.UsageError, match=r"compare\(0, 1\)"):
         nbdist.runs().compare()
@@ -197,7 +197,7 @@ def test_what_cannot_be_compared(root: Path) -> None:
         nbdist.runs().compare(0, metric="accuracy")
 
 
-def test_a_run_whose_kernel_died_says_so(root: Path) -> None:
+def test_a_run_of_a_dead_kernel_is_lost(root: Path) -> None:
     program = "run = new_run(root)\nrun.take(losses(1, 2))\nrun.flush()\nprint(flush=True)\n"
     with writing_process(f"{program}time.sleep(600)", root) as process:
         assert process.stdout
@@ -266,8 +266,8 @@ def test_a_run_of_another_version_is_refused(
     name = old_run(root, **changes)
     runs = nbdist.runs()
     assert [run.id for run in runs] == [readable.state.id]
-    said = rf"run {name}: another version of nbdist wrote its run.json: {reason}"
-    assert re.search(f"not listed: {said}", repr(runs))
+    message = rf"run {name}: another version of nbdist wrote its run.json: {reason}"
+    assert re.search(f"not listed: {message}", repr(runs))
     with pytest.raises(nbdist.UsageError, match=rf"run {name} cannot be read: .*{reason}.*open it"):
         _ = runs[name]
 

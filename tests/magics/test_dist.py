@@ -29,19 +29,19 @@ NEED_A_CLUSTER = {
 
 
 @pytest.mark.parametrize("magic", NEED_A_CLUSTER)
-def test_a_magic_before_the_start_says_what_to_type(shell: InteractiveShell, magic: str) -> None:
+def test_a_magic_without_a_cluster_names_dist_start(shell: InteractiveShell, magic: str) -> None:
     shell.user_ns["a"] = 1
     with pytest.raises(nbdist.NoClusterError, match=f"%{magic} needs .* %dist_start 4 hosts"):
         shell.run_line_magic(magic, NEED_A_CLUSTER[magic])
 
 
-def test_a_cell_before_the_start_says_what_to_type(shell: InteractiveShell) -> None:
+def test_a_cell_without_a_cluster_is_refused(shell: InteractiveShell) -> None:
     with pytest.raises(nbdist.NoClusterError, match="%%dist_run needs"):
         shell.run_cell_magic("dist_run", "", "1")
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ("", "no hosts requested"),
         ("gpu1 gpu$", "invalid host 'gpu\\$'"),
@@ -51,15 +51,15 @@ def test_a_cell_before_the_start_says_what_to_type(shell: InteractiveShell) -> N
         ("2 --env NOVALUE", "'NOVALUE': use NAME=VALUE"),
     ],
 )
-def test_a_bad_start_starts_nothing(shell: InteractiveShell, line: str, says: str) -> None:
-    with pytest.raises(nbdist.UsageError, match=says):
+def test_an_invalid_start_starts_nothing(shell: InteractiveShell, line: str, message: str) -> None:
+    with pytest.raises(nbdist.UsageError, match=message):
         shell.run_line_magic("dist_start", line)
     with pytest.raises(nbdist.NoClusterError):
         shell.run_line_magic("dist_status", "")
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ("4 --no-such-option", "unrecognized arguments: --no-such-option"),
         ("4 --framework torch", "choose from"),
@@ -68,8 +68,8 @@ def test_a_bad_start_starts_nothing(shell: InteractiveShell, line: str, says: st
         ("4 --banana", "--banana; options are --communication"),
     ],
 )
-def test_bad_options_are_usage_errors(shell: InteractiveShell, line: str, says: str) -> None:
-    with pytest.raises(IPythonUsageError, match=re.escape(says)):
+def test_invalid_options_are_usage_errors(shell: InteractiveShell, line: str, message: str) -> None:
+    with pytest.raises(IPythonUsageError, match=re.escape(message)):
         shell.run_line_magic("dist_start", line)
 
 
@@ -82,13 +82,13 @@ def test_help_shows_the_options(shell: InteractiveShell) -> None:
 # In a real kernel, in which the fixture has started two workers.
 
 
-def test_a_cell_is_shown_by_rank(kernel: Kernel) -> None:
+def test_output_of_a_cell_is_labelled_by_rank(kernel: Kernel) -> None:
     done = kernel.run("%%dist_run\nprint('hi')\nrank").check()
     assert re.search(r"^\[0-1@.+\] hi$", done.stdout, re.MULTILINE)
     assert re.search(r"^\[1@.+\] Out: 1$", done.stdout, re.MULTILINE)
 
 
-def test_a_strategy_of_the_workers_is_refused_in_the_notebooks_kernel(kernel: Kernel) -> None:
+def test_a_strategy_of_the_workers_is_refused_in_the_notebook(kernel: Kernel) -> None:
     done = kernel.run("import nbdist\nnbdist.PjRTStrategy()")
     assert done.ename == "StrategyError"
     assert "begin the cell with %%dist_run --strategy pjrt" in done.traceback
@@ -97,7 +97,7 @@ def test_a_strategy_of_the_workers_is_refused_in_the_notebooks_kernel(kernel: Ke
     assert "2" in done.check().stdout
 
 
-def test_rich_displays_reach_the_front_end(kernel: Kernel) -> None:
+def test_rich_displays_are_forwarded_to_the_front_end(kernel: Kernel) -> None:
     done = kernel.run(
         "%%dist_run -t 1\nfrom IPython.display import HTML, display\n"
         "handle = display(HTML('<i>first</i>'), display_id=True)\nhandle.update(HTML('then'))"
@@ -105,7 +105,7 @@ def test_rich_displays_reach_the_front_end(kernel: Kernel) -> None:
     assert done.plain == ["<IPython.core.display.HTML object>"] * 2
 
 
-def test_a_second_start_says_what_runs(kernel: Kernel) -> None:
+def test_a_second_start_names_the_running_cluster(kernel: Kernel) -> None:
     done = kernel.run("%dist_start 3")
     assert done.ename == "UsageError"
     assert "of 2 workers: jax> is running" in done.traceback
@@ -122,7 +122,7 @@ def test_status_push_pull_and_logs(kernel: Kernel) -> None:
     assert "2 workers, 2 idle" in kernel.run("%dist_status").check().plain[0]
 
 
-def test_a_cell_is_seeded_and_the_seed_of_the_workers_is_shown(kernel: Kernel) -> None:
+def test_cells_are_seeded_and_status_shows_the_seed(kernel: Kernel) -> None:
     draw = "%%dist_run --seed 5\nimport random\nrandom.random()"
     for _ in range(2):
         assert f"Out: {random.Random(5).random()}" in kernel.run(draw).check().stdout
@@ -138,14 +138,14 @@ def test_a_traceback_has_the_number_of_the_prompt(kernel: Kernel) -> None:
     assert f"Cell In[{prompt}], line 2" in re.sub(r"\x1b\[[0-9;]*m", "", traceback)
 
 
-def test_show_displays_where_arrays_are(kernel: Kernel) -> None:
+def test_show_prints_the_placement_of_arrays(kernel: Kernel) -> None:
     kernel.run("%%dist_run\nimport numpy as np\ntable = {'w': np.ones((3, 2))}").check()
     done = kernel.run("%dist_show table").check()
     assert done.plain[0].startswith("table: 1 array, 96 B")
 
 
 @pytest.mark.parametrize(
-    ("code", "ename", "says"),
+    ("code", "ename", "message"),
     [
         ("%dist_push nothing", "UsageError", "no such name in the notebook: nothing"),
         ("%dist_pull nothing", "TransferError", "rank 0: nothing; rank 1: nothing"),
@@ -159,20 +159,22 @@ def test_show_displays_where_arrays_are(kernel: Kernel) -> None:
         ("%dist_show x[0]", "UsageError", "'x[0]': type names as in %dist_show params"),
     ],
 )
-def test_bad_input_is_one_error(kernel: Kernel, code: str, ename: str, says: str) -> None:
+def test_invalid_input_shows_one_error_without_traceback(
+    kernel: Kernel, code: str, ename: str, message: str
+) -> None:
     done = kernel.run(code)
     assert (done.status, done.ename) == ("error", ename)
-    assert says in done.traceback
+    assert message in done.traceback
     assert "Traceback" not in done.traceback
 
 
-def test_the_run_is_kept_under_a_name(kernel: Kernel) -> None:
+def test_a_run_is_assigned_to_a_name(kernel: Kernel) -> None:
     kernel.run("%%dist_run -o run\nreport(epoch=1, loss=rank)").check()
     assert kernel.run("run.last('loss')").check().plain == ["0.5"]
     assert "epoch 1" in kernel.run("run.table('loss')").check().plain[0]
 
 
-def test_data_in_the_notebook_is_moved_once(kernel: Kernel) -> None:
+def test_data_of_the_notebook_is_sent_once(kernel: Kernel) -> None:
     cell = "%%dist_run --strategy pjrt --data here --batch 4 -o run\nloss = batch.mean()"
     kernel.run("import numpy as np\nhere = np.arange(8.0)").check()
     first = kernel.run(cell).check()
@@ -194,7 +196,7 @@ def test_data_in_the_notebook_is_moved_once(kernel: Kernel) -> None:
     assert "here (generator) cannot be pickled" in refused.traceback
 
 
-def test_the_progress_of_a_step_cell_is_one_line_and_then_the_run(kernel: Kernel) -> None:
+def test_progress_is_one_line_that_the_run_replaces(kernel: Kernel) -> None:
     kernel.run("%%dist_run\nimport numpy as np\nones = np.ones(4000)").check()
     cell = "%%dist_run --strategy pjrt --data ones --batch 4 --epochs 2\nloss = batch.mean()"
     done = kernel.run(cell).check()
@@ -205,7 +207,7 @@ def test_the_progress_of_a_step_cell_is_one_line_and_then_the_run(kernel: Kernel
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ("--check --scale-lr", "--scale-lr, --check without --data"),
         ("--data x --bucket 8,y", "--bucket 8,y: use lengths"),
@@ -215,13 +217,13 @@ def test_the_progress_of_a_step_cell_is_one_line_and_then_the_run(kernel: Kernel
         ("--strategy pjrt --data x --precision float16", "cast them, as in x.astype"),
     ],
 )
-def test_bad_step_options_run_nothing(kernel: Kernel, line: str, says: str) -> None:
+def test_invalid_step_options_run_nothing(kernel: Kernel, line: str, message: str) -> None:
     refused = kernel.run(f"x = 1\nget_ipython().run_cell_magic('dist_run', '{line}', 'loss = 1')")
     assert refused.ename == "UsageError"
-    assert says in refused.traceback
+    assert message in refused.traceback
 
 
-def test_an_error_is_red_and_stops_the_queue(kernel: Kernel) -> None:
+def test_an_error_is_coloured_and_stops_the_queue(kernel: Kernel) -> None:
     first = kernel.send("%%dist_run\nx = 1\nif rank == 1:\n    x / 0")
     queued = kernel.client.execute("ran = True")
     done = kernel.collect(first)
@@ -243,7 +245,7 @@ def test_an_interrupt_of_the_kernel_stops_the_workers(kernel: Kernel) -> None:
     assert "Out: True" in kernel.run("%%dist_run\nhung").check().stdout
 
 
-def test_4000_lines_of_each_rank_cost_the_browser_little_and_lose_nothing(kernel: Kernel) -> None:
+def test_many_lines_are_short_on_screen_and_whole_in_the_log(kernel: Kernel) -> None:
     done = kernel.run(
         "%%dist_run\nfor i in range(8000):\n    print(f'{rank} counts {i:06d}')"
     ).check()
@@ -255,7 +257,7 @@ def test_4000_lines_of_each_rank_cost_the_browser_little_and_lose_nothing(kernel
 
 
 @pytest.mark.parametrize(
-    ("typed", "offers"),
+    ("typed", "candidates"),
     [
         ("%dist_start 4 --f", {"--framework"}),
         ("%dist_start 4 --framework ", {"tensorflow", "jax", "both"}),
@@ -266,15 +268,17 @@ def test_4000_lines_of_each_rank_cost_the_browser_little_and_lose_nothing(kernel
         ("  %dist_start 4\t--dev", {"--devices-per-host"}),
     ],
 )
-def test_options_and_choices_are_completed(kernel: Kernel, typed: str, offers: set[str]) -> None:
+def test_options_and_choices_are_completed(
+    kernel: Kernel, typed: str, candidates: set[str]
+) -> None:
     reply = kernel.complete(typed)
-    assert offers <= set(reply["matches"])
+    assert candidates <= set(reply["matches"])
     assert typed[reply["cursor_start"] : reply["cursor_end"]] == typed.split()[-1] * (
         typed[-1] != " "
     )
 
 
-def test_a_plain_interrupt_outside_of_cells_is_left_alone() -> None:
+def test_no_interrupt_handler_remains_after_cells() -> None:
     """Check this process: nbdist has restored the original handler."""
     left = signal.getsignal(signal.SIGINT)
     assert left in {

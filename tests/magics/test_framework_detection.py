@@ -38,7 +38,7 @@ def notebook(folder: Path, *cells: str) -> Path:
         ([], None),
     ],
 )
-def test_what_cells_use(
+def test_the_framework_is_detected_from_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[str], framework: str | None
 ) -> None:
     monkeypatch.setenv(framework_detection.NOTEBOOK_VARIABLE, str(notebook(tmp_path, *cells)))
@@ -46,7 +46,9 @@ def test_what_cells_use(
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"cells": 3}', '{"cells": [{}]}', "\x00"])
-def test_what_is_no_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+def test_an_invalid_notebook_gives_no_framework(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
     file = tmp_path / "work.ipynb"
     file.write_text(content)
     for path in (str(file), str(tmp_path), str(tmp_path / "none"), ""):
@@ -54,13 +56,15 @@ def test_what_is_no_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, co
         assert framework_detection.framework() is None
 
 
-def test_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_loads_only_the_framework_of_its_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = notebook(tmp_path, "%dist_start 1 hosts", "%%dist_run\nimport jax")
     monkeypatch.setenv(framework_detection.NOTEBOOK_VARIABLE, str(path))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     with Kernel() as kernel:
         kernel.run("%load_ext nbdist").check()
-        said = kernel.run("%dist_start 1 hosts").check().stdout
-        assert "loading only jax, which this notebook uses" in said
+        output = kernel.run("%dist_start 1 hosts").check().stdout
+        assert "loading only jax, which this notebook uses" in output
         other = kernel.run("%%dist_run --strategy mirrored\n1")
         assert "%dist_start 1 hosts --framework both" in other.stderr + other.traceback

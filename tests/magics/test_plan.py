@@ -46,7 +46,7 @@ def value(notebook: Kernel, expression: str) -> str:
     return done.plain[-1]
 
 
-def test_a_plan_is_shown_and_nothing_is_run(notebook: Kernel) -> None:
+def test_a_plan_is_shown_without_running_the_step(notebook: Kernel) -> None:
     shown = notebook.run(f"%%dist_plan --data train --batch 16 -o mine{STEP}").check()
     assert "data 4 on 4 x CPU" in shown.plain[-1]
     assert "['up']" in shown.plain[-1]
@@ -55,7 +55,7 @@ def test_a_plan_is_shown_and_nothing_is_run(notebook: Kernel) -> None:
     assert value(notebook, "float(abs(params['down']).max())") == "0.0"
 
 
-def test_what_is_not_there_is_planned_for(notebook: Kernel) -> None:
+def test_missing_arrays_and_hardware_can_be_planned(notebook: Kernel) -> None:
     """Plan arrays without data for hardware that this machine does not have."""
     cell = f"%%dist_plan --data wide --batch 64 --on 16xH100 --budget 3GiB -o large{OUTLINED}"
     shown = notebook.run(cell).check()
@@ -66,7 +66,7 @@ def test_what_is_not_there_is_planned_for(notebook: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ("--on 8xH900", "unknown hardware 'H900': known are H"),
         ("--fix tensor=3", "no layout over 4 devices fulfils the request \\(model=3\\)"),
@@ -75,13 +75,15 @@ def test_what_is_not_there_is_planned_for(notebook: Kernel) -> None:
         ('--on "2 hosts x 4 V100, fast"', "'fast' is not a network bandwidth"),
     ],
 )
-def test_what_cannot_be_planned_says_why(notebook: Kernel, options: str, says: str) -> None:
+def test_an_impossible_plan_is_refused_with_the_reason(
+    notebook: Kernel, options: str, message: str
+) -> None:
     refused = notebook.run(f"%%dist_plan --data train --batch 16 {options}{STEP}")
     assert refused.status == "error"
-    assert re.search(says, refused.traceback), refused.traceback
+    assert re.search(message, refused.traceback), refused.traceback
 
 
-def test_a_plan_that_was_edited_is_taken(notebook: Kernel, tmp_path: Path) -> None:
+def test_an_edited_plan_is_used(notebook: Kernel, tmp_path: Path) -> None:
     """Swap row and column sharding by hand.
 
     All errors of another edited plan are reported at once.
@@ -101,8 +103,8 @@ def test_a_plan_that_was_edited_is_taken(notebook: Kernel, tmp_path: Path) -> No
     cell = f"%%dist_run --strategy pjrt --data train --batch 16 --plan {path} -o edited{STEP}"
     notebook.run(SET_UP).check()
     notebook.run(cell).check()
-    laid = "{t.path: t.spec for t in edited.plan.tensors}['params[\\'up\\']']"
-    assert value(notebook, laid) == "(('model',), ())"
+    spec = "{t.path: t.spec for t in edited.plan.tensors}['params[\\'up\\']']"
+    assert value(notebook, spec) == "(('model',), ())"
     assert value(notebook, "edited.plan.memory.arguments == edited.compiled.arguments") == "True"
     assert value(notebook, "bool(abs(edited.loss - run.loss).max() < 1e-5)") == "True"
     specs["params['up']"]["spec"] = [["model", "model"], ["pipe"]]
@@ -125,7 +127,7 @@ reached = True
 """
 
 
-def test_what_a_cell_fits_is_planned_and_not_trained(notebook: Kernel) -> None:
+def test_a_fit_is_planned_without_training(notebook: Kernel) -> None:
     """The end of the fit passes the user's `except`. The code after the fit does not run."""
     shown = notebook.run(f"%%dist_plan -o fitted{FIT}").check()
     assert "data 4 on 4 x CPU" in shown.plain[-1]
@@ -135,21 +137,21 @@ def test_what_a_cell_fits_is_planned_and_not_trained(notebook: Kernel) -> None:
     assert "(0, False)" in done.check().stdout
 
 
-def test_the_compiler_is_asked(notebook: Kernel) -> None:
+def test_verify_compiles_the_plan(notebook: Kernel) -> None:
     cell = f"%%dist_plan --data train --batch 16 --verify --fix tensor=2 -o asked{STEP}"
     shown = notebook.run(cell).check()
     assert "compiled by XLA for this hardware in" in shown.plain[-1]
     assert value(notebook, "asked.verified.arguments - asked.memory.arguments") == "0"
 
 
-def test_other_hardware_is_compiled_for_whatever_is_there(notebook: Kernel) -> None:
+def test_verify_compiles_for_other_hardware(notebook: Kernel) -> None:
     """The step is traced for the number of planned devices, and not of available ones."""
     notebook.run(f"%%dist_plan --on 8xCPU --verify --fix tensor=2,data=4 -o other{FIT}").check()
     assert value(notebook, "other.verified.arguments == other.memory.arguments") == "True"
 
 
 @pytest.mark.parametrize(
-    ("line", "cell", "said"),
+    ("line", "cell", "message"),
     [
         ("--batch 16", FIT, "--batch without --data"),
         ("", "1", "nothing to plan: the cell trains no Keras model on JAX with `fit`"),
@@ -157,8 +159,10 @@ def test_other_hardware_is_compiled_for_whatever_is_there(notebook: Kernel) -> N
         ("--fix tensor=3", FIT, "no layout over 4 devices fulfils the request"),
     ],
 )
-def test_what_cannot_be_planned_is_said(notebook: Kernel, line: str, cell: str, said: str) -> None:
-    assert said in notebook.run(f"%%dist_plan {line}\n{cell}").traceback
+def test_invalid_requests_for_a_plan_are_refused(
+    notebook: Kernel, line: str, cell: str, message: str
+) -> None:
+    assert message in notebook.run(f"%%dist_plan {line}\n{cell}").traceback
 
 
 def test_a_model_is_planned_by_its_name(notebook: Kernel) -> None:
@@ -173,7 +177,7 @@ def test_a_model_is_planned_by_its_name(notebook: Kernel) -> None:
     assert "0" in done.check().stdout
 
 
-def test_names_are_shown_as_the_newest_plan_has_them(notebook: Kernel) -> None:
+def test_names_are_shown_in_the_newest_plan(notebook: Kernel) -> None:
     notebook.run(f"%%dist_plan --data train --batch 16 --fix tensor=2{STEP}").check()
     shown = notebook.run("%dist_plan params -o own").check().plain[-1]
     assert re.match(r"params in data 2 x tensor 2 on 4 x CPU: .* of the .* on each device", shown)
@@ -186,7 +190,7 @@ def test_names_are_shown_as_the_newest_plan_has_them(notebook: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("%dist_plan", "write a step below %%dist_plan --data NAME"),
         ("%dist_plan gone", "the plan contains no gone: it contains params, batch"),
@@ -195,6 +199,6 @@ def test_names_are_shown_as_the_newest_plan_has_them(notebook: Kernel) -> None:
         (f"%%dist_plan params --data train --batch 16{STEP}", "params: remove the names"),
     ],
 )
-def test_what_no_plan_has_is_said(notebook: Kernel, line: str, said: str) -> None:
+def test_names_without_a_plan_are_refused(notebook: Kernel, line: str, message: str) -> None:
     notebook.run(f"%%dist_plan --data train --batch 16{STEP}").check()
-    assert said in notebook.run(line).traceback
+    assert message in notebook.run(line).traceback

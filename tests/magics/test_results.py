@@ -86,23 +86,23 @@ def test_a_shell_without_the_extension_shows_results(shell: InteractiveShell) ->
 def test_devices_without_a_cluster(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = shell.run_line_magic("dist_devices", "")
+    devices = shell.run_line_magic("dist_devices", "")
     assert capsys.readouterr().out.count("nbdist: ") == 1
-    assert found[0].name == "cpu:0"
-    assert found.to_dataframe()["name"].tolist() == [device.name for device in found]
+    assert devices[0].name == "cpu:0"
+    assert devices.to_dataframe()["name"].tolist() == [device.name for device in devices]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(nbdist.UsageError, match="to_dataframe needs pandas: run %pip install"):
-        found.to_dataframe()
+        devices.to_dataframe()
 
 
 def test_a_trace_in_this_kernel_is_returned(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cell = "import jax.numpy as jnp\n(jnp.ones((64, 64)) @ jnp.ones((64, 64))).block_until_ready()"
-    found = shell.run_cell_magic("dist_trace", "", cell)
+    trace = shell.run_cell_magic("dist_trace", "", cell)
     assert capsys.readouterr().out.count("%%dist_trace: ") == 1
-    assert found.trace.ranks == (0,)
-    assert [operation.name for operation in found] == found.to_dataframe()["name"].tolist()
+    assert trace.trace.ranks == (0,)
+    assert [operation.name for operation in trace] == trace.to_dataframe()["name"].tolist()
 
 
 def test_a_plan_is_returned(kernel: Kernel) -> None:

@@ -50,7 +50,7 @@ def step(cluster: nbdist.Cluster) -> nbdist.Run:
     return cluster.run(STEP, strategy="pjrt", step=StepOptions(data="xs", batch=16))
 
 
-def test_they_are_shown_with_what_links_them(cluster: nbdist.Cluster) -> None:
+def test_devices_are_shown_with_their_links(cluster: nbdist.Cluster) -> None:
     picture = cluster.devices()
     text = "\n".join(picture.lines())
     assert text.startswith("nbdist: 4 devices of 2 workers on 1 host\n")
@@ -60,7 +60,7 @@ def test_they_are_shown_with_what_links_them(cluster: nbdist.Cluster) -> None:
     assert picture.bench is None
 
 
-def test_what_is_measured_is_planned_with(cluster: nbdist.Cluster) -> None:
+def test_plans_use_measured_values(cluster: nbdist.Cluster) -> None:
     picture = cluster.devices(bench=True)
     bench = picture.bench
     assert bench is not None
@@ -83,7 +83,7 @@ def test_what_is_measured_is_planned_with(cluster: nbdist.Cluster) -> None:
 
 
 @pytest.mark.full  # imports TensorFlow once more
-def test_without_jax_they_are_shown_and_not_measured() -> None:
+def test_devices_without_jax_are_shown_and_not_measured() -> None:
     with clusters.cluster(hosts=1, framework="tensorflow") as running:
         text = "\n".join(running.devices().lines())
         assert text.startswith("nbdist: 1 device of 1 worker on 1 host\n")
@@ -93,7 +93,7 @@ def test_without_jax_they_are_shown_and_not_measured() -> None:
 
 
 @pytest.mark.full  # its environment needs another fork server
-def test_devices_of_a_plugin_that_nobody_knows_are_measured_first(tmp_path: Path) -> None:
+def test_devices_of_an_unknown_plugin_are_measured_first(tmp_path: Path) -> None:
     package = tmp_path / "jax_plugins" / "zorn"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(PLUGIN)

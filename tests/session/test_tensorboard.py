@@ -39,38 +39,38 @@ def boards() -> Iterator[Boards]:
     running.close()
 
 
-def shown(address: str, path: str, wanted: str) -> Any:
+def response(address: str, path: str, wanted: str) -> Any:
     """Return the response of TensorBoard once it contains `wanted`.
 
     It rereads files periodically.
     """
     deadline = time.monotonic() + TIMEOUT_S
     while True:
-        with urllib.request.urlopen(f"{address}{path}", timeout=TIMEOUT_S) as answer:
-            text = answer.read().decode()
+        with urllib.request.urlopen(f"{address}{path}", timeout=TIMEOUT_S) as reply:
+            text = reply.read().decode()
         if wanted in text:
             return json.loads(text)
         assert time.monotonic() < deadline, text
         time.sleep(0.2)
 
 
-def test_it_shows_a_run_and_all_runs(root: Path, boards: Boards) -> None:
+def test_tensorboard_shows_one_run_or_all_runs(root: Path, boards: Boards) -> None:
     run = new_run(root)
     run.take(losses(1, 3))
     run.close()
     name = run.state.id
     one, every = boards.open(name), boards.open()
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", one.address)
-    tags = shown(one.address, "data/plugin/scalars/tags", "rank-0")
+    tags = response(one.address, "data/plugin/scalars/tags", "rank-0")
     assert tags.keys() == {"all", "rank-0"}
-    values = shown(one.address, "data/plugin/scalars/scalars?run=rank-0&tag=loss", "")
+    values = response(one.address, "data/plugin/scalars/scalars?run=rank-0&tag=loss", "")
     assert [value[1:] for value in values] == [[1, 1], [2, 2], [3, 3]]
-    assert f"{name}/events/all" in shown(every.address, "data/plugin/scalars/tags", name)
+    assert f"{name}/events/all" in response(every.address, "data/plugin/scalars/tags", name)
     assert boards.open(name).address == one.address != every.address
     assert one.address in one.html()
 
 
-def test_one_that_is_gone_is_started_again(root: Path, boards: Boards) -> None:
+def test_an_ended_tensorboard_is_started_again(root: Path, boards: Boards) -> None:
     before = boards.open()
     mine = psutil.process_iter(["ppid", "cmdline"])
     (process,) = (
@@ -81,12 +81,14 @@ def test_one_that_is_gone_is_started_again(root: Path, boards: Boards) -> None:
     assert boards.open().address != before.address
 
 
-def test_one_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_a_failed_start_is_reported_with_its_output(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="TensorBoard did not start; its output"):
         Board(tmp_path, timeout_s=0)
 
 
-def test_what_is_not_there(root: Path, boards: Boards, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_run_or_package_is_reported(
+    root: Path, boards: Boards, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UsageError, match=r"no run 20260101-000000-abcdef"):
         boards.open("20260101-000000-abcdef")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
@@ -101,7 +103,7 @@ def test_the_magic_shows_a_link(
     assert f"TensorBoard on the runs in {root}: http://127.0.0.1:" in capsys.readouterr().out
 
 
-def test_it_ends_with_a_kernel_that_is_killed() -> None:
+def test_tensorboard_ends_with_a_killed_kernel() -> None:
     with Kernel() as kernel:
         kernel.run("%load_ext nbdist\n%dist_tensorboard").check()
         pid = int(kernel.run("import os; print(os.getpid())").check().stdout)

@@ -10,7 +10,7 @@ import pytest
 from nbdist.utils.signals import interrupt_held
 
 
-def test_an_interrupt_comes_when_all_is_done() -> None:
+def test_an_interrupt_is_raised_after_the_section() -> None:
     done = []
 
     def interrupted() -> None:
@@ -23,14 +23,14 @@ def test_an_interrupt_comes_when_all_is_done() -> None:
     assert done
 
 
-def test_without_an_interrupt_nothing_comes_and_the_handler_is_as_it_was() -> None:
+def test_the_handler_is_restored_without_an_interrupt() -> None:
     before = signal.getsignal(signal.SIGINT)
     with interrupt_held():
         pass
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_an_error_is_told_with_the_interrupt() -> None:
+def test_an_error_is_the_context_of_the_interrupt() -> None:
     def interrupted() -> None:
         with interrupt_held():
             signal.raise_signal(signal.SIGINT)
@@ -41,7 +41,7 @@ def test_an_error_is_told_with_the_interrupt() -> None:
     assert isinstance(raised.value.__context__, ValueError)
 
 
-def test_another_thread_is_left_alone() -> None:
+def test_sections_in_other_threads_do_nothing() -> None:
     done = []
 
     def elsewhere() -> None:

@@ -67,7 +67,7 @@ def start_sleeper(seed: ForkServerProcess, name: str = "one", seconds: float = 6
     return seed.state.pids().get(name, 0)
 
 
-def test_signals_do_not_wait_for_what_is_imported_later(
+def test_signals_do_not_wait_for_later_preloads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Preload a module that takes long, and interrupt a child meanwhile."""
@@ -90,13 +90,13 @@ def test_signals_do_not_wait_for_what_is_imported_later(
         assert seed.wait_event("hello", 30, since=mark)["variable"] == "two"
 
 
-def test_a_child_leads_a_session_of_its_own_and_has_its_own_log(seed: ForkServerProcess) -> None:
+def test_a_child_has_its_own_session_and_log(seed: ForkServerProcess) -> None:
     pid = start_sleeper(seed)
     assert os.getsid(pid) == pid
     assert repeat_until(lambda: "a line for the log" in seed.log_tail("one"), 10)
 
 
-def test_a_childs_collections_leave_out_what_the_seed_has_imported(tmp_path: Path) -> None:
+def test_garbage_collections_of_a_child_skip_preloaded_objects(tmp_path: Path) -> None:
     """With TensorFlow, such a collection would take 0.3 s and copy the memory of all objects."""
     with contextlib.closing(start(tmp_path, module=__name__)) as seed:
         mark = seed.state.count()
@@ -105,7 +105,7 @@ def test_a_childs_collections_leave_out_what_the_seed_has_imported(tmp_path: Pat
     assert counts["frozen"] > 10 * counts["looked_through"]
 
 
-def test_an_end_is_noticed_with_its_code(seed: ForkServerProcess) -> None:
+def test_an_exit_is_reported_with_its_code(seed: ForkServerProcess) -> None:
     mark = seed.state.count()
     start_sleeper(seed)
     seed.signal("one", signal.SIGKILL)
@@ -113,7 +113,7 @@ def test_an_end_is_noticed_with_its_code(seed: ForkServerProcess) -> None:
     assert seed.state.pids() == {}
 
 
-def test_signals_to_a_child_that_is_gone_do_nothing(seed: ForkServerProcess) -> None:
+def test_signals_to_an_ended_child_do_nothing(seed: ForkServerProcess) -> None:
     mark = seed.state.count()
     start_sleeper(seed, seconds=0)
     seed.wait_event("exited", 10, since=mark)
@@ -132,7 +132,7 @@ def test_closing_ends_children_and_guarded_processes(tmp_path: Path) -> None:
     assert stranger.wait(10) == -signal.SIGTERM
 
 
-def test_killing_the_seed_ends_its_children(tmp_path: Path) -> None:
+def test_killing_the_fork_server_ends_its_children(tmp_path: Path) -> None:
     running = start(tmp_path)
     running.wait_event("ready", 30)
     child = start_sleeper(running)
@@ -143,7 +143,7 @@ def test_killing_the_seed_ends_its_children(tmp_path: Path) -> None:
     running.close()
 
 
-def test_an_owner_that_died_has_a_successor_who_is_told_what_runs(tmp_path: Path) -> None:
+def test_a_new_owner_receives_the_running_children(tmp_path: Path) -> None:
     first = start(tmp_path)
     first.wait_event("ready", 30)
     child = start_sleeper(first)
@@ -162,7 +162,7 @@ def test_an_owner_that_died_has_a_successor_who_is_told_what_runs(tmp_path: Path
         ForkServerProcess.take_over(tmp_path, KERNEL)
 
 
-def test_nobody_comes_and_all_of_it_ends_with_its_folder(tmp_path: Path) -> None:
+def test_all_ends_without_a_new_owner(tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
     folder.mkdir()
     running = start(folder, grace_s=0.2)
@@ -191,7 +191,7 @@ time.sleep(600)
 """
 
 
-def test_an_owner_is_missed_whatever_it_has_forked(tmp_path: Path) -> None:
+def test_the_end_of_an_owner_is_noticed_despite_its_forks(tmp_path: Path) -> None:
     """A forked child of the kernel also holds the kernel's descriptors."""
     program = [sys.executable, "-c", FORKING, str(tmp_path / "cluster")]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as owner:
@@ -204,9 +204,7 @@ def test_an_owner_is_missed_whatever_it_has_forked(tmp_path: Path) -> None:
     assert not (tmp_path / "cluster").exists()
 
 
-def test_whoever_says_nonsense_to_a_seed_is_sent_away(
-    seed: ForkServerProcess, tmp_path: Path
-) -> None:
+def test_invalid_requests_are_disconnected(seed: ForkServerProcess, tmp_path: Path) -> None:
     for nonsense in (b"\n", b"[]\n", b'{"op": "own", "role": "king"}\n', b"\xff\n", b"{}" * 9):
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(str(tmp_path / FORK_SERVER_SOCKET))
@@ -216,14 +214,14 @@ def test_whoever_says_nonsense_to_a_seed_is_sent_away(
     assert start_sleeper(seed) > 0
 
 
-def test_a_module_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
+def test_a_failed_import_is_reported_with_the_module(tmp_path: Path) -> None:
     running = start(tmp_path, "no_such_module")
     with pytest.raises(StartError, match="no_such_module could not be imported"):
         running.wait_event("ready", 30)
     running.close()
 
 
-def test_what_modules_print_on_import_does_not_disturb(tmp_path: Path) -> None:
+def test_output_of_imports_is_in_the_log(tmp_path: Path) -> None:
     running = start(tmp_path, "this")
     assert "this" in running.wait_event("ready", 30)["versions"]
     assert "Zen" in running.log_tail("seed", 50)
@@ -231,7 +229,7 @@ def test_what_modules_print_on_import_does_not_disturb(tmp_path: Path) -> None:
 
 
 @pytest.mark.full  # test_reattach.py kills a kernel
-def test_a_killed_owner_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_owner_leaves_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """After kill -9 of the notebook's kernel, fork server, engines and controller end."""
     monkeypatch.setenv("NBDIST_RETURN_GRACE_S", "1")
     program = textwrap.dedent("""
@@ -255,7 +253,7 @@ def test_a_killed_owner_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not alive, f"left behind: {alive}"
 
 
-def test_where_a_runtime_has_begun_children_begin_from_nothing(tmp_path: Path) -> None:
+def test_children_are_spawned_if_jax_has_a_backend(tmp_path: Path) -> None:
     """A process that is forked from one with a JAX backend would hang."""
     with contextlib.closing(start(tmp_path, module="tests.cluster.jax_at_startup")) as seed:
         seed.wait_event("ready", 60)
@@ -273,7 +271,7 @@ def test_where_a_runtime_has_begun_children_begin_from_nothing(tmp_path: Path) -
 
 
 @pytest.mark.full  # the test above covers the children
-def test_a_cluster_whose_seed_may_not_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_works_without_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nif 'nbdist.cluster.forkserver.server' in sys.orig_argv:\n"
         "    import jax; jax.devices()\n"
@@ -281,8 +279,8 @@ def test_a_cluster_whose_seed_may_not_fork(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with nbdist.Cluster(hosts=2, framework="jax") as cluster:
         begun = "'nbdist.cluster.forkserver.child' in sys.orig_argv"
-        said = cluster.run(f"import sys, jax\n({begun}, jax.device_count())")
-        assert said.results == {0: "(True, 2)", 1: "(True, 2)"}
+        run = cluster.run(f"import sys, jax\n({begun}, jax.device_count())")
+        assert run.results == {0: "(True, 2)", 1: "(True, 2)"}
         assert "JAX has a backend" in cluster._worker_group.engines.fleet.home.log_tail("seed")
         cluster.restart()
         assert cluster.run("rank").results == {0: "0", 1: "1"}

@@ -107,14 +107,14 @@ def ordered(
     return faults
 
 
-def test_it_says_who_it_is_and_does_little_else(
+def test_a_host_identifies_itself_and_refuses_other_requests(
     tmp_path: Path, keys: tuple[asyncssh.SSHKey, asyncssh.SSHKey]
 ) -> None:
     listener = tmp_path / "theirs"
 
     async def order(connection: asyncssh.SSHClientConnection) -> None:
-        said = await connection.run(WHO, encoding=None)
-        caller = msgspec.json.decode(said.stdout or b"", type=DialedHost)
+        reply = await connection.run(WHO, encoding=None)
+        caller = msgspec.json.decode(reply.stdout or b"", type=DialedHost)
         assert (caller.job, caller.task) == (7, 3)
         for command in ("id", "who; id", "", f"{WHO} ", "python -c pass", f"touch {listener}"):
             done = await connection.run(command)
@@ -141,7 +141,7 @@ def test_it_says_who_it_is_and_does_little_else(
     assert not listener.exists()
 
 
-def test_it_obeys_nobody_else(
+def test_a_host_refuses_an_unknown_key(
     tmp_path: Path, keys: tuple[asyncssh.SSHKey, asyncssh.SSHKey]
 ) -> None:
     async def order(connection: asyncssh.SSHClientConnection) -> None:
@@ -151,7 +151,7 @@ def test_it_obeys_nobody_else(
     assert isinstance(fault, asyncssh.PermissionDenied)
 
 
-def test_it_ends_when_it_is_told(
+def test_a_host_ends_on_request(
     tmp_path: Path, keys: tuple[asyncssh.SSHKey, asyncssh.SSHKey]
 ) -> None:
     async def order(connection: asyncssh.SSHClientConnection) -> None:
@@ -161,7 +161,9 @@ def test_it_ends_when_it_is_told(
     assert ordered(tmp_path, keys, order) == []
 
 
-def test_it_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_gives_up_without_a_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from nbdist.cluster.schedulers import dial_in
 
     monkeypatch.setattr(dial_in, "PATIENCE_S", 0.5)
@@ -178,8 +180,8 @@ def test_it_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     async def serve() -> str:
         return await dial_in._Host(calling, 0).serve()
 
-    said = asyncio.run(serve())
-    assert said.startswith("127.0.0.1:9 cannot be reached: [Errno 111]")
+    reason = asyncio.run(serve())
+    assert reason.startswith("127.0.0.1:9 cannot be reached: [Errno 111]")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_it_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"LSB_JOBINDEX": "2"}, 1),
     ],
 )
-def test_which_part_of_its_job_it_is(environment: dict[str, str], task: int) -> None:
+def test_task_number_is_read_from_the_environment(environment: dict[str, str], task: int) -> None:
     assert task_of(environment) == task
 
 
@@ -213,7 +215,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[nbdist.Cluster]:
 
 @pytest.mark.usefixtures("own_folders")
 @pytest.mark.parametrize("has_key", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_who_calls_in_the_place_of_a_host(
+def test_a_process_without_key_or_job_is_not_accepted(
     tmp_path: Path, cluster: nbdist.Cluster, *, has_key: bool
 ) -> None:
     """A stranger without the hosts' key receives no response.
