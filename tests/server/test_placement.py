@@ -37,7 +37,7 @@ def status(server: JupyterServer, cluster: str, token: str = TOKEN) -> int:
     return server.get(f"nbdist/clusters/{cluster}/placement", token=token)[0]
 
 
-def test_it_comes_as_html_that_runs_nothing(server: JupyterServer, folder: Path) -> None:
+def test_the_page_is_html_that_runs_no_scripts(server: JupyterServer, folder: Path) -> None:
     (folder / "placement.html").write_text(PAGE, "utf-8")
     address = f"http://{server.at}/{BASE}/nbdist/clusters/{folder.name}/placement?token={TOKEN}"
     with urllib.request.urlopen(address) as answer:
@@ -49,7 +49,7 @@ def test_it_comes_as_html_that_runs_nothing(server: JupyterServer, folder: Path)
     assert not [part for part in policy if part.startswith(("script-src", "sandbox "))]
 
 
-def test_without_the_token_nothing_is_told(server: JupyterServer, folder: Path) -> None:
+def test_requests_without_the_token_are_refused(server: JupyterServer, folder: Path) -> None:
     (folder / "placement.html").write_text(PAGE, "utf-8")
     assert status(server, folder.name, token="wrong") == 403
     assert status(server, folder.name, token="") == 403
@@ -59,11 +59,11 @@ def test_without_the_token_nothing_is_told(server: JupyterServer, folder: Path) 
     "name",
     ["0123456789ab", "nothing", "..", quote("../../etc", safe=""), "%00", "0123456789ab%0a"],
 )
-def test_a_cluster_that_is_not_there(server: JupyterServer, name: str) -> None:
+def test_a_missing_cluster_is_not_found(server: JupyterServer, name: str) -> None:
     assert status(server, name) == 404
 
 
-def test_before_anything_was_shown_there_is_none(server: JupyterServer, folder: Path) -> None:
+def test_a_cluster_without_placement_is_not_found(server: JupyterServer, folder: Path) -> None:
     assert status(server, folder.name) == 404
 
 
@@ -78,7 +78,7 @@ def test_a_link_out_of_the_folder_is_refused(
     assert status(server, name) == 404
 
 
-def test_one_that_is_too_long_is_refused(server: JupyterServer, folder: Path) -> None:
+def test_a_page_that_is_too_long_is_refused(server: JupyterServer, folder: Path) -> None:
     (folder / "placement.html").write_bytes(b" " * (PLACEMENT_BYTES + 1))
     assert status(server, folder.name) == 404
     (folder / "placement.html").write_bytes(b" " * PLACEMENT_BYTES)

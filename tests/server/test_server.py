@@ -49,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
 # Runs that a browser follows.
 
 
-def test_a_run_comes_whole_and_goes_on(server: JupyterServer) -> None:
+def test_a_run_is_sent_from_its_start_and_continues(server: JupyterServer) -> None:
     run = new_run(server.runs)
     run.take(losses(1, 3))
     run.flush()
@@ -76,7 +76,7 @@ def test_a_run_comes_whole_and_goes_on(server: JupyterServer) -> None:
     run.close()
 
 
-def test_a_run_without_reports_is_caught_up_with(server: JupyterServer) -> None:
+def test_a_run_without_reports_is_caught_up(server: JupyterServer) -> None:
     run = new_run(server.runs)
 
     async def watch() -> None:
@@ -87,7 +87,7 @@ def test_a_run_without_reports_is_caught_up_with(server: JupyterServer) -> None:
     run.close()
 
 
-def test_a_long_past_comes_in_frames(server: JupyterServer) -> None:
+def test_a_long_history_is_sent_in_frames(server: JupyterServer) -> None:
     run = new_run(server.runs, status="finished")
     for first in range(1, 120_001, 10_000):
         run.take(losses(first, first + 9_999))
@@ -104,7 +104,7 @@ def test_a_long_past_comes_in_frames(server: JupyterServer) -> None:
     np.testing.assert_array_equal(whole[:, 2], np.arange(1, 120_001))
 
 
-def test_text_comes_from_its_beginning_and_goes_on(server: JupyterServer) -> None:
+def test_text_is_sent_from_its_start_and_continues(server: JupyterServer) -> None:
     run = new_run(server.runs)
     run.take(losses(1, 3))
     run.show("größer\n")
@@ -128,7 +128,7 @@ def test_text_comes_from_its_beginning_and_goes_on(server: JupyterServer) -> Non
     run.close()
 
 
-def test_the_last_words_of_a_run_that_leaves_nothing(server: JupyterServer) -> None:
+def test_last_text_of_a_discarded_run_is_sent(server: JupyterServer) -> None:
     run = new_run(server.runs)
 
     async def watch() -> None:
@@ -142,7 +142,7 @@ def test_the_last_words_of_a_run_that_leaves_nothing(server: JupyterServer) -> N
     asyncio.run(watch())
 
 
-def test_stop_reaches_the_run(server: JupyterServer) -> None:
+def test_a_stop_request_reaches_the_run(server: JupyterServer) -> None:
     run = new_run(server.runs)
 
     async def watch() -> None:
@@ -163,7 +163,7 @@ async def until(done: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_many_tabs_hear_the_same(server: JupyterServer) -> None:
+def test_many_tabs_receive_the_same_rows(server: JupyterServer) -> None:
     run = new_run(server.runs)
 
     async def watch() -> list[np.ndarray]:
@@ -183,7 +183,7 @@ def test_many_tabs_hear_the_same(server: JupyterServer) -> None:
     run.close()
 
 
-def test_a_tab_that_does_not_listen_holds_up_nobody(server: JupyterServer) -> None:
+def test_a_tab_that_does_not_read_blocks_no_other(server: JupyterServer) -> None:
     """The server neither waits for the tab nor keeps its messages in memory."""
     run = new_run(server.runs)
     for first in range(1, 400_001, 20_000):
@@ -211,7 +211,7 @@ def test_a_tab_that_does_not_listen_holds_up_nobody(server: JupyterServer) -> No
 # Runs that end without notice.
 
 
-def test_a_directory_that_is_deleted_while_it_is_watched(server: JupyterServer) -> None:
+def test_a_run_deleted_while_it_is_followed_closes_its_socket(server: JupyterServer) -> None:
     run = new_run(server.runs)
     run.take(loss(1))
     run.flush()
@@ -235,7 +235,7 @@ time.sleep(600)
 """
 
 
-def test_a_kernel_that_dies_leaves_a_lost_run(server: JupyterServer) -> None:
+def test_a_run_of_a_dead_kernel_is_lost(server: JupyterServer) -> None:
     with writing_process(BEGIN_AND_WAIT, server.runs) as process:
         assert process.stdout
         name = process.stdout.readline().strip()
@@ -269,19 +269,19 @@ def refusal(
     return refused.value.code
 
 
-def ending(server: JupyterServer, run_id: str, said: Sequence[str | bytes] = ()) -> int | None:
+def ending(server: JupyterServer, run_id: str, messages: Sequence[str | bytes] = ()) -> int | None:
     """Send messages and return the code with which the server closes the socket."""
 
     async def watch() -> int | None:
         async with server.watch(run_id) as tab:
-            for message in said:
+            for message in messages:
                 await tab.say(message)
             return await tab.end()
 
     return asyncio.run(watch())
 
 
-def test_without_the_token_nothing_is_told(server: JupyterServer) -> None:
+def test_requests_without_the_token_are_refused(server: JupyterServer) -> None:
     run = new_run(server.runs)
     assert refusal(server, run.state.id, token="wrong") == 403
     assert refusal(server, run.state.id, token="") == 403
@@ -290,7 +290,7 @@ def test_without_the_token_nothing_is_told(server: JupyterServer) -> None:
     run.close()
 
 
-def test_the_users_cookie_is_good_for_our_own_pages_only(server: JupyterServer) -> None:
+def test_the_cookie_is_accepted_from_own_pages_only(server: JupyterServer) -> None:
     run = new_run(server.runs)
     cookie = server.login()
     ours = {"Cookie": cookie, "Origin": f"http://{server.at}"}
@@ -309,15 +309,15 @@ def test_the_users_cookie_is_good_for_our_own_pages_only(server: JupyterServer) 
     "name",
     ["20260101-000000-abcdef", "nothing", "..", quote("../../etc", safe=""), "%00", "x" * 500],
 )
-def test_a_run_that_is_not_there(server: JupyterServer, name: str) -> None:
+def test_a_missing_run_closes_the_socket(server: JupyterServer, name: str) -> None:
     assert ending(server, name) == NO_SUCH_RUN
 
 
-def test_a_path_out_of_the_runs_is_nowhere(server: JupyterServer) -> None:
+def test_a_path_out_of_the_runs_folder_is_not_found(server: JupyterServer) -> None:
     assert refusal(server, "../../etc") == 404
 
 
-def test_a_link_out_of_the_runs_is_refused(server: JupyterServer, tmp_path: Path) -> None:
+def test_a_link_out_of_the_runs_folder_is_refused(server: JupyterServer, tmp_path: Path) -> None:
     outside = new_run(tmp_path)
     server.runs.mkdir(exist_ok=True)
     (server.runs / outside.state.id).symlink_to(outside.path)
@@ -333,16 +333,14 @@ def test_a_run_of_another_version_is_refused(server: JupyterServer) -> None:
 
 
 @pytest.mark.parametrize("message", ["", "stop", '{"type": "Start"}', b"\x00\xff", '["StopRun"]'])
-def test_a_message_that_is_none_ends_the_socket(
-    server: JupyterServer, message: str | bytes
-) -> None:
+def test_an_invalid_message_closes_the_socket(server: JupyterServer, message: str | bytes) -> None:
     run = new_run(server.runs)
     assert ending(server, run.state.id, [message, STOP]) == BAD_MESSAGE
     assert not run.stops_requested()
     run.close()
 
 
-def test_a_message_that_is_too_long_ends_the_socket(server: JupyterServer) -> None:
+def test_a_message_that_is_too_long_closes_the_socket(server: JupyterServer) -> None:
     run = new_run(server.runs)
     assert ending(server, run.state.id, [STOP[:-1] + " " * 1024 + "}"]) == 1009
     assert not run.stops_requested()
@@ -352,7 +350,7 @@ def test_a_message_that_is_too_long_ends_the_socket(server: JupyterServer) -> No
 # Lists.
 
 
-def test_the_newest_runs(server: JupyterServer) -> None:
+def test_the_newest_runs_are_listed(server: JupyterServer) -> None:
     future = time.time() + 1000
     made = [new_run(server.runs, began=future + i, status="finished") for i in range(3)]
     made[2].discard()
@@ -364,13 +362,13 @@ def test_the_newest_runs(server: JupyterServer) -> None:
 
 
 @pytest.mark.parametrize("limit", ["0", "201", "-1", "many", "", "9" * 5000])
-def test_a_limit_that_cannot_be(server: JupyterServer, limit: str) -> None:
+def test_an_invalid_limit_is_refused(server: JupyterServer, limit: str) -> None:
     status, body = server.get(f"nbdist/runs?limit={limit}")
     assert status == 400
     assert "limit must be 1 to 200" in json.loads(body)["message"]
 
 
-def test_clusters_whose_notebook_is_there(server: JupyterServer, tmp_path: Path) -> None:
+def test_clusters_of_running_notebooks_are_listed(server: JupyterServer, tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.close()
     here = run.state.writer

@@ -31,7 +31,7 @@ def written(folder: Path, files: LateFiles) -> ClusterState:
     return msgspec.json.decode((folder / "cluster.json").read_bytes(), type=ClusterState)
 
 
-def test_where_arrays_are_is_told_with_its_time_and_stays(tmp_path: Path, files: LateFiles) -> None:
+def test_the_shown_placement_is_kept_with_its_time(tmp_path: Path, files: LateFiles) -> None:
     file = ClusterFile(tmp_path, ("jax",), files)
     file.begin("one", ())
     assert written(tmp_path, files).placement is None
@@ -58,7 +58,7 @@ print("request", repr(frontend_request.this_request().id))
 """
 
 
-def test_a_cluster_starts_in_the_terminal_of_ipython(tmp_path: Path) -> None:
+def test_a_cluster_starts_in_the_ipython_terminal(tmp_path: Path) -> None:
     """The terminal application of IPython differs from that of a kernel."""
     command = [sys.executable, "-m", "IPython", "--colors=NoColor", "-c", IN_A_TERMINAL]
     done = subprocess.run(
@@ -67,9 +67,7 @@ def test_a_cluster_starts_in_the_terminal_of_ipython(tmp_path: Path) -> None:
     assert done.stdout == "request ''\n", done.stdout + done.stderr
 
 
-def test_what_cannot_be_written_is_not_told_and_stops_nothing(
-    tmp_path: Path, files: LateFiles
-) -> None:
+def test_a_placement_that_cannot_be_written_is_left_out(tmp_path: Path, files: LateFiles) -> None:
     file = ClusterFile(tmp_path, ("jax",), files)
     file.write((), run="")
     (tmp_path / PLACEMENT_FILE).mkdir()
@@ -77,7 +75,7 @@ def test_what_cannot_be_written_is_not_told_and_stops_nothing(
     assert written(tmp_path, files).placement is None
 
 
-def test_a_file_is_read_up_to_its_limit_and_through_no_link(tmp_path: Path) -> None:
+def test_a_file_is_read_up_to_its_limit_and_not_through_links(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "file").write_bytes(b"12345")

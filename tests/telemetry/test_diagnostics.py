@@ -67,13 +67,13 @@ def analyst() -> Diagnostics:
 
 
 class TestNetwork:
-    @pytest.mark.parametrize(("share", "told"), [(0.15, False), (0.25, True), (0.8, True)])
-    def test_its_share_is_told_above_the_limit(
-        self, analyst: Diagnostics, share: float, told: bool
+    @pytest.mark.parametrize(("share", "is_reported"), [(0.15, False), (0.25, True), (0.8, True)])
+    def test_a_share_above_the_limit_is_reported(
+        self, analyst: Diagnostics, share: float, is_reported: bool
     ) -> None:
         feed(analyst, alike(), network_s=STEP_S * share / (1 - share))
-        assert ("network" in found(analyst)) is told
-        if told:
+        assert ("network" in found(analyst)) is is_reported
+        if is_reported:
             finding = found(analyst)["network"]
             assert finding.value == pytest.approx(share)
             assert finding.text.startswith(f"{share:.0%} of a step")
@@ -81,11 +81,11 @@ class TestNetwork:
             assert "--precision bfloat16" in finding.text
             assert "a faster link" in finding.text
 
-    def test_waiting_for_a_straggler_is_not_the_networks(self, analyst: Diagnostics) -> None:
+    def test_waiting_for_a_straggler_is_no_network_time(self, analyst: Diagnostics) -> None:
         feed(analyst, alike() | {2: 4 * STEP_S}, network_s=0.001)
         assert found(analyst).keys() == {"straggler"}
 
-    def test_pjrt_is_told_what_pjrt_has(self) -> None:
+    def test_advice_for_pjrt_names_its_remedies(self) -> None:
         analyst = Diagnostics({0: "here", 1: "here"}, "pjrt")
         feed(analyst, {0: STEP_S, 1: STEP_S}, network_s=STEP_S)
         text = found(analyst)["network"].text
@@ -94,26 +94,24 @@ class TestNetwork:
         assert "arrays in bfloat16" in text
         assert "fewer workers on this machine" in text
 
-    def test_it_goes_away_and_does_not_flicker(self, analyst: Diagnostics) -> None:
+    def test_a_finding_ends_and_does_not_flicker(self, analyst: Diagnostics) -> None:
         between = (NETWORK.on + NETWORK.off) / 2
-        for share, told in [(between, False), (0.3, True), (between, True), (0.1, False)]:
+        for share, is_reported in [(between, False), (0.3, True), (between, True), (0.1, False)]:
             feed(analyst, alike(), network_s=STEP_S * share / (1 - share), steps=5 * WINDOW)
-            assert ("network" in found(analyst)) is told
+            assert ("network" in found(analyst)) is is_reported
 
-    def test_a_value_that_hardly_moves_is_shown_as_it_was(self, analyst: Diagnostics) -> None:
+    def test_a_finding_with_a_small_change_stays_unchanged(self, analyst: Diagnostics) -> None:
         feed(analyst, alike(), network_s=STEP_S, steps=2 * WINDOW)
         before = analyst.findings()
         feed(analyst, alike(), network_s=1.05 * STEP_S, steps=5 * WINDOW)
         assert analyst.findings() == before
 
-    def test_one_rank_has_no_network(self) -> None:
+    def test_one_rank_has_no_network_time(self) -> None:
         analyst = Diagnostics({0: "here"}, "mirrored")
         feed(analyst, {0: STEP_S}, network_s=STEP_S)
         assert not analyst.findings()
 
-    def test_short_steps_of_ranks_that_are_heard_at_different_times(
-        self, analyst: Diagnostics
-    ) -> None:
+    def test_messages_of_ranks_without_common_steps(self, analyst: Diagnostics) -> None:
         """Report 100 rows per message. The last messages of two ranks have no step in common."""
         row = (0.0005, 0.0, 0.0004, 1.0)
         for rank in HOSTS:
@@ -124,84 +122,86 @@ class TestNetwork:
 
 class TestStraggler:
     @pytest.mark.parametrize("ratio", [1.12, 1.2, 1.4, 3.0])
-    def test_a_slow_rank_is_named_with_its_host(self, analyst: Diagnostics, ratio: float) -> None:
+    def test_a_slow_rank_is_reported_with_its_host(
+        self, analyst: Diagnostics, ratio: float
+    ) -> None:
         feed(analyst, alike() | {2: ratio * STEP_S}, network_s=0.002)
         finding = found(analyst)["straggler"]
         assert finding.ranks == (2,)
         assert finding.value == pytest.approx(ratio)
-        says = f"rank 2@hostB is {ratio:.2g} times slower than the median over the last 20 steps"
-        assert finding.text.startswith(says)
+        message = f"rank 2@hostB is {ratio:.2g} times slower than the median over the last 20 steps"
+        assert finding.text.startswith(message)
 
     @pytest.mark.parametrize("own_s", [0.003, STEP_S, 10.0])
-    @pytest.mark.parametrize(("ratio", "told"), [(1.08, False), (1.12, True)])
-    def test_the_limit_is_a_tenth(
-        self, analyst: Diagnostics, own_s: float, ratio: float, told: bool
+    @pytest.mark.parametrize(("ratio", "is_reported"), [(1.08, False), (1.12, True)])
+    def test_the_limit_is_ten_percent(
+        self, analyst: Diagnostics, own_s: float, ratio: float, is_reported: bool
     ) -> None:
         feed(analyst, alike(own_s) | {2: ratio * own_s})
-        assert ("straggler" in found(analyst)) is told
+        assert ("straggler" in found(analyst)) is is_reported
 
-    @pytest.mark.parametrize(("own_s", "told"), [(0.004, False), (STEP_S, True)])
-    def test_times_that_scatter_hide_less_than_milliseconds(
-        self, analyst: Diagnostics, own_s: float, told: bool
+    @pytest.mark.parametrize(("own_s", "is_reported"), [(0.004, False), (STEP_S, True)])
+    def test_small_differences_of_scattered_times_are_not_reported(
+        self, analyst: Diagnostics, own_s: float, is_reported: bool
     ) -> None:
         for rank in HOSTS:
             usual = own_s * (1.12 if rank == 2 else 1)
             table = [(usual * (1 + 0.1 * (-1) ** i),) for i in range(WINDOW)]
             analyst.take(rows(rank, Columns(measures=("step_s",)), table))
-        assert ("straggler" in found(analyst)) is told
+        assert ("straggler" in found(analyst)) is is_reported
 
-    def test_of_two_ranks_the_slow_one_is_measured_by_the_other(self) -> None:
+    def test_the_slower_of_two_ranks_is_compared_with_the_other(self) -> None:
         analyst = Diagnostics({0: "here", 1: "here"}, "mirrored")
         feed(analyst, {0: STEP_S, 1: 2 * STEP_S})
         assert found(analyst)["straggler"].value == pytest.approx(2)
 
-    def test_several_are_named_and_counted(self, analyst: Diagnostics) -> None:
+    def test_several_stragglers_are_listed_and_counted(self, analyst: Diagnostics) -> None:
         feed(analyst, alike() | {1: 2 * STEP_S, 3: 3 * STEP_S})
         finding = found(analyst)["straggler"]
         assert finding.ranks == (1, 3)
         assert finding.text.startswith("rank 3@hostB is 3 times slower")
         assert "(and 1 more" in finding.text
 
-    def test_few_steps_are_not_judged(self, analyst: Diagnostics) -> None:
+    def test_too_few_steps_give_no_finding(self, analyst: Diagnostics) -> None:
         feed(analyst, alike() | {2: 2 * STEP_S}, steps=WINDOW - 1)
         assert not analyst.findings()
 
-    def test_noise_of_short_steps_is_none(self, analyst: Diagnostics) -> None:
+    def test_noise_of_short_steps_gives_no_finding(self, analyst: Diagnostics) -> None:
         feed(analyst, alike(FLOOR_S) | {2: 1.9 * FLOOR_S})
         assert "straggler" not in found(analyst)
 
-    def test_one_that_recovers_is_no_longer_told(self, analyst: Diagnostics) -> None:
+    def test_a_straggler_that_catches_up_is_no_longer_reported(self, analyst: Diagnostics) -> None:
         between = (STRAGGLER.on + STRAGGLER.off) / 2
-        for ratio, told in [(between, False), (1.5, True), (between, True), (1.0, False)]:
+        for ratio, is_reported in [(between, False), (1.5, True), (between, True), (1.0, False)]:
             feed(analyst, alike() | {2: ratio * STEP_S}, steps=5 * WINDOW)
-            assert ("straggler" in found(analyst)) is told
+            assert ("straggler" in found(analyst)) is is_reported
 
-    def test_one_that_waits_for_data_is_told_so(self, analyst: Diagnostics) -> None:
+    def test_a_straggler_that_waits_for_data_has_that_reason(self, analyst: Diagnostics) -> None:
         feed(analyst, alike() | {2: 2 * STEP_S}, input_s={2: STEP_S})
-        says = found(analyst)
-        assert "it waits for its data: use --prefetch auto" in says["straggler"].text
-        assert says["starved"].ranks == (2,)
+        findings = found(analyst)
+        assert "it waits for its data: use --prefetch auto" in findings["straggler"].text
+        assert findings["starved"].ranks == (2,)
 
-    def test_ranks_that_go_at_their_own_pace(self, analyst: Diagnostics) -> None:
+    def test_ranks_without_collectives_are_compared(self, analyst: Diagnostics) -> None:
         """Without collectives, the time of a step is the rank's own time."""
         for rank in HOSTS:
             table = [(STEP_S * (2 if rank == 1 else 1),)] * WINDOW
             analyst.take(rows(rank, Columns(measures=("step_s",)), table))
         assert found(analyst)["straggler"].ranks == (1,)
 
-    def test_collectives_timed_at_some_steps_only(self, analyst: Diagnostics) -> None:
+    def test_collectives_may_be_timed_in_some_steps_only(self, analyst: Diagnostics) -> None:
         for rank in HOSTS:
             analyst.take(rows(rank, Columns(measures=("step_s",)), [(STEP_S,)] * WINDOW, 1000))
             waits = 0.3 if rank == 1 else 0.5
             analyst.take(rows(rank, SAMPLE, [(2 * STEP_S, 2 * STEP_S * waits)] * 5, 200))
-        says = found(analyst)
-        assert says["network"].value == pytest.approx(0.3)
-        assert says["straggler"].ranks == (1,)
-        assert says["straggler"].value == pytest.approx(0.7 / 0.5)
+        findings = found(analyst)
+        assert findings["network"].value == pytest.approx(0.3)
+        assert findings["straggler"].ranks == (1,)
+        assert findings["straggler"].value == pytest.approx(0.7 / 0.5)
 
 
 class TestStarved:
-    def test_waiting_for_data_is_told_with_what_to_type(self, analyst: Diagnostics) -> None:
+    def test_waiting_for_data_is_reported_with_options(self, analyst: Diagnostics) -> None:
         feed(analyst, alike(), input_s=alike(0.3 * STEP_S))
         finding = found(analyst)["starved"]
         assert finding.ranks == ()
@@ -210,39 +210,44 @@ class TestStarved:
         assert "--prefetch auto" in finding.text
         assert "num_parallel_calls=tf.data.AUTOTUNE" in finding.text
 
-    def test_the_ranks_are_named_with_their_hosts(self, analyst: Diagnostics) -> None:
+    def test_waiting_ranks_are_listed_with_their_hosts(self, analyst: Diagnostics) -> None:
         waits = 0.3 * STEP_S
-        for starved, said in [
+        for starved, part in [
             ({2: waits}, "on rank 2@hostB: "),
             ({1: waits, 3: waits}, "on rank 1@hostA, rank 3@hostB: "),
         ]:
             feed(analyst, alike(), input_s=starved, steps=5 * WINDOW)
-            assert said in found(analyst)["starved"].text
+            assert part in found(analyst)["starved"].text
         analyst = Diagnostics(dict.fromkeys(range(6), "here"), "pjrt")
         feed(analyst, dict.fromkeys(range(6), STEP_S), input_s=dict.fromkeys(range(5), waits))
-        says = "on rank 0@here, rank 1@here, rank 2@here, 2 more: "
-        assert says in found(analyst)["starved"].text
+        others = "on rank 0@here, rank 1@here, rank 2@here, 2 more: "
+        assert others in found(analyst)["starved"].text
 
-    def test_a_rank_between_the_limits_stays_as_it_was(self, analyst: Diagnostics) -> None:
+    def test_a_rank_between_the_limits_keeps_its_state(self, analyst: Diagnostics) -> None:
         between = (STARVED.on + STARVED.off) / 2 * STEP_S
         feed(analyst, alike(), input_s={0: between, 2: STEP_S / 2}, steps=5 * WINDOW)
         assert found(analyst)["starved"].ranks == (2,)
         feed(analyst, alike(), input_s={0: between, 2: between}, steps=5 * WINDOW)
         assert found(analyst)["starved"].ranks == (2,)
 
-    def test_a_cell_that_is_no_step_has_no_such_option(self) -> None:
+    def test_advice_for_a_cell_without_steps_names_no_option(self) -> None:
         analyst = Diagnostics(HOSTS, None)
         feed(analyst, alike(), input_s=alike(0.3 * STEP_S))
         text = found(analyst)["starved"].text
         assert "--prefetch" not in text
-        for way in (".prefetch(tf.data.AUTOTUNE)", ".cache()", "num_parallel_calls", "workers=4"):
-            assert way in text
+        for remedy in (
+            ".prefetch(tf.data.AUTOTUNE)",
+            ".cache()",
+            "num_parallel_calls",
+            "workers=4",
+        ):
+            assert remedy in text
 
-    def test_it_goes_away_and_does_not_flicker(self, analyst: Diagnostics) -> None:
+    def test_a_finding_ends_and_does_not_flicker(self, analyst: Diagnostics) -> None:
         between = (STARVED.on + STARVED.off) / 2
-        for share, told in [(between, False), (0.5, True), (between, True), (0.01, False)]:
+        for share, is_reported in [(between, False), (0.5, True), (between, True), (0.01, False)]:
             feed(analyst, alike(), input_s=alike(share * STEP_S), steps=5 * WINDOW)
-            assert ("starved" in found(analyst)) is told
+            assert ("starved" in found(analyst)) is is_reported
 
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
@@ -269,16 +274,16 @@ def any_rows(draw: st.DrawFn) -> Rows:
 
 
 @given(st.lists(any_rows(), max_size=12))
-def test_whatever_ranks_report_nothing_is_raised(told: list[Rows]) -> None:
+def test_any_reports_raise_no_error(messages: list[Rows]) -> None:
     analyst = Diagnostics(HOSTS, "mirrored", batch=8)
-    for message in told:
+    for message in messages:
         analyst.take(message)
         for finding in analyst.findings():
             assert 0 < finding.value < float("inf")
 
 
 @given(bad=st.lists(NUMBERS.filter(lambda x: not 0 <= x < 1e9), min_size=1, max_size=30))
-def test_numbers_that_are_no_seconds_do_not_hide_the_others(bad: list[float]) -> None:
+def test_invalid_times_do_not_hide_the_valid_ones(bad: list[float]) -> None:
     """Times are NaN, infinite, or negative as after a clock that jumped."""
     analyst = Diagnostics(HOSTS, "mirrored", batch=8)
     feed(analyst, alike() | {2: 2 * STEP_S}, steps=2 * WINDOW)
@@ -287,7 +292,7 @@ def test_numbers_that_are_no_seconds_do_not_hide_the_others(bad: list[float]) ->
     assert found(analyst)["straggler"].ranks == (2,)
 
 
-def test_a_rank_that_falls_silent_takes_nothing_away(analyst: Diagnostics) -> None:
+def test_a_silent_rank_leaves_findings_unchanged(analyst: Diagnostics) -> None:
     feed(analyst, alike(), network_s=STEP_S)
     before = found(analyst)["network"]
     for rank in (0, 1, 2):
@@ -295,7 +300,7 @@ def test_a_rank_that_falls_silent_takes_nothing_away(analyst: Diagnostics) -> No
     assert found(analyst)["network"] == before
 
 
-def test_a_heal_makes_neither_a_straggler_nor_hunger(analyst: Diagnostics) -> None:
+def test_a_recovery_gives_no_findings(analyst: Diagnostics) -> None:
     """Times before the recovery do not count.
 
     The first step after it is slow, most on the new rank.
@@ -308,7 +313,7 @@ def test_a_heal_makes_neither_a_straggler_nor_hunger(analyst: Diagnostics) -> No
     assert found(analyst) == {}
 
 
-def test_what_is_kept_stays_small() -> None:
+def test_stored_rows_are_limited() -> None:
     recent = Recent()
     for message in range(50):
         recent.take(rows(0, ALL, [(0.1, 0.0, 0.0, 1.0)] * (LONGEST_ROWS + 100), 1000 * message))

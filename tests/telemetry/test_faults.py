@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 KILLS = 12
 
 
-def test_a_full_disk_loses_rows_and_says_how_many(tmp_path: Path) -> None:
+def test_a_full_disk_loses_rows_and_reports_their_number(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     with largest_file(20_003):
         for step in range(1, 1001):
@@ -60,13 +60,13 @@ def test_a_full_disk_loses_rows_and_says_how_many(tmp_path: Path) -> None:
     assert len(array) + run.dropped == 1003
 
 
-def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_created_leaves_no_files(tmp_path: Path) -> None:
     with largest_file(1000), pytest.raises(OSError, match="too large"):
         RunDirectory.create(tmp_path, new_state(), "x" * 1001)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_is_deleted_while_it_is_written(tmp_path: Path) -> None:
+def test_a_run_deleted_while_it_is_written_counts_lost_rows(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.take(loss(1))
     run.flush()
@@ -84,7 +84,7 @@ def test_a_directory_that_is_deleted_while_it_is_written(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_table_whose_rows_have_no_file_is_none(tmp_path: Path) -> None:
+def test_a_table_without_a_file_for_rows_is_not_written(tmp_path: Path) -> None:
     """A reader that knows its columns would use them for the rows of the next table."""
     run = new_run(tmp_path)
     in_the_way = run.path / "tables" / "0.f64"
@@ -107,7 +107,7 @@ new_run(root)
 """
 
 
-def test_what_a_process_left_that_was_killed_in_making_a_run_goes_with_the_next(
+def test_incomplete_new_runs_of_killed_processes_are_removed(
     tmp_path: Path,
 ) -> None:
     with writing_process(KILLED_WHILE_IT_MAKES, tmp_path) as process:
@@ -125,7 +125,7 @@ def test_what_a_process_left_that_was_killed_in_making_a_run_goes_with_the_next(
     assert set(tmp_path.iterdir()) == {under_way, tmp_path / ".notes.new", run.path}
 
 
-def test_a_metric_with_a_new_name_in_every_step(tmp_path: Path) -> None:
+def test_the_number_of_tables_is_limited(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     for step in range(MOST_TABLES + 3):
         run.take(Metrics(rank=0, cell=1, epoch=1, step=step, time_s=0.0, own={f"loss{step}": 1.0}))
@@ -150,7 +150,7 @@ for number in range(10**9):
 """
 
 
-def test_a_run_that_is_killed_at_any_instant_opens(tmp_path: Path) -> None:
+def test_a_run_killed_at_any_time_can_be_read(tmp_path: Path) -> None:
     lost = 0
     for _ in range(KILLS):
         with writing_process(WRITE_FOREVER, tmp_path) as process:
@@ -184,7 +184,7 @@ def test_a_run_of_a_later_process_with_the_same_pid_is_lost(tmp_path: Path) -> N
     assert read(run).state().status == "lost"
 
 
-def test_of_a_run_on_another_host_nobody_knows(tmp_path: Path) -> None:
+def test_a_run_on_another_host_is_assumed_to_be_running(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     writer = run.state.writer
     run.update(writer=type(writer)(host="elsewhere", pid=2**30, started=1.0))

@@ -39,18 +39,18 @@ def test_every_value_is_at_its_rank_and_step(made: list[Metrics]) -> None:
             for m in chosen
             if (value := m.own.get(name, m.shared.get(name))) is not None
         }
-        there = {tuple(where): values[tuple(where)] for where in np.argwhere(~np.isnan(values))}
-        assert there == expected
+        known = {tuple(place): values[tuple(place)] for place in np.argwhere(~np.isnan(values))}
+        assert known == expected
 
 
-def test_a_later_report_of_the_same_step_counts() -> None:
+def test_a_later_report_of_a_step_replaces_the_earlier_one() -> None:
     later = Metrics(rank=0, cell=1, epoch=1, step=1, time_s=9.0, own={"loss": 5.0, "new": 1.0})
     history = Reports.of([later, loss(1)]).history()
     np.testing.assert_array_equal(history["loss"], [[5]])
     assert list(history) == ["loss", "new"]
 
 
-def test_what_was_measured_is_no_metric() -> None:
+def test_measured_values_are_not_metrics() -> None:
     columns = Columns(measures=("step_s",), own=("loss",), shared=("rate",))
     rows = np.array([[0, 1, 1, 0.1, 0.02, 3, 4], [1, 1, 1, 0.1, 0.02, 5, 4]])
     kept = Reports.of_tables([(columns, rows)])
@@ -62,12 +62,12 @@ def test_what_was_measured_is_no_metric() -> None:
     assert kept.frame()["rank"].tolist() == [0, 1]
 
 
-def test_no_report_is_no_history() -> None:
+def test_a_run_without_reports_has_no_history() -> None:
     assert Reports.of([]).history() == {}
     assert len(Reports.of([]).frame()) == 0
 
 
-def test_a_loss_that_is_no_number_from_the_first_step_is_there() -> None:
+def test_a_metric_that_is_always_nan_is_in_the_history() -> None:
     history = Reports.of([msgspec.structs.replace(loss(1), own={"loss": math.nan})]).history()
     assert set(history) == {"loss"}
     assert np.isnan(history["loss"]).all()
@@ -92,7 +92,7 @@ TWICE_HEALED = [
 """Reports of both ranks, which made each step from 5 to 9 two or three times."""
 
 
-def test_a_step_that_was_made_again_is_there_once_as_it_was_made_last() -> None:
+def test_a_repeated_step_is_there_once_with_its_last_values() -> None:
     recovered = Reports.of(TWICE_HEALED, HEALS)
     np.testing.assert_allclose(
         recovered.history()["loss"], [np.arange(1, 11), np.arange(1, 11) + 0.1]
@@ -105,21 +105,21 @@ def test_a_step_that_was_made_again_is_there_once_as_it_was_made_last() -> None:
     assert recovered.recovered_after() == [4, 6]
 
 
-def test_of_a_run_that_ended_before_it_was_as_far_again_the_lost_steps_are_not_told() -> None:
+def test_lost_steps_are_left_out_if_the_run_ended_before_them() -> None:
     recovered = Reports.of([losses(1, 7), losses(5, 5, lost_s=1.6)], HEALS[:1])
     np.testing.assert_allclose(recovered.history()["loss"], [[1, 2, 3, 4, 5]])
 
 
-def test_an_epoch_with_steps_that_were_made_again_is_there_once() -> None:
+def test_an_epoch_with_repeated_steps_is_there_once() -> None:
     """The first epoch ends with the step of the checkpoint. The second one is lost."""
 
     def fit(steps: range, lost_s: float) -> list[Metrics]:
-        told: list[Metrics] = []
+        metrics: list[Metrics] = []
         for step in steps:
-            told.append(_at(1 + (step - 1) // 4, step, lost_s + step / 10))
+            metrics.append(_at(1 + (step - 1) // 4, step, lost_s + step / 10))
             if step % 4 == 0:
-                told.append(_at(step // 4, -1, lost_s + step / 10 + 0.01))
-        return told
+                metrics.append(_at(step // 4, -1, lost_s + step / 10 + 0.01))
+        return metrics
 
     once = [(m.epoch, m.step) for m in fit(range(1, 13), 0.0)]
     reports = [*fit(range(1, 10), 0.0), *fit(range(5, 13), 1.6)]
@@ -132,13 +132,13 @@ def _at(epoch: int, step: int, time_s: float) -> Metrics:
     return Metrics(rank=0, cell=1, epoch=epoch, step=step, time_s=time_s, own={"loss": 1.0})
 
 
-def test_the_time_of_a_step_is_not_that_of_a_heal() -> None:
+def test_step_time_excludes_the_time_of_a_recovery() -> None:
     reports = [losses(1, 2), losses(3, 3, lost_s=50.0)]
     assert Reports.of(reports, [recover(2, 2, time_s=50.0)]).step_s == pytest.approx(0.1)
     assert Reports.of(reports).step_s > 1
 
 
-def test_what_a_run_returns_has_each_step_once() -> None:
+def test_the_returned_run_has_each_step_once() -> None:
     recorder = Recorder(1, is_step=False)
     for part in TWICE_HEALED[:2]:
         recorder.keep(part)

@@ -87,7 +87,7 @@ os._exit(0)
 """
 
 
-def test_what_a_process_says_last_arrives_though_it_is_gone() -> None:
+def test_last_records_of_an_ended_process_arrive() -> None:
     """ZeroMQ sends in its own thread, which ends with the process."""
     heard = Heard(40)
     with receiving(heard) as receiver:
@@ -96,7 +96,7 @@ def test_what_a_process_says_last_arrives_though_it_is_gone() -> None:
         heard.wait()
 
 
-def test_without_the_key_nothing_can_be_said() -> None:
+def test_records_without_the_key_are_dropped() -> None:
     heard = Heard(1)
     with receiving(heard) as receiver:
         wrong, _ = zmq.curve_keypair()
@@ -118,7 +118,7 @@ def test_without_the_key_nothing_can_be_said() -> None:
     assert [r.rank for r in heard.records] == [0]
 
 
-def test_what_is_no_record_is_dropped_and_the_rest_goes_on() -> None:
+def test_invalid_records_are_dropped_and_others_arrive() -> None:
     heard = Heard(1)
     with receiving(heard) as receiver:
         public, secret = zmq.curve_keypair()
@@ -132,7 +132,7 @@ def test_what_is_no_record_is_dropped_and_the_rest_goes_on() -> None:
     assert [r.rank for r in heard.records] == [3]
 
 
-def test_subscribers_of_a_cell_receive_its_records_without_repeats_until_it_is_closed() -> None:
+def test_subscribers_of_a_cell_get_each_record_once_until_its_end() -> None:
     everything, of_cell = list[AnyEvent](), list[AnyEvent]()
 
     def fails(record: AnyEvent) -> None:
@@ -153,7 +153,7 @@ def test_subscribers_of_a_cell_receive_its_records_without_repeats_until_it_is_c
     assert everything == [*records, other]
 
 
-def test_a_writer_waits_when_nobody_reads() -> None:
+def test_a_writer_waits_if_nobody_reads() -> None:
     """Without a receiver, `say` blocks instead of dropping text."""
     public, _ = zmq.curve_keypair()
     probe = probe_of(0, SocketAddress(url="tcp://127.0.0.1:1", server_key=public))
@@ -173,7 +173,7 @@ def test_a_writer_waits_when_nobody_reads() -> None:
     writer.join()
 
 
-def test_logs_keep_every_rank_apart_and_whole(tmp_path: Path) -> None:
+def test_logs_keep_the_text_of_each_rank(tmp_path: Path) -> None:
     logs = OutputLogs(tmp_path)
     for number in range(1000):
         for rank in range(2):
@@ -187,7 +187,7 @@ def test_logs_keep_every_rank_apart_and_whole(tmp_path: Path) -> None:
     assert not logs.path(3).exists()
 
 
-def test_rows_arrive_together_and_with_the_memory() -> None:
+def test_rows_arrive_in_batches_and_with_memory() -> None:
     heard = Heard(2)
     columns = Columns(measures=("step_s",), own=("loss",))
     with receiving(heard) as receiver:
@@ -207,13 +207,13 @@ def test_rows_arrive_together_and_with_the_memory() -> None:
     assert values[4] > 1e6
 
 
-def test_the_memory_of_the_fullest_device_is_told_where_it_is_known() -> None:
+def test_memory_of_the_fullest_device_is_reported() -> None:
     gauge = MemoryGauge()
     gauge.device_bytes = lambda: [3, 5]
     assert gauge.read()["device_bytes"] == 5
 
 
-def test_rows_that_find_no_room_are_counted_and_wait_for_nobody() -> None:
+def test_rows_beyond_the_buffer_are_counted_without_waiting() -> None:
     row_buffer = RowBuffer(0, MemoryGauge())
     columns = Columns(own=("loss",))
     for step in range(ROOM_ROWS + 5):

@@ -16,17 +16,17 @@ from tests.runs import new_run
 @pytest.mark.parametrize(
     "name", ["", "..", "../../etc", "20260101-000000-ABCDEF", "20260101-000000-abcdef\n", "a/b"]
 )
-def test_what_is_no_id_is_refused(tmp_path: Path, name: str) -> None:
+def test_an_invalid_id_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="is not a run id"):
         find(tmp_path, name)
 
 
-def test_a_run_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no run 20260101-000000-abcdef"):
         find(tmp_path, "20260101-000000-abcdef")
 
 
-def test_a_link_to_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     outside = new_run(tmp_path / "outside")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / outside.state.id).symlink_to(outside.path)
@@ -35,13 +35,13 @@ def test_a_link_to_elsewhere_is_refused(tmp_path: Path) -> None:
     assert kept(tmp_path / "runs") == ()
 
 
-def test_runs_are_reached_through_a_root_that_is_a_link(tmp_path: Path) -> None:
+def test_the_folder_of_runs_may_be_a_link(tmp_path: Path) -> None:
     run = new_run(tmp_path / "runs")
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     assert find(tmp_path / "link", run.state.id).state() == run.state
 
 
-def test_newest_first_and_what_is_no_run_is_skipped(tmp_path: Path) -> None:
+def test_runs_are_listed_newest_first_and_others_skipped(tmp_path: Path) -> None:
     made = [new_run(tmp_path, began=float(began)).state.id for began in (20, 10, 30)]
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / new_id(0)).mkdir()
@@ -51,7 +51,7 @@ def test_newest_first_and_what_is_no_run_is_skipped(tmp_path: Path) -> None:
     assert kept(tmp_path / "none") == ()
 
 
-def test_the_oldest_that_are_over_go(tmp_path: Path) -> None:
+def test_the_oldest_ended_runs_are_pruned(tmp_path: Path) -> None:
     states = {10: "finished", 20: "running", 30: "failed", 40: "finished", 50: "running"}
     ids = {
         began: new_run(tmp_path, began=float(began), status=status).state.id
@@ -63,7 +63,7 @@ def test_the_oldest_that_are_over_go(tmp_path: Path) -> None:
     assert prune(tmp_path, 2) == ()
 
 
-def test_where_runs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_folder_of_runs_can_be_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("NBDIST_RUNS_FOLDER")
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path))
     assert Settings.from_environment().runs_path == tmp_path / "nbdist" / "runs"
@@ -74,7 +74,7 @@ def test_where_runs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert settings.kept_runs == 7
 
 
-def test_a_number_of_runs_below_zero_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_negative_number_of_kept_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBDIST_KEPT_RUNS", "-1")
     with pytest.raises(UsageError, match="kept_runs"):
         Settings.from_environment()

@@ -17,14 +17,14 @@ def compiled(arguments: int, temporaries: int) -> Compiled:
 
 
 @pytest.fixture
-def foretold() -> PlanComparison:
+def comparison() -> PlanComparison:
     kept = PlanComparison(None)
     kept.note(Planned(rank=0, cell=1, plan=PLAN))
     return kept
 
 
-def test_what_was_planned_is_there_before_anything_is_measured(foretold: PlanComparison) -> None:
-    check = foretold.check(Pace())
+def test_planned_values_are_available_before_measurements(comparison: PlanComparison) -> None:
+    check = comparison.check(Pace())
     assert check is not None
     assert check.title == "data 4 x tensor 2, ZeRO-1"
     assert check.planned.arguments == PLAN.memory.arguments
@@ -34,34 +34,34 @@ def test_what_was_planned_is_there_before_anything_is_measured(foretold: PlanCom
     assert check.measured == StepFigures()
 
 
-def test_the_first_executable_is_what_was_planned(foretold: PlanComparison) -> None:
+def test_the_first_executable_is_compared_with_the_plan(comparison: PlanComparison) -> None:
     """A later executable is for a smaller batch, as at the end of an epoch."""
-    foretold.note(compiled(100, 20))
-    foretold.note(compiled(70, 10))
-    check = foretold.check(Pace(step_s=0.5, collectives=0.25))
+    comparison.note(compiled(100, 20))
+    comparison.note(compiled(70, 10))
+    check = comparison.check(Pace(step_s=0.5, collectives=0.25))
     assert check is not None
     assert check.measured == StepFigures(step_s=0.5, collectives=0.25, arguments=100, memory=120)
 
 
-def test_a_backend_that_tells_nothing_of_memory_leaves_it_out(foretold: PlanComparison) -> None:
-    foretold.note(compiled(0, 0))
-    check = foretold.check(Pace(step_s=0.5))
+def test_memory_is_left_out_if_the_backend_reports_none(comparison: PlanComparison) -> None:
+    comparison.note(compiled(0, 0))
+    check = comparison.check(Pace(step_s=0.5))
     assert check is not None
     assert check.measured == StepFigures(step_s=0.5)
 
 
-def test_what_was_measured_stays_where_there_is_nothing_newer(foretold: PlanComparison) -> None:
+def test_measured_values_stay_until_there_are_newer_ones(comparison: PlanComparison) -> None:
     """A recovered run begins without steps.
 
     A resumed run begins with the values of the first process.
     """
-    foretold.note(compiled(100, 20))
-    before = foretold.check(Pace(step_s=0.5, collectives=0.25))
-    assert foretold.check(Pace()) == before
+    comparison.note(compiled(100, 20))
+    before = comparison.check(Pace(step_s=0.5, collectives=0.25))
+    assert comparison.check(Pace()) == before
     assert PlanComparison(before).check(Pace()) == before
 
 
-def test_a_plan_that_is_not_run_has_nothing_to_be_measured() -> None:
+def test_a_plan_without_a_run_is_not_compared() -> None:
     kept = PlanComparison(None)
     kept.note(Planned(rank=0, cell=1, plan=PLAN, only=True))
     kept.note(compiled(100, 20))

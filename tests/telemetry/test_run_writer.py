@@ -33,21 +33,21 @@ def messages(draw: st.DrawFn) -> list[Rows]:
 
 @settings(max_examples=60)
 @given(messages())
-def test_rows_come_back_by_columns_in_their_order(sent: list[Rows]) -> None:
+def test_rows_are_read_by_columns_in_their_order(sent: list[Rows]) -> None:
     with tempfile.TemporaryDirectory() as root:
         run = new_run(Path(root))
         for record in sent:
             run.take(record)
         run.close()
-        came = {table.columns: read(run).rows(table, 0, 8 * 4) for table in read(run).tables()}
+        read_rows = {table.columns: read(run).rows(table, 0, 8 * 4) for table in read(run).tables()}
     expected: dict[Columns, bytes] = {}
     for record in sent:
         expected[record.columns] = expected.get(record.columns, b"") + record.values
-    assert came == expected
+    assert read_rows == expected
     assert (run.fault, run.dropped) == ("", 0)
 
 
-def test_reports_one_by_one_are_rows_of_the_same_table(tmp_path: Path) -> None:
+def test_single_reports_are_rows_of_the_same_table(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.take(losses(1, 2))
     run.take(loss(3))
@@ -57,7 +57,7 @@ def test_reports_one_by_one_are_rows_of_the_same_table(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read(run).array(table)[:, [2, 4]], [[1, 1], [2, 2], [3, 3]])
 
 
-def test_a_metric_that_comes_late_or_is_missing_has_a_table_of_its_own(tmp_path: Path) -> None:
+def test_a_late_or_missing_metric_has_its_own_table(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.take(loss(1))
     run.take(Metrics(rank=0, cell=1, epoch=1, step=2, time_s=0.2, own={"loss": 2.0, "new": np.nan}))
@@ -66,7 +66,7 @@ def test_a_metric_that_comes_late_or_is_missing_has_a_table_of_its_own(tmp_path:
     assert [array.shape for array in reports(read(run))] == [(2, 5), (1, 6)]
 
 
-def test_rows_are_read_from_anywhere(tmp_path: Path) -> None:
+def test_rows_are_read_from_any_position(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.take(losses(1, 10))
     run.close()
@@ -76,7 +76,7 @@ def test_rows_are_read_from_anywhere(tmp_path: Path) -> None:
     assert read(run).rows(table, 10, 5) == b""
 
 
-def test_a_row_that_was_written_in_part_is_not_read(tmp_path: Path) -> None:
+def test_a_partly_written_row_is_not_read(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.take(losses(1, 3))
     run.close()
@@ -85,7 +85,7 @@ def test_a_row_that_was_written_in_part_is_not_read(tmp_path: Path) -> None:
     assert [array.shape for array in reports(read(run))] == [(2, 5)]
 
 
-def test_bytes_that_are_no_rows_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_rows_are_refused(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.take(Rows(rank=0, cell=1, columns=LOSS, values=b"12345"))
     run.take(loss(1))
@@ -95,7 +95,7 @@ def test_bytes_that_are_no_rows_are_refused(tmp_path: Path) -> None:
     assert [array.shape for array in reports(read(run))] == [(1, 5)]
 
 
-def test_text_and_cells_are_kept(tmp_path: Path) -> None:
+def test_text_and_cells_are_stored(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.take(Output(rank=1, cell=1, stream="stdout", text="grüße\n"))
     run.take(Display(rank=1, cell=1, data={"text/plain": "42"}, metadata={}))
@@ -114,25 +114,25 @@ def test_the_state_is_replaced_and_read(tmp_path: Path) -> None:
     assert read(run).state() == run.state
 
 
-def test_only_the_user_may_look(tmp_path: Path) -> None:
+def test_only_the_user_can_read_a_run(tmp_path: Path) -> None:
     run = new_run(tmp_path / "deep" / "runs")
     assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
 
 
-def test_a_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     with pytest.raises(FileExistsError, match=run.state.id):
         RunDirectory.create(tmp_path, run.state, "")
 
 
-def test_stop_is_asked_for_by_a_file(tmp_path: Path) -> None:
+def test_a_stop_is_requested_by_a_file(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     assert not run.stops_requested()
     read(run).ask_to_stop()
     assert run.stops_requested()
 
 
-def test_a_run_that_reported_nothing_goes_away(tmp_path: Path) -> None:
+def test_a_discarded_run_leaves_no_files(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.take(loss(1))
     run.discard()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_heal_is_told_before_the_rows_that_stand_for_others(tmp_path: Path) -> None:
+def test_a_recovery_is_sent_before_the_rows_that_replace_others(tmp_path: Path) -> None:
     """Also if the recovery happens while the earlier state is being sent."""
     run = new_run(tmp_path)
     run.take(losses(1, 7))
@@ -22,22 +22,22 @@ def test_a_heal_is_told_before_the_rows_that_stand_for_others(tmp_path: Path) ->
     recoveries = list[int]()
 
     def look(message: str | bytes) -> None:
-        said = (
+        update = (
             msgspec.json.decode(message, type=AnyServerMessage) if isinstance(message, str) else 0
         )
-        if isinstance(said, StateMessage):
-            recoveries.append(len(said.state.recoveries))
+        if isinstance(update, StateMessage):
+            recoveries.append(len(update.state.recoveries))
 
     look(next(news))
     run.update(recoveries=(recover(7, 4, time_s=2.0),))
     run.take(losses(5, 9, lost_s=1.6))
     run.flush()
-    told: list[list[int]] = []
+    recoveries_before: list[list[int]] = []
     for message in news:
         look(message)
         if isinstance(message, bytes):
             steps = np.frombuffer(message[8:], "<f8").reshape(-1, 5)[:, 2]
             assert list(steps) == [*range(1, 8), *range(5, 10)]
-            told.append(list(recoveries))
-    assert told == [[0, 1]]
+            recoveries_before.append(list(recoveries))
+    assert recoveries_before == [[0, 1]]
     run.close()

@@ -69,7 +69,7 @@ values = st.dictionaries(tags, st.floats(width=32), max_size=4)
 
 @settings(deadline=None)  # the first call of the reader is slow
 @given(values, st.integers(0, 2**53))
-def test_scalars_are_read_as_they_were(
+def test_scalars_are_read_unchanged(
     tmp_path_factory: pytest.TempPathFactory, sent: dict[str, float], step: int
 ) -> None:
     folder = tmp_path_factory.mktemp("events")
@@ -77,19 +77,19 @@ def test_scalars_are_read_as_they_were(
     version, event = read(folder)
     assert version.file_version == "brain.Event:2"
     assert (event.wall_time, event.step) == (12.5, step)
-    came = {value.tag: value.simple_value for value in event.summary.value}
-    assert came == pytest.approx(sent, nan_ok=True, rel=0, abs=0)
+    read_back = {value.tag: value.simple_value for value in event.summary.value}
+    assert read_back == pytest.approx(sent, nan_ok=True, rel=0, abs=0)
 
 
 def test_a_number_that_is_too_large_is_infinite(tmp_path: Path) -> None:
     most = 3.4028234663852886e38
     sent = {"up": 1e300, "down": -1e39, "nan": math.nan, "most": most}
     (tmp_path / "tfevents").write_bytes(first_record() + scalars_record(0, 1, sent))
-    came = [value.simple_value for value in read(tmp_path)[1].summary.value]
-    assert came == pytest.approx([math.inf, -math.inf, math.nan, most], nan_ok=True)
+    values_read = [value.simple_value for value in read(tmp_path)[1].summary.value]
+    assert values_read == pytest.approx([math.inf, -math.inf, math.nan, most], nan_ok=True)
 
 
-def test_each_rank_is_a_run_and_what_they_share_is_another(tmp_path: Path) -> None:
+def test_each_rank_is_a_run_and_shared_values_are_another(tmp_path: Path) -> None:
     written(
         tmp_path,
         [
@@ -107,7 +107,7 @@ def test_each_rank_is_a_run_and_what_they_share_is_another(tmp_path: Path) -> No
     assert [event.wall_time for event in read(tmp_path / "all")[1:]] == [BEGAN + 0.5, BEGAN + 0.6]
 
 
-def test_an_epoch_is_on_an_axis_of_its_own(tmp_path: Path) -> None:
+def test_epochs_have_their_own_axis(tmp_path: Path) -> None:
     epoch = Metrics(rank=0, cell=1, epoch=3, step=-1, time_s=1.0, own={"loss": 0.25})
     written(tmp_path, [losses(1, 2), epoch])
     assert scalars(tmp_path / "rank-0", "loss") == {1: 1, 2: 2}
@@ -123,7 +123,7 @@ def test_the_mean_waits_for_the_slower_rank(tmp_path: Path) -> None:
     assert scalars(tmp_path / "all", "loss") == pytest.approx({s: s + 0.05 for s in range(1, 6)})
 
 
-def test_a_rank_that_never_comes_does_not_fill_the_memory(tmp_path: Path) -> None:
+def test_waiting_for_a_silent_rank_uses_limited_memory(tmp_path: Path) -> None:
     events = EventFiles(tmp_path, BEGAN)
     events.take(losses(1, 1, rank=1))
     for first in range(2, 2 * MOST_WAITING, EVENTS_PER_S):
@@ -134,7 +134,7 @@ def test_a_rank_that_never_comes_does_not_fill_the_memory(tmp_path: Path) -> Non
     assert not (tmp_path / "all").exists()
 
 
-def test_a_flood_is_thinned_evenly_and_its_end_is_there(tmp_path: Path) -> None:
+def test_many_steps_are_thinned_evenly_up_to_the_last(tmp_path: Path) -> None:
     ranks, steps = 8, 400
     written(tmp_path, [losses(1, steps, rank) for rank in range(ranks)])
     kept = [scalars(tmp_path / f"rank-{rank}", "loss") for rank in range(ranks)]
@@ -145,13 +145,13 @@ def test_a_flood_is_thinned_evenly_and_its_end_is_there(tmp_path: Path) -> None:
     assert list(scalars(tmp_path / "all", "loss")) == list(kept[0])
 
 
-def test_a_step_that_is_none_is_left_out(tmp_path: Path) -> None:
+def test_an_invalid_step_is_left_out(tmp_path: Path) -> None:
     bad = [[0, -1, math.nan, 0, 1], [0, -1, -1, 0, 1], [0, -1, 1e300, 0, 1], [0, -1, 7, 0, 1]]
     written(tmp_path, [rows(bad)])
     assert scalars(tmp_path / "rank-0", "loss") == {7: 1}
 
 
-def test_they_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_events_are_available_during_the_run(tmp_path: Path) -> None:
     run = new_run(tmp_path, began=BEGAN)
     run.take(losses(1, 3))
     folder, deadline = run.path / "events" / "rank-0", time.monotonic() + 30
@@ -164,7 +164,7 @@ def test_they_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
     assert list(scalars(folder, "loss")) == [1, 2, 3, 4, 5]
 
 
-def test_a_full_disk_ends_them_and_nothing_else(tmp_path: Path) -> None:
+def test_a_write_error_ends_only_the_event_files(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     (run.path / "events").touch()  # a file instead of the folder
     run.take(losses(1, 3))
@@ -173,7 +173,7 @@ def test_a_full_disk_ends_them_and_nothing_else(tmp_path: Path) -> None:
     assert run.dropped == 0
 
 
-def test_a_run_that_was_deleted_is_not_made_again(tmp_path: Path) -> None:
+def test_a_deleted_run_is_not_created_again(tmp_path: Path) -> None:
     state = new_state()
     events = EventFiles(tmp_path / state.id / "events", BEGAN)
     events.take(losses(1, 3))
