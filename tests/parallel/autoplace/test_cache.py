@@ -50,7 +50,7 @@ def kept(tmp_path: Path) -> Choices:
     return Choices(tmp_path / "deep" / "down" / "p.sqlite")
 
 
-def test_what_is_put_is_there_for_others(kept: Choices) -> None:
+def test_a_decision_is_available_to_other_processes(kept: Choices) -> None:
     assert kept.get("p") is None
     assert kept.of("m.f") == []
     kept.put(decision())
@@ -59,13 +59,13 @@ def test_what_is_put_is_there_for_others(kept: Choices) -> None:
     assert other.get("q") is None
 
 
-def test_the_latest_of_a_fingerprint_counts(kept: Choices) -> None:
+def test_the_latest_decision_of_a_fingerprint_counts(kept: Choices) -> None:
     kept.put(decision(made=1.0))
     kept.put(decision(made=2.0))
     assert [one.made for one in kept.of("m.f")] == [2.0]
 
 
-def test_all_of_a_function_are_forgotten_and_no_other(kept: Choices) -> None:
+def test_forget_removes_all_decisions_of_one_function(kept: Choices) -> None:
     kept.forget("m.f")  # the file does not exist yet
     assert not kept.path.exists()
     for fingerprint, function in (("a", "m.f"), ("b", "m.f"), ("c", "m.g")):
@@ -94,7 +94,7 @@ def test_eight_processes_write_at_once(kept: Choices) -> None:
         process.stdin.flush()
     ended = [process.communicate(timeout=120) for process in running]
     assert [process.returncode for process in running] == [0] * PROCESSES, ended
-    assert not any(said for _, said in ended), ended
+    assert not any(errors for _, errors in ended), ended
     assert len(kept.of("f")) == PROCESSES * WRITES + WRITES
 
 
@@ -113,7 +113,7 @@ def _other_columns(path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", [_not_a_database, _a_folder, _other_columns])
-def test_a_file_that_cannot_be_used_is_said_once(
+def test_an_unusable_file_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: object
 ) -> None:
     path = tmp_path / "p.sqlite"
@@ -130,7 +130,7 @@ def test_a_file_that_cannot_be_used_is_said_once(
     assert "set NBDIST_PLACEMENTS to another path" in record.getMessage()
 
 
-def test_a_folder_that_cannot_be_made_is_said(
+def test_a_folder_that_cannot_be_created_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -139,7 +139,7 @@ def test_a_folder_that_cannot_be_made_is_said(
     assert len(caplog.records) == 1
 
 
-def test_a_file_that_is_read_only_is_read(
+def test_a_read_only_file_is_read(
     kept: Choices, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite opens the file as read-only, because tests may run as root."""
@@ -156,7 +156,9 @@ def test_a_file_that_is_read_only_is_read(
     assert len(caplog.records) == 1
 
 
-def test_a_row_of_another_make_is_none(kept: Choices, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_row_of_another_version_is_ignored(
+    kept: Choices, caplog: pytest.LogCaptureFixture
+) -> None:
     kept.put(decision())
     with sqlite3.connect(kept.path) as opened:
         opened.execute("UPDATE decisions_1 SET body = ?", (b'{"function": 3}',))
@@ -166,7 +168,7 @@ def test_a_row_of_another_make_is_none(kept: Choices, caplog: pytest.LogCaptureF
     assert len(caplog.records) == 1
 
 
-def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_of_the_file_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NBDIST_PLACEMENTS", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     at_home = Path.home() / ".cache" / "nbdist" / "placements.sqlite"

@@ -40,7 +40,7 @@ PARAMETERS = {"b": jnp.ones(16), "w": jnp.ones((32, 16))}
 ROWS = np.ones((64, 32), "f")
 
 
-def test_the_layouts_cut_rows_and_parameters() -> None:
+def test_layouts_shard_rows_and_parameters() -> None:
     made = offered(PARAMETERS, ROWS)
     assert names(made) == ["default", "batch", "model", "full"]
     everywhere = jax.P()
@@ -51,19 +51,19 @@ def test_the_layouts_cut_rows_and_parameters() -> None:
     assert reasons(made) == {"one device": "the same as default"}
 
 
-def test_all_that_have_as_many_rows_are_the_batch() -> None:
+def test_all_arrays_with_equal_rows_are_the_batch() -> None:
     made = offered(jnp.ones((256, 3)), jnp.ones((5, 5)), jnp.ones(256))
     assert specs(made, "batch") == [jax.P("data"), jax.P(), jax.P("data")]
 
 
-def test_the_rows_of_the_last_argument_and_of_the_largest_array_are_tried() -> None:
+def test_rows_of_last_argument_and_largest_array_are_candidates() -> None:
     made = offered(jnp.ones((512, 64)), jnp.ones((8, 512)))
     assert {"batch", "batch 512"} <= set(names(made))
     assert specs(made, "batch") == [jax.P(), jax.P("data")]
     assert specs(made, "batch 512") == [jax.P("data"), jax.P()]
 
 
-def test_what_divides_nowhere_is_said() -> None:
+def test_indivisible_dimensions_are_reported() -> None:
     made = offered(jnp.ones((7, 3)))
     assert names(made) == ["default"]
     assert reasons(made)["batch"] == "no dimension that it would cut divides by 8"
@@ -75,7 +75,7 @@ def test_numbers_are_left_to_jit() -> None:
     assert names(offered(1.0, True)) == ["default"]
 
 
-def test_inputs_on_another_device_may_go_to_the_first() -> None:
+def test_inputs_on_another_device_may_move_to_the_first() -> None:
     third = jax.devices()[3]
     made = offered(jax.device_put(jnp.ones((8, 8)), third))
     # A device that already has the inputs is preferred to equal ones.
@@ -84,7 +84,7 @@ def test_inputs_on_another_device_may_go_to_the_first() -> None:
     assert "one device" in names(both)
 
 
-def test_inputs_that_are_cut_are_laid_over_their_own_mesh() -> None:
+def test_sharded_inputs_use_their_own_mesh() -> None:
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     x = jax.device_put(jnp.ones((64, 32)), jax.NamedSharding(mesh, jax.P("data")))
     made = offered(jnp.ones((32, 16)), x)
@@ -94,7 +94,7 @@ def test_inputs_that_are_cut_are_laid_over_their_own_mesh() -> None:
     assert specs(made, "model") == [jax.P(None, "model"), jax.P()]
 
 
-def test_under_a_mesh_that_is_set_there_are_its_layouts_alone() -> None:
+def test_only_layouts_over_the_current_mesh_are_candidates() -> None:
     mesh = jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.set_mesh(mesh):
         made = offered(PARAMETERS, ROWS)
@@ -102,7 +102,7 @@ def test_under_a_mesh_that_is_set_there_are_its_layouts_alone() -> None:
         assert specs(made, "batch")[2] == jax.P("rows")
 
 
-def test_what_does_not_fit_is_left_out() -> None:
+def test_candidates_that_do_not_fit_are_left_out() -> None:
     """All CPU devices share the memory of the host."""
     made = offered(PARAMETERS, ROWS, out_bytes=BIG)
     assert names(made) == ["default"]

@@ -83,7 +83,7 @@ def long_work(x: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, 10, lambda _, y: jnp.sort(y + 1, axis=1), x)
 
 
-def test_a_small_call_stays_where_it_is() -> None:
+def test_a_small_call_keeps_its_place() -> None:
     @autoplace
     def add(a: jax.Array, b: jax.Array) -> jax.Array:
         return a + b
@@ -96,7 +96,7 @@ def test_a_small_call_stays_where_it_is() -> None:
     assert {one.name for one in decision.timed} == {"default", "batch"}
 
 
-def test_what_all_devices_would_repeat_is_cut_or_goes_to_one() -> None:
+def test_replicated_work_is_sharded_or_moved_to_one_device() -> None:
     work = autoplace(long_work)
     x = everywhere((64, 512))
     for _ in range(5):  # another process may slow down the machine
@@ -124,31 +124,31 @@ def test_each_kind_of_inputs_is_decided_once() -> None:
     assert len(double.report().decisions) == 6
 
 
-def test_keys_of_random_numbers_are_arrays() -> None:
+def test_random_keys_are_arrays() -> None:
     drawn = autoplace(jax.vmap(jax.random.uniform))
     keys = jax.random.split(jax.random.key(0), 8)
     assert (drawn(keys) == jax.vmap(jax.random.uniform)(keys)).all()
     assert "batch" in {one.name for one in only(drawn).timed}
 
 
-def test_what_the_trials_do_is_not_done_where_there_are_effects() -> None:
+def test_a_function_with_effects_is_not_tried() -> None:
     calls: list[float] = []
 
     @autoplace
-    def told(x: jax.Array) -> jax.Array:
+    def printed(x: jax.Array) -> jax.Array:
         jax.debug.callback(lambda total: calls.append(float(total)), x.sum())
         return x + 1
 
     for _ in range(2):
-        told(jnp.ones((8, 8)))
+        printed(jnp.ones((8, 8)))
     jax.effects_barrier()
     assert calls == [64.0, 64.0]
-    assert only(told).chosen == "default"
-    assert only(told).why == "it has effects (DebugEffect), which trials would repeat"
-    assert not only(told).timed
+    assert only(printed).chosen == "default"
+    assert only(printed).why == "it has effects (DebugEffect), which trials would repeat"
+    assert not only(printed).timed
 
 
-def test_a_second_process_makes_no_trial(file: Path) -> None:
+def test_a_second_process_makes_no_trials(file: Path) -> None:
     command = [sys.executable, "-c", ONCE_MORE]
     first, second = (
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
@@ -162,7 +162,7 @@ def test_a_second_process_makes_no_trial(file: Path) -> None:
     assert int(first.split()[3]) > 1
 
 
-def test_what_is_forgotten_is_tried_anew() -> None:
+def test_a_forgotten_decision_is_made_again() -> None:
     double = autoplace(lambda x: x * 2)
     double(jnp.ones((8, 8)))
     first = only(double)
@@ -175,7 +175,7 @@ def test_what_is_forgotten_is_tried_anew() -> None:
     assert only(double).made > first.made
 
 
-def test_another_platform_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_platform_is_a_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "jax_plugins" / "zorn"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(PLUGIN)
@@ -186,7 +186,7 @@ def test_another_platform_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert done.stdout == "['cpu', 'default'] float32[8] free on zorn 0\n", done.stderr
 
 
-def test_what_is_donated_is_used_up_by_the_call_and_by_no_trial() -> None:
+def test_donated_inputs_are_consumed_by_the_call_only() -> None:
     step = autoplace(jax.jit(lambda state, x: state + x, donate_argnums=0))
     state, x = jnp.ones((8, 8)), jnp.ones((8, 8))
     after = step(state, x)
@@ -213,13 +213,13 @@ def test_static_arguments_are_those_of_jit() -> None:
         assert (function(moved, 3, plus=2) == 3).all()
 
 
-def test_a_static_value_that_cannot_be_hashed_is_named() -> None:
+def test_a_static_value_that_cannot_be_hashed_is_refused() -> None:
     power = autoplace(static_argnames="n")(lambda x, n: x * n[0])
     with pytest.raises(UsageError, match=r"static argument 'n' is a list, which cannot be hashed"):
         power(jnp.ones(8), n=[2])
 
 
-def test_within_jit_and_grad_it_is_the_function() -> None:
+def test_the_function_is_unchanged_within_jit_and_grad() -> None:
     square = autoplace(lambda x: (x * x).sum())
     x = jnp.arange(8.0)
     assert (jax.grad(square)(x) == 2 * x).all()
@@ -229,7 +229,7 @@ def test_within_jit_and_grad_it_is_the_function() -> None:
     assert "no measurements yet" in repr(square.report())
 
 
-def test_inputs_on_different_devices_run_all_the_same() -> None:
+def test_inputs_on_different_devices_are_accepted() -> None:
     add = autoplace(lambda a, b: a + b)
     a, b = jax.device_put([np.ones((8, 8), "f")] * 2, list(jax.devices()[2:4]))
     with pytest.raises(ValueError, match="incompatible devices"):
@@ -240,7 +240,7 @@ def test_inputs_on_different_devices_run_all_the_same() -> None:
     assert {left.name for left in decision.left_out} >= {"default"}
 
 
-def test_what_was_jitted_with_shardings_stays_as_it_is() -> None:
+def test_a_jitted_function_with_shardings_is_not_tried() -> None:
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     cut = jax.NamedSharding(mesh, jax.P("data"))
     double = autoplace(jax.jit(lambda x: x * 2, in_shardings=cut))
@@ -248,7 +248,7 @@ def test_what_was_jitted_with_shardings_stays_as_it_is() -> None:
     assert only(double).why == "it was jitted with shardings or a device of its own"
 
 
-def test_methods_get_their_instance() -> None:
+def test_methods_receive_their_instance() -> None:
     class Scaled:
         @functools.partial(autoplace, static_argnames="self")
         def __call__(self, x: jax.Array) -> jax.Array:
@@ -271,7 +271,7 @@ def test_threads_share_one_decision() -> None:
     assert len(double.report().decisions) == 1
 
 
-def test_what_cannot_be_traced_is_said_with_its_line() -> None:
+def test_a_tracing_error_is_reported_with_its_line() -> None:
     @autoplace
     def decide(x: jax.Array) -> jax.Array:
         if x.sum() > 0:  # the line
@@ -281,19 +281,19 @@ def test_what_cannot_be_traced_is_said_with_its_line() -> None:
     with pytest.raises(UsageError) as raised:
         decide(jnp.ones(8))
     text = str(raised.value)
-    assert "test_decorator.test_what_cannot_be_traced_is_said_with_its_line" in text
+    assert "test_decorator.test_a_tracing_error_is_reported_with_its_line" in text
     assert "if x.sum() > 0:  # the line" in text
     assert "jax.lax.cond in place of if" in text
     assert "static_argnames=" in text
 
 
-def test_an_error_of_the_function_is_its_own() -> None:
+def test_an_error_of_the_function_is_raised_unchanged() -> None:
     product = autoplace(lambda a, b: a @ b)
     with pytest.raises(TypeError, match="dot_general requires contracting dimensions"):
         product(jnp.ones((2, 3)), jnp.ones((2, 3)))
 
 
-def test_a_leaf_that_is_no_array_is_named() -> None:
+def test_a_leaf_that_is_not_an_array_is_refused() -> None:
     step = autoplace(lambda parameters, x: x)
     with pytest.raises(UsageError) as raised:
         step({"w": [jnp.ones(2), "text"]}, np.array(["a"]))
@@ -302,14 +302,14 @@ def test_a_leaf_that_is_no_array_is_named() -> None:
     assert "leaf ['x']" in text
 
 
-def test_what_is_no_function_is_refused() -> None:
+def test_an_object_that_is_not_a_function_is_refused() -> None:
     with pytest.raises(UsageError, match=r"@autoplace got 3, a int: give it a function"):
         autoplace(3)  # type: ignore[call-overload]
     with pytest.raises(UsageError, match=r"got static_argnums for .*, which is jitted"):
         autoplace(static_argnums=0)(jax.jit(lambda x: x))
 
 
-def test_it_is_called_like_the_function() -> None:
+def test_name_and_docstring_of_the_function_are_kept() -> None:
     def named(x: jax.Array) -> jax.Array:
         """Documentation of the function."""
         return x

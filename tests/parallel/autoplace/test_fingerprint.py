@@ -42,7 +42,7 @@ def double(x: Any) -> Any:
     return x * 2
 
 
-def test_each_thing_that_counts_changes_it() -> None:
+def test_each_relevant_difference_changes_the_fingerprint() -> None:
     x = jnp.ones((8, 4))
     mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     cut = jax.device_put(x, jax.NamedSharding(mesh, jax.P("d")))
@@ -64,14 +64,14 @@ def test_each_thing_that_counts_changes_it() -> None:
     assert len(set(prints)) == len(prints)
 
 
-def test_what_does_not_count_does_not() -> None:
+def test_names_and_values_do_not_change_the_fingerprint() -> None:
     x = jnp.ones((8, 4))
     assert printed(double, x) == printed(lambda other: other * 2, x + 1)
     ones, twos = jnp.ones((4, 4)), jnp.full((4, 4), 2.0)
     assert printed(lambda x: x @ ones, x) == printed(lambda x: x @ twos, x)
 
 
-def test_it_is_the_same_in_every_process() -> None:
+def test_the_fingerprint_is_the_same_in_every_process() -> None:
     """The order of sets of strings and the addresses of functions differ between processes."""
     command = [sys.executable, "-c", APART]
     found = {
@@ -89,7 +89,7 @@ def test_it_is_the_same_in_every_process() -> None:
     assert len(found.pop().strip()) == 64
 
 
-def test_inputs_in_words() -> None:
+def test_inputs_are_described_in_words() -> None:
     assert described([]) == "nothing"
     assert described([np.ones(3, "f"), 1.0, *[jnp.ones(2)] * 4]) == (
         "float32[3] from the host, float32[]* from the host, float32[2] free on cpu 0, "

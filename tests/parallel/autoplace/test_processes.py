@@ -64,39 +64,39 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbdist.Cluster
         yield running
 
 
-def said(cluster: nbdist.Cluster, expression: str) -> list[str]:
+def values(cluster: nbdist.Cluster, expression: str) -> list[str]:
     results = cluster.run(expression, strategy="pjrt").results
     return [results[rank] for rank in range(4)]
 
 
-def test_all_choose_the_same_for_what_they_share(cluster: nbdist.Cluster) -> None:
+def test_all_processes_choose_the_same_for_shared_arrays(cluster: nbdist.Cluster) -> None:
     cluster.run(SHARED, strategy="pjrt")
-    assert said(cluster, "ok") == ["True"] * 4
-    chosen = said(cluster, "[(c, n, m) for c, _, n, m in told(shared)]")
+    assert values(cluster, "ok") == ["True"] * 4
+    chosen = values(cluster, "[(c, n, m) for c, _, n, m in told(shared)]")
     assert len(set(chosen)) == 1  # the times are equal too: they are those of the slowest process
     assert "batch" in chosen[0]
     assert "one device" not in chosen[0]
 
 
 @pytest.mark.full
-def test_what_all_have_kept_is_taken_and_what_one_lost_is_tried_anew(
+def test_common_decisions_are_reused_and_lost_ones_made_again(
     cluster: nbdist.Cluster,
 ) -> None:
     cluster.run(SHARED, strategy="pjrt")
     cluster.run(ANEW, strategy="pjrt")
-    assert said(cluster, "told(again) == told(shared)") == ["True"] * 4
+    assert values(cluster, "told(again) == told(shared)") == ["True"] * 4
     lose = "if rank == 2:\n    os.remove(choices.users().path)\n"
     cluster.run(lose + ANEW, strategy="pjrt")
-    assert said(cluster, "told(again)[0][1] > told(shared)[0][1]") == ["True"] * 4
-    assert len(set(said(cluster, "told(again)[0][0]"))) == 1
+    assert values(cluster, "told(again)[0][1] > told(shared)[0][1]") == ["True"] * 4
+    assert len(set(values(cluster, "told(again)[0][0]"))) == 1
 
 
-def test_each_chooses_for_itself_what_is_its_own(cluster: nbdist.Cluster) -> None:
+def test_each_process_decides_for_its_local_arrays(cluster: nbdist.Cluster) -> None:
     cluster.run(LOCAL, strategy="pjrt")
     local = "out.sharding.is_fully_addressable and bool((abs(np.asarray(out) - 1) < 0.01).all())"
-    assert said(cluster, local) == ["True"] * 4
-    assert all("batch" in names for names in said(cluster, "told(own)[0][2]"))
+    assert values(cluster, local) == ["True"] * 4
+    assert all("batch" in names for names in values(cluster, "told(own)[0][2]"))
     assert (
-        said(cluster, "own.report().decisions[0].inputs")
+        values(cluster, "own.report().decisions[0].inputs")
         == ["'float32[8,4] on cpu 1, float32[16,8] from the host'"] * 4
     )

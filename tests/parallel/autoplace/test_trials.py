@@ -45,7 +45,7 @@ def timed(name: str, samples: Sequence[float]) -> Timed:
 
 
 @given(SAMPLES, st.lists(SAMPLES, max_size=5))
-def test_the_chosen_is_never_slower_than_the_default(
+def test_the_choice_is_never_slower_than_the_default(
     default: list[float], others: list[list[float]]
 ) -> None:
     base = timed(DEFAULT, default)
@@ -59,20 +59,20 @@ def test_the_chosen_is_never_slower_than_the_default(
 
 
 @given(SAMPLES, st.floats(0.0, 0.5 * LEAST_GAIN))
-def test_what_is_hardly_faster_is_not_chosen(default: list[float], gain: float) -> None:
+def test_a_candidate_with_little_gain_is_not_chosen(default: list[float], gain: float) -> None:
     base = timed(DEFAULT, default)
     other = timed("other", [seconds * (1 - gain) for seconds in default])
     assert choose([base, other]).name == DEFAULT
 
 
-def test_what_is_faster_within_the_spread_is_not_chosen() -> None:
+def test_a_candidate_faster_within_the_spread_is_not_chosen() -> None:
     base = timed(DEFAULT, [1.0, 1.0, 1.0, 1.0, 1.0])
     noisy = timed("noisy", [0.5, 0.6, 0.9, 1.2, 1.3])
     assert choose([base, noisy]).name == DEFAULT
     assert choose([base, timed("steady", [0.9] * 5)]).name == "steady"
 
 
-def test_where_the_default_cannot_run_the_fastest_does() -> None:
+def test_the_fastest_is_chosen_if_the_default_cannot_run() -> None:
     choice = choose([timed("a", [2.0] * 5), timed("b", [1.0] * 5)])
     assert choice.name == "b"
     assert "the default does not" in choice.why
@@ -107,7 +107,7 @@ def scripted(default: float, other: float) -> Callable[[np.ndarray], np.ndarray]
     return lambda figures: np.array([default, other][: len(figures)])
 
 
-def test_the_hopeless_are_dropped_early_and_it_is_said() -> None:
+def test_a_hopeless_candidate_is_dropped_early_with_a_note() -> None:
     slow = Work("slow")
     default, hopeless = race([Work(DEFAULT), slow], scripted(0.002, 0.05))
     assert hopeless.rounds == 2
@@ -116,25 +116,25 @@ def test_the_hopeless_are_dropped_early_and_it_is_said() -> None:
     assert hopeless.note == "dropped after 2 rounds, 25 times slower"
 
 
-def test_what_is_slower_within_reason_is_measured_to_the_end() -> None:
+def test_a_slower_candidate_is_measured_to_the_end() -> None:
     default, other = race([Work(DEFAULT), Work("other")], scripted(0.002, 0.002 * HOPELESS))
     assert default.rounds == other.rounds == MOST_ROUNDS
     assert not other.note
 
 
-def test_the_default_is_measured_to_the_end_however_slow() -> None:
+def test_a_slow_default_is_measured_to_the_end() -> None:
     default, fast = race([Work(DEFAULT), Work("fast")], scripted(3.0, 0.5))
     assert default.rounds == fast.rounds == FEWEST_ROUNDS  # the time limit is reached
     assert choose([default, fast]).name == "fast"
 
 
-def test_what_is_measured_is_the_time_of_the_call() -> None:
+def test_the_measured_time_is_that_of_the_call() -> None:
     default, slower = race([Work(DEFAULT), Work("slower", 0.01)], alone)
     assert slower.median_s >= 0.01
     assert default.rounds >= FEWEST_ROUNDS
 
 
-def test_what_fails_is_left_out_with_its_reason() -> None:
+def test_a_failing_candidate_is_left_out_with_its_reason() -> None:
     broken = Work("broken", error=NotImplementedError("no sort here\nand more"))
     verdict = tried([Work(DEFAULT), broken], alone)
     assert [one.name for one in verdict.timed] == [DEFAULT]
@@ -143,7 +143,7 @@ def test_what_fails_is_left_out_with_its_reason() -> None:
     assert verdict.choice.why == "the only candidate"
 
 
-def test_what_fails_elsewhere_is_left_out_here_as_well() -> None:
+def test_a_candidate_that_fails_in_another_process_is_left_out() -> None:
     """The common result of all processes decides, and not that of one process."""
 
     def most(figures: np.ndarray) -> np.ndarray:
@@ -154,7 +154,7 @@ def test_what_fails_elsewhere_is_left_out_here_as_well() -> None:
     assert verdict.left_out[0].why == "it failed in another process"
 
 
-def test_an_interrupt_is_no_failure() -> None:
+def test_an_interrupt_is_not_a_failure() -> None:
     class Stopped(Work):
         def call(self, prepared: Any) -> Any:
             raise KeyboardInterrupt

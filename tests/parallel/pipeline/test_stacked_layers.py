@@ -111,7 +111,7 @@ def close(found: Any, wanted: Any) -> None:
     ("micro", "rounds", "remat"),
     [(1, 1, False), (4, 1, True), (8, 1, False), (2, 2, True), (8, 4, False)],
 )
-def test_data_model_and_stages_train_as_one_device_does(
+def test_training_over_data_model_and_stage_equals_one_device(
     mesh: Mesh, micro: int, rounds: int, remat: bool
 ) -> None:
     params, x, y = made(8)
@@ -133,7 +133,7 @@ def test_data_model_and_stages_train_as_one_device_does(
     micro=st.integers(1, 5),
     data=st.booleans(),
 )
-def test_it_is_a_plain_scan_whatever_the_numbers(
+def test_a_pipeline_equals_a_scan_for_any_sizes(
     stages: int, rounds: int, per: int, factor: int, micro: int, data: bool
 ) -> None:
     if rounds > 1:
@@ -163,7 +163,7 @@ def test_it_is_a_plain_scan_whatever_the_numbers(
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_neighbours_send_and_no_parameter_moves(mesh: Mesh, rounds: int) -> None:
+def test_stages_send_to_neighbours_and_parameters_stay(mesh: Mesh, rounds: int) -> None:
     params, x, y = made(8)
     apply = pipelined(layer, mesh=mesh, micro=4, rounds=rounds)
     own = apply.place(params, SPECS)
@@ -185,25 +185,25 @@ def assert_alike(found: jax.Array, wanted: jax.sharding.Sharding) -> None:
 
 
 @pytest.mark.parametrize(("rounds", "remat"), [(1, False), (1, True), (2, False), (2, True)])
-def test_backward_keeps_no_copies_of_parameters(mesh: Mesh, rounds: int, remat: bool) -> None:
+def test_backward_stores_no_copies_of_parameters(mesh: Mesh, rounds: int, remat: bool) -> None:
     params, x, y = made(8)
     apply = pipelined(layer, mesh=mesh, micro=4, rounds=rounds, remat=remat)
     own = apply.place(params, SPECS)
     jaxpr = str(jax.make_jaxpr(jax.grad(loss_of(apply)))(own, x, y))
     ticks = 4 * rounds + 1
-    kept = {
+    stored = {
         tuple(int(number) for number in shape.split(","))
         for shape in re.findall(rf"f32\[{ticks},([\d,]+)\]", jaxpr)
     }
     per_layer = {leaf.shape[1:] for leaf in jax.tree.leaves(params)}
-    assert kept
-    assert not [shape for shape in kept if shape[-2:] in per_layer]
+    assert stored
+    assert not [shape for shape in stored if shape[-2:] in per_layer]
     if remat:  # only the inputs of each layer, per microbatch
-        assert {shape[-3:] for shape in kept} == {(4, 4, 8)}
+        assert {shape[-3:] for shape in stored} == {(4, 4, 8)}
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_what_idle_stages_make_reaches_nothing(rounds: int) -> None:
+def test_values_of_idle_stages_are_not_used(rounds: int) -> None:
     """The second layer is NaN unless the first one has made its input positive."""
     mesh = meshes({"stage": 2}, devices=jax.devices()[:2])
     layers = 2 * rounds
@@ -234,7 +234,7 @@ def test_what_idle_stages_make_reaches_nothing(rounds: int) -> None:
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(wanted))
 
 
-def test_trees_go_through_with_whole_numbers_in_them() -> None:
+def test_trees_with_integers_pass_through_the_stages() -> None:
     mesh = meshes({"stage": 4}, devices=jax.devices()[:4])
     w = np.linspace(0.5, 1, 4, dtype=np.float32)
     x = {"h": np.ones((8, 3), np.float32), "mask": np.arange(8) % 2}
@@ -250,7 +250,7 @@ def test_trees_go_through_with_whole_numbers_in_them() -> None:
     np.testing.assert_allclose(found, [12] * 4)
 
 
-def test_rows_stay_where_they_are(mesh: Mesh) -> None:
+def test_rows_keep_their_sharding(mesh: Mesh) -> None:
     params, x, _ = made(2)
     apply = pipelined(layer, mesh=mesh, micro=4)
     rows = place(x, PartitionSpec("data"), mesh=mesh)
@@ -259,7 +259,7 @@ def test_rows_stay_where_they_are(mesh: Mesh) -> None:
     close(out, plain(params, x))
 
 
-def test_layers_say_their_own_layouts(mesh: Mesh) -> None:
+def test_layers_may_constrain_their_sharding(mesh: Mesh) -> None:
     params, x, _ = made(2)
     cut = NamedSharding(mesh, PartitionSpec("data", None, "model"))
 
@@ -270,13 +270,13 @@ def test_layers_say_their_own_layouts(mesh: Mesh) -> None:
     close(apply(apply.place(params, SPECS), x), plain(params, x))
 
 
-def test_how_long_stages_wait(mesh: Mesh) -> None:
+def test_bubble_is_the_idle_share_of_stages(mesh: Mesh) -> None:
     assert pipelined(layer, mesh=mesh, micro=1).bubble == 1 / 2
     assert pipelined(layer, mesh=mesh, micro=7).bubble == 1 / 8
     assert pipelined(layer, mesh=mesh, micro=7, rounds=3).bubble == 1 / 22
 
 
-def test_blocks_are_dealt_to_stages_in_turn(mesh: Mesh) -> None:
+def test_blocks_are_assigned_to_stages_in_turn(mesh: Mesh) -> None:
     apply = pipelined(layer, mesh=mesh, micro=2, rounds=2)
     placed = apply.place(np.arange(8, dtype=np.float32))
     assert placed.shape == (2, 2, 2)
@@ -288,7 +288,7 @@ def test_blocks_are_dealt_to_stages_in_turn(mesh: Mesh) -> None:
     np.testing.assert_array_equal(placed.reshape(-1), np.arange(8))
 
 
-def test_specs_are_tuples_too(mesh: Mesh) -> None:
+def test_specs_may_be_tuples(mesh: Mesh) -> None:
     apply = pipelined(layer, mesh=mesh, micro=2)
     params, _, _ = made(4)
     specs = {name: tuple(spec) for name, spec in SPECS.items()}
@@ -299,7 +299,7 @@ def test_specs_are_tuples_too(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             {"axis": "pipe", "micro": 0},
@@ -309,18 +309,18 @@ def test_specs_are_tuples_too(mesh: Mesh) -> None:
         ({"micro": 1, "rounds": 2}, "micro=1 is less than the 2 stages.*use micro=2 or more"),
     ],
 )
-def test_options_that_do_not_fit(mesh: Mesh, options: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_options_are_refused(mesh: Mesh, options: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         pipelined(layer, mesh=mesh, **options)
 
 
-def test_a_mesh_with_explicit_axes() -> None:
+def test_a_mesh_with_explicit_axes_is_refused() -> None:
     explicit = jax.make_mesh((2,), ("stage",), axis_types=(AxisType.Explicit,))
     with pytest.raises(UsageError, match=r"axes are Explicit: make them Auto, as nbdist\.meshes"):
         pipelined(layer, mesh=explicit, micro=2)
 
 
-def test_what_does_not_divide_or_fit(mesh: Mesh) -> None:
+def test_invalid_sizes_are_refused(mesh: Mesh) -> None:
     params, x, _ = made(3)
     apply = pipelined(layer, mesh=mesh, micro=4)
     for call in (lambda: apply(params, x), lambda: apply.place(params)):
@@ -343,15 +343,17 @@ def test_what_does_not_divide_or_fit(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (lambda own, h: h[:, :2], r"returns float32\[4, 2, 8\] for float32\[4, 4, 8\]"),
         (lambda own, h: h.astype("bfloat16"), r"returns bfloat16\[4, 4, 8\] for float32"),
     ],
 )
-def test_a_layer_that_changes_what_it_is_given(mesh: Mesh, changes: Any, said: str) -> None:
+def test_a_layer_that_changes_its_input_type_is_refused(
+    mesh: Mesh, changes: Any, message: str
+) -> None:
     params, x, _ = made(2)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         pipelined(changes, mesh=mesh, micro=4)(params, x)
 
 
@@ -385,7 +387,7 @@ found
 
 
 @pytest.mark.full
-def test_over_four_processes(cluster: nbdist.Cluster) -> None:
+def test_a_pipeline_over_four_processes(cluster: nbdist.Cluster) -> None:
     losses, _ = trained(plain, *made(4))
     results = cluster.run(PROGRAM + CELL, strategy="pjrt").results
     assert set(results) == {0, 1, 2, 3}

@@ -101,7 +101,7 @@ def devices_and_a_mesh() -> list[Any]:
 
 @pytest.mark.parametrize("places", [lambda: None, one_device_each, devices_and_a_mesh])
 @pytest.mark.parametrize("micro", [1, 4, 16])
-def test_gradients_are_those_of_one_device(places: Any, micro: int) -> None:
+def test_gradients_equal_those_of_one_device(places: Any, micro: int) -> None:
     params, x, y = drawn()
     piped = stages(*FUNCTIONS, devices=places(), micro=micro)
     own = piped.place(params)
@@ -112,7 +112,7 @@ def test_gradients_are_those_of_one_device(places: Any, micro: int) -> None:
 
 
 @pytest.mark.parametrize("places", [one_device_each, devices_and_a_mesh])
-def test_they_train(places: Any) -> None:
+def test_training_equals_that_on_one_device(places: Any) -> None:
     params, x, y = drawn()
     piped = stages(*FUNCTIONS, devices=places(), micro=4)
     own, step = piped.place(params), piped.value_and_grad(loss)
@@ -128,7 +128,7 @@ def test_they_train(places: Any) -> None:
     assert wanted[0] > wanted[-1]
 
 
-def test_what_is_made_is_on_each_stages_devices() -> None:
+def test_results_are_on_the_devices_of_their_stage() -> None:
     params, x, y = drawn()
     places = devices_and_a_mesh()
     piped = stages(*FUNCTIONS, devices=places, micro=2)
@@ -155,7 +155,7 @@ def test_the_same_call_gives_the_same_bits() -> None:
     jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
-def test_small_types_are_added_up_in_32_bits() -> None:
+def test_small_types_are_accumulated_in_32_bits() -> None:
     """bfloat16 cannot represent a sum of 257 ones."""
     piped = stages(lambda own, x: own * x, devices=jax.devices()[:1], micro=1024)
     own = piped.place([np.ones((), jnp.bfloat16)])
@@ -182,7 +182,7 @@ def test_each_stage_is_compiled_once() -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 12))
-def test_schedules_do_everything_once_and_in_order(count: int, micro: int) -> None:
+def test_schedules_run_each_task_once_and_in_order(count: int, micro: int) -> None:
     tasks = one_forward_one_backward(count, micro)
     place = {task: number for number, task in enumerate(tasks)}
     assert len(tasks) == len(place) == 2 * count * micro
@@ -216,7 +216,7 @@ class Watched(np.ndarray):
         return np.asarray(self)[key]
 
 
-def test_stages_hold_what_a_few_microbatches_need_and_no_copies_of_parameters() -> None:
+def test_stages_store_few_microbatches_and_no_copies_of_parameters() -> None:
     def widened(own: Any, x: Any) -> jax.Array:
         return jnp.tanh(x @ own["in"]) @ own["out"]
 
@@ -249,7 +249,7 @@ def test_stages_hold_what_a_few_microbatches_need_and_no_copies_of_parameters() 
     assert len(copies) <= 2  # the parameters, and gradients that are not collected yet
 
 
-def test_it_tells_what_was_moved() -> None:
+def test_transfers_are_reported() -> None:
     params, x, y = drawn()
     piped = stages(*FUNCTIONS, devices=one_device_each(), micro=4)
     assert "3 stages, not called yet" in repr(piped)
@@ -276,7 +276,7 @@ def test_it_tells_what_was_moved() -> None:
     assert same.transfers.nbytes == 0
 
 
-def test_devices_are_shared_out_in_order() -> None:
+def test_devices_are_assigned_to_stages_in_order() -> None:
     devices = jax.devices()
 
     def stage_places(count: int) -> list[list[Any]]:
@@ -292,7 +292,7 @@ def test_devices_are_shared_out_in_order() -> None:
     assert {dealt.count(number) for number in range(8)} == {2, 3}
 
 
-def test_trees_go_from_stage_to_stage_with_whole_numbers_in_them() -> None:
+def test_trees_with_integers_pass_from_stage_to_stage() -> None:
     def opened(own: Any, x: Any) -> Any:
         return {"h": own * x["h"], "mask": x["mask"]}
 
@@ -309,7 +309,7 @@ def test_trees_go_from_stage_to_stage_with_whole_numbers_in_them() -> None:
     assert [float(gradient) for gradient in gradients] == [9, 6, 4.5]
 
 
-def test_under_a_mesh_that_is_set() -> None:
+def test_stages_work_with_a_current_mesh() -> None:
     params, x, y = drawn()
     piped = stages(*FUNCTIONS, devices=one_device_each(), micro=2)
     own = piped.place(params)
@@ -321,7 +321,7 @@ def test_under_a_mesh_that_is_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("functions", "options", "said"),
+    ("functions", "options", "message"),
     [
         ((), {"micro": 0}, "there are no stages.*; micro=0: use a whole number from 1"),
         ((mix, 3), {}, "stage 1 is 3, which is not a function"),
@@ -332,12 +332,12 @@ def test_under_a_mesh_that_is_set() -> None:
         ),
     ],
 )
-def test_options_that_do_not_fit(functions: Any, options: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_options_are_refused(functions: Any, options: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         stages(*functions, **options)
 
 
-def test_what_does_not_fit_a_call() -> None:
+def test_invalid_arguments_of_a_call_are_refused() -> None:
     params, x, y = drawn()
     piped = stages(*FUNCTIONS, devices=one_device_each(), micro=3)
     own = piped.place(params)
@@ -365,15 +365,15 @@ def test_what_does_not_fit_a_call() -> None:
         piped.place(own)
 
 
-def test_a_stage_that_cannot_be_traced_is_named() -> None:
+def test_a_stage_that_cannot_be_traced_is_reported() -> None:
     params, x, y = drawn()
     piped = stages(embed, head, mix, devices=one_device_each(), micro=2)
     own = piped.place((params[0], params[2], params[1]))
-    said = r"stage 2 \(mix, on cpu:5\) failed: TypeError: "
-    with pytest.raises(UsageError, match=said) as raised:
+    message = r"stage 2 \(mix, on cpu:5\) failed: TypeError: "
+    with pytest.raises(UsageError, match=message) as raised:
         piped(own, x)
     assert isinstance(raised.value.__cause__, TypeError)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         piped.value_and_grad(loss)(own, x, y)
     right = stages(*FUNCTIONS, devices=one_device_each(), micro=2)
     with pytest.raises(UsageError, match="the loss failed: TypeError"):
@@ -406,15 +406,15 @@ float(value), said
 """
 
 
-def test_each_process_has_stages_of_its_own(cluster: nbdist.Cluster) -> None:
+def test_each_process_has_its_own_stages(cluster: nbdist.Cluster) -> None:
     results = cluster.run(CELL, strategy="pjrt").results
     assert set(results) == {0, 1, 2, 3}
-    for rank, said in results.items():
-        assert said.startswith(f"({4.0 * (1 + rank) ** 2}")
-        assert ("another process" in said) == (rank != 0)
+    for rank, result in results.items():
+        assert result.startswith(f"({4.0 * (1 + rank) ** 2}")
+        assert ("another process" in result) == (rank != 0)
 
 
-def test_what_stages_cannot_be_given() -> None:
+def test_invalid_loss_devices_and_stages_are_refused() -> None:
     both = stages(one, one, devices=jax.devices()[:2], micro=2)
     params = both.place((jnp.eye(4), jnp.eye(4)))
     with pytest.raises(UsageError, match="loss is 3, which is not a function"):

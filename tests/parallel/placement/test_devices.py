@@ -31,20 +31,20 @@ xla_bridge.register_backend_factory(
 """Platform of a third party. Its devices are CPUs."""
 
 
-def test_all_are_told_of() -> None:
-    seen = nbdist.devices()
-    assert [device.name for device in seen.devices] == [f"cpu:{number}" for number in range(8)]
-    (first, *_) = seen.devices
+def test_all_devices_are_listed() -> None:
+    listed = nbdist.devices()
+    assert [device.name for device in listed.devices] == [f"cpu:{number}" for number in range(8)]
+    (first, *_) = listed.devices
     assert (first.platform, first.process) == ("cpu", 0)
     assert first.plugin.startswith("jaxlib ")
     assert first.memory_bytes is not None
     assert first.used_bytes is not None
     assert 0 < first.used_bytes < first.memory_bytes
-    assert "nbdist: 8 devices on 1 host" in repr(seen)
-    assert "<table" in seen._repr_mimebundle_()["text/html"]
+    assert "nbdist: 8 devices on 1 host" in repr(listed)
+    assert "<table" in listed._repr_mimebundle_()["text/html"]
 
 
-def test_what_is_measured_is_shown() -> None:
+def test_measured_values_are_shown() -> None:
     link = Link(latency_s=1e-5, bytes_per_s=1e9)
     bench = Bench(
         devices=8,
@@ -67,7 +67,7 @@ def test_what_is_measured_is_shown() -> None:
     assert roofline(bench).startswith(b"\x89PNG")
 
 
-def test_a_product_moves_each_matrix_once() -> None:
+def test_intensity_counts_each_matrix_once() -> None:
     assert intensity(Product("float32", 300, 1.0)) == 2 * 300**3 / (3 * 300**2 * 4)
 
 
@@ -80,7 +80,7 @@ def in_process(code: str) -> Any:
     return json.loads(ended.stdout.decode().splitlines()[-1])
 
 
-def test_a_platform_that_nobody_knows() -> None:
+def test_an_unknown_platform_is_supported() -> None:
     """The unknown platform is JAX's default. Data moves there and back, and `where` reports it."""
     found = in_process("""
 import json, nbdist, numpy as np
@@ -105,23 +105,23 @@ print(json.dumps({
     assert "on one device, cpu:0: the transfer to zorn:0" in found["reason"]
 
 
-def test_another_process_looks_where_jax_is_not_imported(tmp_path: Path) -> None:
+def test_another_process_lists_devices_if_jax_is_not_imported(tmp_path: Path) -> None:
     """If a kernel imported JAX, it would hold the GPU memory that workers need."""
     code = (
         "import sys\nfrom nbdist.parallel.placement.devices import devices_apart\n"
         "seen = devices_apart(bench=False)\nassert 'jax' not in sys.modules\nprint(seen)"
     )
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, timeout=120, check=True, cwd=tmp_path
     )
-    assert b"nbdist: 1 device on 1 host" in said.stdout
+    assert b"nbdist: 1 device on 1 host" in done.stdout
 
 
-def test_where_it_is_this_process_looks() -> None:
+def test_this_process_lists_devices_if_jax_is_imported() -> None:
     assert len(devices_apart(bench=False).devices) == jax.device_count()
 
 
-def test_one_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_listing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "zorn")
     monkeypatch.delitem(sys.modules, "jax")
     with pytest.raises(nbdist.UsageError, match=r"cannot list .* devices: .*zorn"):

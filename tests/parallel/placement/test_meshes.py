@@ -42,7 +42,7 @@ def slices(count: int, side: int = 4) -> list[Any]:
 
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=4), st.integers(0, 3))
-def test_sizes_are_as_asked_for(sizes: list[int], open_axis: int) -> None:
+def test_a_mesh_has_the_requested_sizes(sizes: list[int], open_axis: int) -> None:
     axes = dict(zip(NAMES, sizes, strict=False))
     given_ones = math.prod(sizes)
     if open_axis < len(sizes):
@@ -60,7 +60,7 @@ def test_sizes_are_as_asked_for(sizes: list[int], open_axis: int) -> None:
     assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
 
 
-def test_the_model_lies_innermost_however_it_is_written() -> None:
+def test_the_model_axis_is_innermost_in_any_order() -> None:
     first = nbdist.meshes({"data": 4, "model": 2})
     second = nbdist.meshes({"model": 2, "data": 4})
     np.testing.assert_array_equal(first.devices, second.devices.T)
@@ -71,13 +71,13 @@ def test_the_model_lies_innermost_however_it_is_written() -> None:
     assert [device.id for device in pipelined.devices[0, :, 0]] == [0, 4]
 
 
-def test_over_some_devices() -> None:
+def test_a_mesh_may_use_some_devices() -> None:
     some = jax.devices()[2:6]
     mesh = nbdist.meshes({"data": -1}, devices=some)
     assert list(mesh.devices) == some
 
 
-def test_neighbours_of_a_torus_are_neighbours_of_an_axis() -> None:
+def test_neighbours_on_a_torus_are_neighbours_on_an_axis() -> None:
     mesh = nbdist.meshes({"data": 4, "model": 4}, devices=slices(1))
     for along in (mesh.devices, mesh.devices.T):
         for row in along:
@@ -93,12 +93,12 @@ def test_only_the_outermost_axis_crosses_slices() -> None:
     assert {device.slice_index for device in mesh.devices[0]} == {0, 1}
 
 
-def test_an_inner_axis_crosses_slices_where_the_outer_cannot() -> None:
+def test_an_inner_axis_crosses_slices_if_the_outer_cannot() -> None:
     mesh = nbdist.meshes({"data": 16, "model": 3}, devices=slices(3))
     assert [device.slice_index for device in mesh.devices[0]] == [0, 1, 2]
 
 
-def test_where_says_over_which_links() -> None:
+def test_where_reports_the_links_of_each_axis() -> None:
     found = nbdist.where(nbdist.meshes({"data": -1, "model": 2}))
     assert found.axes["model"].startswith("(2): inside each process")
     assert found.grid.splitlines()[0] == "cpu:0 cpu:1"
@@ -109,7 +109,7 @@ def test_where_says_over_which_links() -> None:
 
 
 @pytest.mark.parametrize(
-    ("axes", "said"),
+    ("axes", "message"),
     [
         ({}, "needs names and sizes"),
         (8, "needs names and sizes"),
@@ -120,17 +120,17 @@ def test_where_says_over_which_links() -> None:
         ({"data": -1, "model": 5}, "does not multiply out"),
     ],
 )
-def test_sizes_that_are_none(axes: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_sizes_are_refused(axes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         nbdist.meshes(axes)
 
 
 @pytest.mark.parametrize(
-    ("devices", "said"),
+    ("devices", "message"),
     [([], "there are none"), (["cpu:0"], "is not a device"), ([0, 0], "is not")],
 )
-def test_devices_that_are_none(devices: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_devices_are_refused(devices: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         nbdist.meshes({"data": -1}, devices=devices)
     twice = [jax.devices()[0]] * 2
     with pytest.raises(UsageError, match="is listed 2 times"):
@@ -149,11 +149,11 @@ def test_devices_that_are_none(devices: Any, said: str) -> None:
         ({"x": 4, "y": 2}, "full", ("x", "y")),
     ],
 )
-def test_layouts_know_axes_by_their_names(axes: Any, layout: str, spec: Any) -> None:
+def test_layouts_find_axes_by_name(axes: Any, layout: str, spec: Any) -> None:
     sharding = named(layout, (8, 8), nbdist.meshes(axes))
     assert tuple(sharding.spec) == spec
 
 
-def test_no_axis_is_the_models() -> None:
+def test_a_layout_without_a_model_axis_is_refused() -> None:
     with pytest.raises(UsageError, match=r"'data', 'fsdp', and none is the model's: name one"):
         named("model", (8, 8), nbdist.meshes({"data": 2, "fsdp": 4}))

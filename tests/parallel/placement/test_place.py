@@ -58,7 +58,7 @@ def places() -> st.SearchStrategy[Any]:
 
 
 @given(st.data(), st.dictionaries(st.sampled_from("abc"), ARRAYS, min_size=1))
-def test_it_is_where_it_was_put_bit_for_bit(
+def test_placed_data_is_at_its_place_with_equal_bits(
     mesh: jax.sharding.Mesh, data: st.DataObject, tree: dict[str, np.ndarray]
 ) -> None:
     place = data.draw(places())
@@ -70,7 +70,7 @@ def test_it_is_where_it_was_put_bit_for_bit(
 
 
 @given(st.data(), ARRAYS)
-def test_what_is_there_is_not_copied(
+def test_data_at_its_place_is_not_copied(
     mesh: jax.sharding.Mesh, data: st.DataObject, array: np.ndarray
 ) -> None:
     place = data.draw(places())
@@ -79,18 +79,20 @@ def test_what_is_there_is_not_copied(
         assert nbdist.place(once, place) is once
 
 
-@pytest.mark.parametrize("here", LAYOUTS)
-@pytest.mark.parametrize("there", [*LAYOUTS, "cpu:5"])
-def test_it_goes_from_anywhere_to_anywhere(mesh: jax.sharding.Mesh, here: str, there: str) -> None:
+@pytest.mark.parametrize("source", LAYOUTS)
+@pytest.mark.parametrize("target", [*LAYOUTS, "cpu:5"])
+def test_data_moves_between_any_two_places(
+    mesh: jax.sharding.Mesh, source: str, target: str
+) -> None:
     array = np.arange(64, dtype=np.float32).reshape(8, 8)
-    moved = nbdist.place(nbdist.place(array, here, mesh=mesh), there, mesh=mesh)
+    moved = nbdist.place(nbdist.place(array, source, mesh=mesh), target, mesh=mesh)
     np.testing.assert_array_equal(moved, array)
     with jax.set_mesh(mesh):
-        assert nbdist.where(moved) == there
-        assert (nbdist.where(moved) == here) == (here == there)
+        assert nbdist.where(moved) == target
+        assert (nbdist.where(moved) == source) == (source == target)
 
 
-def test_computation_follows_it(mesh: jax.sharding.Mesh) -> None:
+def test_computation_follows_the_placement(mesh: jax.sharding.Mesh) -> None:
     x = nbdist.place(np.ones((8, 4), np.float32), "batch", mesh=mesh)
     w = nbdist.place(np.ones((4, 8), np.float32), "model", mesh=mesh)
     product = jax.jit(jnp.matmul)(x, w)
@@ -110,7 +112,7 @@ def test_each_leaf_may_have_its_own_place(mesh: jax.sharding.Mesh) -> None:
     assert placed["b"].devices() == {jax.devices()[2]}
 
 
-def test_where_tells_of_each_array_and_each_device(mesh: jax.sharding.Mesh) -> None:
+def test_where_reports_each_array_and_device(mesh: jax.sharding.Mesh) -> None:
     placed = nbdist.place({"w": np.ones((8, 8), np.float32)}, "full", mesh=mesh)
     found = nbdist.where(placed | {"host": np.ones(3)})
     assert found.bytes_on == {platforms.name_of(device): 32 for device in jax.devices()}
@@ -121,7 +123,7 @@ def test_where_tells_of_each_array_and_each_device(mesh: jax.sharding.Mesh) -> N
     assert found != "full"  # one array is not placed this way
 
 
-def test_auto_says_why() -> None:
+def test_auto_explains_its_choice() -> None:
     small = nbdist.place(np.ones(4, np.float32), "auto", explain=True)
     assert "cpu:0" in small.reason
     assert "the largest array has 16 B" in small.reason
@@ -131,7 +133,7 @@ def test_auto_says_why() -> None:
     assert again.tree is small.tree
 
 
-def test_more_than_there_is_room_for() -> None:
+def test_data_that_does_not_fit_in_memory_is_refused() -> None:
     """One terabyte as a broadcast view, whose elements share one number in memory."""
     large = np.broadcast_to(np.float32(1), (1 << 19, 1 << 19))
     for place in ("replicated", "cpu:0", "auto"):
@@ -140,7 +142,7 @@ def test_more_than_there_is_room_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("place", "message"),
     [
         ("cpx:3", "did you mean 'cpu:3'"),
         ("cpu:9", r"platform cpu \(cpu:0, ..., cpu:7\)"),
@@ -151,12 +153,12 @@ def test_more_than_there_is_room_for() -> None:
         ({"a": "batch", "c": "batch"}, r"where\['c'\] has no counterpart"),
     ],
 )
-def test_no_such_place(mesh: jax.sharding.Mesh, place: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_an_unknown_place_is_refused(mesh: jax.sharding.Mesh, place: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         nbdist.place({"a": np.ones((8, 8)), "b": np.ones((8, 8))}, place, mesh=mesh)
 
 
-def test_all_that_does_not_divide_is_said_at_once(mesh: jax.sharding.Mesh) -> None:
+def test_all_indivisible_arrays_are_reported_at_once(mesh: jax.sharding.Mesh) -> None:
     with pytest.raises(UsageError) as raised:
         nbdist.place(
             {"a": np.ones((3, 3)), "b": np.ones((4, 4)), "c": np.ones(5)}, "batch", mesh=mesh
@@ -167,7 +169,7 @@ def test_all_that_does_not_divide_is_said_at_once(mesh: jax.sharding.Mesh) -> No
     assert second.startswith("['c']")
 
 
-def test_all_leaves_that_are_no_arrays_are_said_at_once() -> None:
+def test_all_leaves_that_are_not_arrays_are_reported_at_once() -> None:
     donated = jnp.ones(3)
     jax.jit(lambda x: x + 1, donate_argnums=0)(donated)
     tree = {"a": "text", "b": [object(), 1.0], "c": np.array(["x"]), "d": donated}
@@ -182,7 +184,7 @@ def test_all_leaves_that_are_no_arrays_are_said_at_once() -> None:
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, PartitionSpec("model")])
-def test_a_program_lays_out_what_it_makes(mesh: jax.sharding.Mesh, layout: Any) -> None:
+def test_place_shards_arrays_within_a_program(mesh: jax.sharding.Mesh, layout: Any) -> None:
     def made(x: jax.Array) -> Any:
         return nbdist.place({"sum": x + 1, "twice": 2 * x}, layout)
 
@@ -195,17 +197,17 @@ def test_a_program_lays_out_what_it_makes(mesh: jax.sharding.Mesh, layout: Any) 
     np.testing.assert_array_equal(slope, 8 * x)
 
 
-def test_each_part_of_what_a_program_makes(mesh: jax.sharding.Mesh) -> None:
+def test_each_array_of_a_program_may_have_its_own_place(mesh: jax.sharding.Mesh) -> None:
     places = {"a": "batch", "b": NamedSharding(mesh, PartitionSpec(None, "model"))}
-    laid = jax.jit(lambda x: nbdist.place({"a": x, "b": [x, x]}, places, mesh=mesh))(
+    placed = jax.jit(lambda x: nbdist.place({"a": x, "b": [x, x]}, places, mesh=mesh))(
         np.ones((8, 8))
     )
     with jax.set_mesh(mesh):
-        assert nbdist.where(laid) == places
+        assert nbdist.where(placed) == places
 
 
 @pytest.mark.parametrize("place", ["auto", "cpu", "cpu:3", 3])
-def test_a_program_does_not_move_elsewhere(place: Any) -> None:
+def test_place_within_a_program_refuses_other_devices(place: Any) -> None:
     with pytest.raises(UsageError, match="call place outside"):
         jax.jit(lambda x: nbdist.place(x, place))(jnp.ones(8))
     with pytest.raises(UsageError, match="no mesh is set"):
@@ -220,7 +222,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
-def test_over_four_processes(cluster: nbdist.Cluster) -> None:
+def test_place_over_four_processes(cluster: nbdist.Cluster) -> None:
     cell = """
 import nbdist, jax, numpy as np
 ours = nbdist.meshes({"data": -1, "model": 2})
@@ -252,7 +254,7 @@ found, nbdist.where(ours).axes
         assert axes["data"].startswith("(4): between processes of one host; reduces")
 
 
-def test_in_a_step_cell(cluster: nbdist.Cluster) -> None:
+def test_place_in_a_step_cell_changes_no_numbers(cluster: nbdist.Cluster) -> None:
     """Compare the losses with and without `place`."""
     cluster.run(
         "import nbdist, numpy as np, jax.numpy as jnp\nxs = np.ones((32, 8), 'f')", strategy="pjrt"
@@ -270,7 +272,7 @@ def test_in_a_step_cell(cluster: nbdist.Cluster) -> None:
     assert losses[0] == losses[1]
 
 
-def test_where_needs_no_mesh_that_is_set(mesh: jax.sharding.Mesh) -> None:
+def test_where_needs_no_current_mesh(mesh: jax.sharding.Mesh) -> None:
     """`where` compares layouts over the mesh of the array."""
     for layout in (*LAYOUTS, PartitionSpec("model"), PartitionSpec(None, "data")):
         assert nbdist.where(nbdist.place(np.ones((8, 8)), layout, mesh=mesh)) == layout
@@ -278,14 +280,14 @@ def test_where_needs_no_mesh_that_is_set(mesh: jax.sharding.Mesh) -> None:
     assert nbdist.where(nbdist.place(np.ones(8), "cpu:1")) != None  # noqa: E711 - calls our `__ne__`
 
 
-def test_auto_within_a_tree_of_places() -> None:
+def test_auto_may_be_a_leaf_of_a_tree_of_places() -> None:
     tree = {"a": np.ones(4), "b": [np.ones(3), 2.0]}
     places = {"a": "auto", "b": ["cpu:2", "auto"]}
     assert nbdist.where(nbdist.place(tree, places)) == places
 
 
 @pytest.mark.parametrize(
-    ("shape", "spec", "said"),
+    ("shape", "spec", "message"),
     [
         (7, PartitionSpec("data"), "dimension 0 has 7 elements"),
         (8, PartitionSpec(None, "data"), "the spec has 2 entries, and the array has 1 dimension"),
@@ -293,39 +295,41 @@ def test_auto_within_a_tree_of_places() -> None:
         (8, PartitionSpec(PartitionSpec.UNCONSTRAINED), "does not say how to cut"),
     ],
 )
-def test_specs_that_do_not_fit(mesh: jax.sharding.Mesh, shape: Any, spec: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_specs_are_refused(
+    mesh: jax.sharding.Mesh, shape: Any, spec: Any, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
         nbdist.place(np.ones(shape), spec, mesh=mesh)
-    with pytest.raises(UsageError, match=said), jax.set_mesh(mesh):
+    with pytest.raises(UsageError, match=message), jax.set_mesh(mesh):
         jax.jit(lambda x: nbdist.place(x, spec))(np.ones(shape))
 
 
-def test_what_is_no_mesh() -> None:
+def test_an_object_that_is_not_a_mesh_is_refused() -> None:
     with pytest.raises(UsageError, match="is not a mesh"):
         nbdist.place(np.ones(8), "batch", mesh={"data": 8})  # type: ignore[call-overload]
 
 
-def test_a_program_lays_out_what_it_closes_over(mesh: jax.sharding.Mesh) -> None:
+def test_place_shards_a_constant_of_a_program(mesh: jax.sharding.Mesh) -> None:
     ours = np.ones((8, 8), np.float32)
     with jax.set_mesh(mesh):
         found = jax.jit(lambda x: x + nbdist.place(ours, "batch"))(ours)
     np.testing.assert_array_equal(found, 2 * ours)
 
 
-def test_explicit_axes() -> None:
+def test_place_supports_explicit_axes() -> None:
     mesh = jax.make_mesh((2, 4), ("data", "model"))
     with jax.set_mesh(mesh):
         found = jax.jit(lambda x: nbdist.place(2 * x, "full"))(jnp.ones((8, 8)))
         assert nbdist.where(found) == "full"
 
 
-def test_gradients_go_back_from_another_device() -> None:
+def test_gradients_are_moved_back_from_another_device() -> None:
     x = nbdist.place(np.arange(4, dtype=np.float32), "cpu:0")
     slope = jax.grad(lambda x: (nbdist.place(x, jax.devices()[1]) ** 2).sum())(x)
     np.testing.assert_array_equal(slope, 2 * np.arange(4))
 
 
-def test_what_was_put_there_stays_there() -> None:
+def test_placed_data_is_committed_to_its_device() -> None:
     """Computation stays on the device of the data, also with another default device."""
     loose = jnp.ones(8)
     placed = nbdist.place(loose, jax.devices()[0])
@@ -333,18 +337,18 @@ def test_what_was_put_there_stays_there() -> None:
         assert (placed + 1).devices() == {jax.devices()[0]}
 
 
-def test_from_the_hosts_memory_to_a_device(mesh: jax.sharding.Mesh) -> None:
+def test_data_moves_from_pinned_host_memory_to_a_device(mesh: jax.sharding.Mesh) -> None:
     device = jax.devices()[1]
     pinned = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
-    there = nbdist.place(np.ones(8, np.float32), pinned)
-    assert nbdist.where(there) == pinned
-    assert nbdist.where(nbdist.place(there, device)) == device
+    pinned_array = nbdist.place(np.ones(8, np.float32), pinned)
+    assert nbdist.where(pinned_array) == pinned
+    assert nbdist.where(nbdist.place(pinned_array, device)) == device
 
 
 @pytest.mark.parametrize(
     "value", [2**40, np.full(2, 2**40), np.array([-(2**31) - 1]), np.uint64(2**63)]
 )
-def test_integers_that_would_be_cut_off(value: Any) -> None:
+def test_integers_of_more_than_32_bits_are_refused(value: Any) -> None:
     with pytest.raises(UsageError, match="JAX's integers have 32 bits"):
         nbdist.place(value, "cpu:1")
     assert int(nbdist.place(np.int64(-(2**31)), "cpu:1")) == -(2**31)
@@ -353,12 +357,12 @@ def test_integers_that_would_be_cut_off(value: Any) -> None:
 @pytest.mark.parametrize(
     "value", [np.ma.masked_array([1.0]), np.ones(2, np.longdouble), np.ones(2, [("a", "f4")])]
 )
-def test_numpy_that_jax_has_not(value: Any) -> None:
+def test_numpy_types_that_jax_does_not_support_are_refused(value: Any) -> None:
     with pytest.raises(UsageError, match="JAX does not support"):
         nbdist.place(value, "cpu:1")
 
 
-def test_odd_values_over_four_processes(cluster: nbdist.Cluster) -> None:
+def test_unusual_values_over_four_processes(cluster: nbdist.Cluster) -> None:
     """Place NaN, keys, values that differ between processes, and arrays of other processes."""
     cell = """
 import jax, jax.numpy as jnp, nbdist, numpy as np
@@ -384,6 +388,6 @@ said
         "the processes have different values of",
         "the array [8] is on devices of the pro",
     ]
-    assert {rank: ast.literal_eval(said) for rank, said in results.items()} == dict.fromkeys(
+    assert {rank: ast.literal_eval(result) for rank, result in results.items()} == dict.fromkeys(
         range(4), expected
     )

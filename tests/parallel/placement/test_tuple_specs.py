@@ -38,7 +38,7 @@ def test_a_tuple_is_a_spec_for_each_leaf_of_a_tree(mesh: jax.sharding.Mesh) -> N
     }
 
 
-def test_tuples_within_a_tree_of_places(mesh: jax.sharding.Mesh) -> None:
+def test_a_tree_of_places_may_contain_tuples(mesh: jax.sharding.Mesh) -> None:
     tree = {"w": np.ones((8, 8)), "b": np.ones(8), "pair": (np.ones((4, 4)), np.ones(2))}
     places = {"w": ("data", "model"), "b": (None,), "pair": (("data", "model"), "replicated")}
     placed = nbdist.place(tree, places, mesh=mesh)
@@ -58,7 +58,7 @@ def test_a_tuple_of_places_for_a_tuple_stays_a_tree(mesh: jax.sharding.Mesh) -> 
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         (
             ("data", "modle"),
@@ -85,16 +85,16 @@ def test_a_tuple_of_places_for_a_tuple_stays_a_tree(mesh: jax.sharding.Mesh) -> 
         ((("model", "data"),), "mesh axes 'model' and 'data' divide it by 8"),
     ],
 )
-def test_a_mistake_in_a_spec(mesh: jax.sharding.Mesh, spec: Any, said: str) -> None:
+def test_an_invalid_spec_is_refused(mesh: jax.sharding.Mesh, spec: Any, message: str) -> None:
     tree = {"w": np.ones((6, 8))}
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         nbdist.place(tree, spec, mesh=mesh)
-    with pytest.raises(UsageError, match=said), jax.set_mesh(mesh):
+    with pytest.raises(UsageError, match=message), jax.set_mesh(mesh):
         jax.jit(lambda tree: nbdist.place(tree, spec))(tree)
 
 
 @pytest.mark.parametrize(
-    ("places", "said"),
+    ("places", "message"),
     [
         ({"w": "full"}, r"where has no place for tree\['layers'\]"),
         (
@@ -116,9 +116,11 @@ def test_a_mistake_in_a_spec(mesh: jax.sharding.Mesh, spec: Any, said: str) -> N
         ),
     ],
 )
-def test_a_mistake_in_a_tree_of_places(mesh: jax.sharding.Mesh, places: Any, said: str) -> None:
+def test_an_invalid_tree_of_places_is_refused(
+    mesh: jax.sharding.Mesh, places: Any, message: str
+) -> None:
     tree = {"w": np.ones((8, 8)), "layers": [np.ones((8, 8)), np.ones((8, 8))]}
-    with pytest.raises(UsageError, match=said) as raised:
+    with pytest.raises(UsageError, match=message) as raised:
         nbdist.place(tree, places, mesh=mesh)
     assert "pytree" not in str(raised.value)
 

@@ -76,7 +76,7 @@ def test_devices_are_rows() -> None:
     assert dict(seen[0])["platform"] == "cpu"
 
 
-def test_pandas_is_imported_by_to_dataframe_alone() -> None:
+def test_only_to_dataframe_imports_pandas() -> None:
     cell = """
 import sys, nbdist
 seen = nbdist.devices()
