@@ -83,9 +83,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("name", sorted(SECTIONS.keys() - NEEDS_WORKERS))
 def test_examples_run(name: str, outcomes: Mapping[str, Any]) -> None:
-    attempted, failed, said = outcomes[name]
+    attempted, failed, output = outcomes[name]
     assert attempted
-    assert not failed, said
+    assert not failed, output
 
 
 @pytest.mark.parametrize("name", SECTIONS)
@@ -103,11 +103,11 @@ def arguments(public: Any) -> list[str]:
     return [name for name in inspect.signature(public).parameters if name != "self"]
 
 
-def test_the_page_of_the_api_lists_each_public_name() -> None:
+def test_the_api_page_lists_each_public_name() -> None:
     rows = re.findall(r"^\| `nbdist\.(\w+)` \|", PAGE.read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(nbdist.__all__)
     assert len(nbdist.__all__) <= 25
 
 
-def test_names_are_listed_before_they_are_loaded() -> None:
+def test_public_names_are_listed_before_their_import() -> None:
     assert set(nbdist.__all__) <= set(dir(nbdist))

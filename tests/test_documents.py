@@ -25,28 +25,28 @@ LINK = re.compile(r"\]\(([^)#\s]+)")
 
 
 @pytest.mark.parametrize(("page", "most"), LINES.items())
-def test_a_page_has_few_lines(page: str, most: int) -> None:
+def test_a_page_has_at_most_its_number_of_lines(page: str, most: int) -> None:
     assert len((ROOT / page).read_text("utf-8").splitlines()) <= most
 
 
 @pytest.mark.parametrize(("page", "most"), WORDS.items())
-def test_a_page_has_few_words(page: str, most: int) -> None:
+def test_a_page_has_at_most_its_number_of_words(page: str, most: int) -> None:
     assert len((ROOT / page).read_text("utf-8").split()) <= most
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page: Path) -> None:
+def test_local_links_point_to_files(page: Path) -> None:
     text = CODE.sub("", page.read_text("utf-8"))
     local = [link for link in LINK.findall(text) if "://" not in link]
     assert [link for link in local if not (page.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_uses_the_terms_of_the_field(page: Path) -> None:
+def test_a_page_contains_no_coined_words(page: Path) -> None:
     assert list(check_language.check(page)) == []
 
 
-def test_the_page_of_the_planner_has_a_place_for_its_figures() -> None:
+def test_the_planner_page_has_a_section_for_its_figures() -> None:
     text = planner_figures.DOCUMENT.read_text("utf-8")
     assert text.count(planner_figures.TITLE) == 1
     assert planner_figures.BY_HAND in text

@@ -22,7 +22,7 @@ def loaded_after(code: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
+def test_importing_the_package_loads_no_heavy_packages() -> None:
     assert not HEAVY & loaded_after("import nbdist")
 
 
@@ -31,7 +31,7 @@ def test_the_notebook_side_loads_no_framework_and_no_widgets(name: str) -> None:
     assert name not in loaded_after("import nbdist.magics.extension, nbdist.session.cluster")
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_is_available() -> None:
     import nbdist
 
     for name in nbdist.__all__:

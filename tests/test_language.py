@@ -28,13 +28,13 @@ if TYPE_CHECKING:
         ('x = "--max-heals"', None),
     ],
 )
-def test_a_module(tmp_path: Path, source: str, finding: str | None) -> None:
+def test_findings_of_a_module(tmp_path: Path, source: str, finding: str | None) -> None:
     path = tmp_path / "module.py"
     path.write_text(source)
     assert [found.text for found in check_language.check(path)] == ([finding] if finding else [])
 
 
-def test_a_page(tmp_path: Path) -> None:
+def test_findings_of_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("nbdist recovers the run.\nIt is broken off.\n")
     assert [found[1:] for found in check_language.check(page)] == [(2, "coined word 'broken off'")]

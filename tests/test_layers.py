@@ -134,7 +134,7 @@ def package_of(module: str) -> str:
     return next((head for head in heads if head in allowed()), module)
 
 
-def test_the_walk_finds_imports_of_functions_and_for_type_checking() -> None:
+def test_imports_in_functions_and_for_type_checking_are_found() -> None:
     found = imports()
     assert "nbdist.cluster.fleet" in found["nbdist.cluster.launcher"]  # for type checking
     assert "nbdist.worker.jax.backend" in found["nbdist.worker.remote.setup"]  # in functions
@@ -189,7 +189,7 @@ def roots(node: ast.AST) -> set[str]:
     return {str(node.module).partition(".")[0]} if isinstance(node, ast.ImportFrom) else set()
 
 
-def test_files_and_folders_stay_small() -> None:
+def test_files_and_folders_have_a_limited_size() -> None:
     files = {path for path in modules().values() if path.name != "__init__.py"}
     long = {
         str(path): lines
@@ -228,7 +228,7 @@ def is_mutable_record(cls: ast.ClassDef) -> bool:
     return is_record and not any("frozen=True" in text for text in (*makers, *options))
 
 
-def test_attributes_of_classes_are_counted() -> None:
+def test_the_count_of_attributes_is_correct() -> None:
     source = """
 @dataclass(slots=True)
 class Mutable:

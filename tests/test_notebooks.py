@@ -95,7 +95,7 @@ def test_saved_notebooks_hold_no_outputs() -> None:
 
 
 @pytest.mark.full  # `test_recovery.py` tests the same
-def test_the_notebook_of_healing(tmp_path: Path) -> None:
+def test_the_recovery_notebook(tmp_path: Path) -> None:
     """Test that a run continues bit for bit after a worker dies, and resumes later."""
     outputs = executed("03_recovery.ipynb", tmp_path)
     text = "\n".join(outputs)
@@ -108,7 +108,7 @@ def test_the_notebook_of_healing(tmp_path: Path) -> None:
 
 
 @pytest.mark.full  # `test_plan.py` and `test_planned.py` test the same
-def test_the_notebook_of_plans(tmp_path: Path) -> None:
+def test_the_plan_notebook(tmp_path: Path) -> None:
     """Test a plan for 175 billion parameters, a sharded table and exact byte predictions."""
     text = "\n".join(executed("04_plan.ipynb", tmp_path))
     assert "175 billion parameters" in text
@@ -123,7 +123,7 @@ def test_the_notebook_of_plans(tmp_path: Path) -> None:
 
 
 @pytest.mark.full  # `placing` and `test_trace.py` test the same
-def test_the_notebook_of_placement(tmp_path: Path) -> None:
+def test_the_placement_notebook(tmp_path: Path) -> None:
     """Test measured devices, placed data and the time of each line of a cell."""
     text = "\n".join(executed("05_placement.ipynb", tmp_path))
     assert "nbdist: 8 devices on 1 host" in text

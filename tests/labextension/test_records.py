@@ -30,19 +30,19 @@ def test_records_ts_is_not_stale(generator: ModuleType) -> None:
     assert generator.TARGET.read_text() == generator.source(), f"run: python tools/{GENERATOR.name}"
 
 
-def test_every_field_of_a_run_is_there(generator: ModuleType) -> None:
+def test_every_field_of_a_run_is_in_the_definitions(generator: ModuleType) -> None:
     block = generator.source().split("export interface IRunState {")[1].split("}\n")[0]
     fields = [line.split(":")[0].removeprefix("  readonly ") for line in block.splitlines() if line]
     assert fields == list(records.RunState.__struct_encode_fields__)
 
 
-def test_messages_carry_the_tag_that_is_sent(generator: ModuleType) -> None:
+def test_messages_have_their_tag_in_the_definitions(generator: ModuleType) -> None:
     assert records.StopRun.__struct_config__.tag == "StopRun"
     assert "readonly type: 'StopRun';" in generator.source()
     messages = "IStateMessage | ITableMessage | ITextMessage | ICaughtUp"
     assert f"export type ServerMessage = {messages};" in generator.source()
 
 
-def test_a_type_without_words_is_refused(generator: ModuleType) -> None:
+def test_an_unsupported_type_is_refused(generator: ModuleType) -> None:
     with pytest.raises(TypeError, match="no TypeScript for"):
         generator.typescript(generator.types.BytesType())

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_run_view_passes_its_tests() -> None:
+def test_the_typescript_tests_pass() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tools.jlpm", "test"],
         cwd=ROOT,

@@ -17,7 +17,7 @@ def read(name: str) -> Any:
     return yaml.safe_load((ROOT / name).read_text())
 
 
-def test_the_workflow_runs_targets_of_the_makefile_on_all_versions_of_python() -> None:
+def test_the_workflow_runs_make_on_all_python_versions() -> None:
     jobs = read(".github/workflows/ci.yml")["jobs"]
     commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     targets = {match[1] for command in commands for match in re.finditer(r"make (\w+)", command)}

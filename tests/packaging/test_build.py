@@ -130,7 +130,7 @@ def test_sdist_installs_without_node_and_jlpm(tools: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("version", ["18.20.1", "20.18.3", "21.7.0", "22.11.0"])
-def test_an_old_node_is_named(checkout: Path, tools: Path, version: str) -> None:
+def test_an_old_node_is_reported(checkout: Path, tools: Path, version: str) -> None:
     node = tools / "node"
     node.write_text(f"#!/bin/sh\necho v{version}\n")
     node.chmod(0o755)
@@ -139,7 +139,7 @@ def test_an_old_node_is_named(checkout: Path, tools: Path, version: str) -> None
     assert f"Node.js {version.rpartition('.')[0]} is too old" in ended.stderr
 
 
-def test_the_wheel_installs_the_extension_and_switches_it_on(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_installs_and_enables_the_extension(wheel: zipfile.ZipFile) -> None:
     names = {name.partition(".data/data/")[2]: name for name in wheel.namelist()}
     package = json.loads(
         wheel.read(names["share/jupyter/labextensions/nbdist/package.json"]).decode()
@@ -151,7 +151,7 @@ def test_the_wheel_installs_the_extension_and_switches_it_on(wheel: zipfile.ZipF
     assert switch["ServerApp"]["jpserver_extensions"] == {"nbdist": True}
 
 
-def test_the_extension_ships_once_and_the_widget_with_it(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_contains_the_extension_once_and_the_widget(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     assert not [name for name in names if name.startswith("nbdist/labextension")]
     assert len([name for name in names if "remoteEntry" in name]) == 1
@@ -162,21 +162,19 @@ def test_the_extension_ships_once_and_the_widget_with_it(wheel: zipfile.ZipFile)
     ("scripts", "most_bytes"),
     [("share/jupyter/labextensions/nbdist/static/", 150_000), ("nbdist/static/widget.js", 60_000)],
 )
-def test_the_browser_has_little_to_load(
-    wheel: zipfile.ZipFile, scripts: str, most_bytes: int
-) -> None:
+def test_the_browser_loads_few_bytes(wheel: zipfile.ZipFile, scripts: str, most_bytes: int) -> None:
     """Check the sum of all chunks in the size of gzip, because a page may need each of them."""
     loaded = [name for name in wheel.namelist() if scripts in name and name.endswith(".js")]
     sizes = {name: len(gzip.compress(wheel.read(name))) for name in loaded}
     assert 0 < sum(sizes.values()) <= most_bytes, sizes
 
 
-def test_the_mime_type_is_the_records(wheel: zipfile.ZipFile) -> None:
+def test_the_mime_type_matches_the_records(wheel: zipfile.ZipFile) -> None:
     scripts = [wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".js")]
     assert any(RUN_MIME in script for script in scripts)
 
 
-def test_no_file_of_the_build_holds_an_address() -> None:
+def test_no_file_of_the_build_contains_an_address() -> None:
     for name in ("yarn.lock", ".yarnrc.yml"):
         assert "://" not in (ROOT / "labextension" / name).read_text(), name
 

@@ -23,7 +23,7 @@ def test_every_module_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
     assert not {name for name in packed if name.startswith(("tests", "benchmarks", "notebooks"))}
 
 
-def test_the_metadata_is_true(wheel: zipfile.ZipFile) -> None:
+def test_the_metadata_is_correct(wheel: zipfile.ZipFile) -> None:
     name = next(name for name in wheel.namelist() if name.endswith("METADATA"))
     metadata = Parser().parsestr(wheel.read(name).decode())
     assert metadata["Version"] == nbdist.__version__
@@ -40,7 +40,7 @@ def test_exact_versions_are_pinned_without_an_address() -> None:
     assert {"tensorflow", "jax", "ipyparallel"} <= {line.split("==")[0] for line in lines}
 
 
-def test_what_stands_for_packages_that_are_not_needed_is_there() -> None:
+def test_replacements_of_unneeded_packages_exist() -> None:
     """A broken link breaks the next installation in the same folder."""
     package = json.loads((ROOT / "labextension" / "package.json").read_text())
     links = {w for w in package["resolutions"].values() if w.startswith("link:")}

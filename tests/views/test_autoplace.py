@@ -25,7 +25,7 @@ def decision(number: int = 0, *, is_timed: bool = True) -> Decision:
     )
 
 
-def test_every_place_is_a_row_with_why_it_was_chosen_or_left_out() -> None:
+def test_each_candidate_is_shown_with_its_reason() -> None:
     text = repr(AutoplacePicture("m.f", [decision()]))
     assert text.startswith("m.f: 1 kind of inputs\n")
     assert "chosen: batch, 4 times as fast as the default (measured 19" in text
@@ -35,21 +35,21 @@ def test_every_place_is_a_row_with_why_it_was_chosen_or_left_out() -> None:
     assert "excluded: model: no dimension divides" in text
 
 
-def test_the_page_says_the_same_and_escapes() -> None:
+def test_the_page_has_the_same_content_and_escapes_it() -> None:
     page = AutoplacePicture("m.<lambda>", [decision()]).html()
     assert "m.&lt;lambda&gt;" in page
     assert "&lt;b&gt;" in page
     assert "<table" in page
 
 
-def test_there_is_a_picture_where_something_was_measured() -> None:
+def test_measurements_are_shown_in_a_picture() -> None:
     measured = AutoplacePicture("m.f", [decision()] * (DRAWN + 1))
     assert measured.png().startswith(PNG)
     assert measured.html().count('src="data:image/png;base64,') == 1
     assert "<img" not in AutoplacePicture("m.f", [decision(is_timed=False)]).html()
 
 
-def test_of_many_kinds_the_latest_are_shown() -> None:
+def test_the_latest_kinds_of_inputs_are_shown() -> None:
     many = [decision(number) for number in range(SHOWN + 3)]
     lines = AutoplacePicture("m.f", many).lines()
     assert sum(line.startswith("inputs: ") for line in lines) == SHOWN
@@ -57,5 +57,5 @@ def test_of_many_kinds_the_latest_are_shown() -> None:
     assert lines[-1] == "and 3 older kinds"
 
 
-def test_before_any_call_it_says_so() -> None:
+def test_a_report_before_any_call_states_so() -> None:
     assert repr(AutoplacePicture("m.f", [])) == "m.f: no measurements yet: call the function"

@@ -89,7 +89,7 @@ def test_a_table_without_rows_has_columns() -> None:
         _ = table["a"]
 
 
-def test_many_keys_are_not_all_listed() -> None:
+def test_only_some_of_many_keys_are_listed() -> None:
     table = devices(*(device(0, f"gpu:{number}") for number in range(20)))
     with pytest.raises(RowKeyError, match=r"'gpu:11', \.\.\.$"):
         _ = table["gpu:20"]

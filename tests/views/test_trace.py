@@ -32,24 +32,24 @@ TRACE = Trace(
 )
 
 
-def test_the_three_tables_are_told() -> None:
-    told = TracePicture(TRACE, "more elsewhere").lines()
-    assert told[0] == "%%dist_trace: 12.5 ms on rank 0-1"
-    rows = [row.split() for row in told]
+def test_the_three_tables_are_shown() -> None:
+    text = TracePicture(TRACE, "more elsewhere").lines()
+    assert text[0] == "%%dist_trace: 12.5 ms on rank 0-1"
+    rows = [row.split() for row in text]
     assert ["dot", "3.000", "75%", "3"] in rows
     assert ["0", "0", "2.000", "1.000", "-", "-", "9.500"] in rows
     assert ["1", "host", "2.000", "1.000", "-", "-"] in rows
     assert ["3", "y", "=", "<x>", "@", "x", "2.000", "1.000", "-"] in rows
-    assert any("Cell In[2]: def f(): pass" in row for row in told)
-    assert any("(no line)" in row for row in told)
-    assert told[-3:] == [
+    assert any("Cell In[2]: def f(): pass" in row for row in text)
+    assert any("(no line)" in row for row in text)
+    assert text[-3:] == [
         "host: copies that are visible only on the host, not per device",
         "something else",
         "more elsewhere",
     ]
 
 
-def test_the_page_says_the_same_and_runs_nothing() -> None:
+def test_the_page_has_the_same_content_and_no_scripts() -> None:
     page = TracePicture(TRACE, "more elsewhere").html()
     for text in ("12.5 ms on rank 0-1", "all-reduce", "Cell In[2]", "more elsewhere"):
         assert text in page
@@ -57,17 +57,17 @@ def test_the_page_says_the_same_and_runs_nothing() -> None:
     assert "<x>" not in page
 
 
-def test_the_longest_lines_are_shown_in_their_order() -> None:
+def test_the_longest_lines_are_shown_in_the_order_of_the_code() -> None:
     lines = tuple(line(n, seconds=n / 1000) for n in range(1, SHOWN_LINES + 4))
     operations = tuple(operation(f"op{n}", 1.0) for n in range(SHOWN_OPERATIONS + 1))
     trace = Trace(ranks=(0,), seconds=1.0, by_operation=operations, by_line=lines)
-    told = TracePicture(trace).lines()
-    numbers = [int(row.split()[0]) for row in told[-SHOWN_LINES - 2 : -2]]
+    text = TracePicture(trace).lines()
+    numbers = [int(row.split()[0]) for row in text[-SHOWN_LINES - 2 : -2]]
     assert numbers == list(range(4, SHOWN_LINES + 4))
-    assert told[-2:] == ["not shown: 1 operation", "not shown: 3 lines"]
+    assert text[-2:] == ["not shown: 1 operation", "not shown: 3 lines"]
 
 
-def test_nothing_is_said_to_be_nothing() -> None:
+def test_an_empty_trace_states_that_it_is_empty() -> None:
     empty = Trace(ranks=(0,), seconds=0.001, notes=("nothing ran on a device",))
     assert TracePicture(empty).lines() == [
         "%%dist_trace: 1.0 ms on rank 0",
@@ -77,8 +77,8 @@ def test_nothing_is_said_to_be_nothing() -> None:
     assert title.endswith("the workers were restarted, or one of them is gone")
 
 
-def test_ranks_are_added_up() -> None:
-    told = TracedRank(
+def test_times_of_ranks_are_added_up() -> None:
+    traced = TracedRank(
         seconds=1.0,
         by_operation=(operation("dot", 0.5),),
         by_device=(device(0, rank=-1),),
@@ -86,7 +86,7 @@ def test_ranks_are_added_up() -> None:
         notes=("alone",),
     )
     quiet = TracedRank(seconds=2.0, by_operation=(), by_device=(device(0, rank=-1),), by_line=())
-    trace = merged({2: told, 0: told, 1: quiet}, ["first", "  second"])
+    trace = merged({2: traced, 0: traced, 1: quiet}, ["first", "  second"])
     assert trace.ranks == (0, 1, 2)
     assert trace.seconds == 2.0
     assert trace.by_operation == (OperationTime(name="dot", kind="compute", seconds=1.0, count=6),)

@@ -12,14 +12,14 @@ def worker(rank: int, python: str = "3.11") -> WorkerState:
     )
 
 
-def test_a_start_shows_what_is_done_and_what_is_under_way() -> None:
+def test_a_start_shows_finished_and_current_phases() -> None:
     picture = StartPicture("t", (Phase(name="one", seconds=1.25, detail="<x>"),), "two")
     assert picture.lines() == ["t", "  ✓ one                              1.2 s  <x>"]
     assert "…</span><span>two</span>" in picture.html()
     assert "&lt;x&gt;" in picture.html()
 
 
-def test_a_start_that_failed_says_in_which_phase() -> None:
+def test_a_failed_start_shows_its_phase() -> None:
     picture = StartPicture("t", (), "two", failed=True)
     assert picture.lines() == ["t", "  ✗ two"]
     assert "✗</span><span>two</span>" in picture.html()
@@ -31,6 +31,6 @@ def test_devices_are_counted_by_kind() -> None:
     assert "2 x gpu (NVIDIA &lt;H200&gt;)" in picture.html()
 
 
-def test_versions_that_differ_are_named_by_rank() -> None:
+def test_different_versions_are_listed_by_rank() -> None:
     picture = StatusPicture("t", (worker(0), worker(1, "3.12"), worker(2)))
     assert picture.lines()[-1] == "versions differ: rank 0,2: python 3.11; rank 1: python 3.12"

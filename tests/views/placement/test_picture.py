@@ -99,32 +99,32 @@ class Page(HTMLParser):
 # Sums.
 
 
-def test_a_replicated_array_that_divides_could_be_sharded() -> None:
+def test_a_divisible_replicated_array_could_be_sharded() -> None:
     took = cost(array(REPLICATED, 5, 12), REPLICATED)
     assert (took.once, took.stored, took.copies, took.shardable) == (240, 1440, 1200, 1200)
     assert words.advice(array(REPLICATED, 5, 12), REPLICATED, took) == "1.2 kB, dim 1"
 
 
-def test_a_replicated_array_that_does_not_divide_could_not() -> None:
+def test_an_indivisible_replicated_array_cannot_be_sharded() -> None:
     for shape in ((5, 7), (), (0, 6)):
         assert cost(array(REPLICATED, *shape), REPLICATED).shardable == 0
 
 
-def test_what_is_cut_over_one_axis_could_be_cut_by_the_other() -> None:
+def test_an_array_sharded_over_one_axis_could_use_the_other() -> None:
     took = cost(array(ROWS, 3, 4), ROWS)
     assert (took.once, took.stored, took.shardable) == (48, 96, 48)
     assert words.advice(array(ROWS, 3, 4), ROWS, took).endswith("dim 1")
     assert cost(array(ROWS, 3, 5), ROWS).shardable == 0
 
 
-def test_what_is_deleted_takes_nothing() -> None:
+def test_a_deleted_array_uses_no_memory() -> None:
     assert cost(array(GONE, 6), GONE) == cost(array(GONE, 6000), GONE)
     text = repr(PlacementPicture(placement(array(GONE, 6))))
     assert "deleted" in text
     assert "1 array, 0 B" in text
 
 
-def test_each_device_has_its_sum() -> None:
+def test_memory_is_added_up_by_device() -> None:
     made = placement(array(ROWS, 3, 4), array(CUBE, 3, 1, 2), array(HOST, 5))
     assert on_devices(made) == {**dict.fromkeys(ALL, 16 + 4), 6: 20}
     facts = list(words.facts(made, tree(made).cost))
@@ -134,7 +134,7 @@ def test_each_device_has_its_sum() -> None:
 # Words.
 
 
-def test_slices_are_written_by_dimensions() -> None:
+def test_slices_are_written_by_dimension() -> None:
     assert words.block(array(ROWS, 6, 4), ROWS, 2) == "rows 4:6, cols all"
     assert words.block(array(CUBE, 6, 4, 8), CUBE, 5) == "[4:6, :, 4:8]"
     line = msgspec.structs.replace(ROWS, parts=(3,), axes=(("data",),))
@@ -143,15 +143,15 @@ def test_slices_are_written_by_dimensions() -> None:
     assert words.block(array(REPLICATED), REPLICATED, 0) == "all"
 
 
-def test_a_mesh_says_which_axes_cross_ranks() -> None:
+def test_a_mesh_shows_which_axes_cross_ranks() -> None:
     made = placement(array(ROWS, 3, 4))
-    said = words.mesh_words(made, MESH)
-    assert said == "mesh data 3 x model 2: data crosses ranks, model stays on a rank"
+    text = words.mesh_words(made, MESH)
+    assert text == "mesh data 3 x model 2: data crosses ranks, model stays on a rank"
     turned = msgspec.structs.replace(MESH, devices=(0, 2, 4, 1, 3, 5))
     assert "model crosses ranks" in words.mesh_words(made, turned)
 
 
-def test_devices_of_ranks_alike_are_written_together() -> None:
+def test_devices_of_equal_ranks_are_grouped() -> None:
     made = placement(array(ROWS, 3, 4))
     assert words.devices(made, ALL) == "0-2@h<1> gpu:0, gpu:1"
     assert words.devices(made, (0, 3)) == "0@h<1> gpu:0, 1@h<1> gpu:1"
@@ -160,7 +160,7 @@ def test_devices_of_ranks_alike_are_written_together() -> None:
 # Text.
 
 
-def test_the_text_tells_what_lies_where() -> None:
+def test_the_text_shows_blocks_and_their_devices() -> None:
     lines = PlacementPicture(placement(array(CUBE, 6, 4, 8, path=("p", "['w']")))).lines()
     assert lines[0] == "p: 1 array, 768 B"
     assert "  2@h<1> gpu:1  [4:6, :, 4:8]" in lines
@@ -168,14 +168,14 @@ def test_the_text_tells_what_lies_where() -> None:
     assert lines[-1].split()[:4] == ["['w']", "6", "x", "4"]
 
 
-def test_a_long_tree_is_cut_and_says_so() -> None:
+def test_a_long_tree_is_cut_and_counts_the_rest() -> None:
     text = many(4000).lines()
     cut = next(i for i, line in enumerate(text) if line.startswith("array "))
     assert len(text) - cut - 2 <= SHOWN_ROWS
-    said = re.search(r"… and ([\d,]+) more arrays, ", "\n".join(text))
-    assert said is not None
+    rest = re.search(r"… and ([\d,]+) more arrays, ", "\n".join(text))
+    assert rest is not None
     shown = sum(int(n) for n in re.findall(r"\] +(\d+) arrays", "\n".join(text)))
-    assert shown + int(said[1].replace(",", "")) == 4000
+    assert shown + int(rest[1].replace(",", "")) == 4000
 
 
 def test_a_flat_tree_is_cut_too() -> None:
@@ -185,7 +185,7 @@ def test_a_flat_tree_is_cut_too() -> None:
     assert shown[-1].hidden.arrays + sum(isinstance(row.entry, Leaf) for row in shown) == 1000
 
 
-def test_first_branches_are_open_before_later_ones() -> None:
+def test_first_branches_are_opened_before_later_ones() -> None:
     made = many(48).placement
     shown = rows(tree(made), 20)
     assert len(shown) <= 20
@@ -227,13 +227,13 @@ def test_the_page_is_well_formed_and_folds() -> None:
     assert "P('data', None)" in page.text
 
 
-def test_hovering_tells_the_slice() -> None:
+def test_tool_tips_show_the_slice() -> None:
     page = Page(PlacementPicture(placement(array(ROWS, 6, 4))).html())
     assert "rows 0:2, cols all on 0@h<1> gpu:0, gpu:1" in page.tips
     assert "dim 0 in 3 over data; on 6 devices" in page.labels
 
 
-def test_more_dimensions_are_drawn_by_the_first_two_that_are_cut() -> None:
+def test_the_first_two_sharded_dimensions_are_drawn() -> None:
     page = PlacementPicture(placement(array(CUBE, 6, 4, 8))).html()
     picture = re.search(r'<span class="nbd-p".*?</span>', page)
     assert picture is not None
@@ -245,7 +245,7 @@ def test_more_dimensions_are_drawn_by_the_first_two_that_are_cut() -> None:
     ]
 
 
-def test_many_blocks_are_not_all_drawn() -> None:
+def test_a_picture_has_a_limited_number_of_blocks() -> None:
     wide = Layout(kind="sharded", devices=(0,) * 4096, blocks=tuple(range(4096)), parts=(64, 64))
     made = msgspec.structs.replace(placement(array(REPLICATED, 64, 64)), layouts=(wide,))
     page = Page(PlacementPicture(made).html())
@@ -253,7 +253,7 @@ def test_many_blocks_are_not_all_drawn() -> None:
     assert {"64 columns in total", "64 rows in total"} <= set(page.tips)
 
 
-def test_a_page_of_many_arrays_that_all_differ_stays_small_and_says_what_is_left_out() -> None:
+def test_a_page_of_many_arrays_is_small_and_counts_omitted_ones() -> None:
     page = PlacementPicture(layers(8000)).html()
     assert len(page.encode()) < 2e6
     found = Page(page)
@@ -266,7 +266,7 @@ def test_a_page_of_many_arrays_that_all_differ_stays_small_and_says_what_is_left
     assert drawn + sum(int(n.replace(",", "")) for n in not_drawn + not_listed) == 8000
 
 
-def test_what_comes_late_is_drawn_where_many_alike_came_before() -> None:
+def test_a_late_array_is_drawn_after_many_equal_ones() -> None:
     alike = [array(ROWS, 6, 4, path=("p", f"[{i}]")) for i in range(3000)]
     late = array(CUBE, 6, 4, 8, path=("q", "['w']"))
     page = PlacementPicture(placement(*alike, late)).html()
@@ -283,7 +283,7 @@ def test_names_of_the_user_are_escaped() -> None:
     assert PlacementPicture(made).png()
 
 
-def test_a_display_has_all_three() -> None:
+def test_a_display_contains_html_picture_and_text() -> None:
     bundle, metadata = many(8)._repr_mimebundle_()
     assert list(bundle) == ["text/html", "image/png", "text/plain"]
     png = bundle["image/png"]
@@ -294,6 +294,6 @@ def test_a_display_has_all_three() -> None:
     assert metadata["image/png"]
 
 
-def test_a_placement_travels_as_json() -> None:
+def test_a_placement_is_equal_after_json() -> None:
     made = placement(array(CUBE, 6, 4, 8), array(GONE, 6))
     assert msgspec.json.decode(msgspec.json.encode(made), type=Placement) == made

@@ -78,7 +78,7 @@ def test_figures_add_up(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_the_tree_has_what_the_memory_has(name: str) -> None:
+def test_memory_of_the_tree_equals_that_of_the_plan(name: str) -> None:
     shown = made(name)
     root = folded(shown, placement_of(shown))
     assert root.cost.stored == shown.memory.arguments * shown.devices
@@ -90,12 +90,12 @@ def test_the_tree_has_what_the_memory_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_text_keeps_within_its_columns(name: str) -> None:
+def test_text_fits_its_width(name: str) -> None:
     assert max(map(len, PlanPicture(made(name)).lines())) <= WIDTH
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_the_page_is_whole_and_runs_nothing(name: str) -> None:
+def test_the_page_is_complete_and_contains_no_scripts(name: str) -> None:
     page = PlanPicture(made(name)).html()
     parsed = Page(page)
     assert not parsed.open
@@ -107,7 +107,7 @@ def test_the_page_is_whole_and_runs_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_what_else_was_weighed_is_told_with_its_reason(name: str) -> None:
+def test_alternatives_are_shown_with_their_reason(name: str) -> None:
     text = " ".join(repr(PlanPicture(made(name))).split())
     page = Page(PlanPicture(made(name)).html()).text
     for other in made(name).runners_up:
@@ -118,7 +118,7 @@ def test_what_else_was_weighed_is_told_with_its_reason(name: str) -> None:
 # Words.
 
 
-def test_the_headline_is_what_one_decides_by() -> None:
+def test_the_headline_contains_the_main_figures() -> None:
     shown = made("both")
     assert words.headline(shown) == (
         f"data 4 x tensor 2, ZeRO-1 on 8 x CPU: about {formatting.brief(shown.time.step)} a step, "
@@ -134,7 +134,7 @@ def by_gib(taken: float, available: float) -> Plan:
     return msgspec.structs.replace(none, memory=memory)
 
 
-def test_degrees_say_what_each_axis_cuts() -> None:
+def test_degrees_describe_the_sharding_of_each_axis() -> None:
     data, model = (text for _, _, text in words.degrees(made("both")))
     assert data.startswith("16 of 64 samples on each group of 2 devices; ")
     assert data.endswith("(ZeRO-1)")
@@ -144,7 +144,7 @@ def test_degrees_say_what_each_axis_cuts() -> None:
     assert words.degrees(made("one")) == [("none", "1", "one device contains all arrays")]
 
 
-def test_stages_are_told_with_what_they_wait() -> None:
+def test_stages_show_their_waiting_time() -> None:
     plan = piped(stage=4, data=2, micro=8)
     degrees = {axis: (size, text) for axis, size, text in words.degrees(plan)}
     assert list(degrees) == ["stage", "data", "microbatches"]
@@ -153,12 +153,12 @@ def test_stages_are_told_with_what_they_wait() -> None:
         r"2 layers of a scan per stage \(pipeline parallel\): stages wait \d+% of a step",
         degrees["stage"][1],
     )
-    way = "parts of 4 samples go through the stages: "
-    assert degrees["microbatches"][1].startswith(f"{way}all forward, then all backward")
+    prefix = "parts of 4 samples go through the stages: "
+    assert degrees["microbatches"][1].startswith(f"{prefix}all forward, then all backward")
     alternating = piped(schedule="1f1b", stage=4, data=2, micro=8)
     assert (
         words.degrees(alternating)[-1][2]
-        == f"{way}each backward right after its forward pass (1F1B)"
+        == f"{prefix}each backward right after its forward pass (1F1B)"
     )
     assert "data 2 x 4 stages, 1F1B, 8 microbatches" in repr(PlanPicture(alternating))
     around = piped(stage=4, data=2, micro=8, rounds=2)
@@ -172,7 +172,7 @@ def test_stages_are_told_with_what_they_wait() -> None:
     assert "P(&#x27;stage&#x27;)" in PlanPicture(plan).html()
 
 
-def test_names_are_shown_alone() -> None:
+def test_selected_names_are_shown_alone() -> None:
     plan = piped(stage=4, data=2, micro=8)
     picture = NamesPicture(plan, ["moments", "x"])
     text, page = repr(picture), picture.html()
@@ -188,7 +188,7 @@ def test_names_are_shown_alone() -> None:
         NamesPicture(plan, ["mom", "y."])
 
 
-def test_specs_are_written_as_one_types_them() -> None:
+def test_specs_are_written_as_python_code() -> None:
     specs = {
         "P()": ((), ()),
         "P('data')": (("data",), ()),
@@ -198,18 +198,18 @@ def test_specs_are_written_as_one_types_them() -> None:
     for text, spec in specs.items():
         cut = spec[: max((dim + 1 for dim, axes in enumerate(spec) if axes), default=0)]
         assert written(spec) == text
-        said = str(jax.P(*(a[0] if len(a) == 1 else a or None for a in cut)))
-        assert text == said.replace(",)", ")")
+        jax_text = str(jax.P(*(a[0] if len(a) == 1 else a or None for a in cut)))
+        assert text == jax_text.replace(",)", ")")
 
 
-def test_what_does_not_fit_says_by_how_much() -> None:
+def test_a_plan_that_does_not_fit_shows_the_excess() -> None:
     shown = by_hand(tensor("w", 1024, 1024), over=2**20)
     assert "it does not fit: 1.0 MiB too much on each device" in repr(PlanPicture(shown))
     assert "it does not fit" in Page(PlanPicture(shown).html()).text
     assert words.FREE not in [part.name for part in words.memory_parts(shown)]
 
 
-def test_collectives_behind_operations_are_taken_off() -> None:
+def test_hidden_collectives_are_subtracted() -> None:
     time = PlannedTime(
         compute=1.0,
         exposed=0.25,
@@ -242,7 +242,7 @@ def test_figures_have_units_and_three_digits() -> None:
 # The tree.
 
 
-def test_layers_are_one_and_moments_stand_for_themselves() -> None:
+def test_equal_layers_are_grouped_and_moments_are_separate() -> None:
     text = repr(PlanPicture(made("both")))
     assert re.search(rf"\['layers'\]\[#\] x {LAYERS} +{3 * LAYERS} arrays", text)
     assert re.search(rf"\['up'\] x {LAYERS} +{WIDE} x {4 * WIDE} +float32", text)
@@ -260,7 +260,7 @@ def test_layers_that_differ_keep_their_numbers() -> None:
     assert "#" not in text
 
 
-def test_numbers_in_names_are_not_layers() -> None:
+def test_numbers_in_names_of_two_arrays_are_not_layers() -> None:
     """`w1` and `w2` are two matrices. A list of arrays and many similar names are layers."""
     two = by_hand(tensor("p['w1']", 4, 4), tensor("p['w2']", 4, 4))
     assert all(f"['w{i}']" in repr(PlanPicture(two)) for i in (1, 2))
@@ -271,7 +271,7 @@ def test_numbers_in_names_are_not_layers() -> None:
     assert "['h_#_w'] x 12" in repr(PlanPicture(named))
 
 
-def test_branches_alike_are_told_by_their_names() -> None:
+def test_equal_branches_are_grouped_by_their_names() -> None:
     shown = by_hand(
         *(tensor(f"s.{name}['{w}']", 4, n, role="state") for name in ("mu", "nu")
           for n, w in enumerate("ab", start=3))
@@ -281,13 +281,13 @@ def test_branches_alike_are_told_by_their_names() -> None:
     assert "['a'] x 2" in text
 
 
-def test_the_largest_come_first() -> None:
+def test_the_largest_arrays_are_first() -> None:
     shown = by_hand(*(tensor(f"p['{name}']", n) for name, n in (("a", 3), ("b", 9), ("c", 6))))
     text = repr(PlanPicture(shown))
     assert text.index("['b']") < text.index("['c']") < text.index("['a']")
 
 
-def test_a_long_list_says_what_is_left_out() -> None:
+def test_a_long_list_counts_the_omitted_arrays() -> None:
     shown = by_hand(*(tensor(f"p['{'x' * n}']", n) for n in range(1, 1001)))
     lines = PlanPicture(shown).lines()
     rows = [line for line in lines if re.match(r" +\['x", line)]
@@ -303,7 +303,7 @@ def test_a_long_list_says_what_is_left_out() -> None:
 # Blocks.
 
 
-def test_who_has_which_block_is_what_jax_says() -> None:
+def test_blocks_of_devices_equal_those_of_jax() -> None:
     """Compare every sharding of two dimensions over two axes."""
     code = """
     import itertools, jax
@@ -334,7 +334,7 @@ def test_who_has_which_block_is_what_jax_says() -> None:
     assert ended.stdout.split() == ["compared"]
 
 
-def test_the_text_tells_who_has_which_block() -> None:
+def test_the_text_shows_the_devices_of_each_block() -> None:
     lines = PlanPicture(by_hand(tensor("w", 8, 4, first="model"))).lines()
     start = lines.index("P('model'): w")
     assert lines[start + 1 : start + 4] == [
@@ -346,13 +346,13 @@ def test_the_text_tells_who_has_which_block() -> None:
     assert "rows 0:4, cols all on devices 0,2" in page.tips
 
 
-def test_nothing_cut_has_no_picture() -> None:
+def test_a_plan_without_sharding_has_no_picture() -> None:
     page = PlanPicture(by_hand(tensor("w", 8, 4))).html()
     assert "blocks by device" not in page
     assert "blocks by device" in PlanPicture(by_hand(tensor("w", 8, 4, first="data"))).html()
 
 
-def test_many_devices_are_lines_of_a_small_page() -> None:
+def test_many_devices_make_a_small_page() -> None:
     shown = by_hand(tensor("w", 2**14, first="data"), data=2**12, model=16)
     page = PlanPicture(shown).html()
     assert len(page) < 20_000
@@ -392,7 +392,9 @@ def tensors(draw: st.DrawFn) -> PlannedTensor:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(tensors(), max_size=30), st.integers(1, 4), st.integers(1, 3))
-def test_odd_plans_are_shown_whole(given: list[PlannedTensor], data: int, model: int) -> None:
+def test_unusual_plans_are_shown_completely(
+    given: list[PlannedTensor], data: int, model: int
+) -> None:
     shown = by_hand(*given, data=data, model=model)
     picture = PlanPicture(shown)
     assert all(len(line) <= WIDTH for line in picture.lines())
@@ -403,16 +405,16 @@ def test_odd_plans_are_shown_whole(given: list[PlannedTensor], data: int, model:
 
 
 @given(PATHS)
-def test_a_path_is_made_of_its_segments(path: str) -> None:
+def test_a_path_consists_of_its_segments(path: str) -> None:
     assert "".join(segments(path)) == path
 
 
-def test_segments_are_what_leads_on() -> None:
+def test_segments_are_split_at_keys_and_attributes() -> None:
     assert segments("p['a.b'][3].kernel") == ("p", "['a.b']", "[3]", ".kernel")
     assert segments("""m["it's"]['x]y']""") == ("m", """["it's"]""", "['x]y']")
 
 
-def test_a_notebook_takes_text_or_a_page() -> None:
+def test_a_notebook_gets_text_and_a_page() -> None:
     picture = PlanPicture(made("gpus"))
     assert picture._repr_mimebundle_() == {
         "text/html": picture.html(),

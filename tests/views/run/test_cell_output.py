@@ -23,7 +23,7 @@ def view(limit: int = 10_000, keep: Callable[[str], None] = forget) -> CellView:
     return CellView(HOSTS, 60, limit, run=RunView(LineSurface()), keep=keep)
 
 
-def said(rank: int, text: str, stream: str = "stdout") -> Output:
+def output(rank: int, text: str, stream: str = "stdout") -> Output:
     return Output(rank=rank, cell=1, stream=stream, text=text)  # type: ignore[arg-type]
 
 
@@ -36,40 +36,42 @@ def shown(records: list[Output | Display | Metrics], capsys: pytest.CaptureFixtu
 
 
 def test_lines_are_labelled_and_folded(capsys: pytest.CaptureFixture[str]) -> None:
-    out = shown([said(0, "x\ny0\n"), said(1, "x\ny1\n"), said(2, "x\n")], capsys)
+    out = shown([output(0, "x\ny0\n"), output(1, "x\ny1\n"), output(2, "x\n")], capsys)
     assert out.splitlines() == ["[0-2@a] x", "[0@a] y0", "[1@a] y1"]
 
 
-def test_a_line_in_pieces_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown([said(0, "he"), said(0, "llo\nwor"), said(0, "ld")], capsys).splitlines() == [
+def test_a_line_in_parts_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(
+        [output(0, "he"), output(0, "llo\nwor"), output(0, "ld")], capsys
+    ).splitlines() == [
         "[0@a] hello",
         "[0@a] world",
     ]
 
 
-def test_of_a_progress_bar_its_last_state_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown([said(0, "\r 1%"), said(0, "\r50%\r100%\n")], capsys) == "[0@a] 100%\n"
-    assert shown([said(0, "dos\r\n")], capsys) == "[0@a] dos\n"
+def test_the_last_state_of_a_progress_bar_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown([output(0, "\r 1%"), output(0, "\r50%\r100%\n")], capsys) == "[0@a] 100%\n"
+    assert shown([output(0, "dos\r\n")], capsys) == "[0@a] dos\n"
 
 
 def test_stderr_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     cell = view()
-    cell.add(said(1, "oops\n", "stderr"))
+    cell.add(output(1, "oops\n", "stderr"))
     cell.flush(everything=True)
     assert capsys.readouterr().err == "[1@a] oops\n"
 
 
-def test_results_that_are_alike_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_results_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
     results = [
         Display(rank=r, cell=1, data={"text/plain": "7"}, metadata={}, result=True) for r in HOSTS
     ]
     assert shown(list(results), capsys) == "[0-2@a] Out: 7\n"
 
 
-def test_beyond_the_limit_only_the_tail_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_end_is_shown_beyond_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     cell = view(limit=1000)
     for i in range(2000):
-        cell.add(said(0, f"line {i}\n"))
+        cell.add(output(0, f"line {i}\n"))
     cell.flush(everything=True)
     out = capsys.readouterr().out
     assert "line 0\n" in out
@@ -79,16 +81,16 @@ def test_beyond_the_limit_only_the_tail_is_shown(capsys: pytest.CaptureFixture[s
     assert len(out) < 3000
 
 
-def test_what_is_written_is_kept_for_those_who_come_later(
+def test_shown_text_is_stored_for_later_readers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    kept: list[str] = []
-    cell = view(limit=100, keep=kept.append)
+    stored: list[str] = []
+    cell = view(limit=100, keep=stored.append)
     for i in range(50):
-        cell.add(said(0, f"line {i}\n"))
+        cell.add(output(0, f"line {i}\n"))
     cell.close(lambda: ({}, {}), ("ended",))
     written = capsys.readouterr()
-    assert "".join(kept) == written.out.split("…")[0]
+    assert "".join(stored) == written.out.split("…")[0]
     assert "line 3\n" in written.out
 
 
@@ -98,7 +100,9 @@ def report(rank: int, epoch: int, own: float, **shared: float) -> Metrics:
     )
 
 
-def test_an_epoch_is_shown_when_all_ranks_reported_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_epoch_is_shown_after_the_reports_of_all_ranks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     cell = view()
     cell.add(report(0, 1, 1.0))
     cell.add(report(1, 1, 2.0))
@@ -109,12 +113,12 @@ def test_an_epoch_is_shown_when_all_ranks_reported_it(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "epoch 1  loss 2 [1 2 3]  1.0 s\n"
 
 
-def test_a_reduced_value_stands_before_the_ranks_own() -> None:
+def test_a_reduced_value_is_shown_before_those_of_ranks() -> None:
     group = {0: report(0, 2, 1.0, loss=1.6, accuracy=0.5), 1: report(1, 2, 2.0, loss=1.6)}
     assert describe(group) == "epoch 2  loss 1.6 [1 2]  accuracy 0.5  1.0 s"
 
 
-def test_a_table_of_a_metric_by_rank() -> None:
+def test_a_metric_is_shown_as_a_table_by_rank() -> None:
     table = MetricTable([report(0, 1, 0.5), report(1, 1, 0.25), report(0, 2, 0.1)], "loss", "loss")
     assert table.lines()[1:] == [
         "rank  epoch 1  epoch 2",
@@ -125,7 +129,7 @@ def test_a_table_of_a_metric_by_rank() -> None:
     assert "<table" in table._repr_html_()
 
 
-def test_labels() -> None:
+def test_ranks_places_and_memory_are_formatted() -> None:
     assert formatting.ranks([3, 1, 2, 0, 7]) == "0-3,7"
     assert formatting.places([1, 0], {0: "a", 1: "b"}) == "[0-1]"
     assert formatting.memory(1.44e9) == "1.4 GB"

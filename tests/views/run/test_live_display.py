@@ -44,7 +44,7 @@ class NothingNew:
         return iter(())
 
 
-def test_a_terminal_gets_a_line_now_and_then_and_the_last_one(
+def test_a_terminal_shows_a_line_per_interval_and_the_last_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.monotonic()
@@ -61,7 +61,7 @@ def test_a_terminal_gets_a_line_now_and_then_and_the_last_one(
     assert capsys.readouterr().out == "step 7 · loss 7 · 100 ms a step · 0.7 s\n"
 
 
-def test_while_a_run_is_healed_its_line_says_so_and_then_goes_on_from_there(
+def test_the_line_shows_a_recovery_and_continues_after_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.monotonic()
@@ -83,12 +83,12 @@ def test_while_a_run_is_healed_its_line_says_so_and_then_goes_on_from_there(
     assert capsys.readouterr().out == line, "the step time includes the recovery"
 
 
-def test_outside_of_a_notebook_there_are_lines_only() -> None:
+def test_a_run_outside_a_notebook_has_lines_only() -> None:
     assert isinstance(run_surface("a", nothing_new, "auto"), LineSurface)
     assert isinstance(run_surface("a", nothing_new, "widget"), LineSurface)
 
 
-def test_in_a_notebook_the_front_end_and_the_setting_decide(
+def test_front_end_and_setting_choose_the_view_in_a_notebook(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cell_output, "in_notebook", lambda: True)
@@ -114,7 +114,9 @@ def executed(monkeypatch: pytest.MonkeyPatch, view: str) -> list[NotebookNode]:
 
 
 @pytest.mark.full  # test_notebooks.py contains such a run
-def test_a_notebook_that_nobody_watches_has_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_without_a_front_end_contains_the_picture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     outputs = executed(monkeypatch, "auto")
     (shown,) = (o.data for o in outputs if o.output_type == "display_data")
     assert set(shown) == {RUN_MIME, "image/png", "text/plain"}
@@ -122,14 +124,16 @@ def test_a_notebook_that_nobody_watches_has_the_picture(monkeypatch: pytest.Monk
 
 
 @pytest.mark.full  # the last line of a terminal is the same
-def test_as_text_its_last_line_is_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_line_of_the_text_view_is_the_end_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     outputs = executed(monkeypatch, "text")
     assert {o.output_type for o in outputs} == {"stream"}
     text = "".join(o.text for o in outputs)
     assert any(line.startswith("step 200 · loss 0.005 ·") for line in text.splitlines()), text
 
 
-def test_a_widget_is_fed_and_closed() -> None:
+def test_a_widget_receives_rows_and_is_closed() -> None:
     """Check the messages of the kernel. `tests/browser/test_widget.py` tests the page."""
     with Kernel() as kernel:
         kernel.run("import os; os.environ['NBDIST_VIEW'] = 'widget'").check()
@@ -150,7 +154,9 @@ def test_a_widget_is_fed_and_closed() -> None:
         kernel.run("%dist_stop").check()
 
 
-def test_a_shell_that_is_made_of_ipykernels_is_a_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shell_derived_from_that_of_ipykernel_is_a_notebook(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The shell of Colab is such a class."""
     shell = object.__new__(type("Shell", (ZMQInteractiveShell,), {}))
     monkeypatch.setattr(surface, "get_ipython", lambda: shell)
