@@ -116,6 +116,6 @@ def _watch(server: JupyterServer, over: threading.Event) -> None:
                 continue
             async with server.watch(runs[0].id) as watcher:
                 while not over.is_set():
-                    await watcher.hear()
+                    await watcher.receive()
 
     asyncio.run(follow())

@@ -189,8 +189,8 @@ class Server:
     def _run(self, pod: dict[str, Any], job: dict[str, Any]) -> None:
         secret = self.objects.get(("Secret", _job_of(pod)))
         if self.is_full:
-            said = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
-            unscheduled = {"type": "PodScheduled", "status": "False", "message": said}
+            message = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
+            unscheduled = {"type": "PodScheduled", "status": "False", "message": message}
             pod["status"]["conditions"] = [{**unscheduled, "reason": "Unschedulable"}]
             return
         if self.image_fault:

@@ -67,8 +67,8 @@ def install(folder: Path, launcher: str) -> None:
     """Write the commands of a scheduler to a folder. Put the folder first in PATH."""
     for name in COMMANDS[launcher]:
         file = folder / name
-        said = f'{sys.executable} -m tests.schedulers {folder} {launcher} {name} "$@"'
-        file.write_text(f"#!/bin/sh\nexec {said}\n")
+        command_line = f'{sys.executable} -m tests.schedulers {folder} {launcher} {name} "$@"'
+        file.write_text(f"#!/bin/sh\nexec {command_line}\n")
         file.chmod(file.stat().st_mode | stat.S_IXUSR)
 
 
@@ -100,11 +100,11 @@ def _submit(folder: Path, launcher: str, words: list[str]) -> None:
 
 
 def _condor(text: str) -> tuple[int, list[list[str]]]:
-    said = dict(re.findall(r"(?m)^(\w+) = (.*)$", text))
+    settings = dict(re.findall(r"(?m)^(\w+) = (.*)$", text))
     found = re.search(r"(?m)^queue (\d+)$", text)
     assert found is not None
-    words = said["arguments"].strip('"').split()
-    command = [said["executable"], *words]
+    words = settings["arguments"].strip('"').split()
+    command = [settings["executable"], *words]
     count = int(found[1])
     return count, [[w.replace("$(Process)", str(n)) for w in command] for n in range(count)]
 

@@ -62,8 +62,8 @@ PartitionName=shut Nodes=ALL MaxTime=INFINITE State=DOWN
 
 def missing() -> str:
     """Return the reason why Slurm cannot run. Empty if it can."""
-    if said := netns.missing():
-        return said
+    if reason := netns.missing():
+        return reason
     lacking = [name for name in _PROGRAMS if netns.program(name) is None]
     return f"{', '.join(lacking)} not installed (slurmctld, slurmd, munge)" if lacking else ""
 
@@ -226,8 +226,8 @@ class Slurm:
                     return
             if time.monotonic() > deadline:
                 logs = sorted(self._folder.glob("*.log")) + sorted(self._folder.glob("*.out"))
-                said = "\n".join(f"{p.name}:\n{p.read_text()[-2000:]}" for p in logs)
-                raise RuntimeError(f"{what} is not ready:\n{said}")
+                reason = "\n".join(f"{p.name}:\n{p.read_text()[-2000:]}" for p in logs)
+                raise RuntimeError(f"{what} is not ready:\n{reason}")
             time.sleep(0.1)
 
 

@@ -24,14 +24,14 @@ CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)")
 
 
-@pytest.mark.parametrize(("page", "most"), LINES.items())
-def test_a_page_has_at_most_its_number_of_lines(page: str, most: int) -> None:
-    assert len((ROOT / page).read_text("utf-8").splitlines()) <= most
+@pytest.mark.parametrize(("page", "limit"), LINES.items())
+def test_a_page_has_at_most_its_number_of_lines(page: str, limit: int) -> None:
+    assert len((ROOT / page).read_text("utf-8").splitlines()) <= limit
 
 
-@pytest.mark.parametrize(("page", "most"), WORDS.items())
-def test_a_page_has_at_most_its_number_of_words(page: str, most: int) -> None:
-    assert len((ROOT / page).read_text("utf-8").split()) <= most
+@pytest.mark.parametrize(("page", "limit"), WORDS.items())
+def test_a_page_has_at_most_its_number_of_words(page: str, limit: int) -> None:
+    assert len((ROOT / page).read_text("utf-8").split()) <= limit
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

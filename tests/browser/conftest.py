@@ -18,7 +18,7 @@ NO_BROWSER = "no Chromium on the path: `apt-get install chromium`, or any packag
 
 
 @pytest.fixture(autouse=True, scope="package")
-def a_browser() -> None:
+def require_browser() -> None:
     if chromium() is None:
         pytest.skip(NO_BROWSER)
 

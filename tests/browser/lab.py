@@ -186,11 +186,11 @@ def run(page: Page, index: int) -> str:
     return wait(page, index)
 
 
-def until(page: Page, is_so: Callable[[], bool], said: Callable[[], object] = str) -> None:
+def until(page: Page, is_so: Callable[[], bool], describe: Callable[[], object] = str) -> None:
     """Wait until `is_so()` is true. An error shows the result of `said()`."""
     deadline = time.monotonic() + TIMEOUT_MS / 1000
     while not is_so():
-        assert time.monotonic() < deadline, said()
+        assert time.monotonic() < deadline, describe()
         page.wait_for_timeout(50)
 
 

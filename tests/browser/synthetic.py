@@ -63,15 +63,15 @@ def run(seconds: float) -> RunDirectory:
         RunWorker(rank=rank, host=f"host{rank}", pid=rank, devices="2 x gpu")
         for rank in range(RANKS)
     )
-    asked = this_request()
+    request = this_request()
     kept = new_run(
         Settings.from_environment().runs_path,
         workers=workers,
         replicas=2 * RANKS,
         batch=256,
         stoppable=True,
-        request=asked.id,
-        cell=asked.cell,
+        request=request.id,
+        cell=request.cell,
     )
     cluster(kept.state.id)
     output = RunOutput(id=kept.state.id, text="under way")

@@ -27,7 +27,11 @@ MEDIA: dict[str, dict[str, Any]] = {
     "forced, dark": {"forced_colors": "active", "color_scheme": "dark"},
     "more contrast": {"contrast": "more"},
 }
-_AS_IT_WAS: dict[str, Any] = {"forced_colors": "null", "contrast": "null", "color_scheme": "null"}
+_DEFAULT_MEDIA: dict[str, Any] = {
+    "forced_colors": "null",
+    "contrast": "null",
+    "color_scheme": "null",
+}
 _FAINT = """view => {
   const canvas = new OffscreenCanvas(1, 1).getContext('2d');
   const luminance = (...colours) => {
@@ -74,7 +78,7 @@ def report(run: RunDirectory, rank: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def kept(lab: Lab) -> Iterator[RunDirectory]:
+def stored_run(lab: Lab) -> Iterator[RunDirectory]:
     """Provide an active run with everything that the view can show."""
     run = new_run(lab.server.runs, steps=100, batch=64)
     for rank in (0, 1):
@@ -86,13 +90,13 @@ def kept(lab: Lab) -> Iterator[RunDirectory]:
 
 
 @pytest.fixture(scope="module")
-def tab(lab: Lab, window: BrowserContext, kept: RunDirectory) -> Iterator[Page]:
+def tab(lab: Lab, window: BrowserContext, stored_run: RunDirectory) -> Iterator[Page]:
     """Open the run in a tab of a JupyterLab."""
     page = window.new_page()
     lab.show(page, waits_for="#jp-main-dock-panel")
     page.wait_for_function("() => window.jupyterapp?.commands.hasCommand('nbdist:open-run')")
     command = "id => window.jupyterapp.commands.execute('nbdist:open-run', {id})"
-    page.evaluate(command, kept.state.id)
+    page.evaluate(command, stored_run.state.id)
     page.locator(".nbdist-RunTab .nbdist-chip").first.wait_for()
     page.locator(".nbdist-RunTab td", has_text="straggler").wait_for()
     yield page
@@ -103,7 +107,7 @@ def tab(lab: Lab, window: BrowserContext, kept: RunDirectory) -> Iterator[Page]:
 def view(tab: Page) -> Iterator[Locator]:
     """Provide the view without the media settings of the previous test."""
     yield tab.locator(".nbdist-RunTab .nbdist-run")
-    tab.emulate_media(**_AS_IT_WAS)
+    tab.emulate_media(**_DEFAULT_MEDIA)
 
 
 def colour(element: Locator, name: str = "backgroundColor") -> str:
@@ -208,9 +212,11 @@ def test_zoom_of_a_chart_by_keys_keeps_the_focus(tab: Page, view: Locator) -> No
     assert plot.evaluate("plot => plot === document.activeElement")
 
 
-def test_a_new_line_does_not_move_the_focus(tab: Page, view: Locator, kept: RunDirectory) -> None:
+def test_a_new_line_does_not_move_the_focus(
+    tab: Page, view: Locator, stored_run: RunDirectory
+) -> None:
     chips = view.locator("button.nbdist-chip")
     chips.filter(has_text="rank 1").focus()
-    report(kept, 2)
+    report(stored_run, 2)
     chips.filter(has_text="rank 2").wait_for()
     assert "rank 1" in tab.locator("button.nbdist-chip:focus").inner_text()

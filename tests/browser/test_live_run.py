@@ -72,7 +72,7 @@ def notebook(lab: Lab, window: BrowserContext) -> Iterator[Page]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_runs_on(notebook: Page) -> Iterator[None]:
+def interrupt_remaining_run(notebook: Page) -> Iterator[None]:
     """Interrupt the run of a failed test before the next test."""
     yield
     if is_busy(notebook):
@@ -92,7 +92,7 @@ def status(view: Locator) -> str:
     return view.locator(".nbdist-pill").inner_text()
 
 
-def begin_endless(page: Page) -> Locator:
+def start_endless_run(page: Page) -> Locator:
     """Start an endless run and return its view after the first steps."""
     start(page, ENDLESS)
     shown = view(page, ENDLESS)
@@ -113,7 +113,7 @@ def is_busy(page: Page) -> bool:
     return busy
 
 
-def until_drawn_anew(page: Page, canvas: Locator) -> None:
+def wait_for_redraw(page: Page, canvas: Locator) -> None:
     """Wait until a chart shows other pixels than now."""
     before = canvas.evaluate(PIXELS)
 
@@ -126,7 +126,7 @@ def until_drawn_anew(page: Page, canvas: Locator) -> None:
 
 @pytest.mark.full  # tests/telemetry/test_run_state.py tests the figures
 def test_planned_values_are_shown_beside_measured_ones(notebook: Page, pictures: Path) -> None:
-    shown = begin_endless(notebook)
+    shown = start_endless_run(notebook)
     table = shown.get_by_role("table", name="Planned and measured")
     measured = table.get_by_role("row", name="measured").get_by_role("cell")
     until(notebook, lambda: "\u2013" not in measured.all_inner_texts())
@@ -137,10 +137,10 @@ def test_planned_values_are_shown_beside_measured_ones(notebook: Page, pictures:
 
 
 def test_chart_updates_while_the_cell_runs_and_stop_ends_the_run(notebook: Page) -> None:
-    shown = begin_endless(notebook)
+    shown = start_endless_run(notebook)
     chart = shown.get_by_role("img").first
     chart.scroll_into_view_if_needed()
-    until_drawn_anew(notebook, chart.locator("canvas").first)
+    wait_for_redraw(notebook, chart.locator("canvas").first)
     words = chart.get_attribute("aria-label") or ""
     assert re.match(r"Chart of loss.*, from step 1 to step \d+. Latest: [\d.]+", words)
     assert is_busy(notebook)
@@ -157,7 +157,7 @@ def test_chart_updates_while_the_cell_runs_and_stop_ends_the_run(notebook: Page)
 
 
 def test_toolbar_and_panel_show_the_run_and_stop_it(notebook: Page) -> None:
-    shown = begin_endless(notebook)
+    shown = start_endless_run(notebook)
     notebook.get_by_role("button", name="nbdist: 2 workers").click()
     panel = notebook.get_by_role("region", name="nbdist clusters and runs")
     panel.get_by_text("running", exact=True).wait_for()
@@ -170,7 +170,7 @@ def test_toolbar_and_panel_show_the_run_and_stop_it(notebook: Page) -> None:
 
 @pytest.mark.full
 def test_a_second_page_shows_the_same_run(lab: Lab, window: BrowserContext, notebook: Page) -> None:
-    shown = begin_endless(notebook)
+    shown = start_endless_run(notebook)
     second = window.new_page()
     lab.show(second, waits_for="#jp-main-dock-panel")
     second.wait_for_function(
@@ -178,7 +178,7 @@ def test_a_second_page_shows_the_same_run(lab: Lab, window: BrowserContext, note
     )
     second.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-latest-run')")
     other = second.locator(".nbdist-RunTab .nbdist-run")
-    until_drawn_anew(second, other.locator("canvas").first)
+    wait_for_redraw(second, other.locator("canvas").first)
     other.get_by_role("button", name="Stop").click()
     shown.locator(".nbdist-pill", has_text="stopped").wait_for()
     assert other.locator(".nbdist-pill", has_text="stopped").count()

@@ -51,7 +51,7 @@ def _(cluster, pathlib):
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Iterator[str]:
+def address(tmp_path: Path) -> Iterator[str]:
     """Serve a notebook that has not run yet, and provide its URL."""
     (tmp_path / "app.py").write_text(APP.replace("{end!r}", repr(str(tmp_path / "end"))))
     with socket.socket() as free:
@@ -76,10 +76,10 @@ def at(tmp_path: Path) -> Iterator[str]:
     server.wait(TIMEOUT_MS / 1000)
 
 
-def open_when_it_answers(page: Page, at: str) -> None:
+def open_when_ready(page: Page, address: str) -> None:
     for _ in range(TIMEOUT_MS // 100):
         try:
-            page.goto(at, wait_until="domcontentloaded")
+            page.goto(address, wait_until="domcontentloaded")
         except Error:
             page.wait_for_timeout(100)
         else:
@@ -89,10 +89,10 @@ def open_when_it_answers(page: Page, at: str) -> None:
 
 @pytest.mark.full  # tests/views/run/test_live_display.py feeds the widget in `make test`
 def test_chart_updates_in_the_cell_and_a_picture_remains(
-    at: str, page: Page, tmp_path: Path
+    address: str, page: Page, tmp_path: Path
 ) -> None:
     expect.set_options(timeout=TIMEOUT_MS)
-    open_when_it_answers(page, at)
+    open_when_ready(page, address)
     page.locator("[data-testid=run-button]:not(.inactive-button)").last.click()
     expect(page.locator(".nbdist-pill")).to_contain_text("running")
     chart = page.get_by_role("img", name="Chart of loss")

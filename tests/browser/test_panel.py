@@ -38,7 +38,7 @@ OUTPUT = ".nbdist-RunOutput"
 
 
 @pytest.fixture(autouse=True, scope="module")
-def patience() -> None:
+def set_timeout() -> None:
     expect.set_options(timeout=TIMEOUT_MS)
 
 
@@ -58,10 +58,10 @@ def notebook(lab: Lab, tab: Page) -> Iterator[Page]:
     """Reset the notebook without a cluster, and open the panel."""
     errors: list[str] = []
 
-    def note(error: object) -> None:
+    def record_error(error: object) -> None:
         errors.append(str(error))
 
-    tab.on("pageerror", note)
+    tab.on("pageerror", record_error)
     lab.write(NAME, CELLS)
     revert(tab)
     for file in lab.server.clusters.glob("*/cluster.json"):
@@ -72,7 +72,7 @@ def notebook(lab: Lab, tab: Page) -> Iterator[Page]:
     for kept in lab.server.runs.glob("*"):
         StoredRun(kept).ask_to_stop()  # a run may be active
     tab.unroute_all()
-    tab.remove_listener("pageerror", note)
+    tab.remove_listener("pageerror", record_error)
     assert not errors
 
 
@@ -154,11 +154,11 @@ def test_the_panel_resizes_a_cluster_by_a_cell(notebook: Page) -> None:
     change = panel.get_by_role("form", name="Change the cluster")
     change.get_by_label("Hosts").fill("2")
     change.get_by_role("button", name="Resize").click()
-    until_there_are(notebook, 4)
+    wait_for_cells(notebook, 4)
     assert sources(notebook)[2] == "%dist_resize 2 hosts"
 
 
-def until_there_are(page: Page, cells: int) -> None:
+def wait_for_cells(page: Page, cells: int) -> None:
     count = "window.jupyterapp.shell.currentWidget.content.widgets.length"
     page.wait_for_function(f"cells => {count} === cells", arg=cells)
 
@@ -170,7 +170,7 @@ def test_snippets_are_inserted_and_settings_survive_a_reload(notebook: Page) -> 
     ):
         hosts.fill("7")
     notebook.get_by_role("button", name="Start a cluster", exact=True).click()
-    until_there_are(notebook, 4)
+    wait_for_cells(notebook, 4)
     assert sources(notebook)[1] == "%load_ext nbdist\n%dist_start 7 hosts"
     notebook.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
     notebook.goto(notebook.url.replace("&reset", ""))

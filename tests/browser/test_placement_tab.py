@@ -31,7 +31,7 @@ params = {
 }
 scale = place((64, 64), None, 'data')
 """
-EVIL = """
+INJECTION = """
 from pathlib import Path
 from jupyter_core.paths import jupyter_runtime_dir
 from nbdist.telemetry.cluster_file import ClusterFile
@@ -150,7 +150,7 @@ def test_tab_reports_a_missing_cluster(lab: Lab, notebook: Page, tab: Locator) -
 
 @pytest.mark.full  # tests/server/test_placement.py tests that no script runs
 def test_notebook_7_shows_the_tab_and_runs_no_script_in_it(lab: Lab, page: Page) -> None:
-    lab.write("evil.ipynb", [EVIL])
+    lab.write("evil.ipynb", [INJECTION])
     lab.as_notebook().open(page, "evil.ipynb")
     run(page, 0)
     page.wait_for_function("() => window.jupyterapp.commands.isEnabled('nbdist:open-placement')")

@@ -29,7 +29,7 @@ STEP_S = 0.05
 STEPS = 40
 DIED, SAVED = 23, 12
 LOST_S = 1.4
-HEAL = RecoveryRecord(
+RECOVERY = RecoveryRecord(
     time_s=STEP_S * DIED + LOST_S,
     ranks=(2,),
     reason=f"rank 2 died after step {DIED}",
@@ -96,7 +96,7 @@ def report(run: LiveRun, first: int, last: int, began_s: float = 0.0) -> None:
 
 
 def recover(run: LiveRun) -> None:
-    run.recovered(HEAL, {rank: 5000 + rank for rank in range(RANKS)})
+    run.recovered(RECOVERY, {rank: 5000 + rank for rank in range(RANKS)})
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def read(shown: Locator) -> list[list[str]]:
     return rows
 
 
-def is_drawn_to(page: Page, shown: Locator, step: int) -> None:
+def wait_until_drawn(page: Page, shown: Locator, step: int) -> None:
     """Wait until the chart and its label end with this step."""
     shown.get_by_role("img", name=re.compile(f"to step {step}\\.")).wait_for()
     until(page, lambda: table(page, shown)[-1][0] == f"step {step}", lambda: table(page, shown))
@@ -148,7 +148,7 @@ def steps(rows: Sequence[Sequence[str]]) -> list[str]:
     return [row[0] for row in rows[1:]]
 
 
-def drawn(shown: Locator) -> str:
+def pixels_of(shown: Locator) -> str:
     """Return the pixels of the chart."""
     pixels: str = shown.get_by_role("img", name="Chart of loss").locator("canvas").evaluate(PIXELS)
     return pixels
@@ -158,31 +158,31 @@ def test_tab_follows_a_run_through_its_recovery(lab: Lab, tab: Page) -> None:
     whole = begin(lab)
     report(whole, 1, STEPS)
     undisturbed = show(tab, whole)
-    is_drawn_to(tab, undisturbed, STEPS)
-    rows, lines = table(tab, undisturbed), drawn(undisturbed)
+    wait_until_drawn(tab, undisturbed, STEPS)
+    rows, lines = table(tab, undisturbed), pixels_of(undisturbed)
     whole.end("finished")
 
     run = begin(lab)
     report(run, 1, DIED)
     shown = show(tab, run)
-    is_drawn_to(tab, shown, DIED)
+    wait_until_drawn(tab, shown, DIED)
     run.lost([2])
-    run.recovering(HEAL.reason)
+    run.recovering(RECOVERY.reason)
     shown.locator(".nbdist-pill", has_text="recovering").wait_for()
-    shown.get_by_text(HEAL.reason, exact=True).wait_for()
+    shown.get_by_text(RECOVERY.reason, exact=True).wait_for()
     shown.get_by_role("row", name="4002").get_by_text("dead").wait_for()
     recover(run)
-    is_drawn_to(tab, shown, SAVED)
-    report(run, SAVED + 1, DIED + 2, HEAL.time_s)
-    is_drawn_to(tab, shown, DIED + 2)
+    wait_until_drawn(tab, shown, SAVED)
+    report(run, SAVED + 1, DIED + 2, RECOVERY.time_s)
+    wait_until_drawn(tab, shown, DIED + 2)
     shown.locator(".nbdist-pill", has_text="running").wait_for()
     shown.get_by_role("row", name="5002").get_by_text("running").wait_for()
     assert shown.get_by_role("listitem").filter(has_text=WORDS).count() == 1
-    report(run, DIED + 3, STEPS, HEAL.time_s + STEP_S * (DIED + 2 - SAVED))
-    is_drawn_to(tab, shown, STEPS)
+    report(run, DIED + 3, STEPS, RECOVERY.time_s + STEP_S * (DIED + 2 - SAVED))
+    wait_until_drawn(tab, shown, STEPS)
     assert table(tab, shown) == rows
     assert steps(rows) == [f"step {step}" for step in range(1, STEPS + 1)]
-    until(tab, lambda: drawn(shown) == lines)
+    until(tab, lambda: pixels_of(shown) == lines)
 
     mark = shown.get_by_role("img", name=WORDS, exact=True)
     assert mark.count() == 1
@@ -190,7 +190,7 @@ def test_tab_follows_a_run_through_its_recovery(lab: Lab, tab: Page) -> None:
     assert part == pytest.approx((SAVED - 1) / (STEPS - 1), abs=0.005)
     open_lab(lab, tab)
     again = show(tab, run)
-    is_drawn_to(tab, again, STEPS)
+    wait_until_drawn(tab, again, STEPS)
     assert table(tab, again) == rows
     assert again.get_by_role("img", name=WORDS, exact=True).count() == 1
     run.end("finished")
@@ -202,10 +202,10 @@ def shown(lab: Lab, tab: Page) -> Locator:
     run = begin(lab)
     report(run, 1, DIED)
     recover(run)
-    report(run, SAVED + 1, STEPS, HEAL.time_s)
+    report(run, SAVED + 1, STEPS, RECOVERY.time_s)
     run.end("finished")
     shown = show(tab, run)
-    is_drawn_to(tab, shown, STEPS)
+    wait_until_drawn(tab, shown, STEPS)
     return shown
 
 
@@ -228,7 +228,7 @@ def test_a_recovery_mark_follows_axis_and_zoom(tab: Page, shown: Locator) -> Non
     mark = shown.get_by_role("img", name=WORDS, exact=True)
     shown.get_by_label("Time", exact=True).check()
     whole_s = LOST_S + STEP_S * (DIED + STEPS - SAVED - 1)
-    part = (HEAL.time_s - STEP_S) / whole_s
+    part = (RECOVERY.time_s - STEP_S) / whole_s
     place = mark.locator("..")
     until(tab, lambda: abs(place.evaluate(PART) - part) < 0.005, lambda: place.evaluate(PART))
     shown.get_by_label("Step", exact=True).check()

@@ -32,7 +32,7 @@ xs, ys = batch
 loss, g = jax.value_and_grad(lambda w: jnp.mean((xs @ w - ys) ** 2))(w)
 w = w - 0.002 * g
 """
-UNTIL_TOLD = """%%dist_run
+UNTIL_END = """%%dist_run
 line = 0
 while not end.exists():
     {report}
@@ -44,7 +44,7 @@ while not end.exists():
 START, SET_UP, REPORTS, PRINTS, STEPS = range(5)
 _RUNS = re.compile(r"/nbdist/runs\?")
 _KERNEL = "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel"
-_HEARS = f"""() => {_KERNEL} && new Promise(
+_RECEIVES = f"""() => {_KERNEL} && new Promise(
   resolve => {_KERNEL}.iopubMessage.connect(() => resolve(true)))"""
 _SAVE = "() => window.jupyterapp.commands.execute('docmanager:save')"
 _HAS_PICTURE = """index =>
@@ -58,8 +58,8 @@ def cells(end: Path) -> list[str]:
     return [
         "%load_ext nbdist\n%dist_start 2 hosts --framework jax",
         SETUP.format(end=end),
-        UNTIL_TOLD.format(report="report(loss=1 / (1 + line))", last=""),
-        UNTIL_TOLD.format(
+        UNTIL_END.format(report="report(loss=1 / (1 + line))", last=""),
+        UNTIL_END.format(
             report="if end.with_name('report').exists(): report(loss=line)",
             last="raise ValueError('at the end')",
         ),
@@ -126,7 +126,7 @@ def wait_for_lines(page: Page, index: int, last: int) -> None:
     until(page, are_there, lambda: lines(page, index))
 
 
-def be_away(page: Page, lab: Lab) -> None:
+def leave_until_more_text(page: Page, lab: Lab) -> None:
     """Leave the page until the run has written more text."""
     file = max(lab.server.runs.glob("*/shown.txt"), key=lambda path: path.stat().st_mtime)
     page.goto("about:blank")
@@ -137,7 +137,7 @@ def be_away(page: Page, lab: Lab) -> None:
 def reload_during_run(page: Page, lab: Lab, index: int) -> None:
     """Leave the page after the cell has printed text, return, and wait until it prints more."""
     wait_for_lines(page, index, 5)
-    be_away(page, lab)
+    leave_until_more_text(page, lab)
     lab.show(page, NAME)
     wait_for_lines(page, index, 10)
 
@@ -150,7 +150,7 @@ def saved(page: Page, lab: Lab, index: int) -> list[nbformat.NotebookNode]:
     return found
 
 
-def check_whole(page: Page, index: int) -> None:
+def check_lines(page: Page, index: int) -> None:
     printed = lines(page, index)
     assert printed == list(range(len(printed)))
 
@@ -164,7 +164,7 @@ def test_chart_and_text_are_restored_and_saved(
     wait_for_lines(shown, REPORTS, 5)
     if is_saved:
         saved(shown, front, REPORTS)
-    be_away(shown, front)
+    leave_until_more_text(shown, front)
     front.show(shown, NAME)
     chart = view(shown, REPORTS).get_by_role("img").first
     chart.wait_for()
@@ -175,12 +175,12 @@ def test_chart_and_text_are_restored_and_saved(
     shown.wait_for_function(
         "([element, words]) => element.ariaLabel !== words", arg=[chart.element_handle(), words]
     )
-    check_whole(shown, REPORTS)
+    check_lines(shown, REPORTS)
     end.touch()
     wait(shown, REPORTS)
     view(shown, REPORTS).locator(".nbdist-pill", has_text="finished").wait_for()
     check_picture(shown, front, REPORTS)
-    check_whole(shown, REPORTS)
+    check_lines(shown, REPORTS)
 
 
 def check_picture(page: Page, lab: Lab, index: int) -> None:
@@ -215,7 +215,7 @@ def test_text_and_error_of_a_cell_without_reports_are_restored(
     shown.get_by_text("ValueError: at the end").last.wait_for()
     kinds = [output["output_type"] for output in outputs(shown, PRINTS)]
     assert kinds == ["stream", "error"]
-    check_whole(shown, PRINTS)
+    check_lines(shown, PRINTS)
 
 
 @pytest.mark.full
@@ -231,7 +231,7 @@ def test_a_restored_cell_shows_a_chart_after_its_first_report(
     end.touch()
     wait(shown, PRINTS)
     shown.wait_for_function(_HAS_PICTURE, arg=PRINTS)
-    check_whole(shown, PRINTS)
+    check_lines(shown, PRINTS)
 
 
 @pytest.mark.full
@@ -258,7 +258,7 @@ def test_text_continues_after_a_broken_connection(front: Lab, shown: Page, end: 
 
     start(shown, REPORTS)
     wait_for_lines(shown, REPORTS, 5)
-    be_away(shown, front)
+    leave_until_more_text(shown, front)
     shown.route_web_socket(re.compile(r"live\?text=1"), take)
     front.show(shown, NAME)
     wait_for_lines(shown, REPORTS, 10)
@@ -268,7 +268,7 @@ def test_text_continues_after_a_broken_connection(front: Lab, shown: Page, end: 
     end.touch()
     wait(shown, REPORTS)
     shown.wait_for_function(_HAS_PICTURE, arg=REPORTS)
-    check_whole(shown, REPORTS)
+    check_lines(shown, REPORTS)
 
 
 @pytest.mark.full
@@ -286,7 +286,7 @@ def test_two_pages_show_each_output_once(
             page.wait_for_function(_HAS_PICTURE, arg=REPORTS)
             charts = [o for o in outputs(page, REPORTS) if o["output_type"] == "display_data"]
             assert len(charts) == 1
-            check_whole(page, REPORTS)
+            check_lines(page, REPORTS)
 
 
 @pytest.mark.full
@@ -301,17 +301,17 @@ def test_a_run_that_ends_before_the_response_has_its_picture(
 
     start(shown, REPORTS)
     wait_for_lines(shown, REPORTS, 5)
-    be_away(shown, front)
+    leave_until_more_text(shown, front)
     shown.route(_RUNS, hold)
     front.show(shown, NAME)
-    shown.wait_for_function(_HEARS)
+    shown.wait_for_function(_RECEIVES)
     end.touch()
     shown.wait_for_function(f"() => {_KERNEL}.status === 'idle'")
     for route in held:
         route.continue_()
     shown.unroute(_RUNS)
     check_picture(shown, front, REPORTS)
-    check_whole(shown, REPORTS)
+    check_lines(shown, REPORTS)
 
 
 @pytest.mark.full
@@ -324,13 +324,13 @@ def test_a_finished_run_without_its_picture_gets_it(front: Lab, shown: Page, end
 
     start(shown, REPORTS)
     wait_for_lines(shown, REPORTS, 5)
-    be_away(shown, front)
+    leave_until_more_text(shown, front)
     shown.route(_RUNS, answer)
     front.show(shown, NAME)
     wait_for_lines(shown, REPORTS, 10)
     end.touch()
     check_picture(shown, front, REPORTS)
-    check_whole(shown, REPORTS)
+    check_lines(shown, REPORTS)
 
 
 @pytest.mark.full

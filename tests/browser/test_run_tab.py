@@ -81,7 +81,7 @@ def end(run: RunDirectory) -> None:
     run.close()
 
 
-def said(shown: Locator) -> str:
+def label(shown: Locator) -> str:
     """Return the accessible label of the first chart."""
     return shown.get_by_role("img").first.get_attribute("aria-label") or ""
 
@@ -97,7 +97,7 @@ def open_table(page: Page, shown: Locator) -> None:
     until(page, lambda: "rank 0" in (table(shown) or [[]])[0])
 
 
-def ends(shown: Locator) -> tuple[int, int]:
+def shown_range(shown: Locator) -> tuple[int, int]:
     """Return the first and the last step in the data table."""
     rows = table(shown)
     return int(rows[1][0].split()[1]), int(rows[-1][0].split()[1])
@@ -132,7 +132,7 @@ def test_page_memory_stays_flat_over_a_million_points(lab: Lab, tab: Page) -> No
         first = last + 1
     assert held[1] - held[0] < FULL_BYTES
     assert held[2] - held[1] < FLAT_BYTES
-    assert "from step 1 to step 1,000,000" in said(shown)
+    assert "from step 1 to step 1,000,000" in label(shown)
     end(run)
 
 
@@ -145,7 +145,7 @@ def chart(lab: Lab, tab: Page) -> Locator:
     end(run)
     shown = show(tab, run.state.id)
     open_table(tab, shown)
-    until(tab, lambda: ends(shown) == (1, 200))
+    until(tab, lambda: shown_range(shown) == (1, 200))
     return shown
 
 
@@ -167,15 +167,15 @@ def test_logarithmic_scale_and_smoothing_are_drawn(tab: Page, chart: Locator) ->
 
 def test_a_drag_zooms_and_pans_with_shift(tab: Page, chart: Locator) -> None:
     plot = chart.locator(".nbdist-over").first
-    assert ends(chart) == (1, 200)
+    assert shown_range(chart) == (1, 200)
     drag(tab, plot, 0.25, 0.5)
-    until(tab, lambda: is_near(ends(chart), (50, 100)), lambda: ends(chart))
+    until(tab, lambda: is_near(shown_range(chart), (50, 100)), lambda: shown_range(chart))
     tab.keyboard.down("Shift")
     drag(tab, plot, 0.75, 0.25)
     tab.keyboard.up("Shift")
-    until(tab, lambda: is_near(ends(chart), (75, 125)), lambda: ends(chart))
+    until(tab, lambda: is_near(shown_range(chart), (75, 125)), lambda: shown_range(chart))
     chart.get_by_role("button", name="Reset zoom").click()
-    until(tab, lambda: ends(chart) == (1, 200))
+    until(tab, lambda: shown_range(chart) == (1, 200))
 
 
 def drag(page: Page, plot: Locator, start: float, stop: float) -> None:
@@ -212,12 +212,12 @@ def test_unusual_metrics_and_times_are_shown(lab: Lab, tab: Page) -> None:
     shown.locator("option", has_text="late").wait_for(state="attached")
     shown.get_by_text("Workers (2)").wait_for()
     open_table(tab, shown)
-    assert "Not finite, first near step 1." in said(shown)
+    assert "Not finite, first near step 1." in label(shown)
     assert [row[2] for row in table(shown)[1:]] == ["nan", "nan", "2", ""]
     shown.get_by_label("Time", exact=True).check()
     until(tab, lambda: table(shown)[0][0] == "time")
     assert [row[0] for row in table(shown)[1:]] == ["0:05", "0:05", "15:04", "15:05"]
-    assert "from 0:05 to 15:05" in said(shown)
+    assert "from 0:05 to 15:05" in label(shown)
     end(run)
 
 
@@ -232,7 +232,7 @@ def test_a_run_of_a_dead_kernel_is_lost_and_keeps_its_data(lab: Lab, tab: Page) 
         shown.locator(".nbdist-pill", has_text="running").wait_for()
         writer.kill()
     shown.locator(".nbdist-pill", has_text="lost").wait_for()
-    assert "from step 1 to step 50" in said(shown)
+    assert "from step 1 to step 50" in label(shown)
     assert shown.get_by_role("button", name="Stop").count() == 0
     shown.get_by_text("unknown").nth(1).wait_for()  # for both ranks, which were running
 
@@ -256,8 +256,8 @@ def test_many_workers_are_shown_as_bands_with_outliers(lab: Lab, tab: Page) -> N
     run.flush()
     shown = show(tab, run.state.id)
     shown.get_by_role("button", name="rank 37").wait_for()
-    until(tab, lambda: "Outliers: rank 37." in said(shown), lambda: said(shown))
-    assert "100 ranks" in said(shown)
+    until(tab, lambda: "Outliers: rank 37." in label(shown), lambda: label(shown))
+    assert "100 ranks" in label(shown)
     assert shown.get_by_role("button", name=re.compile(r"^rank \d+")).count() == len(OUTSIDE)
     assert shown.get_by_role("img").count() >= 2, "the bands and the map of all ranks"
     end(run)

@@ -21,7 +21,7 @@ def step(label: int, trains: str, reads: str = "") -> Entry:
     return Entry("step", names, (0, 1), request)
 
 
-def chosen(entries: list[Entry], reads: str, saved: str = "") -> list[str]:
+def replayed(entries: list[Entry], reads: str, saved: str = "") -> list[str]:
     run = CellNames(reads=tuple(reads.split()))
     return [entry.place for entry in needed(entries, run, saved.split(), 2)]
 
@@ -34,9 +34,9 @@ def test_names_decide_which_cells_are_replayed() -> None:
         cell(4, "y = unrelated + 1"),
         cell(5, "def f():\n    return x"),
     ]
-    assert chosen(entries, "f") == ["[1]", "[2]", "[5]"]
-    assert chosen(entries, "y") == ["[3]", "[4]"]
-    assert chosen(entries, "elsewhere") == []
+    assert replayed(entries, "f") == ["[1]", "[2]", "[5]"]
+    assert replayed(entries, "y") == ["[3]", "[4]"]
+    assert replayed(entries, "elsewhere") == []
 
 
 def test_a_failed_cell_may_have_created_a_needed_name() -> None:
@@ -45,15 +45,15 @@ def test_a_failed_cell_may_have_created_a_needed_name() -> None:
     with pytest.raises(
         ReplayError, match=r"\[2\] did not run to its end, and may have created `lr`"
     ):
-        chosen(entries, "lr")
-    assert chosen([*entries, cell(3, "lr = 0.02")], "lr") == ["[3]"]
-    assert chosen([*entries, cell(3, "other = 1")], "other") == ["[3]"]
+        replayed(entries, "lr")
+    assert replayed([*entries, cell(3, "lr = 0.02")], "lr") == ["[3]"]
+    assert replayed([*entries, cell(3, "other = 1")], "other") == ["[3]"]
 
 
 def test_a_cell_whose_name_is_rebound_is_not_replayed() -> None:
     entries = [cell(1, "x = slow()"), cell(2, "x = 1"), cell(3, "if rank:\n    x = 2")]
-    assert chosen(entries, "x") == ["[2]", "[3]"]
-    assert chosen([*entries[:1], cell(2, "x = 1", ranks=(0,))], "x") == ["[1]", "[2]"]
+    assert replayed(entries, "x") == ["[2]", "[3]"]
+    assert replayed([*entries[:1], cell(2, "x = 1", ranks=(0,))], "x") == ["[1]", "[2]"]
 
 
 @pytest.mark.parametrize(
@@ -70,28 +70,28 @@ def test_a_cell_whose_name_is_rebound_is_not_replayed() -> None:
     ],
 )
 def test_a_cell_that_changes_an_object_is_replayed(source: str) -> None:
-    assert chosen([cell(1, "model = make()"), cell(2, source)], "model") == ["[1]", "[2]"]
+    assert replayed([cell(1, "model = make()"), cell(2, source)], "model") == ["[1]", "[2]"]
 
 
 @pytest.mark.parametrize(
     "source", ["print(model)", "len(model)", "model", "y = model.x", "f'{model}'"]
 )
 def test_a_cell_that_only_reads_is_not_replayed(source: str) -> None:
-    assert chosen([cell(1, "model = make()"), cell(2, source)], "model") == ["[1]"]
+    assert replayed([cell(1, "model = make()"), cell(2, source)], "model") == ["[1]"]
 
 
 def test_training_in_a_checkpoint_is_not_replayed() -> None:
     entries = [cell(1, "params = make()"), step(2, "params", "params data")]
-    assert chosen(entries, "params", saved="params") == ["[1]"]
+    assert replayed(entries, "params", saved="params") == ["[1]"]
     with pytest.raises(ReplayError, match=r"`params`: \[2\] trained it"):
-        chosen(entries, "params")
+        replayed(entries, "params")
 
 
 def test_a_cell_that_fits_is_replayed_only_with_a_checkpoint() -> None:
     entries = [cell(1, "model = make()\nmodel.fit(x)")]
-    assert chosen(entries, "model", saved="model") == ["[1]"]
+    assert replayed(entries, "model", saved="model") == ["[1]"]
     with pytest.raises(ReplayError, match=r"`model`: \[1\] trained it"):
-        chosen(entries, "model")
+        replayed(entries, "model")
 
 
 def test_a_name_derived_from_a_trained_one_cannot_be_replayed() -> None:
@@ -102,19 +102,19 @@ def test_a_name_derived_from_a_trained_one_cannot_be_replayed() -> None:
         cell(4, "limit = scale * 2"),
     ]
     with pytest.raises(ReplayError, match=r"`limit`: \[4\] derived it from the trained `scale`"):
-        chosen(entries, "params limit", saved="params")
+        replayed(entries, "params limit", saved="params")
     fresh = cell(5, "scale = 1.0")
-    assert chosen([*entries[:3], fresh], "params scale", saved="params") == ["[1]", "[5]"]
+    assert replayed([*entries[:3], fresh], "params scale", saved="params") == ["[1]", "[5]"]
 
 
 def test_a_cell_marked_once_is_never_replayed() -> None:
     with pytest.raises(ReplayError, match=r"\[1\] is marked --once, and creates `rows`"):
-        chosen([cell(1, "rows = charge_the_card()", once=True)], "rows")
+        replayed([cell(1, "rows = charge_the_card()", once=True)], "rows")
 
 
 def test_a_pushed_name_is_pushed_again() -> None:
     pushed = Entry("push", CellNames(binds=("x",), sure=("x",)), (0, 1), payload=b"")
-    assert chosen([cell(1, "x = 1"), pushed], "x") == ["%dist_push"]
+    assert replayed([cell(1, "x = 1"), pushed], "x") == ["%dist_push"]
 
 
 def test_cells_with_ipython_syntax_are_read() -> None:

@@ -257,9 +257,9 @@ def test_an_inventory_may_contain_this_machine(tmp_path: Path) -> None:
     path.write_text(
         "[defaults]\nuser = 'me'\n[hosts.localhost]\naddress = '10.0.0.1'\n[hosts.gpu1]"
     )
-    here, gpu1 = inventory.read(path)
-    assert (here.key, here.address, gpu1.key) == ("", "10.0.0.1", "me@gpu1")
-    assert inventory.choose(["localhost", "gpu1"], file=str(path)) == (here, gpu1)
+    localhost, gpu1 = inventory.read(path)
+    assert (localhost.key, localhost.address, gpu1.key) == ("", "10.0.0.1", "me@gpu1")
+    assert inventory.choose(["localhost", "gpu1"], file=str(path)) == (localhost, gpu1)
 
 
 def test_python_callers_give_names_or_records_of_hosts() -> None:

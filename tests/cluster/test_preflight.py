@@ -50,9 +50,9 @@ def cluster(hosts: Hosts) -> Iterator[nbdist.Cluster]:
         yield running
 
 
-def troubles(cluster: nbdist.Cluster, **looked_at: str) -> tuple[Trouble, ...]:
+def problems(cluster: nbdist.Cluster, **paths: str) -> tuple[Trouble, ...]:
     """Return the problems except slow links, because all links of a busy machine are slow."""
-    examination = cluster.examine(**looked_at).examination
+    examination = cluster.examine(**paths).examination
     assert examination.seconds < BOUND_S
     return tuple(trouble for trouble in examination.troubles if not is_slow(trouble))
 
@@ -66,9 +66,9 @@ def test_healthy_hosts_have_no_problems(
     cluster: nbdist.Cluster, hosts: Hosts, tmp_path: Path
 ) -> None:
     (tmp_path / "part-0").write_text("data")
-    looked_at = {"data": str(tmp_path / "part-*"), "checkpoint": str(tmp_path / "new")}
-    assert troubles(cluster, **looked_at) == ()
-    examination = cluster.examine(**looked_at).examination
+    paths = {"data": str(tmp_path / "part-*"), "checkpoint": str(tmp_path / "new")}
+    assert problems(cluster, **paths) == ()
+    examination = cluster.examine(**paths).examination
     picture = DoctorPicture(msgspec.structs.replace(examination, troubles=()))
     assert [one.host for one in examination.facts] == hosts.names
     for rank, reached in examination.reaches.items():
@@ -89,7 +89,7 @@ def test_hosts_that_cannot_connect_are_reported(cluster: nbdist.Cluster, hosts: 
     for host in hosts.each[:2]:
         host.wall_off(on=True)
     try:
-        first, second, *_ = troubles(cluster)
+        first, second, *_ = problems(cluster)
         began = time.monotonic()
         with pytest.raises(StartError, match=rf"cannot connect to {hosts.names[1]} at .*timed out"):
             nbdist.Cluster(hosts=hosts.names[:2], framework="tensorflow")
@@ -123,7 +123,7 @@ def test_files_and_folders_that_are_not_shared_are_reported(
 ) -> None:
     (tmp_path / "part-0").write_text("data")
     hosts.each[2].own_disk(tmp_path)
-    found = troubles(cluster, data=str(tmp_path / "*"), checkpoint=str(tmp_path))
+    found = problems(cluster, data=str(tmp_path / "*"), checkpoint=str(tmp_path))
     assert all(trouble.is_fatal for trouble in found)
     files, folder = found
     assert f"{hosts.names[0]} has 1 file (4 B)" in files.what
@@ -141,7 +141,7 @@ def test_files_and_folders_that_are_not_shared_are_reported(
 
 @needs_hosts
 def test_a_folder_that_is_not_writable_is_reported(cluster: nbdist.Cluster) -> None:
-    (trouble,) = troubles(cluster, checkpoint="/proc/no")
+    (trouble,) = problems(cluster, checkpoint="/proc/no")
     assert "is not writable" in trouble.what
 
 
@@ -157,7 +157,7 @@ def test_gpus_are_read_from_nvidia_smi(hosts: Hosts, tmp_path: Path) -> None:
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     host = Host(name=hosts.names[0], env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
     with nbdist.Cluster(hosts=[host], framework="none") as cluster:
-        (trouble,) = troubles(cluster)
+        (trouble,) = problems(cluster)
         (facts,) = cluster.examine().examination.facts
     assert facts.driver == "580.65"
     assert [gpu.busy for gpu in facts.gpus] == [0.97, 0.0]
@@ -224,10 +224,10 @@ def found(
     """Return each problem as `fatal` or `minor`, its hosts and its description."""
     known = addresses or tuple(f"10.0.0.{one.rank}" for one in ones)
     requested = request or ClusterRequest((Host(),) * len(ones), ("jax",))
-    troubles = diagnosis.find(ones, known, reaches or {}, skew_s or {}, requested)
+    problems = diagnosis.find(ones, known, reaches or {}, skew_s or {}, requested)
     return [
         f"{'fatal' if trouble.is_fatal else 'minor'} {trouble.where}: {trouble.what}"
-        for trouble in troubles
+        for trouble in problems
     ]
 
 

@@ -23,13 +23,13 @@ from nbdist.worker.runtime.memory import MemoryGauge
 from nbdist.worker.runtime.reporter import Reporter
 from nbdist.worker.runtime.row_buffer import RowBuffer
 from tests.runs import loss, losses, new_run, read, reports, rows, send
-from tests.telemetry.test_receiver import Heard
+from tests.telemetry.test_receiver import Collected
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def under_way(root: Path, run: str) -> RunningCell:
+def running_cell(root: Path, run: str) -> RunningCell:
     options = CellOptions(detach=True, max_heals=0)
     request = CellRequest(
         number=1, source="", label=3, strategy="mirrored", awaits=False, options=options
@@ -55,7 +55,7 @@ def test_stored_rows_count_as_received(tmp_path: Path) -> None:
     for record in (losses(1, 4), losses(1, 3, rank=1)):
         run.take(record)
     run.close()
-    former = reopen(under_way(tmp_path, run.state.id), Settings())
+    former = reopen(running_cell(tmp_path, run.state.id), Settings())
     assert isinstance(former.begun, StepBegun)
     repeats = Repeats()
     for report in former.reports:
@@ -72,7 +72,7 @@ def test_a_resumed_run_continues_after_the_last_whole_row(tmp_path: Path) -> Non
     (table,) = (run.path / "tables").glob("*.f64")
     with table.open("ab") as file:
         file.write(b"cut")  # the process was killed during a write
-    live = reopen(under_way(tmp_path, run.state.id), Settings()).live
+    live = reopen(running_cell(tmp_path, run.state.id), Settings()).live
     send(live, losses(4, 6))
     send(live, rows([[0, 1, 1, 0.1, 7.0]], Columns(own=("other",))))
     live.end("finished")
@@ -84,7 +84,7 @@ def test_a_resumed_run_continues_after_the_last_whole_row(tmp_path: Path) -> Non
 
 
 def test_a_deleted_run_is_reported_as_not_stored(tmp_path: Path) -> None:
-    former = reopen(under_way(tmp_path, "20260101-000000-abcdef"), Settings())
+    former = reopen(running_cell(tmp_path, "20260101-000000-abcdef"), Settings())
     send(former.live, losses(1, 2))
     (message,) = former.live.end("finished")
     assert "no longer stored" in message
@@ -96,7 +96,7 @@ def test_unsent_rows_are_sent_again_to_a_new_receiver() -> None:
     The second receiver gets some rows that the first one has already received.
     """
     columns = Columns(measures=("step_s",), own=("loss",))
-    first = Heard(1)
+    first = Collected(1)
     receiver = Receiver()
     receiver.subscribers.add(first)
     receiver.start()
@@ -105,7 +105,7 @@ def test_unsent_rows_are_sent_again_to_a_new_receiver() -> None:
     first.wait()
     receiver.close()
     probe.report(1, columns, (1, 2, 0.2, 0.1, 2.0))
-    second = Heard(2)
+    second = Collected(2)
     again = Receiver(receiver.bound_socket)
     again.subscribers.add(second)
     with again:
@@ -115,6 +115,6 @@ def test_unsent_rows_are_sent_again_to_a_new_receiver() -> None:
         )
         second.wait()
         probe.close()
-    heard = [r for r in second.records if isinstance(r, Rows) and r.columns == columns]
-    steps = [m.step for r in heard for m in r.unpacked()]
+    resent = [r for r in second.records if isinstance(r, Rows) and r.columns == columns]
+    steps = [m.step for r in resent for m in r.unpacked()]
     assert steps == [1, 2]

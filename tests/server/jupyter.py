@@ -174,7 +174,7 @@ class Closed:
     code: int | None
 
 
-Heard = AnyServerMessage | RowsFrame | Closed
+Received = AnyServerMessage | RowsFrame | Closed
 
 
 class Watcher:
@@ -184,7 +184,7 @@ class Watcher:
         self._connection = connection
         self._closed: Closed | None = None
 
-    async def hear(self) -> Heard:
+    async def receive(self) -> Received:
         if self._closed:
             return self._closed
         message = await asyncio.wait_for(self._connection.read_message(), TIMEOUT_S)
@@ -197,19 +197,19 @@ class Watcher:
         values = np.frombuffer(message, "<f8")
         return RowsFrame(int(values[0]), values[1:], len(message))
 
-    async def past(self) -> list[Heard]:
+    async def history(self) -> list[Received]:
         """Return all messages before `CaughtUp`."""
-        heard: list[Heard] = []
-        while not isinstance(message := await self.hear(), CaughtUp):
+        received: list[Received] = []
+        while not isinstance(message := await self.receive(), CaughtUp):
             assert not isinstance(message, Closed), message
-            heard.append(message)
-        return heard
+            received.append(message)
+        return received
 
     async def rows(self, number: int, width: int, count: int) -> np.ndarray:
         """Return at least `count` further rows of a table, with shape (rows, width)."""
         values = np.empty(0)
         while len(values) < count * width:
-            message = await self.hear()
+            message = await self.receive()
             if isinstance(message, RowsFrame):
                 assert message.number == number
                 values = np.append(values, message.values)
@@ -219,7 +219,7 @@ class Watcher:
         """Return at least `length` further characters of text."""
         text = ""
         while len(text) < length:
-            message = await self.hear()
+            message = await self.receive()
             assert not isinstance(message, Closed), message
             if isinstance(message, TextMessage):
                 text += message.text
@@ -228,23 +228,23 @@ class Watcher:
     async def status(self, wanted: str) -> StateMessage:
         """Return the next state with this status."""
         while True:
-            message = await self.hear()
+            message = await self.receive()
             assert not isinstance(message, Closed), message
             if isinstance(message, StateMessage) and message.state.status == wanted:
                 return message
 
     async def table(self) -> TableMessage:
         """Return the next table."""
-        while not isinstance(message := await self.hear(), TableMessage):
+        while not isinstance(message := await self.receive(), TableMessage):
             assert not isinstance(message, Closed), message
         return message
 
-    async def say(self, message: str | bytes) -> None:
+    async def send(self, message: str | bytes) -> None:
         await self._connection.write_message(message, binary=isinstance(message, bytes))
 
     async def end(self) -> int | None:
         """Return the code with which the server closes the socket."""
-        while not isinstance(message := await self.hear(), Closed):
+        while not isinstance(message := await self.receive(), Closed):
             pass
         return message.code
 

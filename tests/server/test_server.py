@@ -56,12 +56,12 @@ def test_a_run_is_sent_from_its_start_and_continues(server: JupyterServer) -> No
 
     async def watch() -> None:
         async with server.watch(run.state.id) as tab:
-            state, table, past = await tab.past()
+            state, table, history = await tab.history()
             assert state == StateMessage(state=run.state)
             assert isinstance(table, TableMessage)
             assert table.table.columns == LOSS
-            assert isinstance(past, RowsFrame)
-            np.testing.assert_array_equal(past.values.reshape(3, 5)[:, 4], [1, 2, 3])
+            assert isinstance(history, RowsFrame)
+            np.testing.assert_array_equal(history.values.reshape(3, 5)[:, 4], [1, 2, 3])
             run.take(losses(4, 5))
             run.flush()
             np.testing.assert_array_equal((await tab.rows(0, 5, 2))[:, 4], [4, 5])
@@ -81,7 +81,7 @@ def test_a_run_without_reports_is_caught_up(server: JupyterServer) -> None:
 
     async def watch() -> None:
         async with server.watch(run.state.id) as tab:
-            assert await tab.past() == [StateMessage(state=run.state)]
+            assert await tab.history() == [StateMessage(state=run.state)]
 
     asyncio.run(watch())
     run.close()
@@ -95,7 +95,7 @@ def test_a_long_history_is_sent_in_frames(server: JupyterServer) -> None:
 
     async def watch() -> list[RowsFrame]:
         async with server.watch(run.state.id) as tab:
-            return [message for message in await tab.past() if isinstance(message, RowsFrame)]
+            return [message for message in await tab.history() if isinstance(message, RowsFrame)]
 
     frames = asyncio.run(watch())
     assert len(frames) > 1
@@ -112,7 +112,7 @@ def test_text_is_sent_from_its_start_and_continues(server: JupyterServer) -> Non
 
     async def watch() -> None:
         async with server.watch(run.state.id, text=True) as tab:
-            assert await tab.past() == [
+            assert await tab.history() == [
                 StateMessage(state=run.state),
                 TableMessage(table=Table(number=0, columns=LOSS)),
                 TextMessage(text="größer\n"),
@@ -133,7 +133,7 @@ def test_last_text_of_a_discarded_run_is_sent(server: JupyterServer) -> None:
 
     async def watch() -> None:
         async with server.watch(run.state.id, text=True) as tab:
-            await tab.past()
+            await tab.history()
             run.show("bye\n")
             run.discard()
             assert await tab.text(4) == "bye\n"
@@ -147,9 +147,9 @@ def test_a_stop_request_reaches_the_run(server: JupyterServer) -> None:
 
     async def watch() -> None:
         async with server.watch(run.state.id) as tab:
-            await tab.past()
+            await tab.history()
             assert not run.stops_requested()
-            await tab.say(STOP)
+            await tab.send(STOP)
             await until(run.stops_requested)
 
     asyncio.run(watch())
@@ -171,15 +171,15 @@ def test_many_tabs_receive_the_same_rows(server: JupyterServer) -> None:
             tabs = [
                 await stack.enter_async_context(server.watch(run.state.id)) for _ in range(TABS)
             ]
-            await asyncio.gather(*(tab.past() for tab in tabs))
+            await asyncio.gather(*(tab.history() for tab in tabs))
             for step in range(1, 101):
                 run.take(loss(step))
                 run.flush()
                 await asyncio.sleep(0.001)
             return list(await asyncio.gather(*(tab.rows(0, 5, 100) for tab in tabs)))
 
-    for heard in asyncio.run(watch()):
-        np.testing.assert_array_equal(heard[:, 2], np.arange(1, 101))
+    for received in asyncio.run(watch()):
+        np.testing.assert_array_equal(received[:, 2], np.arange(1, 101))
     run.close()
 
 
@@ -189,7 +189,7 @@ def test_a_tab_that_does_not_read_blocks_no_other(server: JupyterServer) -> None
     for first in range(1, 400_001, 20_000):
         run.take(losses(first, first + 19_999))
     run.flush()
-    past_bytes = 400_000 * 40
+    history_bytes = 400_000 * 40
     process = psutil.Process(server.process.pid)
 
     async def watch() -> int:
@@ -198,13 +198,15 @@ def test_a_tab_that_does_not_read_blocks_no_other(server: JupyterServer) -> None
             tabs = [
                 await stack.enter_async_context(server.watch(run.state.id)) for _ in range(TABS)
             ]
-            heard = sum(m.size_bytes for m in await tabs[0].past() if isinstance(m, RowsFrame))
+            received_bytes = sum(
+                m.size_bytes for m in await tabs[0].history() if isinstance(m, RowsFrame)
+            )
             grown: int = process.memory_info().rss - before
-            later = sum(m.size_bytes for m in await tabs[1].past() if isinstance(m, RowsFrame))
-        assert heard == later > past_bytes
+            later = sum(m.size_bytes for m in await tabs[1].history() if isinstance(m, RowsFrame))
+        assert received_bytes == later > history_bytes
         return grown
 
-    assert asyncio.run(watch()) < TABS * past_bytes / 4
+    assert asyncio.run(watch()) < TABS * history_bytes / 4
     run.close()
 
 
@@ -218,7 +220,7 @@ def test_a_run_deleted_while_it_is_followed_closes_its_socket(server: JupyterSer
 
     async def watch() -> int | None:
         async with server.watch(run.state.id) as tab:
-            await tab.past()
+            await tab.history()
             shutil.rmtree(run.path)
             return await tab.end()
 
@@ -242,7 +244,7 @@ def test_a_run_of_a_dead_kernel_is_lost(server: JupyterServer) -> None:
 
         async def watch() -> float:
             async with server.watch(name) as tab:
-                await tab.past()
+                await tab.history()
                 killed = time.monotonic()
                 process.kill()
                 state = (await tab.status("lost")).state
@@ -275,7 +277,7 @@ def ending(server: JupyterServer, run_id: str, messages: Sequence[str | bytes] =
     async def watch() -> int | None:
         async with server.watch(run_id) as tab:
             for message in messages:
-                await tab.say(message)
+                await tab.send(message)
             return await tab.end()
 
     return asyncio.run(watch())
@@ -298,7 +300,7 @@ def test_the_cookie_is_accepted_from_own_pages_only(server: JupyterServer) -> No
 
     async def watch() -> None:
         async with server.watch(run.state.id, headers=ours) as tab:
-            assert await tab.past() == [StateMessage(state=run.state)]
+            assert await tab.history() == [StateMessage(state=run.state)]
 
     asyncio.run(watch())
     assert refusal(server, run.state.id, headers=theirs) == 403
@@ -352,12 +354,12 @@ def test_a_message_that_is_too_long_closes_the_socket(server: JupyterServer) -> 
 
 def test_the_newest_runs_are_listed(server: JupyterServer) -> None:
     future = time.time() + 1000
-    made = [new_run(server.runs, began=future + i, status="finished") for i in range(3)]
-    made[2].discard()
+    runs = [new_run(server.runs, began=future + i, status="finished") for i in range(3)]
+    runs[2].discard()
     status, body = server.get("nbdist/runs?limit=2")
     assert status == 200
-    assert msgspec.json.decode(body, type=list[RunState]) == [made[1].state, made[0].state]
-    for run in made:
+    assert msgspec.json.decode(body, type=list[RunState]) == [runs[1].state, runs[0].state]
+    for run in runs:
         run.close()
 
 
@@ -371,9 +373,9 @@ def test_an_invalid_limit_is_refused(server: JupyterServer, limit: str) -> None:
 def test_clusters_of_running_notebooks_are_listed(server: JupyterServer, tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.close()
-    here = run.state.writer
-    gone = type(here)(host=here.host, pid=here.pid, started=here.started - 10)
-    for name, writer in (("a", here), ("b", gone)):
+    current = run.state.writer
+    ended = type(current)(host=current.host, pid=current.pid, started=current.started - 10)
+    for name, writer in (("a", current), ("b", ended)):
         state = ClusterState(id=name, frameworks=("jax",), workers=(), run="", writer=writer)
         (server.clusters / name).mkdir(parents=True)
         (server.clusters / name / "cluster.json").write_bytes(msgspec.json.encode(state))

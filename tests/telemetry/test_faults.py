@@ -100,7 +100,7 @@ def test_a_table_without_a_file_for_rows_is_not_written(tmp_path: Path) -> None:
     assert [len(array) for array in reports(read(run))] == [1, 1]
 
 
-KILLED_WHILE_IT_MAKES = """
+KILLED_DURING_CREATION = """
 import os, pathlib, signal
 pathlib.Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 new_run(root)
@@ -110,7 +110,7 @@ new_run(root)
 def test_incomplete_new_runs_of_killed_processes_are_removed(
     tmp_path: Path,
 ) -> None:
-    with writing_process(KILLED_WHILE_IT_MAKES, tmp_path) as process:
+    with writing_process(KILLED_DURING_CREATION, tmp_path) as process:
         process.wait(60)
     under_way = tmp_path / f".{new_id(1)}.new"
     abandoned = tmp_path / f".{new_id(2)}.new"

@@ -26,11 +26,11 @@ reports = st.builds(
 
 
 @given(st.lists(reports, max_size=12, unique_by=lambda m: (m.rank, m.epoch, m.step)))
-def test_every_value_is_at_its_rank_and_step(made: list[Metrics]) -> None:
-    chosen = [m for m in made if m.step > 0] or made
+def test_every_value_is_at_its_rank_and_step(metrics_list: list[Metrics]) -> None:
+    chosen = [m for m in metrics_list if m.step > 0] or metrics_list
     ranks = sorted({m.rank for m in chosen})
     places = sorted({(max(m.step, 0), m.epoch, m.step) for m in chosen})
-    history = Reports.of(made).history()
+    history = Reports.of(metrics_list).history()
     assert set(history) == {name for m in chosen for name in (*m.own, *m.shared)}
     for name, values in history.items():
         assert values.shape == (len(ranks), len(places))
@@ -79,8 +79,8 @@ def test_a_metric_may_have_the_name_of_a_column() -> None:
     assert frame["rank (reported)"].tolist() == [7]
 
 
-HEALS = (recover(7, 4, time_s=2.0), recover(9, 6, time_s=4.0))
-TWICE_HEALED = [
+RECOVERIES = (recover(7, 4, time_s=2.0), recover(9, 6, time_s=4.0))
+RECOVERED_TWICE = [
     part
     for rank in (0, 1)
     for part in (
@@ -93,7 +93,7 @@ TWICE_HEALED = [
 
 
 def test_a_repeated_step_is_there_once_with_its_last_values() -> None:
-    recovered = Reports.of(TWICE_HEALED, HEALS)
+    recovered = Reports.of(RECOVERED_TWICE, RECOVERIES)
     np.testing.assert_allclose(
         recovered.history()["loss"], [np.arange(1, 11), np.arange(1, 11) + 0.1]
     )
@@ -106,7 +106,7 @@ def test_a_repeated_step_is_there_once_with_its_last_values() -> None:
 
 
 def test_lost_steps_are_left_out_if_the_run_ended_before_them() -> None:
-    recovered = Reports.of([losses(1, 7), losses(5, 5, lost_s=1.6)], HEALS[:1])
+    recovered = Reports.of([losses(1, 7), losses(5, 5, lost_s=1.6)], RECOVERIES[:1])
     np.testing.assert_allclose(recovered.history()["loss"], [[1, 2, 3, 4, 5]])
 
 
@@ -123,7 +123,7 @@ def test_an_epoch_with_repeated_steps_is_there_once() -> None:
 
     once = [(m.epoch, m.step) for m in fit(range(1, 13), 0.0)]
     reports = [*fit(range(1, 10), 0.0), *fit(range(5, 13), 1.6)]
-    recovered = Reports.of(reports, HEALS[:1])
+    recovered = Reports.of(reports, RECOVERIES[:1])
     epochs_and_steps = [(int(epoch), int(step)) for _, epoch, step, _ in recovered.places]
     assert epochs_and_steps == once
 
@@ -140,15 +140,15 @@ def test_step_time_excludes_the_time_of_a_recovery() -> None:
 
 def test_the_returned_run_has_each_step_once() -> None:
     recorder = Recorder(1, is_step=False)
-    for part in TWICE_HEALED[:2]:
+    for part in RECOVERED_TWICE[:2]:
         recorder.keep(part)
-    recorder.recovered(HEALS[0])
+    recorder.recovered(RECOVERIES[0])
     run = recorder.run()
     assert [m.step for m in run.metrics] == list(range(1, 10))
     assert run.table().lines()[-1].split()[1:] == ["9.000"], "the last value of the epoch"
     assert run.summary.steps == 9
     assert "recovered once" in repr(run)
     undone = Recorder(1, is_step=False)
-    undone.keep(TWICE_HEALED[0])
-    undone.recovered(HEALS[0])
+    undone.keep(RECOVERED_TWICE[0])
+    undone.recovered(RECOVERIES[0])
     assert undone.run().last("loss") == 4, "no step after the checkpoint was repeated"

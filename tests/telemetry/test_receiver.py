@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 WORKERS, RECORDS = 16, 2000
 
 
-class Heard:
+class Collected:
     """Collects records and notices when the expected number has arrived."""
 
     def __init__(self, expected: int) -> None:
@@ -42,14 +42,14 @@ class Heard:
         assert self._all.wait(30), f"{len(self.records)} of {self._expected} arrived"
 
 
-def probe_of(rank: int, address: SocketAddress) -> Reporter:
+def reporter_of(rank: int, address: SocketAddress) -> Reporter:
     return Reporter(address, RowBuffer(rank, MemoryGauge()))
 
 
 @contextlib.contextmanager
-def receiving(heard: Heard) -> Iterator[Receiver]:
+def receiving(collected: Collected) -> Iterator[Receiver]:
     with Receiver() as receiver:
-        receiver.subscribers.add(heard)
+        receiver.subscribers.add(collected)
         yield receiver
 
 
@@ -58,21 +58,21 @@ def text(rank: int, number: int) -> Output:
 
 
 def test_every_record_arrives_in_each_ranks_order() -> None:
-    heard = Heard(WORKERS * RECORDS)
-    with receiving(heard) as receiver:
-        probes = [probe_of(rank, receiver.bound_socket.address) for rank in range(WORKERS)]
+    collected = Collected(WORKERS * RECORDS)
+    with receiving(collected) as receiver:
+        reporters = [reporter_of(rank, receiver.bound_socket.address) for rank in range(WORKERS)]
         for number in range(RECORDS):
-            for rank, probe in enumerate(probes):
-                probe.say(text(rank, number))
-        heard.wait()
-        for probe in probes:
-            probe.close()
+            for rank, reporter in enumerate(reporters):
+                reporter.say(text(rank, number))
+        collected.wait()
+        for reporter in reporters:
+            reporter.close()
     for rank in range(WORKERS):
-        own = [r.text for r in heard.records if isinstance(r, Output) and r.rank == rank]
+        own = [r.text for r in collected.records if isinstance(r, Output) and r.rank == rank]
         assert own == [f"{number}\n" for number in range(RECORDS)]
 
 
-LEAVES = """
+EXITS_AFTER_SENDING = """
 import os, sys
 import msgspec
 from nbdist.records import Output, SocketAddress
@@ -89,16 +89,16 @@ os._exit(0)
 
 def test_last_records_of_an_ended_process_arrive() -> None:
     """ZeroMQ sends in its own thread, which ends with the process."""
-    heard = Heard(40)
-    with receiving(heard) as receiver:
+    collected = Collected(40)
+    with receiving(collected) as receiver:
         address = msgspec.json.encode(receiver.bound_socket.address).decode()
-        subprocess.run([sys.executable, "-c", LEAVES, address], check=True, timeout=60)
-        heard.wait()
+        subprocess.run([sys.executable, "-c", EXITS_AFTER_SENDING, address], check=True, timeout=60)
+        collected.wait()
 
 
 def test_records_without_the_key_are_dropped() -> None:
-    heard = Heard(1)
-    with receiving(heard) as receiver:
+    collected = Collected(1)
+    with receiving(collected) as receiver:
         wrong, _ = zmq.curve_keypair()
         strangers = [
             zmq.Context.instance().socket(zmq.PUSH),
@@ -109,27 +109,27 @@ def test_records_without_the_key_are_dropped() -> None:
         for stranger in strangers:
             stranger.connect(receiver.bound_socket.address.url)
             stranger.send(msgspec.msgpack.encode(text(9, 9)))
-        known = probe_of(0, receiver.bound_socket.address)
+        known = reporter_of(0, receiver.bound_socket.address)
         known.say(text(0, 0))
-        heard.wait()
+        collected.wait()
         known.close()
         for stranger in strangers:
             stranger.close(linger=0)
-    assert [r.rank for r in heard.records] == [0]
+    assert [r.rank for r in collected.records] == [0]
 
 
 def test_invalid_records_are_dropped_and_others_arrive() -> None:
-    heard = Heard(1)
-    with receiving(heard) as receiver:
+    collected = Collected(1)
+    with receiving(collected) as receiver:
         public, secret = zmq.curve_keypair()
         socket = zmq.Context.instance().socket(zmq.PUSH)
         socket.curve_publickey, socket.curve_secretkey = public, secret
         socket.curve_serverkey = receiver.bound_socket.address.server_key
         socket.connect(receiver.bound_socket.address.url)
         socket.send_multipart([b"\xc1 no record", msgspec.msgpack.encode(text(3, 0))])
-        heard.wait()
+        collected.wait()
         socket.close()
-    assert [r.rank for r in heard.records] == [3]
+    assert [r.rank for r in collected.records] == [3]
 
 
 def test_subscribers_of_a_cell_get_each_record_once_until_its_end() -> None:
@@ -156,19 +156,19 @@ def test_subscribers_of_a_cell_get_each_record_once_until_its_end() -> None:
 def test_a_writer_waits_if_nobody_reads() -> None:
     """Without a receiver, `say` blocks instead of dropping text."""
     public, _ = zmq.curve_keypair()
-    probe = probe_of(0, SocketAddress(url="tcp://127.0.0.1:1", server_key=public))
+    reporter = reporter_of(0, SocketAddress(url="tcp://127.0.0.1:1", server_key=public))
     big = Output(rank=0, cell=1, stream="stdout", text="x" * PENDING_LIMIT_BYTES)
     finished = threading.Event()
 
     def write() -> None:
         for _ in range(3):
-            probe.say(big)
+            reporter.say(big)
         finished.set()
 
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
     assert not finished.wait(1)
-    probe.close()
+    reporter.close()
     assert finished.wait(10), "closing the reporter releases writers"
     writer.join()
 
@@ -188,15 +188,15 @@ def test_logs_keep_the_text_of_each_rank(tmp_path: Path) -> None:
 
 
 def test_rows_arrive_in_batches_and_with_memory() -> None:
-    heard = Heard(2)
+    collected = Collected(2)
     columns = Columns(measures=("step_s",), own=("loss",))
-    with receiving(heard) as receiver:
-        probe = probe_of(3, receiver.bound_socket.address)
+    with receiving(collected) as receiver:
+        reporter = reporter_of(3, receiver.bound_socket.address)
         for step in range(1, 101):
-            probe.report(7, columns, (1, step, 0.1 * step, 0.1, 1 / step))
-        heard.wait()
-        probe.close()
-    rows = [r for r in heard.records if isinstance(r, Rows)]
+            reporter.report(7, columns, (1, step, 0.1 * step, 0.1, 1 / step))
+        collected.wait()
+        reporter.close()
+    rows = [r for r in collected.records if isinstance(r, Rows)]
     reported = [m for r in rows if r.columns == columns for m in r.unpacked()]
     assert [m.step for m in reported] == list(range(1, 101))
     assert reported[-1].own == {"loss": 0.01}

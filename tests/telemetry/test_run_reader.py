@@ -42,12 +42,12 @@ def test_the_folder_of_runs_may_be_a_link(tmp_path: Path) -> None:
 
 
 def test_runs_are_listed_newest_first_and_others_skipped(tmp_path: Path) -> None:
-    made = [new_run(tmp_path, began=float(began)).state.id for began in (20, 10, 30)]
+    ids = [new_run(tmp_path, began=float(began)).state.id for began in (20, 10, 30)]
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / new_id(0)).mkdir()
     broken = new_run(tmp_path)
     (broken.path / "run.json").write_text('{"id": 3}')
-    assert [run.id for run in kept(tmp_path)] == [made[2], made[0], made[1]]
+    assert [run.id for run in kept(tmp_path)] == [ids[2], ids[0], ids[1]]
     assert kept(tmp_path / "none") == ()
 
 

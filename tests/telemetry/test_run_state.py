@@ -18,9 +18,9 @@ def compiled(arguments: int, temporaries: int) -> Compiled:
 
 @pytest.fixture
 def comparison() -> PlanComparison:
-    kept = PlanComparison(None)
-    kept.note(Planned(rank=0, cell=1, plan=PLAN))
-    return kept
+    created = PlanComparison(None)
+    created.note(Planned(rank=0, cell=1, plan=PLAN))
+    return created
 
 
 def test_planned_values_are_available_before_measurements(comparison: PlanComparison) -> None:
@@ -62,7 +62,7 @@ def test_measured_values_stay_until_there_are_newer_ones(comparison: PlanCompari
 
 
 def test_a_plan_without_a_run_is_not_compared() -> None:
-    kept = PlanComparison(None)
-    kept.note(Planned(rank=0, cell=1, plan=PLAN, only=True))
-    kept.note(compiled(100, 20))
-    assert kept.check(Pace(step_s=0.5)) is None
+    created = PlanComparison(None)
+    created.note(Planned(rank=0, cell=1, plan=PLAN, only=True))
+    created.note(compiled(100, 20))
+    assert created.check(Pace(step_s=0.5)) is None

@@ -23,12 +23,12 @@ layouts = st.builds(Columns, measures=names, own=names, shared=names)
 @st.composite
 def messages(draw: st.DrawFn) -> list[Rows]:
     """Draw rows of a few layouts in any order, with any bits as values."""
-    made = []
+    drawn = []
     for columns in draw(st.lists(st.sampled_from(draw(st.lists(layouts, min_size=1))), max_size=8)):
         size = 8 * len(columns.names) * draw(st.integers(0, 4))
         values = draw(st.binary(min_size=size, max_size=size))
-        made.append(Rows(rank=0, cell=1, columns=columns, values=values))
-    return made
+        drawn.append(Rows(rank=0, cell=1, columns=columns, values=values))
+    return drawn
 
 
 @settings(max_examples=60)

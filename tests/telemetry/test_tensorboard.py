@@ -55,9 +55,9 @@ def scalars(folder: Path, tag: str) -> dict[int, float]:
     }
 
 
-def written(folder: Path, taken: list[Rows | Metrics]) -> EventFiles:
+def written(folder: Path, records: list[Rows | Metrics]) -> EventFiles:
     events = EventFiles(folder, BEGAN)
-    for record in taken:
+    for record in records:
         events.take(record)
     events.close()
     return events
@@ -82,11 +82,11 @@ def test_scalars_are_read_unchanged(
 
 
 def test_a_number_that_is_too_large_is_infinite(tmp_path: Path) -> None:
-    most = 3.4028234663852886e38
-    sent = {"up": 1e300, "down": -1e39, "nan": math.nan, "most": most}
+    largest = 3.4028234663852886e38
+    sent = {"up": 1e300, "down": -1e39, "nan": math.nan, "most": largest}
     (tmp_path / "tfevents").write_bytes(first_record() + scalars_record(0, 1, sent))
     values_read = [value.simple_value for value in read(tmp_path)[1].summary.value]
-    assert values_read == pytest.approx([math.inf, -math.inf, math.nan, most], nan_ok=True)
+    assert values_read == pytest.approx([math.inf, -math.inf, math.nan, largest], nan_ok=True)
 
 
 def test_each_rank_is_a_run_and_shared_values_are_another(tmp_path: Path) -> None:
@@ -137,12 +137,12 @@ def test_waiting_for_a_silent_rank_uses_limited_memory(tmp_path: Path) -> None:
 def test_many_steps_are_thinned_evenly_up_to_the_last(tmp_path: Path) -> None:
     ranks, steps = 8, 400
     written(tmp_path, [losses(1, steps, rank) for rank in range(ranks)])
-    kept = [scalars(tmp_path / f"rank-{rank}", "loss") for rank in range(ranks)]
-    assert sum(map(len, kept)) <= EVENTS_PER_S + ranks
-    assert all(list(one) == list(kept[0]) for one in kept)
-    assert min(kept[0]) == 1
-    assert max(kept[0]) == steps
-    assert list(scalars(tmp_path / "all", "loss")) == list(kept[0])
+    by_rank = [scalars(tmp_path / f"rank-{rank}", "loss") for rank in range(ranks)]
+    assert sum(map(len, by_rank)) <= EVENTS_PER_S + ranks
+    assert all(list(one) == list(by_rank[0]) for one in by_rank)
+    assert min(by_rank[0]) == 1
+    assert max(by_rank[0]) == steps
+    assert list(scalars(tmp_path / "all", "loss")) == list(by_rank[0])
 
 
 def test_an_invalid_step_is_left_out(tmp_path: Path) -> None:

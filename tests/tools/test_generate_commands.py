@@ -45,9 +45,9 @@ def test_a_table_does_not_refer_to_its_own_page() -> None:
 def test_each_magic_has_a_section() -> None:
     magics = {
         name
-        for of in generate_commands.CLASSES
+        for cls in generate_commands.CLASSES
         for kind in ("line", "cell")
-        for name in of.magics[kind]
+        for name in cls.magics[kind]
     }
     assert magics == set(generate_commands.commands())
     headings = re.findall(r"^## .*?(dist_\w+)`$", generate_commands.page(), re.MULTILINE)

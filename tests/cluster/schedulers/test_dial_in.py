@@ -42,7 +42,7 @@ def keys() -> tuple[asyncssh.SSHKey, asyncssh.SSHKey]:
     )
 
 
-def ordered(
+def dial_in_with_order(
     folder: Path,
     keys: tuple[asyncssh.SSHKey, asyncssh.SSHKey],
     order: Callable[[asyncssh.SSHClientConnection], Awaitable[None]],
@@ -137,7 +137,7 @@ def test_a_host_identifies_itself_and_refuses_other_requests(
         with pytest.raises(asyncssh.Error):
             await connection.start_sftp_client()
 
-    assert ordered(tmp_path, keys, order) == []
+    assert dial_in_with_order(tmp_path, keys, order) == []
     assert not listener.exists()
 
 
@@ -147,7 +147,9 @@ def test_a_host_refuses_an_unknown_key(
     async def order(connection: asyncssh.SSHClientConnection) -> None:
         raise AssertionError("the host accepted an unknown key")
 
-    (fault,) = ordered(tmp_path, keys, order, asyncssh.generate_private_key("ssh-ed25519"))
+    (fault,) = dial_in_with_order(
+        tmp_path, keys, order, asyncssh.generate_private_key("ssh-ed25519")
+    )
     assert isinstance(fault, asyncssh.PermissionDenied)
 
 
@@ -158,7 +160,7 @@ def test_a_host_ends_on_request(
         assert (await connection.run(END)).exit_status == 0
         await asyncio.wait_for(connection.wait_closed(), 5)
 
-    assert ordered(tmp_path, keys, order) == []
+    assert dial_in_with_order(tmp_path, keys, order) == []
 
 
 def test_a_host_gives_up_without_a_connection(

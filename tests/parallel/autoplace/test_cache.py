@@ -46,38 +46,38 @@ def decision(fingerprint: str = "p", function: str = "m.f", made: float = 1.5) -
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Choices:
+def choices(tmp_path: Path) -> Choices:
     return Choices(tmp_path / "deep" / "down" / "p.sqlite")
 
 
-def test_a_decision_is_available_to_other_processes(kept: Choices) -> None:
-    assert kept.get("p") is None
-    assert kept.of("m.f") == []
-    kept.put(decision())
-    other = Choices(kept.path)
+def test_a_decision_is_available_to_other_processes(choices: Choices) -> None:
+    assert choices.get("p") is None
+    assert choices.of("m.f") == []
+    choices.put(decision())
+    other = Choices(choices.path)
     assert other.get("p") == decision()
     assert other.get("q") is None
 
 
-def test_the_latest_decision_of_a_fingerprint_counts(kept: Choices) -> None:
-    kept.put(decision(made=1.0))
-    kept.put(decision(made=2.0))
-    assert [one.made for one in kept.of("m.f")] == [2.0]
+def test_the_latest_decision_of_a_fingerprint_counts(choices: Choices) -> None:
+    choices.put(decision(made=1.0))
+    choices.put(decision(made=2.0))
+    assert [one.made for one in choices.of("m.f")] == [2.0]
 
 
-def test_forget_removes_all_decisions_of_one_function(kept: Choices) -> None:
-    kept.forget("m.f")  # the file does not exist yet
-    assert not kept.path.exists()
+def test_forget_removes_all_decisions_of_one_function(choices: Choices) -> None:
+    choices.forget("m.f")  # the file does not exist yet
+    assert not choices.path.exists()
     for fingerprint, function in (("a", "m.f"), ("b", "m.f"), ("c", "m.g")):
-        kept.put(decision(fingerprint, function))
-    kept.forget("m.f")
-    assert kept.of("m.f") == []
-    assert kept.get("c") is not None
+        choices.put(decision(fingerprint, function))
+    choices.forget("m.f")
+    assert choices.of("m.f") == []
+    assert choices.get("c") is not None
 
 
 @pytest.mark.full
-def test_eight_processes_write_at_once(kept: Choices) -> None:
-    command = [sys.executable, "-W", "error", "-c", WRITER, str(kept.path)]
+def test_eight_processes_write_at_once(choices: Choices) -> None:
+    command = [sys.executable, "-W", "error", "-c", WRITER, str(choices.path)]
     pipe = subprocess.PIPE
     running = [
         subprocess.Popen(
@@ -95,7 +95,7 @@ def test_eight_processes_write_at_once(kept: Choices) -> None:
     ended = [process.communicate(timeout=120) for process in running]
     assert [process.returncode for process in running] == [0] * PROCESSES, ended
     assert not any(errors for _, errors in ended), ended
-    assert len(kept.of("f")) == PROCESSES * WRITES + WRITES
+    assert len(choices.of("f")) == PROCESSES * WRITES + WRITES
 
 
 def _not_a_database(path: Path) -> None:
@@ -119,12 +119,12 @@ def test_an_unusable_file_is_reported_once(
     path = tmp_path / "p.sqlite"
     assert callable(broken)
     broken(path)
-    kept = Choices(path)
+    choices = Choices(path)
     with caplog.at_level(logging.WARNING):
-        kept.put(decision())
-        assert kept.get("p") is None
-        assert kept.of("m.f") == []
-        kept.forget("m.f")
+        choices.put(decision())
+        assert choices.get("p") is None
+        assert choices.of("m.f") == []
+        choices.forget("m.f")
     (record,) = caplog.records
     assert str(path) in record.getMessage()
     assert "set NBDIST_PLACEMENTS to another path" in record.getMessage()
@@ -140,31 +140,31 @@ def test_a_folder_that_cannot_be_created_is_reported(
 
 
 def test_a_read_only_file_is_read(
-    kept: Choices, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    choices: Choices, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite opens the file as read-only, because tests may run as root."""
-    kept.put(decision())
+    choices.put(decision())
     connect = sqlite3.connect
     monkeypatch.setattr(
         sqlite3, "connect", lambda path, **k: connect(f"file:{path}?mode=ro", uri=True, **k)
     )
     with caplog.at_level(logging.WARNING):
-        assert kept.get("p") == decision()
+        assert choices.get("p") == decision()
         assert not caplog.records
-        kept.put(decision("q"))
-        assert kept.get("q") is None
+        choices.put(decision("q"))
+        assert choices.get("q") is None
     assert len(caplog.records) == 1
 
 
 def test_a_row_of_another_version_is_ignored(
-    kept: Choices, caplog: pytest.LogCaptureFixture
+    choices: Choices, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept.put(decision())
-    with sqlite3.connect(kept.path) as opened:
+    choices.put(decision())
+    with sqlite3.connect(choices.path) as opened:
         opened.execute("UPDATE decisions_1 SET body = ?", (b'{"function": 3}',))
     opened.close()
     with caplog.at_level(logging.WARNING):
-        assert kept.get("p") is None
+        assert choices.get("p") is None
     assert len(caplog.records) == 1
 
 

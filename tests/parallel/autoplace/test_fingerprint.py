@@ -16,7 +16,7 @@ from nbdist.parallel.autoplace.fingerprint import described, fingerprint
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-APART = """
+PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_num_cpu_devices", 8)
 from nbdist.parallel.autoplace.fingerprint import fingerprint
@@ -33,7 +33,7 @@ print(fingerprint(traced.jaxpr, traced.in_tree, [x], mesh))
 """
 
 
-def printed(function: Callable[..., Any], *args: Any, mesh: Any = None) -> str:
+def fingerprint_of(function: Callable[..., Any], *args: Any, mesh: Any = None) -> str:
     leaves, tree = jax.tree_util.tree_flatten((args, {}))
     return fingerprint(jax.jit(function).trace(*args).jaxpr, tree, leaves, mesh)
 
@@ -47,33 +47,33 @@ def test_each_relevant_difference_changes_the_fingerprint() -> None:
     mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     cut = jax.device_put(x, jax.NamedSharding(mesh, jax.P("d")))
     prints = [
-        printed(double, x),
-        printed(lambda x: x * 3, x),
-        printed(double, jnp.ones((4, 8))),
-        printed(double, x.astype(jnp.bfloat16)),
-        printed(double, np.ones((8, 4), "f")),
-        printed(double, jax.device_put(x, jax.devices()[0])),
-        printed(double, jax.device_put(x, jax.devices()[3])),
-        printed(double, cut),
-        printed(double, jax.device_put(x, jax.NamedSharding(mesh, jax.P(None)))),
-        printed(double, x, mesh=mesh),
-        printed(double, 1.0),
-        printed(double, np.float32(1)),
-        printed(lambda x: x["a"] * 2, {"a": x}),
+        fingerprint_of(double, x),
+        fingerprint_of(lambda x: x * 3, x),
+        fingerprint_of(double, jnp.ones((4, 8))),
+        fingerprint_of(double, x.astype(jnp.bfloat16)),
+        fingerprint_of(double, np.ones((8, 4), "f")),
+        fingerprint_of(double, jax.device_put(x, jax.devices()[0])),
+        fingerprint_of(double, jax.device_put(x, jax.devices()[3])),
+        fingerprint_of(double, cut),
+        fingerprint_of(double, jax.device_put(x, jax.NamedSharding(mesh, jax.P(None)))),
+        fingerprint_of(double, x, mesh=mesh),
+        fingerprint_of(double, 1.0),
+        fingerprint_of(double, np.float32(1)),
+        fingerprint_of(lambda x: x["a"] * 2, {"a": x}),
     ]
     assert len(set(prints)) == len(prints)
 
 
 def test_names_and_values_do_not_change_the_fingerprint() -> None:
     x = jnp.ones((8, 4))
-    assert printed(double, x) == printed(lambda other: other * 2, x + 1)
+    assert fingerprint_of(double, x) == fingerprint_of(lambda other: other * 2, x + 1)
     ones, twos = jnp.ones((4, 4)), jnp.full((4, 4), 2.0)
-    assert printed(lambda x: x @ ones, x) == printed(lambda x: x @ twos, x)
+    assert fingerprint_of(lambda x: x @ ones, x) == fingerprint_of(lambda x: x @ twos, x)
 
 
 def test_the_fingerprint_is_the_same_in_every_process() -> None:
     """The order of sets of strings and the addresses of functions differ between processes."""
-    command = [sys.executable, "-c", APART]
+    command = [sys.executable, "-c", PROGRAM]
     found = {
         subprocess.run(
             command,

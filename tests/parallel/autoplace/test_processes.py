@@ -40,7 +40,7 @@ x = whole(128, 512)
 out = shared(x)
 ok = all((np.asarray(shard.data) == 11).all() for shard in out.addressable_shards)
 """
-ANEW = """
+AGAIN = """
 again = autoplace(work)
 out = again(x)
 """
@@ -83,10 +83,10 @@ def test_common_decisions_are_reused_and_lost_ones_made_again(
     cluster: nbdist.Cluster,
 ) -> None:
     cluster.run(SHARED, strategy="pjrt")
-    cluster.run(ANEW, strategy="pjrt")
+    cluster.run(AGAIN, strategy="pjrt")
     assert values(cluster, "told(again) == told(shared)") == ["True"] * 4
     lose = "if rank == 2:\n    os.remove(choices.users().path)\n"
-    cluster.run(lose + ANEW, strategy="pjrt")
+    cluster.run(lose + AGAIN, strategy="pjrt")
     assert values(cluster, "told(again)[0][1] > told(shared)[0][1]") == ["True"] * 4
     assert len(set(values(cluster, "told(again)[0][0]"))) == 1
 

@@ -49,10 +49,10 @@ def test_the_choice_is_never_slower_than_the_default(
     default: list[float], others: list[list[float]]
 ) -> None:
     base = timed(DEFAULT, default)
-    field_of = [timed(f"c{i}", samples) for i, samples in enumerate(others)]
-    choice = choose([base, *field_of])
-    chosen = next(one for one in [base, *field_of] if one.name == choice.name)
-    faster = [one for one in field_of if base.median_s - one.median_s > noise(base, one)]
+    candidates = [timed(f"c{i}", samples) for i, samples in enumerate(others)]
+    choice = choose([base, *candidates])
+    chosen = next(one for one in [base, *candidates] if one.name == choice.name)
+    faster = [one for one in candidates if base.median_s - one.median_s > noise(base, one)]
     assert chosen.median_s <= base.median_s
     assert (choice.name == DEFAULT) == (not faster)
     assert all(chosen.median_s <= one.median_s for one in faster)
@@ -102,14 +102,14 @@ class Work(Contender):
         return prepared + 1
 
 
-def scripted(default: float, other: float) -> Callable[[np.ndarray], np.ndarray]:
+def fixed_times(default: float, other: float) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function that replaces the agreed times of all processes by fixed ones."""
     return lambda figures: np.array([default, other][: len(figures)])
 
 
 def test_a_hopeless_candidate_is_dropped_early_with_a_note() -> None:
     slow = Work("slow")
-    default, hopeless = race([Work(DEFAULT), slow], scripted(0.002, 0.05))
+    default, hopeless = race([Work(DEFAULT), slow], fixed_times(0.002, 0.05))
     assert hopeless.rounds == 2
     assert default.rounds == FEWEST_ROUNDS  # no other candidate is left
     assert len(slow.calls) == hopeless.rounds
@@ -117,13 +117,13 @@ def test_a_hopeless_candidate_is_dropped_early_with_a_note() -> None:
 
 
 def test_a_slower_candidate_is_measured_to_the_end() -> None:
-    default, other = race([Work(DEFAULT), Work("other")], scripted(0.002, 0.002 * HOPELESS))
+    default, other = race([Work(DEFAULT), Work("other")], fixed_times(0.002, 0.002 * HOPELESS))
     assert default.rounds == other.rounds == MOST_ROUNDS
     assert not other.note
 
 
 def test_a_slow_default_is_measured_to_the_end() -> None:
-    default, fast = race([Work(DEFAULT), Work("fast")], scripted(3.0, 0.5))
+    default, fast = race([Work(DEFAULT), Work("fast")], fixed_times(3.0, 0.5))
     assert default.rounds == fast.rounds == FEWEST_ROUNDS  # the time limit is reached
     assert choose([default, fast]).name == "fast"
 

@@ -96,14 +96,14 @@ def mesh() -> Mesh:
     return meshes({"stage": 2, "data": 2, "model": 2})
 
 
-def close(found: Any, wanted: Any) -> None:
+def assert_close(found: Any, expected: Any) -> None:
     """Compare trees with a tolerance relative to the largest number of each array."""
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(
             np.asarray(a).reshape(b.shape), b, rtol=0, atol=1e-6 * np.abs(b).max()
         ),
         found,
-        wanted,
+        expected,
     )
 
 
@@ -121,7 +121,7 @@ def test_training_over_data_model_and_stage_equals_one_device(
     found, own = trained(apply, apply.place(params, SPECS), *rows)
     np.testing.assert_allclose(found, losses, rtol=1e-6)
     assert losses[0] > losses[-1]
-    close(own, gradients)
+    assert_close(own, gradients)
 
 
 @settings(max_examples=12)
@@ -158,8 +158,8 @@ def test_a_pipeline_equals_a_scan_for_any_sizes(
 
     apply = pipelined(simple, mesh=mesh, micro=micro, rounds=rounds)
     own = apply.place(w)
-    close(apply(own, x), jax.jit(whole)(w, x))
-    close(summed(apply)(own, x), summed(whole)(w, x))
+    assert_close(apply(own, x), jax.jit(whole)(w, x))
+    assert_close(summed(apply)(own, x), summed(whole)(w, x))
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
@@ -177,11 +177,11 @@ def test_stages_send_to_neighbours_and_parameters_stay(mesh: Mesh, rounds: int) 
     sizes = {int(np.prod([int(n) for n in shape.split(",") if n])) for shape in gathered}
     assert not sizes & {2 * size for size in part}
     _, gradients = step(own, *rows)
-    jax.tree.map(lambda g, a: assert_alike(g, a.sharding), gradients, own)
+    jax.tree.map(lambda g, a: assert_same_sharding(g, a.sharding), gradients, own)
 
 
-def assert_alike(found: jax.Array, wanted: jax.sharding.Sharding) -> None:
-    assert found.sharding.is_equivalent_to(wanted, found.ndim)
+def assert_same_sharding(found: jax.Array, expected: jax.sharding.Sharding) -> None:
+    assert found.sharding.is_equivalent_to(expected, found.ndim)
 
 
 @pytest.mark.parametrize(("rounds", "remat"), [(1, False), (1, True), (2, False), (2, True)])
@@ -229,9 +229,9 @@ def test_values_of_idle_stages_are_not_used(rounds: int) -> None:
         return params if apply is whole else piped.place(params)
 
     piped = pipelined(root, mesh=mesh, micro=4, rounds=rounds)
-    wanted = summed(whole)(params["w"], x)
-    close(summed(piped)(piped.place(params)["w"], x), wanted)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(wanted))
+    expected = summed(whole)(params["w"], x)
+    assert_close(summed(piped)(piped.place(params)["w"], x), expected)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(expected))
 
 
 def test_trees_with_integers_pass_through_the_stages() -> None:
@@ -255,8 +255,8 @@ def test_rows_keep_their_sharding(mesh: Mesh) -> None:
     apply = pipelined(layer, mesh=mesh, micro=4)
     rows = place(x, PartitionSpec("data"), mesh=mesh)
     out = jax.jit(apply)(apply.place(params, SPECS), rows)
-    assert_alike(out, NamedSharding(mesh, PartitionSpec("data")))
-    close(out, plain(params, x))
+    assert_same_sharding(out, NamedSharding(mesh, PartitionSpec("data")))
+    assert_close(out, plain(params, x))
 
 
 def test_layers_may_constrain_their_sharding(mesh: Mesh) -> None:
@@ -267,7 +267,7 @@ def test_layers_may_constrain_their_sharding(mesh: Mesh) -> None:
         return jax.lax.with_sharding_constraint(layer(own, h), cut)
 
     apply = pipelined(constrained, mesh=mesh, micro=2)
-    close(apply(apply.place(params, SPECS), x), plain(params, x))
+    assert_close(apply(apply.place(params, SPECS), x), plain(params, x))
 
 
 def test_bubble_is_the_idle_share_of_stages(mesh: Mesh) -> None:

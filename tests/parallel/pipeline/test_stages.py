@@ -76,11 +76,11 @@ def reference(params: Any, x: Any, y: Any) -> Any:
     return jax.jit(jax.value_and_grad(lambda own: loss(plain(own, x), y)))(params)
 
 
-def close(found: Any, wanted: Any) -> None:
+def assert_close(found: Any, expected: Any) -> None:
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * np.abs(b).max()),
         found,
-        wanted,
+        expected,
     )
 
 
@@ -105,10 +105,10 @@ def test_gradients_equal_those_of_one_device(places: Any, micro: int) -> None:
     params, x, y = drawn()
     piped = stages(*FUNCTIONS, devices=places(), micro=micro)
     own = piped.place(params)
-    wanted = reference(params, x, y)
-    close(piped.value_and_grad(loss)(own, x, y), wanted)
-    close(jax.value_and_grad(lambda own: loss(piped(own, x), y))(own), wanted)
-    close(piped(own, x), plain(params, x))
+    expected = reference(params, x, y)
+    assert_close(piped.value_and_grad(loss)(own, x, y), expected)
+    assert_close(jax.value_and_grad(lambda own: loss(piped(own, x), y))(own), expected)
+    assert_close(piped(own, x), plain(params, x))
 
 
 @pytest.mark.parametrize("places", [one_device_each, devices_and_a_mesh])
@@ -116,16 +116,16 @@ def test_training_equals_that_on_one_device(places: Any) -> None:
     params, x, y = drawn()
     piped = stages(*FUNCTIONS, devices=places(), micro=4)
     own, step = piped.place(params), piped.value_and_grad(loss)
-    found, wanted = [], []
+    found, expected = [], []
     for _ in range(4):
         value, gradients = step(own, x, y)
         found.append(float(value))
         own = jax.tree.map(lambda a, g: a - 0.1 * g, own, gradients)
         value, gradients = reference(params, x, y)
-        wanted.append(float(value))
+        expected.append(float(value))
         params = jax.tree.map(lambda a, g: a - 0.1 * g, params, gradients)
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
-    assert wanted[0] > wanted[-1]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert expected[0] > expected[-1]
 
 
 def test_results_are_on_the_devices_of_their_stage() -> None:
@@ -139,12 +139,12 @@ def test_results_are_on_the_devices_of_their_stage() -> None:
     assert own[1]["b"].sharding == NamedSharding(places[1], PartitionSpec())
     assert piped(own, x).devices() == {places[2]}
     _, gradients = piped.value_and_grad(loss)(own, x, y)
-    jax.tree.map(check_alike, gradients, own)
+    jax.tree.map(check_same_sharding, gradients, own)
 
 
-def check_alike(found: jax.Array, wanted: jax.Array) -> None:
-    assert found.sharding.is_equivalent_to(wanted.sharding, wanted.ndim)
-    assert found.dtype == wanted.dtype
+def check_same_sharding(found: jax.Array, expected: jax.Array) -> None:
+    assert found.sharding.is_equivalent_to(expected.sharding, expected.ndim)
+    assert found.dtype == expected.dtype
 
 
 def test_the_same_call_gives_the_same_bits() -> None:
@@ -191,11 +191,11 @@ def test_schedules_run_each_task_once_and_in_order(count: int, micro: int) -> No
         behind = Task(stage + 1, number, forward=False)
         assert place.get(before, -1) < place[stage, number, forward]
         assert forward or place.get(behind, -1) < place[stage, number, forward]
-    held, most = [0] * count, [0] * count
+    held, maximum = [0] * count, [0] * count
     for stage, _, forward in tasks:
         held[stage] += 1 if forward else -1
-        most[stage] = max(most[stage], held[stage])
-    assert most == [in_flight("1f1b", stage, count, micro) for stage in range(count)]
+        maximum[stage] = max(maximum[stage], held[stage])
+    assert maximum == [in_flight("1f1b", stage, count, micro) for stage in range(count)]
     ahead = forward_only(count, micro)
     assert sorted(ahead) == sorted(task for task in tasks if task.forward)
     assert all(
@@ -236,15 +236,15 @@ def test_stages_store_few_microbatches_and_no_copies_of_parameters() -> None:
     alone.seen = []
     step(own, x, x)
     step(own, alone, alone)
-    most = {width: max(seen[width] for seen in alone.seen) for width in (101, 102, 103)}
+    maximum = {width: max(seen[width] for seen in alone.seen) for width in (101, 102, 103)}
     # Number of such arrays per microbatch that the backward pass needs.
-    each = most[103]
+    each = maximum[103]
     assert (
         len(alone.seen) == 2 * micro
     )  # at the start of the first stage and at the end of the last one
     assert each > 0
-    assert most[101] <= 3 * each
-    assert most[102] <= 2 * each
+    assert maximum[101] <= 3 * each
+    assert maximum[102] <= 2 * each
     copies = [a for a in jax.live_arrays() if a.shape == (3, 101)]
     assert len(copies) <= 2  # the parameters, and gradients that are not collected yet
 
@@ -314,8 +314,8 @@ def test_stages_work_with_a_current_mesh() -> None:
     piped = stages(*FUNCTIONS, devices=one_device_each(), micro=2)
     own = piped.place(params)
     with jax.set_mesh(meshes({"data": -1})):
-        close(piped(own, x), plain(params, x))
-        close(piped.value_and_grad(loss)(own, x, y), reference(params, x, y))
+        assert_close(piped(own, x), plain(params, x))
+        assert_close(piped.value_and_grad(loss)(own, x, y), reference(params, x, y))
         with pytest.raises(UsageError, match="a mesh is set"):
             jax.grad(lambda own: loss(piped(own, x), y))(own)
 

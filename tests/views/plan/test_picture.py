@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-SPELLS = {"µs": 1e-6, "ms": 1e-3, "s": 1.0}
+SECONDS = {"µs": 1e-6, "ms": 1e-3, "s": 1.0}
 BAR = re.compile(r"  (\D+?) +[█▏]*  +(-?[\d,.]+) (\w+) +[<>-]?[\d.]+%")
 
 
@@ -44,9 +44,9 @@ def bars(lines: list[str], title: str) -> dict[str, tuple[float, float]]:
             break
         number, unit = match[2].replace(",", ""), match[3]
         digits = len(number.partition(".")[2])
-        if unit in SPELLS:  # three digits, without trailing zeros
+        if unit in SECONDS:  # three digits, without trailing zeros
             digits = 2 - math.floor(math.log10(abs(float(number))))
-        scale = (SIZES | SPELLS)[unit]
+        scale = (SIZES | SECONDS)[unit]
         found[match[1]] = float(number) * scale, 0.51 * scale * 10.0**-digits
     return found
 

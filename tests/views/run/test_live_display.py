@@ -30,16 +30,16 @@ CELLS = (
 )
 
 
-def fed(view: RunView, first: int, last: int) -> None:
+def feed(view: RunView, first: int, last: int) -> None:
     view.add(losses(first, last))
     view.flush()
 
 
-def nothing_new() -> NothingNew:
-    return NothingNew()
+def no_news() -> NoNews:
+    return NoNews()
 
 
-class NothingNew:
+class NoNews:
     def news(self) -> Iterator[str | bytes]:
         return iter(())
 
@@ -50,12 +50,12 @@ def test_a_terminal_shows_a_line_per_interval_and_the_last_one(
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     view = RunView(LineSurface())
-    fed(view, 1, 3)
+    feed(view, 1, 3)
     assert capsys.readouterr().out == ""
     now += runs.LINE_INTERVAL_S
-    fed(view, 4, 5)
+    feed(view, 4, 5)
     assert capsys.readouterr().out == "step 5 · loss 5 · 100 ms a step · 0.5 s\n"
-    fed(view, 6, 7)
+    feed(view, 6, 7)
     assert capsys.readouterr().out == ""
     view.close(lambda: ({}, {}))
     assert capsys.readouterr().out == "step 7 · loss 7 · 100 ms a step · 0.7 s\n"
@@ -67,7 +67,7 @@ def test_the_line_shows_a_recovery_and_continues_after_it(
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     view = RunView(LineSurface())
-    fed(view, 1, 7)
+    feed(view, 1, 7)
     view.recovering("rank 1 died in the cell\nand more")
     line = "recovering: rank 1 died in the cell · step 7 · loss 7 · 0.7 s\n"
     assert capsys.readouterr().out == line
@@ -84,8 +84,8 @@ def test_the_line_shows_a_recovery_and_continues_after_it(
 
 
 def test_a_run_outside_a_notebook_has_lines_only() -> None:
-    assert isinstance(run_surface("a", nothing_new, "auto"), LineSurface)
-    assert isinstance(run_surface("a", nothing_new, "widget"), LineSurface)
+    assert isinstance(run_surface("a", no_news, "auto"), LineSurface)
+    assert isinstance(run_surface("a", no_news, "widget"), LineSurface)
 
 
 def test_front_end_and_setting_choose_the_view_in_a_notebook(
@@ -94,13 +94,13 @@ def test_front_end_and_setting_choose_the_view_in_a_notebook(
     monkeypatch.setattr(cell_output, "in_notebook", lambda: True)
     for name in ("VSCODE_PID", "VSCODE_CWD"):
         monkeypatch.delenv(name, raising=False)
-    assert isinstance(run_surface("a", nothing_new, "auto"), OutputSurface)
-    assert isinstance(run_surface("a", nothing_new, "text"), LineSurface)
-    assert type(run_surface("a", nothing_new, "widget")).__name__ == "WidgetSurface"
+    assert isinstance(run_surface("a", no_news, "auto"), OutputSurface)
+    assert isinstance(run_surface("a", no_news, "text"), LineSurface)
+    assert type(run_surface("a", no_news, "widget")).__name__ == "WidgetSurface"
     monkeypatch.setenv("VSCODE_PID", "1")
-    assert type(run_surface("a", nothing_new, "auto")).__name__ == "WidgetSurface"
-    assert isinstance(run_surface("a", nothing_new, "lab"), OutputSurface)
-    assert isinstance(run_surface("", nothing_new, "widget"), OutputSurface)
+    assert type(run_surface("a", no_news, "auto")).__name__ == "WidgetSurface"
+    assert isinstance(run_surface("a", no_news, "lab"), OutputSurface)
+    assert isinstance(run_surface("", no_news, "widget"), OutputSurface)
 
 
 def executed(monkeypatch: pytest.MonkeyPatch, view: str) -> list[NotebookNode]:
