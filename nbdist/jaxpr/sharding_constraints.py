@@ -40,7 +40,7 @@ _CONV = "conv_general_dilated"
 _PRODUCTS = frozenset((_DOT, _CONV))
 
 
-class Lie(NamedTuple):
+class MeshLayout(NamedTuple):
     """Layout of a step on a mesh.
 
     Attributes:
@@ -65,18 +65,20 @@ def axes_of(spec: jax.P) -> Spec:
 
 
 def with_sharded_products(
-    closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], lie: Lie
+    closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], layout: MeshLayout
 ) -> ClosedJaxpr:
     """Return the same step with constraints on its products.
 
     Args:
         closed: the step's jaxpr.
         inputs: path and role of each input.
-        lie: layout of the step; with stages, rows are not constrained, as each stage has its own.
+        layout: layout of the step. With stages, rows are not constrained: each stage has its own.
     """
     program = flat(closed)
     model, values = values_of(program, inputs)
-    return ClosedJaxpr(_ShardedProducts(model, values, lie).program(program.jaxpr), program.consts)
+    return ClosedJaxpr(
+        _ShardedProducts(model, values, layout).program(program.jaxpr), program.consts
+    )
 
 
 class _ShardedProducts:
@@ -85,18 +87,18 @@ class _ShardedProducts:
     Args:
         model: the step.
         values: the model's value of each variable.
-        lie: layout of the step.
+        layout: layout of the step.
     """
 
-    def __init__(self, model: Model, values: Mapping[Var, Value], lie: Lie) -> None:
-        self._values, self._mesh = values, lie.mesh
+    def __init__(self, model: Model, values: Mapping[Var, Value], layout: MeshLayout) -> None:
+        self._values, self._mesh = values, layout.mesh
         self._batch = model.batch_groups
-        self._rows = frozenset[int]() if STAGE in lie.mesh.shape else self._batch
-        self._says_rows = lie.rows
-        self._split = split_by(model, lie.specs) - self._batch
-        parts = lie.mesh.shape.get(MODEL, 1)
+        self._rows = frozenset[int]() if STAGE in layout.mesh.shape else self._batch
+        self._says_rows = layout.rows
+        self._split = split_by(model, layout.specs) - self._batch
+        parts = layout.mesh.shape.get(MODEL, 1)
         self._sequence = (
-            sequence_of(model, self._split, parts) if lie.sequence else frozenset[int]()
+            sequence_of(model, self._split, parts) if layout.sequence else frozenset[int]()
         )
 
     def program(self, jaxpr: Jaxpr) -> Jaxpr:

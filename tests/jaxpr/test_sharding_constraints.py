@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from nbdist.jaxpr.sharding_constraints import Lie, with_sharded_products
+from nbdist.jaxpr.sharding_constraints import MeshLayout, with_sharded_products
 from nbdist.records import Plan, Planning, Remat
 from nbdist.worker.planning.plan_step import named_target, plan_of
 from tests import plans
@@ -127,7 +127,7 @@ def test_zero_1_replicates_only_gradients_of_kernels(forward: Forward, kernels: 
 
     closed = jax.jit(step).trace(stack, rows).jaxpr
     mesh = jax.sharding.AbstractMesh((8,), ("data",))
-    constraints = Lie(mesh, rows=False)
+    constraints = MeshLayout(mesh, rows=False)
     constrained = with_sharded_products(closed, [("w", "carried"), ("x", "batch")], constraints)
     found = [e for e in constrained.jaxpr.eqns if e.primitive.name == "sharding_constraint"]
     assert len(found) == kernels

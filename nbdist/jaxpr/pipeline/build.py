@@ -18,11 +18,18 @@ from nbdist.errors import PlanError
 from nbdist.jaxpr.flatten import flat, make
 from nbdist.jaxpr.microbatches import Rows
 from nbdist.jaxpr.pipeline.layer_scans import over_layers, read
-from nbdist.jaxpr.pipeline.loss_section import halves, without_bars
-from nbdist.jaxpr.pipeline.one_f_one_b import Alternating, Turn
+from nbdist.jaxpr.pipeline.loss_section import divide_step, without_early_barriers
+from nbdist.jaxpr.pipeline.one_f_one_b import AlternatingPipeline, LossSection
 from nbdist.jaxpr.pipeline.scan_pipeline import Pipeline
-from nbdist.jaxpr.pipeline.schedule import Dealt, Schedule, Skewed, inner, names, parts_of
-from nbdist.jaxpr.pipeline.stages import Alike
+from nbdist.jaxpr.pipeline.schedule import (
+    Interleaved,
+    Schedule,
+    Skewed,
+    constrains_axis,
+    inner_equations,
+    parts_of,
+)
+from nbdist.jaxpr.pipeline.stages import RowInvariant
 from nbdist.jaxpr.planner_model import of_rows
 from nbdist.jaxpr.remat_scans import scan_of
 from nbdist.planner.graph.pipeline_schedule import layers_fault, rounds_fault, rows_fault
@@ -38,7 +45,7 @@ if TYPE_CHECKING:
     from nbdist.records import Staging
 
 
-def piped(
+def as_pipeline(
     closed: ClosedJaxpr,
     inputs: Sequence[tuple[str, Role]],
     stages: int,
@@ -57,22 +64,22 @@ def piped(
     Raises:
         PlanError: the step has no scan over layers, or a number does not divide.
     """
-    program, alternates = flat(closed), staging.schedule == "1f1b"
-    if alternates:
-        program = without_bars(program, inputs)
+    program, is_1f1b = flat(closed), staging.schedule == "1f1b"
+    if is_1f1b:
+        program = without_early_barriers(program, inputs)
     batch = _batch(program, inputs)
     _check(rows_fault(batch, micro))
     if staging.rounds > 1:
         _check(rounds_fault(stages, micro))
-    said = inner(program.jaxpr)
-    if alternates:  # the loss section runs on microbatches, too
-        said = chain(said, program.jaxpr.eqns)
-    parts = 1 if any(names(eqn, DATA) for eqn in said) else parts_of(batch, micro)
+    equations = inner_equations(program.jaxpr)
+    if is_1f1b:  # the loss section runs on microbatches, too
+        equations = chain(equations, program.jaxpr.eqns)
+    parts = 1 if any(constrains_axis(eqn, DATA) for eqn in equations) else parts_of(batch, micro)
     rows = Rows(of_rows(program, inputs), batch, micro * parts)
     layers = _layers(program, inputs, rows)
     for one in layers.values():
         _check(layers_fault(one.length, stages, staging.rounds))
-    kind = _OneForwardOneBackwardStep if alternates else _GpipeStep
+    kind = _OneForwardOneBackwardStep if is_1f1b else _GpipeStep
     made = kind(program, layers, Schedule(rows, stages, parts, staging.rounds))
     given = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
@@ -81,7 +88,7 @@ def piped(
     return jax.make_jaxpr(made.run)(*given)
 
 
-def check_alternates(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> None:
+def check_1f1b(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> None:
     """Check that microbatches can start their backward pass before all have ended the forward pass.
 
     Args:
@@ -91,9 +98,9 @@ def check_alternates(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) ->
     Raises:
         PlanError: the step does not allow 1F1B, or has no scan over layers.
     """
-    program = without_bars(flat(closed), inputs)
+    program = without_early_barriers(flat(closed), inputs)
     rows = Rows(of_rows(program, inputs), _batch(program, inputs), 1)
-    halves(program, _layers(program, inputs, rows), rows)
+    divide_step(program, _layers(program, inputs, rows), rows)
 
 
 def layers_of(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> tuple[int, ...]:
@@ -145,14 +152,14 @@ class _PipelinedStep(ABC):
 
     def __init__(self, program: ClosedJaxpr, layers: dict[int, Layers], schedule: Schedule) -> None:
         self._program, self._layers, self._schedule = program, layers, schedule
-        self._makers = {var: eqn for eqn in program.jaxpr.eqns for var in eqn.outvars}
-        self._there: dict[Var, Any] = {}
+        self._equations = {var: eqn for eqn in program.jaxpr.eqns for var in eqn.outvars}
+        self._values: dict[Var, Any] = {}
 
     def run(self, *args: Any) -> list[Any]:
         """Run the step."""
         jaxpr = self._program.jaxpr
-        self._there = dict(zip(jaxpr.invars, args, strict=True))
-        self._there |= dict(zip(jaxpr.constvars, self._program.consts, strict=True))
+        self._values = dict(zip(jaxpr.invars, args, strict=True))
+        self._values |= dict(zip(jaxpr.constvars, self._program.consts, strict=True))
         self._run()
         return [self._whole(atom) for atom in jaxpr.outvars]
 
@@ -160,42 +167,42 @@ class _PipelinedStep(ABC):
     def _run(self) -> None:
         """Run all equations, given the inputs."""
 
-    def _make(self, eqns: list[Any]) -> None:
-        make(self._program.jaxpr, eqns, self._there, self._whole)
+    def _run_equations(self, eqns: list[Any]) -> None:
+        make(self._program.jaxpr, eqns, self._values, self._whole)
 
-    def _given(self, scan: Scan) -> list[Any]:
+    def _scan_inputs(self, scan: Scan) -> list[Any]:
         """Return the inputs of a scan over layers; None for values that are not computed yet."""
         constants, carried, over = scan.parts(scan.eqn.invars)
-        there = self._there
+        values = self._values
         return [
             *(self._constant(atom) for atom in constants),
             *(
-                self._whole(atom) if isinstance(atom, Literal) or atom in there else None
+                self._whole(atom) if isinstance(atom, Literal) or atom in values else None
                 for atom in carried
             ),
-            *(there.get(var) for var in over),
+            *(values.get(var) for var in over),
         ]
 
     def _constant(self, atom: Any) -> Any:
         """Return a constant input of a scan; of a broadcast value the rows of one microbatch."""
         rows = self._schedule.rows
-        eqn = None if isinstance(atom, Literal) else self._makers.get(atom)
+        eqn = None if isinstance(atom, Literal) else self._equations.get(atom)
         if eqn is None or atom not in rows.dims or eqn.primitive.name != "broadcast_in_dim":
             return self._whole(atom)
         (source, *_), dims = eqn.invars, eqn.params["broadcast_dimensions"]
         if not isinstance(source, Literal) and source in rows.dims:
             return self._whole(atom)
-        return Alike(jax.lax.broadcast_in_dim(self._whole(source), rows.shape(atom), dims))
+        return RowInvariant(jax.lax.broadcast_in_dim(self._whole(source), rows.shape(atom), dims))
 
     def _whole(self, atom: Any) -> Any:
         """Return a value in the form that the original step has it."""
         if isinstance(atom, Literal):
             return atom.val
-        value = self._there[atom]
+        value = self._values[atom]
         if isinstance(value, Skewed):
-            return self._schedule.whole(value, atom)
-        if isinstance(value, Dealt):
-            return self._schedule.collected(value.array, is_cut=True)
+            return self._schedule.unskewed(value, atom)
+        if isinstance(value, Interleaved):
+            return self._schedule.deinterleaved(value.array, is_cut=True)
         return value
 
 
@@ -206,50 +213,59 @@ class _GpipeStep(_PipelinedStep):
         plain: list[Any] = []
         for place, eqn in enumerate(self._program.jaxpr.eqns):
             if place in self._layers:
-                self._make(plain)
+                self._run_equations(plain)
                 plain = []
-                left = Pipeline(self._layers[place], self._schedule).run(self._given(scan_of(eqn)))
-                self._there.update(zip(eqn.outvars, left, strict=True))
+                left = Pipeline(self._layers[place], self._schedule).run(
+                    self._scan_inputs(scan_of(eqn))
+                )
+                self._values.update(zip(eqn.outvars, left, strict=True))
             else:
                 plain.append(eqn)
-        self._make(plain)
+        self._run_equations(plain)
 
 
 class _OneForwardOneBackwardStep(_PipelinedStep):
     """A step in which each microbatch goes backward right after its forward pass (1F1B)."""
 
     def _run(self) -> None:
-        schedule, there = self._schedule, self._there
-        step = halves(self._program, self._layers, schedule.rows)
-        turn = Turn(step, self._program.jaxpr, schedule)
-        pipeline = Alternating(step, turn, schedule)
+        schedule, values = self._schedule, self._values
+        step = divide_step(self._program, self._layers, schedule.rows)
+        section = LossSection(step, self._program.jaxpr, schedule)
+        pipeline = AlternatingPipeline(step, section, schedule)
         scans = [scan_of(self._program.jaxpr.eqns[place]) for place in sorted(self._layers)]
-        (first, second), (forth, back) = scans, (pipeline.there, pipeline.back)
-        self._make(step.eqns["before"])
-        given = self._given(first)
-        work = forth.work(given)
-        self._leave(first, work.left)
-        self._make(step.eqns["ahead"])
-        coming = self._given(second)
-        returning = back.work(coming, is_late=True)
-        entering = {n: given[first.constants + n] for n in forth.passed}
+        (first, second), (forward_stages, backward_stages) = (
+            scans,
+            (pipeline.forward, pipeline.backward),
+        )
+        self._run_equations(step.eqns["before"])
+        given = self._scan_inputs(first)
+        forward_work = forward_stages.prepare(given)
+        self._store(first, forward_work.left)
+        self._run_equations(step.eqns["ahead"])
+        backward_given = self._scan_inputs(second)
+        backward_work = backward_stages.prepare(backward_given, is_late=True)
+        entering = {n: given[first.constants + n] for n in forward_stages.passed}
         outs = first.eqn.outvars
         left = pipeline.run(
-            work,
-            returning,
+            forward_work,
+            backward_work,
             {n: schedule.entering(array, outs[n]) for n, array in entering.items()},
-            [there[var] for var in turn.given],
-            [turn.fed(there[var], var) for var in turn.over],
+            [values[var] for var in section.inputs],
+            [section.by_microbatch(values[var], var) for var in section.row_inputs],
         )
-        self._leave(first, forth.sums(left.there, given))
-        self._leave(second, returning.left | back.sums(left.back, coming))
-        outs, rows = second.eqn.outvars, left.returned
-        self._leave(second, {n: schedule.leaving(array, outs[n]) for n, array in rows.items()})
-        there.update(zip(turn.sums, map(turn.total, turn.sums, left.sums), strict=True))
-        own, last = left.others[: len(turn.rows)], left.others[len(turn.rows) :]
-        there.update({v: schedule.leaving(a, v) for v, a in zip(turn.rows, own, strict=True)})
-        there.update({v: a[-1] for v, a in zip(turn.last, last, strict=True)})
-        self._make(step.eqns["after"])
+        self._store(first, forward_stages.sums(left.forward_sums, given))
+        self._store(
+            second, backward_work.left | backward_stages.sums(left.backward_sums, backward_given)
+        )
+        outs, rows = second.eqn.outvars, left.backward_rows
+        self._store(second, {n: schedule.leaving(array, outs[n]) for n, array in rows.items()})
+        values.update(
+            zip(section.sums, map(section.total, section.sums, left.loss_sums), strict=True)
+        )
+        own, last = left.loss_results[: len(section.rows)], left.loss_results[len(section.rows) :]
+        values.update({v: schedule.leaving(a, v) for v, a in zip(section.rows, own, strict=True)})
+        values.update({v: a[-1] for v, a in zip(section.last, last, strict=True)})
+        self._run_equations(step.eqns["after"])
 
-    def _leave(self, scan: Scan, left: Arrays) -> None:
-        self._there.update({scan.eqn.outvars[n]: array for n, array in left.items()})
+    def _store(self, scan: Scan, left: Arrays) -> None:
+        self._values.update({scan.eqn.outvars[n]: array for n, array in left.items()})

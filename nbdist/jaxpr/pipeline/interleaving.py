@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from nbdist.records import STAGE
 
 
-def dealt(array: Any, stages: int, rounds: int, *, is_cut: bool) -> Any:
+def interleaved(array: Any, stages: int, rounds: int, *, is_cut: bool) -> Any:
     """Return layers ordered by stage, and for each stage by round.
 
     Args:
@@ -29,14 +29,14 @@ def dealt(array: Any, stages: int, rounds: int, *, is_cut: bool) -> Any:
     return _moved(array, stages, rounds, is_cut=is_cut, is_back=False)
 
 
-def collected(array: Any, stages: int, rounds: int, *, is_cut: bool) -> Any:
-    """Undo `dealt`.
+def deinterleaved(array: Any, stages: int, rounds: int, *, is_cut: bool) -> Any:
+    """Undo `interleaved`.
 
     Args:
         array: [layers, ...], ordered by stage and round.
-        stages: as in `dealt`.
-        rounds: as in `dealt`.
-        is_cut: as in `dealt`.
+        stages: as in `interleaved`.
+        rounds: as in `interleaved`.
+        is_cut: as in `interleaved`.
     """
     return _moved(array, stages, rounds, is_cut=is_cut, is_back=True)
 

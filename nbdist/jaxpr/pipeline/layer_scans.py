@@ -43,18 +43,18 @@ class Layers(NamedTuple):
 
     Attributes:
         scan: the equation and its parts.
-        given: kind of each input of its body: rows, a sum over rows that layers add to, or the same
-            for all rows.
-        left: kind of each result of its body.
-        few: its body for the rows of one microbatch.
+        input_kinds: kind of each input of its body: rows, a sum over rows that layers add to, or
+            the same for all rows.
+        result_kinds: kind of each result of its body.
+        microbatch_body: its body for the rows of one microbatch.
         draws: program of the random draws, which runs on the whole batch; the scan goes over its
             results last.
     """
 
     scan: Scan
-    given: tuple[Kind, ...]
-    left: tuple[Kind, ...]
-    few: Jaxpr
+    input_kinds: tuple[Kind, ...]
+    result_kinds: tuple[Kind, ...]
+    microbatch_body: Jaxpr
     draws: Jaxpr
 
     @property
@@ -70,11 +70,15 @@ class Layers(NamedTuple):
 
     def carried(self, kind: Kind) -> list[int]:
         """Return the numbers of carried results of a kind."""
-        return [n for n in range(self.scan.carried) if self.left[n] == kind]
+        return [n for n in range(self.scan.carried) if self.result_kinds[n] == kind]
 
     def stacked(self, kind: Kind) -> list[int]:
         """Return the numbers of stacked results of a kind."""
-        return [n for n in range(self.scan.carried, len(self.left)) if self.left[n] == kind]
+        return [
+            n
+            for n in range(self.scan.carried, len(self.result_kinds))
+            if self.result_kinds[n] == kind
+        ]
 
 
 def over_layers(

@@ -37,7 +37,7 @@ _SUMS = "the backward pass needs a sum over all rows of the layers' results"
 _MORE = "the backward pass reads rows of a microbatch other than carried ones"
 
 
-class Halves(NamedTuple):
+class DividedStep(NamedTuple):
     """A step, divided into its layers and other operations.
 
     Attributes:
@@ -45,17 +45,17 @@ class Halves(NamedTuple):
         backward: the layers in the backward pass.
         eqns: other operations by time; an operation that repeats a value may be in two lists.
         kinds: kinds of the values of the loss section.
-        turning: inputs of the backward pass, by the number of the carried value.
+        backward_inputs: inputs of the backward pass, by the number of the carried value.
     """
 
     forward: Layers
     backward: Layers
     eqns: dict[When, list[Any]]
     kinds: dict[Var, Kind]
-    turning: dict[int, Var]
+    backward_inputs: dict[int, Var]
 
 
-def without_bars(program: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> ClosedJaxpr:
+def without_early_barriers(program: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> ClosedJaxpr:
     """Return a flat program whose barriers do not delay values that are independent of the layers.
 
     Barriers of rematerialized values in the backward pass also delay their inputs, such as masks
@@ -89,7 +89,7 @@ def without_bars(program: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> Cl
     return ClosedJaxpr(jaxpr.replace(eqns=eqns, outvars=outvars), program.consts)
 
 
-def halves(program: ClosedJaxpr, layers: Mapping[int, Layers], rows: Rows) -> Halves:
+def divide_step(program: ClosedJaxpr, layers: Mapping[int, Layers], rows: Rows) -> DividedStep:
     """Divide a step into its layers and other operations.
 
     Args:
@@ -102,13 +102,13 @@ def halves(program: ClosedJaxpr, layers: Mapping[int, Layers], rows: Rows) -> Ha
             all others before its backward pass.
     """
     try:
-        return _Halving(program, layers, rows).halves()
+        return _StepDivider(program, layers, rows).divide_step()
     except PlanError as error:
         raise PlanError(f"no 1F1B: {error}") from None
 
 
-class _Halving:
-    """The state of `halves`, with the same arguments."""
+class _StepDivider:
+    """The state of `divide_step`, with the same arguments."""
 
     def __init__(self, program: ClosedJaxpr, layers: Mapping[int, Layers], rows: Rows) -> None:
         (first, forward), *others = sorted(layers.items())
@@ -117,21 +117,25 @@ class _Halving:
         ((second, backward),) = others
         self._rows, self._jaxpr, eqns = rows, program.jaxpr, program.jaxpr.eqns
         self._forward, self._backward = forward, backward
-        self._there, self._back = eqns[first], eqns[second]
-        self._eqns = [eqn for eqn in eqns if eqn is not self._there and eqn is not self._back]
-        carried = backward.scan.parts(self._back.invars)[1]
-        self._turning = {n: carried[n] for n in backward.carried("rows")}
-        outs = self._there.outvars
+        self._forward_scan, self._backward_scan = eqns[first], eqns[second]
+        self._eqns = [
+            eqn for eqn in eqns if eqn is not self._forward_scan and eqn is not self._backward_scan
+        ]
+        carried = backward.scan.parts(self._backward_scan.invars)[1]
+        self._backward_inputs = {n: carried[n] for n in backward.carried("rows")}
+        outs = self._forward_scan.outvars
         self._passed = {outs[n] for n in forward.carried("rows")}
         self._stacks = {outs[n] for n in forward.stacked("rows")}
-        self._sums = {outs[n] for n, kind in enumerate(forward.left) if kind == "sum"}
+        self._sums = {outs[n] for n, kind in enumerate(forward.result_kinds) if kind == "sum"}
 
-    def halves(self) -> Halves:
+    def divide_step(self) -> DividedStep:
         self._check_stacks()
-        if not reached(_flows(self._jaxpr.eqns), self._sums).isdisjoint(self._back.outvars):
+        if not reached(_flows(self._jaxpr.eqns), self._sums).isdisjoint(
+            self._backward_scan.outvars
+        ):
             raise PlanError(_SUMS)
         flows = _flows(self._eqns)
-        late = reached(flows, {*self._sums, *self._back.outvars})
+        late = reached(flows, {*self._sums, *self._backward_scan.outvars})
         between = self._between(flows, late)
         kinds = Kinds(self._rows)
         inside = {v for eqn in between if not self._is_cheap(eqn) for v in eqn.outvars}
@@ -144,17 +148,17 @@ class _Halving:
         eqns: dict[When, list[Any]] = {"before": [], "ahead": [], "between": [], "after": []}
         eqns["between"] = [eqn for eqn, where in placed if where == "loop"]
         own = {id(eqn) for eqn in eqns["between"] if not self._is_cheap(eqn)}
-        waiting = reached(flows, {*self._there.outvars} - self._passed - self._sums)
+        waiting = reached(flows, {*self._forward_scan.outvars} - self._passed - self._sums)
         for eqn in self._eqns:
             if id(eqn) in later or not late.isdisjoint(eqn.outvars):
                 eqns["after"].append(eqn)
             elif id(eqn) not in own:
                 eqns["before" if waiting.isdisjoint(eqn.outvars) else "ahead"].append(eqn)
-        return Halves(self._forward, self._backward, eqns, kinds.of, self._turning)
+        return DividedStep(self._forward, self._backward, eqns, kinds.of, self._backward_inputs)
 
     def _between(self, flows: Sequence[Flow], late: set[Var]) -> list[Any]:
-        wanted, others = {*self._turning.values()}, {*self._jaxpr.outvars}
-        others.update(variables((*self._there.invars, *self._back.invars)))
+        wanted, others = {*self._backward_inputs.values()}, {*self._jaxpr.outvars}
+        others.update(variables((*self._forward_scan.invars, *self._backward_scan.invars)))
         return joined(
             flows,
             reached(flows, self._passed) - late,
@@ -179,15 +183,17 @@ class _Halving:
 
     def _check_stacks(self) -> None:
         """Check that only the backward pass uses the stacks of rows that layers leave."""
-        constants, carried, _ = self._backward.scan.parts(self._back.invars)
-        others: list[Any] = [eqn.invars for eqn in self._jaxpr.eqns if eqn is not self._back]
+        constants, carried, _ = self._backward.scan.parts(self._backward_scan.invars)
+        others: list[Any] = [
+            eqn.invars for eqn in self._jaxpr.eqns if eqn is not self._backward_scan
+        ]
         others += [constants, carried, self._jaxpr.outvars]
         if not self._stacks.isdisjoint(variables([*chain.from_iterable(others)])):
             raise PlanError(_STACKS)
 
     def _check_back(self, made: Mapping[Var, Kind]) -> None:
         """Check that the backward pass gets only carried rows of each microbatch."""
-        constants, carried, over = self._backward.scan.parts(self._back.invars)
+        constants, carried, over = self._backward.scan.parts(self._backward_scan.invars)
         for var in variables([*constants, *carried, *over]):
             kind = made.get(var, "rows" if var in self._passed else "same")
             if kind in ("sum", "after", "each"):

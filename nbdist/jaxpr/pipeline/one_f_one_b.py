@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 
 from nbdist.jaxpr.flatten import variables
 from nbdist.jaxpr.microbatches import Rows, accumulator_dtype
-from nbdist.jaxpr.pipeline.schedule import inner, names
+from nbdist.jaxpr.pipeline.schedule import constrains_axis, inner_equations
 from nbdist.jaxpr.pipeline.stages import Stages
 from nbdist.planner.graph.pipeline_schedule import room
 from nbdist.records import DATA, STAGE
@@ -29,60 +29,62 @@ if TYPE_CHECKING:
 
     from jax.extend.core import Jaxpr
 
-    from nbdist.jaxpr.pipeline.loss_section import Halves
+    from nbdist.jaxpr.pipeline.loss_section import DividedStep
     from nbdist.jaxpr.pipeline.precompute import Arrays
     from nbdist.jaxpr.pipeline.schedule import Schedule
-    from nbdist.jaxpr.pipeline.stages import Work
+    from nbdist.jaxpr.pipeline.stages import LayerInputs
 
 _OPEN = jax.P.UNCONSTRAINED
 
 
-class Turn:
+class LossSection:
     """The loss section of one microbatch.
 
     Each stage computes it for its own rows, if they divide over the stages.
 
     Attributes:
-        given: inputs without rows.
-        over: inputs with rows.
+        inputs: inputs without rows.
+        row_inputs: inputs with rows.
         sums: results that are sums over rows.
         rows: results with rows.
         last: other results, which are the same for each microbatch.
 
     Args:
-        halves: the step, divided.
+        divided: the step, divided.
         jaxpr: the step.
         schedule: of the pipeline.
     """
 
-    def __init__(self, halves: Halves, jaxpr: Jaxpr, schedule: Schedule) -> None:
-        self._schedule, eqns = schedule, halves.eqns["between"]
+    def __init__(self, divided: DividedStep, jaxpr: Jaxpr, schedule: Schedule) -> None:
+        self._schedule, eqns = schedule, divided.eqns["between"]
         self._dims = schedule.rows.dims
-        out = halves.forward.scan.eqn.outvars
-        self._passed = {n: out[n] for n in halves.forward.carried("rows")}
-        self._turning = halves.turning
+        out = divided.forward.scan.eqn.outvars
+        self._passed = {n: out[n] for n in divided.forward.carried("rows")}
+        self._backward_inputs = divided.backward_inputs
         made = {var for eqn in eqns for var in eqn.outvars} | {*self._passed.values()}
-        late = variables([v for eqn in halves.eqns["after"] for v in eqn.invars])
+        late = variables([v for eqn in divided.eqns["after"] for v in eqn.invars])
         left = [v for v in dict.fromkeys((*late, *variables(jaxpr.outvars))) if v in made]
-        self.sums = [v for v in left if halves.kinds.get(v) == "sum"]
+        self.sums = [v for v in left if divided.kinds.get(v) == "sum"]
         self.rows = [v for v in left if v in self._dims]
-        self.last = [v for v in left if halves.kinds.get(v) == "each"]
-        outs = [*self._turning.values(), *self.sums, *self.rows, *self.last]
+        self.last = [v for v in left if divided.kinds.get(v) == "each"]
+        outs = [*self._backward_inputs.values(), *self.sums, *self.rows, *self.last]
         used = dict.fromkeys(
             v for v in (*(v for e in eqns for v in variables(e.invars)), *outs) if v not in made
         )
-        self.given = [var for var in used if var not in self._dims]
-        self.over = [var for var in used if var in self._dims]
+        self.inputs = [var for var in used if var not in self._dims]
+        self.row_inputs = [var for var in used if var in self._dims]
         own = schedule.rows.batch // schedule.rows.parts
         body = jaxpr.replace(constvars=[], eqns=eqns)
-        is_said = any(names(eqn, STAGE) for eqn in chain(eqns, inner(body)))
-        self._shares = 1 if own % schedule.stages or is_said else schedule.stages
+        is_constrained = any(
+            constrains_axis(eqn, STAGE) for eqn in chain(eqns, inner_equations(body))
+        )
+        self._shares = 1 if own % schedule.stages or is_constrained else schedule.stages
         few = Rows(self._dims, schedule.rows.batch, schedule.rows.parts * self._shares)
-        ins = [*self.given, *self.over, *self._passed.values()]
+        ins = [*self.inputs, *self.row_inputs, *self._passed.values()]
         body = body.replace(invars=ins, outvars=outs)
         self._run = jaxpr_as_fun(ClosedJaxpr(few.fewer(body), []))
 
-    def fed(self, array: Any, var: Var) -> Any:
+    def by_microbatch(self, array: Any, var: Var) -> Any:
         """Return an input with rows, by microbatches."""
         if self._shares == 1:
             return jnp.expand_dims(self._schedule.entering(array, var), 2)
@@ -101,36 +103,36 @@ class Turn:
         return total.sum((0, 1)).astype(var.aval.dtype)
 
     def __call__(
-        self, given: Sequence[Any], totals: list[Any], over: Sequence[Any], passed: Arrays
+        self, inputs: Sequence[Any], totals: list[Any], row_inputs: Sequence[Any], passed: Arrays
     ) -> tuple[Arrays, list[Any], list[Any]]:
         """Run the section on one microbatch.
 
         Args:
-            given: values of the inputs without rows.
+            inputs: values of the inputs without rows.
             totals: sums so far.
-            over: values of the inputs with rows: [parts, shares, ...].
+            row_inputs: values of the inputs with rows: [parts, shares, ...].
             passed: results of the layers: [parts, ...].
 
         Returns:
             Inputs of the backward pass, [parts, ...]; the new sums; the other results.
         """
-        shared = [*over, *(self._shared(passed[n], var) for n, var in self._passed.items())]
-        axes = [None] * len(given) + [0] * len(shared)
+        shared = [*row_inputs, *(self._shared(passed[n], var) for n, var in self._passed.items())]
+        axes = [None] * len(inputs) + [0] * len(shared)
         run = jax.vmap(self._run, axes, spmd_axis_name=self._axis(STAGE))
-        outs = jax.vmap(run, axes, spmd_axis_name=self._axis(DATA))(*given, *shared)
+        outs = jax.vmap(run, axes, spmd_axis_name=self._axis(DATA))(*inputs, *shared)
         back, sums, rows, last = _cut(
-            outs, [len(self._turning), len(self.sums), len(self.rows), len(self.last)]
+            outs, [len(self._backward_inputs), len(self.sums), len(self.rows), len(self.last)]
         )
-        turned = {
+        backward_inputs = {
             n: self._whole(array, var)
-            for (n, var), array in zip(self._turning.items(), back, strict=True)
+            for (n, var), array in zip(self._backward_inputs.items(), back, strict=True)
         }
         totals = [
             self._sharded(total + new.astype(total.dtype))
             for total, new in zip(totals, sums, strict=True)
         ]
         whole = [self._whole(array, var) for var, array in zip(self.rows, rows, strict=True)]
-        return turned, totals, [*whole, *(array[0, 0] for array in last)]
+        return backward_inputs, totals, [*whole, *(array[0, 0] for array in last)]
 
     def _axis(self, name: str) -> str | None:
         size = self._schedule.parts if name == DATA else self._shares
@@ -173,84 +175,96 @@ class _ForwardState(NamedTuple):
 
 
 class _BackwardState(NamedTuple):
-    """State of the backward pass: values that stages pass on, sums, and results (`Stages.left`)."""
+    """State of the backward pass: values that stages pass on, sums, and results."""
 
     state: Arrays
     totals: Arrays
     left: Arrays
 
 
-class Left(NamedTuple):
+class Results(NamedTuple):
     """Results when all microbatches have ended.
 
     Attributes:
-        there: sums of the forward pass.
-        back: sums of the backward pass.
-        returned: rows that the backward pass leaves, [microbatches, parts, ...].
-        sums: sums of the loss section, for `Turn.sums`.
-        others: its other results, for `Turn.rows` and `Turn.last`, by microbatch.
+        forward_sums: sums of the forward pass.
+        backward_sums: sums of the backward pass.
+        backward_rows: rows that the backward pass leaves, [microbatches, parts, ...].
+        loss_sums: sums of the loss section, for `LossSection.sums`.
+        loss_results: its other results by microbatch, for `LossSection.rows` and
+            `LossSection.last`.
     """
 
-    there: Arrays
-    back: Arrays
-    returned: Arrays
-    sums: list[Any]
-    others: list[Any]
+    forward_sums: Arrays
+    backward_sums: Arrays
+    backward_rows: Arrays
+    loss_sums: list[Any]
+    loss_results: list[Any]
 
 
-class Alternating:
+class AlternatingPipeline:
     """Layers in stages that run forward and backward in each tick.
 
     Attributes:
-        there: the stages in the forward pass.
-        back: the stages in the backward pass.
+        forward: the stages in the forward pass.
+        backward: the stages in the backward pass.
 
     Args:
-        halves: the step, divided.
-        turn: the loss section.
+        divided: the step, divided.
+        loss_section: the loss section.
         schedule: of the pipeline.
     """
 
-    def __init__(self, halves: Halves, turn: Turn, schedule: Schedule) -> None:
-        self._schedule, self._turn = schedule, turn
-        self.there = Stages(halves.forward, schedule)
-        self.back = Stages(halves.backward, schedule)
+    def __init__(self, divided: DividedStep, loss_section: LossSection, schedule: Schedule) -> None:
+        self._schedule, self._loss_section = schedule, loss_section
+        self.forward = Stages(divided.forward, schedule)
+        self.backward = Stages(divided.backward, schedule)
         self._slots = room(schedule.stages, schedule.micro, schedule.rounds)
-        outs = halves.forward.scan.eqn.outvars
-        stacks = {outs[n]: n for n in self.there.stacks}
-        over = enumerate(halves.backward.scan.eqn.invars)
+        outs = divided.forward.scan.eqn.outvars
+        stacks = {outs[n]: n for n in self.forward.stacks}
+        over = enumerate(divided.backward.scan.eqn.invars)
         self._held = {n: stacks[v] for n, v in over if isinstance(v, Var) and v in stacks}
 
     def run(
-        self, there: Work, back: Work, entering: Arrays, given: Sequence[Any], over: Sequence[Any]
-    ) -> Left:
+        self,
+        forward_work: LayerInputs,
+        backward_work: LayerInputs,
+        entering: Arrays,
+        given: Sequence[Any],
+        over: Sequence[Any],
+    ) -> Results:
         """Run all microbatches.
 
         Args:
-            there: inputs of the layers in the forward pass.
-            back: inputs of the layers in the backward pass.
+            forward_work: inputs of the layers in the forward pass.
+            backward_work: inputs of the layers in the backward pass.
             entering: rows that enter the layers, [microbatches, parts, ...].
-            given: inputs of `turn` without rows.
-            over: inputs of `turn` with rows, as `Turn.fed` returns them.
+            given: inputs of `loss_section` without rows.
+            over: inputs of `loss_section` with rows, as `by_microbatch` returns them.
         """
-        schedule, wait = self._schedule, self._schedule.wait
-        aval = jax.eval_shape(self._turned, given, over, entering)
+        schedule, warmup_ticks = self._schedule, self._schedule.warmup_ticks
+        aval = jax.eval_shape(self._backward_inputs, given, over, entering)
         nothing = jax.tree.map(lambda aval: jnp.zeros(aval.shape, aval.dtype), aval)
 
-        def come(tick: Any, now: _ForwardState) -> _ForwardState:
-            return self._forward_tick(there, entering, now, tick)[0]
+        def forward_tick(tick: Any, now: _ForwardState) -> _ForwardState:
+            return self._forward_tick(forward_work, entering, now, tick)[0]
 
-        def both(tick: Any, carry: tuple[_ForwardState, _BackwardState, list[Any]]) -> Any:
+        def forward_backward_tick(
+            tick: Any, carry: tuple[_ForwardState, _BackwardState, list[Any]]
+        ) -> Any:
             now, going, totals = carry
-            now, _ = self._forward_tick(there, entering, now, tick)
-            return now, self._backward_tick(back, now.kept, nothing, going, tick), totals
+            now, _ = self._forward_tick(forward_work, entering, now, tick)
+            return now, self._backward_tick(backward_work, now.kept, nothing, going, tick), totals
 
-        def turning(carry: tuple[_ForwardState, _BackwardState, list[Any]], tick: Any) -> Any:
+        def loss_tick(carry: tuple[_ForwardState, _BackwardState, list[Any]], tick: Any) -> Any:
             now, going, totals = carry
-            now, passed = self._forward_tick(there, entering, now, tick)
-            own = _at(list(over), schedule.seats(tick, stage=self.there.last).micro)
-            turned, totals, left = self._turn(given, totals, own, passed)
-            return (now, self._backward_tick(back, now.kept, turned, going, tick), totals), left
+            now, passed = self._forward_tick(forward_work, entering, now, tick)
+            own = _at(list(over), schedule.items_of_tick(tick, stage=self.forward.last).micro)
+            backward_inputs, totals, left = self._loss_section(given, totals, own, passed)
+            return (
+                now,
+                self._backward_tick(backward_work, now.kept, backward_inputs, going, tick),
+                totals,
+            ), left
 
         each = schedule.stages if schedule.rounds > 1 else schedule.micro
         apart = schedule.rounds * each
@@ -258,29 +272,35 @@ class Alternating:
         def group(carry: tuple[_ForwardState, _BackwardState, list[Any]], tick: Any) -> Any:
             """Run one microbatch for each stage, after the earlier rounds of these microbatches."""
             if apart > each:
-                first = jnp.where(tick == wait, tick, tick + each - apart)
-                carry = jax.lax.fori_loop(first, tick, both, carry)
-            return jax.lax.scan(turning, carry, tick + jnp.arange(each))
+                first = jnp.where(tick == warmup_ticks, tick, tick + each - apart)
+                carry = jax.lax.fori_loop(first, tick, forward_backward_tick, carry)
+            return jax.lax.scan(loss_tick, carry, tick + jnp.arange(each))
 
-        first = jax.lax.fori_loop(0, wait, come, self._start(there, entering))
-        begin = first, self._begin(nothing), self._turn.zeros()
-        starts = wait + apart * jnp.arange(schedule.micro // each)
+        first = jax.lax.fori_loop(
+            0, warmup_ticks, forward_tick, self._start(forward_work, entering)
+        )
+        begin = first, self._begin(nothing), self._loss_section.zeros()
+        starts = warmup_ticks + apart * jnp.arange(schedule.micro // each)
         (last, going, totals), others = jax.lax.scan(group, begin, starts)
 
-        def go(tick: Any, going: _BackwardState) -> _BackwardState:
-            return self._backward_tick(back, last.kept, nothing, going, tick)
+        def backward_tick(tick: Any, going: _BackwardState) -> _BackwardState:
+            return self._backward_tick(backward_work, last.kept, nothing, going, tick)
 
-        going = jax.lax.fori_loop(schedule.ticks, schedule.ticks + wait, go, going)
-        returned = {n: self.back.leaving(array) for n, array in going.left.items()}
+        going = jax.lax.fori_loop(
+            schedule.ticks, schedule.ticks + warmup_ticks, backward_tick, going
+        )
+        returned = {n: self.backward.last_stage_rows(array) for n, array in going.left.items()}
         others = [array.reshape(schedule.micro, *array.shape[2:]) for array in others]
-        return Left(last.totals, going.totals, returned, totals, others)
+        return Results(last.totals, going.totals, returned, totals, others)
 
-    def _start(self, there: Work, entering: Arrays) -> _ForwardState:
-        schedule, stages = self._schedule, self.there
-        state = stages.begun({n: array[0] for n, array in entering.items()})
-        now = _at((there.fed, there.slices), 0)
+    def _start(self, forward_work: LayerInputs, entering: Arrays) -> _ForwardState:
+        schedule, stages = self._schedule, self.forward
+        state = stages.initial_state({n: array[0] for n, array in entering.items()})
+        now = _at((forward_work.fed, forward_work.slices), 0)
         avals = jax.eval_shape(
-            lambda: stages.advanced(there, state, stages.zeros(), now, schedule.seats(0))[2]
+            lambda: stages.run_tick(
+                forward_work, state, stages.zeros(), now, schedule.items_of_tick(0)
+            )[2]
         )
         kept = {
             n: schedule.sharded(jnp.zeros((self._slots, *avals[n].shape), avals[n].dtype), 1)
@@ -289,40 +309,49 @@ class Alternating:
         return _ForwardState(state, stages.zeros(), kept)
 
     def _begin(self, nothing: Arrays) -> _BackwardState:
-        stages = self.back
-        return _BackwardState(stages.begun(nothing), stages.zeros(), stages.leaves(nothing))
+        stages = self.backward
+        return _BackwardState(
+            stages.initial_state(nothing), stages.zeros(), stages.result_buffers(nothing)
+        )
 
     def _forward_tick(
-        self, work: Work, entering: Arrays, now: _ForwardState, tick: Any
+        self, work: LayerInputs, entering: Arrays, now: _ForwardState, tick: Any
     ) -> tuple[_ForwardState, Arrays]:
         """Run a tick of the forward pass; return the state and the results of the last stage."""
-        schedule, stages = self._schedule, self.there
-        seats = schedule.seats(tick)
-        coming = _at(entering, schedule.seats(tick, stage=stages.first).micro)
-        state = stages.entered(now.state, coming, seats)
+        schedule, stages = self._schedule, self.forward
+        items = schedule.items_of_tick(tick)
+        coming = _at(entering, schedule.items_of_tick(tick, stage=stages.first).micro)
+        state = stages.with_entering(now.state, coming, items)
         given = _at((work.fed, work.slices), tick)
-        rows, totals, stacks = stages.advanced(work, state, now.totals, given, seats)
+        rows, totals, stacks = stages.run_tick(work, state, now.totals, given, items)
         kept = {
             n: jax.lax.dynamic_update_index_in_dim(slots, stacks[n], tick % self._slots, 0)
             for n, slots in now.kept.items()
         }
-        passed = {n: stages.leaving(array[None])[0] for n, array in rows.items()}
-        return _ForwardState(stages.moved(rows), totals, kept), passed
+        passed = {n: stages.last_stage_rows(array[None])[0] for n, array in rows.items()}
+        return _ForwardState(stages.shifted(rows), totals, kept), passed
 
     def _backward_tick(
-        self, work: Work, kept: Arrays, turned: Arrays, now: _BackwardState, tick: Any
+        self,
+        work: LayerInputs,
+        kept: Arrays,
+        backward_inputs: Arrays,
+        now: _BackwardState,
+        tick: Any,
     ) -> _BackwardState:
         """Run a tick of the backward pass."""
-        schedule, stages = self._schedule, self.back
-        since = tick - schedule.wait
-        seats = schedule.seats(since, is_late=True)
-        out = schedule.seats(since, stage=stages.last, is_late=True)
-        came = schedule.came(seats)
-        held = {n: self._stored(kept[m], came) for n, m in self._held.items()}
+        schedule, stages = self._schedule, self.backward
+        since = tick - schedule.warmup_ticks
+        items = schedule.items_of_tick(since, is_late=True)
+        out = schedule.items_of_tick(since, stage=stages.last, is_late=True)
+        forward_ticks = schedule.forward_ticks(items)
+        held = {n: self._stored(kept[m], forward_ticks) for n, m in self._held.items()}
         fed, slices = _at((work.fed, work.slices), since)
-        state = stages.entered(now.state, turned, seats)
-        rows, totals, _ = stages.advanced(work, state, now.totals, (fed, slices | held), seats)
-        return _BackwardState(stages.moved(rows), totals, stages.left(now.left, rows, out.micro))
+        state = stages.with_entering(now.state, backward_inputs, items)
+        rows, totals, _ = stages.run_tick(work, state, now.totals, (fed, slices | held), items)
+        return _BackwardState(
+            stages.shifted(rows), totals, stages.store_results(now.left, rows, out.micro)
+        )
 
     def _stored(self, kept: Any, ticks: Any) -> Any:
         """Return the stored results of each stage from its own tick."""
@@ -334,10 +363,14 @@ class Alternating:
         )
         return self._schedule.sharded(own(kept, ticks))
 
-    def _turned(self, given: Sequence[Any], over: Sequence[Any], entering: Arrays) -> Arrays:
+    def _backward_inputs(
+        self, given: Sequence[Any], over: Sequence[Any], entering: Arrays
+    ) -> Arrays:
         """Return the inputs of the backward pass of one microbatch, for their shapes."""
         first = {n: array[0] for n, array in entering.items()}
-        return self._turn(given, self._turn.zeros(), [array[0] for array in over], first)[0]
+        return self._loss_section(
+            given, self._loss_section.zeros(), [array[0] for array in over], first
+        )[0]
 
 
 def _at(tree: Any, place: Any) -> Any:

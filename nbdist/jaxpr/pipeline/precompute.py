@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval
 
-from nbdist.jaxpr.pipeline.schedule import Dealt
+from nbdist.jaxpr.pipeline.schedule import Interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     """Arrays by the number of an input or output of the scan's body."""
 
 
-class Round:
+class PartialLayer:
     """A layer that computes some of its results.
 
     Attributes:
@@ -51,7 +51,7 @@ class Round:
         return dict(zip(self._wanted, outs, strict=True))
 
 
-class Ahead(NamedTuple):
+class Precomputed(NamedTuple):
     """Values that are computed in advance.
 
     Attributes:
@@ -65,32 +65,39 @@ class Ahead(NamedTuple):
     drawn: Arrays
 
 
-def ahead(
-    layers: Layers, given: Arrays, deal: Callable[[Any], Any], collect: Callable[[Any], Any]
-) -> Ahead:
+def precompute(
+    layers: Layers,
+    given: Arrays,
+    interleave: Callable[[Any], Any],
+    deinterleave: Callable[[Any], Any],
+) -> Precomputed:
     """Compute the values of a scan over layers that do not depend on rows.
 
     Args:
         layers: the scan.
-        given: its inputs; scanned ones may be `Dealt`.
-        deal: orders stacked layers by stage.
-        collect: undoes `deal`.
+        given: its inputs; scanned ones may be `Interleaved`.
+        interleave: orders stacked layers by stage.
+        deinterleave: undoes `interleave`.
     """
     first, second = layers.scan.constants, layers.scan.constants + layers.scan.carried
-    alike = {n for n, kind in enumerate(layers.given) if kind == "same"}
+    alike = {n for n, kind in enumerate(layers.input_kinds) if kind == "same"}
     shared = {n: given[n] for n in alike if n < first}
     over = {n: given[n] for n in alike if n >= second}
     carry = {n: given[first + n] for n in layers.carried("same")}
-    passing, left = _passing(layers, shared, over, carry, collect)
-    over = {n: a.array if isinstance(a, Dealt) else deal(a) for n, a in over.items()}
-    over |= {first + n: deal(array) for n, array in passing.items()}
-    stacks = _each(layers, Round(layers.few, layers.stacked("same")), shared, over)
-    left |= {n: Dealt(array) for n, array in stacks.items()}
-    drawn = _each(layers, Round(layers.draws, range(len(layers.draws.outvars))), shared, over)
-    return Ahead(over, left, {n + len(given): array for n, array in drawn.items()})
+    carried, left = _carried_values(layers, shared, over, carry, deinterleave)
+    over = {n: a.array if isinstance(a, Interleaved) else interleave(a) for n, a in over.items()}
+    over |= {first + n: interleave(array) for n, array in carried.items()}
+    stacks = _run_each_layer(
+        layers, PartialLayer(layers.microbatch_body, layers.stacked("same")), shared, over
+    )
+    left |= {n: Interleaved(array) for n, array in stacks.items()}
+    drawn = _run_each_layer(
+        layers, PartialLayer(layers.draws, range(len(layers.draws.outvars))), shared, over
+    )
+    return Precomputed(over, left, {n + len(given): array for n, array in drawn.items()})
 
 
-def _each(layers: Layers, made: Round, shared: Arrays, over: Arrays) -> Arrays:
+def _run_each_layer(layers: Layers, made: PartialLayer, shared: Arrays, over: Arrays) -> Arrays:
     """Return the results of each layer, stacked."""
     own = {n: array for n, array in over.items() if n in made.needed}
     run = jax.vmap(lambda own, _: made(shared | own))
@@ -98,22 +105,22 @@ def _each(layers: Layers, made: Round, shared: Arrays, over: Arrays) -> Arrays:
     return outs
 
 
-def _passing(
-    layers: Layers, shared: Arrays, over: Arrays, carry: Arrays, collect: Callable[[Any], Any]
+def _carried_values(
+    layers: Layers, shared: Arrays, over: Arrays, carry: Arrays, deinterleave: Callable[[Any], Any]
 ) -> tuple[Arrays, Arrays]:
     """Return carried values: the stack of each layer's input, and the final values."""
     if not carry:
         return {}, {}
     first = layers.scan.constants
-    made = Round(layers.few, carry)
+    made = PartialLayer(layers.microbatch_body, carry)
 
     def one(now: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
         return made(shared | own | {first + n: array for n, array in now.items()}), now
 
     own = {
-        n: collect(array.array) if isinstance(array, Dealt) else array
+        n: deinterleave(array.array) if isinstance(array, Interleaved) else array
         for n, array in over.items()
         if n in made.needed
     }
-    left, passing = jax.lax.scan(one, carry, own, layers.length, reverse=layers.reverse)
-    return passing, left
+    left, carried = jax.lax.scan(one, carry, own, layers.length, reverse=layers.reverse)
+    return carried, left

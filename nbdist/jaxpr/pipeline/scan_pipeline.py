@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nbdist.jaxpr.pipeline.layer_scans import Layers
     from nbdist.jaxpr.pipeline.precompute import Arrays
     from nbdist.jaxpr.pipeline.schedule import Schedule
-    from nbdist.jaxpr.pipeline.stages import Work
+    from nbdist.jaxpr.pipeline.stages import LayerInputs
 
 
 class Pipeline:
@@ -41,18 +41,19 @@ class Pipeline:
         """Run the scan.
 
         Args:
-            given: its inputs. Constants with rows may be `Alike`, and scanned inputs `Skewed` or
-                `Dealt`.
+            given: its inputs. Constants with rows may be `RowInvariant`, and scanned inputs
+                `Skewed` or `Interleaved`.
 
         Returns:
-            The results of the scan; stacks of rows are `Skewed`, other stacks `Dealt`, sums plain.
+            The results of the scan; stacks of rows are `Skewed`, other stacks `Interleaved`, sums
+            plain.
         """
         layers, schedule, stages = self._layers, self._schedule, self._stages
         first, outs = layers.scan.constants, layers.scan.eqn.outvars
-        work = stages.work(given)
+        work = stages.prepare(given)
         entering = {n: schedule.entering(given[first + n], outs[n]) for n in stages.passed}
-        state = stages.begun({n: array[0] for n, array in entering.items()})
-        rows = stages.leaves({n: array[0] for n, array in entering.items()})
+        state = stages.initial_state({n: array[0] for n, array in entering.items()})
+        rows = stages.result_buffers({n: array[0] for n, array in entering.items()})
         (_, totals, rows), stacks = jax.lax.scan(
             partial(self._tick, work, entering),
             (state, stages.zeros(), rows),
@@ -61,18 +62,20 @@ class Pipeline:
         )
         left = work.left | stages.sums(totals, given)
         left |= {n: Skewed(array) for n, array in stacks.items()}
-        left |= {n: schedule.leaving(stages.leaving(array), outs[n]) for n, array in rows.items()}
+        left |= {
+            n: schedule.leaving(stages.last_stage_rows(array), outs[n]) for n, array in rows.items()
+        }
         return [left[n] for n in range(len(left))]
 
     def _tick(
-        self, work: Work, entering: Arrays, carry: tuple[Arrays, Arrays, Arrays], at: Any
+        self, work: LayerInputs, entering: Arrays, carry: tuple[Arrays, Arrays, Arrays], at: Any
     ) -> tuple[Any, Any]:
         (state, totals, left), (tick, *now) = carry, at
         schedule, stages = self._schedule, self._stages
-        seats, next_, out = (
-            schedule.seats(tick, stage=s) for s in (None, stages.first, stages.last)
+        items, next_, out = (
+            schedule.items_of_tick(tick, stage=s) for s in (None, stages.first, stages.last)
         )
         coming = {n: jax.lax.dynamic_index_in_dim(a, next_.micro) for n, a in entering.items()}
-        state = stages.entered(state, coming, seats)
-        rows, totals, stacks = stages.advanced(work, state, totals, tuple(now), seats)
-        return (stages.moved(rows), totals, stages.left(left, rows, out.micro)), stacks
+        state = stages.with_entering(state, coming, items)
+        rows, totals, stacks = stages.run_tick(work, state, totals, tuple(now), items)
+        return (stages.shifted(rows), totals, stages.store_results(left, rows, out.micro)), stacks

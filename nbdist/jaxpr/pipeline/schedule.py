@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
-from nbdist.jaxpr.pipeline.interleaving import collected, dealt
+from nbdist.jaxpr.pipeline.interleaving import deinterleaved, interleaved
 from nbdist.jaxpr.sharding_constraints import axes_of
 from nbdist.planner.graph.pipeline_schedule import ticks
 from nbdist.records import DATA, STAGE
@@ -45,8 +45,8 @@ class Skewed(NamedTuple):
     array: Any
 
 
-class Dealt(NamedTuple):
-    """Values of each layer without rows, in the order of `Schedule.dealt`.
+class Interleaved(NamedTuple):
+    """Values of each layer without rows, in the order of `Schedule.interleaved`.
 
     Attributes:
         array: [layers, ...].
@@ -55,7 +55,7 @@ class Dealt(NamedTuple):
     array: Any
 
 
-class Ticks(NamedTuple):
+class StageItems(NamedTuple):
     """Items of all stages in a tick, each [stages], or of one stage.
 
     Attributes:
@@ -102,11 +102,13 @@ class Schedule:
         return self.rounds * self.micro
 
     @property
-    def wait(self) -> int:
+    def warmup_ticks(self) -> int:
         """Ticks before the first microbatch reaches its last round at the last stage."""
         return self.rounds * self.stages - 1
 
-    def seats(self, tick: Any, *, stage: int | None = None, is_late: bool = False) -> Ticks:
+    def items_of_tick(
+        self, tick: Any, *, stage: int | None = None, is_late: bool = False
+    ) -> StageItems:
         """Return the items of stages in a tick.
 
         Args:
@@ -114,23 +116,23 @@ class Schedule:
             stage: a single stage; indexing the result of all stages would send a message.
             is_late: whether the last stage and the last round come first, as in a backward pass.
         """
-        wait: Any = jnp.arange(self.stages) if stage is None else stage
-        item = tick - (self.stages - 1 - wait if is_late else wait)
-        micro, turn = self._of(item)
+        delay: Any = jnp.arange(self.stages) if stage is None else stage
+        item = tick - (self.stages - 1 - delay if is_late else delay)
+        micro, round_ = self._of(item)
         is_working = (item >= 0) & (item < self.items)
-        return Ticks(micro, self.rounds - 1 - turn if is_late else turn, is_working)
+        return StageItems(micro, self.rounds - 1 - round_ if is_late else round_, is_working)
 
-    def came(self, seats: Ticks) -> Any:
+    def forward_ticks(self, items: StageItems) -> Any:
         """Return, for each stage, the tick of the forward pass that processed the same item."""
-        item = seats.micro // self.stages * self.rounds * self.stages
-        item += seats.round * self.stages + seats.micro % self.stages
+        item = items.micro // self.stages * self.rounds * self.stages
+        item += items.round * self.stages + items.micro % self.stages
         return item + jnp.arange(self.stages)
 
     def _of(self, item: Any) -> tuple[Any, Any]:
         """Return the microbatch and the round of an item."""
         item = jnp.clip(item, 0, self.items - 1)
-        turn, own = jnp.divmod(item, self.rounds * self.stages)
-        return turn * self.stages + own % self.stages, own // self.stages
+        group, own = jnp.divmod(item, self.rounds * self.stages)
+        return group * self.stages + own % self.stages, own // self.stages
 
     def divided(self, array: Any, var: Any) -> Any:
         """Return rows as [microbatches, parts, ...], where the rows of a part are on one device.
@@ -156,30 +158,30 @@ class Schedule:
         last = jnp.moveaxis(apart, (0, 1), (dim + 2, dim))
         return last.reshape(*head, self.rows.batch * beside, *tail)
 
-    def fed(self, array: Any, var: Any, *, is_late: bool) -> Any:
+    def feed_by_tick(self, array: Any, var: Any, *, is_late: bool) -> Any:
         """Return rows that all layers read, as [ticks, stages, parts, ...].
 
         Args:
             array: the rows.
             var: the variable of the array.
-            is_late: as in `seats`.
+            is_late: as in `items_of_tick`.
         """
         return self._by_ticks(self.divided(array, var), None, is_late=is_late)
 
     def skewed(self, array: Any, var: Any, *, is_late: bool) -> Skewed:
-        """Return a stack of rows [layers, ...] by ticks; layers are in the order of `dealt`."""
+        """Return a stack of `interleaved` rows, [layers, ...], by ticks."""
         stack = self.by_stages(self.divided(array, var), 2)
         return Skewed(self._by_ticks(stack, 2, is_late=is_late))
 
-    def whole(self, skewed: Skewed, var: Any) -> Any:
+    def unskewed(self, skewed: Skewed, var: Any) -> Any:
         """Undo `skewed`, with layers in their original order."""
 
         def own(array: Any, stage: Any) -> Any:
             items = jax.lax.dynamic_slice_in_dim(array, stage, self.items)
             if self.rounds == 1:
                 return items
-            turns = items.reshape(-1, self.rounds, self.stages, *items.shape[1:])
-            apart = jnp.moveaxis(turns, 1, 3)  # [turns, stages, parts, rounds, ...]
+            groups = items.reshape(-1, self.rounds, self.stages, *items.shape[1:])
+            apart = jnp.moveaxis(groups, 1, 3)  # [groups, stages, parts, rounds, ...]
             shape = apart.shape
             return apart.reshape(self.micro, shape[2], shape[3] * shape[4], *shape[5:])
 
@@ -187,7 +189,7 @@ class Schedule:
         stack = run(skewed.array, jnp.arange(self.stages))
         shape = stack.shape
         rows = self.leaving(stack.reshape(*shape[:2], shape[2] * shape[3], *shape[4:]), var)
-        return self.collected(rows, is_cut=False)
+        return self.deinterleaved(rows, is_cut=False)
 
     def entering(self, array: Any, var: Any) -> Any:
         """Return `divided` rows, gathered so that each stage has all rows of a part."""
@@ -214,16 +216,16 @@ class Schedule:
         rest[dim] = axes
         return jax.lax.with_sharding_constraint(made, jax.P(*rest))
 
-    def dealt(self, array: Any, *, is_cut: bool) -> Any:
+    def interleaved(self, array: Any, *, is_cut: bool) -> Any:
         """Return [layers, ...] ordered by stage and round."""
-        return dealt(array, self.stages, self.rounds, is_cut=is_cut)
+        return interleaved(array, self.stages, self.rounds, is_cut=is_cut)
 
-    def collected(self, array: Any, *, is_cut: bool) -> Any:
-        """Undo `dealt`."""
-        return collected(array, self.stages, self.rounds, is_cut=is_cut)
+    def deinterleaved(self, array: Any, *, is_cut: bool) -> Any:
+        """Undo `interleaved`."""
+        return deinterleaved(array, self.stages, self.rounds, is_cut=is_cut)
 
     def by_stages(self, array: Any, dim: int = 0) -> Any:
-        """Split a dimension of layers in the order of `dealt` into stages and their layers."""
+        """Split a dimension of `interleaved` layers into stages and their layers."""
         shape = array.shape
         apart = (self.stages, shape[dim] // self.stages)
         return array.reshape(*shape[:dim], *apart, *shape[dim + 1 :])
@@ -246,27 +248,27 @@ class Schedule:
     def _by_ticks(self, array: Any, dim: int | None, *, is_late: bool) -> Any:
         """Return the values of all stages by ticks, out of [microbatches, ...]."""
 
-        def own(array: Any, micro: Any, turn: Any) -> Any:
+        def own(array: Any, micro: Any, round_: Any) -> Any:
             if dim is None or self.rounds == 1:
                 return array[micro]
             shape = array.shape
             apart = (self.rounds, shape[2] // self.rounds)
-            return array.reshape(*shape[:2], *apart, *shape[3:])[micro, :, turn]
+            return array.reshape(*shape[:2], *apart, *shape[3:])[micro, :, round_]
 
         run = jax.vmap(own, in_axes=(dim, 1, 1), out_axes=1)
-        seats = self.seats(jnp.arange(self.ticks)[:, None], is_late=is_late)
-        return self.sharded(run(array, seats.micro, seats.round), 1)
+        items = self.items_of_tick(jnp.arange(self.ticks)[:, None], is_late=is_late)
+        return self.sharded(run(array, items.micro, items.round), 1)
 
 
-def inner(jaxpr: Jaxpr) -> Iterator[Any]:
+def inner_equations(jaxpr: Jaxpr) -> Iterator[Any]:
     """Yield the equations of all inner programs."""
     for eqn in jaxpr.eqns:
         for body in jaxprs_in_params(eqn.params):
             yield from body.eqns
-            yield from inner(body)
+            yield from inner_equations(body)
 
 
-def names(eqn: Any, axis: str) -> bool:
+def constrains_axis(eqn: Any, axis: str) -> bool:
     """Return whether an equation constrains how an array is cut over a mesh axis, or may do so."""
     if eqn.primitive.name != "sharding_constraint":
         return False

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from nbdist.jaxpr.microbatches import accumulator_dtype
-from nbdist.jaxpr.pipeline.precompute import Round, ahead
+from nbdist.jaxpr.pipeline.precompute import PartialLayer, precompute
 from nbdist.jaxpr.pipeline.schedule import Skewed, chosen, of_stage
 from nbdist.records import DATA, STAGE
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from nbdist.jaxpr.pipeline.layer_scans import Layers
     from nbdist.jaxpr.pipeline.precompute import Arrays
-    from nbdist.jaxpr.pipeline.schedule import Schedule, Ticks
+    from nbdist.jaxpr.pipeline.schedule import Schedule, StageItems
 
 
-class Alike(NamedTuple):
+class RowInvariant(NamedTuple):
     """A value that is the same for each row.
 
     Attributes:
@@ -36,7 +36,7 @@ class Alike(NamedTuple):
     array: Any
 
 
-class Work(NamedTuple):
+class LayerInputs(NamedTuple):
     """Inputs of the layers without those that stages pass on, by the number of the body's input.
 
     Attributes:
@@ -73,35 +73,37 @@ class Stages:
         self.passed, self.stacks = layers.carried("rows"), layers.stacked("rows")
         self._added, self._gradients = layers.carried("sum"), layers.stacked("sum")
         wanted = [*self.passed, *self._added, *self._gradients, *self.stacks]
-        self._round = Round(layers.few, wanted)
+        self._round = PartialLayer(layers.microbatch_body, wanted)
         ends = (0, schedule.stages - 1)
         self.first, self.last = ends[::-1] if layers.reverse else ends
-        self._begins = schedule.rounds - 1 if layers.reverse else 0
-        self._per = layers.length // (schedule.stages * schedule.rounds)
+        self._first_round = schedule.rounds - 1 if layers.reverse else 0
+        self._block_size = layers.length // (schedule.stages * schedule.rounds)
 
-    def work(self, given: Sequence[Any], *, is_late: bool = False) -> Work:
+    def prepare(self, given: Sequence[Any], *, is_late: bool = False) -> LayerInputs:
         """Prepare the inputs of the layers.
 
         Args:
-            given: inputs of the scan. Constants with rows may be `Alike`, scanned inputs `Skewed`
-                or `Dealt`; None for values that arrive with the ticks.
+            given: inputs of the scan. Constants with rows may be `RowInvariant`, scanned inputs
+                `Skewed` or `Interleaved`; None for values that arrive with the ticks.
             is_late: whether a microbatch is at the last stage first.
         """
         layers, schedule = self._layers, self._schedule
-        deal = partial(schedule.dealt, is_cut=True)
-        collect = partial(schedule.collected, is_cut=True)
-        made = ahead(layers, dict(enumerate(given)), deal, collect)
+        interleave = partial(schedule.interleaved, is_cut=True)
+        deinterleave = partial(schedule.deinterleaved, is_cut=True)
+        made = precompute(layers, dict(enumerate(given)), interleave, deinterleave)
         drawn = [schedule.sharded(array, parts=False) for array in made.drawn.values()]
         all_ = [*given, *drawn]
         needed, (constants, _, _) = self._round.needed, layers.scan.parts(all_)
-        work = Work({}, {}, {}, {}, made.left)
+        work = LayerInputs({}, {}, {}, {}, made.left)
         for n, value in enumerate(constants):
-            if isinstance(value, Alike):
+            if isinstance(value, RowInvariant):
                 work.shared[n] = value.array
-            elif layers.given[n] == "same":
+            elif layers.input_kinds[n] == "same":
                 work.shared[n] = value
             elif n in needed:
-                work.fed[n] = schedule.fed(value, layers.scan.eqn.invars[n], is_late=is_late)
+                work.fed[n] = schedule.feed_by_tick(
+                    value, layers.scan.eqn.invars[n], is_late=is_late
+                )
         for n in sorted(needed.difference(range(len(constants)))):
             if n in made.over:
                 work.blocks[n] = schedule.sharded(schedule.by_stages(made.over[n]), parts=False)
@@ -109,11 +111,11 @@ class Stages:
                 work.slices[n] = all_[n].array
             elif n >= len(constants) + layers.scan.carried and all_[n] is not None:
                 var = layers.scan.eqn.invars[n]
-                rows = all_[n] if n >= len(given) else schedule.dealt(all_[n], is_cut=False)
+                rows = all_[n] if n >= len(given) else schedule.interleaved(all_[n], is_cut=False)
                 work.slices[n] = schedule.skewed(rows, var, is_late=is_late).array
         return work
 
-    def begun(self, entering: Arrays) -> Arrays:
+    def initial_state(self, entering: Arrays) -> Arrays:
         """Return the initial values of all stages, shaped like such rows; they are discarded."""
         schedule = self._schedule
         return {
@@ -121,14 +123,21 @@ class Stages:
             for n, array in entering.items()
         }
 
-    def entered(self, state: Arrays, entering: Mapping[int, Any], seats: Ticks) -> Arrays:
+    def with_entering(
+        self, state: Arrays, entering: Mapping[int, Any], items: StageItems
+    ) -> Arrays:
         """Return the values of stages after a microbatch has entered the first stage and round."""
         is_first = jnp.arange(self._schedule.stages) == self.first
-        is_first &= seats.round == self._begins
+        is_first &= items.round == self._first_round
         return {n: chosen(is_first, array, state[n]) for n, array in entering.items()}
 
-    def advanced(
-        self, work: Work, state: Arrays, totals: Arrays, now: tuple[Arrays, Arrays], seats: Ticks
+    def run_tick(
+        self,
+        work: LayerInputs,
+        state: Arrays,
+        totals: Arrays,
+        now: tuple[Arrays, Arrays],
+        items: StageItems,
     ) -> tuple[Arrays, Arrays, Arrays]:
         """Run a tick.
 
@@ -137,24 +146,24 @@ class Stages:
             state: values that stages received.
             totals: sums so far.
             now: inputs of the layers for this tick: `fed` and `slices` of the work.
-            seats: items of the stages.
+            items: items of the stages.
 
         Returns:
             Values to pass on, the new sums, and stacked results of the layers.
         """
         schedule = self._schedule
         fed, slices = now
-        left = self._stages(work.shared, work.blocks, fed, state, slices, seats.round)
-        totals = {n: self._summed(total, left[n], seats, n) for n, total in totals.items()}
+        left = self._stages(work.shared, work.blocks, fed, state, slices, items.round)
+        totals = {n: self._summed(total, left[n], items, n) for n, total in totals.items()}
         rows = {n: schedule.sharded(left[n]) for n in self.passed}
         return rows, totals, {n: schedule.sharded(left[n]) for n in self.stacks}
 
-    def moved(self, rows: Arrays) -> Arrays:
+    def shifted(self, rows: Arrays) -> Arrays:
         """Pass values on to the next stages."""
         step = -1 if self._layers.reverse else 1
         return {n: self._schedule.sharded(jnp.roll(array, step, 0)) for n, array in rows.items()}
 
-    def leaves(self, passed: Arrays) -> Arrays:
+    def result_buffers(self, passed: Arrays) -> Arrays:
         """Return zeros for the results of all microbatches: [microbatches, stages, parts, ...]."""
         schedule = self._schedule
         sizes = schedule.micro, schedule.stages
@@ -163,11 +172,11 @@ class Stages:
             for n, array in passed.items()
         }
 
-    def left(self, before: Arrays, rows: Arrays, micro: Any) -> Arrays:
+    def store_results(self, before: Arrays, rows: Arrays, micro: Any) -> Arrays:
         """Store the results of a tick; those of the last round at the last stage remain.
 
         Args:
-            before: the results so far, as from `leaves`.
+            before: the results so far, as from `result_buffers`.
             rows: results of all stages.
             micro: the microbatch at the last stage.
         """
@@ -176,7 +185,7 @@ class Stages:
             for n, array in before.items()
         }
 
-    def leaving(self, rows: Any) -> Any:
+    def last_stage_rows(self, rows: Any) -> Any:
         """Return the rows of the last stage, out of [ticks, stages, parts, ...]."""
         return of_stage(rows, self.last, 1)
 
@@ -195,19 +204,21 @@ class Stages:
         left = {n: self._total(n, totals[n].sum((0, 1)), given[first + n]) for n in self._added}
         return left | {n: self._of_layers(n, totals[n]) for n in self._gradients}
 
-    def _summed(self, total: Any, new: Any, seats: Ticks, n: int) -> Any:
+    def _summed(self, total: Any, new: Any, items: StageItems, n: int) -> Any:
         """Add the sums of a tick; gradients of a block are added to its own layers."""
         new = new.astype(total.dtype)
         if n not in self._gradients or self._schedule.rounds == 1:
-            return self._schedule.sharded(chosen(seats.is_working, total + new, total))
+            return self._schedule.sharded(chosen(items.is_working, total + new, total))
 
-        def own(total: Any, new: Any, turn: Any, is_working: Any) -> Any:
-            before = jax.lax.dynamic_slice_in_dim(total, turn * self._per, self._per, 1)
+        def own(total: Any, new: Any, round_: Any, is_working: Any) -> Any:
+            before = jax.lax.dynamic_slice_in_dim(
+                total, round_ * self._block_size, self._block_size, 1
+            )
             now = jnp.where(is_working, before + new, before)
-            return jax.lax.dynamic_update_slice_in_dim(total, now, turn * self._per, 1)
+            return jax.lax.dynamic_update_slice_in_dim(total, now, round_ * self._block_size, 1)
 
         run = jax.vmap(own, spmd_axis_name=STAGE)
-        return self._schedule.sharded(run(total, new, seats.round, seats.is_working))
+        return self._schedule.sharded(run(total, new, items.round, items.is_working))
 
     def _stages(self, *given: Any) -> Arrays:
         """Run all stages and parts; the arguments are those of `_stage` with these dimensions."""
@@ -218,7 +229,13 @@ class Stages:
         return made
 
     def _stage(
-        self, shared: Arrays, blocks: Arrays, fed: Arrays, state: Arrays, slices: Arrays, turn: Any
+        self,
+        shared: Arrays,
+        blocks: Arrays,
+        fed: Arrays,
+        state: Arrays,
+        slices: Arrays,
+        round_: Any,
     ) -> Arrays:
         """Run the layers of one stage on one part of a microbatch, in one round."""
         first = self._layers.scan.constants
@@ -228,15 +245,19 @@ class Stages:
             outs = self._round(shared | fed | own | carry)
             return {n: outs.pop(n) for n in now}, outs
 
-        avals: list[Any] = [var.aval for var in self._layers.few.outvars]
+        avals: list[Any] = [var.aval for var in self._layers.microbatch_body.outvars]
         zeros = {n: jnp.zeros(avals[n].shape, avals[n].dtype) for n in self._added}
         if self._schedule.rounds > 1:
             blocks = {
-                n: jax.lax.dynamic_slice_in_dim(array, turn * self._per, self._per)
+                n: jax.lax.dynamic_slice_in_dim(array, round_ * self._block_size, self._block_size)
                 for n, array in blocks.items()
             }
         passed, left = jax.lax.scan(
-            layer, state | zeros, blocks | slices, self._per, reverse=self._layers.reverse
+            layer,
+            state | zeros,
+            blocks | slices,
+            self._block_size,
+            reverse=self._layers.reverse,
         )
         return {**passed, **left}
 
@@ -244,7 +265,7 @@ class Stages:
         aval: Any = self._layers.scan.eqn.outvars[n].aval
         own = aval.shape
         if n in self._gradients:
-            own = (self._per * self._schedule.rounds, *own[1:])
+            own = (self._block_size * self._schedule.rounds, *own[1:])
         shape = (self._schedule.stages, self._schedule.parts, *own)
         return self._schedule.sharded(jnp.zeros(shape, accumulator_dtype(aval.dtype)))
 
@@ -252,7 +273,7 @@ class Stages:
         """Return [stages, parts, layers of all blocks of a stage, ...] as [layers, ...]."""
         summed = self._schedule.sharded(totals.sum(1), parts=False)
         whole = self._total(n, summed.reshape(self._layers.length, *summed.shape[2:]), 0)
-        return self._schedule.collected(whole, is_cut=True)
+        return self._schedule.deinterleaved(whole, is_cut=True)
 
     def _total(self, n: int, total: Any, before: Any) -> Any:
         aval: Any = self._layers.scan.eqn.outvars[n].aval

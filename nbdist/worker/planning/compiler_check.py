@@ -22,7 +22,7 @@ from nbdist.planner.search.search import plans
 from nbdist.records import STAGE, RunnerUp
 from nbdist.worker.planning.compile_job import REFUSED, Job, Outcome, partition
 from nbdist.worker.planning.rewrite import rewritten
-from nbdist.worker.planning.sharding import lie_of, put_together
+from nbdist.worker.planning.sharding import mesh_layout_of, put_together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -133,26 +133,26 @@ def _job(
         tuple(found.axes),
         axis_types=(jax.sharding.AxisType.Auto,) * len(found.axes),
     )
-    specs = {tensor.path: tensor.spec for tensor in found.tensors}
+    planned = {tensor.path: tensor.spec for tensor in found.tensors}
     kinds = [variable.aval for variable in traced.jaxpr.invars]
-    lie = [
-        _rows(kind.shape, found) if role == "batch" else specs.get(path, ())
+    specs: list[Spec] = [
+        _rows(kind.shape, found) if role == "batch" else planned.get(path, ())
         for (path, role), kind in zip(inputs, kinds, strict=True)
     ]
     carried = sum(role == "carried" for _, role in inputs)
     reported = len(traced.jaxpr.outvars) - carried
-    outputs: list[Spec] = [()] * reported + lie[:carried]
+    outputs: list[Spec] = [()] * reported + specs[:carried]
     arguments = [
         jax.ShapeDtypeStruct(
             kind.shape, kind.dtype, sharding=jax.NamedSharding(mesh, partition(spec))
         )
-        for kind, spec in zip(kinds, lie, strict=True)
+        for kind, spec in zip(kinds, specs, strict=True)
     ]
 
     def exported() -> bytes:
         with jax.sharding.use_abstract_mesh(mesh):
             stages = found.axes.get(STAGE, 1)
-            own = lie_of(found, mesh, lie)
+            own = mesh_layout_of(found, mesh, specs)
             closed = rewritten(traced, inputs, found.remat, found.micro, stages, own, found.staging)
             step = jax.jit(
                 _with_rows(closed, [role for _, role in inputs], found.axes),
@@ -167,7 +167,7 @@ def _job(
         target=compiler,
         program=program,
         axes=found.axes,
-        inputs=tuple(lie),
+        inputs=tuple(specs),
         outputs=tuple(outputs),
         carried=carried,
     )

@@ -14,7 +14,7 @@ import jax
 import msgspec
 from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
 
-from nbdist.jaxpr.pipeline.build import check_alternates, layers_of
+from nbdist.jaxpr.pipeline.build import check_1f1b, layers_of
 from nbdist.jaxpr.planner_model import model_of
 from nbdist.planner.cost.measured import benched_chip, benched_links
 from nbdist.planner.cost.time import Target
@@ -99,7 +99,7 @@ def _planned(
         return layers_of(variant(remat, 1), inputs)
 
     def alternates(remat: Remat) -> None:
-        check_alternates(variant(remat, 1), inputs)
+        check_1f1b(variant(remat, 1), inputs)
 
     steps = Steps(model_of(traced, inputs), model, layers, alternates)
     if wishes.verify and jax.process_index() == 0:

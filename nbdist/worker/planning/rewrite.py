@@ -12,7 +12,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from nbdist.jaxpr.microbatches import in_parts
-from nbdist.jaxpr.pipeline.build import piped
+from nbdist.jaxpr.pipeline.build import as_pipeline
 from nbdist.jaxpr.remat import rematerialised
 from nbdist.jaxpr.sharding_constraints import with_sharded_products
 from nbdist.records import GPIPE, Staging
@@ -20,7 +20,7 @@ from nbdist.records import GPIPE, Staging
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nbdist.jaxpr.sharding_constraints import Lie
+    from nbdist.jaxpr.sharding_constraints import MeshLayout
     from nbdist.planner.graph.model import Role
     from nbdist.records import Remat
 
@@ -31,7 +31,7 @@ def rewritten(
     remat: Remat,
     micro: int,
     stages: int = 1,
-    lie: Lie | None = None,
+    layout: MeshLayout | None = None,
     staging: Staging = GPIPE,
 ) -> ClosedJaxpr:
     """Rewrite the jaxpr of a step.
@@ -42,7 +42,7 @@ def rewritten(
         remat: Rematerialization of activations.
         micro: Number of microbatches; with several stages, those of the pipeline.
         stages: Number of pipeline stages.
-        lie: Shardings of products; None for no constraints.
+        layout: Shardings of products; None for no constraints.
         staging: Pipeline schedule.
 
     Raises:
@@ -52,9 +52,9 @@ def rewritten(
         closed = in_parts(closed, inputs, micro)
     if remat:
         closed = rematerialised(closed, inputs, remat)
-    if lie is not None:
-        closed = with_sharded_products(closed, inputs, lie)
-    return piped(closed, inputs, stages, micro, staging) if stages > 1 else closed
+    if layout is not None:
+        closed = with_sharded_products(closed, inputs, layout)
+    return as_pipeline(closed, inputs, stages, micro, staging) if stages > 1 else closed
 
 
 def rewriting(
@@ -62,7 +62,7 @@ def rewriting(
     remat: Remat,
     micro: int,
     stages: int = 1,
-    lie: Lie | None = None,
+    layout: MeshLayout | None = None,
     staging: Staging = GPIPE,
 ) -> Callable[..., Any]:
     """Return a step that rewrites itself; smaller batches (its last argument) use fewer parts."""
@@ -80,7 +80,7 @@ def rewriting(
         own = stages if parts > 1 else 1
         rounds = staging.rounds if parts % stages == 0 else 1  # a batch with fewer rows
         now = staging._replace(rounds=rounds)
-        made = rewritten(closed, inputs, remat, parts, own, lie, now)
+        made = rewritten(closed, inputs, remat, parts, own, layout, now)
         return jax.tree.unflatten(jax.tree.structure(shapes), jaxpr_as_fun(made)(*leaves))
 
     return run

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import jax
 
 from nbdist.jaxpr.pipeline.schedule import row_axes
-from nbdist.jaxpr.sharding_constraints import Lie, axes_of
+from nbdist.jaxpr.sharding_constraints import MeshLayout, axes_of
 from nbdist.records import DATA, STAGE
 from nbdist.worker.data.batches import map_arrays
 from nbdist.worker.jax.arrays.leaves import Spread
@@ -74,10 +74,10 @@ class Lowered:
             axes_of(sharding.spec) if is_over(sharding, self.mesh) else ()
             for sharding in jax.tree.leaves(shardings)
         ]
-        plan, lie = self._plan, lie_of(self._plan, self.mesh, specs)
-        if plan.remat or plan.micro > 1 or lie is not None:
+        plan, layout = self._plan, mesh_layout_of(self._plan, self.mesh, specs)
+        if plan.remat or plan.micro > 1 or layout is not None:
             stages = plan.axes.get(STAGE, 1)
-            step = rewriting(step, plan.remat, plan.micro, stages, lie, plan.staging)
+            step = rewriting(step, plan.remat, plan.micro, stages, layout, plan.staging)
         if not self._is_split:
             return step
 
@@ -92,10 +92,12 @@ class Lowered:
         return jax.set_mesh(self.mesh) if self._is_split else contextlib.nullcontext()
 
 
-def lie_of(plan: Plan, mesh: Mesh | AbstractMesh, specs: Sequence[Spec]) -> Lie | None:
+def mesh_layout_of(
+    plan: Plan, mesh: Mesh | AbstractMesh, specs: Sequence[Spec]
+) -> MeshLayout | None:
     """Return the shardings that constrain a step's products; None if XLA needs no constraints."""
     is_cut = plan.zero == 3 or plan.devices > plan.axes[DATA]
-    return Lie(mesh, specs, is_cut, plan.sequence) if is_cut or plan.zero else None
+    return MeshLayout(mesh, specs, is_cut, plan.sequence) if is_cut or plan.zero else None
 
 
 def put_together(array: jax.Array, sizes: Mapping[str, int]) -> jax.Array:

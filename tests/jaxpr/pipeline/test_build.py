@@ -14,7 +14,7 @@ from flax import nnx
 from hypothesis import given, settings
 
 from nbdist.errors import PlanError
-from nbdist.jaxpr.pipeline.build import layers_of, piped
+from nbdist.jaxpr.pipeline.build import layers_of, as_pipeline
 from nbdist.jaxpr.planner_model import model_of
 from nbdist.records import GPIPE, Staging
 from nbdist.worker.planning.rewrite import rewriting
@@ -408,7 +408,7 @@ def gradient_step(layer: Callable[..., Any]) -> Callable[..., Any]:
 def test_layers_that_mix_rows_are_refused(layer: Callable[..., Any], message: str) -> None:
     closed, inputs = traced(gradient_step(layer), stacked(4), rows_of(8, 5))
     with pytest.raises(PlanError, match=f"the scan over 4 layers cannot run in .*: .*{message}"):
-        piped(closed, inputs, 2, 4)
+        as_pipeline(closed, inputs, 2, 4)
     with pytest.raises(PlanError, match=message):
         layers_of(closed, inputs)
 
@@ -417,9 +417,9 @@ def test_indivisible_sizes_are_refused_with_alternatives() -> None:
     closed, inputs = traced(step_of(scanned), *params_and_batch())
     assert set(layers_of(closed, inputs)) == {LAYERS}
     with pytest.raises(PlanError, match=rf"{LAYERS} layers .* 5 stages: stack 20 or 25"):
-        piped(closed, inputs, 5, 4)
+        as_pipeline(closed, inputs, 5, 4)
     with pytest.raises(PlanError, match=rf"{ROWS} rows .* micro=6: .* 2, 4, 8, 16, 32, 64, or"):
-        piped(closed, inputs, 2, 6)
+        as_pipeline(closed, inputs, 2, 6)
     closed, inputs = traced(step_of(unrolled), *params_and_batch())
     with pytest.raises(PlanError, match="no scan over layers"):
         layers_of(closed, inputs)
@@ -433,14 +433,14 @@ def test_checkpoint_around_all_layers_is_refused() -> None:
         jax.jit(rewriting(step, "full", 1))(*params_and_batch()), jax.jit(step)(*params_and_batch())
     )
     with pytest.raises(PlanError, match=r"checkpoint the layer instead"):
-        piped(closed, inputs, 2, 4)
+        as_pipeline(closed, inputs, 2, 4)
 
 
 def test_stage_keeps_only_results_of_its_layers() -> None:
     """Each stack of layer results has a stage dimension; no value holds all layers."""
     stages, micro = 4, 8
     closed, inputs = traced(step_of(scanned), *params_and_batch())
-    made = piped(closed, inputs, stages, micro)
+    made = as_pipeline(closed, inputs, stages, micro)
     shapes = {var.aval.shape for eqn in made.jaxpr.eqns for var in eqn.outvars}
     ticks, part = micro + stages - 1, ROWS // micro
     assert (ticks, stages, 1, LAYERS // stages, part, 4 * WIDTH) in shapes

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from nbdist.errors import PlanError
-from nbdist.jaxpr.pipeline.build import piped
+from nbdist.jaxpr.pipeline.build import as_pipeline
 from nbdist.records import Staging
 from tests.jaxpr.pipeline.test_build import assert_same_in_stages, stacked, training
 from tests.jaxpr.pipeline.test_mesh import run_on_eight_devices
@@ -128,6 +128,6 @@ def test_indivisible_sizes_are_refused() -> None:
     rows = rows_of(2, 12, 5)
     closed, inputs = traced(step, stacked(8), (rows[0], rows[1]))
     with pytest.raises(PlanError, match="multiple of the 4 stages as micro, not 6: take 4 or 8"):
-        piped(closed, inputs, 4, 6, Staging("gpipe", 2))
+        as_pipeline(closed, inputs, 4, 6, Staging("gpipe", 2))
     with pytest.raises(PlanError, match="8 layers do not divide into 4 stages x 3 rounds"):
-        piped(closed, inputs, 4, 4, Staging("gpipe", 3))
+        as_pipeline(closed, inputs, 4, 4, Staging("gpipe", 3))

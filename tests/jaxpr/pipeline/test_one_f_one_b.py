@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from nbdist.errors import PlanError
-from nbdist.jaxpr.pipeline.build import check_alternates, piped
+from nbdist.jaxpr.pipeline.build import check_1f1b, as_pipeline
 from nbdist.records import Staging
 from tests.jaxpr.pipeline.test_build import assert_same_in_stages, stacked, training
 from tests.jaxpr.pipeline.test_mesh import run_on_eight_devices
@@ -192,7 +192,7 @@ def test_idle_stages_do_not_change_results() -> None:
 def test_stage_keeps_only_microbatches_in_flight() -> None:
     stages, micro = 4, 16
     closed, inputs = traced(step_of(scanned), *params_and_batch())
-    made = piped(closed, inputs, stages, micro, Staging("1f1b"))
+    made = as_pipeline(closed, inputs, stages, micro, Staging("1f1b"))
     scans = [eqn for eqn in made.jaxpr.eqns if eqn.primitive.name == "scan"]
     assert [eqn.params["length"] for eqn in scans] == [stages - 1, 1, stages - 1]
     assert micro in [eqn.params.get("length") for eqn in scans[1].params["jaxpr"].eqns]
@@ -239,10 +239,10 @@ def test_dependent_microbatches_are_refused(forward: Callable[..., Any], message
     step = training(lambda params, x: (forward(params, x), None, 0.0))
     rows = rows_of(2, 8, 5)
     closed, inputs = traced(step, stacked(4), (rows[0], rows[1]))
-    piped(closed, inputs, 2, 4)
+    as_pipeline(closed, inputs, 2, 4)
     for refused in (
-        lambda: check_alternates(closed, inputs),
-        lambda: piped(closed, inputs, 2, 4, Staging("1f1b")),
+        lambda: check_1f1b(closed, inputs),
+        lambda: as_pipeline(closed, inputs, 2, 4, Staging("1f1b")),
     ):
         with pytest.raises(PlanError, match=f"no 1F1B: .*{message}"):
             refused()
@@ -254,7 +254,7 @@ def test_step_without_backward_pass_is_refused() -> None:
         PlanError,
         match="no 1F1B: the step needs exactly one scan over layers and its backward pass",
     ):
-        check_alternates(closed, inputs)
+        check_1f1b(closed, inputs)
 
 
 HEAD = """
