@@ -339,9 +339,9 @@ class _MicrobatchedStep:
     def run(self, *args: Any) -> list[Any]:
         """Run the step."""
         jaxpr, rows = self._program.jaxpr, self._rows
-        there: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
-        there |= dict(zip(jaxpr.constvars, self._program.consts, strict=True))
-        make(jaxpr, self._before, there)
+        values: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
+        values |= dict(zip(jaxpr.constvars, self._program.consts, strict=True))
+        make(jaxpr, self._before, values)
         body = jaxpr.replace(
             constvars=[],
             invars=[*self._constants, *self._over],
@@ -349,7 +349,7 @@ class _MicrobatchedStep:
             outvars=[*self._sums, *self._stacked, *self._last],
         )
         part = jaxpr_as_fun(ClosedJaxpr(rows.fewer(body), []))
-        constants = [there[var] for var in self._constants]
+        constants = [values[var] for var in self._constants]
 
         def one(total: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
             outs = part(*constants, *slices)
@@ -357,13 +357,13 @@ class _MicrobatchedStep:
             return [t + new.astype(t.dtype) for t, new in pairs], outs[len(total) :]
 
         zeros = [jnp.zeros(var.aval.shape, accumulator_dtype(var.aval.dtype)) for var in self._sums]
-        given = [rows.divided(there[var], rows.dims[var]) for var in self._over]
+        given = [rows.divided(values[var], rows.dims[var]) for var in self._over]
         sums, stacked = jax.lax.scan(one, zeros, given, length=rows.parts)
-        there |= {v: s.astype(v.aval.dtype) for v, s in zip(self._sums, sums, strict=True)}
+        values |= {v: s.astype(v.aval.dtype) for v, s in zip(self._sums, sums, strict=True)}
         pairs = zip((*self._stacked, *self._last), stacked, strict=True)
-        there |= {v: rows.joined(s, rows.dims[v]) if v in rows.dims else s[-1] for v, s in pairs}
-        make(jaxpr, self._after, there)
-        return [v.val if isinstance(v, Constant) else there[v] for v in jaxpr.outvars]
+        values |= {v: rows.joined(s, rows.dims[v]) if v in rows.dims else s[-1] for v, s in pairs}
+        make(jaxpr, self._after, values)
+        return [v.val if isinstance(v, Constant) else values[v] for v in jaxpr.outvars]
 
 
 def _with_dependencies(eqns: list[Any], wanted: list[Any]) -> list[Any]:

@@ -39,7 +39,7 @@ class Builder:
         self._name = ""
         self._notes: dict[str, None] = {}
         self._apart = ""
-        self._made: dict[int, Value] = {}
+        self._settled: dict[int, Value] = {}
 
     def given(self, variables: Sequence[Any], inputs: Sequence[tuple[str, Role]]) -> list[Value]:
         """Return the values of the step's inputs; their batch dimensions are tied."""
@@ -167,10 +167,10 @@ class Builder:
 
     def settled(self, value: Value) -> Value:
         """Return a value with the final numbers of its groups."""
-        if value.number not in self._made:
+        if value.number not in self._settled:
             groups = tuple(map(self._group, value.groups))
-            self._made[value.number] = replace(value, groups=groups)
-        return self._made[value.number]
+            self._settled[value.number] = replace(value, groups=groups)
+        return self._settled[value.number]
 
     @cached_property
     def _groups(self) -> tuple[dict[int, int], tuple[Group, ...]]:

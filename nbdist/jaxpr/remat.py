@@ -45,11 +45,11 @@ def rematerialised(
     """
     program = flat(closed)
     rows, used = set(of_rows(program, inputs)), [True] * len(closed.jaxpr.outvars)
-    left, _ = partial_eval.dce_jaxpr(_again(program.jaxpr, rows, how), used, instantiate=True)
+    left, _ = partial_eval.dce_jaxpr(_rewritten(program.jaxpr, rows, how), used, instantiate=True)
     return ClosedJaxpr(left, program.consts)
 
 
-def _again(jaxpr: Jaxpr, rows: set[Var], how: Remat) -> Jaxpr:
+def _rewritten(jaxpr: Jaxpr, rows: set[Var], how: Remat) -> Jaxpr:
     eqns, done = paired(jaxpr, rows, how)
     inner = [eqn if place in done else _with_body(eqn, rows, how) for place, eqn in enumerate(eqns)]
     return jaxpr.replace(eqns=list(_Step(inner, jaxpr.outvars, rows, how).eqns()))
@@ -60,7 +60,7 @@ def _with_body(eqn: Any, rows: set[Var], how: Remat) -> Any:
     if eqn.primitive.name != "scan":
         return eqn
     body = eqn.params["jaxpr"]
-    made = ClosedJaxpr(_again(body.jaxpr, rows, how), body.consts)
+    made = ClosedJaxpr(_rewritten(body.jaxpr, rows, how), body.consts)
     return eqn.replace(params={**eqn.params, "jaxpr": made})
 
 
@@ -77,30 +77,30 @@ class _Step:
     def __init__(self, eqns: list[Any], outs: Sequence[Any], rows: set[Var], how: Remat) -> None:
         self._eqns = eqns
         self._rows = rows
-        self._made = {var: place for place, eqn in enumerate(eqns) for var in eqn.outvars}
-        self._uses: dict[Var, list[int]] = {var: [] for var in self._made}
+        self._makers = {var: place for place, eqn in enumerate(eqns) for var in eqn.outvars}
+        self._uses: dict[Var, list[int]] = {var: [] for var in self._makers}
         for place, eqn in enumerate(eqns):
             for var in variables(eqn.invars):
                 if var in self._uses:
                     self._uses[var].append(place)
         left = set(variables(outs))
-        self._turn = self._find_end_of_forward()
+        self._forward_end = self._find_end_of_forward()
         self._lost = {
             var
-            for place, eqn in enumerate(eqns[: self._turn + 1])
+            for place, eqn in enumerate(eqns[: self._forward_end + 1])
             for var in eqn.outvars
-            if var in rows and var not in left and _can_be_made_again(eqn)
+            if var in rows and var not in left and _can_be_recomputed(eqn)
         }
-        self._lost -= self._selected() if how == "selective" else self._borders()
+        self._lost -= self._selected() if how == "selective" else self._segment_results()
 
     def eqns(self) -> Iterator[Any]:
         """Yield the equations, with recomputed ones before their first use."""
         now: dict[Var, Var] = {}
         for place, eqn in enumerate(self._eqns):
-            if place > self._turn:
+            if place > self._forward_end:
                 missing = [v for v in variables(eqn.invars) if v in self._lost and v not in now]
                 if missing:
-                    yield from self._made_again(missing, eqn, now)
+                    yield from self._recomputed(missing, eqn, now)
             yield eqn.replace(invars=renamed(eqn.invars, now))
 
     def _find_end_of_forward(self) -> int:
@@ -108,14 +108,14 @@ class _Step:
         over = [0] * (len(self._eqns) + 1)
         for var, uses in self._uses.items():
             if var in self._rows and uses:
-                over[self._made[var]] += 1
+                over[self._makers[var]] += 1
                 over[uses[-1]] -= 1
-        waiting, most, turn = 0, 0, 0
+        waiting, most, forward_end = 0, 0, 0
         for place, change in enumerate(over[:-1]):
             waiting += change
             if waiting > most:
-                most, turn = waiting, place
-        return turn
+                most, forward_end = waiting, place
+        return forward_end
 
     def _selected(self) -> set[Var]:
         """Return results of products with parameters, and sums of values from several of them.
@@ -124,7 +124,7 @@ class _Step:
         """
         kept: set[Var] = set()
         origins: dict[Var, frozenset[Var]] = {}
-        for eqn in self._eqns[: self._turn + 1]:
+        for eqn in self._eqns[: self._forward_end + 1]:
             of_rows = [var for var in variables(eqn.invars) if var in self._rows]
             found = [origins.get(var, frozenset((var,))) for var in of_rows]
             joins = len(found) == 2 and all(found) and found[0].isdisjoint(found[1])
@@ -135,47 +135,52 @@ class _Step:
                 origins.update(dict.fromkeys(eqn.outvars, frozenset().union(*found)))
         return kept
 
-    def _borders(self) -> set[Var]:
+    def _segment_results(self) -> set[Var]:
         """Return values that cross from one segment into the next, and all of the last segment."""
-        turn = self._turn
-        kept, crossing = [0] * (turn + 1), [0] * (turn + 2)
-        of_rows = [var for var in self._made if var in self._rows and self._made[var] <= turn]
-        ahead = {var: max((u for u in self._uses[var] if u <= turn), default=-1) for var in of_rows}
+        forward_end = self._forward_end
+        kept, crossing = [0] * (forward_end + 1), [0] * (forward_end + 2)
+        of_rows = [
+            var for var in self._makers if var in self._rows and self._makers[var] <= forward_end
+        ]
+        ahead = {
+            var: max((u for u in self._uses[var] if u <= forward_end), default=-1)
+            for var in of_rows
+        }
         for var in of_rows:
-            made, size = self._made[var], nbytes(var)
-            if self._uses[var] and self._uses[var][-1] > turn:
+            made, size = self._makers[var], nbytes(var)
+            if self._uses[var] and self._uses[var][-1] > forward_end:
                 kept[made] += size
             if ahead[var] > made:
                 crossing[made] += size
                 crossing[ahead[var]] -= size
-        for place in range(turn):
+        for place in range(forward_end):
             crossing[place + 1] += crossing[place]
-        ends = segments(kept, crossing[: turn + 1])
+        ends = segments(kept, crossing[: forward_end + 1])
         if not ends:
             return set(of_rows)
         return {
             var
             for var in of_rows
-            if self._made[var] > ends[-1]
-            or any(self._made[var] <= end < ahead[var] for end in ends)
+            if self._makers[var] > ends[-1]
+            or any(self._makers[var] <= end < ahead[var] for end in ends)
         }
 
-    def _is_behind(self, var: Var) -> bool:
+    def _is_backward(self, var: Var) -> bool:
         """Return whether the backward pass computes the variable."""
-        return self._made.get(var, -1) > self._turn
+        return self._makers.get(var, -1) > self._forward_end
 
     def _is_repeated(self, var: Var) -> bool:
         """Return whether it repeats a smaller value: a barrier would hold all of it in memory."""
-        eqn = self._eqns[self._made[var]]
+        eqn = self._eqns[self._makers[var]]
         is_broadcast = eqn.primitive.name == "broadcast_in_dim"
         return is_broadcast and nbytes(var) > sum(map(nbytes, variables(eqn.invars)))
 
-    def _made_again(self, missing: list[Var], user: Any, now: dict[Var, Var]) -> Iterator[Any]:
+    def _recomputed(self, missing: list[Var], user: Any, now: dict[Var, Var]) -> Iterator[Any]:
         places: set[int] = set()
         border: dict[Var, Var] = {}
         todo = list(missing)
         while todo:
-            place = self._made[todo.pop()]
+            place = self._makers[todo.pop()]
             if place in places:
                 continue
             places.add(place)
@@ -185,10 +190,10 @@ class _Step:
                         todo.append(var)
                 elif var in self._rows or nbytes(var) <= _SMALL:
                     border[var] = Var(var.aval)
-        triggers = [v for v in variables(user.invars) if self._is_behind(v)]
-        repeats = {var: self._eqns[self._made[var]] for var in triggers if self._is_repeated(var)}
+        triggers = [v for v in variables(user.invars) if self._is_backward(v)]
+        repeats = {var: self._eqns[self._makers[var]] for var in triggers if self._is_repeated(var)}
         sources = [v for eqn in repeats.values() for v in variables(eqn.invars)]
-        behind = [*triggers, *filter(self._is_behind, sources)]
+        behind = [*triggers, *filter(self._is_backward, sources)]
         after = {v: Var(v.aval) for v in behind if v not in repeats}
         if border:
             passed = border | after
@@ -204,5 +209,5 @@ class _Step:
             now |= {v: f for v, f in zip(eqn.outvars, fresh, strict=True) if v in self._lost}
 
 
-def _can_be_made_again(eqn: Any) -> bool:
+def _can_be_recomputed(eqn: Any) -> bool:
     return not eqn.effects and not any(jaxprs_in_params(eqn.params))

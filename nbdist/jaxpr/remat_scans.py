@@ -54,7 +54,9 @@ def paired(jaxpr: Jaxpr, rows: set[Var], how: Remat) -> tuple[list[Any], set[int
     for (first, second), stacked in _pairs(jaxpr).items():
         if not {first, second}.isdisjoint(done):
             continue
-        made = _remade(scan_of(eqns[first]), scan_of(eqns[second]), stacked & rows, rows, how)
+        made = _rewritten_pair(
+            scan_of(eqns[first]), scan_of(eqns[second]), stacked & rows, rows, how
+        )
         if made is not None:
             eqns[first], eqns[second] = made
         done |= {first, second}
@@ -79,16 +81,16 @@ def _pairs(jaxpr: Jaxpr) -> dict[tuple[int, int], set[Var]]:
     found: dict[tuple[int, int], set[Var]] = defaultdict(set)
     for var, first in makers.items():
         if var not in left and len(users[var]) == 1:
-            ((second, is_gone_over),) = users[var]
+            ((second, is_scanned),) = users[var]
             lengths = {
-                jaxpr.eqns[place].params["length"] for place in (first, second) if is_gone_over
+                jaxpr.eqns[place].params["length"] for place in (first, second) if is_scanned
             }
             if len(lengths) == 1:
                 found[first, second].add(var)
     return dict(sorted(found.items(), key=lambda item: -sum(map(nbytes, item[1]))))
 
 
-def _remade(
+def _rewritten_pair(
     first: Scan, second: Scan, lost: set[Var], rows: set[Var], how: Remat
 ) -> tuple[Any, Any] | None:
     """Return both scans of a pair, rewritten; None if this saves no memory.
@@ -111,12 +113,12 @@ def _remade(
     slices = dict(
         zip(second.parts(second.eqn.invars)[2], second.parts(second.body.invars)[2], strict=True)
     )
-    there = {
+    remaining = {
         inside[var]: slices[var]
         for var in stacks
         if var in slices and var not in lost and not isinstance(inside[var], Literal)
     }
-    eqns, needed = _round(first.body, [inside[var] for var in lost], set(there))
+    eqns, needed = _slice_of_body(first.body, [inside[var] for var in lost], set(remaining))
     kept = [var for var in first.parts(first.body.invars)[1] if var in needed]
     length = first.eqn.params["length"]
     stacked = {var: Var(unmapped_aval(length, 0, var.aval)) for var in kept}
@@ -125,16 +127,18 @@ def _remade(
         return None
     rows |= set(stacked.values())
     ahead = _forward(first, lost, stacked)
-    return ahead, _backward(first, second, _Again(eqns, needed, there, inside, lost, stacked))
+    return ahead, _backward(
+        first, second, _Recomputation(eqns, needed, remaining, inside, lost, stacked)
+    )
 
 
-class _Again(NamedTuple):
+class _Recomputation(NamedTuple):
     """Values that an iteration of the second scan recomputes.
 
     Attributes:
         eqns: equations of the first scan's body.
         needed: inputs of that body that they need.
-        there: values of the first body that remain stacked, with their variables in the second
+        remaining: values of the first body that remain stacked, with their variables in the second
             body.
         inside: the value of the first body for each stack.
         lost: stacks that are dropped.
@@ -143,20 +147,22 @@ class _Again(NamedTuple):
 
     eqns: list[Any]
     needed: set[Var]
-    there: dict[Var, Var]
+    remaining: dict[Var, Var]
     inside: dict[Var, Any]
     lost: set[Var]
     stacked: dict[Var, Var]
 
 
-def _round(body: Jaxpr, wanted: list[Var], there: set[Var]) -> tuple[list[Any], set[Var]]:
+def _slice_of_body(
+    body: Jaxpr, wanted: list[Var], remaining: set[Var]
+) -> tuple[list[Any], set[Var]]:
     """Return the equations that compute some values, and the inputs of the body that they need."""
-    open_ = set(wanted) - there
+    open_ = set(wanted) - remaining
     eqns = []
     for eqn in reversed(body.eqns):
         if not open_.isdisjoint(eqn.outvars):
             eqns.append(eqn)
-            open_ |= set(variables(eqn.invars)) - there
+            open_ |= set(variables(eqn.invars)) - remaining
     return eqns[::-1], open_ & set(body.invars)
 
 
@@ -170,34 +176,34 @@ def _forward(first: Scan, lost: set[Var], stacked: dict[Var, Var]) -> Any:
     )
 
 
-def _backward(first: Scan, second: Scan, again: _Again) -> Any:
+def _backward(first: Scan, second: Scan, recomputed: _Recomputation) -> Any:
     outer = dict(zip(first.body.invars, first.eqn.invars, strict=True))
     constants, _, over = (
-        [var for var in part if var in again.needed] for part in first.parts(first.body.invars)
+        [var for var in part if var in recomputed.needed] for part in first.parts(first.body.invars)
     )
-    names = {var: Var(var.aval) for var in again.needed} | again.there
-    inputs, carried, gone_over = second.parts(second.body.invars)
-    given, given_carried, given_over = second.parts(second.eqn.invars)
-    left = [place for place, var in enumerate(given_over) if var not in again.lost]
+    names = {var: Var(var.aval) for var in recomputed.needed} | recomputed.remaining
+    inputs, carried, scanned = second.parts(second.body.invars)
+    given, given_carried, given_scanned = second.parts(second.eqn.invars)
+    left = [place for place, var in enumerate(given_scanned) if var not in recomputed.lost]
     ins = [
         *inputs,
         *(names[var] for var in constants),
         *carried,
-        *(gone_over[place] for place in left),
-        *(names[var] for var in again.stacked),
+        *(scanned[place] for place in left),
+        *(names[var] for var in recomputed.stacked),
         *(names[var] for var in over),
     ]
     # The barrier delays recomputation until the previous iteration has ended.
-    behind = {var: Var(var.aval) for var in (*(names[v] for v in again.stacked), *carried)}
+    behind = {var: Var(var.aval) for var in (*(names[v] for v in recomputed.stacked), *carried)}
     eqns = [barrier(list(behind), list(behind.values()), second.eqn)]
-    names |= {var: behind[names[var]] for var in again.stacked}
-    for eqn in again.eqns:
+    names |= {var: behind[names[var]] for var in recomputed.stacked}
+    for eqn in recomputed.eqns:
         fresh = [Var(var.aval) for var in eqn.outvars]
         eqns.append(eqn.replace(invars=renamed(eqn.invars, names), outvars=fresh))
         names.update(zip(eqn.outvars, fresh, strict=True))
-    slices = dict(zip(given_over, gone_over, strict=True))
+    slices = dict(zip(given_scanned, scanned, strict=True))
     back = {var: behind[var] for var in carried}
-    back |= {slices[var]: names[again.inside[var]] for var in again.lost}
+    back |= {slices[var]: names[recomputed.inside[var]] for var in recomputed.lost}
     eqns += [eqn.replace(invars=renamed(eqn.invars, back)) for eqn in second.body.eqns]
     body = second.body.replace(invars=ins, eqns=eqns, outvars=renamed(second.body.outvars, back))
     return second.eqn.replace(
@@ -205,8 +211,8 @@ def _backward(first: Scan, second: Scan, again: _Again) -> Any:
             *given,
             *(outer[var] for var in constants),
             *given_carried,
-            *(given_over[place] for place in left),
-            *again.stacked.values(),
+            *(given_scanned[place] for place in left),
+            *recomputed.stacked.values(),
             *(outer[var] for var in over),
         ],
         params={

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from nbdist.planner.cost.interleaving import exchanged_stacks
-from nbdist.planner.graph.one_f_one_b import ALTERNATING, kept, parts_of
+from nbdist.planner.graph.one_f_one_b import PIPELINE_1F1B, parts_of, stored_results
 from nbdist.records import PlannedMemory
 
 if TYPE_CHECKING:
@@ -110,35 +110,35 @@ def _within(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, float]
     """Return the peak of a loop beside its inputs and results."""
     if not op.body:
         return 0.0, 0.0
-    if op.name == ALTERNATING:
-        return _alternating(sharded, op, scope)
+    if op.name == PIPELINE_1F1B:
+        return _one_f_one_b(sharded, op, scope)
     if sharded.is_staged(op):
         rows, others = _staged(sharded, op, scope)
         return rows + 2 * _passed(sharded, op), others
     return _peak(sharded, op.body, {value.number for value in op.outs}, scope)
 
 
-def _alternating(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, float]:
+def _one_f_one_b(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, float]:
     """Return the peak of a 1F1B pipeline.
 
     One of the forward pass, the loss section and the backward pass holds its own values at a time.
     Stored results for the backward pass, rows at entry and exit, and sums are held all the time.
     """
-    there, between, back = parts_of(op)
+    forward, between, backward = parts_of(op)
     free = {value.number for value in op.outs}
-    stacks = kept(there, back)
+    stacks = stored_results(forward, backward)
     each = sum(sharded.microbatch.bytes_of(value) for value in stacks if sharded.has_rows(value))
     now = each / sharded.layout.rounds
-    rows, others = _staged(sharded, back, scope)
+    rows, others = _staged(sharded, backward, scope)
     rows, others = max(
-        _staged(sharded, there, scope),
-        _peak(sharded.turning, between, free, scope),
+        _staged(sharded, forward, scope),
+        _peak(sharded.loss_section, between, free, scope),
         (rows + now, others),
         key=sum,
     )
     rows += sharded.layout.held * each
     others += sum(sharded.bytes_of(value) for value in stacks if not sharded.has_rows(value))
-    rows += _passed(sharded, there) + _passed(sharded, back)
+    rows += _passed(sharded, forward) + _passed(sharded, backward)
     return rows, others
 
 
@@ -193,14 +193,14 @@ def _bytes_of(value: Value, maker: Op, sharded: ShardedModel) -> float:
     of XLA for GPUs with ZeRO-1; other gradients are whole there). Gradients of a pipeline's layers
     are whole, and at least float32, until all microbatches have ended.
     """
-    if maker.name == ALTERNATING and not sharded.has_rows(value):
+    if maker.name == PIPELINE_1F1B and not sharded.has_rows(value):
         return sharded.summed_bytes(value)
     if sharded.is_staged(maker) and value.groups[:1] and value.groups[0] in sharded.model.layers:
         if sharded.has_rows(value):
             return sharded.entering_bytes(value) * _ticks(sharded)
         return sharded.summed_bytes(value)
     nbytes = sharded.bytes_of(value)
-    if sharded.lies_as_table(value):
+    if sharded.is_table_gradient(value):
         return nbytes / sharded.layout.data
     if maker.kind != "loop" or sharded.layout.zero != 1 or sharded.by_data(set(value.groups)) > 1:
         return nbytes

@@ -24,7 +24,7 @@ from nbdist.planner.cost.collectives import (
 )
 from nbdist.planner.cost.interleaving import exchanged_stacks
 from nbdist.planner.cost.roofline import issued_s, matmul_s, memory_s
-from nbdist.planner.graph.one_f_one_b import ALTERNATING, parts_of
+from nbdist.planner.graph.one_f_one_b import PIPELINE_1F1B, parts_of
 from nbdist.planner.graph.pipeline_schedule import bubble
 from nbdist.planner.hardware.lookup import computed_as, peak
 from nbdist.records import DATA, MODEL, STAGE, PlannedTime, Traffic
@@ -54,7 +54,7 @@ class Target:
 
 
 @dataclass
-class _Bill:
+class _CostTotals:
     """Sums of times, operations and bytes of a step."""
 
     device_s: float = 0.0
@@ -87,25 +87,25 @@ def time_of(
         useful: operations without recomputed ones, for the model's utilization.
     """
     cost = Cost(sharded, target, extents)
-    bill = cost.bill(program)
+    totals = cost.totals(program)
     topology = target.topology
-    compute = issued_s(bill.device_s, bill.operations, bill.collectives, target.calibration)
-    step = compute + sum(bill.axes.values())
+    compute = issued_s(totals.device_s, totals.operations, totals.collectives, target.calibration)
+    step = compute + sum(totals.axes.values())
     return PlannedTime(
         compute=compute,
-        exposed=sum(bill.axes.values()),
+        exposed=sum(totals.axes.values()),
         traffic=tuple(
             Traffic(
                 axis=axis,
                 level=slowest(topology, extents[axis]).name,
-                bytes=bill.bytes[axis],
+                bytes=totals.bytes[axis],
                 seconds=seconds,
             )
-            for axis, seconds in bill.axes.items()
+            for axis, seconds in totals.axes.items()
             if seconds
         ),
         mfu=_least_s(useful, topology) / step if step else 0.0,
-        bubble=bill.idle_s / step if step else 0.0,
+        bubble=totals.idle_s / step if step else 0.0,
     )
 
 
@@ -121,13 +121,13 @@ class Cost:
         self._target = target
         self._extents = extents
 
-    def bill(self, program: tuple[Op, ...]) -> _Bill:
+    def totals(self, program: tuple[Op, ...]) -> _CostTotals:
         """Return the sums of a whole program."""
-        bill = _Bill()
-        self._add(bill, program, 1, together=1)
-        self._add_exchanges(bill, program)
-        self._add_data(bill)
-        return bill
+        totals = _CostTotals()
+        self._add(totals, program, 1, together=1)
+        self._add_exchanges(totals, program)
+        self._add_data(totals)
+        return totals
 
     def op_s(self, op: Op) -> float:
         """Return the seconds of an operation other than a loop, on each device."""
@@ -192,11 +192,11 @@ class Cost:
         few = Cost(sharded.microbatch, self._target, self._extents)
         return few, layout.ticks * op.times // layout.blocks
 
-    def _add(self, bill: _Bill, ops: tuple[Op, ...], times: int, *, together: int) -> None:
+    def _add(self, totals: _CostTotals, ops: tuple[Op, ...], times: int, *, together: int) -> None:
         """Add operations.
 
         Args:
-            bill: the sums so far.
+            totals: the sums so far.
             ops: the operations.
             times: how often they run.
             together: number of their sums over the batch that share one transfer at the end; 0 if
@@ -204,26 +204,26 @@ class Cost:
         """
         for op in ops:
             if op.kind == "loop":
-                self._add_loop(bill, op, times, together)
+                self._add_loop(totals, op, times, together)
                 continue
-            bill.device_s += times * self.op_s(op)
-            bill.operations += times
-            self._add_exchange(bill, op, times)
+            totals.device_s += times * self.op_s(op)
+            totals.operations += times
+            self._add_exchange(totals, op, times)
         for op, axis, nbytes in self._sums(ops):
             if axis == DATA and together:
-                bill.gradients += together * nbytes  # a few large messages at the end
+                totals.gradients += together * nbytes  # a few large messages at the end
                 continue
             if (
                 axis == STAGE and self.sharded.is_microbatch
             ):  # kept separate until the last microbatch
-                self._add_collective(bill, axis, nbytes, 1, is_half=False)
+                self._add_collective(totals, axis, nbytes, 1, is_half=False)
                 continue
             is_scattered = axis == MODEL and any(map(self.sharded.is_cut_along, op.outs))
-            self._add_collective(bill, axis, nbytes, times, is_half=is_scattered)
+            self._add_collective(totals, axis, nbytes, times, is_half=is_scattered)
         for nbytes in self._gathers(ops):
-            self._add_collective(bill, MODEL, nbytes, times, is_half=True)
+            self._add_collective(totals, MODEL, nbytes, times, is_half=True)
 
-    def _add_exchange(self, bill: _Bill, op: Op, times: int) -> None:
+    def _add_exchange(self, totals: _CostTotals, op: Op, times: int) -> None:
         """Add the exchange of rows that are looked up in a cut table, without the small indices."""
         sent, extent, target = self.sharded.exchanged(op), self._extents[DATA], self._target
         if sent is None:
@@ -232,39 +232,39 @@ class Cost:
         if sent.is_by_rows:
             send = reduce_scatter_s if op.kind == "lookup" else all_gather_s
         one_s = send(sent.nbytes, extent, target.topology, target.calibration)
-        bill.axes[DATA] += times * one_s
-        bill.bytes[DATA] += times * sent.nbytes
-        bill.collectives[prod(extent)] += times
+        totals.axes[DATA] += times * one_s
+        totals.bytes[DATA] += times * sent.nbytes
+        totals.collectives[prod(extent)] += times
 
     def _add_collective(
-        self, bill: _Bill, axis: str, nbytes: float, times: int, *, is_half: bool
+        self, totals: _CostTotals, axis: str, nbytes: float, times: int, *, is_half: bool
     ) -> None:
         """Add all-reduces, or halves of them."""
         one_s = self._half_s(axis, nbytes) if is_half else self.all_reduce_s(axis, nbytes)
-        bill.axes[axis] += times * one_s
-        bill.bytes[axis] += times * nbytes / (2 if is_half else 1)
-        bill.collectives[prod(self._extents[axis])] += times
+        totals.axes[axis] += times * one_s
+        totals.bytes[axis] += times * nbytes / (2 if is_half else 1)
+        totals.collectives[prod(self._extents[axis])] += times
 
-    def _add_loop(self, bill: _Bill, op: Op, times: int, together: int) -> None:
-        if op.name == ALTERNATING:
-            there, between, back = parts_of(op)
-            self._add_loop(bill, there, times, together)
-            turn = Cost(self.sharded.turning, self._target, self._extents)
-            turn._add(bill, between, self.sharded.layout.micro, together=1)
-            self._add_loop(bill, back, times, together)
+    def _add_loop(self, totals: _CostTotals, op: Op, times: int, together: int) -> None:
+        if op.name == PIPELINE_1F1B:
+            forward, between, backward = parts_of(op)
+            self._add_loop(totals, forward, times, together)
+            section = Cost(self.sharded.loss_section, self._target, self._extents)
+            section._add(totals, between, self.sharded.layout.micro, together=1)
+            self._add_loop(totals, backward, times, together)
             return
         within, rounds = self.inside(op)
         if within is self:
             kept = together if self.sharded.is_microbatch else 0
-            self._add(bill, op.body, times * rounds, together=kept)
+            self._add(totals, op.body, times * rounds, together=kept)
             return
-        layout, before = self.sharded.layout, bill.seconds
-        within._add(bill, op.body, rounds, together=op.times // layout.stage)
+        layout, before = self.sharded.layout, totals.seconds
+        within._add(totals, op.body, rounds, together=op.times // layout.stage)
         waits = bubble(layout.stage, layout.micro, layout.rounds)
-        bill.idle_s += (bill.seconds - before) * waits / (1 + waits)
-        self._add_sends(bill, op, within.sharded)
+        totals.idle_s += (totals.seconds - before) * waits / (1 + waits)
+        self._add_sends(totals, op, within.sharded)
 
-    def _add_sends(self, bill: _Bill, op: Op, few: ShardedModel) -> None:
+    def _add_sends(self, totals: _CostTotals, op: Op, few: ShardedModel) -> None:
         """Add the transfers between stages in each tick, and those of all rows at the ends."""
         ticks = few.layout.ticks
         passed = sum(few.bytes_of(value) for value in op.carried if few.has_rows(value))
@@ -274,48 +274,48 @@ class Cost:
             else self.sharded.bytes_of(value)
             for value in op.carried
         )
-        self._add_send(bill, passed, ticks)
+        self._add_send(totals, passed, ticks)
         # All rows are gathered to all stages, and results are scattered: each half an all-reduce.
         is_whole = self.sharded.layout.schedule == "gpipe"
-        self._add_collective(bill, STAGE, whole, 1, is_half=not is_whole)
+        self._add_collective(totals, STAGE, whole, 1, is_half=not is_whole)
         if not is_whole:  # each microbatch by itself at the loss section
             each = whole / self.sharded.layout.micro
-            self._add_collective(bill, STAGE, each, self.sharded.layout.micro, is_half=True)
+            self._add_collective(totals, STAGE, each, self.sharded.layout.micro, is_half=True)
 
-    def _add_exchanges(self, bill: _Bill, program: tuple[Op, ...]) -> None:
+    def _add_exchanges(self, totals: _CostTotals, program: tuple[Op, ...]) -> None:
         """Add the transfers of layers to their stages, and of gradients back."""
         rounds = self.sharded.layout.rounds
         for value in exchanged_stacks(self.sharded, program).values():
-            self._add_send(bill, self.sharded.bytes_of(value) / rounds, rounds)
+            self._add_send(totals, self.sharded.bytes_of(value) / rounds, rounds)
 
-    def _add_send(self, bill: _Bill, nbytes: float, times: int) -> None:
+    def _add_send(self, totals: _CostTotals, nbytes: float, times: int) -> None:
         """Add transfers from each stage to another one."""
         target, extent = self._target, self._extents[STAGE]
         outermost = max(place for place, size in enumerate(extent) if size > 1)
-        bill.axes[STAGE] += times * send_s(nbytes, outermost, target.topology, target.calibration)
-        bill.bytes[STAGE] += times * nbytes
-        bill.collectives[2] += times
+        totals.axes[STAGE] += times * send_s(nbytes, outermost, target.topology, target.calibration)
+        totals.bytes[STAGE] += times * nbytes
+        totals.collectives[2] += times
 
-    def _add_data(self, bill: _Bill) -> None:
+    def _add_data(self, totals: _CostTotals) -> None:
         """Add the sums of gradients; under ZeRO-3 each microbatch gathers parameters twice."""
         sharded, extent = self.sharded, self._extents[DATA]
         topology, calibration = self._target.topology, self._target.calibration
         if sharded.layout.data == 1:
             return
         if sharded.layout.zero != 3:
-            bill.axes[DATA] += all_reduce_s(bill.gradients, extent, topology, calibration)
-            bill.bytes[DATA] += bill.gradients
+            totals.axes[DATA] += all_reduce_s(totals.gradients, extent, topology, calibration)
+            totals.bytes[DATA] += totals.gradients
             return
         micro = sharded.layout.micro
         wholes = [
             sharded.bytes_of(t.value) for t in sharded.model.tensors if sharded.is_gathered(t)
         ]
-        bill.axes[DATA] += reduce_scatter_s(bill.gradients, extent, topology, calibration)
-        bill.axes[DATA] += sum(
+        totals.axes[DATA] += reduce_scatter_s(totals.gradients, extent, topology, calibration)
+        totals.axes[DATA] += sum(
             2 * micro * all_gather_s(whole, extent, topology, calibration) for whole in wholes
         )
-        bill.bytes[DATA] += bill.gradients / 2 + micro * sum(wholes)
-        bill.collectives[prod(extent)] += 2 * micro * len(wholes)
+        totals.bytes[DATA] += totals.gradients / 2 + micro * sum(wholes)
+        totals.collectives[prod(extent)] += 2 * micro * len(wholes)
 
 
 def slowest(topology: Topology, extent: Extent) -> Level:

@@ -116,7 +116,7 @@ class _Fusion:
         return tuple(every.values())
 
     def _vanishes(self, op: Op, out: Value, ins: tuple[Value, ...]) -> bool:
-        if _is_same_memory(op) or self._is_made_anew(op, out, ins):
+        if _is_same_memory(op) or self._is_recomputed(op, out, ins):
             return True
         if out.number in self._factors:
             return False
@@ -124,7 +124,7 @@ class _Fusion:
             return True
         return self._uses[out.number] <= 1 and out.number not in self._whole
 
-    def _is_made_anew(self, op: Op, out: Value, ins: tuple[Value, ...]) -> bool:
+    def _is_recomputed(self, op: Op, out: Value, ins: tuple[Value, ...]) -> bool:
         """Return whether all users recompute it from small values and one that is not larger."""
         if self._written is None or out.number in self._written or not self._is_cheap(op):
             return False

@@ -151,7 +151,7 @@ class ShardedModel:
         return few
 
     @cached_property
-    def turning(self) -> ShardedModel:
+    def loss_section(self) -> ShardedModel:
         """The same for the loss section, whose rows stages share if they divide."""
         few = self.with_layout(self.layout)
         few._parts, few.is_microbatch = self.microbatch._parts, True
@@ -317,7 +317,7 @@ class ShardedModel:
         is_by_rows = self._cut_tables[groups] in self.model.tables[groups].rows
         return Exchange(whole if is_by_rows else self.bytes_of(rows), is_by_rows)
 
-    def lies_as_table(self, value: Value) -> bool:
+    def is_table_gradient(self, value: Value) -> bool:
         """Return whether a value is the gradient of a table that is cut and never gathered."""
         return self._is_alone(value) and value.groups in self._cut_tables
 

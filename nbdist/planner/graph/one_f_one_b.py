@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from nbdist.planner.graph.model import Model, Value
 
-ALTERNATING = "1f1b"
+PIPELINE_1F1B = "1f1b"
 """Name of a pipeline operation; its body is the forward loop, the loss section and the backward
 loop."""
 
 
-def alternating(program: tuple[Op, ...], model: Model) -> tuple[Op, ...]:
+def as_1f1b(program: tuple[Op, ...], model: Model) -> tuple[Op, ...]:
     """Return a program in which both loops over layers and the loss section are one operation.
 
     Args:
@@ -37,26 +37,26 @@ def alternating(program: tuple[Op, ...], model: Model) -> tuple[Op, ...]:
         raise PlanError(
             "no 1F1B: the step needs exactly one scan over layers and its backward pass"
         )
-    there, back = loops
+    forward, backward = loops
     batch = model.batch_groups
 
     def is_own(op: Op) -> bool:
         return all(not batch.isdisjoint(value.groups) for value in op.outs)
 
-    others = [_flow(op) for op in program if op is not there and op is not back]
-    late = reached(others, _flow(back).outs)
-    kept_too = {*model.results, *_flow(there).ins, *_flow(back).ins}
-    middle = reached(others, _flow(there).outs) - late
-    between = joined(others, middle, late, wanted=set(), others=kept_too, may_join=is_own)
-    inside = {id(op) for op in (there, *between, back)}
+    others = [_flow(op) for op in program if op is not forward and op is not backward]
+    late = reached(others, _flow(backward).outs)
+    needed_elsewhere = {*model.results, *_flow(forward).ins, *_flow(backward).ins}
+    middle = reached(others, _flow(forward).outs) - late
+    between = joined(others, middle, late, wanted=set(), others=needed_elsewhere, may_join=is_own)
+    inside = {id(op) for op in (forward, *between, backward)}
     before = [op for op in program if id(op) not in inside and late.isdisjoint(_flow(op).outs)]
     after = [op for op in program if id(op) not in inside and not late.isdisjoint(_flow(op).outs)]
-    body = (there, *between, back)
+    body = (forward, *between, backward)
     needed = {value.number for op in after for value in op.ins} | model.results
     made = {value.number for op in body for value in op.outs}
     ins = {v.number: v for op in body for v in op.ins if v.number not in made}
     outs = {v.number: v for op in body for v in op.outs if v.number in needed}
-    whole = Op("loop", ALTERNATING, tuple(ins.values()), tuple(outs.values()), body=body)
+    whole = Op("loop", PIPELINE_1F1B, tuple(ins.values()), tuple(outs.values()), body=body)
     return (*before, whole, *after)
 
 
@@ -135,12 +135,12 @@ def joined(
 
 def parts_of(op: Op) -> tuple[Op, tuple[Op, ...], Op]:
     """Return the forward loop, the loss section and the backward loop of a pipeline operation."""
-    there, *between, back = op.body
-    return there, tuple(between), back
+    forward, *between, backward = op.body
+    return forward, tuple(between), backward
 
 
-def kept(there: Op, back: Op) -> tuple[Value, ...]:
+def stored_results(forward: Op, backward: Op) -> tuple[Value, ...]:
     """Return the stacked results of the forward loop that the backward loop reads."""
-    given = {value.number for value in there.ins}
-    wanted = {value.number for value in back.ins} - given
-    return tuple(value for value in there.over if value.number in wanted)
+    given = {value.number for value in forward.ins}
+    wanted = {value.number for value in backward.ins} - given
+    return tuple(value for value in forward.over if value.number in wanted)

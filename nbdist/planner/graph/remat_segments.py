@@ -60,7 +60,7 @@ def _cut(
     lengths = [0, *(sums[point] for point in points), sums[-1]]
     costs = [0, *(crossing[point] for point in points), 0]
     least: list[float] = [0.0]
-    came: list[int] = [0]
+    previous: list[int] = [0]
     start = 0
     for place in range(1, len(lengths)):
         while lengths[place] - lengths[start] > limit and start < place:
@@ -69,10 +69,10 @@ def _cut(
             return None
         before = min(range(start, place), key=least.__getitem__)
         least.append(least[before] + costs[place])
-        came.append(before)
+        previous.append(before)
     ends = []
-    place = came[-1]
+    place = previous[-1]
     while place:
         ends.append(points[place - 1])
-        place = came[place]
+        place = previous[place]
     return tuple(reversed(ends))

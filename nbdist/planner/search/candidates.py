@@ -102,27 +102,27 @@ def priced(sharded: ShardedModel, steps: Steps, target: Target, budget: int) -> 
     is_tpu = target.topology.chip.platform == "tpu"
     program = step.program
     if sharded.layout.schedule == "1f1b":
-        program = step.alternating
+        program = step.program_1f1b
     elif sharded.layout.stage == 1 and is_tpu:
         program = step.on_tpus
-    lie = extents(sharded.layout.axes, target.topology)
+    extent = extents(sharded.layout.axes, target.topology)
     return Candidate(
         sharded,
         memory_of(sharded.on_tpus if is_tpu else sharded, program, budget),
-        time_of(sharded, program, target, lie, steps.plain.ops),
-        _crossed_links(sharded, step.program, target.topology, lie[MODEL]),
+        time_of(sharded, program, target, extent, steps.plain.ops),
+        _crossed_links(sharded, step.program, target.topology, extent[MODEL]),
         _replicated_table(sharded, step.large),
     )
 
 
 def _crossed_links(
-    sharded: ShardedModel, program: tuple[Op, ...], topology: Topology, lie: Extent
+    sharded: ShardedModel, program: tuple[Op, ...], topology: Topology, extent: Extent
 ) -> str:
     """Return links between hosts over which parts of products are summed, without look-ups.
 
     Sums that each layer waits for belong on links within hosts (arXiv:2104.04473, section 3).
     """
-    crossed = slow_links(topology, lie)
+    crossed = slow_links(topology, extent)
     return crossed[-1] if crossed and sharded.cuts_products(program) else ""
 
 

@@ -87,15 +87,15 @@ def _levels(data: int, stage: int, request: Planning) -> tuple[Zero, ...]:
 def _microbatches(steps: Steps, data: int, stage: int, request: Planning) -> tuple[int, ...]:
     """Return possible numbers of microbatches, fewest first; one without stages."""
     asked, rounds = request.fixed.get("micro"), request.fixed.get("rounds", 1)
-    turn = stage if rounds > 1 else 1
+    multiple = stage if rounds > 1 else 1
     if rounds != 1 and (stage == 1 or stage * rounds not in steps.stages):
         return ()
     if stage == 1 or asked is not None:
         micro = asked or 1
-        return (micro,) if stage == 1 or (micro > 1 and not micro % turn) else ()
+        return (micro,) if stage == 1 or (micro > 1 and not micro % multiple) else ()
     rows = steps.plain.rows // data
     most = min(rows, 2 * _TURNS[-1] * stage)
-    parts = [n for n in range(2, most + 1) if not rows % n and not n % turn]
+    parts = [n for n in range(2, most + 1) if not rows % n and not n % multiple]
     starts = (turns * stage for turns in _TURNS)
     found = [next((n for n in parts if start <= n < 2 * start), 0) for start in starts]
     return tuple(dict.fromkeys(filter(None, found))) or tuple(parts[-1:])
@@ -125,10 +125,10 @@ def _crosses(layout: Layout, topology: Topology) -> bool:
     return layout.stage > 1 and bool(slow_links(topology, extents(layout.axes, topology)[MODEL]))
 
 
-def slow_links(topology: Topology, lie: Extent) -> list[str]:
+def slow_links(topology: Topology, extent: Extent) -> list[str]:
     """Return the names of the links between hosts that an axis crosses."""
     return [
         level.name
-        for level, size in zip(topology.levels, lie, strict=True)
+        for level, size in zip(topology.levels, extent, strict=True)
         if size > 1 and level.alone_bytes_per_s is not None
     ]

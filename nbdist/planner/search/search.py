@@ -83,7 +83,7 @@ def plans(
         return [_taken(request.given, steps, target, request)]
     if target.cautious and not request.only:
         bare = bare_layouts(steps, target, request)
-        simplest = next(_laid_out(bare, steps, target, request, pinned), None)
+        simplest = next(_candidates_of(bare, steps, target, request, pinned), None)
         if simplest is not None and simplest.fits and simplest.replicated_table is None:
             return [_plan(simplest, [], target)]  # the result of a full search
     candidates = ranked(_candidates(steps, target, request, pinned))
@@ -128,19 +128,19 @@ def _candidates(
 ) -> Iterator[Candidate]:
     """Yield candidates; if the batch cannot be cut, every device computes all of it."""
     bare = bare_layouts(steps, target, request)
-    found = list(_laid_out(bare, steps, target, request, pinned))
+    found = list(_candidates_of(bare, steps, target, request, pinned))
     if not any(c.fits and not c.crossed_links for c in found):
         bare = bare_layouts(steps, target, request, crossing=True)
-        found += _laid_out(bare, steps, target, request, pinned)
+        found += _candidates_of(bare, steps, target, request, pinned)
     whole = (
         Layout(target.topology.devices, 1, zero=zero)
         for zero in LEVELS
         if not found and not request.fixed
     )
-    yield from found or _laid_out(whole, steps, target, request, pinned)
+    yield from found or _candidates_of(whole, steps, target, request, pinned)
 
 
-def _laid_out(
+def _candidates_of(
     bares: Iterable[Layout],
     steps: Steps,
     target: Target,
@@ -215,9 +215,9 @@ def _sharded(
     budget = request.budget or topology.chip.memory_bytes
     layout = bare
     if bare.model > 1:
-        lie, given = extents(bare.axes, topology), (1 - MARGIN) * budget
+        extent, given = extents(bare.axes, topology), (1 - MARGIN) * budget
         split = split_for(
-            step.model, step.program, bare, step.states, target, lie, given, step.large
+            step.model, step.program, bare, step.states, target, extent, given, step.large
         )
         if not split:
             return None

@@ -11,7 +11,7 @@ from nbdist.errors import PlanError
 from nbdist.planner.graph.fusion import fused
 from nbdist.planner.graph.layers import stages_of
 from nbdist.planner.graph.layout import Layout
-from nbdist.planner.graph.one_f_one_b import alternating
+from nbdist.planner.graph.one_f_one_b import as_1f1b
 from nbdist.planner.graph.optimizer_state import states_of
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ class Step:
         return fused(self.model.ops, self.model.results, into_products=True)
 
     @cached_property
-    def alternating(self) -> tuple[Op, ...]:
+    def program_1f1b(self) -> tuple[Op, ...]:
         """Its operations with a 1F1B pipeline.
 
         Raises:
             PlanError: the step does not allow 1F1B.
         """
-        return alternating(self.program, self.model)
+        return as_1f1b(self.program, self.model)
 
 
 class Steps:
@@ -64,10 +64,11 @@ class Steps:
 
     Args:
         model: the step.
-        again: makes a model with rematerialization and microbatches; None if there are no variants.
+        make_variant: makes a model with rematerialization and microbatches. None if there are no
+            variants.
         layers: returns the layers of each scan over layers for a rematerialization, as the runtime
             finds them; raises PlanError if one cannot be cut into stages. None uses the model.
-        alternates: raises PlanError if a variant with rematerialization does not allow 1F1B. None
+        check_1f1b: raises PlanError if a variant with rematerialization does not allow 1F1B. None
             uses the model.
     """
 
@@ -77,21 +78,21 @@ class Steps:
     def __init__(
         self,
         model: Model,
-        again: Callable[[Remat, int], Model] | None = None,
+        make_variant: Callable[[Remat, int], Model] | None = None,
         layers: Callable[[Remat], tuple[int, ...]] | None = None,
-        alternates: Callable[[Remat], None] | None = None,
+        check_1f1b: Callable[[Remat], None] | None = None,
     ) -> None:
-        self._again, self._layers, self._alternates = again, layers, alternates
-        self._made: dict[tuple[Remat, int], Step] = {("", 1): _step(model)}
-        self._whole: dict[Remat, str] = {}
-        self._waits: dict[Remat, str] = {}
-        self.is_fixed = again is None
+        self._make_variant, self._layers, self._check_1f1b = make_variant, layers, check_1f1b
+        self._variants: dict[tuple[Remat, int], Step] = {("", 1): _step(model)}
+        self._why_no_stages: dict[Remat, str] = {}
+        self._why_no_1f1b: dict[Remat, str] = {}
+        self.is_fixed = make_variant is None
         self.remats = REMATS[:1] if self.is_fixed else REMATS
 
     @property
     def plain(self) -> Model:
         """The step without changes."""
-        return self._made["", 1].model
+        return self._variants["", 1].model
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
@@ -100,21 +101,21 @@ class Steps:
 
     def why_no_stages(self, remat: Remat = "") -> str:
         """Return why its layers cannot be cut into stages; empty if they can."""
-        if remat not in self._whole:
-            self._whole[remat] = self._find_why_no_stages(remat)
-        return self._whole[remat]
+        if remat not in self._why_no_stages:
+            self._why_no_stages[remat] = self._find_why_no_stages(remat)
+        return self._why_no_stages[remat]
 
     def why_no_1f1b(self, remat: Remat) -> str:
         """Return why it does not allow 1F1B; empty if it does."""
-        if remat not in self._waits:
+        if remat not in self._why_no_1f1b:
             try:
-                if self._alternates is not None:
-                    self._alternates(remat)
-                self.of(Layout(1, 1, remat=remat)).alternating  # noqa: B018
-                self._waits[remat] = ""
+                if self._check_1f1b is not None:
+                    self._check_1f1b(remat)
+                self.of(Layout(1, 1, remat=remat)).program_1f1b  # noqa: B018
+                self._why_no_1f1b[remat] = ""
             except PlanError as error:
-                self._waits[remat] = str(error)
-        return self._waits[remat]
+                self._why_no_1f1b[remat] = str(error)
+        return self._why_no_1f1b[remat]
 
     def _find_why_no_stages(self, remat: Remat) -> str:
         try:
@@ -144,14 +145,14 @@ class Steps:
         if layout.stage > 1 and self.why_no_stages(layout.remat):
             raise PlanError(f"no stages: {self.why_no_stages(layout.remat)}")
         key = layout.remat, layout.micro if layout.stage == 1 else 1
-        if key not in self._made:
-            if self._again is None:
+        if key not in self._variants:
+            if self._make_variant is None:
                 raise PlanError("this step cannot be rewritten for remat or microbatches")
             try:
-                self._made[key] = _step(self._again(*key))
+                self._variants[key] = _step(self._make_variant(*key))
             except PlanError as error:
                 raise PlanError(f"no microbatches: {error}") from None
-        return self._made[key]
+        return self._variants[key]
 
 
 def _step(model: Model) -> Step:

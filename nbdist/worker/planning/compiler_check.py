@@ -50,7 +50,7 @@ def verified_plan(
     inputs: Sequence[tuple[str, Role]],
     steps: Steps,
     target: Target,
-    wishes: Planning,
+    request: Planning,
     pinned: Mapping[str, Spec],
 ) -> Plan:
     """Return the fastest layout whose compiled program fits in memory.
@@ -62,7 +62,7 @@ def verified_plan(
         inputs: Path and role of each input.
         steps: The same step, as the planner sees it.
         target: Hardware of the plan.
-        wishes: Requested properties of the plan.
+        request: Requested properties of the plan.
         pinned: Specs of arrays that keep the user's sharding, by path.
 
     Raises:
@@ -70,7 +70,7 @@ def verified_plan(
     """
     compiler = compiler_target(target.topology)
     _check_there(compiler, target)
-    best = plans(steps, target, wishes, pinned, most=MOST)
+    best = plans(steps, target, request, pinned, most=MOST)
     with ThreadPoolExecutor(os.cpu_count(), "nbdist-compile") as pool:
         jobs = (_job(traced, inputs, found, compiler) for found in best)
         outcomes = list(pool.map(_compile, jobs))

@@ -46,7 +46,7 @@ def plan_of(
     traced: Any,
     inputs: Sequence[tuple[str, Role]],
     target: Target,
-    wishes: Planning,
+    request: Planning,
     pinned: Mapping[str, Spec],
 ) -> Plan:
     """Plan the layout of a step, or return the plan that an equal step got before.
@@ -55,29 +55,29 @@ def plan_of(
         traced: Closed jaxpr of the step.
         inputs: Path and role of each input.
         target: Hardware of the plan.
-        wishes: Requested properties of the plan.
+        request: Requested properties of the plan.
         pinned: Specs of arrays that keep the user's sharding, by path.
 
     Raises:
         PlanError: No layout fits in memory and meets the request.
     """
-    key = _digest(traced, inputs, target, wishes, pinned)
-    if wishes.verify or key not in _kept:
-        found = _planned(traced, inputs, target, wishes, pinned)
+    key = _digest(traced, inputs, target, request, pinned)
+    if request.verify or key not in _kept:
+        found = _planned(traced, inputs, target, request, pinned)
         while len(_kept) >= _MAX_KEPT:
             del _kept[next(iter(_kept))]
         _kept[key] = found
     return _kept[key]
 
 
-def _digest(traced: Any, *asked: object) -> bytes:
+def _digest(traced: Any, *parts: object) -> bytes:
     """Return a digest of a program and of all else that its plan depends on.
 
     The digest reads a program as text. The text contains the shapes of constants, not their values,
     and a plan does not depend on the values either. If the text contains the address of an object,
     an equal program may have another digest. It is then planned again.
     """
-    content = [str(traced).encode(), *(msgspec.json.encode(part, order="sorted") for part in asked)]
+    content = [str(traced).encode(), *(msgspec.json.encode(part, order="sorted") for part in parts)]
     return hashlib.sha256(b"\0".join(content)).digest()
 
 
@@ -85,7 +85,7 @@ def _planned(
     traced: Any,
     inputs: Sequence[tuple[str, Role]],
     target: Target,
-    wishes: Planning,
+    request: Planning,
     pinned: Mapping[str, Spec],
 ) -> Plan:
     @functools.cache
@@ -98,15 +98,15 @@ def _planned(
     def layers(remat: Remat) -> tuple[int, ...]:
         return layers_of(variant(remat, 1), inputs)
 
-    def alternates(remat: Remat) -> None:
+    def check(remat: Remat) -> None:
         check_1f1b(variant(remat, 1), inputs)
 
-    steps = Steps(model_of(traced, inputs), model, layers, alternates)
-    if wishes.verify and jax.process_index() == 0:
+    steps = Steps(model_of(traced, inputs), model, layers, check)
+    if request.verify and jax.process_index() == 0:
         from nbdist.worker.planning.compiler_check import verified_plan
 
-        return verified_plan(traced, inputs, steps, target, wishes, pinned)
-    return plan(steps, target, wishes, pinned)
+        return verified_plan(traced, inputs, steps, target, request, pinned)
+    return plan(steps, target, request, pinned)
 
 
 def named_target(text: str) -> Target:
@@ -134,13 +134,13 @@ class MeshWithTarget(Protocol):
         ...
 
 
-def target_of(wishes: Planning, strategy: MeshWithTarget) -> Target:
+def target_of(request: Planning, strategy: MeshWithTarget) -> Target:
     """Return the target of a plan; collective if it is the live hardware.
 
     Raises:
         PlanError: The requested hardware is unknown.
     """
-    return named_target(wishes.on) if wishes.on else strategy.target
+    return named_target(request.on) if request.on else strategy.target
 
 
 def batch_inputs(named: Mapping[str, Any]) -> list[tuple[str, Role]]:
@@ -152,15 +152,15 @@ def batch_inputs(named: Mapping[str, Any]) -> list[tuple[str, Role]]:
     ]
 
 
-def mesh_to_trace(wishes: Planning, live: Mesh) -> Mesh | AbstractMesh:
+def mesh_to_trace(request: Planning, live: Mesh) -> Mesh | AbstractMesh:
     """Return the mesh to trace a step for: the live one, or an abstract one of the planned size.
 
     Raises:
         PlanError: The requested hardware is unknown.
     """
-    if not wishes.on:
+    if not request.on:
         return live
-    devices = named_target(wishes.on).topology.devices
+    devices = named_target(request.on).topology.devices
     return AbstractMesh((devices,), (DATA,), axis_types=(AxisType.Auto,))
 
 

@@ -55,7 +55,7 @@ class _FitIsPlanned(BaseException):
 
 
 @contextlib.contextmanager
-def instead_of_fit(wishes: Planning, worker: Worker) -> Iterator[None]:
+def instead_of_fit(request: Planning, worker: Worker) -> Iterator[None]:
     """Plan the first `fit` instead of running it, and end the cell.
 
     Raises:
@@ -70,7 +70,7 @@ def instead_of_fit(wishes: Planning, worker: Worker) -> Iterator[None]:
             strategy = worker.strategies["pjrt"]
             carried = tuple([v.value for v in group] for group in groups_of(model).values())
             batch = _first(iterator)
-            plan = plan_of_fit(model, model.train_step, carried, batch, wishes, strategy)
+            plan = plan_of_fit(model, model.train_step, carried, batch, request, strategy)
         except Exception as error:  # noqa: BLE001 - raised again outside of the cell
             fault = error
         else:
@@ -108,7 +108,7 @@ def plan_of_fit(
     step: Callable[..., Any],
     carried: tuple[list[Any], ...],
     batch: Any,
-    wishes: Planning,
+    request: Planning,
     strategy: MeshWithTarget,
 ) -> Plan:
     """Plan the sharding of the state that a model's train function carries.
@@ -118,13 +118,13 @@ def plan_of_fit(
         step: Function of the state and a batch.
         carried: Values of the variables of `groups_of`.
         batch: Arrays or their shapes.
-        wishes: Requested properties of the plan.
+        request: Requested properties of the plan.
         strategy: Strategy with the devices.
 
     Raises:
         PlanError: No layout fits on the devices.
     """
-    mesh = mesh_to_trace(wishes, strategy.mesh)
+    mesh = mesh_to_trace(request, strategy.mesh)
     outlines = jax.tree.map(lambda array: outline(array, mesh), (carried, batch))
     with over(mesh):
         traced = jax.jit(step).trace(*outlines).jaxpr
@@ -132,8 +132,8 @@ def plan_of_fit(
     inputs: list[tuple[str, Role]] = [(path, "carried") for path in names]
     named = dict(zip(("x", "y", "sample_weight"), unpack_x_y_sample_weight(batch), strict=True))
     inputs += batch_inputs(named)
-    wishes = msgspec.structs.replace(wishes, given=_named(wishes.given, names))
-    return plan_of(traced, inputs, target_of(wishes, strategy), wishes, {})
+    request = msgspec.structs.replace(request, given=_named(request.given, names))
+    return plan_of(traced, inputs, target_of(request, strategy), request, {})
 
 
 def _named(given: Plan | None, names: list[str]) -> Plan | None:
