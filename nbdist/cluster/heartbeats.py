@@ -27,7 +27,7 @@ FIRST_STEP_HANGS_S = 600.0
 _MAX_STEP_TIMES = 64
 
 
-class Vitals:
+class Heartbeats:
     """Time and step of the last record of each rank in one cell.
 
     Args:
@@ -38,10 +38,10 @@ class Vitals:
 
     def __init__(self, ranks: Iterable[int], hang_after_s: float = 0.0) -> None:
         self._hang_after_s = hang_after_s
-        self._heard_at = dict.fromkeys(ranks, time.monotonic())
+        self._received_at = dict.fromkeys(ranks, time.monotonic())
         self._beats: dict[int, tuple[int, int]] = {}
         self._moved_at: float | None = None
-        self._steps = dict.fromkeys(self._heard_at, 0)
+        self._steps = dict.fromkeys(self._received_at, 0)
         self._stepped_at = 0.0
         self._step_times: deque[float] = deque(maxlen=_MAX_STEP_TIMES)
         self._reported: set[int] = set()
@@ -51,24 +51,24 @@ class Vitals:
         if self._moved_at is None:
             self._moved_at = self._stepped_at = time.monotonic()
 
-    def hear(self, record: Event) -> None:
+    def receive(self, record: Event) -> None:
         """Process a record of a rank. Every record counts as progress, except signs of life."""
         now = time.monotonic()
-        self._heard_at[record.rank] = now
+        self._received_at[record.rank] = now
         self._reported.discard(record.rank)
         if isinstance(record, Beat):
             beat = record.step, record.tested
             moved = self._beats.get(record.rank) != beat
             self._beats[record.rank] = beat
-            self._reach(record.rank, record.step, now)
+            self._record_step(record.rank, record.step, now)
         else:
             moved = not isinstance(record, Where)
             if isinstance(record, Rows) and record.values:
-                self._reach(record.rank, record.last().step, now)
+                self._record_step(record.rank, record.last().step, now)
         if moved and self._moved_at is not None:
             self._moved_at = now
 
-    def _reach(self, rank: int, step: int, now: float) -> None:
+    def _record_step(self, rank: int, step: int, now: float) -> None:
         before = max(self._steps.values())
         self._steps[rank] = max(self._steps[rank], step)
         if step > before:
@@ -83,22 +83,22 @@ class Vitals:
     def silent(self, ranks: Iterable[int]) -> list[int]:
         """Return the ranks that have sent no record for `SILENT_S`."""
         now = time.monotonic()
-        return [rank for rank in ranks if now - self._heard_at[rank] > SILENT_S]
+        return [rank for rank in ranks if now - self._received_at[rank] > SILENT_S]
 
-    def newly(self, silent: Iterable[int]) -> list[int]:
+    def newly_silent(self, silent: Iterable[int]) -> list[int]:
         """Return the silent ranks that this method has not returned since their last record."""
         fresh = sorted(set(silent) - self._reported)
         self._reported.update(fresh)
         return fresh
 
-    def still_s(self) -> float:
+    def stalled_s(self) -> float:
         """Return the seconds without progress on any rank, if they count as a hang; else 0."""
         if self._moved_at is None:
             return 0.0
-        still_s = time.monotonic() - self._moved_at
-        return still_s if still_s > self._limit_s() else 0.0
+        stalled_s = time.monotonic() - self._moved_at
+        return stalled_s if stalled_s > self._limit_s() else 0.0
 
-    def look_again(self) -> None:
+    def restart_wait(self) -> None:
         """Restart the wait for progress, as after a step."""
         self._moved_at = time.monotonic()
 

@@ -59,12 +59,12 @@ class Positions:
         self._sender = sender
         self._show = show
 
-    def hear(self, where: Where) -> None:
+    def receive(self, where: Where) -> None:
         """Store a rank's answer."""
         if where.rank in self._sender.running:
             self.where[where.rank] = where
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Request the positions of the ranks. Ranks that do not respond in time are omitted."""
         self.where.clear()
         running = self._sender.running
@@ -75,12 +75,12 @@ class Positions:
 
     def computing(self, seconds: float = _COMPUTES_S) -> list[int]:
         """Return the ranks whose own code computes. Other ranks may wait for them."""
-        self.ask()
+        self.request()
         before = self.where.copy()
         deadline = time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0:
             self._show(min(left_s, POLL_S))
-        self.ask()
+        self.request()
         return [
             rank
             for rank, where in self.where.items()
@@ -93,7 +93,7 @@ class Positions:
         """Return the ranks that wait in a collective."""
         running = self._sender.running
         if running:
-            self.ask()
+            self.request()
         return [rank for rank in sorted(running & self.where.keys()) if self.where[rank].waits]
 
 
@@ -122,7 +122,7 @@ class Cancellation:
     ) -> None:
         self.interrupted = False
         self.positions = Positions(sender, show)
-        self._forces = False
+        self._is_forced = False
         self._sender = sender
         self._strategies = sorted(collectives.strategies, key=lambda name: name != strategy)
         self._engines = engines
@@ -150,7 +150,7 @@ class Cancellation:
         again = 0.0
         while self.running and time.monotonic() < deadline:
             if time.monotonic() >= again:
-                if self._forces:  # before each interrupt: a rank may have begun steps since
+                if self._is_forced:  # before each interrupt: a rank may have begun steps since
                     self._sender.order(
                         ForceInterrupt(number=self._sender.number), sorted(self.running)
                     )
@@ -195,10 +195,10 @@ class Cancellation:
         if not self.running:
             return
         deadline = time.monotonic() + bound_s
-        self._forces = True
+        self._is_forced = True
         self.interrupt(POLL_S if at_once else bound_s / 3)
         while self.running and time.monotonic() < deadline:  # a computing rank may wait later
-            self.ask()
+            self.request_ends()
             for strategy in self._strategies:
                 waiting = self.positions.waiting()
                 if waiting:
@@ -206,25 +206,25 @@ class Cancellation:
                     self.interrupt(_BREAK_S)
             self.interrupt(min(_INTERRUPT_AGAIN_S, deadline - time.monotonic()))
 
-    def ask(self) -> None:
+    def request_ends(self) -> None:
         """Request the ends of the ranks again. Ranks that have not begun the cell drop it."""
-        self._sender.ask(self.running.difference(self._engines.dead()))
+        self._sender.request_status(self.running.difference(self._engines.dead()))
 
-    def may_kill(self, say: Callable[[str], None], asked: Callable[[], bool]) -> bool:
+    def may_kill(self, say: Callable[[str], None], interrupted_again: Callable[[], bool]) -> bool:
         """Return True if the user agrees to kill ranks that do not respond.
 
         Outside of steps, such ranks may compile.
 
         Args:
             say: shows a line to the user.
-            asked: returns whether the user has interrupted again.
+            interrupted_again: returns whether the user has interrupted again.
         """
         if not self.running:
             return False
         ranks = formatting.ranks(self.running)
         say(f"rank {ranks} does not respond to the interrupt: interrupt again to kill it")
-        self.wait(_AGAIN_S, asked)
-        return bool(self.running) and asked()
+        self.wait(_AGAIN_S, interrupted_again)
+        return bool(self.running) and interrupted_again()
 
     def abort_collectives(self, strategy: StrategyName, ranks: Sequence[int]) -> None:
         """Cancel the collectives of a strategy on ranks that wait in them."""
@@ -247,24 +247,24 @@ class StopAgreement:
         self._sender = sender
         self._step = step
         self._limits: dict[int, int] = {}
-        self._answered = False
+        self._is_agreed = False
         self._since = 0.0
 
-    def hear(self, stopping: Stopping) -> None:
+    def receive(self, stopping: Stopping) -> None:
         """Store the last step that a rank reaches before it waits for the others."""
         self._limits[stopping.rank] = stopping.limit
         self._since = time.monotonic()
 
-    def seek(self, still: Set[int]) -> None:
+    def send_agreed_step(self, still: Set[int]) -> None:
         """Send the agreed step to the running ranks, after each has reported its last step.
 
         Args:
             still: the ranks that still run the cell.
         """
-        if not self._limits or self._answered:
+        if not self._limits or self._is_agreed:
             return
         if still <= self._limits.keys():
-            self._answered = True
+            self._is_agreed = True
             last = max(self._limits.values())
             self._sender.order(StopAfter(number=self._sender.number, step=last), sorted(still))
         elif time.monotonic() - self._since > _LET_CONTINUE_S:
@@ -285,7 +285,7 @@ class StopRequests:
 
     Args:
         sender: sends to the ranks of the cell.
-        ending: interrupts the ranks.
+        cancellation: interrupts the ranks.
         live: counts the stop requests from browsers.
         say: shows a line to the user.
         is_step: True for a step cell.
@@ -297,7 +297,7 @@ class StopRequests:
     def __init__(
         self,
         sender: CellSender,
-        ending: Cancellation,
+        cancellation: Cancellation,
         live: LiveRun,
         say: Callable[[str], None],
         *,
@@ -305,16 +305,16 @@ class StopRequests:
     ) -> None:
         self.count = 0
         self._sender = sender
-        self._ending = ending
+        self._cancellation = cancellation
         self._live = live
         self._say = say
         self._is_step = is_step
-        self._asked_at = 0.0
+        self._requested_at = 0.0
 
     @property
     def under_way(self) -> bool:
         """True after nbdist has asked the ranks to stop."""
-        return bool(self._asked_at)
+        return bool(self._requested_at)
 
     def check(self) -> bool:
         """Process a stop request from a browser.
@@ -325,27 +325,27 @@ class StopRequests:
         Raises:
             KeyboardInterrupt: the cell has no steps, or this is the second request.
         """
-        if not self.asked_again():
+        if not self.has_new_request():
             return False
         self.count = self._live.stops_requested()
         self._live.stopping()
-        if time.monotonic() - self._asked_at < _SAME_STOP_S:
+        if time.monotonic() - self._requested_at < _SAME_STOP_S:
             return False
-        if self._asked_at or not self._is_step:
+        if self._requested_at or not self._is_step:
             raise KeyboardInterrupt
-        self.ask()
+        self.request_stop()
         return True
 
-    def asked_again(self) -> bool:
+    def has_new_request(self) -> bool:
         """Return True if a browser has sent another request."""
         return self._live.stops_requested() > self.count
 
-    def ask(self) -> None:
+    def request_stop(self) -> None:
         """Ask the ranks to stop at the end of a step."""
-        self._asked_at = time.monotonic()
+        self._requested_at = time.monotonic()
         self._live.stopping()
         order = StopAfter(number=self._sender.number, step=SOON)
         self._sender.order(order, sorted(self._sender.running))
-        self._ending.interrupt(_STOP_S)
+        self._cancellation.interrupt(_STOP_S)
         if self._sender.running:
             self._say("stopping at the end of a step; interrupt again to cancel the step")

@@ -107,7 +107,7 @@ def cell_error(
     )
 
 
-def lone_error(
+def lone_collective_error(
     where: Mapping[int, Where],
     ended: Mapping[int, CellEnded],
     host_of: Mapping[int, str],

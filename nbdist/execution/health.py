@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from nbdist.cluster.heartbeats import Vitals
+from nbdist.cluster.heartbeats import Heartbeats
 from nbdist.execution.cancellation import POLL_S
-from nbdist.execution.failures import hang, lone_error, lost_error, stuck_error
+from nbdist.execution.failures import hang, lone_collective_error, lost_error, stuck_error
 from nbdist.records import Diagnose, Where
 
 if TYPE_CHECKING:
@@ -45,19 +45,19 @@ class _Idle:
     Attributes:
         first: the first answer since which the rank is idle.
         last: the last answer.
-        heard_at: the time at which the last answer arrived, by this process's clock.
+        received_at: the time at which the last answer arrived, by this process's clock.
     """
 
     first: Where
     last: Where
-    heard_at: float
+    received_at: float
 
     @property
     def seconds(self) -> float:
         return self.last.clock_s - self.first.clock_s
 
 
-class LoneWaits:
+class CollectiveDeadlocks:
     """Detection of collectives that cannot end.
 
     nbdist asks the ranks after one of them has ended the cell. A collective cannot end if all other
@@ -75,16 +75,16 @@ class LoneWaits:
         self._idle: dict[int, _Idle] = {}
         self._asked_at = 0.0
 
-    def hear(self, where: Where) -> None:
+    def receive(self, where: Where) -> None:
         """Store a rank's answer."""
         if not where.clock_s:
             return  # the answer to another request
         idle = self._idle.get(where.rank)
         if idle is None or not _stays_idle(idle.first, where):
             idle = self._idle[where.rank] = _Idle(where, where, 0.0)
-        idle.last, idle.heard_at = where, time.monotonic()
+        idle.last, idle.received_at = where, time.monotonic()
 
-    def found(self, ended: Mapping[int, CellEnded]) -> dict[int, Where]:
+    def deadlocked(self, ended: Mapping[int, CellEnded]) -> dict[int, Where]:
         """Return the ranks whose collective cannot end, each with its position.
 
         Args:
@@ -102,7 +102,9 @@ class LoneWaits:
             self._sender.order(Diagnose(number=self._sender.number, waits=True), self._ranks)
         idle = self._idle
         if not all(
-            rank in idle and idle[rank].seconds >= _WAIT_S and now - idle[rank].heard_at < _STALE_S
+            rank in idle
+            and idle[rank].seconds >= _WAIT_S
+            and now - idle[rank].received_at < _STALE_S
             for rank in self._ranks
         ):
             return {}
@@ -130,13 +132,13 @@ class RankHealth:
         context: the cell.
         outcome: the ends of the ranks so far.
         sender: sends to the ranks of the cell.
-        ending: cancels the cell.
+        cancellation: cancels the cell.
         engines: return the state of a rank's process.
         settings: the time limits.
         show: processes the records of the ranks for a number of seconds.
 
     Attributes:
-        vitals: the signs of life of the ranks.
+        heartbeats: the signs of life of the ranks.
         has_steps: True if the cell runs steps.
     """
 
@@ -145,33 +147,33 @@ class RankHealth:
         context: RunContext,
         outcome: CellOutcome,
         sender: CellSender,
-        ending: Cancellation,
+        cancellation: Cancellation,
         engines: Engines,
         settings: Settings,
         show: Callable[[float], None],
     ) -> None:
-        self.vitals = Vitals(context.host_of, context.cell.options.hang_after_s)
+        self.heartbeats = Heartbeats(context.host_of, context.cell.options.hang_after_s)
         self.has_steps = False
-        self._task = context
+        self._context = context
         self._outcome = outcome
         self._sender = sender
-        self._ending = ending
-        self._lone = LoneWaits(sender, context.host_of)
+        self._cancellation = cancellation
+        self._deadlocks = CollectiveDeadlocks(sender, context.host_of)
         self._engines = engines
         self._settings = settings
         self._show = show
 
-    def hear(self, record: Event) -> None:
+    def receive(self, record: Event) -> None:
         """Store a sign of life."""
-        self.vitals.hear(record)
+        self.heartbeats.receive(record)
         if isinstance(record, Where):
-            self._lone.hear(record)
-            self._ending.positions.hear(record)
+            self._deadlocks.receive(record)
+            self._cancellation.positions.receive(record)
 
     def begin_steps(self) -> None:
         """Measure the time between steps from now on."""
         self.has_steps = True
-        self.vitals.begin_steps()
+        self.heartbeats.begin_steps()
 
     def check_alive(self) -> None:
         """End the cell if a rank has died, because it cannot report its end.
@@ -185,16 +187,16 @@ class RankHealth:
             while (dead := self._dead()) and time.monotonic() < deadline:
                 self._show(POLL_S)
         if dead:
-            self._task.live.lost(dead)
-            self._ending.end(self._settings.interrupt_grace_s, at_once=True)
+            self._context.live.lost(dead)
+            self._cancellation.end(self._settings.interrupt_grace_s, at_once=True)
             words = self._engines.last_words(dead[0], lines=5)
-            step, fate = self.vitals.step(dead[0]), self._engines.fate(dead[0])
-            raise lost_error(dead, self._task.host_of, self._sender.running, step, words, fate)
+            step, fate = self.heartbeats.step(dead[0]), self._engines.fate(dead[0])
+            raise lost_error(dead, self._context.host_of, self._sender.running, step, words, fate)
 
     def _dead(self) -> list[int]:
         """Return the ranks of the cell that died before they reported its end."""
-        unheard = self._task.host_of.keys() - self._outcome.ended.keys()
-        return [rank for rank in self._engines.dead() if rank in unheard]
+        unfinished = self._context.host_of.keys() - self._outcome.ended.keys()
+        return [rank for rank in self._engines.dead() if rank in unfinished]
 
     def check_progress(self) -> None:
         """End the cell if a rank is frozen or no rank makes a step.
@@ -204,27 +206,27 @@ class RankHealth:
         Raises:
             RanksLostError: nbdist has ended the cell.
         """
-        running, say = self._sender.running, self._task.view.say
-        silent = self.vitals.silent(running)
+        running, say = self._sender.running, self._context.view.say
+        silent = self.heartbeats.silent(running)
         for rank in filter(self._engines.frozen, silent):
             self._give_up(f"{self._outcome.name(rank)} was stopped by a signal {self.after(rank)}")
-        for rank in self.vitals.newly(silent):
+        for rank in self.heartbeats.newly_silent(silent):
             why = self._engines.why_silent(rank)
             say(f"{self._outcome.name(rank)} does not respond {self.after(rank)}; {why}")
             if not self._engines.unreachable(rank):  # the cell may not have reached it
-                self._sender.ask([rank])
-        still_s = self.vitals.still_s()
-        if still_s:
-            slow = self._ending.positions.computing()
-            host_of = {rank: self._task.host_of[rank] for rank in running}
-            where = hang(self._ending.positions.where, host_of)
+                self._sender.request_status([rank])
+        stalled_s = self.heartbeats.stalled_s()
+        if stalled_s:
+            slow = self._cancellation.positions.computing()
+            host_of = {rank: self._context.host_of[rank] for rank in running}
+            where = hang(self._cancellation.positions.where, host_of)
             if not slow:
-                self._give_up(f"no step for {still_s:.0f} s: {where}")
-            say(f"no step for {still_s:.0f} s: {where.splitlines()[0]}, computing")
-            self.vitals.look_again()
+                self._give_up(f"no step for {stalled_s:.0f} s: {where}")
+            say(f"no step for {stalled_s:.0f} s: {where.splitlines()[0]}, computing")
+            self.heartbeats.restart_wait()
 
     def _give_up(self, reason: str) -> NoReturn:
-        self._ending.end(self._settings.cell_grace_s)
+        self._cancellation.end(self._settings.cell_grace_s)
         raise stuck_error(self._sender.running, reason)
 
     def check_collectives(self) -> None:
@@ -233,7 +235,7 @@ class RankHealth:
         Raises:
             CellError: nbdist has ended the cell.
         """
-        where = self._lone.found(self._outcome.ended)
+        where = self._deadlocks.deadlocked(self._outcome.ended)
         if not where:
             return
         waiting: dict[StrategyName, list[int]] = {}
@@ -241,13 +243,13 @@ class RankHealth:
             if one.collective is not None:
                 waiting.setdefault(one.collective, []).append(rank)
         for strategy, ranks in waiting.items():
-            self._ending.abort_collectives(strategy, ranks)
-        self._ending.end(self._settings.interrupt_grace_s, at_once=True)
-        broken = self._ending.broken
-        raise lone_error(where, self._outcome.ended, self._task.host_of, broken)
+            self._cancellation.abort_collectives(strategy, ranks)
+        self._cancellation.end(self._settings.interrupt_grace_s, at_once=True)
+        broken = self._cancellation.broken
+        raise lone_collective_error(where, self._outcome.ended, self._context.host_of, broken)
 
     def after(self, rank: int) -> str:
         """Return the last step that the rank began in words, such as "after step 3"."""
-        step = self.vitals.step(rank)
+        step = self.heartbeats.step(rank)
         none = "before its first step" if self.has_steps else "in the cell"
         return f"after step {step}" if step else none

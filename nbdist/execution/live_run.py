@@ -120,7 +120,7 @@ class StoredLiveRun:
 
     @property
     def subscribers(self) -> tuple[Subscriber, ...]:
-        return self._directory.take, self._changes.hear, self._findings.hear
+        return self._directory.take, self._changes.receive, self._findings.receive
 
     def placed(self, request: CellRequest) -> CellRequest:
         """Return the cell with the folder for traces. TensorBoard reads it."""
@@ -254,9 +254,9 @@ class NullRun:
 
     @property
     def subscribers(self) -> tuple[Subscriber, ...]:
-        return (self._hear,)
+        return (self._receive,)
 
-    def _hear(self, record: AnyEvent) -> None:
+    def _receive(self, record: AnyEvent) -> None:
         self._reported |= isinstance(record, Rows | Metrics)
 
     def tick(self) -> tuple[str, ...]:

@@ -63,29 +63,31 @@ class CellMonitor:
     ) -> None:
         request, view = context.cell.request, context.view
         engines, collectives, show = worker_group.engines, worker_group.collectives, self._show_for
-        self._task = context
+        self._context = context
         self._worker_group = worker_group
         self._settings = settings
         self._outcome = outcome = CellOutcome(context.host_of)
         self._sender = sender = CellSender(number, worker_group.dispatcher)
-        self._ending = ending = Cancellation(sender, request.strategy, engines, collectives, show)
-        self._health = RankHealth(context, outcome, sender, ending, engines, settings, show)
+        self._cancellation = cancellation = Cancellation(
+            sender, request.strategy, engines, collectives, show
+        )
+        self._health = RankHealth(context, outcome, sender, cancellation, engines, settings, show)
         is_step = request.step is not None
-        self._stops = StopRequests(sender, ending, context.live, view.say, is_step=is_step)
-        self._agreement = StopAgreement(sender, self._health.vitals.step)
+        self._stops = StopRequests(sender, cancellation, context.live, view.say, is_step=is_step)
+        self._agreement = StopAgreement(sender, self._health.heartbeats.step)
         if is_step:
             self._health.begin_steps()  # the first batch may never arrive
-        self._heard: queue.SimpleQueue[AnyEvent] = queue.SimpleQueue()
-        self._over = self._kills = False
-        self._asked = threading.Event()  # the kernel was interrupted
+        self._received: queue.SimpleQueue[AnyEvent] = queue.SimpleQueue()
+        self._is_over = self._may_kill = False
+        self._interrupt_requested = threading.Event()  # the kernel was interrupted
         self._takes_interrupts = True
         self._stream = CellStream(worker_group.receiver, number, received)
-        self._stream.subscribers.add(*context.live.subscribers, self._hear)
+        self._stream.subscribers.add(*context.live.subscribers, self._receive)
 
-    def _hear(self, record: AnyEvent) -> None:
+    def _receive(self, record: AnyEvent) -> None:
         """Queue a record on the receiver's thread. After the cell, only the ranks' ends matter."""
-        if not self._over or isinstance(record, (Where, CellEnded)):
-            self._heard.put(record)
+        if not self._is_over or isinstance(record, (Where, CellEnded)):
+            self._received.put(record)
         if isinstance(record, CellEnded):
             self.running.discard(record.rank)  # last: its record must be in the queue by then
 
@@ -110,13 +112,13 @@ class CellMonitor:
             CellError, WorkerError, KeyboardInterrupt: see `Cluster.run`.
             LeftError: the cell continues. Call `leave` after the last record has arrived.
         """
-        placed = self._task.live.placed(request)
+        placed = self._context.live.placed(request)
 
         def send() -> None:
             try:
-                self._sender.send(placed, self._task.host_of)
+                self._sender.send(placed, self._context.host_of)
             except BaseException:
-                self._ending.end(self._settings.interrupt_grace_s)
+                self._cancellation.end(self._settings.interrupt_grace_s)
                 raise
 
         self._follow(request, send)
@@ -131,7 +133,7 @@ class CellMonitor:
         """
         self.running.update(ranks)
         for rows in resumed.reports:
-            self._task.recorder.keep(rows)
+            self._context.recorder.keep(rows)
         if resumed.begun is not None:
             self._keep(resumed.begun)
 
@@ -142,39 +144,42 @@ class CellMonitor:
             request: the cell.
             stopping: True if its end was requested.
         """
-        self._follow(request, lambda: self._look_for(stopping=stopping))
+        self._follow(request, lambda: self._request_state(stopping=stopping))
 
     def leave(self) -> None:
         """Show and store the records that have arrived. The cell continues."""
         self._drain()
-        self._task.view.say(str(LeftError()))
-        self._task.view.flush()
-        self._task.live.leave()
+        self._context.view.say(str(LeftError()))
+        self._context.view.flush()
+        self._context.live.leave()
 
     def _follow(self, request: CellRequest, begin: Callable[[], None]) -> None:
         """Follow the cell. Only `_show_for` raises interrupts: others would lose records."""
-        with interrupt_held() as self._asked:
-            self._see_through(request, begin)
+        with interrupt_held() as self._interrupt_requested:
+            self._follow_to_end(request, begin)
             failed = self._outcome.failed
             if failed is not None and failed.failure is not None:
-                self._asked.clear()  # the cell is over, as requested
-                raise cell_error(failed, self.ends, self._task.host_of, self._ending.broken)
+                self._interrupt_requested.clear()  # the cell is over, as requested
+                raise cell_error(
+                    failed, self.ends, self._context.host_of, self._cancellation.broken
+                )
 
-    def _see_through(self, request: CellRequest, begin: Callable[[], None]) -> None:
+    def _follow_to_end(self, request: CellRequest, begin: Callable[[], None]) -> None:
         left = False
         try:
-            self._attend(begin)
-            self._judge(request)
+            self._watch(begin)
+            self._find_failure(request)
         except KeyboardInterrupt:
             self._takes_interrupts = False  # another one could leave ranks without a command
-            self._ending.end(self._settings.interrupt_grace_s)
-            self._kills = self._health.has_steps or self._ending.may_kill(
-                self._task.view.say, lambda: self._asked.is_set() or self._stops.asked_again()
+            self._cancellation.end(self._settings.interrupt_grace_s)
+            self._may_kill = self._health.has_steps or self._cancellation.may_kill(
+                self._context.view.say,
+                lambda: self._interrupt_requested.is_set() or self._stops.has_new_request(),
             )
             raise
         except LeftError:
             left = True
-            self._asked.clear()  # another interrupt also belongs to the kernel's end
+            self._interrupt_requested.clear()  # another interrupt also belongs to the kernel's end
             raise
         except Exception as error:
             self.fail(error)
@@ -182,14 +187,14 @@ class CellMonitor:
         finally:
             self._takes_interrupts = False
             if not left:
-                self._over = True
-                self._stream.subscribers.remove(*self._task.live.subscribers)
+                self._is_over = True
+                self._stream.subscribers.remove(*self._context.live.subscribers)
             self._drain()
             self._worker_group.collectives.note(
-                request.strategy, self.ends.values(), len(self._task.host_of)
+                request.strategy, self.ends.values(), len(self._context.host_of)
             )
 
-    def _judge(self, request: CellRequest) -> None:
+    def _find_failure(self, request: CellRequest) -> None:
         """Find the failure of the cell, and end it on the other ranks.
 
         Raises:
@@ -198,10 +203,11 @@ class CellMonitor:
         """
         outcome = self._outcome
         outcome.failed = self._first_failure()
-        self._ending.await_reachable()
+        self._cancellation.await_reachable()
         self._health.check_alive()  # after a death, the other ranks wait forever
-        self._ending.wait_for_same()
-        self._ending.end(self._settings.cell_grace_s)  # ranks may wait for the one that failed
+        self._cancellation.wait_for_same()
+        # Ranks may wait for the one that failed.
+        self._cancellation.end(self._settings.cell_grace_s)
         self._health.check_alive()
         outcome.failed = root(outcome.failed, self.ends.values()) or drifted(request, self.ends)
         if outcome.preempted and outcome.failed is None:
@@ -213,13 +219,13 @@ class CellMonitor:
     def end_again(self) -> None:
         """End the cell on ranks that still run it, after it is over."""
         with interrupt_held():
-            self._ending.end(self._settings.cell_grace_s)
+            self._cancellation.end(self._settings.cell_grace_s)
 
-    def _attend(self, begin: Callable[[], None]) -> None:
+    def _watch(self, begin: Callable[[], None]) -> None:
         """Follow the cell until its end. The first interrupt stops steps."""
         try:
             begin()
-            self._new_monitor()
+            self._show_until_end()
         except KeyboardInterrupt:
             if self.kernel_ends():
                 raise LeftError from None
@@ -227,17 +233,17 @@ class CellMonitor:
             raise
         self._drain()
 
-    def _look_for(self, *, stopping: bool) -> None:
+    def _request_state(self, *, stopping: bool) -> None:
         """Ask which ranks run the cell: records without a receiver may be lost."""
         self._stops.count = int(stopping)  # no process has answered other requests yet
-        self._ending.ask()
+        self._cancellation.request_ends()
         if stopping:
             self._outcome.stop()
-            self._stops.ask()
+            self._stops.request_stop()
 
     def kernel_ends(self) -> bool:
         """Return True if an interrupt belonged to the kernel's end. The cell survives it."""
-        return self._task.cell.detached and kernel_ends(self._show_for)
+        return self._context.cell.detached and kernel_ends(self._show_for)
 
     def fail(self, error: Exception) -> None:
         """End the cell with this error."""
@@ -246,20 +252,20 @@ class CellMonitor:
     def interrupted(self) -> list[int]:
         """Set the status after an interrupt or a second stop request. Return the ranks to kill."""
         self._outcome.stop(requested=bool(self._stops.count))
-        return sorted(self.running) if self._kills else []
+        return sorted(self.running) if self._may_kill else []
 
     def close_live(self) -> tuple[str, ...]:
         """End the stored run. Return messages for the user."""
-        return self._task.live.end(*self._outcome.summary())
+        return self._context.live.end(*self._outcome.summary())
 
-    def _new_monitor(self) -> None:
+    def _show_until_end(self) -> None:
         """Show the cell until all ranks have ended it, or one has failed."""
         while self.running and not self._first_failure():
             self._show_for(POLL_S)
             if self._worker_group.engines.is_wanted:
                 raise LeftError
             self._health.check_alive()
-            self._worker_group.tend(self._task.view.say)
+            self._worker_group.tend(self._context.view.say)
             self._health.check_progress()
             if not self._stops.under_way:
                 self._health.check_collectives()
@@ -271,10 +277,12 @@ class CellMonitor:
     def _stop_preempted(self) -> None:
         """Stop all ranks at the same step, and save the state there."""
         ranks = formatting.ranks(self._outcome.preempted)
-        self._task.view.say(f"rank {ranks} received SIGTERM: stopping all ranks at the same step")
-        self._stops.ask()
+        self._context.view.say(
+            f"rank {ranks} received SIGTERM: stopping all ranks at the same step"
+        )
+        self._stops.request_stop()
         if not self._health.has_steps:
-            self._ending.end(self._settings.interrupt_grace_s)
+            self._cancellation.end(self._settings.interrupt_grace_s)
 
     def _stop_steps(self) -> None:
         """Stop a cell with steps at the same step on all ranks. Wait for their ends.
@@ -282,11 +290,11 @@ class CellMonitor:
         Another interrupt cancels the step. A cell without steps is cancelled at once.
         """
         if self._health.has_steps and not self._stops.under_way:
-            self._stops.ask()
+            self._stops.request_stop()
             try:
-                self._new_monitor()
+                self._show_until_end()
             except RanksLostError as lost:  # the run ends anyway: nbdist replaces no rank
-                self._task.view.say(str(lost))
+                self._context.view.say(str(lost))
 
     def _show_for(self, seconds: float) -> None:
         """Process records. Wait for at most `seconds` for the first one.
@@ -294,45 +302,45 @@ class CellMonitor:
         Raises:
             KeyboardInterrupt: the kernel was interrupted before the call.
         """
-        if self._takes_interrupts and self._asked.is_set():
-            self._asked.clear()
+        if self._takes_interrupts and self._interrupt_requested.is_set():
+            self._interrupt_requested.clear()
             raise KeyboardInterrupt
         with contextlib.suppress(queue.Empty):
-            self._take(self._heard.get(timeout=seconds))
-        for _ in range(self._heard.qsize()):  # records that arrive meanwhile may never end
-            self._take(self._heard.get())
-        if self._over:
+            self._process(self._received.get(timeout=seconds))
+        for _ in range(self._received.qsize()):  # records that arrive meanwhile may never end
+            self._process(self._received.get())
+        if self._is_over:
             return
-        self._agreement.seek(self._task.host_of.keys() - self.ends.keys())
-        self._task.view.flush()
-        for line in self._task.live.tick():
-            self._task.view.say(line)
+        self._agreement.send_agreed_step(self._context.host_of.keys() - self.ends.keys())
+        self._context.view.flush()
+        for line in self._context.live.tick():
+            self._context.view.say(line)
 
     def _drain(self) -> None:
-        while not self._heard.empty():
-            self._take(self._heard.get())
+        while not self._received.empty():
+            self._process(self._received.get())
 
-    def _take(self, record: AnyEvent) -> None:
-        self._health.hear(record)
+    def _process(self, record: AnyEvent) -> None:
+        self._health.receive(record)
         if isinstance(record, CellEnded):
             self._outcome.ended[record.rank] = record
         elif isinstance(record, Stopping):
-            self._agreement.hear(record)
+            self._agreement.receive(record)
         elif isinstance(record, Preempted):
             self._outcome.preempted.add(record.rank)
         elif not isinstance(record, (Beat, Where)):
             self._keep(record)
             # Cancelled collectives write to the ranks' output.
-            hidden = self._ending.broken and isinstance(record, Output)
+            hidden = self._cancellation.broken and isinstance(record, Output)
             if not (hidden or isinstance(record, (Opened, Compiled))):
-                self._task.view.add(record)
+                self._context.view.add(record)
 
     def _keep(self, record: Shareable | Opened | Compiled) -> None:
-        self._task.recorder.keep(record)
+        self._context.recorder.keep(record)
         if isinstance(record, (StepBegun, FitBegun)):
             self._health.begin_steps()
         elif isinstance(record, Opened):
-            self._task.recoveries.opened(record)
+            self._context.recoveries.opened(record)
 
     def _first_failure(self) -> CellEnded | None:
-        return self._outcome.first_failure(interrupted=self._ending.interrupted)
+        return self._outcome.first_failure(interrupted=self._cancellation.interrupted)

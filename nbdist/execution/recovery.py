@@ -72,7 +72,9 @@ class Recovery:
         self._run = run
         self._wait_s = wait_s
 
-    def can_make(self, names: Sequence[str], request: CellRequest, saved: Sequence[str]) -> bool:
+    def can_recreate(
+        self, names: Sequence[str], request: CellRequest, saved: Sequence[str]
+    ) -> bool:
         """Return True if a recovery of the run would create these names again; see `recover`."""
         try:
             entries = self._journal.needed(request, saved, self._worker_group.world_size)
@@ -95,16 +97,19 @@ class Recovery:
             NbdistError: the recovery failed, even with fresh engines.
         """
         entries = self._journal.needed(request, saved, self._worker_group.world_size)
-        halfway = self._handover.handover.loss is not None  # the state of the workers is unknown
+        # After an interrupted recovery, the state of the workers is unknown.
+        is_interrupted = self._handover.handover.loss is not None
         self._handover.lose(Loss(ranks=lost.ranks, reason=lost.reason))
         with StartView(f"nbdist: {lost.reason}; recovering") as phases:
-            if halfway or not self._in_place(phases, lost, request):
-                self._afresh(phases, shrinks=request.saving is not None and request.saving.shrink)
-            self.make_again(phases, entries)
-            gone = self._journal.gone(entries)
-            phases.finish(" ".join(("nbdist: the run continues", gone)).rstrip(), ())
+            if is_interrupted or not self._in_place(phases, lost, request):
+                self._restart_all(
+                    phases, shrinks=request.saving is not None and request.saving.shrink
+                )
+            self.recreate_inputs(phases, entries)
+            lost_names = self._journal.describe_lost_names(entries)
+            phases.finish(" ".join(("nbdist: the run continues", lost_names)).rstrip(), ())
 
-    def make_again(self, phases: StartView, entries: Sequence[Entry]) -> None:
+    def recreate_inputs(self, phases: StartView, entries: Sequence[Entry]) -> None:
         """Repeat cells and pushes on fresh workers; see `Journal.needed`."""
         phases.run("set-up run again", lambda: self._replay(entries))
 
@@ -124,7 +129,7 @@ class Recovery:
             return False
         return True
 
-    def _afresh(self, phases: StartView, *, shrinks: bool) -> None:
+    def _restart_all(self, phases: StartView, *, shrinks: bool) -> None:
         """Start fresh engines. Retry those that cannot be started; with `shrinks`, omit them."""
         deadline = math.inf  # a scheduler's queue has its own limit
         places = self._worker_group.engines.places.numbers

@@ -101,11 +101,11 @@ class Journal:
             found.update(dict.fromkeys(bound[-1:]))
         return " ".join(found)
 
-    def gone(self, entries: Sequence[Entry]) -> str:
+    def describe_lost_names(self, entries: Sequence[Entry]) -> str:
         """Describe the names that are lost if only these entries are repeated; empty if none."""
         left = [entry for entry in self._entries if entry not in entries and entry.names.binds]
-        there = {name for entry in entries for name in entry.names.binds}
-        names = sorted({name for entry in left for name in entry.names.binds} - there)
+        recreated = {name for entry in entries for name in entry.names.binds}
+        names = sorted({name for entry in left for name in entry.names.binds} - recreated)
         if not names:
             return ""
         places = " ".join(dict.fromkeys(entry.place for entry in left))

@@ -93,7 +93,7 @@ class Alignment:
         )
 
 
-_HALFWAY = "type %dist_restart for new workers, or run the cell again with --resume"
+_INTERRUPTED = "type %dist_restart for new workers, or run the cell again with --resume"
 _READS_CHECKPOINTS = ("orbax.checkpoint",)
 """Modules that spares import in advance. The import takes 0.35 s."""
 
@@ -129,19 +129,19 @@ class Runner:
         self._recovery = Recovery(
             worker_group, journal, handover, self._run_again, settings.replace_wait_s
         )
-        self._watches: tuple[CellMonitor, ...] = ()
+        self._monitors: tuple[CellMonitor, ...] = ()
         self._alignment = Alignment()
         self.stuck: list[int] = []
 
     @property
-    def is_halfway(self) -> bool:
+    def is_recovery_interrupted(self) -> bool:
         """True if a recovery of the workers was interrupted."""
         return self._handover.handover.loss is not None
 
     def refuse_unready(self, ranks: Sequence[int]) -> None:
         """Raise WorkerError if one of these ranks is dead or cannot run a cell."""
-        if self.is_halfway:
-            raise WorkerError(f"recovery was interrupted, some workers are missing: {_HALFWAY}")
+        if self.is_recovery_interrupted:
+            raise WorkerError(f"recovery was interrupted, some workers are missing: {_INTERRUPTED}")
         self._worker_group.engines.refuse_dead(ranks)
         busy = [rank for rank in ranks if rank in self.busy()]
         if busy:
@@ -152,33 +152,33 @@ class Runner:
 
     def settle(self) -> None:
         """End earlier cells on ranks that still run them, and check the collectives."""
-        for monitor in self._watches:
+        for monitor in self._monitors:
             monitor.end_again()
-        if not self.gone():
+        if not self.unavailable():
             self._worker_group.collectives.check()
 
     def busy(self) -> frozenset[int]:
         """Return the ranks that run a cell."""
-        return frozenset().union(*(frozenset(monitor.running) for monitor in self._watches))
+        return frozenset().union(*(frozenset(monitor.running) for monitor in self._monitors))
 
-    def gone(self) -> list[int]:
+    def unavailable(self) -> list[int]:
         """Return the ranks that are dead or still run an earlier cell."""
         return sorted({*self._worker_group.engines.dead(), *self.busy()})
 
     def forget(self) -> None:
         """Reset the state of the ranks, after their engines were replaced."""
-        self._follow_only()
+        self._keep_monitors()
         self.stuck = []
         self._alignment.forget()
 
-    def _follow_only(self, *watches: CellMonitor) -> None:
+    def _keep_monitors(self, *monitors: CellMonitor) -> None:
         """Keep only these monitors, and close the others."""
-        for monitor in self._watches:
-            if monitor not in watches:
+        for monitor in self._monitors:
+            if monitor not in monitors:
                 monitor.close()
-        self._watches = watches
+        self._monitors = monitors
 
-    def refuse_unmade(self, request: CellRequest) -> None:
+    def check_replayable(self, request: CellRequest) -> None:
         """Raise ReplayError if the inputs of a run cannot be created again on fresh workers."""
         self._needed(request)
 
@@ -186,13 +186,13 @@ class Runner:
         saved = names_in(Path(request.saving.folder)) if request.saving else ()
         return self._journal.needed(request, saved, self._worker_group.world_size)
 
-    def make_again(self, request: CellRequest, phases: StartView) -> None:
+    def recreate_inputs(self, request: CellRequest, phases: StartView) -> None:
         """Create the inputs of a run again on fresh workers, before it resumes.
 
         Raises:
             ReplayError: an input cannot be created again.
         """
-        self._recovery.make_again(phases, self._needed(request))
+        self._recovery.recreate_inputs(phases, self._needed(request))
 
     def run(self, cell: RunningCell, view: View, live: LiveRun, host_of: Mapping[int, str]) -> None:
         """Run a cell to its end. Recover its run after losses of ranks.
@@ -223,7 +223,7 @@ class Runner:
             self._require_names(cell.request, recoveries.saved)
             sending()
 
-        self._finish(context, monitor, self._losing() or send)
+        self._finish(context, monitor, self._resume_recovery() or send)
         source = cell.request.source
         if "keras" in source and "KERAS_BACKEND" not in source:
             self._worker_group.use_keras()
@@ -252,17 +252,17 @@ class Runner:
         context = RunContext(cell, view, resumed.live, host_of, recorder, recoveries)
         self.number = cell.request.number - 1
         monitor = self._new_monitor(context, resumed.reports)
-        losing = self._losing()
-        monitor.expect(cell.request, resumed, () if losing else host_of)
+        resume_recovery = self._resume_recovery()
+        monitor.expect(cell.request, resumed, () if resume_recovery else host_of)
         if resumed.begun is not None:
             view.resume(resumed.begun)
 
         def resume() -> None:
             monitor.resume(cell.request, stopping=resumed.stopping)
 
-        return lambda: self._finish(context, monitor, losing or resume)
+        return lambda: self._finish(context, monitor, resume_recovery or resume)
 
-    def _losing(self) -> Callable[[], None] | None:
+    def _resume_recovery(self) -> Callable[[], None] | None:
         """Return a call that restarts an interrupted recovery, or None."""
         loss = self._handover.handover.loss
         if loss is None:
@@ -296,8 +296,8 @@ class Runner:
             raise
         except KeyboardInterrupt:
             stuck = monitor.interrupted()
-            if self.is_halfway:
-                context.view.say(f"interrupted during the replacement of workers: {_HALFWAY}")
+            if self.is_recovery_interrupted:
+                context.view.say(f"interrupted during the replacement of workers: {_INTERRUPTED}")
             elif stuck:
                 self.stuck = stuck
                 named = formatting.ranks(self.stuck)
@@ -347,7 +347,7 @@ class Runner:
         """Raise RanksLostError for ranks that died between cells or still run an earlier one."""
         if request.saving is None:
             return
-        lost = self.gone()
+        lost = self.unavailable()
         if lost or request.strategy in self._worker_group.collectives.broken:
             named = f"rank {formatting.ranks(lost)} died" if lost else "collectives are broken"
             raise RanksLostError(lost, named, ": type %dist_restart for new workers")
@@ -357,21 +357,21 @@ class Runner:
 
         A failed step may have deleted the arrays that it donated. The recovery restores them.
         """
-        if not saved or self.gone() or not self._worker_group.engines.can_restart():
+        if not saved or self.unavailable() or not self._worker_group.engines.can_restart():
             return
         try:
             lacking = self._worker_group.engines.apply(transfer.missing, saved)
         except WorkerError:  # the next check reports a rank that died meanwhile
             return
         gone = sorted({*itertools.chain(*lacking)})
-        if gone and self._recovery.can_make(gone, request, saved):
+        if gone and self._recovery.can_recreate(gone, request, saved):
             names = ", ".join(f"`{name}`" for name in gone)
             raise RanksLostError((), f"{names} missing after a failed step")
 
     def _new_monitor(self, context: RunContext, received: Sequence[Rows] = ()) -> CellMonitor:
         self.number += 1
         monitor = CellMonitor(self.number, context, self._worker_group, self._settings, received)
-        self._follow_only(*(w for w in self._watches if w.running), monitor)
+        self._keep_monitors(*(w for w in self._monitors if w.running), monitor)
         return monitor
 
     def _lost(self, ended: RanksLostError | PreemptedError, request: CellRequest) -> RanksLostError:
@@ -404,7 +404,7 @@ class Runner:
         while True:
             if request.saving is None or not recoveries.may_begin(lost):
                 raise lost
-            self._follow_only()
+            self._keep_monitors()
             recoveries.begin(lost)
             try:
                 self._recovery.recover(lost, request, recoveries.saved)
@@ -456,5 +456,5 @@ class Runner:
         hosts = {rank: self._worker_group.hellos[rank].host for rank in ranks}
         context = RunContext(cell, view, live, hosts, recorder, recoveries)
         monitor = CellMonitor(self.number, context, self._worker_group, self._settings)
-        self._follow_only(monitor)
+        self._keep_monitors(monitor)
         monitor.follow(again)

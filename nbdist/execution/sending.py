@@ -53,6 +53,6 @@ class CellSender:
             with contextlib.suppress(WorkerError):
                 self._dispatcher.send(order, [rank])
 
-    def ask(self, ranks: Iterable[int]) -> None:
+    def request_status(self, ranks: Iterable[int]) -> None:
         """Request the ends of the ranks again. Ranks that have not begun the cell drop it."""
         self.order(StatusQuery(number=self.number), sorted(ranks))

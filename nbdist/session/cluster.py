@@ -371,7 +371,7 @@ class Cluster:
             header=header,
         )
         self._runner.settle()
-        needs_recovery = self._runner.gone() or self._runner.is_halfway
+        needs_recovery = self._runner.unavailable() or self._runner.is_recovery_interrupted
         if saving is None or not options.max_heals or not needs_recovery:
             self._runner.refuse_unready(chosen)
             self._reconnect()

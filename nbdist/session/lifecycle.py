@@ -183,7 +183,7 @@ class ClusterLifecycle:
         """
         before, after = self.worker_group.world_size, len(request.hosts)
         if run is not None:
-            self.runner.refuse_unmade(run)
+            self.runner.check_replayable(run)
         phases = StartView(f"nbdist: from {formatting.count(before, 'worker')} to {after}")
         with contextlib.ExitStack() as undo, phases:
             fleet = self.worker_group.engines.fleet
@@ -198,8 +198,8 @@ class ClusterLifecycle:
             self.journal.resized(before, self.worker_group.world_size)
             self.handover.update(request=request)
             if run is not None:
-                self.runner.make_again(run, phases)
-            self._come_up(phases, "" if run is not None else self.journal.gone([]))
+                self.runner.recreate_inputs(run, phases)
+            self._come_up(phases, "" if run is not None else self.journal.describe_lost_names([]))
             self._ended, self.is_up = undo.pop_all(), True
 
     def _come_up(self, phases: StartView, gone: str = "") -> None:

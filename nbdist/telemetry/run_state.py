@@ -59,7 +59,7 @@ class RunChanges:
         self._notes = {note.text: note for note in state.findings if note.topic in _NOTED}
         self._changes: dict[str, object] = {}
 
-    def hear(self, record: AnyEvent) -> None:
+    def receive(self, record: AnyEvent) -> None:
         """Store the changes from a record."""
         with self._lock:
             if isinstance(record, Rows | Metrics):
@@ -145,7 +145,7 @@ class RunFindings:
         """The pace of the last steps."""
         return self._diagnostics.pace
 
-    def hear(self, record: AnyEvent) -> None:
+    def receive(self, record: AnyEvent) -> None:
         """Store the times of steps."""
         if isinstance(record, Rows):
             self._diagnostics.take(record)

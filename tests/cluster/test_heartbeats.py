@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nbdist.cluster.heartbeats import FIRST_STEP_HANGS_S, HANG_S, HANG_STEPS, SILENT_S, Vitals
+from nbdist.cluster.heartbeats import FIRST_STEP_HANGS_S, HANG_S, HANG_STEPS, SILENT_S, Heartbeats
 from nbdist.records import Beat, Output, Where
 
 if TYPE_CHECKING:
@@ -31,22 +31,24 @@ def beat(rank: int, step: int, tested: int = 0) -> Beat:
     return Beat(rank=rank, cell=1, step=step, tested=tested)
 
 
-def after_ten_steps(advance: Callable[[float], None], step_s: float, **options: float) -> Vitals:
+def after_ten_steps(
+    advance: Callable[[float], None], step_s: float, **options: float
+) -> Heartbeats:
     """Return the state of two ranks that have completed ten steps."""
-    vitals = Vitals([0, 1], **options)
+    vitals = Heartbeats([0, 1], **options)
     vitals.begin_steps()
     for step in range(1, 11):
         advance(step_s)
-        vitals.hear(beat(0, step))
-        vitals.hear(beat(1, step))
+        vitals.receive(beat(0, step))
+        vitals.receive(beat(1, step))
     return vitals
 
 
 def test_a_rank_without_heartbeats_is_silent(advance: Callable[[float], None]) -> None:
-    vitals = Vitals([0, 1, 2])
+    vitals = Heartbeats([0, 1, 2])
     advance(SILENT_S)
     assert vitals.silent([0, 1, 2]) == []
-    vitals.hear(beat(1, 0))
+    vitals.receive(beat(1, 0))
     advance(1.0)
     assert vitals.silent([0, 1, 2]) == [0, 2]
     assert vitals.silent([1, 2]) == [2]
@@ -58,31 +60,31 @@ def test_steps_without_progress_are_a_hang(
 ) -> None:
     vitals = after_ten_steps(advance, step_s)
     advance(patience_s)
-    assert not vitals.still_s()
+    assert not vitals.stalled_s()
     advance(1.0)
-    assert vitals.still_s() == pytest.approx(patience_s + 1)
+    assert vitals.stalled_s() == pytest.approx(patience_s + 1)
     assert (vitals.step(0), vitals.step(1)) == (10, 10)
 
 
 def test_the_time_until_a_hang_can_be_set(advance: Callable[[float], None]) -> None:
     vitals = after_ten_steps(advance, 1.0, hang_after_s=2.0)
     advance(2.5)
-    assert vitals.still_s() == pytest.approx(2.5)
+    assert vitals.stalled_s() == pytest.approx(2.5)
 
 
 def test_a_first_step_may_take_minutes(advance: Callable[[float], None]) -> None:
-    vitals = Vitals([0])
+    vitals = Heartbeats([0])
     vitals.begin_steps()
     advance(FIRST_STEP_HANGS_S)
-    assert not vitals.still_s()
+    assert not vitals.stalled_s()
     advance(1.0)
-    assert vitals.still_s()
+    assert vitals.stalled_s()
 
 
 def test_a_cell_without_steps_never_hangs(advance: Callable[[float], None]) -> None:
-    vitals = Vitals([0], hang_after_s=1.0)
+    vitals = Heartbeats([0], hang_after_s=1.0)
     advance(1e6)
-    assert not vitals.still_s()
+    assert not vitals.stalled_s()
 
 
 def test_each_message_except_heartbeats_is_progress(
@@ -91,13 +93,13 @@ def test_each_message_except_heartbeats_is_progress(
     vitals = after_ten_steps(advance, 0.1)
     for message in (beat(0, 10, tested=1), Output(rank=0, cell=1, stream="stdout", text="x")):
         advance(HANG_S)
-        vitals.hear(message)
+        vitals.receive(message)
     advance(HANG_S)
-    assert not vitals.still_s()
+    assert not vitals.stalled_s()
     query = Where(rank=0, cell=1, step=10, place="", waits=True, cpu_s=1.0, stack="")
     for message in (beat(0, 10, tested=1), query):
-        vitals.hear(message)
+        vitals.receive(message)
     advance(1.0)
-    assert vitals.still_s()
-    vitals.look_again()
-    assert not vitals.still_s()
+    assert vitals.stalled_s()
+    vitals.restart_wait()
+    assert not vitals.stalled_s()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import nbdist
-from nbdist.execution.health import LoneWaits
+from nbdist.execution.health import CollectiveDeadlocks
 from nbdist.records import CellEnded, Where
 from tests import clusters
 
@@ -253,10 +253,10 @@ def detected(
     ended: dict[int, CellEnded], *answers: Where, running: Sequence[int] = (0,)
 ) -> dict[int, Where]:
     sender = RecordingSender(*running)
-    lone = LoneWaits(cast("CellSender", sender), (0, 1, 2)[: len({*running, *ended})])
+    lone = CollectiveDeadlocks(cast("CellSender", sender), (0, 1, 2)[: len({*running, *ended})])
     for one in answers:
-        lone.hear(one)
-    return lone.found(ended)
+        lone.receive(one)
+    return lone.deadlocked(ended)
 
 
 def waiting(clock_s: float, rank: int = 0, **fields: Any) -> Where:
@@ -298,5 +298,5 @@ def test_wait_is_reported_only_if_all_running_ranks_wait() -> None:
 
 def test_no_query_is_sent_while_all_ranks_are_in_the_cell() -> None:
     sender = RecordingSender(0, 1)
-    assert LoneWaits(cast("CellSender", sender), (0, 1)).found({}) == {}
+    assert CollectiveDeadlocks(cast("CellSender", sender), (0, 1)).deadlocked({}) == {}
     assert not sender.orders

@@ -14,7 +14,7 @@ from flax import nnx
 from hypothesis import given, settings
 
 from nbdist.errors import PlanError
-from nbdist.jaxpr.pipeline.build import layers_of, as_pipeline
+from nbdist.jaxpr.pipeline.build import as_pipeline, layers_of
 from nbdist.jaxpr.planner_model import model_of
 from nbdist.records import GPIPE, Staging
 from nbdist.worker.planning.rewrite import rewriting

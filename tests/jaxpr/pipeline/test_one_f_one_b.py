@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from nbdist.errors import PlanError
-from nbdist.jaxpr.pipeline.build import check_1f1b, as_pipeline
+from nbdist.jaxpr.pipeline.build import as_pipeline, check_1f1b
 from nbdist.records import Staging
 from tests.jaxpr.pipeline.test_build import assert_same_in_stages, stacked, training
 from tests.jaxpr.pipeline.test_mesh import run_on_eight_devices
