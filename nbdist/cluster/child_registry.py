@@ -76,7 +76,9 @@ class Children:
     def preload(self, module: str) -> None:
         """Tell fork servers to import a module, if installed, for later forks. Does not wait."""
         for key, fork_server in self._fork_servers().items():
-            if key not in self.cut() and any(map(is_engine, fork_server.state.pids())):
+            if key not in self.disconnected_hosts() and any(
+                map(is_engine, fork_server.state.pids())
+            ):
                 with contextlib.suppress(StartError):  # it is gone, and forks no more
                     fork_server.preload(module)
 
@@ -88,27 +90,27 @@ class Children:
             for name, pid in fork_server.state.pids().items()
         }
 
-    def look(self) -> dict[str, tuple[int, bool]]:
-        """Return the state of children on reachable hosts; see `ForkServerClient.look`."""
+    def poll(self) -> dict[str, tuple[int, bool]]:
+        """Return the state of children on reachable hosts; see `ForkServerClient.poll`."""
         found: dict[str, tuple[int, bool]] = {}
         for key, fork_server in self._fork_servers().items():
-            if key not in self.cut() and fork_server.state.pids():
-                found |= fork_server.look()
+            if key not in self.disconnected_hosts() and fork_server.state.pids():
+                found |= fork_server.poll()
         return found
 
     def is_frozen(self, name: str) -> bool:
         """Return whether a signal has stopped a child (state T)."""
         for key, fork_server in self._fork_servers().items():
-            if name in fork_server.state.pids() and key not in self.cut():
-                return fork_server.look().get(name, (0, False))[1]
+            if name in fork_server.state.pids() and key not in self.disconnected_hosts():
+                return fork_server.poll().get(name, (0, False))[1]
         return False
 
-    def cut(self) -> list[str]:
+    def disconnected_hosts(self) -> list[str]:
         """Return the hosts whose connections are broken or being restored."""
         return [
             key
             for key, fork_server in self._remote.items()
-            if fork_server.is_cut or not fork_server.runs()
+            if fork_server.is_disconnected or not fork_server.runs()
         ]
 
     def signal(self, name: str, number: int) -> None:
@@ -117,7 +119,7 @@ class Children:
         Do nothing if the child has ended, or if its host cannot be reached.
         """
         for key, fork_server in self._fork_servers().items():
-            if name in fork_server.state.pids() and key not in self.cut():
+            if name in fork_server.state.pids() and key not in self.disconnected_hosts():
                 try:
                     fork_server.signal(name, number)
                 except StartError:
@@ -138,21 +140,21 @@ class Children:
             except StartError:
                 if fork_server.runs():
                     raise
-            fork_server.wait_gone(own, timeout_s)
+            fork_server.wait_ended(own, timeout_s)
 
     def log_tail(self, name: str, lines: int = 20) -> str:
         """Return the end of a child's log; see `ForkServerClient.log_tail`."""
-        return next((s.log_tail(name, lines) for s in self._knowing(name)), "")
+        return next((s.log_tail(name, lines) for s in self._servers_of(name)), "")
 
-    def last_words(self, name: str, lines: int) -> str:
-        """Describe the end of a child; see `ForkServerClient.last_words`."""
-        return next((s.last_words(name, lines) for s in self._knowing(name)), "")
+    def describe_end(self, name: str, lines: int) -> str:
+        """Describe the end of a child; see `ForkServerClient.describe_end`."""
+        return next((s.describe_end(name, lines) for s in self._servers_of(name)), "")
 
-    def _knowing(self, name: str) -> list[ForkServerClient]:
+    def _servers_of(self, name: str) -> list[ForkServerClient]:
         return [
             fork_server
             for fork_server in self._fork_servers().values()
-            if fork_server.state.knows(name)
+            if fork_server.state.has_child(name)
         ]
 
     def raise_for_ended(self) -> None:

@@ -130,12 +130,12 @@ class Collectives:
             states = self._engines.apply(engine_setup.collective_states, tuple(self.unchecked))
             is_late = time.monotonic() > deadline
             for strategy in tuple(self.unchecked):
-                self._judge(strategy, [state[strategy] for state in states], is_late=is_late)
+                self._classify(strategy, [state[strategy] for state in states], is_late=is_late)
             if is_late:
                 return
             time.sleep(_POLL_S * bool(self.unchecked))
 
-    def _judge(
+    def _classify(
         self, strategy: StrategyName, states: Sequence[CollectiveState], *, is_late: bool
     ) -> None:
         """Mark a strategy as broken or as checked.

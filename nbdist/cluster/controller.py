@@ -84,7 +84,7 @@ class Controller:
             self.client = self.cluster.connect_client_sync()
         except Exception as error:
             raise StartError(f"the controller did not respond: {error}") from error
-        self._fleet.introduce(self.file("engine"))
+        self._fleet.forward_controller(self.file("engine"))
         return f"pid {process.pid}"
 
     def take_over(self, pids: list[int], *, answers: bool) -> None:

@@ -55,7 +55,7 @@ class Dispatcher:
         self._settled_at = time.monotonic() + RECONNECT_S if bound_socket else 0.0
         self.is_remote = is_remote
 
-    def meet(self, ranks: Iterable[int], timeout_s: float) -> None:
+    def await_connections(self, ranks: Iterable[int], timeout_s: float) -> None:
         """Wait until these ranks and their watchdogs have connected.
 
         Raises:

@@ -178,12 +178,12 @@ class Engines:
 
     def connect(self) -> str:
         """Wait until all engines and spares have registered, and learn the rank of each."""
-        self._learn([*range(self.world_size), *self._spares])
+        self._await_places([*range(self.world_size), *self._spares])
         self.controller.guard_schedulers()
         beside = f", and {len(self._spares)} spare" if self._spares else ""
         return f"{self.world_size} of {self.world_size}{beside}"
 
-    def _learn(self, places: Collection[int]) -> None:
+    def _await_places(self, places: Collection[int]) -> None:
         """Wait until the engines of these ranks and spares have reported their places.
 
         The hub still lists engines that were killed just before, but never reuses their ids.
@@ -191,14 +191,14 @@ class Engines:
 
         def known() -> bool:
             self.raise_for_dead()
-            self._ask_places()
+            self._request_places()
             return all(place in self._engine_ids for place in places)
 
         if not repeat_until(known, self.timeout_s):
             count = sum(place in self._engine_ids for place in places)
             raise StartError(f"{count} of {len(places)} engines registered in {self.timeout_s:g} s")
 
-    def _ask_places(self) -> None:
+    def _request_places(self) -> None:
         """Ask newly registered engines for their places. Ignore engines that fail to respond."""
         fresh = sorted(
             set(self.controller.client.ids) - self._former_ids - set(self._engine_ids.values())
@@ -229,7 +229,7 @@ class Engines:
             self._names[rank] = engine_name(rank)
             self._launcher.fork(engine_name(rank), *own[rank])
         repeat_until(lambda: not set(self.dead()).intersection(forked), self.timeout_s)
-        self._learn([*taken.values(), *forked])
+        self._await_places([*taken.values(), *forked])
         for rank, place in taken.items():
             self._engine_ids[rank] = self._engine_ids.pop(place)
         return list(taken)
@@ -238,7 +238,7 @@ class Engines:
         """Return whether each of these ranks has a running spare on its host."""
         return len(self.places.fitting(self._live_spares(), ranks)) == len(ranks)
 
-    def ask_spares(
+    def call_spares(
         self, function: Callable[..., Any], *args: Any, but: Collection[int] = ()
     ) -> set[int]:
         """Call a function on spares, without waiting for them.
@@ -254,7 +254,7 @@ class Engines:
         spares = set(self._live_spares()).difference(but)
         if not spares or not self.can_restart():
             return set()
-        self._ask_places()
+        self._request_places()
         asked = spares & self._engine_ids.keys()
         for place in asked:
             self.controller.client[self._engine_ids[place]].apply_async(function, *args)
@@ -309,37 +309,37 @@ class Engines:
 
     def memory(self) -> dict[int, int]:
         """Return the memory of each rank in bytes. Ranks on unresponsive hosts are left out."""
-        seen = self.fleet.look()
+        seen = self.fleet.poll()
         return {rank: seen[name][0] for rank, name in self._names.items() if name in seen}
 
-    def frozen(self, rank: int) -> bool:
+    def is_frozen(self, rank: int) -> bool:
         """Return whether a signal has stopped the rank's process (state T)."""
         return self.fleet.is_frozen(self._names[rank])
 
-    def unreachable(self, rank: int) -> bool:
+    def is_unreachable(self, rank: int) -> bool:
         """Return whether the connection to the rank's host is broken or being restored."""
-        return self.places.host(rank) in self.fleet.cut()
+        return self.places.host(rank) in self.fleet.disconnected_hosts()
 
-    def fate(self, rank: int) -> str:
+    def describe_loss(self, rank: int) -> str:
         """Describe the end of a dead rank, for use after "rank N"."""
-        return "was lost with its host" if self.unreachable(rank) else "died"
+        return "was lost with its host" if self.is_unreachable(rank) else "died"
 
-    def why_silent(self, rank: int) -> str:
+    def describe_silence(self, rank: int) -> str:
         """Describe the state of a rank that is not dead but sends nothing."""
-        if self.unreachable(rank):
+        if self.is_unreachable(rank):
             return "its host cannot be reached, and nbdist tries again"
         return "its process runs, and nbdist waits for it"
 
     def raise_for_dead(self) -> None:
         """Raise StartError with the last log lines of the first dead rank, if there is one."""
         for rank in self.dead()[:1]:
-            raise StartError(f"rank {rank} died during its start: {self.last_words(rank)}")
+            raise StartError(f"rank {rank} died during its start: {self.describe_end(rank)}")
 
     def log_tail(self, rank: int) -> str:
         return self.fleet.log_tail(self._names[rank])
 
-    def last_words(self, rank: int, lines: int = 20) -> str:
-        return self.fleet.last_words(self._names[rank], lines)
+    def describe_end(self, rank: int, lines: int = 20) -> str:
+        return self.fleet.describe_end(self._names[rank], lines)
 
     def interrupt(self, ranks: Iterable[int]) -> None:
         """Send SIGINT to ranks. It interrupts Python code, but not a collective."""

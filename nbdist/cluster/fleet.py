@@ -98,7 +98,7 @@ class Fleet(Children):
         home = ForkServerProcess.start(modules, env, folder, settings.return_grace_s, role)
         return cls(home, request, settings)
 
-    def lacks(self, request: ClusterRequest) -> list[str]:
+    def missing_hosts(self, request: ClusterRequest) -> list[str]:
         """Return the hosts of a request that this fleet does not contain."""
         return [key for key in _others(request) if key not in self._hosts]
 
@@ -116,7 +116,7 @@ class Fleet(Children):
         Raises:
             UsageError: a host cannot be reached. The fleet is unchanged.
         """
-        before, fresh = self._hosts, self.lacks(request)
+        before, fresh = self._hosts, self.missing_hosts(request)
         self._hosts = {**before, **_others(request)}
         with contextlib.ExitStack() as undo:
             undo.callback(self._disconnect, fresh, before)
@@ -183,7 +183,7 @@ class Fleet(Children):
             )
             self._remote[key] = fork_server
             if self._controller:
-                fork_server.introduce(self._controller)
+                fork_server.forward_controller(self._controller)
 
         self.unreached = self._each([key for key in self._hosts if key in locations], own)
 
@@ -218,14 +218,14 @@ class Fleet(Children):
             return "", False
         return self._exchange.call([self._place(key) for key in keys], say)
 
-    def are_given_again(self, keys: Collection[str]) -> bool:
+    def will_be_requeued(self, keys: Collection[str]) -> bool:
         """Return whether a scheduler replaces these hosts, for example after a preemption.
 
         If so, wait until the hosts are gone.
         """
         if self._exchange is None:
             return False
-        if not self._exchange.comes_again([self._place(key) for key in keys]):
+        if not self._exchange.will_be_requeued([self._place(key) for key in keys]):
             return False
         return repeat_until(lambda: set(keys) <= set(self.lost()), 4 * LOST_S)
 
@@ -250,8 +250,8 @@ class Fleet(Children):
             fork_server = RemoteForkServer.start(link, start_request, self.home)
             undo.callback(fork_server.close)
             if self._controller:
-                fork_server.introduce(self._controller)
-            fork_server.bring(sorted(self._open_ports))
+                fork_server.forward_controller(self._controller)
+            fork_server.forward(sorted(self._open_ports))
             undo.pop_all()
         self._remote[key] = fork_server
 
@@ -312,19 +312,19 @@ class Fleet(Children):
 
     # Addresses as the engines of a host see them.
 
-    def introduce(self, controller: Path) -> None:
+    def forward_controller(self, controller: Path) -> None:
         """Make ipyparallel's controller reachable from all hosts.
 
         Args:
             controller: the path of its connection file for engines.
         """
         self._controller = json.loads(controller.read_text())
-        self._for_all_remote(lambda fork_server: fork_server.introduce(self._controller))
+        self._for_all_remote(lambda fork_server: fork_server.forward_controller(self._controller))
 
     def add_open_ports(self, ports: Sequence[int]) -> None:
         """Forward these ports of this machine to all hosts."""
         self._open_ports.update(ports)
-        self._for_all_remote(lambda fork_server: fork_server.bring(ports))
+        self._for_all_remote(lambda fork_server: fork_server.forward(ports))
 
     def _for_all_remote(self, work: Callable[[RemoteForkServer], None]) -> None:
         there = [key for key in self._remote if self._runs(key)]
@@ -365,7 +365,7 @@ class Fleet(Children):
             return "this machine"
         by = "ssh" if self._exchange is None else self._exchange.job(self._place(host))
         began = time.perf_counter()
-        answered = bool(self._runs(host) and self._remote[host].look())
+        answered = bool(self._runs(host) and self._remote[host].poll())
         round_ms = 1000 * (time.perf_counter() - began)
         return f"{by}, responds in {round_ms:.1f} ms" if answered else "cannot be reached"
 
@@ -388,7 +388,7 @@ class Fleet(Children):
     def detach(self, *, on: bool) -> None:
         """Set whether engines outlive this process."""
         for key, fork_server in self._remote.items():
-            if key not in self.cut():
+            if key not in self.disconnected_hosts():
                 fork_server.detach(on=on)
         self.home.detach(on=on)
 
@@ -403,7 +403,7 @@ class Fleet(Children):
             steps.callback(self.home.close)
             for fork_server in self._remote.values():
                 steps.callback(fork_server.close)
-                fork_server.bid_farewell()
+                fork_server.announce_end()
 
 
 def _modules(request: ClusterRequest) -> tuple[str, ...]:

@@ -55,5 +55,5 @@ class Coordinators:
         there = [name for name in self._fork_server.state.pids() if name.startswith(_NAME)]
         for name in there:
             self._fork_server.signal(name, signal.SIGKILL)
-        self._fork_server.wait_gone(there, timeout_s)
+        self._fork_server.wait_ended(there, timeout_s)
         self._ports.clear()

@@ -76,9 +76,9 @@ class Places:
         """Return the key of a rank's host."""
         return self._request.hosts[self.numbers[rank]].key
 
-    def are_given_again(self, ranks: Sequence[int]) -> bool:
+    def will_be_requeued(self, ranks: Sequence[int]) -> bool:
         """Return whether a scheduler provides the hosts of these ranks again; see `Fleet`."""
-        return self._fleet.are_given_again({self.host(rank) for rank in ranks})
+        return self._fleet.will_be_requeued({self.host(rank) for rank in ranks})
 
     def of_spare(self, number: int) -> str:
         """Return the key of a spare's host. Spares are assigned to hosts round-robin."""

@@ -184,7 +184,7 @@ class WorkerGroup:
         self._has_controller = True
         self._maintain_spares()
         phases.run("connected", self.engines.connect)
-        phases.run("workers ready", lambda: self._meet(range(self.world_size)))
+        phases.run("workers ready", lambda: self._identify(range(self.world_size)))
         self.hellos = {rank: self.hellos[rank] for rank in range(self.world_size)}
         if self._request.frameworks and not self._request.is_local:
             phases.run("hosts checked", lambda: check(self.engines, self._request))
@@ -205,7 +205,7 @@ class WorkerGroup:
             self.engines.apply(
                 engine_setup.take_place, *self.engines.places.own()[rank][1:], ranks=[rank]
             )
-        self._meet(ranks)
+        self._identify(ranks)
         pids = self.engines.pids()
         named = (f"rank {rank} is pid {pids[rank]}" for rank in ranks)
         return ", ".join(named) + (", spare" if spares else "")
@@ -223,12 +223,12 @@ class WorkerGroup:
             self._modules |= dict.fromkeys(sorted(fresh))
             self._preloaded.clear()
         if self._modules:
-            asked = self.engines.ask_spares(
+            called = self.engines.call_spares(
                 engine_setup.load, tuple(self._modules), but=self._preloaded
             )
-            self._preloaded |= asked
+            self._preloaded |= called
 
-    def tend(self, say: Callable[[str], None]) -> None:
+    def maintain(self, say: Callable[[str], None]) -> None:
         """Maintain spares and check the controller. Call it regularly while a cell runs.
 
         Args:
@@ -263,7 +263,7 @@ class WorkerGroup:
         """Return the address of a socket of this machine, as seen from a rank."""
         return self.engines.fleet.bound_socket(self.engines.places.host(rank), bound_socket)
 
-    def _meet(self, ranks: Sequence[int]) -> str:
+    def _identify(self, ranks: Sequence[int]) -> str:
         self.engines.fleet.add_open_ports(
             [self.receiver.bound_socket.port, self.dispatcher.bound_socket.port]
         )
@@ -281,7 +281,7 @@ class WorkerGroup:
             for rank in ranks
         }
         self.engines.apply(engine_setup.become, identities, ranks=ranks)
-        self.dispatcher.meet(identities, self._settings.start_timeout_s)
+        self.dispatcher.await_connections(identities, self._settings.start_timeout_s)
         return ", ".join(sorted({hello.host for hello in hellos}))
 
     def states(self, busy: Collection[int], *, measure: bool) -> tuple[WorkerState, ...]:

@@ -181,7 +181,7 @@ class Cancellation:
 
     def await_reachable(self) -> None:
         """Wait until each unreachable host is back or lost."""
-        while any(map(self._engines.unreachable, self.running.difference(self._engines.dead()))):
+        while any(map(self._engines.is_unreachable, self.running.difference(self._engines.dead()))):
             self._show(POLL_S)
 
     def end(self, bound_s: float, *, at_once: bool = False) -> None:

@@ -149,7 +149,7 @@ def lost_error(
     running: Collection[int],
     step: int,
     words: str,
-    fate: str = "died",
+    end_verb: str = "died",
 ) -> RanksLostError:
     """Return the error of ranks that died in the cell.
 
@@ -159,14 +159,14 @@ def lost_error(
         running: the ranks that still run the cell and do not respond.
         step: the last step that the first dead rank began; 0 for none.
         words: the last output of the first dead rank.
-        fate: the verb for its end, such as "died".
+        end_verb: the verb for its end, such as "died".
     """
     where = f"after step {step}" if step else "in the cell"
     hosts = {host_of[rank] for rank in dead}
     named = formatting.ranks(dead) + (f"@{hosts.pop()}" if len(hosts) == 1 else "")
     return RanksLostError(
         sorted({*dead, *running}),
-        f"rank {named} {fate} {where}",
+        f"rank {named} {end_verb} {where}",
         ": type %dist_restart for new workers" + (f"\nrank {dead[0]}: {words}" if words else ""),
     )
 

@@ -189,9 +189,11 @@ class RankHealth:
         if dead:
             self._context.live.lost(dead)
             self._cancellation.end(self._settings.interrupt_grace_s, at_once=True)
-            words = self._engines.last_words(dead[0], lines=5)
-            step, fate = self.heartbeats.step(dead[0]), self._engines.fate(dead[0])
-            raise lost_error(dead, self._context.host_of, self._sender.running, step, words, fate)
+            words = self._engines.describe_end(dead[0], lines=5)
+            step, end_verb = self.heartbeats.step(dead[0]), self._engines.describe_loss(dead[0])
+            raise lost_error(
+                dead, self._context.host_of, self._sender.running, step, words, end_verb
+            )
 
     def _dead(self) -> list[int]:
         """Return the ranks of the cell that died before they reported its end."""
@@ -208,12 +210,12 @@ class RankHealth:
         """
         running, say = self._sender.running, self._context.view.say
         silent = self.heartbeats.silent(running)
-        for rank in filter(self._engines.frozen, silent):
+        for rank in filter(self._engines.is_frozen, silent):
             self._give_up(f"{self._outcome.name(rank)} was stopped by a signal {self.after(rank)}")
         for rank in self.heartbeats.newly_silent(silent):
-            why = self._engines.why_silent(rank)
+            why = self._engines.describe_silence(rank)
             say(f"{self._outcome.name(rank)} does not respond {self.after(rank)}; {why}")
-            if not self._engines.unreachable(rank):  # the cell may not have reached it
+            if not self._engines.is_unreachable(rank):  # the cell may not have reached it
                 self._sender.request_status([rank])
         stalled_s = self.heartbeats.stalled_s()
         if stalled_s:

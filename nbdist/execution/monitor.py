@@ -265,7 +265,7 @@ class CellMonitor:
             if self._worker_group.engines.is_wanted:
                 raise LeftError
             self._health.check_alive()
-            self._worker_group.tend(self._context.view.say)
+            self._worker_group.maintain(self._context.view.say)
             self._health.check_progress()
             if not self._stops.under_way:
                 self._health.check_collectives()

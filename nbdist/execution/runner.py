@@ -382,7 +382,7 @@ class Runner:
         """
         if isinstance(ended, RanksLostError):
             return ended
-        if request.saving is None or not self._worker_group.engines.places.are_given_again(
+        if request.saving is None or not self._worker_group.engines.places.will_be_requeued(
             ended.ranks
         ):
             raise ended

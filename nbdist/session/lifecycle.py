@@ -187,7 +187,7 @@ class ClusterLifecycle:
         phases = StartView(f"nbdist: from {formatting.count(before, 'worker')} to {after}")
         with contextlib.ExitStack() as undo, phases:
             fleet = self.worker_group.engines.fleet
-            if fleet.lacks(request):
+            if fleet.missing_hosts(request):
                 bound_s = self.worker_group.engines.timeout_s
                 require = functools.partial(fleet.require, request, bound_s, phases.say)
                 phases.run("hosts reached", require)

@@ -107,7 +107,7 @@ def test_death_of_a_registered_engine_during_the_start_is_reported(
     It dies before it responds.
     """
     engines = new_engines(tmp_path, hosts=2)
-    ask, wait = engines._ask_places, engines._await
+    ask, wait = engines._request_places, engines._await
 
     def freeze_and_ask() -> None:
         if engines.controller.client.ids and not killed:
@@ -126,7 +126,7 @@ def test_death_of_a_registered_engine_during_the_start_is_reported(
         engines.await_imports()
         engines.launch()
         assert repeat_until(lambda: len(engines.controller.client.ids) == 2, 25)
-        monkeypatch.setattr(engines, "_ask_places", freeze_and_ask)
+        monkeypatch.setattr(engines, "_request_places", freeze_and_ask)
         monkeypatch.setattr(engines, "_await", kill_and_wait)
         with pytest.raises(StartError, match="rank 1 died during its start"):
             engines.connect()

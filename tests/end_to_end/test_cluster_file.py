@@ -29,8 +29,8 @@ def test_state_file_describes_an_idle_cluster(cluster: nbdist.Cluster) -> None:
 def test_state_file_shows_busy_ranks_during_a_cell(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured, measure = [], Fleet.look
-    monkeypatch.setattr(Fleet, "look", lambda self: measured.append(1) or measure(self))
+    measured, measure = [], Fleet.poll
+    monkeypatch.setattr(Fleet, "poll", lambda self: measured.append(1) or measure(self))
     path = str(cluster._folder / "cluster.json")
     cell = (
         f"import json, time\ndef state(): return json.load(open({path!r}))\n"

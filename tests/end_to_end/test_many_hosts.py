@@ -107,8 +107,8 @@ def test_tensorflow_trains_across_hosts(hosts: Hosts) -> None:
         assert across[0] == across[1]
         break_connection(hosts.each[1])  # nbdist must restore the whole tunnel
         fleet = cluster._worker_group.engines.fleet
-        assert repeat_until(lambda: bool(fleet.cut()), END_S)
-        assert repeat_until(lambda: not fleet.cut(), 10)
+        assert repeat_until(lambda: bool(fleet.disconnected_hosts()), END_S)
+        assert repeat_until(lambda: not fleet.disconnected_hosts(), 10)
         assert cluster.run(model).results == across
     with nbdist.Cluster(hosts=2, framework="tensorflow") as cluster:
         assert cluster.run(model).results == across
@@ -349,8 +349,8 @@ def test_new_notebook_continues_after_a_kill(hosts: Hosts, tmp_path: Path) -> No
         assert cluster.run(RANK_AND_HOST).results[1] == str((1, hosts.names[1]))
         break_connection(hosts.each[1])
         fleet = cluster._worker_group.engines.fleet
-        assert repeat_until(lambda: bool(fleet.cut()), END_S)
-        assert repeat_until(lambda: not fleet.cut(), 10)
+        assert repeat_until(lambda: bool(fleet.disconnected_hosts()), END_S)
+        assert repeat_until(lambda: not fleet.disconnected_hosts(), 10)
         cluster.restart()
         assert cluster.run(RANK_AND_HOST).results[1] == str((1, hosts.names[1]))
 

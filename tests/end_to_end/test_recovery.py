@@ -159,7 +159,7 @@ def test_rank_lost_between_cells_is_replaced(
 ) -> None:
     engines = trial.cluster._worker_group.engines
     os.kill(engines.pids()[rank], number)
-    assert repeat_until(lambda: rank in engines.dead() or engines.frozen(rank), TIMEOUT_S)
+    assert repeat_until(lambda: rank in engines.dead() or engines.is_frozen(rank), TIMEOUT_S)
     run = trial.run()
     trial.check(run, undisturbed)
     assert run.recoveries[0].step == 0

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 END_TIMEOUT_S = 10.0
 _BEGIN_TIMEOUT_S = 60.0
 _ANSWERED: Event = {"event": ""}
-_LOOK_S = 1.0
+_POLL_S = 1.0
 """Time to wait for a response. Only a stopped or importing fork server takes longer."""
 
 
@@ -74,7 +74,7 @@ class ForkServerState:
         with self.changed:
             return dict(self._pids)
 
-    def knows(self, name: str) -> bool:
+    def has_child(self, name: str) -> bool:
         """Return whether a child of this name runs or has ended."""
         with self.changed:
             return name in self._pids or name in self._codes
@@ -104,17 +104,17 @@ class ForkServerState:
         with self.changed:
             return self.changed.wait_for(found, timeout_s)
 
-    def drop(self, answer: Event, since: int) -> None:
+    def delete_event(self, answer: Event, since: int) -> None:
         """Delete the event that responded to a command."""
         with self.changed:
             self._events[self._events.index(answer, since)] = _ANSWERED
 
-    def wait_gone(self, names: Sequence[str], timeout_s: float) -> bool:
+    def wait_ended(self, names: Sequence[str], timeout_s: float) -> bool:
         """Wait until none of these children runs, and return whether all ended in time."""
         with self.changed:
             return self.changed.wait_for(lambda: self._pids.keys().isdisjoint(names), timeout_s)
 
-    def wait_over(self, timeout_s: float) -> None:
+    def wait_end(self, timeout_s: float) -> None:
         """Wait until the fork server has ended."""
         with self.changed:
             self.changed.wait_for(lambda: self.is_over, timeout_s)
@@ -129,7 +129,7 @@ class ForkServerState:
                 del self._pids[event["id"]]
                 self._codes[event["id"]] = event["code"]
             elif event["event"] == "owned":
-                self._take_in(event)
+                self._store_state(event)
             elif event["event"] == "ready":
                 self.versions, self.gpus = event["versions"], tuple(event["gpus"])
                 self.is_ready = True
@@ -141,7 +141,7 @@ class ForkServerState:
                 self.is_over = True
             self.changed.notify_all()
 
-    def _take_in(self, owned: Event) -> None:
+    def _store_state(self, owned: Event) -> None:
         """Store the whole state. The exit codes of children that have ended since are unknown."""
         self._codes |= dict.fromkeys(self._pids.keys() - owned["children"].keys())
         self.pid, self._pids = owned["pid"], owned["children"]
@@ -211,13 +211,13 @@ class ForkServerClient(abc.ABC):
         """
         self._ask("signalled", END_TIMEOUT_S, op="signal", id=name, signal=int(number))
 
-    def look(self) -> dict[str, tuple[int, bool]]:
+    def poll(self) -> dict[str, tuple[int, bool]]:
         """Return the memory in bytes of each running child, and whether a signal has stopped it.
 
         Empty if the fork server does not respond.
         """
         try:
-            seen = self._ask("seen", _LOOK_S, op="look")
+            seen = self._ask("seen", _POLL_S, op="look")
         except StartError:
             return {}
         return {name: (size, frozen) for name, (size, frozen) in seen["children"].items()}
@@ -264,20 +264,20 @@ class ForkServerClient(abc.ABC):
             raise StartError(f"{self} ended; the last lines of its log:\n{self.log_tail('seed')}")
         return event
 
-    def wait_gone(self, names: Sequence[str], timeout_s: float) -> None:
+    def wait_ended(self, names: Sequence[str], timeout_s: float) -> None:
         """Wait until none of these children runs.
 
         Raises:
             StartError: a child still runs after the timeout.
         """
-        if not self.state.wait_gone(names, timeout_s):
+        if not self.state.wait_ended(names, timeout_s):
             raise StartError(f"{', '.join(names)} did not end within {timeout_s:g} s")
 
     @abc.abstractmethod
     def log_tail(self, name: str, lines: int = 20) -> str:
         """Return the last lines that a child wrote outside of cells; empty if not available."""
 
-    def last_words(self, name: str, lines: int) -> str:
+    def describe_end(self, name: str, lines: int) -> str:
         """Describe how a child ended, if known, with the last lines of its log."""
         code = self.state.code(name)
         log = self.log_tail(name, lines)
@@ -289,7 +289,7 @@ class ForkServerClient(abc.ABC):
         mark = self.state.count()
         self._send_command(**command)
         answer = self.wait_event(kind, timeout_s, since=mark)
-        self.state.drop(answer, mark)
+        self.state.delete_event(answer, mark)
         return answer
 
     def _send_command(self, **command: Any) -> None:

@@ -192,7 +192,7 @@ class ControlSocket:
         is_remote: bool = False,
     ) -> None:
         self._is_remote = is_remote
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         self.over = self.left = False
         self._listener = listener
         self._folder = folder
@@ -207,7 +207,7 @@ class ControlSocket:
         self._deadline = time.monotonic() + grace_s
 
     @property
-    def is_taken(self) -> bool:
+    def is_owned(self) -> bool:
         return self._owner is not None
 
     def announce(self, event: Event) -> None:
@@ -229,7 +229,7 @@ class ControlSocket:
         if self._owner is not None and self._successor is None:
             if not self._is_remote:
                 return None
-            until = self._heard_at + SILENCE_S
+            until = self._received_at + SILENCE_S
         return max(0.0, until - time.monotonic())
 
     def serve(self, readable: list[Any]) -> Iterator[Event]:
@@ -237,7 +237,7 @@ class ControlSocket:
         if self._owner is not None and self._owner in readable:
             yield from self._commands(self._owner)
         elif self._owner is not None and self._owner.process in readable:
-            self._lose(self._owner)
+            self._lose_owner(self._owner)
         if self._successor is not None and self._successor in readable:
             self._drop_successor(self._successor)
         for client in [peer for peer in self._clients if peer in readable]:
@@ -273,7 +273,7 @@ class ControlSocket:
         elif self._owner is None and self._successor is None:
             self._grant(client)
         elif self._owner is not None and client.key and client.key == self._owner.key:
-            self._cut(self._owner, but=client.pid)
+            self._disconnect(self._owner, but=client.pid)
             self._grant(client)
         elif self._owner is not None and (self._owner.role, client.role) == (
             DETACHED_RUNNER,
@@ -283,7 +283,7 @@ class ControlSocket:
         else:
             self._refuse(client)
 
-    def _cut(self, owner: Peer, but: int = 0) -> None:
+    def _disconnect(self, owner: Peer, but: int = 0) -> None:
         """End an owner's connection, and its process unless the pid is `but`."""
         if owner.pid != but:
             owner.end_process()
@@ -292,17 +292,17 @@ class ControlSocket:
 
     def _grant(self, peer: Peer) -> None:
         self._owner = peer
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         peer.watch()
         if peer.role == KERNEL:
             self._detached_runners = 0
         self.announce({"event": "owned", "pid": os.getpid(), **self._describe()})
 
     def _refuse(self, client: Peer) -> None:
-        there = self._owner or self._successor
-        assert there is not None
+        owner_or_successor = self._owner or self._successor
+        assert owner_or_successor is not None
         with contextlib.suppress(OSError):
-            client.send({"event": "refused", "pid": there.pid})
+            client.send({"event": "refused", "pid": owner_or_successor.pid})
         client.close()
 
     def _wait_for_detached_runner(self, client: Peer, detached_runner: Peer) -> None:
@@ -326,9 +326,9 @@ class ControlSocket:
         try:
             commands = owner.read()
         except EOFError:
-            self._lose(owner)
+            self._lose_owner(owner)
             return
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         for command in commands:
             if command["op"] == "farewell":
                 self.over, self.left = True, command["leaves"]
@@ -337,7 +337,7 @@ class ControlSocket:
             else:
                 yield command
 
-    def _lose(self, owner: Peer) -> None:
+    def _lose_owner(self, owner: Peer) -> None:
         owner.close()
         self._owner = None
         if self._successor is None:
@@ -365,8 +365,8 @@ class ControlSocket:
             if self._owner is None and self._successor is None:
                 self._replace()
         if self._is_remote and self._owner is not None:
-            if time.monotonic() >= self._heard_at + SILENCE_S:
-                self._cut(self._owner)
+            if time.monotonic() >= self._received_at + SILENCE_S:
+                self._disconnect(self._owner)
                 self._replace()
             return
         late = time.monotonic() >= self._deadline

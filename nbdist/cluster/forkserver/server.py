@@ -149,7 +149,7 @@ class ForkServer:
 
     def preload(self, modules: list[str]) -> None:
         """Import modules. If one fails, report it to the owner and exit."""
-        while not (self._control_socket.is_taken or self._control_socket.over):
+        while not (self._control_socket.is_owned or self._control_socket.over):
             self._wait()  # the first owner is about to connect
         for name in modules:
             try:

@@ -61,8 +61,8 @@ class Allocations:
         self._write = write
         self._jobs: dict[int, Job] = {}
         self._owners: dict[int, int] = {}  # the number of each place's job
-        self._looks: dict[int, tuple[float, JobState]] = {}
-        self._looking: dict[int, asyncio.Lock] = {}
+        self._states: dict[int, tuple[float, JobState]] = {}
+        self._query_locks: dict[int, asyncio.Lock] = {}
         self._restarts: dict[int, int] = {}  # how often each job had been requeued
         self._submitting = asyncio.Lock()
         self._last = self._end_former()
@@ -146,16 +146,16 @@ class Allocations:
 
     # States of jobs.
 
-    async def look(self, number: int, *, afresh: bool = False) -> JobState:
+    async def query(self, number: int, *, afresh: bool = False) -> JobState:
         """Query the state of a job. Return the last known state if the scheduler fails to respond.
 
         Args:
             number: the number of the job.
             afresh: whether to query even if the last query is recent.
         """
-        async with self._looking.setdefault(number, asyncio.Lock()):
+        async with self._query_locks.setdefault(number, asyncio.Lock()):
             loop = asyncio.get_running_loop()
-            at, state = self._looks.get(number, (-LOOK_S, SUBMITTED))
+            at, state = self._states.get(number, (-LOOK_S, SUBMITTED))
             if loop.time() < at + LOOK_S and not afresh:
                 return state
             job = self._jobs.get(number)
@@ -165,14 +165,14 @@ class Allocations:
                 state = await asyncio.to_thread(job.state)
             except StartError as error:
                 state = msgspec.structs.replace(state, detail=str(error))
-            self._looks[number] = loop.time(), state
+            self._states[number] = loop.time(), state
             return state
 
     def known(self, number: int) -> JobState:
         """Return the last known state of a job."""
-        return self._looks.get(number, (0.0, SUBMITTED))[1]
+        return self._states.get(number, (0.0, SUBMITTED))[1]
 
-    async def comes_again(self, places: Collection[int]) -> bool:
+    async def will_be_requeued(self, places: Collection[int]) -> bool:
         """Return whether the scheduler replaces lost hosts of these places."""
         jobs = [self._jobs[number] for number in self.of(places)]
         states = await asyncio.gather(*map(self._settled, jobs))
@@ -203,7 +203,7 @@ class Allocations:
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
-            state = await self.look(job.number, afresh=True)
+            state = await self.query(job.number, afresh=True)
             bound_s = _SETTLE_S if state.word in _ENDING else LOOK_S
             is_settled = state.over or state.waits or job.has_successors
             if is_settled or loop.time() > began + bound_s:

@@ -186,13 +186,13 @@ class Rendezvous:
         return {}
 
     async def _do_comes_again(self, places: list[int]) -> _Answer:
-        return {"again": await self._allocations.comes_again(places)}
+        return {"again": await self._allocations.will_be_requeued(places)}
 
     async def _do_state(self, places: list[int]) -> _Answer:
         """Return the connected places, and the states of the jobs of the others."""
         called = sorted(place for place in places if place in self._connections)
         jobs = self._allocations.of(place for place in places if place not in self._connections)
-        states = await asyncio.gather(*(self._allocations.look(number) for number in jobs))
+        states = await asyncio.gather(*(self._allocations.query(number) for number in jobs))
         descriptions = [
             {"job": self._allocations.named(number), "state": msgspec.to_builtins(state)}
             for number, state in zip(jobs, states, strict=True)
@@ -202,7 +202,7 @@ class Rendezvous:
     async def _do_fate(self, place: int) -> _Answer:
         """Return the state of a place's job; the last known state if the query takes long."""
         for number in self._allocations.of([place]):
-            look = asyncio.ensure_future(self._allocations.look(number))
+            look = asyncio.ensure_future(self._allocations.query(number))
             await asyncio.wait([look], timeout=LOOK_S)
             state = msgspec.to_builtins(self._allocations.known(number))
             return {"job": self._allocations.named(number), "state": state}

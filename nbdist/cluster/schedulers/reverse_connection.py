@@ -148,7 +148,7 @@ class Exchange:
             return ""
         return f"{before}the last lines of its log:\n{log}" if log else ""
 
-    def comes_again(self, places: Sequence[int]) -> bool:
+    def will_be_requeued(self, places: Sequence[int]) -> bool:
         """Return whether the scheduler replaces lost hosts of these places."""
         try:
             return bool(self.ask("comes_again", places=list(places))["again"])
@@ -157,9 +157,9 @@ class Exchange:
 
     def job(self, place: int) -> str:
         """Return the name of a place's job."""
-        return self.fate(place).partition(":")[0] or "nobody"
+        return self.describe_job(place).partition(":")[0] or "nobody"
 
-    def fate(self, place: int) -> str:
+    def describe_job(self, place: int) -> str:
         """Describe the state of a place's job; empty if unknown."""
         try:
             answer = self.ask("fate", place=place)
@@ -257,7 +257,7 @@ class ReverseConnection:
                 return int(self._ask("open")["pid"])
             except StartError as error:
                 if time.monotonic() > deadline:
-                    fate = self._exchange.fate(self._place)
+                    fate = self._exchange.describe_job(self._place)
                     raise StartError(f"{error}; {fate}" if fate else str(error)) from None
             time.sleep(_POLL_S)
 
@@ -276,17 +276,17 @@ class ReverseConnection:
         """
         return str(self._ask("run", content=content.decode())["output"]).encode()
 
-    def bring_here(self, there: str, here: str) -> None:
+    def forward_local(self, there: str, here: str) -> None:
         """Forward a socket of the host to the path `here` in the cluster's folder."""
         self._ask("here", there=there, here=here)
 
-    def bring_there(self, ports: Iterable[int], prefix: str) -> None:
+    def forward_remote(self, ports: Iterable[int], prefix: str) -> None:
         """Forward loopback ports of this machine to sockets `<prefix>:<port>` on the host."""
         self._ask("there", ports=list(ports), prefix=prefix)
 
     def why_lost(self) -> str:
         """Return the reason why the host is lost; empty if unknown."""
-        return self._exchange.fate(self._place)
+        return self._exchange.describe_job(self._place)
 
     def close(self) -> None:
         """Close the connection, with all programs and forwards."""

@@ -125,7 +125,7 @@ class Connection:
         """Return the reason why the host is lost. It is unknown for ssh, and so empty."""
         return ""
 
-    def bring_here(self, there: str, here: str) -> None:
+    def forward_local(self, there: str, here: str) -> None:
         """Forward a socket of the host to the path `here` in the local folder.
 
         Raises:
@@ -133,7 +133,7 @@ class Connection:
         """
         self._forward("-L", f"./{_escaped(here)}:{_escaped(there)}")
 
-    def bring_there(self, ports: Iterable[int], prefix: str) -> None:
+    def forward_remote(self, ports: Iterable[int], prefix: str) -> None:
         """Forward loopback ports of this machine to sockets `<prefix>:<port>` on the host.
 
         Raises:

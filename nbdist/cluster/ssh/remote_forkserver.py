@@ -66,7 +66,7 @@ class RemoteForkServer(ForkServerClient):
         self._ports: set[int] = set()  # to be forwarded to the host
         self._needs_forwards = False  # true for a new connection without forwards
         self._connection: dict[str, Any] = {}
-        self._cut_at = 0.0
+        self._disconnected_at = 0.0
         self._closing = threading.Event()
         super().__init__(self._reach(), home.role, _OWN_S, key=home.folder.name)
         self._current = [self._peer]
@@ -105,7 +105,7 @@ class RemoteForkServer(ForkServerClient):
         self._needs_forwards = not was_open
         if self._needs_forwards:
             self._ask("unlinked", _OWN_S, op="unlink", name=SOCKET_PREFIX)
-            self._bring_all()
+            self._forward_all()
         return self
 
     @classmethod
@@ -137,27 +137,27 @@ class RemoteForkServer(ForkServerClient):
         """Return the prefix of the host's sockets for ports of this machine: `<prefix>:<port>`."""
         return f"{self.location.folder}/{SOCKET_PREFIX}"
 
-    def bring(self, ports: Sequence[int]) -> None:
+    def forward(self, ports: Sequence[int]) -> None:
         """Forward these ports of this machine to the host."""
         fresh = sorted(set(ports) - self._ports)
         if fresh:
             self._await_connection()
-            self._link.bring_there(fresh, self.prefix())
+            self._link.forward_remote(fresh, self.prefix())
             self._ports.update(fresh)
 
-    def _bring_all(self) -> None:
+    def _forward_all(self) -> None:
         """Forward all ports over a new connection, after the old sockets have been removed."""
         if self._ports:
-            self._link.bring_there(sorted(self._ports), self.prefix())
+            self._link.forward_remote(sorted(self._ports), self.prefix())
         self._needs_forwards = False
 
-    def introduce(self, controller: dict[str, Any]) -> None:
+    def forward_controller(self, controller: dict[str, Any]) -> None:
         """Make ipyparallel's controller reachable from the host.
 
         Args:
             controller: the content of its connection file for engines.
         """
-        self.bring(ports_of(controller))
+        self.forward(ports_of(controller))
         self._connection = {**controller, "interface": f"ipc://{self.prefix()}"}
 
     def env(self) -> dict[str, str]:
@@ -168,12 +168,12 @@ class RemoteForkServer(ForkServerClient):
             **self.host.env,
         }
 
-    def last_words(self, name: str, lines: int) -> str:
+    def describe_end(self, name: str, lines: int) -> str:
         if not self.runs():
             why = self._link.why_lost()
             lost = f"{self.host.key} could not be reached for {LOST_S:g} s"
             return f"{lost}; {why}" if why else lost
-        return super().last_words(name, lines)
+        return super().describe_end(name, lines)
 
     def log_tail(self, name: str, lines: int = 20) -> str:
         if self.state.is_over or threading.current_thread() is self._thread:
@@ -187,16 +187,16 @@ class RemoteForkServer(ForkServerClient):
     # The connection.
 
     @property
-    def is_cut(self) -> bool:
+    def is_disconnected(self) -> bool:
         """True while the connection is broken and being restored."""
-        return self._cut_at > 0
+        return self._disconnected_at > 0
 
     def _reach(self) -> Peer:
         """Connect to the fork server over the open link."""
         here = self._home.folder / f"{self._link.name}.sock"
         with contextlib.suppress(OSError):
             return connect(here)  # the socket was forwarded before
-        self._link.bring_here(f"{self.location.folder}/{FORK_SERVER_SOCKET}", here.name)
+        self._link.forward_local(f"{self.location.folder}/{FORK_SERVER_SOCKET}", here.name)
         try:
             return connect(here)
         except OSError as error:
@@ -220,7 +220,9 @@ class RemoteForkServer(ForkServerClient):
 
     def _await_connection(self) -> None:
         with self.state.changed:
-            self.state.changed.wait_for(lambda: not self.is_cut or self.state.is_over, 2 * LOST_S)
+            self.state.changed.wait_for(
+                lambda: not self.is_disconnected or self.state.is_over, 2 * LOST_S
+            )
 
     def _await_other(self, peer: Peer) -> None:
         """Wait until a new connection to the fork server exists, or the host is lost."""
@@ -236,15 +238,15 @@ class RemoteForkServer(ForkServerClient):
         """
         if self._closing.is_set() or self.state.is_over:
             return False
-        self._cut_at = time.monotonic()
-        while not self._closing.is_set() and time.monotonic() < self._cut_at + LOST_S:
+        self._disconnected_at = time.monotonic()
+        while not self._closing.is_set() and time.monotonic() < self._disconnected_at + LOST_S:
             try:
                 self._reconnect()
             except (NbdistError, OSError):
                 self._closing.wait(_AGAIN_S)
                 continue
             with self.state.changed:
-                self._cut_at = 0.0
+                self._disconnected_at = 0.0
                 self.state.changed.notify_all()
             return True
         return False
@@ -267,7 +269,7 @@ class RemoteForkServer(ForkServerClient):
         if self._needs_forwards:  # sockets of the former connection block the new forwards
             peer.send({"op": "unlink", "name": SOCKET_PREFIX})
             self._receive_until("unlinked")
-            self._bring_all()
+            self._forward_all()
 
     def _receive_until(self, kind: str) -> None:
         """Store events until one of this kind arrives. For the listening thread only."""
@@ -294,13 +296,13 @@ class RemoteForkServer(ForkServerClient):
         """
         if self._farewell.detach() is None:
             return
-        if not self.is_cut:
+        if not self.is_disconnected:
             _send_farewell(self._current, os.getpid(), self._closing, self.state)
         self._closing.set()
         self._link.close()
         self._end()
 
-    def bid_farewell(self) -> None:
+    def announce_end(self) -> None:
         """Send the farewell before `close`, so that several fork servers can end in parallel."""
         self._closing.set()
         with contextlib.suppress(OSError), self._sending:
@@ -346,4 +348,4 @@ def _send_farewell(
         closing.set()
         with contextlib.suppress(OSError):
             current[0].send(_FAREWELL)
-        state.wait_over(_FAREWELL_S)
+        state.wait_end(_FAREWELL_S)
