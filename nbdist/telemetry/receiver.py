@@ -161,12 +161,12 @@ class Repeats:
     """Filter that removes repeated reports of each rank."""
 
     def __init__(self) -> None:
-        self._heard: dict[_Source, float] = {}
+        self._last_times: dict[_Source, float] = {}
 
     def note(self, rows: Rows) -> None:
         """Note stored rows of one rank: at least one, all of steps or all of epochs."""
         last = rows.last()
-        self._heard[_Source(last.rank, rows.columns, last.step >= 0)] = last.time_s
+        self._last_times[_Source(last.rank, rows.columns, last.step >= 0)] = last.time_s
 
     def fresh(self, record: AnyEvent) -> AnyEvent | None:
         """Return the new part of a record. None if there is none."""
@@ -174,16 +174,16 @@ class Repeats:
             return record
         rows = as_rows(record)
         source = _Source(record.rank, rows.columns, isinstance(record, Rows))
-        values = self._beyond(rows, self._heard.get(source, -1.0))
+        values = self._newer_rows(rows, self._last_times.get(source, -1.0))
         if not values:
             return record if isinstance(record, Rows) and not rows.values else None
         row_bytes = FLOAT_BYTES * len(rows.columns.names)
-        self._heard[source] = _time(values, len(values) - row_bytes)
+        self._last_times[source] = _time(values, len(values) - row_bytes)
         if isinstance(record, Rows) and len(values) < len(record.values):
             return msgspec.structs.replace(record, values=values, dropped=0)
         return record
 
-    def _beyond(self, rows: Rows, time_s: float) -> bytes:
+    def _newer_rows(self, rows: Rows, time_s: float) -> bytes:
         """Return the rows later than `time_s`."""
         row_bytes = FLOAT_BYTES * len(rows.columns.names)
         start = 0

@@ -211,7 +211,7 @@ class _Cell:
     @contextlib.contextmanager
     def _stop_point(self) -> Iterator[StopPoint]:
         order = self._stop_order(0)
-        with self._interrupts.put_off(noted=order is not None and order.step == SOON):
+        with self._interrupts.deferred(is_pending=order is not None and order.step == SOON):
             yield StopPoint(self._worker.reporter, self._interrupts, self._stop_order)
 
     def _stop_order(self, seconds: float) -> StopAfter | None:
@@ -257,9 +257,9 @@ class _Cell:
                 yield
                 return
             importlib.import_module("keras")  # first: see `_planned`
-            from nbdist.worker.tensorflow.keras.fit_patch import made_for
+            from nbdist.worker.tensorflow.keras.fit_patch import with_precision
 
-            with made_for(self._request.options.precision):
+            with with_precision(self._request.options.precision):
                 yield
 
     def _compile(self) -> _Program:
@@ -283,7 +283,9 @@ class _Cell:
             return
         data, metadata = self._shell.display_formatter.format(value)
         reporter = self._worker.reporter
-        reporter.say(Display(data=data, metadata=metadata, result=True, **reporter.said()))
+        reporter.send(
+            Display(data=data, metadata=metadata, result=True, **reporter.record_fields())
+        )
 
     def _end(self, error: BaseException | None) -> None:
         self._interrupts.refuse()
@@ -314,7 +316,7 @@ class _Cell:
             cell=self._request.number,
         )
         self._worker.ended = ended
-        self._worker.reporter.say(ended, urgent=True)
+        self._worker.reporter.send(ended, urgent=True)
 
     def _is_collective_failure(self, error: BaseException) -> bool:
         """Return whether the error reports failed collectives: the cause is then elsewhere."""

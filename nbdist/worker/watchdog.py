@@ -52,7 +52,7 @@ _ENTRY_FIELDS = 4
 
 _log = logging.getLogger(__name__)
 
-_noted: list[int] = []
+_preemption_pipe: list[int] = []
 _FRAMEWORKS = {"jax", "jaxlib", "tensorflow", "keras"}
 _LOCKS = {"threading", "queue", "concurrent", "multiprocessing"}
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
@@ -61,14 +61,14 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 def watch(worker: Worker, address: SocketAddress) -> None:
     """Start the thread. It connects to `address` and receives orders from there."""
-    preempted, noted = os.pipe()
-    _noted.append(noted)
-    heed_preemption(worker)
+    preempted, writer = os.pipe()
+    _preemption_pipe.append(writer)
+    install_sigterm_handler(worker)
     arguments = (worker, address, threading.get_ident(), preempted)
     threading.Thread(target=_run, args=arguments, name="nbdist-watchdog", daemon=True).start()
 
 
-def heed_preemption(worker: Worker) -> None:
+def install_sigterm_handler(worker: Worker) -> None:
     """Let SIGTERM end the cell first. Call again after TensorFlow has set its own handler."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: _note_preemption(worker))
 
@@ -78,7 +78,7 @@ def _note_preemption(worker: Worker) -> None:
     if not worker.cell:
         sys.exit(0)
     worker.preempted = True
-    os.write(_noted[0], b"!")  # sending a record takes locks, which this thread may hold
+    os.write(_preemption_pipe[0], b"!")  # sending a record takes locks, which this thread may hold
 
 
 def _run(worker: Worker, address: SocketAddress, main: int, preempted: int) -> None:
@@ -94,16 +94,16 @@ def _run(worker: Worker, address: SocketAddress, main: int, preempted: int) -> N
         ready = dict(poller.poll(int(1000 * BEAT_S)))
         if preempted in ready:
             os.read(preempted, 1)
-            reporter.say(Preempted(**reporter.said()), urgent=True)
+            reporter.send(Preempted(**reporter.record_fields()), urgent=True)
         if socket in ready:
             _take(worker, socket.recv(), main)
         elif worker.cell:
-            reporter.say(_beat(worker))
+            reporter.send(_beat(worker))
 
 
 def _beat(worker: Worker) -> Beat:
     progress = worker.progress
-    return Beat(step=progress.step, tested=progress.tested, **worker.reporter.said())
+    return Beat(step=progress.step, tested=progress.tested, **worker.reporter.record_fields())
 
 
 def _take(worker: Worker, frame: bytes, main: int) -> None:
@@ -123,7 +123,7 @@ def _execute(worker: Worker, order: _Orders, main: int) -> None:
     elif isinstance(order, ForceInterrupt):
         worker.interrupts.force_interrupt()
     elif isinstance(order, Diagnose):
-        worker.reporter.say(_where(worker, main), urgent=True)
+        worker.reporter.send(_where(worker, main), urgent=True)
     elif order.strategy in worker.strategies:
         worker.broken.add(order.strategy)
         if order.strategy == "mirrored":
@@ -146,11 +146,11 @@ def _answer_status(worker: Worker, cell: int) -> None:
             same="",
         )
         ended = CellEnded(rank=worker.rank, cell=cell, status="error", seconds=0.0, failure=failure)
-        worker.reporter.say(ended, urgent=True)
+        worker.reporter.send(ended, urgent=True)
     elif worker.ended is not None and worker.ended.cell == cell:
-        worker.reporter.say(worker.ended, urgent=True)
+        worker.reporter.send(worker.ended, urgent=True)
     else:
-        worker.reporter.say(_beat(worker), urgent=True)
+        worker.reporter.send(_beat(worker), urgent=True)
 
 
 def _answer_waiting(worker: Worker, cell: int, main: int) -> None:
@@ -168,7 +168,7 @@ def _answer_waiting(worker: Worker, cell: int, main: int) -> None:
     else:
         return
     if answer.cell == cell:  # the cell may have ended since
-        worker.reporter.say(answer, urgent=True)
+        worker.reporter.send(answer, urgent=True)
 
 
 def _where(worker: Worker, main: int) -> Where:
@@ -185,7 +185,7 @@ def _where(worker: Worker, main: int) -> Where:
         cpu_s=time.clock_gettime(time.pthread_getcpuclockid(main)),
         waits=_waits(str(innermost.f_globals.get("__name__", ""))),
         stack="\n".join(_call(*call) for call in calls[own[0] :]) if own else "",
-        **worker.reporter.said(),
+        **worker.reporter.record_fields(),
     )
 
 

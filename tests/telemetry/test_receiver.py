@@ -63,7 +63,7 @@ def test_every_record_arrives_in_each_ranks_order() -> None:
         reporters = [reporter_of(rank, receiver.bound_socket.address) for rank in range(WORKERS)]
         for number in range(RECORDS):
             for rank, reporter in enumerate(reporters):
-                reporter.say(text(rank, number))
+                reporter.send(text(rank, number))
         collected.wait()
         for reporter in reporters:
             reporter.close()
@@ -81,7 +81,7 @@ from nbdist.worker.runtime.reporter import Reporter
 from nbdist.worker.runtime.row_buffer import RowBuffer
 probe = Reporter(msgspec.json.decode(sys.argv[1], type=SocketAddress), RowBuffer(0, MemoryGauge()))
 for number in range(40):
-    probe.say(Output(rank=0, cell=1, stream="stdout", text=f"{number}" + 100_000 * " "))
+    probe.send(Output(rank=0, cell=1, stream="stdout", text=f"{number}" + 100_000 * " "))
 probe.close()
 os._exit(0)
 """
@@ -110,7 +110,7 @@ def test_records_without_the_key_are_dropped() -> None:
             stranger.connect(receiver.bound_socket.address.url)
             stranger.send(msgspec.msgpack.encode(text(9, 9)))
         known = reporter_of(0, receiver.bound_socket.address)
-        known.say(text(0, 0))
+        known.send(text(0, 0))
         collected.wait()
         known.close()
         for stranger in strangers:
@@ -154,7 +154,7 @@ def test_subscribers_of_a_cell_get_each_record_once_until_its_end() -> None:
 
 
 def test_a_writer_waits_if_nobody_reads() -> None:
-    """Without a receiver, `say` blocks instead of dropping text."""
+    """Without a receiver, `send` blocks instead of dropping text."""
     public, _ = zmq.curve_keypair()
     reporter = reporter_of(0, SocketAddress(url="tcp://127.0.0.1:1", server_key=public))
     big = Output(rank=0, cell=1, stream="stdout", text="x" * PENDING_LIMIT_BYTES)
@@ -162,7 +162,7 @@ def test_a_writer_waits_if_nobody_reads() -> None:
 
     def write() -> None:
         for _ in range(3):
-            reporter.say(big)
+            reporter.send(big)
         finished.set()
 
     writer = threading.Thread(target=write, daemon=True)

@@ -15,7 +15,13 @@ from jax.errors import JAXIndexError, JAXTypeError
 from nbdist.errors import UsageError
 from nbdist.parallel.autoplace import cache as choice_cache
 from nbdist.parallel.autoplace.decision import Call, decide
-from nbdist.parallel.autoplace.signatures import KINDS, Statics, Unfit, refusal, trace_state_clean
+from nbdist.parallel.autoplace.signatures import (
+    KINDS,
+    Statics,
+    UnsupportedLeaf,
+    refusal,
+    trace_state_clean,
+)
 from nbdist.views.autoplace import AutoplacePicture
 
 if TYPE_CHECKING:
@@ -67,7 +73,7 @@ class Autoplaced:
         given = self._statics.given(args, named)
         try:
             kinds = [KINDS[type(leaf)](leaf) for leaf in given.leaves]
-        except Unfit:
+        except UnsupportedLeaf:
             raise refusal(self._function, args, named, self._name) from None
         key = (given.tree, given.statics, jax.sharding.get_mesh(), *kinds)
         candidate = self._ways.get(key)

@@ -16,12 +16,12 @@ from nbdist.parallel.placement.leaves import leaves_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-__all__ = ["KINDS", "Given", "Statics", "Unfit", "refusal", "trace_state_clean"]
+__all__ = ["KINDS", "Given", "Statics", "UnsupportedLeaf", "refusal", "trace_state_clean"]
 
 _NUMBERS = (bool, int, float, complex, np.generic)
 
 
-class Unfit(Exception):  # noqa: N818 - it never leaves a call: `refusal` makes the error
+class UnsupportedLeaf(Exception):  # noqa: N818 - it never leaves a call: `refusal` makes the error
     """A leaf is not an array, or was deleted."""
 
 
@@ -126,23 +126,23 @@ def _kind_function(kind: type) -> Callable[[Any], Hashable]:
 
 def _array(array: Any) -> Hashable:
     if array.is_deleted():
-        raise Unfit
+        raise UnsupportedLeaf
     return array.aval, array.sharding, array.committed
 
 
 def _numpy(array: np.ndarray) -> Hashable:
     if array.dtype.kind in "OSUMm":
-        raise Unfit
+        raise UnsupportedLeaf
     return array.shape, array.dtype
 
 
 def _none(leaf: object) -> Hashable:
-    raise Unfit
+    raise UnsupportedLeaf
 
 
 KINDS = _Kinds()
 """Functions for shape, dtype, weak type and place of a leaf, or the type of a number. They raise
-`Unfit`."""
+`UnsupportedLeaf`."""
 
 
 def refusal(

@@ -30,7 +30,7 @@ def check_options(functions: Sequence[Callable[..., Any]], micro: int) -> None:
         raise UsageError("; ".join(wrong))
 
 
-def check_there(params: Sequence[Any], stage_places: Sequence[StagePlace]) -> None:
+def check_placed(params: Sequence[Any], stage_places: Sequence[StagePlace]) -> None:
     """Check that there are parameters for each stage.
 
     Raises:
@@ -67,7 +67,7 @@ def check_call(
             "inside jax.jit or jax.vmap: call them outside; jax.grad may be around "
             "them"
         )
-    check_there(params, stage_places)
+    check_placed(params, stage_places)
     wrong = [*_faults(x, "x"), *_elsewhere(params, stage_places)]
     if gradients:
         wrong += _whole_numbers(params)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @partial(jax.tree_util.register_dataclass, data_fields=["made"], meta_fields=["structure", "given"])
 @dataclass(frozen=True)
-class Kept:
+class Residuals:
     """Values of a forward pass that the backward pass needs, beside the inputs.
 
     A program that returns an input copies it, and parameters would be stored once for each
@@ -38,7 +38,7 @@ class Kept:
     given: tuple[int, ...]
 
     @classmethod
-    def of(cls, back: Any, inputs: Any) -> Kept:
+    def of(cls, back: Any, inputs: Any) -> Residuals:
         leaves, structure = jax.tree.flatten(back)
         place = {id(leaf): number for number, leaf in enumerate(jax.tree.leaves(inputs))}
         given = tuple(place.get(id(leaf), -1) for leaf in leaves)
@@ -65,20 +65,22 @@ class Step:
         self.stage_place = stage_place
         self._function = function
         self._alone = jax.jit(function)
-        self._forward = jax.jit(self._kept)
+        self._forward = jax.jit(self._residuals)
         self._backward = jax.jit(self._vjp, donate_argnums=0)
 
     def __call__(self, params: Any, x: Any) -> Any:
         with named_errors(self.stage_place.title):
             return self._alone(params, x)
 
-    def forward(self, params: Any, x: Any) -> tuple[Any, Kept]:
+    def forward(self, params: Any, x: Any) -> tuple[Any, Residuals]:
         """Return the stage's result for x, and the values that `backward` needs."""
         with named_errors(self.stage_place.title):
-            made: tuple[Any, Kept] = self._forward(params, x)
+            made: tuple[Any, Residuals] = self._forward(params, x)
             return made
 
-    def backward(self, total: Any, params: Any, x: Any, kept: Kept, above: Any) -> tuple[Any, Any]:
+    def backward(
+        self, total: Any, params: Any, x: Any, kept: Residuals, above: Any
+    ) -> tuple[Any, Any]:
         """Add gradients of the parameters to the sums, which are donated, and return that of x.
 
         Args:
@@ -99,14 +101,14 @@ class Step:
     def _is_first(self) -> bool:
         return self.stage_place.number == 0
 
-    def _kept(self, params: Any, x: Any) -> tuple[Any, Kept]:
+    def _residuals(self, params: Any, x: Any) -> tuple[Any, Residuals]:
         if self._is_first:  # x may hold integers, such as tokens
             made, back = jax.vjp(lambda own: self._function(own, x), params)
         else:
             made, back = jax.vjp(self._function, params, x)
-        return made, Kept.of(back, (params, x))
+        return made, Residuals.of(back, (params, x))
 
-    def _vjp(self, total: Any, params: Any, x: Any, kept: Kept, above: Any) -> tuple[Any, Any]:
+    def _vjp(self, total: Any, params: Any, x: Any, kept: Residuals, above: Any) -> tuple[Any, Any]:
         own, *of_x = kept.back((params, x))(above)
         added = jax.tree.map(lambda sum_, new: sum_ + new.astype(sum_.dtype), total, own)
         return added, of_x[0] if of_x else None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jax.sharding import Sharding
 
     from nbdist.parallel.pipeline.stage_devices import StagePlace
-    from nbdist.parallel.pipeline.stage_programs import Kept
+    from nbdist.parallel.pipeline.stage_programs import Residuals
     from nbdist.records import MimeBundle
 
 
@@ -121,7 +121,7 @@ class Stages:
         Raises:
             UsageError: the number of trees differs, or arrays were donated; all faults are listed.
         """
-        stage_checks.check_there(params, self.stage_places)
+        stage_checks.check_placed(params, self.stage_places)
         return tuple(
             jax.device_put(own, jax.tree.map(stage_place.of_params, own))
             for own, stage_place in zip(params, self.stage_places, strict=True)
@@ -224,7 +224,7 @@ class _Pass:
         self._values: list[jax.Array] = []
         self._made: dict[tuple[int, int], Any] = {}
         self._above: dict[tuple[int, int], Any] = {}
-        self._held: dict[tuple[int, int], tuple[Any, Kept]] = {}
+        self._held: dict[tuple[int, int], tuple[Any, Residuals]] = {}
 
     def run(self, x: Any, y: Any) -> tuple[jax.Array, tuple[Any, ...]]:
         micro, last = self._stages.micro, len(self._stages.stage_places) - 1

@@ -229,8 +229,8 @@ class Saved:
             self._plan(self._saved)
             self._resumed = None
             self._reporter.note("checkpoint", f"resumed from the checkpoint of step {self._saved}")
-        opened = Opened(names=state.names, step=self._saved, **self._reporter.said())
-        self._reporter.say(opened)
+        opened = Opened(names=state.names, step=self._saved, **self._reporter.record_fields())
+        self._reporter.send(opened)
 
     def _agree_on_newest(self) -> int:
         trouble = ""

@@ -40,7 +40,7 @@ class _End(msgspec.Struct, frozen=True):
     error: BaseException | None = None
 
 
-class Ahead:
+class PrefetchIterator:
     """Iterates over items on a thread, a few items ahead.
 
     Args:
@@ -130,13 +130,15 @@ class Feed:
         batches: Iterator[Batch] = iter(self._source.epoch(number, cut))
         for _ in itertools.islice(batches, first):
             self._passed()
-        ahead: Ahead | None = None
+        ahead: PrefetchIterator | None = None
         taken = 0
         began = time.perf_counter()
         try:
             while True:
                 if self._room and ahead is None:
-                    ahead = Ahead(batches, self._room, limit - taken if limit >= 0 else -1)
+                    ahead = PrefetchIterator(
+                        batches, self._room, limit - taken if limit >= 0 else -1
+                    )
                     batches = iter(ahead)
                 asked = time.perf_counter()
                 batch = next(batches, None)

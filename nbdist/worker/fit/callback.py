@@ -19,7 +19,7 @@ from nbdist.worker.fit.checkpoint import FitSaver, gather_of, state_of
 from nbdist.worker.fit.timing import Pace, is_of_all_ranks
 from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.runtime import context
-from nbdist.worker.training.replica_guard import Unguarded, guard_of
+from nbdist.worker.training.replica_guard import NoGuard, guard_of
 
 if TYPE_CHECKING:
     from nbdist.worker.runtime.context import Worker
@@ -145,7 +145,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         self._made = worker.progress.batches - self._saver.begin_epoch(epoch)
         if self._before is None:  # epochs before `initial_epoch` count
             self._before = max(0, worker.progress.epochs - epoch)
-            worker.reporter.say(self._begun(epoch))
+            worker.reporter.send(self._begun(epoch))
         self._own = {}
         self._epoch = worker.progress.epochs = self._before + epoch + 1
         self._pace.restart()
@@ -155,7 +155,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         epochs, steps = self.params["epochs"], self.params["steps"]
         total = -1 if steps is None else self._made + (epochs - first) * steps
         assert self._before is not None
-        said = context.current().reporter.said()
+        said = context.current().reporter.record_fields()
         return FitBegun(epochs=self._before + epochs, steps=total, **said)
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -184,7 +184,7 @@ class _FitGuard:
     def __init__(self, worker: Worker, model: Any) -> None:
         self._worker = worker
         self._model = model
-        self._guard: Guard = Unguarded()
+        self._guard: Guard = NoGuard()
         if _trains_on_all(worker, model):
             self._guard = guard_of(worker, lambda: gather_of(worker))
 

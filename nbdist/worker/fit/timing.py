@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from nbdist.worker.keras.train_function_timing import TimedFunction, Unknown
+from nbdist.worker.keras.train_function_timing import TimedFunction, UntimedCall
 from nbdist.worker.profiling.trace import NoTracer
 from nbdist.worker.runtime import context
 from nbdist.worker.training.steps_in_flight import IN_FLIGHT
@@ -87,7 +87,7 @@ class Pace:
         """
         before, self._ended_at = self._ended_at, time.perf_counter()
         first = batch - self._each + 1
-        took = Unknown() if self._function is None else self._function.take(first)
+        took = UntimedCall() if self._function is None else self._function.take(first)
         measured = {"step_s": (self._ended_at - before) / made, **took.measured(before, made)}
         self._tracing.step_result(step, measured)
         self.settled.notify_all()

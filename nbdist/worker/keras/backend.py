@@ -108,7 +108,7 @@ def refuse_another(tree: ast.Module) -> None:
     if "keras" not in sys.modules:
         return
     loaded = _loaded()
-    other = next((backend for backend in _asked(tree) if backend != loaded), None)
+    other = next((backend for backend in _requested_backends(tree) if backend != loaded), None)
     if other is not None:
         raise KerasBackendError(
             f"the cell sets {VARIABLE}={other}, but Keras is loaded on {loaded}: the change has no "
@@ -173,7 +173,7 @@ def _remedy(backend: str, *, is_loaded: bool) -> str:
     return f"Import Keras in {cell}"
 
 
-def _asked(tree: ast.Module) -> Iterator[str]:
+def _requested_backends(tree: ast.Module) -> Iterator[str]:
     """Yield the backends that a cell writes into the environment as constants."""
     for node in ast.walk(tree):
         match node:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Took(Protocol):
+class CallTimes(Protocol):
     """Times of one call: one step, or several with `steps_per_execution`."""
 
     def measured(self, since_s: float, steps: int) -> dict[str, float]:
@@ -23,7 +23,7 @@ class Took(Protocol):
         ...
 
 
-class Unknown:
+class UntimedCall:
     """A call that was not timed."""
 
     def measured(self, since_s: float, steps: int) -> dict[str, float]:
@@ -38,16 +38,16 @@ class TimedFunction:
         call: runs one call; returns the outputs for Keras, and its times.
     """
 
-    def __init__(self, call: Callable[..., tuple[Any, Took]]) -> None:
+    def __init__(self, call: Callable[..., tuple[Any, CallTimes]]) -> None:
         self._call = call
         self._lock = threading.Lock()
         self._batch = -1
-        self._took: dict[int, Took] = {}
+        self._times: dict[int, CallTimes] = {}
 
     def __call__(self, *args: Any) -> Any:
-        outputs, took = self._call(*args)
+        outputs, times = self._call(*args)
         with self._lock:
-            self._took[self._batch] = took
+            self._times[self._batch] = times
         return outputs
 
     def begin(self, batch: int) -> None:
@@ -57,14 +57,14 @@ class TimedFunction:
     def forget(self) -> None:
         """Drop times that are never taken, for example of `train_on_batch` or after an error."""
         with self._lock:
-            self._took.clear()
+            self._times.clear()
 
     @property
     def open(self) -> int:
         """Number of calls whose times have not been taken."""
-        return len(self._took)
+        return len(self._times)
 
-    def take(self, batch: int) -> Took:
+    def take(self, batch: int) -> CallTimes:
         """Remove and return the times of the call that began with `batch`."""
         with self._lock:
-            return self._took.pop(batch, Unknown())
+            return self._times.pop(batch, UntimedCall())

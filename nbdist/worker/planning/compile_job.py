@@ -23,7 +23,7 @@ from jax.experimental import topologies
 from nbdist.planner.hardware.compiler_targets import CompilerTarget
 from nbdist.records import Collective, Spec, Verified
 from nbdist.records.base import Record
-from nbdist.worker.planning.compiled_memory import taken
+from nbdist.worker.planning.compiled_memory import memory_of
 
 REFUSED = "RESOURCE_EXHAUSTED"
 _CALL = re.compile(
@@ -107,7 +107,7 @@ def _compiled(job: Job) -> Verified:
     made = step.lower(*arguments).compile()
     seconds = time.perf_counter() - began
     return Verified(
-        **taken(made, job.target.platform)._asdict(),
+        **memory_of(made, job.target.platform)._asdict(),
         collectives=collectives_in(made.as_text()),
         seconds=seconds,
     )

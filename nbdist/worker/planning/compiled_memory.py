@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import jax
 
 
-class Taken(NamedTuple):
+class StepMemory(NamedTuple):
     """Memory of a step on one device, in bytes.
 
     Attributes:
@@ -39,11 +39,11 @@ def compiled(
     began = time.perf_counter()
     made = lower().compile()
     seconds = time.perf_counter() - began
-    found = taken(made, platform)
+    found = memory_of(made, platform)
     return made, Footprint(found.arguments, found.temporaries, seconds)
 
 
-def taken(made: jax.stages.Compiled, platform: str) -> Taken:
+def memory_of(made: jax.stages.Compiled, platform: str) -> StepMemory:
     """Return the memory of a compiled step; zeros if the backend does not report it.
 
     A TPU's compiler counts more temporaries than are in memory at once, and accepts programs with
@@ -56,7 +56,7 @@ def taken(made: jax.stages.Compiled, platform: str) -> Taken:
     """
     analysis: Any = made.memory_analysis()
     if analysis is None:
-        return Taken(0, 0, 0)
+        return StepMemory(0, 0, 0)
     lasting = (
         analysis.argument_size_in_bytes
         + analysis.output_size_in_bytes
@@ -66,4 +66,4 @@ def taken(made: jax.stages.Compiled, platform: str) -> Taken:
     if platform == "tpu" and analysis.peak_memory_in_bytes > lasting:
         temporaries = analysis.peak_memory_in_bytes - lasting
     total = lasting + temporaries + analysis.generated_code_size_in_bytes
-    return Taken(analysis.argument_size_in_bytes, temporaries, total)
+    return StepMemory(analysis.argument_size_in_bytes, temporaries, total)

@@ -184,10 +184,10 @@ def _with_rows(traced: Any, roles: Sequence[Role], sizes: Mapping[str, int]) -> 
     """Return the step as a function of its arrays; it gathers each batch along the model axis."""
     step = jax.extend.core.jaxpr_as_fun(traced)
 
-    def lain(array: jax.Array, role: Role) -> jax.Array:
+    def sharded(array: jax.Array, role: Role) -> jax.Array:
         return put_together(array, sizes) if role == "batch" else array
 
-    return lambda *arrays: step(*map(lain, arrays, roles))
+    return lambda *arrays: step(*map(sharded, arrays, roles))
 
 
 def _compile(job: Job) -> Outcome:

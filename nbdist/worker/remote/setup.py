@@ -100,7 +100,7 @@ def build_mirrored(wiring: dict[int, MirroredWiring]) -> tuple[Device, ...]:
     from nbdist.worker.tensorflow import strategy as tensorflow_strategy
 
     devices = tensorflow_strategy.build(wiring[context.current().rank])
-    watchdog.heed_preemption(context.current())
+    watchdog.install_sigterm_handler(context.current())
     _prepare_keras()
     _offer("mirrored")
     return devices

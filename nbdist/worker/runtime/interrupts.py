@@ -31,7 +31,7 @@ class Shield:
 
     def __init__(self) -> None:
         self._depth = 0
-        self._delayed = False
+        self._is_deferred = False
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -45,13 +45,13 @@ class Shield:
     ) -> None:
         if threading.current_thread() is threading.main_thread():
             self._depth -= 1
-            if self._delayed and not self._depth:
-                self._delayed = False
+            if self._is_deferred and not self._depth:
+                self._is_deferred = False
                 signal.raise_signal(signal.SIGINT)
 
-    def delays(self) -> bool:
+    def defers(self) -> bool:
         """Return whether to defer the current interrupt, and remember it. Main thread only."""
-        self._delayed |= self._depth > 0
+        self._is_deferred |= self._depth > 0
         return self._depth > 0
 
 
@@ -59,13 +59,13 @@ class Interrupts:
     """Handler of SIGINT that raises KeyboardInterrupt only while the user's code runs.
 
     Attributes:
-        noted: True after a deferred interrupt.
+        is_pending: True after a deferred interrupt.
         shield: context for calls from the user's code that must not stop half-way.
     """
 
     def __init__(self) -> None:
-        self.noted = False
-        self._puts_off = False
+        self.is_pending = False
+        self._defers = False
         self._inside = False
         self._task: asyncio.Task[None] | None = None
         self._raised_at = -AGAIN_S
@@ -85,40 +85,40 @@ class Interrupts:
             self.refuse()
 
     @contextlib.contextmanager
-    def put_off(self, *, noted: bool = False) -> Iterator[None]:
+    def deferred(self, *, is_pending: bool = False) -> Iterator[None]:
         """Defer interrupts. A deferred one is raised after `force_interrupt`.
 
         The time of the signal is unknown: Python handles a signal that arrives in a collective
         only after the collective, perhaps seconds later.
 
         Args:
-            noted: True if an interrupt arrived before this rank began.
+            is_pending: True if an interrupt arrived before this rank began.
         """
-        self.noted = noted
-        self._puts_off = True
+        self.is_pending = is_pending
+        self._defers = True
         try:
             yield
         finally:
-            self._puts_off = False
+            self._defers = False
 
     def force_interrupt(self) -> None:
         """Stop deferring interrupts in this cell. Thread-safe."""
-        self._puts_off = False
+        self._defers = False
 
     def refuse(self) -> None:
         """Ignore interrupts: the user's code is over, even if `admitted` has not exited."""
         self._inside = False
         self._task = None
-        self._puts_off = False  # a `fit` that raised does not reset it
+        self._defers = False  # a `fit` that raised does not reset it
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.shield.delays():
+        if self.shield.defers():
             return
         now = time.monotonic()
         if not self._inside or now - self._raised_at < AGAIN_S:
             return
-        if self._puts_off:
-            self.noted = True
+        if self._defers:
+            self.is_pending = True
             return
         self._raised_at = now
         task = self._task

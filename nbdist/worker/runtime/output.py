@@ -55,7 +55,9 @@ class RankStream(io.TextIOBase):
         if not isinstance(text, str):
             raise TypeError(f"write() takes str, not {type(text).__name__}")
         if text:
-            self._reporter.say(Output(stream=self._stream, text=text, **self._reporter.said()))
+            self._reporter.send(
+                Output(stream=self._stream, text=text, **self._reporter.record_fields())
+            )
         return len(text)
 
 
@@ -66,26 +68,26 @@ class EngineStream(OutStream):  # type: ignore[misc]
         super().__init__(session, pub_thread, name, watchfd=False)
 
 
-_GREETS = b"[Gloo] Rank "
+_GLOO_START = b"[Gloo] Rank "
 _WORDS = (b" is connected to ", b" peer ranks. ", b"Expected number of connected peer ranks is : ")
 _NUMBERS = 3
 """Message that Gloo prints when devices first connect: these words, with numbers between."""
 
-_WORD = re.compile(b"|".join(map(re.escape, (_GREETS, *_WORDS))))
+_WORD = re.compile(b"|".join(map(re.escape, (_GLOO_START, *_WORDS))))
 _PART = re.compile(_WORD.pattern + rb"|\n|\d+")
 _OTHER = re.compile(b"(?:(?!" + _WORD.pattern + rb").)*\n?")
 
 
-class Ungreeted:
+class GlooMessageFilter:
     """Filter that removes Gloo's connection messages from output.
 
     Each thread writes its message in parts, so the parts of several threads may be mixed.
     """
 
     def __init__(self) -> None:
-        self._kept = b""
-        self._awaited: Counter[bytes] = Counter()
-        self._amid = False  # within a line that is not from Gloo
+        self._pending = b""
+        self._expected: Counter[bytes] = Counter()
+        self._is_in_other_line = False  # within a line that is not from Gloo
 
     def feed(self, data: bytes, *, ends: bool) -> bytes:
         """Return the text to show now; keep back text that may be part of a message.
@@ -94,48 +96,48 @@ class Ungreeted:
             data: output written since the last call.
             ends: True to keep nothing back.
         """
-        text, shown = self._kept + data, b""
-        self._kept = b""
-        while text and not self._kept:
-            if not self._awaited.total():
-                other, greets, text = text.partition(_GREETS)
-                if greets:
-                    self._await()
+        text, shown = self._pending + data, b""
+        self._pending = b""
+        while text and not self._pending:
+            if not self._expected.total():
+                other, start, text = text.partition(_GLOO_START)
+                if start:
+                    self._expect_message()
                     shown += other
                     continue
-            elif part := (_WORD if self._amid else _PART).match(text):
-                text, self._amid = text[part.end() :], False
-                other = self._unexpected(part[0])
+            elif part := (_WORD if self._is_in_other_line else _PART).match(text):
+                text, self._is_in_other_line = text[part.end() :], False
+                other = self._filtered(part[0])
             else:
                 begun = _OTHER.match(text)
                 assert begun is not None  # the pattern also matches the empty text
                 other, text = begun[0], text[begun.end() :]
-                self._amid = not other.endswith(b"\n")
+                self._is_in_other_line = not other.endswith(b"\n")
             if not text and not ends:
-                words = (_GREETS, *_WORDS) if self._awaited.total() else (_GREETS,)
+                words = (_GLOO_START, *_WORDS) if self._expected.total() else (_GLOO_START,)
                 splits = [_split_before(other, word) for word in words]
-                self._kept, other = max(splits, key=lambda split: len(split[0]))
+                self._pending, other = max(splits, key=lambda split: len(split[0]))
             shown += other
         if ends:
-            self._awaited.clear()
-            self._amid = False
+            self._expected.clear()
+            self._is_in_other_line = False
         return shown
 
-    def _await(self) -> None:
+    def _expect_message(self) -> None:
         for part, times in (*((word, 1) for word in _WORDS), (b"\n", 1), (b"0", _NUMBERS)):
-            self._awaited[part] += times
+            self._expected[part] += times
 
-    def _unexpected(self, part: bytes) -> bytes:
+    def _filtered(self, part: bytes) -> bytes:
         """Return a part unless a begun message lacks it. Two adjacent numbers may look like one."""
-        if part == _GREETS:
-            self._await()
+        if part == _GLOO_START:
+            self._expect_message()
             return b""
         kind = b"0" if part.isdigit() else part
-        if not self._awaited[kind]:
+        if not self._expected[kind]:
             return part
-        self._awaited[kind] -= 1
-        if not any(self._awaited[word] for word in (*_WORDS, b"\n")):
-            self._awaited.clear()
+        self._expected[kind] -= 1
+        if not any(self._expected[word] for word in (*_WORDS, b"\n")):
+            self._expected.clear()
         return b""
 
 
@@ -167,7 +169,7 @@ class DescriptorTap:
 
     def _pump(self) -> None:
         decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
-        kept, shown = b"", Ungreeted()
+        kept, shown = b"", GlooMessageFilter()
         while chunk := os.read(self._reader, 1 << 16):
             *whole, kept = (kept + chunk).split(self._mark)
             kept, ready = _split_before(kept, self._mark)
@@ -253,11 +255,11 @@ class RankDisplayPublisher(DisplayPublisher):
     ) -> None:
         del source
         display_id = str((transient or {}).get("display_id", ""))
-        said = self._reporter.said()
+        fields = self._reporter.record_fields()
         record = Display(
-            data=data, metadata=metadata or {}, display_id=display_id, update=update, **said
+            data=data, metadata=metadata or {}, display_id=display_id, update=update, **fields
         )
-        self._reporter.say(record)
+        self._reporter.send(record)
 
     def set_parent(self, parent: object) -> None:
         """Ignore the parent request of ipykernel: a record contains the cell instead."""

@@ -59,18 +59,18 @@ class RankReporter:
         """Return the seconds since the cell began."""
         return time.perf_counter() - self._cell_started
 
-    def said(self) -> dict[str, Any]:
+    def record_fields(self) -> dict[str, Any]:
         """Return the fields that every record contains."""
         return {"rank": self.rank, "cell": self.cell}
 
-    def say(self, record: AnyEvent, *, urgent: bool = False) -> None:
+    def send(self, record: AnyEvent, *, urgent: bool = False) -> None:
         """Queue a record; if urgent, wait until it is passed to ZeroMQ."""
         with self._shield:
-            self._reporter.say(record, urgent=urgent)
+            self._reporter.send(record, urgent=urgent)
 
     def note(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
         """Report a line about the run; the notebook shows equal lines of several ranks once."""
-        self.say(Note(topic=topic, text=text, warning=warning, **self.said()))
+        self.send(Note(topic=topic, text=text, warning=warning, **self.record_fields()))
 
     def note_once(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
         """Report a line once per cell."""
@@ -110,9 +110,9 @@ class RankReporter:
         """
         seconds = self.seconds()
         if step < 0:
-            said = self.said()
-            self.say(
-                Metrics(epoch=epoch, step=step, time_s=seconds, own=own, shared=shared, **said)
+            fields = self.record_fields()
+            self.send(
+                Metrics(epoch=epoch, step=step, time_s=seconds, own=own, shared=shared, **fields)
             )
             return
         measured = measured or {}

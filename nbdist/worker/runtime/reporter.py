@@ -81,7 +81,7 @@ class Reporter:
         self._thread = threading.Thread(target=self._pump, name="nbdist-probe", daemon=True)
         self._thread.start()
 
-    def say(self, record: AnyEvent, *, urgent: bool = False) -> None:
+    def send(self, record: AnyEvent, *, urgent: bool = False) -> None:
         """Queue a record.
 
         Blocks while more than `PENDING_LIMIT_BYTES` wait to be sent. An urgent record is sent at

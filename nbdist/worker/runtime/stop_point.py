@@ -57,13 +57,13 @@ class StopPoint:
         """Return whether the stop is before `step`. Call it before each step."""
         now = time.monotonic()
         step_s, self._seen_at = now - self._seen_at, now
-        if not self._interrupts.noted:
+        if not self._interrupts.is_pending:
             return False
         if self._limit < 0:
             ahead = max(AHEAD_STEPS, math.ceil(AHEAD_S / max(step_s, 1e-6)))
             self._limit = step - 1 + ahead
-            stopping = Stopping(limit=self._limit, **self._reporter.said())
-            self._reporter.say(stopping, urgent=True)
+            stopping = Stopping(limit=self._limit, **self._reporter.record_fields())
+            self._reporter.send(stopping, urgent=True)
         self._read_answer(0)
         while self._last < 0 and step > self._limit:
             self._read_answer(_POLL_S)

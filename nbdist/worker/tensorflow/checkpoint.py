@@ -27,7 +27,7 @@ from nbdist.worker.keras.optimizers import optimizers_of
 from nbdist.worker.runtime.reachable import names_in, of_kinds
 from nbdist.worker.tensorflow.keras.objects import WITH_VARIABLES
 from nbdist.worker.tensorflow.replica.summed_variables import is_summed
-from nbdist.worker.tensorflow.replica_state import Alike
+from nbdist.worker.tensorflow.replica_state import EqualVariables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -49,7 +49,7 @@ def of_fit(model: Any, names: Iterable[str], namespace: dict[str, Any]) -> Tenso
     facts = flags(alike)
     extra = [variable for value in alike.values() for variable in _variables(value)]
     extra += model.metrics_variables
-    return TensorFlowState(roots, extra, alike=Alike(alike), facts=lambda: facts)
+    return TensorFlowState(roots, extra, alike=EqualVariables(alike), facts=lambda: facts)
 
 
 class TensorFlowState:
@@ -69,19 +69,19 @@ class TensorFlowState:
         roots: Mapping[str, Any],
         extra: Iterable[Any],
         *,
-        alike: Alike,
+        alike: EqualVariables,
         facts: Callable[[], Mapping[str, object]],
     ) -> None:
         self.names = names_in(roots)
         self._roots = roots
         self._extra = extra
-        self._alike = alike
+        self._equal_variables = alike
         self._facts = facts
 
     @functools.cached_property
     def _copies(self) -> _Copies:
         """Copies, created at first use because they take as much memory as the variables."""
-        return _Copies(self._roots, self._extra, self._alike)
+        return _Copies(self._roots, self._extra, self._equal_variables)
 
     def size(self) -> int:
         return self._copies.size()
@@ -96,7 +96,7 @@ class TensorFlowState:
         return self._copies.own()
 
     def digests(self) -> list[Digest]:
-        return [*of_facts(self._facts()), *self._alike.digests()]
+        return [*of_facts(self._facts()), *self._equal_variables.digests()]
 
     def restore(self, folder: Path, own: Own) -> None:
         self._copies.restore(folder, own)
@@ -105,8 +105,10 @@ class TensorFlowState:
 class _Copies:
     """Variables of a state, with a copy of each in a tree of the same structure."""
 
-    def __init__(self, roots: Mapping[str, Any], extra: Iterable[Any], alike: Alike) -> None:
-        self._alike = alike
+    def __init__(
+        self, roots: Mapping[str, Any], extra: Iterable[Any], alike: EqualVariables
+    ) -> None:
+        self._equal_variables = alike
         self._nodes: dict[int, tuple[Any, Any]] = {}
         self._pairs: list[tuple[Any, tf.Variable]] = []
         self._own: list[Any] = []
@@ -192,7 +194,7 @@ class _Copies:
 
     def _shadow_of_variable(self, value: Any) -> Any:
         is_distributed = isinstance(value, tf.distribute.DistributedValues)
-        if is_distributed and not self._alike.holds(value):
+        if is_distributed and not self._equal_variables.holds(value):
             self._own.append(value)
         if is_distributed and value.synchronization == tf.VariableSynchronization.ON_READ:
             copy = tf.train.Checkpoint()  # an empty node in the tree

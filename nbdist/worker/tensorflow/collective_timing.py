@@ -82,7 +82,7 @@ class CollectiveClock(NoClock):
         ]
         if collectives:
             inputs = [tensor for op in collectives for tensor in op.inputs]
-            self._noted.append((graph, (when_there(inputs), when_there(collectives))))
+            self._noted.append((graph, (time_when_ready(inputs), time_when_ready(collectives))))
         return outcome
 
     def begin(self) -> None:
@@ -116,7 +116,7 @@ def choose(strategy: tf.distribute.Strategy, name: str, *, jit: bool) -> NoClock
     return CollectiveClock(name) if fits else NoClock()
 
 
-def when_there(needed: list[Any]) -> tf.Tensor:
+def time_when_ready(needed: list[Any]) -> tf.Tensor:
     """Return the time at which inputs are done: seconds since 1970, scalar float64."""
     with tf.control_dependencies(needed):
         return tf.timestamp()

@@ -23,7 +23,7 @@ KINDS = (*WITH_VARIABLES, tf.Variable, keras.Variable)
 """Types of objects that have variables, or are variables."""
 
 
-class Alike:
+class EqualVariables:
     """Mirrored variables that should be equal on all ranks.
 
     Args:

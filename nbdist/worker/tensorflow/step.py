@@ -18,7 +18,7 @@ from nbdist.worker.tensorflow.learning_rate import NO_RATES, ScaledRates
 from nbdist.worker.tensorflow.parity import MirroredSubject
 from nbdist.worker.tensorflow.rank_gather import Gather
 from nbdist.worker.tensorflow.replica.finite import FiniteWatch, LossScaling
-from nbdist.worker.tensorflow.replica_state import Alike
+from nbdist.worker.tensorflow.replica_state import EqualVariables
 from nbdist.worker.training.parity import compare
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class MirroredStep:
     def state(self) -> TensorFlowState:
         extra = self._watch.variables()
         roots = self._objects.roots()
-        alike = Alike(roots, (("loss scale", variable) for variable in extra))
+        alike = EqualVariables(roots, (("loss scale", variable) for variable in extra))
         return TensorFlowState(roots, extra, alike=alike, facts=self._facts)
 
     def _facts(self) -> dict[str, object]:

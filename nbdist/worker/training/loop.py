@@ -87,7 +87,7 @@ def _plan(worker: Worker, source: Source, step_strategy: StepStrategy) -> None:
     cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=step_strategy.shards)
     plan = step_strategy.layout(next(source.epoch(1, cut)))
     if worker.rank == 0:
-        worker.reporter.say(Planned(plan=plan, only=True, **worker.reporter.said()))
+        worker.reporter.send(Planned(plan=plan, only=True, **worker.reporter.record_fields()))
 
 
 def _plans(worker: Worker, options: StepOptions, tracer: Tracer) -> tuple[Plan, ...]:
@@ -228,7 +228,7 @@ class _Loop:
         self._step_strategy.prepare(batch)
         reporter = self._worker.reporter
         if self._step_strategy.plan is not None and reporter.rank == 0:
-            reporter.say(Planned(plan=self._step_strategy.plan, **reporter.said()))
+            reporter.send(Planned(plan=self._step_strategy.plan, **reporter.record_fields()))
         steps = source.steps * options.epochs if source.steps >= 0 else -1
         if options.steps:
             steps = min(steps, options.steps) if steps >= 0 else options.steps
@@ -246,9 +246,9 @@ class _Loop:
             sharding=source.sharding,
             rates=rates,
             changes=self._step_strategy.changes,
-            **reporter.said(),
+            **reporter.record_fields(),
         )
-        reporter.say(begun)
+        reporter.send(begun)
         for text in remarks(begun):
             reporter.note("batch", text, warning=True)
         self._state = self._step_strategy.state()
@@ -263,9 +263,9 @@ class _Loop:
             replicas=self._step_strategy.replicas,
             differences=found.differences,
             causes=found.causes,
-            **self._worker.reporter.said(),
+            **self._worker.reporter.record_fields(),
         )
-        self._worker.reporter.say(checked)
+        self._worker.reporter.send(checked)
         failed = [d for d in checked.differences if not d.passes]
         if failed:
             worst = max(failed, key=lambda d: d.largest)

@@ -72,7 +72,7 @@ class Profile:
     def close(self) -> None:
         """Report an empty profile if the run ended before a trace."""
         if not self._is_reported:
-            self._reporter.say(Profiled(steps=0, **self._reporter.said()))
+            self._reporter.send(Profiled(steps=0, **self._reporter.record_fields()))
 
     def _report(self, spans: Sequence[Span], times: list[dict[str, float]], folder: str) -> None:
         steps, seconds = len(times), sum(t["step_s"] for t in times)
@@ -86,9 +86,9 @@ class Profile:
             to_host_s=spent["to_host"] / steps,
             top=tuple(top_operations(spans, steps)),
             folder=folder,
-            **self._reporter.said(),
+            **self._reporter.record_fields(),
         )
-        self._reporter.say(profiled)
+        self._reporter.send(profiled)
 
 
 def by_the_loop(times: Sequence[dict[str, float]]) -> dict[Kind, float]:

@@ -49,7 +49,7 @@ class Guard(Protocol):
         ...
 
 
-class Unguarded:
+class NoGuard:
     """A run without comparison."""
 
     def due(self, step: int) -> bool:
@@ -59,7 +59,7 @@ class Unguarded:
     def compare(self, step: int, state: Callable[[], State]) -> None: ...
 
 
-class Compared:
+class RankComparison:
     """A run whose ranks are compared after its first step, and then at a fixed interval.
 
     Args:
@@ -118,8 +118,8 @@ def guard_of(worker: Worker, gather: Callable[[], Gather]) -> Guard:
         gather: returns the gather function; called only if ranks are compared.
     """
     if worker.request.options.guard == 0 or worker.world_size == 1:
-        return Unguarded()
-    return Compared(worker.request.options.guard, worker.rank, gather())
+        return NoGuard()
+    return RankComparison(worker.request.options.guard, worker.rank, gather())
 
 
 def _parted(numbers: Sequence[int]) -> tuple[list[int], int]:

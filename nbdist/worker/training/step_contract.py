@@ -50,7 +50,7 @@ class Footprint(msgspec.Struct, frozen=True):
 def report_footprint(reporter: RankReporter, found: Footprint) -> None:
     """Report the footprint of a compiled step, from rank 0."""
     if reporter.rank == 0:
-        reporter.say(Compiled(**structs.asdict(found), **reporter.said()))
+        reporter.send(Compiled(**structs.asdict(found), **reporter.record_fields()))
 
 
 class StepStrategy(Protocol):

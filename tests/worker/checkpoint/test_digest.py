@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 
 from nbdist.errors import AnotherRankError, StepError
 from nbdist.worker.checkpoint.digest import of_array, of_arrays, of_facts
-from nbdist.worker.training.replica_guard import Compared
+from nbdist.worker.training.replica_guard import RankComparison
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +99,7 @@ def exceptions_by_rank(states: list[tuple[int, Facts]]) -> list[Exception | None
 
         step, facts = states[rank]
         try:
-            Compared(100, rank, gather).compare(step, lambda: jax_state(facts))
+            RankComparison(100, rank, gather).compare(step, lambda: jax_state(facts))
         except StepError as error:
             raised[rank] = error
 
@@ -155,7 +155,7 @@ def test_rank_that_differs_from_most_is_named(
 
 
 def test_ranks_are_compared_at_regular_steps() -> None:
-    guard = Compared(10, 0, lambda numbers: numbers[None])
+    guard = RankComparison(10, 0, lambda numbers: numbers[None])
     due = []
     for step in range(31):
         if guard.due(step):

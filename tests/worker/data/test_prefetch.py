@@ -15,7 +15,7 @@ import nbdist
 from nbdist.records import StepOptions
 from nbdist.telemetry.run_reader import kept
 from nbdist.worker.data.batches import Cut
-from nbdist.worker.data.prefetch import AUTO_BATCHES, STARVED, WINDOW, Ahead, Feed
+from nbdist.worker.data.prefetch import AUTO_BATCHES, STARVED, WINDOW, Feed, PrefetchIterator
 from nbdist.worker.data.rank_shards import Parts
 from nbdist.worker.data.sources import open_source
 
@@ -114,7 +114,7 @@ def test_blocked_thread_does_not_delay_the_end() -> None:
         gate.wait(WAIT_S)
         yield 2
 
-    ahead = Ahead(data(), room=2, limit=-1)
+    ahead = PrefetchIterator(data(), room=2, limit=-1)
     assert next(iter(ahead)) == 1
     start_s = time.monotonic()
     ahead.close()

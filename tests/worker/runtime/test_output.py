@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.worker.runtime.output import Ungreeted, _split_before
+from nbdist.worker.runtime.output import GlooMessageFilter, _split_before
 
 if TYPE_CHECKING:
     from random import Random
@@ -35,7 +35,7 @@ PIECES = [
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("cut", range(1, len(PIECES)))
 def test_greetings_in_pieces_are_removed(cut: int, *, ends: bool) -> None:
-    filtered = Ungreeted()
+    filtered = GlooMessageFilter()
     output = filtered.feed(b"loss 1.5\n" + b"".join(PIECES[:cut]), ends=False)
     output += filtered.feed(b"".join(PIECES[cut:]) + b"step 2\n", ends=ends)
     assert output == b"loss 1.5\nstep 2\n"
@@ -52,7 +52,7 @@ def test_greetings_of_several_threads_are_removed(random: Random, threads: int, 
             written.append(next(printed, b""))
         written.append(random.choice([*filter(None, parts)]).pop(0))
     text = b"".join([*written, *lines[2:]])
-    filtered, output = Ungreeted(), b""
+    filtered, output = GlooMessageFilter(), b""
     for place in range(0, len(text), chunk):
         output += filtered.feed(text[place : place + chunk], ends=False)
     output += filtered.feed(b"", ends=True)
@@ -74,12 +74,12 @@ REST = b" is connected to 7 peer ranks. Expected number of connected peer ranks 
     ],
 )
 def test_only_numbers_of_greetings_are_removed(chunks: list[bytes], output: bytes) -> None:
-    filtered = Ungreeted()
+    filtered = GlooMessageFilter()
     assert b"".join(filtered.feed(chunk, ends=False) for chunk in chunks) == output
 
 
 def test_text_similar_to_a_greeting_is_shown() -> None:
-    filtered = Ungreeted()
+    filtered = GlooMessageFilter()
     for text in (b"the cable is connected to ", b"the wall\n", b"5\n", b" peer ranks. 3\n"):
         assert filtered.feed(text, ends=False) == text
     assert filtered.feed(b"a [Glo", ends=False) == b"a "

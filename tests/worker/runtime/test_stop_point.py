@@ -21,10 +21,10 @@ class Rank:
     def __init__(self) -> None:
         self.words: list[Any] = []
 
-    def said(self) -> dict[str, int]:
+    def record_fields(self) -> dict[str, int]:
         return {"rank": 0, "cell": 1}
 
-    def say(self, record: Any, *, urgent: bool) -> None:
+    def send(self, record: Any, *, urgent: bool) -> None:
         assert urgent
         self.words.append(record)
 
@@ -41,7 +41,7 @@ def installed_interrupts() -> Iterator[interrupts.Interrupts]:
 def test_interrupts_are_deferred_until_forced(installed_interrupts: interrupts.Interrupts) -> None:
     rank = Rank()
     stop = StopPoint(rank, installed_interrupts, lambda _seconds: StopAfter(number=1, step=SOON))  # type: ignore[arg-type]
-    with installed_interrupts.admitted(), installed_interrupts.put_off():
+    with installed_interrupts.admitted(), installed_interrupts.deferred():
         for _ in range(3):
             signal.raise_signal(signal.SIGINT)
             assert not stop.is_before(1)
@@ -57,7 +57,7 @@ def test_interrupt_before_the_start_is_noted(
     rank = Rank()
     answers = [StopAfter(number=1, step=SOON), StopAfter(number=1, step=2)]
     stop = StopPoint(rank, installed_interrupts, lambda _seconds: answers.pop(0))  # type: ignore[arg-type]
-    with installed_interrupts.admitted(), installed_interrupts.put_off(noted=True):
+    with installed_interrupts.admitted(), installed_interrupts.deferred(is_pending=True):
         assert not stop.is_before(1)
         assert not stop.is_before(2)
         assert stop.is_before(3)

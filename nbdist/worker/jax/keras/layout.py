@@ -164,7 +164,7 @@ class _Training:
         """Report the plan once per cell."""
         reporter = context.current().reporter
         if self._reported != reporter.cell and reporter.rank == 0:
-            reporter.say(Planned(plan=plan, **reporter.said()))
+            reporter.send(Planned(plan=plan, **reporter.record_fields()))
         self._reported = reporter.cell
 
     def _move(self, carried: State, layout: _Layout) -> None:

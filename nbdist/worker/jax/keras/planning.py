@@ -75,7 +75,9 @@ def instead_of_fit(request: Planning, worker: Worker) -> Iterator[None]:
             fault = error
         else:
             if worker.rank == 0:
-                worker.reporter.say(Planned(plan=plan, only=True, **worker.reporter.said()))
+                worker.reporter.send(
+                    Planned(plan=plan, only=True, **worker.reporter.record_fields())
+                )
         raise _FitIsPlanned(fault)
 
     def fit(model: Any, *given: Any, **options: Any) -> Any:

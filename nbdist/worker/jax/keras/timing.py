@@ -23,7 +23,7 @@ from nbdist.worker.keras.train_function_timing import TimedFunction
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.worker.keras.train_function_timing import Took
+    from nbdist.worker.keras.train_function_timing import CallTimes
 
 
 @functools.cache
@@ -43,10 +43,12 @@ def apply() -> None:
     JAXTrainer.make_train_function = make_train_function
 
 
-def _call(function: Callable[..., Any], state: Any, batches: Iterator[Any]) -> tuple[Any, Took]:
+def _call(
+    function: Callable[..., Any], state: Any, batches: Iterator[Any]
+) -> tuple[Any, CallTimes]:
     first = _First(batches)
     outputs = function(state, first)
-    return outputs, _Took(first.asked_s, first.there_s)
+    return outputs, _CallTimes(first.requested_s, first.received_s)
 
 
 class _First:
@@ -54,29 +56,29 @@ class _First:
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches = batches
-        self.asked_s = self.there_s = 0.0
+        self.requested_s = self.received_s = 0.0
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        if self.asked_s:
+        if self.requested_s:
             return next(self._batches)
-        self.asked_s = time.perf_counter()
+        self.requested_s = time.perf_counter()
         batch = next(self._batches)
-        self.there_s = time.perf_counter()
+        self.received_s = time.perf_counter()
         return batch
 
 
-class _Took(msgspec.Struct, frozen=True):
+class _CallTimes(msgspec.Struct, frozen=True):
     """Times of one execution: the first step stands for all of its steps.
 
     Waiting for the other batches overlaps with steps whose end is not known.
     """
 
-    asked_s: float
-    there_s: float
+    requested_s: float
+    received_s: float
 
     def measured(self, since_s: float, steps: int) -> dict[str, float]:
         del steps
-        return {"input_s": max(0.0, self.there_s - max(self.asked_s, since_s))}
+        return {"input_s": max(0.0, self.received_s - max(self.requested_s, since_s))}

@@ -10,7 +10,7 @@ import numpy as np
 from jax._src.array import ArrayImpl
 from jax.extend.backend import backends
 
-from nbdist.worker.jax.rebuild.walk import Lost
+from nbdist.worker.jax.rebuild.walk import LostValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +30,7 @@ class Devices:
         """Return the device, mesh or sharding that replaces an old one.
 
         Raises:
-            Lost: The device no longer exists, or the sharding is of an unsupported kind.
+            LostValue: The device no longer exists, or the sharding is of an unsupported kind.
         """
         if isinstance(place, jax.Device):
             return self._device(place)
@@ -45,11 +45,11 @@ class Devices:
             return jax.sharding.SingleDeviceSharding(self._device(device), memory_kind=kind)
         if isinstance(place, jax.sharding.AbstractMesh):
             return place
-        raise Lost
+        raise LostValue
 
     def _device(self, old: jax.Device) -> jax.Device:
         if (old.platform, old.id) not in self._devices:
-            raise Lost
+            raise LostValue
         return self._devices[old.platform, old.id]
 
     def _mesh(self, old: jax.sharding.Mesh) -> jax.sharding.Mesh:
@@ -76,18 +76,18 @@ class SavedArray:
         """Save an array.
 
         Raises:
-            Lost: The values cannot be read.
+            LostValue: The values cannot be read.
         """
         try:
             return cls(array, tuple(_on_host(_numbers(array).addressable_shards)))
         except Exception as error:  # deleted, or any error of its computation
-            raise Lost from error
+            raise LostValue from error
 
     def made(self, devices: Devices) -> jax.Array:
         """Restore the array on the new devices.
 
         Raises:
-            Lost: A device no longer exists.
+            LostValue: A device no longer exists.
         """
         old = _numbers(self.array)
         sharding = devices.renewed(old.sharding)

@@ -10,7 +10,7 @@ from keras.src.backend.common import global_state
 from keras.src.distribution.distribution_lib import Distribution
 
 from nbdist.worker.inspection import keras as keras_objects
-from nbdist.worker.jax.rebuild.walk import Lost
+from nbdist.worker.jax.rebuild.walk import LostValue
 
 if TYPE_CHECKING:
     from nbdist.worker.jax.rebuild.walk import Walk
@@ -48,7 +48,7 @@ def seeds() -> Any:
 def _renew_variable(variable: Any, walk: Walk) -> None:
     old = variable._value
     if old is None and variable._initializer is None:
-        raise Lost  # Keras passed its value to a step that failed
+        raise LostValue  # Keras passed its value to a step that failed
     new = walk(old)
     if new is not old:
         variable._value = new

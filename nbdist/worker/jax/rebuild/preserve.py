@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from nbdist.worker.jax.rebuild.arrays import Devices, SavedArray
-from nbdist.worker.jax.rebuild.walk import Lost, Walk
+from nbdist.worker.jax.rebuild.walk import LostValue, Walk
 
 if TYPE_CHECKING:
     from nbdist.worker.jax.rebuild.walk import Renew
@@ -54,14 +54,14 @@ class PreservedArrays:
         for name, value in _of_the_user(namespace):
             try:
                 Walk(preserved._save, _renewers())(value)
-            except Lost:
+            except LostValue:
                 preserved._lost.append(name)
             except Exception as error:  # noqa: BLE001 - the user's objects may raise anything
                 _log.warning("`%s` cannot be inspected and is not changed: %s", name, error)
             else:
                 preserved._names.append(name)
         for generator in _keras_seeds():
-            with contextlib.suppress(Lost):
+            with contextlib.suppress(LostValue):
                 Walk(preserved._save, _renewers())(generator)
         return preserved
 
@@ -82,7 +82,7 @@ class PreservedArrays:
                 continue
             try:
                 namespace[name] = renew(namespace[name])
-            except Lost:
+            except LostValue:
                 self._lost.append(name)
             except Exception as error:  # noqa: BLE001 - out of memory, or an object that cannot be rebuilt
                 _log.warning("`%s` cannot be restored: %s", name, error)
@@ -90,7 +90,7 @@ class PreservedArrays:
         for name in self._lost:
             namespace.pop(name, None)
         for generator in _keras_seeds():
-            with contextlib.suppress(Lost):
+            with contextlib.suppress(LostValue):
                 renew(generator)
         return tuple(self._lost)
 
@@ -103,7 +103,7 @@ class PreservedArrays:
         if not isinstance(leaf, jax.Array):
             return devices.renewed(leaf)
         if id(leaf) not in self._saved:
-            raise Lost
+            raise LostValue
         return self._saved[id(leaf)].made(devices)
 
 

@@ -33,7 +33,7 @@ _USERS_MODULE = "__main__"
 _OURS = (PerReplica, DistributedDataset, GlobalSource, PartSource, Placement)
 
 
-class Lost(Exception):  # noqa: N818 - not an error: it ends the walk of a name
+class LostValue(Exception):  # noqa: N818 - not an error: it ends the walk of a name
     """Signal that the values of an array are lost."""
 
 
@@ -60,7 +60,7 @@ class Walk:
         """Return the value with its leaves replaced.
 
         Raises:
-            Lost: The values of an array are lost.
+            LostValue: The values of an array are lost.
         """
         if isinstance(value, _NEVER) or id(value) in self._open:
             return value

@@ -50,7 +50,7 @@ _build_upstream = keras_trainer.TensorFlowTrainer._maybe_symbolic_build
 _scale_upstream = keras_loss.scale_loss_for_distribution
 _unscale_upstream = keras_loss.unscale_loss_for_distribution
 _initialize_upstream = keras_core.Variable._initialize
-_made_for: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+_strategies: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 """Strategy of each function that was created for a model."""
 
 _finite_upstream = keras.optimizers.LossScaleOptimizer.check_finite
@@ -76,7 +76,7 @@ def apply() -> None:
 
 
 @contextlib.contextmanager
-def made_for(precision: Precision) -> Iterator[None]:
+def with_precision(precision: Precision) -> Iterator[None]:
     """Set the precision of layers created in this context. Their variables are float32."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(f"mixed_{precision}")
@@ -113,10 +113,10 @@ def _make(self: Any, kind: str, replicated: Callable[[Any], Any], force: bool = 
     """
     if not _is_ours(self.distribute_strategy):
         return _make_upstream[kind](self, force)
-    name, made_for = f"{kind}_function", _made_for.setdefault(self, {})
-    if getattr(self, name) is None or force or made_for.get(kind) is not self.distribute_strategy:
+    name, strategies = f"{kind}_function", _strategies.setdefault(self, {})
+    if getattr(self, name) is None or force or strategies.get(kind) is not self.distribute_strategy:
         setattr(self, name, replicated(self))
-        made_for[kind] = self.distribute_strategy
+        strategies[kind] = self.distribute_strategy
     return getattr(self, name)
 
 

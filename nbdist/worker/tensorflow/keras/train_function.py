@@ -42,14 +42,14 @@ from nbdist.worker.tensorflow.replica.sample_random import Draws
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.worker.keras.train_function_timing import Took
+    from nbdist.worker.keras.train_function_timing import CallTimes
     from nbdist.worker.tensorflow.keras.step_trial import Results as TrialResults
 
 COLLECTIVES = "?collectives"
 """Name of the timestamps that nbdist adds to the values that a step returns."""
 
 
-class _Took(msgspec.Struct, frozen=True):
+class _CallTimes(msgspec.Struct, frozen=True):
     """Times of one call of a train function.
 
     Attributes:
@@ -89,7 +89,7 @@ class ReplicatedStep:
         self._compiled = _compiled(model, self._on_replicas)
         self._traced: dict[Any, Callable[..., Any]] = {}
 
-    def __call__(self, iterator: Iterator[Any]) -> tuple[Any, Took]:
+    def __call__(self, iterator: Iterator[Any]) -> tuple[Any, CallTimes]:
         """Run `steps_per_execution` steps, or fewer at the end of the data.
 
         Raises:
@@ -111,7 +111,7 @@ class ReplicatedStep:
         if isinstance(outputs, dict) and COLLECTIVES in outputs:
             outputs = dict(outputs)
             stamps = outputs.pop(COLLECTIVES)
-        return outputs, _Took(tuple(inputs), stamps, self._clock)
+        return outputs, _CallTimes(tuple(inputs), stamps, self._clock)
 
     def _made(self, batch: Any) -> Any:
         """Run one step on a global batch, or on a batch that the user has distributed."""
