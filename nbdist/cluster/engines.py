@@ -122,9 +122,9 @@ class Engines:
         self.fleet.resize(request)
         self.places.resize(request)
 
-    def reach(self, say: Callable[[str], None], *, leaves_out: bool, waits: bool) -> str:
+    def reach(self, show_message: Callable[[str], None], *, leaves_out: bool, waits: bool) -> str:
         """Reconnect to lost hosts and start their fork servers; see `Places.reach`."""
-        reached = self.places.reach(say, leaves_out=leaves_out, least=1, waits=waits)
+        reached = self.places.reach(show_message, leaves_out=leaves_out, least=1, waits=waits)
         self.await_imports()
         return reached
 

@@ -102,13 +102,15 @@ class Fleet(Children):
         """Return the hosts of a request that this fleet does not contain."""
         return [key for key in _others(request) if key not in self._hosts]
 
-    def require(self, request: ClusterRequest, timeout_s: float, say: Callable[[str], None]) -> str:
+    def require(
+        self, request: ClusterRequest, timeout_s: float, show_message: Callable[[str], None]
+    ) -> str:
         """Connect to the new hosts of a request, before `resize` removes the old ones.
 
         Args:
             request: the request that will replace the current one.
             timeout_s: the limit of the imports on a host, in seconds.
-            say: receives progress messages.
+            show_message: receives progress messages.
 
         Returns:
             The new hosts, as text.
@@ -121,7 +123,7 @@ class Fleet(Children):
         with contextlib.ExitStack() as undo:
             undo.callback(self._disconnect, fresh, before)
             try:
-                self._request_hosts(fresh, say)
+                self._request_hosts(fresh, show_message)
             except StartError as error:
                 raise UsageError(str(error)) from None
             failed = self._each(fresh, lambda key: self._start_whole(key, timeout_s))
@@ -187,11 +189,11 @@ class Fleet(Children):
 
         self.unreached = self._each([key for key in self._hosts if key in locations], own)
 
-    def reach(self, say: Callable[[str], None], *, waits: bool = True) -> str:
+    def reach(self, show_message: Callable[[str], None], *, waits: bool = True) -> str:
         """Connect to all lost hosts in parallel, and start fork servers there.
 
         Args:
-            say: receives progress messages.
+            show_message: receives progress messages.
             waits: whether to wait in a scheduler's queue. If all hosts are lost, this always waits.
 
         Returns:
@@ -202,21 +204,23 @@ class Fleet(Children):
         """
         lost = self.lost()
         may_wait = waits or len(lost) == len(self._hosts)  # without hosts, nothing can continue
-        job, have_called = self._request_hosts(lost, say) if may_wait else ("", False)
+        job, have_called = self._request_hosts(lost, show_message) if may_wait else ("", False)
         self.unreached = self._each(lost, self._start)
         if self.unreached and have_called:  # the scheduler took these hosts away meanwhile
-            job, _ = self._request_hosts(list(self.unreached), say)
+            job, _ = self._request_hosts(list(self.unreached), show_message)
             self.unreached = self._each(list(self.unreached), self._start)
         reached = len(self._hosts) - len(self.unreached)
         failed = "; ".join(f"{key}: {reason}" for key, reason in self.unreached.items())
         words = f"{reached} of {len(self._hosts)}" + (f", {job}" if job else "")
         return words + (f" ({failed})" if failed else "")
 
-    def _request_hosts(self, keys: Sequence[str], say: Callable[[str], None]) -> tuple[str, bool]:
+    def _request_hosts(
+        self, keys: Sequence[str], show_message: Callable[[str], None]
+    ) -> tuple[str, bool]:
         """Request hosts from the scheduler, if one is used; see `Exchange.call`."""
         if self._exchange is None or not keys:
             return "", False
-        return self._exchange.call([self._place(key) for key in keys], say)
+        return self._exchange.call([self._place(key) for key in keys], show_message)
 
     def will_be_requeued(self, keys: Collection[str]) -> bool:
         """Return whether a scheduler replaces these hosts, for example after a preemption.

@@ -41,7 +41,7 @@ class Places:
 
     def reach(
         self,
-        say: Callable[[str], None],
+        show_message: Callable[[str], None],
         *,
         leaves_out: bool,
         least: int = 0,
@@ -50,7 +50,7 @@ class Places:
         """Connect to the hosts that are not connected.
 
         Args:
-            say: receives progress messages.
+            show_message: receives progress messages.
             leaves_out: whether to continue without hosts that cannot be reached.
             least: the smallest number of ranks to continue with, if the request sets no
                 `--min-hosts`; 0 for all ranks.
@@ -62,7 +62,7 @@ class Places:
         Raises:
             StartError: too few hosts can be reached.
         """
-        reached = self._fleet.reach(say, waits=waits)
+        reached = self._fleet.reach(show_message, waits=waits)
         lost = self._fleet.unreached if leaves_out else {}
         there = tuple(n for n in self.numbers if self._request.hosts[n].key not in lost)
         if lost and not 0 < (self._request.min_hosts or least) <= len(there):

@@ -127,7 +127,9 @@ class WorkerGroup:
     def start(self, phases: StartView) -> None:
         """Start the controller and all ranks. After a failure, `close` ends what was started."""
         if not self._request.is_local:
-            reach = functools.partial(self.engines.places.reach, phases.say, leaves_out=True)
+            reach = functools.partial(
+                self.engines.places.reach, phases.show_message, leaves_out=True
+            )
             phases.run("hosts reached", reach)
         phases.run("controller", self.engines.controller.start)
         phases.run("framework loaded", self.engines.await_imports)
@@ -160,7 +162,7 @@ class WorkerGroup:
             if self.engines.fleet.lost():
                 leaves_out = not in_haste  # a recovery decides itself which ranks to leave out
                 reach = functools.partial(
-                    self.engines.reach, phases.say, leaves_out=leaves_out, waits=waits
+                    self.engines.reach, phases.show_message, leaves_out=leaves_out, waits=waits
                 )
                 phases.run("hosts reached", reach)
             self._bring_up(phases)
@@ -228,11 +230,11 @@ class WorkerGroup:
             )
             self._preloaded |= called
 
-    def maintain(self, say: Callable[[str], None]) -> None:
+    def maintain(self, show_message: Callable[[str], None]) -> None:
         """Maintain spares and check the controller. Call it regularly while a cell runs.
 
         Args:
-            say: receives messages for the user.
+            show_message: receives messages for the user.
         """
         now = time.monotonic()
         if now < self._maintained_at + _MAINTAIN_S:
@@ -247,7 +249,7 @@ class WorkerGroup:
             runs = self.engines.controller.runs
         if self._has_controller and not runs:
             self._has_controller = False
-            say(_CONTROLLER_DIED)
+            show_message(_CONTROLLER_DIED)
 
     def _maintain_spares(self) -> None:
         """Fork missing spares, but not shortly after a recovery, when ranks need the cores."""

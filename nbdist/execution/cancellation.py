@@ -210,19 +210,21 @@ class Cancellation:
         """Request the ends of the ranks again. Ranks that have not begun the cell drop it."""
         self._sender.request_status(self.running.difference(self._engines.dead()))
 
-    def may_kill(self, say: Callable[[str], None], interrupted_again: Callable[[], bool]) -> bool:
+    def may_kill(
+        self, show_message: Callable[[str], None], interrupted_again: Callable[[], bool]
+    ) -> bool:
         """Return True if the user agrees to kill ranks that do not respond.
 
         Outside of steps, such ranks may compile.
 
         Args:
-            say: shows a line to the user.
+            show_message: shows a line to the user.
             interrupted_again: returns whether the user has interrupted again.
         """
         if not self.running:
             return False
         ranks = formatting.ranks(self.running)
-        say(f"rank {ranks} does not respond to the interrupt: interrupt again to kill it")
+        show_message(f"rank {ranks} does not respond to the interrupt: interrupt again to kill it")
         self.wait(_AGAIN_S, interrupted_again)
         return bool(self.running) and interrupted_again()
 
@@ -287,7 +289,7 @@ class StopRequests:
         sender: sends to the ranks of the cell.
         cancellation: interrupts the ranks.
         live: counts the stop requests from browsers.
-        say: shows a line to the user.
+        show_message: shows a line to the user.
         is_step: True for a step cell.
 
     Attributes:
@@ -299,7 +301,7 @@ class StopRequests:
         sender: CellSender,
         cancellation: Cancellation,
         live: LiveRun,
-        say: Callable[[str], None],
+        show_message: Callable[[str], None],
         *,
         is_step: bool,
     ) -> None:
@@ -307,7 +309,7 @@ class StopRequests:
         self._sender = sender
         self._cancellation = cancellation
         self._live = live
-        self._say = say
+        self._show_message = show_message
         self._is_step = is_step
         self._requested_at = 0.0
 
@@ -348,4 +350,4 @@ class StopRequests:
         self._sender.order(order, sorted(self._sender.running))
         self._cancellation.interrupt(_STOP_S)
         if self._sender.running:
-            self._say("stopping at the end of a step; interrupt again to cancel the step")
+            self._show_message("stopping at the end of a step; interrupt again to cancel the step")

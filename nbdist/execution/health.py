@@ -208,13 +208,13 @@ class RankHealth:
         Raises:
             RanksLostError: nbdist has ended the cell.
         """
-        running, say = self._sender.running, self._context.view.say
+        running, show_message = self._sender.running, self._context.view.show_message
         silent = self.heartbeats.silent(running)
         for rank in filter(self._engines.is_frozen, silent):
             self._give_up(f"{self._outcome.name(rank)} was stopped by a signal {self.after(rank)}")
         for rank in self.heartbeats.newly_silent(silent):
             why = self._engines.describe_silence(rank)
-            say(f"{self._outcome.name(rank)} does not respond {self.after(rank)}; {why}")
+            show_message(f"{self._outcome.name(rank)} does not respond {self.after(rank)}; {why}")
             if not self._engines.is_unreachable(rank):  # the cell may not have reached it
                 self._sender.request_status([rank])
         stalled_s = self.heartbeats.stalled_s()
@@ -224,7 +224,7 @@ class RankHealth:
             where = hang(self._cancellation.positions.where, host_of)
             if not slow:
                 self._give_up(f"no step for {stalled_s:.0f} s: {where}")
-            say(f"no step for {stalled_s:.0f} s: {where.splitlines()[0]}, computing")
+            show_message(f"no step for {stalled_s:.0f} s: {where.splitlines()[0]}, computing")
             self.heartbeats.restart_wait()
 
     def _give_up(self, reason: str) -> NoReturn:

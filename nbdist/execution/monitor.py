@@ -73,7 +73,9 @@ class CellMonitor:
         )
         self._health = RankHealth(context, outcome, sender, cancellation, engines, settings, show)
         is_step = request.step is not None
-        self._stops = StopRequests(sender, cancellation, context.live, view.say, is_step=is_step)
+        self._stops = StopRequests(
+            sender, cancellation, context.live, view.show_message, is_step=is_step
+        )
         self._agreement = StopAgreement(sender, self._health.heartbeats.step)
         if is_step:
             self._health.begin_steps()  # the first batch may never arrive
@@ -149,7 +151,7 @@ class CellMonitor:
     def leave(self) -> None:
         """Show and store the records that have arrived. The cell continues."""
         self._drain()
-        self._context.view.say(str(LeftError()))
+        self._context.view.show_message(str(LeftError()))
         self._context.view.flush()
         self._context.live.leave()
 
@@ -173,7 +175,7 @@ class CellMonitor:
             self._takes_interrupts = False  # another one could leave ranks without a command
             self._cancellation.end(self._settings.interrupt_grace_s)
             self._may_kill = self._health.has_steps or self._cancellation.may_kill(
-                self._context.view.say,
+                self._context.view.show_message,
                 lambda: self._interrupt_requested.is_set() or self._stops.has_new_request(),
             )
             raise
@@ -265,7 +267,7 @@ class CellMonitor:
             if self._worker_group.engines.is_wanted:
                 raise LeftError
             self._health.check_alive()
-            self._worker_group.maintain(self._context.view.say)
+            self._worker_group.maintain(self._context.view.show_message)
             self._health.check_progress()
             if not self._stops.under_way:
                 self._health.check_collectives()
@@ -277,7 +279,7 @@ class CellMonitor:
     def _stop_preempted(self) -> None:
         """Stop all ranks at the same step, and save the state there."""
         ranks = formatting.ranks(self._outcome.preempted)
-        self._context.view.say(
+        self._context.view.show_message(
             f"rank {ranks} received SIGTERM: stopping all ranks at the same step"
         )
         self._stops.request_stop()
@@ -294,7 +296,7 @@ class CellMonitor:
             try:
                 self._show_until_end()
             except RanksLostError as lost:  # the run ends anyway: nbdist replaces no rank
-                self._context.view.say(str(lost))
+                self._context.view.show_message(str(lost))
 
     def _show_for(self, seconds: float) -> None:
         """Process records. Wait for at most `seconds` for the first one.
@@ -314,7 +316,7 @@ class CellMonitor:
         self._agreement.send_agreed_step(self._context.host_of.keys() - self.ends.keys())
         self._context.view.flush()
         for line in self._context.live.tick():
-            self._context.view.say(line)
+            self._context.view.show_message(line)
 
     def _drain(self) -> None:
         while not self._received.empty():

@@ -297,11 +297,13 @@ class Runner:
         except KeyboardInterrupt:
             stuck = monitor.interrupted()
             if self.is_recovery_interrupted:
-                context.view.say(f"interrupted during the replacement of workers: {_INTERRUPTED}")
+                context.view.show_message(
+                    f"interrupted during the replacement of workers: {_INTERRUPTED}"
+                )
             elif stuck:
                 self.stuck = stuck
                 named = formatting.ranks(self.stuck)
-                context.view.say(
+                context.view.show_message(
                     f"rank {named} does not respond: nbdist kills it and restarts all workers"
                 )
             raise
@@ -332,7 +334,7 @@ class Runner:
         def follow() -> None:
             self._require_all(request)
             if message and request.options.seed is None:
-                context.view.say(message)
+                context.view.show_message(message)
             self._handover.sent(sent, **of_worker_group(self._worker_group))
             if context.cell.detached:
                 self._worker_group.detach(on=True)

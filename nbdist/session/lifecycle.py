@@ -189,7 +189,7 @@ class ClusterLifecycle:
             fleet = self.worker_group.engines.fleet
             if fleet.missing_hosts(request):
                 bound_s = self.worker_group.engines.timeout_s
-                require = functools.partial(fleet.require, request, bound_s, phases.say)
+                require = functools.partial(fleet.require, request, bound_s, phases.show_message)
                 phases.run("hosts reached", require)
             undo.push(self._ended.pop_all())
             self.is_up = False

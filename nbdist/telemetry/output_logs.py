@@ -47,7 +47,7 @@ class OutputLogs:
                     self._files[rank] = self.path(rank).open("a", encoding="utf-8")
                 self._files[rank].write(text)
             except OSError as error:  # a full disk must not stop the display of text
-                self._say(error)
+                self._append_message(error)
 
     def path(self, rank: int) -> Path:
         return self._folder / f"rank-{rank}.out"
@@ -81,7 +81,7 @@ class OutputLogs:
         try:
             file.flush()
         except OSError as error:
-            self._say(error)
+            self._append_message(error)
 
-    def _say(self, error: OSError) -> None:
+    def _append_message(self, error: OSError) -> None:
         self.fault = f"cannot store all text of the ranks: {error}"

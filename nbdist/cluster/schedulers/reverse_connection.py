@@ -63,14 +63,14 @@ class Exchange:
         """Create the connection of the host at a place."""
         return ReverseConnection(self, host, place, f"b{place}")
 
-    def call(self, places: Sequence[int], say: Callable[[str], None]) -> tuple[str, bool]:
+    def call(self, places: Sequence[int], show_message: Callable[[str], None]) -> tuple[str, bool]:
         """Request hosts for places from the scheduler, and wait until they have connected.
 
         After a failure or an interrupt, this releases the places.
 
         Args:
             places: the places, none of which has a host.
-            say: receives progress messages.
+            show_message: receives progress messages.
 
         Returns:
             A description of the outcome, and whether all hosts have connected.
@@ -80,12 +80,14 @@ class Exchange:
         """
         self._start()
         try:
-            return self._await_connections(list(places), say)
+            return self._await_connections(list(places), show_message)
         except BaseException:
             self.release(places)
             raise
 
-    def _await_connections(self, places: list[int], say: Callable[[str], None]) -> tuple[str, bool]:
+    def _await_connections(
+        self, places: list[int], show_message: Callable[[str], None]
+    ) -> tuple[str, bool]:
         began, begun_at = time.monotonic(), 0.0
         since = time.strftime("%H:%M:%S")
         named: dict[str, None] = {}
@@ -97,7 +99,9 @@ class Exchange:
             named |= dict.fromkeys(job for job, _ in jobs)
             if there == len(places):
                 return ", ".join(named), True
-            say("; ".join(_progress(*job, since) for job in jobs) + f", {there} of {len(places)}")
+            show_message(
+                "; ".join(_progress(*job, since) for job in jobs) + f", {there} of {len(places)}"
+            )
             now = time.monotonic()
             for job, state in jobs:
                 if state.over and job in fresh:

@@ -155,7 +155,7 @@ class StartView:
         phase = Phase(name=name, seconds=time.perf_counter() - started, detail=detail)
         self._show(done=(*self._picture.done, phase), under_way="", said="")
 
-    def say(self, text: str) -> None:
+    def show_message(self, text: str) -> None:
         """Show the progress of the current phase."""
         if text != self._picture.said:
             self._show(said=text)

@@ -61,7 +61,7 @@ class View(Protocol):
         """Show the records that are ready."""
         ...
 
-    def say(self, line: str) -> None:
+    def show_message(self, line: str) -> None:
         """Show a line about the run as a whole."""
         ...
 
@@ -158,7 +158,7 @@ class CellView:
             self._show_check(record)
         elif isinstance(record, Planned):
             for text in () if record.only else plan_lines(record.plan):
-                self.say(text)
+                self.show_message(text)
         elif isinstance(record, Profiled):
             self._profiles[record.rank] = record
             if len(self._profiles) == len(self._host_of):
@@ -232,7 +232,7 @@ class CellView:
         self._tail.flush(everything=everything)
         self._run.flush(everything=everything)
 
-    def say(self, line: str) -> None:
+    def show_message(self, line: str) -> None:
         """Show a line about the run as a whole."""
         self._tail.write("stderr", f"nbdist: {line}\n")
 
@@ -245,7 +245,7 @@ class CellView:
 
     def recovered(self, recovery: RecoveryRecord) -> None:
         self._run.recovered(recovery)
-        self.say(formatting.recovered(recovery))
+        self.show_message(formatting.recovered(recovery))
 
     def close(
         self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], said: tuple[str, ...]
@@ -253,7 +253,7 @@ class CellView:
         self.flush(everything=True)
         self._run.close(drawn)
         for line in said:
-            self.say(line)
+            self.show_message(line)
         self._tail.flush(everything=True)
 
     def _add_text(self, record: Output) -> None:
@@ -304,7 +304,7 @@ class SilentView:
 
     def flush(self) -> None: ...
 
-    def say(self, line: str) -> None: ...
+    def show_message(self, line: str) -> None: ...
 
     def resume(self, begun: StepBegun | FitBegun) -> None: ...
 
