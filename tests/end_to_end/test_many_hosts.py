@@ -79,7 +79,7 @@ def test_four_hosts_train_and_leave_no_processes(hosts: Hosts, tmp_path: Path) -
             hosts.names, True
         )
         listening = [host.listening() for host in hosts.each]
-        folders = [seed.folder for seed in cluster._worker_group.engines.fleet.location.values()]
+        folders = [seed.folder for seed in cluster._worker_group.engines.fleet.locations.values()]
     for host, listeners in zip(hosts.each, listening, strict=True):
         others = {port for address, port in listeners if address != "127.0.0.1"} - {22}
         assert len(others) == 1, f"gloo is the only listener besides sshd: {listeners}"
@@ -126,7 +126,7 @@ def test_options_of_a_host_apply_to_both_of_its_workers(hosts: Hosts, tmp_path: 
     with nbdist.Cluster(hosts=[host, host], framework="jax") as cluster:
         results = cluster.run("import os, jax\nos.environ['SAID'], os.getcwd(), jax.device_count()")
         assert set(results.results.values()) == {str(("yes", str(tmp_path), 4))}
-        assert len(cluster._worker_group.engines.fleet.location) == 1
+        assert len(cluster._worker_group.engines.fleet.locations) == 1
 
 
 @pytest.mark.parametrize("min_hosts", [0, 2])
