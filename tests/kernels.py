@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import sys
@@ -12,6 +13,8 @@ from typing import Any, Self
 from jupyter_client.manager import KernelManager
 
 TIMEOUT_S = 300
+QUIET_S = 1.0
+"""Time without a message after which the reply to a cell is taken as its end."""
 
 
 @dataclass
@@ -40,6 +43,7 @@ class Kernel:
         spec = self.manager.kernel_spec
         assert spec is not None
         spec.argv[0] = sys.executable
+        self._replies: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         self.manager.start_kernel()
@@ -65,18 +69,32 @@ class Kernel:
         """Collect all messages of a cell until the kernel is idle and has replied.
 
         Count every message that the kernel sends meanwhile, because ipyparallel streams from a
-        thread with its own headers.
+        thread with its own headers. ZeroMQ drops messages of a kernel that sends too many, also the
+        one that reports the idle kernel. After the reply, a quiet `QUIET_S` therefore also ends
+        the cell.
+
+        Raises:
+            TimeoutError: the cell did not end in time.
         """
         done = Execution()
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
-            message = self._next(deadline)
+            has_replied = request in self._replies
+            try:
+                message = self.client.get_iopub_msg(timeout=QUIET_S)
+            except queue.Empty:
+                if has_replied:
+                    break
+                self._store_reply(0)
+                continue
             done.messages += 1
             done.sent_bytes += len(json.dumps(message["content"], default=str))
-            if message["parent_header"].get("msg_id") != request:
-                continue
-            if self._take(done, message):
+            if message["parent_header"].get("msg_id") == request and self._take(done, message):
                 break
+        else:
+            raise TimeoutError(
+                f"the cell did not end within {TIMEOUT_S} s. Its output: {done.stdout[-1000:]}"
+            )
         done.status = self.reply(request)["status"]
         return done
 
@@ -85,25 +103,39 @@ class Kernel:
         return self.reply(self.client.complete(code, len(code)))
 
     def wait_for_text(self, request: str, text: str) -> None:
-        """Wait until a running cell has printed `text` on standard output."""
+        """Wait until a running cell has printed `text` on standard output.
+
+        Raises:
+            TimeoutError: the cell did not print it in time.
+        """
         seen = ""
         deadline = time.monotonic() + TIMEOUT_S
         while text not in seen:
-            message = self._next(deadline)
-            if message["parent_header"].get("msg_id") == request:
-                seen += message["content"].get("text", "")
-
-    def _next(self, deadline: float) -> Any:
-        return self.client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the cell did not print {text!r} within {TIMEOUT_S} s: {seen}")
+            with contextlib.suppress(queue.Empty):
+                message = self.client.get_iopub_msg(timeout=QUIET_S)
+                if message["parent_header"].get("msg_id") == request:
+                    seen += message["content"].get("text", "")
 
     def reply(self, request: str) -> Any:
-        """Return the content of the kernel's reply to a request."""
+        """Return the content of the kernel's reply to a request.
+
+        Raises:
+            TimeoutError: the kernel did not reply in time.
+        """
         deadline = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline:
-            reply = self.client.get_shell_msg(timeout=max(0.1, deadline - time.monotonic()))
-            if reply["parent_header"].get("msg_id") == request:
-                return reply["content"]
-        raise queue.Empty
+        while request not in self._replies:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the kernel did not reply within {TIMEOUT_S} s")
+            self._store_reply(QUIET_S)
+        return self._replies.pop(request)
+
+    def _store_reply(self, timeout_s: float) -> None:
+        """Store the next reply of the kernel, if one arrives in time."""
+        with contextlib.suppress(queue.Empty):
+            reply = self.client.get_shell_msg(timeout=timeout_s)
+            self._replies[reply["parent_header"].get("msg_id")] = reply["content"]
 
     @staticmethod
     def _take(done: Execution, message: Any) -> bool:
