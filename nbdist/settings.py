@@ -40,6 +40,8 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
         view: display of a run in a cell's output: `lab` for JupyterLab with the extension,
             `widget` for front ends with Jupyter widgets, `text` for lines as in a terminal.
             `auto` selects `widget` in VS Code and Colab, else `lab`.
+        telemetry: for measurement. False removes the cost of telemetry: workers report no steps and
+            time no collectives, and nbdist stores no runs. Reports of epochs remain.
     """
 
     start_timeout_s: float = 180.0
@@ -57,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
     placements: str = ""
     kept_runs: Annotated[int, msgspec.Meta(ge=0)] = 100
     view: RunViewName = "auto"
+    telemetry: bool = True
 
     @functools.cached_property
     def runs_path(self) -> Path:

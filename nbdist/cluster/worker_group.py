@@ -279,6 +279,7 @@ class WorkerGroup:
                 stream=self._address(self.receiver.bound_socket, rank),
                 dispatch=self._address(self.dispatcher.bound_socket, rank),
                 seed=self._request.seed,
+                telemetry=self._settings.telemetry,
             )
             for rank in ranks
         }

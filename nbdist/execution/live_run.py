@@ -320,8 +320,10 @@ def begin(
         seed: the seed of the workers.
 
     Returns:
-        The run. It is not stored if its directory cannot be created.
+        The run. It is not stored if telemetry is off, or if its directory cannot be created.
     """
+    if not settings.telemetry:
+        return NullRun("this run is not stored: telemetry is off (the setting NBDIST_TELEMETRY)")
     began = time.time()
     versions = dict(
         sorted({k: v for worker in workers for k, v in worker.versions.items()}.items())

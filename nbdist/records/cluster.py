@@ -175,13 +175,18 @@ class BoundSocket(Record, frozen=True):
 
 
 class WorkerIdentity(Record, frozen=True):
-    """A rank, the sockets for its events and its cells, and the seed of its generators."""
+    """A rank, the sockets for its events and its cells, and the seed of its generators.
+
+    Attributes:
+        telemetry: True if the rank reports its steps and times its collectives.
+    """
 
     rank: int
     world_size: int
     stream: SocketAddress
     dispatch: SocketAddress
     seed: int = 0
+    telemetry: bool = True
 
 
 class ForkServerRequest(Record, frozen=True):

@@ -52,7 +52,7 @@ class Pace:
 
     def _traced(self, worker: Worker) -> Tracing:
         """Return the tracing of steps. JAX's programs do not time their collectives."""
-        if not self._together:
+        if not self._together or not worker.identity.telemetry:
             return Tracing(NoTracer(), (), self.settle)
         from nbdist.worker.profiling.jax_profiler import PjrtTracer
 

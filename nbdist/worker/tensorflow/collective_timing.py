@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
+from nbdist.worker.runtime import context
 from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.runtime.spans import covered
 
@@ -107,9 +108,11 @@ class CollectiveClock(NoClock):
 def choose(strategy: tf.distribute.Strategy, name: str, *, jit: bool) -> NoClock:
     """Return a `CollectiveClock` for several workers with one CPU each, else a `NoClock`.
 
-    XLA has no timestamps, and a GPU operation counts as done once it is queued.
+    XLA has no timestamps, and a GPU operation counts as done once it is queued. Without telemetry,
+    nothing is timed.
     """
-    if strategy.num_replicas_in_sync == 1:
+    worker = context.if_any()
+    if strategy.num_replicas_in_sync == 1 or (worker and not worker.identity.telemetry):
         return NoClock()
     devices = strategy.extended.worker_devices
     fits = len(devices) == 1 and "CPU" in devices[0] and not jit

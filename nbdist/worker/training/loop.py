@@ -93,7 +93,7 @@ def _plan(worker: Worker, source: Source, step_strategy: StepStrategy) -> None:
 def _plans(worker: Worker, options: StepOptions, tracer: Tracer) -> tuple[Plan, ...]:
     """Return the steps to trace."""
     plans: list[Plan] = [Profile(worker.reporter, options, tracer)] if options.profile else []
-    if tracer.must_sample and worker.world_size > 1:
+    if tracer.must_sample and worker.world_size > 1 and worker.identity.telemetry:
         plans.append(Samples(worker.reporter, tracer))
     return tuple(plans)
 
