@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 EXTENSION := hatch_build.py $(wildcard labextension/*.* labextension/s*/*.* labextension/src/*/*.*)
 LINTED := build/lint/passed
 
-.PHONY: demo test test-full chaos lab bench check docs clean
+.PHONY: demo test test-full chaos lab bench bench-smoke check docs clean
 
 $(READY): pyproject.toml constraints.txt $(EXTENSION)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3,11) <= sys.version_info < (3,14))' || \
@@ -48,7 +48,11 @@ lab: $(READY)
 	$(BIN)/jupyter lab notebooks/00_tour.ipynb
 
 bench: $(READY)
-	@$(BIN)/python -m benchmarks all | $(BIN)/python -m tools.planner_figures
+	@$(BIN)/python -m benchmarks --save all
+	@$(BIN)/python -m tools.planner_figures
+
+bench-smoke: $(READY)
+	@$(BIN)/python -m benchmarks --smoke all
 
 clean:
 	rm -rf $(VENV) build dist nbdist/labextension nbdist/static labextension/lib labextension/node_modules

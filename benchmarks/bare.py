@@ -9,8 +9,10 @@ STAMPS.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from collections import deque
@@ -28,7 +30,12 @@ IN_FLIGHT = 2
 MOST_STEPS = 1 << 20
 
 
+PR_SET_PDEATHSIG = 1
+
+
 def main() -> None:
+    # End with the benchmark, also if a turn has stopped this process.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     strategy, rank, ports, size, path = sys.argv[1:]
     make = {"mirrored": _mirrored, "pjrt": _pjrt}[strategy]
     namespace: dict[str, Any] = {}

@@ -1,13 +1,53 @@
-"""Benchmark cases, and alternate measurement of two sides under equal noise."""
+"""Benchmark cases, their sizes, and alternate measurement of two sides under equal noise."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes and repetitions of a run of the benchmarks.
+
+    Attributes:
+        smoke: True to run each case once at a tiny size. The figures then mean nothing.
+    """
+
+    smoke: bool = False
+
+    def of(self, full: T, smoke: T) -> T:
+        """Return the size of this run."""
+        return smoke if self.smoke else full
+
+    def runs(self, full: int) -> int:
+        """Return the number of repetitions of this run."""
+        return self.of(full, 1)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A case that cannot run on this machine.
+
+    Attributes:
+        case: description of the case.
+        reason: the lacking requirement.
+    """
+
+    case: str
+    reason: str
+
+    def met(self) -> bool:
+        return True
+
+    def line(self, benchmark: str) -> dict[str, object]:
+        return {"benchmark": benchmark, "case": self.case, "skipped": self.reason}
 
 
 @dataclass(frozen=True)
@@ -15,12 +55,13 @@ class Case:
     """Figure of nbdist and of a peer, both medians over `runs`. Smaller is better.
 
     Attributes:
-        case: description of the case.
+        case: description of the case. It is the same in each run.
         ours: figure of nbdist.
         peer: figure of the peer.
         unit: unit of both.
         target: largest acceptable ratio of ours to the peer.
         runs: number of measurements of each side.
+        detail: description of this run's result, such as a selected plan.
     """
 
     case: str
@@ -29,6 +70,7 @@ class Case:
     unit: str
     target: float
     runs: int
+    detail: str = ""
 
     @property
     def ratio(self) -> float:
@@ -47,6 +89,7 @@ class Case:
             "ratio": round(self.ratio, 3),
             "target": self.target,
             "runs": self.runs,
+            **({"detail": self.detail} if self.detail else {}),
         }
 
 

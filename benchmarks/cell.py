@@ -16,42 +16,51 @@ import nbdist
 from benchmarks import both
 from benchmarks.case import Case, compare
 from nbdist.settings import Settings
-from tests.kernels import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from benchmarks.case import Scale
+
 RUNS = 100
 WARM_UP = 10
-SCALE_RUNS = 15
-MEASURE = f"""
+MANY_RUNS = 15
+MANY = ((16, 1.0), (64, 0.7), (256, 0.4))
+"""Number of light engines, and the target."""
+
+TIMEOUT_S = 60
+MEASURE = """
 import json
-times = {{"ours": [], "theirs": []}}
-for i in range({WARM_UP + RUNS}):
+times = {"ours": [], "theirs": []}
+for i in range(WARM_UP + RUNS):
     for name, side in (("ours", ours), ("theirs", theirs)) if i % 2 else (("theirs", theirs), ("ours", ours)):
         times[name].append(side("x = 1"))
-print(json.dumps({{name: values[{WARM_UP}:] for name, values in times.items()}}))
+print(json.dumps({name: values[WARM_UP:] for name, values in times.items()}))
 """  # noqa: E501 - a cell of a notebook
 
 
-def cases() -> Iterator[Case]:
-    with Kernel() as kernel:
-        kernel.run(both.START).check()
+def cases(scale: Scale) -> Iterator[Case]:
+    yield _few(scale)
+    for engines, target in scale.of(MANY, ((2, 1.0),)):
+        yield _many(engines, target, scale.runs(MANY_RUNS))
+
+
+def _few(scale: Scale) -> Case:
+    engines, runs = scale.of((4, RUNS), (2, 2))
+    with both.kernel(scale, engines) as kernel:
+        kernel.run(f"WARM_UP, RUNS = {scale.of(WARM_UP, 1)}, {runs}").check()
         times = json.loads(kernel.run(MEASURE).check().stdout.splitlines()[-1])
-        kernel.run(both.STOP).check()
-    for engines, target in ((16, 1.0), (64, 0.7), (256, 0.4)):
-        yield _at_scale(engines, target)
-    yield Case(
-        "trivial cell, 4 engines, against %%px",
+    return Case(
+        f"trivial cell, {engines} engines, against %%px",
         median(times["ours"]),
         median(times["theirs"]),
         unit="s",
         target=0.8,
-        runs=RUNS,
+        runs=runs,
     )
 
 
-def _at_scale(engines: int, target: float) -> Case:
+def _many(engines: int, target: float, runs: int) -> Case:
     """Return the case with light, forked engines: 256 engines of ipyparallel would not fit."""
     light = Settings(worker_memory_bytes=20_000_000, start_timeout_s=600)
     with (
@@ -67,8 +76,8 @@ def _at_scale(engines: int, target: float) -> Case:
 
         def theirs() -> float:
             began = time.perf_counter()
-            view.execute("x = 1", block=True)
+            view.execute("x = 1", block=False).get(TIMEOUT_S)
             return time.perf_counter() - began
 
         what = f"trivial cell, {engines} light engines, against DirectView.execute"
-        return compare(what, ours, theirs, unit="s", target=target, runs=SCALE_RUNS)
+        return compare(what, ours, theirs, unit="s", target=target, runs=runs)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from nbdist.planner.graph.model import Role
 
 
-def traced(name: str) -> tuple[Any, list[tuple[str, Role]]]:
-    """Return the step of a model. See `stepped`."""
-    return stepped(*MODELS[name]())
+def traced(name: str, *, tiny: bool = False) -> tuple[Any, list[tuple[str, Role]]]:
+    """Return the step of a model, or of a tiny one with the same operations. See `stepped`."""
+    return stepped(*MODELS[name](tiny=tiny))
 
 
 def stepped(loss: Any, params: Any, *batch: Any) -> tuple[Any, list[tuple[str, Role]]]:
@@ -52,9 +52,10 @@ def _cross_entropy(scores: Any, labels: Any) -> Any:
     return -jnp.take_along_axis(logs, labels[..., None], -1).mean()
 
 
-def _transformer() -> tuple[Any, ...]:
+def _transformer(*, tiny: bool = False) -> tuple[Any, ...]:
     """16 layers in a scan, width 2,048, 128 sequences of 1,024, a vocabulary of 32,000."""
-    layers, wide, heads, length, vocabulary = 16, 2048, 16, 1024, 32_000
+    sizes = (2, 256, 2, 128, 1024) if tiny else (16, 2048, 16, 1024, 32_000)
+    layers, wide, heads, length, vocabulary = sizes
     each = wide // heads
     params = {
         "embedding": _floats(vocabulary, wide),
@@ -90,9 +91,9 @@ def _transformer() -> tuple[Any, ...]:
     return loss, params, _labels(128, length), _labels(128, length)
 
 
-def _blocks() -> tuple[Any, ...]:
+def _blocks(*, tiny: bool = False) -> tuple[Any, ...]:
     """Six residual blocks, width 8,192, 16,384 rows."""
-    wide, rows = 8192, 16_384
+    wide, rows = (256, 1024) if tiny else (8192, 16_384)
     params = [{"up": _floats(wide, 4 * wide), "down": _floats(4 * wide, wide)}] * 6
 
     def loss(params: Any, x: Any, y: Any) -> Any:
@@ -103,8 +104,9 @@ def _blocks() -> tuple[Any, ...]:
     return loss, params, _floats(rows, wide), _floats(rows, wide)
 
 
-def _convolutions() -> tuple[Any, ...]:
+def _convolutions(*, tiny: bool = False) -> tuple[Any, ...]:
     """22 convolutions with ReLUs over 2,048 images of 128 x 128, 64 to 512 channels."""
+    images, side = (64, 16) if tiny else (2048, 128)
     channels = [3] + [64] * 6 + [128] * 6 + [256] * 6 + [512] * 4
     strides = [2 if new == 2 * old else 1 for old, new in itertools.pairwise(channels)]
     kernels = [_floats(3, 3, old, new) for old, new in itertools.pairwise(channels)]
@@ -117,12 +119,12 @@ def _convolutions() -> tuple[Any, ...]:
             x = jax.nn.relu(x)
         return _cross_entropy(x.mean((1, 2)) @ params[-1], y)
 
-    return loss, [*kernels, _floats(512, 1000)], _floats(2048, 128, 128, 3), _labels(2048)
+    return loss, [*kernels, _floats(512, 1000)], _floats(images, side, side, 3), _labels(images)
 
 
-MODELS: dict[str, Callable[[], tuple[Any, ...]]] = {
+MODELS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "transformer": _transformer,
     "blocks": _blocks,
     "convolutions": _convolutions,
 }
-"""Loss, parameters and batch of each model, by name."""
+"""Functions that return loss, parameters and batch of each model, by name."""

@@ -11,19 +11,19 @@ from benchmarks.case import compare
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks.case import Case
+    from benchmarks.case import Case, Scale
 
 RUNS = 9
 
 
-def cases() -> Iterator[Case]:
+def cases(scale: Scale) -> Iterator[Case]:
     yield compare(
-        "import nbdist beyond IPython, over import IPython",
+        "import of nbdist after IPython, against the import of IPython",
         lambda: _seconds("import IPython", "import nbdist"),
         lambda: _seconds("", "import IPython"),
         unit="s",
         target=0.5,
-        runs=RUNS,
+        runs=scale.runs(RUNS),
     )
 
 

@@ -128,3 +128,7 @@ class Size:
 
     def model(self, strategy: str) -> str:
         return MODEL[strategy].format(width=self.width, layers=self.layers)
+
+
+TINY = Size(batch=16, features=8, width=8, layers=1, samples=1 << 10)
+"""Size of smoke runs."""

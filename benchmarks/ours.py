@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 import nbdist
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.case import Scale
     from nbdist.records import StepOptions
     from nbdist.settings import Settings
 
@@ -17,18 +20,42 @@ if TYPE_CHECKING:
 FRAMEWORK = {"mirrored": "tensorflow", "pjrt": "jax"}
 
 
+_shared: dict[str, nbdist.Cluster] = {}
+
+
+@contextlib.contextmanager
 def cluster(
-    hosts: int, strategy: str, settings: Settings | None = None, spares: int = 0
-) -> nbdist.Cluster:
-    """Start workers for one strategy, each with its own core and one thread."""
-    with quiet():
-        return nbdist.Cluster(
-            hosts=hosts,
-            framework=FRAMEWORK[strategy],
-            cpus_per_worker=1,
-            settings=settings,
-            spares=spares,
-        )
+    scale: Scale, hosts: int, strategy: str, settings: Settings | None = None, spares: int = 0
+) -> Iterator[nbdist.Cluster]:
+    """Start workers for one strategy, each with its own core and one thread.
+
+    Cases of a smoke run share clusters, which have both frameworks. `stop_shared` stops these.
+    """
+    key = repr((hosts, settings, spares))
+    running = _shared.pop(key, None)
+    if running is None:
+        with quiet():
+            running = nbdist.Cluster(
+                hosts=hosts,
+                framework="both" if scale.smoke else FRAMEWORK[strategy],
+                cpus_per_worker=1,
+                settings=settings,
+                spares=spares,
+            )
+    try:
+        yield running
+    except BaseException:
+        running.stop()
+        raise
+    if scale.smoke:
+        _shared[key] = running
+    else:
+        running.stop()
+
+
+def stop_shared() -> None:
+    while _shared:
+        _shared.popitem()[1].stop()
 
 
 def pids(cluster: nbdist.Cluster) -> list[int]:

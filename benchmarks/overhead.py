@@ -3,119 +3,109 @@
 With telemetry, each step's row is sent to the notebook, the run is stored, and a Jupyter server
 sends it to a client. Collectives are timed. Both sides run at the same time and take turns.
 
-Without telemetry, `Reporter.report` is replaced by a function that only notes the time. Collectives
-are not timed: TensorFlow steps have no clock, and JAX steps are never traced. The folder of runs is
-a file, so that the notebook stores nothing. Both sides time steps and input, and have the engine's
-heartbeat and the cell's output. Users have no such setting.
+Without telemetry (`Settings.telemetry`), workers report no steps and time no collectives, and the
+notebook stores no run. Both sides time steps and input, and have the engine's heartbeat and the
+cell's output.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from benchmarks import ours
 from benchmarks.bare import PROCESSES
 from benchmarks.models import STEP
-from benchmarks.step import LONG, SHORT
+from benchmarks.step import lengths
 from benchmarks.turns import in_turns, take_turns
-from nbdist.records import StepOptions
+from nbdist.records import StateMessage, StepOptions
 from nbdist.settings import Settings
 from nbdist.telemetry.run_reader import kept
-from tests.server.jupyter import JupyterServer
+from tests.server.jupyter import Closed, JupyterServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks.case import Case
+    import nbdist
+    from benchmarks.case import Case, Scale
     from benchmarks.models import Size
+    from tests.server.jupyter import Received
 
 TARGET = 1 / 0.99
-STAMPED = """
-import time
-from nbdist.worker.runtime import context as state
-ends, _reporter = [], state.current().reporter._reporter
-_report = _reporter.report
-def stamped(cell, columns, row):
-    if "step_s" in columns.measures and row[1] > 0:
-        ends.append(time.perf_counter())
-    REPORT
-_reporter.report = stamped
-"""
-"""Notes the end of each step on either side. All processes share the clock."""
-
-OFF = """
-from nbdist.worker.training import loop as training_loop, trace_schedule
-trace_schedule.Samples.is_due = lambda self, step: False
-if "mirrored" in state.current().strategies:
-    from nbdist.worker.tensorflow import collective_timing
-    collective_timing.choose = lambda *_: collective_timing.NoClock()
+ENDS = """
+from nbdist.worker.runtime import context
+ends = context.current().reporter.step_ends
 """
 _WATCHED_S = 0.2
+_LIMIT_S = 600
+"""Time limit of the steps."""
 
 
-def cases() -> Iterator[Case]:
-    for strategy in ("mirrored", "pjrt"):
-        for name, size, steps, turn_s in (
-            ("2", SHORT[strategy], 2500, 0.25),
-            ("50", LONG[strategy], 200, 0.5),
-        ):
-            yield _case(strategy, name, size, steps=steps, turn_s=turn_s)
+def cases(scale: Scale) -> Iterator[Case]:
+    settings = Settings.from_environment()
+    silence = msgspec.structs.replace(settings, telemetry=False)
+    with JupyterServer(settings.runs_path.parent) as server:
+        for strategy in ("mirrored", "pjrt"):
+            with (
+                ours.cluster(scale, PROCESSES, strategy) as told,
+                ours.cluster(scale, PROCESSES, strategy, silence) as silent,
+            ):
+                for length in lengths(scale, strategy):
+                    yield _case(scale, server, told, silent, strategy, *length)
 
 
-def _case(strategy: str, name: str, size: Size, *, steps: int, turn_s: float) -> Case:
+def _case(
+    scale: Scale,
+    server: JupyterServer,
+    told: nbdist.Cluster,
+    silent: nbdist.Cluster,
+    strategy: str,
+    name: str,
+    size: Size,
+    steps: int,
+    turn_s: float,
+) -> Case:
     options = StepOptions(data="train", epochs=1000, batch=size.batch, shuffle=7, steps=steps)
     over = threading.Event()
-    setup = size.data() + size.model(strategy)
-    with contextlib.ExitStack() as undo:
-        server = undo.enter_context(_server())
-        settings = Settings(runs_folder=str(server.runs))
-        told = undo.enter_context(ours.cluster(PROCESSES, strategy, settings))
-        nowhere = Settings(runs_folder=undo.enter_context(tempfile.NamedTemporaryFile()).name)
-        silent = undo.enter_context(ours.cluster(PROCESSES, strategy, nowhere))
-        undo.enter_context(ours.quiet())
-        for cluster, text in (
-            (told, STAMPED.replace("REPORT", "_report(cell, columns, row)")),
-            (silent, STAMPED.replace("REPORT", "return") + OFF),
-        ):
-            cluster.run(setup, strategy=strategy)
-            cluster.run(text, strategy=strategy)
-        pool = undo.enter_context(ThreadPoolExecutor(3))
-        pool.submit(_watch, server, over)
+    with ours.quiet(), ThreadPoolExecutor(3) as pool:
+        for cluster in (told, silent):
+            cluster.run(size.data() + size.model(strategy), strategy=strategy)
+        watching = pool.submit(_watch, server, over)
         turns = pool.submit(take_turns, ours.pids(told), ours.pids(silent), turn_s, over)
         other = pool.submit(silent.run, STEP[strategy], step=options, strategy=strategy)
         try:
-            told.run(STEP[strategy], step=options, strategy=strategy)
+            told_ends = ours.step_ends(told, STEP[strategy], options, strategy)
         finally:
             over.set()
-        other.result()
-        a, b = (c.pull(["ends"], ranks="0")[0]["ends"] for c in (told, silent))
-        title = f"{strategy}, a step of about {name} ms on 2 workers, told against untold"
-        return in_turns(title, turns.result(), a, b, TARGET)
-
-
-@contextlib.contextmanager
-def _server() -> Iterator[JupyterServer]:
-    with tempfile.TemporaryDirectory() as folder, JupyterServer(Path(folder)) as server:
-        yield server
+        for each in (other, watching):
+            each.result(_LIMIT_S)
+        silent.run(ENDS)
+        ends = silent.pull(["ends"], ranks="0")[0]["ends"]
+    title = f"{strategy}, a {name} on 2 workers, with telemetry against none"
+    return in_turns(scale, title, turns.result(_LIMIT_S), told_ends, ends, TARGET)
 
 
 def _watch(server: JupyterServer, over: threading.Event) -> None:
-    """Act as a browser that watches the newest run until it ends."""
+    """Act as a browser that watches the running run until it ends."""
 
     async def follow() -> None:
         while not over.is_set():
-            runs = kept(server.runs)
+            runs = [run for run in kept(server.runs) if run.state().status == "running"]
             if not runs:
                 await asyncio.sleep(_WATCHED_S)
                 continue
             async with server.watch(runs[0].id) as watcher:
-                while not over.is_set():
-                    await watcher.receive()
+                while not _is_end(await watcher.receive()):
+                    pass
 
     asyncio.run(follow())
+
+
+def _is_end(message: Received) -> bool:
+    """Return whether no more messages follow. The server keeps the sockets of ended runs open."""
+    is_over = isinstance(message, StateMessage) and message.state.is_over
+    return is_over or isinstance(message, Closed)

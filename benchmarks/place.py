@@ -19,38 +19,42 @@ from benchmarks.case import Case, interleave
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from benchmarks.case import Scale
+
 RUNS = 21
 MORE_S, MORE = 20e-6, 1.05
 ROUND_S = 0.02
 
 
-def cases() -> Iterator[Case]:
+def cases(scale: Scale) -> Iterator[Case]:
     jax.config.update("jax_num_cpu_devices", 8)
     here, there = jax.devices()[:2]
-    for side in (8, 2048):
+    for side in scale.of((8, 2048), (8,)):
         array = np.ones((side, side), np.float32)
         name = f"{array.nbytes:,} bytes"
-        yield _case(f"NumPy, {name}", array, there)
-        yield _case(f"from another device, {name}", jax.device_put(array, here), there)
+        yield _case(scale, f"{name} of NumPy", array, there)
+        yield _case(scale, f"{name} from another device", jax.device_put(array, here), there)
 
 
-def _case(name: str, array: Any, device: jax.Device) -> Case:
+def _case(scale: Scale, name: str, array: Any, device: jax.Device) -> Case:
+    round_s, runs = scale.of((ROUND_S, RUNS), (0.0, 1))
     sides = interleave(
-        _timed(lambda: nbdist.place(array, device)),
-        _timed(lambda: jax.device_put(array, device)),
-        RUNS,
+        _timed(lambda: nbdist.place(array, device), round_s),
+        _timed(lambda: jax.device_put(array, device), round_s),
+        runs,
     )
     ours, peer = map(median, sides)
     target = max(MORE, 1 + MORE_S / peer)
-    return Case(f"place over device_put: {name}", ours, peer, "s", round(target, 3), RUNS)
+    title = f"`nbdist.place` of {name}, against `jax.device_put`"
+    return Case(title, ours, peer, "s", round(target, 3), runs)
 
 
-def _timed(call: Callable[[], jax.Array]) -> Callable[[], float]:
-    """Return a function that measures seconds per call with its copy, over calls for `ROUND_S`."""
+def _timed(call: Callable[[], jax.Array], round_s: float) -> Callable[[], float]:
+    """Return a function that measures seconds per call with its copy, over calls for `round_s`."""
     call().block_until_ready()
     began = time.perf_counter()
     call().block_until_ready()
-    calls = max(1, int(ROUND_S / (time.perf_counter() - began)))
+    calls = max(1, int(round_s / (time.perf_counter() - began)))
 
     def seconds() -> float:
         began = time.perf_counter()

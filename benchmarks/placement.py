@@ -23,53 +23,54 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import nbdist
+    from benchmarks.case import Scale
 
 ARRAYS = 4000
 RUNS = 9
 HOSTS = 2
 MOST_S = 0.3
-MADE = f"""
+MADE = """
 import jax, numpy as np
-grid = jax.make_mesh(({HOSTS},), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+grid = jax.make_mesh((HOSTS,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 cut = jax.NamedSharding(grid, jax.P("data"))
 
 def put(rows):
     data = np.zeros((rows, 2), "float32")
     return jax.make_array_from_callback(data.shape, cut, lambda index: data[index])
 
-params = {{f"layer_{{i}}": {{n: put({HOSTS} * (4 * i + n + 1)) for n in range(4)}}
-          for i in range({ARRAYS} // 4)}}
+params = {f"layer_{i}": {n: put(HOSTS * (4 * i + n + 1)) for n in range(4)}
+          for i in range(ARRAYS // 4)}
 """
 
 
-def cases() -> Iterator[Case]:
-    with ours.cluster(HOSTS, "pjrt") as cluster, ours.quiet():
-        cluster.run(MADE, strategy="pjrt")
-        times = [_seconds(lambda: _show(cluster)) for _ in range(RUNS)]
+def cases(scale: Scale) -> Iterator[Case]:
+    arrays, runs = scale.of(ARRAYS, 16), scale.runs(RUNS)
+    with ours.cluster(scale, HOSTS, "pjrt") as cluster, ours.quiet():
+        cluster.run(f"HOSTS, ARRAYS = {HOSTS}, {arrays}\n{MADE}", strategy="pjrt")
+        times = [_seconds(lambda: _show(cluster, arrays)) for _ in range(runs)]
     yield Case(
-        f"{ARRAYS:,} arrays read on {HOSTS} workers, merged, and drawn as text, HTML and picture, "
-        f"over {MOST_S} s",
+        f"`%dist_show` of {arrays:,} arrays on {HOSTS} workers, against the {MOST_S} s allowed",
         median(times),
         MOST_S,
         unit="s",
         target=1.0,
-        runs=RUNS,
+        runs=runs,
     )
-    made = layers(ARRAYS)
+    made = layers(arrays)
     records = msgspec.to_builtins(made)
     yield compare(
-        f"{ARRAYS:,} arrays on {len(made.devices)} devices drawn, over printed by IPython",
+        f"page of {arrays:,} arrays on {len(made.devices)} devices, against IPython's text",
         lambda: _seconds(lambda: PlacementPicture(made).html()),
-        lambda: _seconds(lambda: pretty(records, max_seq_length=ARRAYS)),
+        lambda: _seconds(lambda: pretty(records, max_seq_length=arrays)),
         unit="s",
         target=1.0,
-        runs=RUNS,
+        runs=runs,
     )
 
 
-def _show(cluster: nbdist.Cluster) -> None:
+def _show(cluster: nbdist.Cluster, arrays: int) -> None:
     picture = cluster.show("params")
-    assert len(picture.placement.arrays) == ARRAYS
+    assert len(picture.placement.arrays) == arrays
     picture._repr_mimebundle_()
 
 

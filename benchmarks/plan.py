@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import time
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.case import Case
+from benchmarks.case import Case, Skipped
 from nbdist.planner.hardware.compiler_targets import is_compiler_installed
 from nbdist.records import Planning
 from nbdist.worker.planning.plan_step import named_target, plan_of
@@ -26,51 +27,70 @@ from nbdist.worker.planning.plan_step import named_target, plan_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-VOCABULARY, WIDTH, LAYERS, LENGTH, HEADS = 51200, 12288, 96, 2048, 96
+    from benchmarks.case import Scale
+
 ALLOWED_S, VERIFIED_S = 2.0, 60.0
 RUNS = 5
 DEVICES = (128, 1024, 10_240, 102_400)
 
 
-def cases() -> Iterator[Case]:
+@dataclass(frozen=True)
+class Gpt:
+    """Sizes of a GPT."""
+
+    name: str
+    vocabulary: int
+    width: int
+    layers: int
+    length: int
+    heads: int
+
+
+GPT3 = Gpt("GPT-3 175B", 51200, 12288, 96, 2048, 96)
+TINY = Gpt("tiny GPT", 512, 128, 2, 64, 2)
+
+
+def cases(scale: Scale) -> Iterator[Case | Skipped]:
     gc.collect()
     gc.freeze()
-    took = []
-    for _ in range(RUNS):
-        began = time.perf_counter()
-        _plan(128, 1024)
-        took.append(time.perf_counter() - began)
-    name = f"GPT-3 175B on 1,024 A100s, traced and planned, beside the {ALLOWED_S:.0f} s allowed"
-    yield Case(name, median(took), ALLOWED_S, "s", 1.0, RUNS)
+    gpt, runs = scale.of(GPT3, TINY), scale.runs(RUNS)
+    rows, many = scale.of((128, 1024), (16, 16))
+    took = [_seconds(gpt, rows, many) for _ in range(runs)]
+    planned = f"plan of {gpt.name} on {many:,} A100s"
+    name = f"{planned}, with tracing, against the {ALLOWED_S:.0f} s allowed"
+    yield Case(name, median(took), ALLOWED_S, "s", 1.0, runs)
+    name = f"{planned}, with compilation of the best three, against the {VERIFIED_S:.0f} s allowed"
     if is_compiler_installed("cuda"):
-        began = time.perf_counter()
-        _plan(128, 1024, verify=True)
-        name = f"the same, the three best compiled, beside the {VERIFIED_S:.0f} s allowed"
-        yield Case(name, time.perf_counter() - began, VERIFIED_S, "s", 1.0, 1)
-    seconds = {devices: median(_seconds(devices) for _ in range(RUNS)) for devices in DEVICES}
-    for fewer, more in pairwise(DEVICES):
-        name = f"planned for {more:,} devices beside {fewer:,}"
-        yield Case(name, seconds[more], seconds[fewer], "s", more / fewer, RUNS)
+        took_s = _seconds(gpt, rows, many, verify=True)
+        yield Case(name, took_s, VERIFIED_S, "s", 1.0, 1)
+    else:
+        yield Skipped(name, "no compiler for GPUs: install nbdist[oracle]")
+    counts = scale.of(DEVICES, (16, 32))
+    seconds = {
+        devices: median(_seconds(gpt, max(devices // 8, 64), devices) for _ in range(runs))
+        for devices in counts
+    }
+    for fewer, more in pairwise(counts):
+        name = f"plan of {gpt.name} for {more:,} devices, against {fewer:,} devices"
+        yield Case(name, seconds[more], seconds[fewer], "s", more / fewer, runs)
 
 
-def _seconds(devices: int) -> float:
+def _seconds(gpt: Gpt, rows: int, devices: int, *, verify: bool = False) -> float:
+    """Return the seconds to trace and plan a step of `rows` sequences."""
     began = time.perf_counter()
-    _plan(max(devices // 8, 64), devices)
+    traced, inputs = _traced(gpt, rows)
+    target = named_target(f"{devices}xA100-80GB")
+    plan_of(traced, inputs, target, Planning(verify=verify), {})
     return time.perf_counter() - began
 
 
-def _plan(rows: int, devices: int, *, verify: bool = False) -> None:
-    traced, inputs = _traced(rows)
-    target = named_target(f"{devices}xA100-80GB")
-    plan_of(traced, inputs, target, Planning(verify=verify), {})
-
-
-def _traced(rows: int) -> tuple[Any, Any]:
+def _traced(gpt: Gpt, rows: int) -> tuple[Any, Any]:
     """Return the traced step with Adam, and its inputs. Creates no arrays."""
     half, whole = jnp.bfloat16, jnp.float32
-    params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, half), _shapes(), is_leaf=_is)
+    shapes = _shapes(gpt)
+    params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, half), shapes, is_leaf=_is)
     moments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, whole), params)
-    tokens = jax.ShapeDtypeStruct((rows, LENGTH + 1), jnp.int32)
+    tokens = jax.ShapeDtypeStruct((rows, gpt.length + 1), jnp.int32)
     given = {"params": params, "first": moments, "second": moments, "tokens": tokens}
     inputs: Any = [
         (name + jax.tree_util.keystr(path), "batch" if name == "tokens" else "carried")
@@ -80,19 +100,20 @@ def _traced(rows: int) -> tuple[Any, Any]:
     return jax.jit(_step).trace(*given.values()).jaxpr, inputs
 
 
-def _shapes() -> dict[str, Any]:
-    each = WIDTH // HEADS
-    layers = {
-        "query": (LAYERS, WIDTH, HEADS, each),
-        "key": (LAYERS, WIDTH, HEADS, each),
-        "value": (LAYERS, WIDTH, HEADS, each),
-        "out": (LAYERS, HEADS, each, WIDTH),
-        "up": (LAYERS, WIDTH, 4 * WIDTH),
-        "down": (LAYERS, 4 * WIDTH, WIDTH),
-        "before": (LAYERS, WIDTH),
-        "between": (LAYERS, WIDTH),
+def _shapes(gpt: Gpt) -> dict[str, Any]:
+    layers, width, heads = gpt.layers, gpt.width, gpt.heads
+    each = width // heads
+    stacked = {
+        "query": (layers, width, heads, each),
+        "key": (layers, width, heads, each),
+        "value": (layers, width, heads, each),
+        "out": (layers, heads, each, width),
+        "up": (layers, width, 4 * width),
+        "down": (layers, 4 * width, width),
+        "before": (layers, width),
+        "between": (layers, width),
     }
-    return {"table": (VOCABULARY, WIDTH), "last": (WIDTH,), "layers": layers}
+    return {"table": (gpt.vocabulary, width), "last": (width,), "layers": stacked}
 
 
 def _is(node: object) -> bool:
@@ -107,8 +128,8 @@ def _norm(x: Any, scale: Any) -> Any:
 def _layer(x: Any, layer: Any) -> Any:
     y = _norm(x, layer["before"])
     q, k, v = (jnp.einsum("bsh,hnd->bsnd", y, layer[name]) for name in ("query", "key", "value"))
-    scores = jnp.einsum("bsnd,btnd->bnst", q, k) * (WIDTH / HEADS) ** -0.5
-    seen = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
+    scores = jnp.einsum("bsnd,btnd->bnst", q, k) * q.shape[-1] ** -0.5
+    seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     weights = jax.nn.softmax(jnp.where(seen, scores, -1e9))
     x = x + jnp.einsum("bnst,btnd,ndh->bsh", weights, v, layer["out"])
     return x + jax.nn.gelu(_norm(x, layer["between"]) @ layer["up"]) @ layer["down"], None

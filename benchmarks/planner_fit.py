@@ -36,6 +36,9 @@ REDUCES: Ranges = {
 }
 """Constants fitted to separate all-reduces, with their ranges."""
 
+EVALUATIONS = 30
+"""Largest number of evaluations of a fit, without those for derivatives."""
+
 _SCALE = 0.05
 """Relative error beyond which the loss is linear instead of quadratic."""
 
@@ -49,7 +52,13 @@ class Measured(Protocol):
     def seconds(self, calibration: Calibration) -> float: ...
 
 
-def fit(rows: Sequence[Measured], start: Calibration, ranges: Ranges = STEPS) -> Calibration:
+def fit(
+    rows: Sequence[Measured],
+    start: Calibration,
+    ranges: Ranges = STEPS,
+    *,
+    evaluations: int = EVALUATIONS,
+) -> Calibration:
     """Return `start` with the constants that fit the rows best, within their ranges."""
     measured = np.array([row.measured_s for row in rows])
 
@@ -58,13 +67,17 @@ def fit(rows: Sequence[Measured], start: Calibration, ranges: Ranges = STEPS) ->
         said = np.array([row.seconds(calibration) for row in rows])
         return np.asarray(np.log(said / measured))
 
-    return _fit(errors, start, ranges)
+    return _fit(errors, start, ranges, evaluations)
 
 
-def fit_reduces(start: Calibration) -> Calibration:
+def fit_reduces(start: Calibration, evaluations: int = EVALUATIONS) -> Calibration:
     """Return `start` with the constants of `REDUCES` that best fit NCCL's all-reduces on A100s."""
     measured = np.array([float(row["time_ns_out_of_place"]) / 1e9 for row in reduces()])
-    return _fit(lambda found: np.log(reduce_times(found) / measured), start, REDUCES)
+
+    def errors(calibration: Calibration) -> np.ndarray:
+        return np.asarray(np.log(reduce_times(calibration) / measured))
+
+    return _fit(errors, start, REDUCES, evaluations)
 
 
 def reduces() -> list[dict[str, str]]:
@@ -85,6 +98,7 @@ def _fit(
     errors: Callable[[Calibration], np.ndarray],
     start: Calibration,
     ranges: Ranges,
+    evaluations: int,
 ) -> Calibration:
     """Fit by least squares of logarithms, with each constant as a fraction of its range."""
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
@@ -104,6 +118,6 @@ def _fit(
         loss="soft_l1",
         f_scale=_SCALE,
         diff_step=0.01,
-        max_nfev=30,
+        max_nfev=evaluations,
     )
     return made(found.x)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.case import Case
-from benchmarks.planner_fit import STEPS, fit, fit_reduces, reduce_times, reduces
+from benchmarks.planner_fit import EVALUATIONS, STEPS, fit, fit_reduces, reduce_times, reduces
 from benchmarks.planner_llama import B200, llama
 from benchmarks.planner_memory import memory_rows
 from benchmarks.planner_rows import A100, megatron, one_host, table
@@ -24,6 +24,7 @@ from nbdist.records.topology import Level, Topology
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
+    from benchmarks.case import Scale
     from benchmarks.planner_rows import Row
     from nbdist.records.topology import Extent
 
@@ -49,16 +50,17 @@ _FIRST_HALF = ("1024 x 12", "1024 x 20", "2048 x 16", "2048 x 24")
 _NARROW = "1024"
 
 
-def cases() -> Iterator[Case]:
+def cases(scale: Scale) -> Iterator[Case]:
+    evaluations = scale.of(EVALUATIONS, 1)
     rows = one_host()
     measured = np.array([row.measured_s for row in rows])
     floor = np.array([row.floor_s() for row in rows])
     halves = np.array([row.model in _FIRST_HALF for row in rows])
-    said = _across(rows, halves)
+    said = _across(rows, halves, evaluations)
     yield _errors("one A100 host, fitted on other models", said, floor, measured, STEP_ERROR)
     narrow = np.array([row.model.startswith(_NARROW) for row in rows])
     wide = ~narrow
-    learned = _across(rows, narrow)
+    learned = _across(rows, narrow, evaluations)
     yield _errors(
         "models twice as wide as those fitted on",
         learned[wide], floor[wide], measured[wide], STEP_ERROR,
@@ -66,18 +68,19 @@ def cases() -> Iterator[Case]:
     yield from _ranks(rows, said, floor, measured)
     yield from _picks(rows, said, floor, measured)
     yield _megatron()
-    yield _blackwell()
+    yield _blackwell(evaluations)
     yield _reduces()
     yield _placements()
     yield _memory()
 
 
-def _across(rows: Sequence[Row], first: np.ndarray) -> np.ndarray:
+def _across(rows: Sequence[Row], first: np.ndarray, evaluations: int) -> np.ndarray:
     """Return seconds of each row, with constants fitted to the rows of the other side."""
     said = np.zeros(len(rows))
-    start = fit_reduces(PYTORCH_A100)
+    start = fit_reduces(PYTORCH_A100, evaluations)
     for side in (first, ~first):
-        found = fit([row for row, ours in zip(rows, side, strict=True) if ours], start)
+        own = [row for row, ours in zip(rows, side, strict=True) if ours]
+        found = fit(own, start, evaluations=evaluations)
         for index in map(int, np.flatnonzero(~side)):
             said[index] = rows[index].seconds(found)
     return said
@@ -144,13 +147,13 @@ def _megatron() -> Case:
     return _errors(name, said, floor, measured, MEGATRON_ERROR)
 
 
-def _blackwell() -> Case:
+def _blackwell(evaluations: int) -> Case:
     """Another GPU, host and program: two constants fitted to the smaller model only."""
     rows = llama()
     start = msgspec.structs.replace(PYTORCH_A100, units=calibration_of(B200).units)
     smaller = [row for row in rows if row.model == _SMALLER]
     larger = [row for row in rows if row.model != _SMALLER]
-    found = fit(smaller, start, _OTHER_CHIP)
+    found = fit(smaller, start, _OTHER_CHIP, evaluations=evaluations)
     said = np.array([row.seconds(found) for row in larger])
     floor = np.array([row.floor_s() for row in larger])
     measured = np.array([row.measured_s for row in larger])

@@ -12,19 +12,21 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks import ours
 from benchmarks.case import Case, interleave
-from benchmarks.models import STEP, Size
+from benchmarks.models import STEP, TINY, Size
 from nbdist.records import Saving, StepOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import nbdist
+    from benchmarks.case import Scale
     from nbdist.execution.result import Run
 
 HOSTS, RUNS = 4, 3
@@ -34,6 +36,7 @@ OVERHEAD = 1.02
 OVERHEAD_SIZE = Size(batch=512, features=256, width=256, layers=3, samples=1 << 14)
 OVERHEAD_STEPS, OVERHEAD_RUNS = 225, 16
 EVERY = 50
+DEATH_STEP, STEPS = 60, 100
 
 DEATH = """
 import os, pathlib, signal, threading, time
@@ -44,7 +47,7 @@ def die(step):
     pathlib.Path({note!r}).write_text(str(context.current().reporter.seconds()))
     os.kill(os.getpid(), signal.SIGKILL)
 if rank == world_size - 1:
-    threading.Thread(target=die, args=(60,), daemon=True).start()
+    threading.Thread(target=die, args=({step},), daemon=True).start()
 """
 PEER = """
 import json, logging, os, pathlib, socket, sys, tempfile, time
@@ -114,38 +117,45 @@ jax.block_until_ready(step(params, velocity, batch))
 }
 
 
-def cases() -> Iterator[Case]:
+def cases(scale: Scale) -> Iterator[Case]:
     for strategy in ("mirrored", "pjrt"):
-        for spares in (1, 0):
-            yield _recover(strategy, spares)
+        with tempfile.TemporaryDirectory() as folder:
+            by_hand = partial(_by_hand_s, scale.of(HOSTS, 1), strategy, scale.of(EVERY, 4))
+            peer = cache(by_hand) if scale.smoke else by_hand
+            for spares in (1, 0):
+                yield _recover(scale, strategy, spares, folder, peer)
     for strategy in ("mirrored", "pjrt"):
-        yield _overhead(strategy)
+        yield _overhead(scale, strategy)
 
 
-def _recover(strategy: str, spares: int) -> Case:
-    with (
-        ours.quiet(),
-        tempfile.TemporaryDirectory() as folder,
-        ours.cluster(HOSTS, strategy, spares=spares) as cluster,
-    ):
-        number = iter(range(RUNS + 1))
+def _recover(
+    scale: Scale, strategy: str, spares: int, folder: str, by_hand: Callable[[str], float]
+) -> Case:
+    hosts, runs = scale.of(HOSTS, 2), scale.runs(RUNS)
+    with ours.cluster(scale, hosts, strategy, spares=spares) as cluster, ours.quiet():
+        folders = (f"{folder}/{spares}-{number}" for number in range(RUNS + 1))
 
-        def recoveries() -> float:
-            return _lost_s(cluster, strategy, f"{folder}/{next(number)}")
+        def recover() -> float:
+            return _lost_s(scale, cluster, strategy, next(folders))
 
-        recoveries()  # excludes the first compilation and imports from the measurement
-        a, b = interleave(recoveries, lambda: _by_hand_s(strategy, f"{folder}/0"), RUNS)
+        if not scale.smoke:
+            recover()  # excludes the first compilation and imports from the measurement
+        a, b = interleave(recover, lambda: by_hand(f"{folder}/1-0"), runs)
     target = TARGET_S[strategy, spares]
-    name = f"{strategy}, kill -9 to the next step, {spares} spare (target {target} s), by hand"
-    return Case(name, median(a), median(b), "s", target / median(b), RUNS)
+    name = (
+        f"{strategy}, death of 1 of {hosts} workers to the next step with {spares} spare "
+        f"(allowed: {target} s), against a recovery by hand"
+    )
+    return Case(name, median(a), median(b), "s", target / median(b), runs)
 
 
-def _lost_s(cluster: nbdist.Cluster, strategy: str, folder: str) -> float:
+def _lost_s(scale: Scale, cluster: nbdist.Cluster, strategy: str, folder: str) -> float:
     """Return seconds from the death to the end of the next step, on the clock of the ranks."""
+    every, death, steps = scale.of((EVERY, DEATH_STEP, STEPS), (4, 6, 12))
     note = Path(f"{folder}-died")
     cluster.run(SIZE.data() + SIZE.model(strategy), strategy=strategy)
-    cluster.run(DEATH.format(note=str(note)), once=True)
-    run = _train(cluster, strategy, SIZE, 100, Saving(folder=folder, every_steps=EVERY))
+    cluster.run(DEATH.format(note=str(note), step=death), once=True)
+    run = _train(cluster, strategy, SIZE, steps, Saving(folder=folder, every_steps=every))
     assert len(run.recoveries) == 1
     died_s = float(note.read_text())
     return min(m.time_s for m in run.metrics if m.rank == 0 and m.time_s > died_s) - died_s
@@ -158,16 +168,16 @@ def _train(
     return cluster.run(STEP[strategy], step=options, strategy=strategy, saving=saving)
 
 
-def _by_hand_s(strategy: str, folder: str) -> float:
+def _by_hand_s(hosts: int, strategy: str, every: int, folder: str) -> float:
     indent = 8 if strategy == "mirrored" else 4
     cell = BY_HAND[strategy].format(
         data=SIZE.data(),
         model=_indented(SIZE.model(strategy), 4 if strategy == "mirrored" else 0),
         step=_indented(STEP[strategy], indent),
-        folder=f"{folder}/step-{EVERY:08d}",
+        folder=f"{folder}/step-{every:08d}",
         batch=SIZE.batch,
     )
-    text = PEER.format(hosts=HOSTS, cell=cell)
+    text = PEER.format(hosts=hosts, cell=cell)
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=300
     )
@@ -178,26 +188,27 @@ def _indented(text: str, by: int) -> str:
     return "\n".join(" " * by + line for line in text.splitlines())
 
 
-def _overhead(strategy: str) -> Case:
+def _overhead(scale: Scale, strategy: str) -> Case:
     """Return the seconds per step with a checkpoint every `EVERY` steps, against none."""
+    runs = scale.runs(OVERHEAD_RUNS)
+    every, steps = scale.of((EVERY, OVERHEAD_STEPS), (4, 12))
+    size = scale.of(OVERHEAD_SIZE, TINY)
     with (
-        ours.quiet(),
         tempfile.TemporaryDirectory() as folder,
-        ours.cluster(2, strategy) as cluster,
+        ours.cluster(scale, 2, strategy) as cluster,
+        ours.quiet(),
     ):
-        cluster.run(OVERHEAD_SIZE.data() + OVERHEAD_SIZE.model(strategy), strategy=strategy)
-        number = iter(range(OVERHEAD_RUNS))
+        cluster.run(size.data() + size.model(strategy), strategy=strategy)
+        number = iter(range(runs))
+
+        def step_s(saving: Saving | None) -> float:
+            run = _train(cluster, strategy, size, steps, saving)
+            ends = [m.time_s for m in run.metrics if m.rank == 0 and m.step > every // 2]
+            return (ends[-1] - ends[0]) / (len(ends) - 1)
 
         def saved() -> float:
-            saving = Saving(folder=f"{folder}/{next(number)}", every_steps=EVERY)
-            return _step_s(cluster, strategy, saving)
+            return step_s(Saving(folder=f"{folder}/{next(number)}", every_steps=every))
 
-        a, b = interleave(saved, lambda: _step_s(cluster, strategy, None), OVERHEAD_RUNS)
-    name = f"{strategy}, a step with a checkpoint every {EVERY}, against none"
-    return Case(name, median(a), median(b), "s", OVERHEAD, OVERHEAD_RUNS)
-
-
-def _step_s(cluster: nbdist.Cluster, strategy: str, saving: Saving | None) -> float:
-    run = _train(cluster, strategy, OVERHEAD_SIZE, OVERHEAD_STEPS, saving)
-    ends = [m.time_s for m in run.metrics if m.rank == 0 and m.step > EVERY // 2]
-    return (ends[-1] - ends[0]) / (len(ends) - 1)
+        a, b = interleave(saved, lambda: step_s(None), runs)
+    name = f"{strategy}, a step with a checkpoint every {every} steps, against none"
+    return Case(name, median(a), median(b), "s", OVERHEAD, runs)

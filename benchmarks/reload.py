@@ -12,13 +12,15 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.case import Case
-from tests.browser.lab import DRAWN, Lab, browser, run, start, wait
+from benchmarks.case import Case, Skipped
+from tests.browser.lab import DRAWN, Lab, browser, chromium, run, start, wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from playwright.sync_api import Page
+
+    from benchmarks.case import Scale
 
 RUNS = 5
 MOST_RELOAD_S, MOST_STOP_S = 3.0, 0.5
@@ -58,32 +60,30 @@ _INTERRUPT = _TIMED.replace(
 ).replace("IS_OVER", "!cell.querySelector('.jp-InputPrompt').textContent.includes('*')")
 
 
-def cases() -> Iterator[Case]:
+CHART = "page reload until the first chart is drawn, against JupyterLab until the first cell"
+STOP = "click on Stop until the run is stopped, against JupyterLab's interrupt of a cell"
+
+
+def cases(scale: Scale) -> Iterator[Case | Skipped]:
+    if chromium() is None:
+        for name in (CHART, STOP):
+            yield Skipped(name, "no Chromium on the path")
+        return
+    runs = scale.runs(RUNS)
     with tempfile.TemporaryDirectory() as folder, Lab(Path(folder)) as lab, browser() as window:
         lab.write(NAME, CELLS)
         page = window.new_page()
         lab.open(page, NAME)
         run(page, START)
         run(page, SET_UP)
-        rounds = [_round(lab, page) for _ in range(RUNS)]
+        rounds = [_round(lab, page) for _ in range(runs)]
     cell_s, chart_s, stop_s, interrupt_s = map(median, zip(*rounds, strict=True))
-    yield _case(
-        "from the reload to the first chart drawn, against the first cell in sight",
-        chart_s,
-        cell_s,
-        MOST_RELOAD_S,
-    )
-    yield _case(
-        "from the click on Stop to the word stopped, against Lab's interrupt of a cell that sleeps",
-        stop_s,
-        interrupt_s,
-        MOST_STOP_S,
-    )
-
-
-def _case(name: str, ours_s: float, peer_s: float, most_s: float) -> Case:
-    target = round(most_s / peer_s, 3)
-    return Case(name, ours_s, peer_s, unit="s", target=target, runs=RUNS)
+    for name, ours_s, peer_s, most_s in (
+        (CHART, chart_s, cell_s, MOST_RELOAD_S),
+        (STOP, stop_s, interrupt_s, MOST_STOP_S),
+    ):
+        target = round(most_s / peer_s, 3)
+        yield Case(name, ours_s, peer_s, unit="s", target=target, runs=runs)
 
 
 def _round(lab: Lab, page: Page) -> tuple[float, float, float, float]:

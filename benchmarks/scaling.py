@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import ours
 from benchmarks.models import CNN, DATA, STEP
+from benchmarks.step import SMOKE_STEPS
 from benchmarks.turns import in_turns, take_turns
 from nbdist.records import StepOptions
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import nbdist
-    from benchmarks.case import Case
+    from benchmarks.case import Case, Scale
 
 TARGET = 1 / 0.975
 BATCH = {"mirrored": 512, "pjrt": 160}
@@ -27,34 +28,45 @@ BATCH = {"mirrored": 512, "pjrt": 160}
 STEPS = 100
 SAMPLES = 1 << 14
 TURN_S = 1.0
+LIMIT_S = 600
+"""Time limit of the steps."""
 
 
-def cases() -> Iterator[Case]:
+def cases(scale: Scale) -> Iterator[Case]:
     for strategy in ("mirrored", "pjrt"):
-        with ours.cluster(1, strategy) as one, ours.cluster(2, strategy) as two:
-            yield _case(strategy, one, two)
+        with (
+            ours.cluster(scale, 1, strategy) as one,
+            ours.cluster(scale, 2, strategy) as two,
+        ):
+            yield _case(scale, strategy, one, two)
 
 
-def _case(strategy: str, one: nbdist.Cluster, two: nbdist.Cluster) -> Case:
+def _case(scale: Scale, strategy: str, one: nbdist.Cluster, two: nbdist.Cluster) -> Case:
+    images = scale.of(BATCH[strategy], 2)
     over = threading.Event()
     with ours.quiet(), ThreadPoolExecutor(3) as pool:
         for cluster in (one, two):
-            data = DATA.format(samples=SAMPLES, features=32 * 32 * 3)
+            data = DATA.format(samples=scale.of(SAMPLES, 64), features=32 * 32 * 3)
             cluster.run(data + CNN[strategy], strategy=strategy)
-        of_one, of_two = (pool.submit(_step_ends, cluster, strategy) for cluster in (one, two))
-        turns = pool.submit(take_turns, ours.pids(two), ours.pids(one), TURN_S, over)
-        wait([of_one, of_two], return_when=FIRST_COMPLETED)
+        of_one, of_two = (
+            pool.submit(_step_ends, cluster, strategy, images, scale.of(STEPS, SMOKE_STEPS))
+            for cluster in (one, two)
+        )
+        turn_s = scale.of(TURN_S, 0.2)
+        turns = pool.submit(take_turns, ours.pids(two), ours.pids(one), turn_s, over)
+        wait([of_one, of_two], LIMIT_S, return_when=FIRST_COMPLETED)
         over.set()
         return in_turns(
-            f"{strategy}, a step of {BATCH[strategy]} images a worker: 2 workers against 1",
-            turns.result(),
-            of_two.result(),
-            of_one.result(),
+            scale,
+            f"{strategy}, a step of {images} images a worker: 2 workers against 1",
+            turns.result(LIMIT_S),
+            of_two.result(LIMIT_S),
+            of_one.result(LIMIT_S),
             TARGET,
         )
 
 
-def _step_ends(cluster: nbdist.Cluster, strategy: str) -> list[float]:
-    batch = BATCH[strategy] * cluster.world_size
-    options = StepOptions(data="train", epochs=1000, batch=batch, shuffle=7, steps=STEPS)
+def _step_ends(cluster: nbdist.Cluster, strategy: str, images: int, steps: int) -> list[float]:
+    batch = images * cluster.world_size
+    options = StepOptions(data="train", epochs=1000, batch=batch, shuffle=7, steps=steps)
     return ours.step_ends(cluster, STEP[strategy], options, strategy)

@@ -10,11 +10,13 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from benchmarks.case import Case, interleave
+from benchmarks.case import Case, Skipped, interleave
 from tests.netns import Hosts, missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from benchmarks.case import Scale
 
 RUNS = 3
 TENSORFLOW = """
@@ -38,6 +40,7 @@ xs = np.ones((8, 4), "float32")
 w = jnp.zeros(4)
 """
 STEP = "w = w + batch.mean(0)\nloss = w.sum()"
+ENGINES, LIGHT_ENGINES = 4, 64
 OURS = {
     "mirrored": f"cluster.run({TENSORFLOW.format(strategy='')!r})",
     "pjrt": f"cluster.run({JAX!r}); cluster.run({STEP!r}, "
@@ -45,7 +48,7 @@ OURS = {
 }
 START = """
 import nbdist
-cluster = nbdist.Cluster(hosts=4, framework={framework!r})
+cluster = nbdist.Cluster(hosts={engines}, framework={framework!r})
 {step}
 took = time.perf_counter() - start
 start = time.perf_counter()
@@ -67,7 +70,7 @@ client[:].execute(CELL, block=True)
     "pjrt": """
 coordinator = client[0].apply_sync(port)
 for rank, engine in enumerate(client.ids):
-    client[engine].execute(f"rank, coordinator = {rank}, {coordinator!r}")
+    client[engine].execute(f"rank, count, coordinator = {rank}, {len(client)}, {coordinator!r}")
 client[:].execute(CELL, block=True)
 """,
 }
@@ -77,11 +80,11 @@ CELLS = {
     ),
     "pjrt": """
 import jax, jax.numpy as jnp, numpy as np
-jax.distributed.initialize(coordinator, 4, rank, cluster_detection_method="deactivate")
-mesh = jax.make_mesh((4,), ("data",))
+jax.distributed.initialize(coordinator, count, rank, cluster_detection_method="deactivate")
+mesh = jax.make_mesh((count,), ("data",))
 rows = jax.NamedSharding(mesh, jax.P("data"))
 own = np.ones((2, 4), "float32")
-batch = jax.make_array_from_process_local_data(rows, own, (8, 4))
+batch = jax.make_array_from_process_local_data(rows, own, (2 * count, 4))
 step = jax.jit(lambda w, batch: w + batch.mean(0), out_shardings=jax.NamedSharding(mesh, jax.P()))
 jax.block_until_ready(step(np.zeros(4, "float32"), batch))
 """,
@@ -94,7 +97,7 @@ def port():
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{{probe.getsockname()[1]}}"
 CELL = {cell!r}
-cluster = ipyparallel.Cluster(n=4, log_level=logging.ERROR)
+cluster = ipyparallel.Cluster(n={engines}, log_level=logging.ERROR)
 client = cluster.start_and_connect_sync()
 {wire}
 took = again = time.perf_counter() - start
@@ -111,7 +114,7 @@ cluster.stop()
 """
 LIGHT_PEER = """
 import logging, ipyparallel
-cluster = ipyparallel.Cluster(n=64, log_level=logging.ERROR, engine_timeout=600)
+cluster = ipyparallel.Cluster(n={engines}, log_level=logging.ERROR, engine_timeout=600)
 client = cluster.start_and_connect_sync()
 took = again = time.perf_counter() - start
 client.close()
@@ -130,46 +133,48 @@ config.SSHEngineSetLauncher.remote_python = config.SSHLauncher.remote_python = {
 config.Cluster.controller_ip = config.Cluster.controller_location = {address!r}
 config.Cluster.engine_launcher_class = "ssh"
 cluster = ipyparallel.Cluster(
-    n=4, config=config, profile_dir={profile!r}, load_profile=False, log_level=logging.ERROR
+    n={engines}, config=config, profile_dir={profile!r}, load_profile=False, log_level=logging.ERROR
 )
 cluster.start_controller_sync()
-cluster.start_engines_sync(4)
+cluster.start_engines_sync({engines})
 client = cluster.connect_client_sync()
-client.wait_for_engines(4, timeout=120, interactive=False)
+client.wait_for_engines({engines}, timeout=120, interactive=False)
 took = again = time.perf_counter() - start
 client.close()
 cluster.stop_cluster_sync()
 """  # noqa: E501 - a program
 
 
-def cases() -> Iterator[Case]:
+def cases(scale: Scale) -> Iterator[Case | Skipped]:
+    runs = scale.runs(RUNS)
+    engines, light = scale.of((ENGINES, LIGHT_ENGINES), (1, 2))
     for strategy, framework in (("mirrored", "tensorflow"), ("pjrt", "jax")):
-        warm: list[float] = []
-
-        def start(strategy: str = strategy, framework: str = framework) -> float:
-            took, again = _seconds(START.format(framework=framework, step=OURS[strategy]))
-            warm.append(again)  # noqa: B023 - called before the next iteration
-            return took
-
-        peer_code = PEER.format(cell=CELLS[strategy], wire=BY_HAND[strategy])
-        ours, theirs = interleave(start, lambda code=peer_code: _seconds(code)[0], RUNS)  # type: ignore[misc]
-        what = f"4 engines to the first step, {strategy}, by hand with ipyparallel"
-        yield _case(what, ours, theirs, 0.35)
-        yield _case(f"{what}; ours restarted", warm, theirs, 0.15)
-    ours, theirs = interleave(
-        lambda: _seconds(LIGHT.format(hosts=64))[0], lambda: _seconds(LIGHT_PEER)[0], 1
+        code = START.format(engines=engines, framework=framework, step=OURS[strategy])
+        peer = PEER.format(engines=engines, cell=CELLS[strategy], wire=BY_HAND[strategy])
+        both, theirs = _pairs(code, peer, runs)
+        step = f"{engines} engines to the first {strategy} step"
+        by_hand = "against a start of ipyparallel by hand"
+        yield _case(f"start of {step}, {by_hand}", [s for s, _ in both], theirs, 0.35)
+        yield _case(f"restart of {step}, {by_hand}", [s for _, s in both], theirs, 0.15)
+    ours, theirs = _pairs(LIGHT.format(hosts=light), LIGHT_PEER.format(engines=light), 1)
+    name = f"start of {light} light engines, against ipyparallel.Cluster"
+    yield _case(name, [s for s, _ in ours], theirs, 0.5)
+    over_ssh = (
+        f"start of {engines} hosts over ssh with light engines, against ipyparallel's launcher"
     )
-    yield _case("64 light engines, against ipyparallel.Cluster", ours, theirs, 0.5)
     if missing():
-        sys.stderr.write(f"hosts over ssh are left out: {missing()}\n")
+        yield Skipped(over_ssh, missing())
         return
-    with Hosts(4) as hosts:
-        yield _over_ssh(hosts)
+    with Hosts(engines) as hosts:
+        ours, theirs = _pairs(*_over_ssh(hosts), runs)
+    yield _case(over_ssh, [s for s, _ in ours], theirs, 0.25)
 
 
-def _over_ssh(hosts: Hosts) -> Case:
+def _over_ssh(hosts: Hosts) -> tuple[str, str]:
+    """Return the programs of nbdist and ipyparallel."""
     profiles = {host.address: str(host.folder / "profile") for host in hosts.each}
     peer = SSH_PEER.format(
+        engines=len(hosts.each),
         profiles=profiles,
         ssh_config=str(hosts.ssh_config),
         python=sys.executable,
@@ -180,8 +185,19 @@ def _over_ssh(hosts: Hosts) -> Case:
     ours = LIGHT.format(hosts=hosts.names).replace(
         "start_timeout_s=600", f"ssh_config={str(hosts.ssh_config)!r}"
     )
-    times = interleave(lambda: _seconds(ours)[0], lambda: _seconds(peer)[0], RUNS)
-    return _case("4 hosts over ssh, light engines, against ipyparallel's launcher", *times, 0.25)
+    return ours, peer
+
+
+def _pairs(ours: str, peer: str, runs: int) -> tuple[list[tuple[float, float]], list[float]]:
+    """Return seconds of start and restart of ours, and of the start of the peer."""
+    found: list[tuple[float, float]] = []
+
+    def start() -> float:
+        found.append(_seconds(ours))
+        return found[-1][0]
+
+    _, theirs = interleave(start, lambda: _seconds(peer)[0], runs)
+    return found, list(theirs)
 
 
 def _case(what: str, ours: Sequence[float], theirs: Sequence[float], target: float) -> Case:

@@ -15,17 +15,17 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks import ours
 from benchmarks.bare import MOST_STEPS, PROCESSES
-from benchmarks.models import STEP, Size
+from benchmarks.limits import wait_until
+from benchmarks.models import STEP, TINY, Size
 from benchmarks.turns import in_turns, take_turns
 from nbdist.cluster import environment
 from nbdist.records import ClusterRequest, Host, StepOptions
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import nbdist
-    from benchmarks.case import Case
+    from benchmarks.case import Case, Scale
     from nbdist.records import Framework
 
 TARGET = 1 / 0.99
@@ -46,19 +46,39 @@ LONG = {
     "mirrored": Size(batch=3072, features=64, width=512, layers=3, samples=3 << 16),
     "pjrt": Size(batch=2048, features=64, width=512, layers=3, samples=1 << 17),
 }
+SMOKE_STEPS = 20
 _START_TIMEOUT_S = 120
+_TURN_TIMEOUT_S = 60
 _WARM_UP = 10
 
 
-def cases() -> Iterator[Case]:
+def lengths(scale: Scale, strategy: str) -> tuple[tuple[str, Size, int, float], ...]:
+    """Return name, size and number of steps, and seconds of a turn, for short and long steps."""
+    if scale.smoke:
+        return (("tiny step", TINY, SMOKE_STEPS, 0.2),)
+    return ("step of about 2 ms", SHORT[strategy], 2500, 0.25), (
+        "step of about 50 ms",
+        LONG[strategy],
+        160,
+        0.5,
+    )
+
+
+def cases(scale: Scale) -> Iterator[Case]:
     for strategy in ("mirrored", "pjrt"):
-        with ours.cluster(PROCESSES, strategy) as cluster:
-            yield _case(cluster, strategy, "2", SHORT[strategy], steps=2500, turn_s=0.25)
-            yield _case(cluster, strategy, "50", LONG[strategy], steps=160, turn_s=0.5)
+        with ours.cluster(scale, PROCESSES, strategy) as cluster:
+            for length in lengths(scale, strategy):
+                yield _case(scale, cluster, strategy, *length)
 
 
 def _case(
-    cluster: nbdist.Cluster, strategy: str, name: str, size: Size, *, steps: int, turn_s: float
+    scale: Scale,
+    cluster: nbdist.Cluster,
+    strategy: str,
+    name: str,
+    size: Size,
+    steps: int,
+    turn_s: float,
 ) -> Case:
     options = StepOptions(data="train", epochs=1000, batch=size.batch, shuffle=7, steps=steps)
     over = threading.Event()
@@ -70,8 +90,9 @@ def _case(
         finally:
             over.set()
         return in_turns(
-            f"{strategy}, a step of about {name} ms on 2 workers, against a script by hand",
-            turns.result(),
+            scale,
+            f"{strategy}, a {name} on 2 workers, against a script by hand",
+            turns.result(_TURN_TIMEOUT_S),
             ends,
             stamps[stamps > 0].tolist(),
             TARGET,
@@ -83,25 +104,30 @@ def _bare(strategy: str, size: Size) -> Iterator[tuple[list[int], np.ndarray]]:
     """Yield the process ids of the running script, and the end times of steps of its rank 0."""
     ports = ",".join(map(str, _free_ports()))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as undo:
-        pids = []
+        processes = []
         for rank in range(PROCESSES):
             path = Path(folder, str(rank))
             np.memmap(path, np.float64, "w+", shape=(MOST_STEPS,))
             arguments = [strategy, str(rank), ports, json.dumps(asdict(size)), str(path)]
-            process = _start(arguments, rank)
+            errors = undo.enter_context(Path(folder, f"{rank}.log").open("wb"))
+            process = _start(arguments, rank, errors)
             undo.enter_context(process)
             undo.callback(process.kill)
-            pids.append(process.pid)
+            processes.append(process)
         stamps = np.memmap(Path(folder, "0"), np.float64, "r", shape=(MOST_STEPS,))
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while np.count_nonzero(stamps) < _WARM_UP:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the script made no steps within {_START_TIMEOUT_S} s")
-            time.sleep(0.1)
-        yield pids, stamps
+
+        def steps() -> bool:
+            for rank, process in enumerate(processes):
+                if process.poll() is not None:
+                    log = Path(folder, f"{rank}.log").read_text(encoding="utf-8", errors="replace")
+                    raise RuntimeError(f"rank {rank} of the script failed: {log[-2000:]}")
+            return bool(np.count_nonzero(stamps) >= _WARM_UP)
+
+        wait_until(steps, _START_TIMEOUT_S, f"{_WARM_UP} steps of the script", 0.1)
+        yield [process.pid for process in processes], stamps
 
 
-def _start(arguments: list[str], rank: int) -> subprocess.Popen[bytes]:
+def _start(arguments: list[str], rank: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start a process in the environment of an engine, on the core of the engine with its rank.
 
     It has its own session like engines. Linux shares processor time by session
@@ -114,7 +140,7 @@ def _start(arguments: list[str], rank: int) -> subprocess.Popen[bytes]:
         [sys.executable, "-m", "benchmarks.bare", *arguments],
         env={**os.environ, **environment.shared(request)},
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=errors,
         start_new_session=True,
     )
     cores = sorted(os.sched_getaffinity(0))

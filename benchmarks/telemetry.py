@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -23,18 +24,20 @@ from typing import TYPE_CHECKING, Any
 import ipyparallel
 import msgspec
 
-from benchmarks.case import Case
+from benchmarks.case import Case, Skipped
+from benchmarks.limits import wait_until
 from nbdist.execution import live_run
 from nbdist.records import CellRequest, Columns, Rows, WorkerState
 from nbdist.settings import Settings
 from nbdist.telemetry.receiver import Receiver
 from nbdist.telemetry.run_reader import find
-from tests.browser.lab import browser
+from tests.browser.lab import browser, chromium
 from tests.server.jupyter import BASE, TOKEN, JupyterServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from benchmarks.case import Scale
     from nbdist.records import AnyEvent
 
 WORKERS, RATE = 64, 100
@@ -42,6 +45,9 @@ SECONDS = 60
 PEER_ENGINES, PEER_SECONDS = 2, 15
 MOST_LATENCY_S = 0.150
 MOST_OF_A_CORE = 0.05
+LIMIT_S = 60
+"""Time limit of a phase, beside the time that the reports take."""
+
 COLUMNS = Columns(measures=("step_s", "input_s"), own=("loss", "sent"))
 _SENDERS = """
 import sys, threading, time
@@ -85,45 +91,57 @@ for step in range(1, {rate} * {seconds} + 1):
 """
 
 
-def cases() -> Iterator[Case]:
-    ours, peer = _ours(), _peer()
-    sent = WORKERS * RATE * SECONDS
-    yield Case(
-        f"{WORKERS} workers x {RATE} reports a second, {SECONDS} s: lost of those sent",
-        sent - ours["kept"],
-        sent,
-        unit="reports",
-        target=0.0,
-        runs=1,
+@dataclass(frozen=True)
+class Load:
+    """Reports that are sent.
+
+    Attributes:
+        workers: number of workers.
+        rate: reports per second of each worker.
+        seconds: duration.
+        peer_engines: number of engines of the peer.
+        peer_seconds: duration for the peer.
+    """
+
+    workers: int = WORKERS
+    rate: int = RATE
+    seconds: int = SECONDS
+    peer_engines: int = PEER_ENGINES
+    peer_seconds: int = PEER_SECONDS
+
+    @property
+    def reports(self) -> int:
+        return self.workers * self.rate * self.seconds
+
+
+def cases(scale: Scale) -> Iterator[Case | Skipped]:
+    load = scale.of(Load(), Load(2, 20, 1, 1, 1))
+    lost = (
+        f"lost reports of {load.workers} workers x {load.rate} reports per second for "
+        f"{load.seconds} s, against those sent"
     )
-    yield Case(
-        "from the engine to the page, median, against publish_data to the client",
-        ours["lag_s"],
-        peer["lag_s"],
-        unit="s",
-        target=round(MOST_LATENCY_S / peer["lag_s"], 3),
-        runs=1,
+    latency = "median time of a report from engine to page, against publish_data to the client"
+    receiver = "processor time of the receiver's thread for a report, against the client's thread"
+    storage = (
+        "processor time of the receiver's thread, of writing and of findings for a report, against "
+        "the client's thread"
     )
+    if chromium() is None:
+        for name in (lost, latency, receiver, storage):
+            yield Skipped(name, "no Chromium on the path")
+        return
+    ours, peer = _ours(load), _peer(load)
+    yield Case(lost, load.reports - ours["kept"], load.reports, "reports", 0.0, 1)
+    target = round(MOST_LATENCY_S / peer["lag_s"], 3)
+    yield Case(latency, ours["lag_s"], peer["lag_s"], "s", target, 1)
     each = peer["cpu_s"] / peer["reports"]
-    for what, cpu_s in (
-        ("the receiver's thread", ours["cpu_s"]),
-        (
-            "the receiver's thread and what writes and looks for findings",
-            ours["cpu_s"] + ours["tick_s"],
-        ),
-    ):
-        yield Case(
-            f"processor time of {what} for a report ({cpu_s / SECONDS:.1%} of a core), "
-            "against the client's thread",
-            cpu_s / sent,
-            each,
-            unit="s",
-            target=round(MOST_OF_A_CORE / (WORKERS * RATE) / each, 3),
-            runs=1,
-        )
+    target = round(MOST_OF_A_CORE / (load.workers * load.rate) / each, 3)
+    for name, cpu_s in ((receiver, ours["cpu_s"]), (storage, ours["cpu_s"] + ours["tick_s"])):
+        share = f"{cpu_s / load.seconds:.1%} of a core"
+        yield Case(name, cpu_s / load.reports, each, "s", target, 1, share)
 
 
-def _ours() -> dict[str, float]:
+def _ours(load: Load) -> dict[str, float]:
     with contextlib.ExitStack() as undo:
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory()))
         server = undo.enter_context(JupyterServer(folder / "server"))
@@ -133,7 +151,7 @@ def _ours() -> dict[str, float]:
         request = CellRequest(number=1, source="", label=1, strategy="pjrt", awaits=False)
         workers = [
             WorkerState(rank=rank, host="here", pid=1, versions={}, devices=())
-            for rank in range(WORKERS)
+            for rank in range(load.workers)
         ]
         settings = Settings(runs_folder=str(server.runs))
         run = live_run.begin(request, "%%dist_run", [""], workers, settings)
@@ -142,7 +160,7 @@ def _ours() -> dict[str, float]:
         page = window.new_page()
         page.goto(f"http://{server.at}/{BASE}/api/status?token={TOKEN}")
         page.evaluate(_LISTEN, f"ws://{server.at}/{BASE}/nbdist/runs/{run.id}/live")
-        tick_s = _send(receiver, run)
+        tick_s = _send(load, receiver, run)
         cpu_s = _cpu_s(receiver)
         page.wait_for_timeout(2000)
         run.end("finished")
@@ -161,7 +179,7 @@ def _only_rows(hear: Callable[[AnyEvent], None]) -> Callable[[AnyEvent], None]:
     return heard
 
 
-def _send(receiver: Receiver, run: live_run.LiveRun) -> float:
+def _send(load: Load, receiver: Receiver, run: live_run.LiveRun) -> float:
     """Send reports from another process and store them as a running cell does.
 
     Returns:
@@ -171,12 +189,19 @@ def _send(receiver: Receiver, run: live_run.LiveRun) -> float:
     arguments = [
         msgspec.json.encode(receiver.bound_socket.address).decode(),
         msgspec.json.encode(COLUMNS).decode(),
-        *map(str, (WORKERS, RATE, SECONDS)),
+        *map(str, (load.workers, load.rate, load.seconds)),
     ]
     with subprocess.Popen([sys.executable, "-c", _SENDERS, *arguments]) as senders:
-        while senders.poll() is None:
+
+        def has_ended() -> bool:
+            nonlocal tick_s
             tick_s += _tick_s(run)
-            time.sleep(0.05)
+            return senders.poll() is not None
+
+        try:
+            wait_until(has_ended, load.seconds + LIMIT_S, "the end of the senders")
+        finally:
+            senders.kill()
     time.sleep(0.5)
     return tick_s + _tick_s(run)
 
@@ -195,24 +220,27 @@ def _cpu_s(receiver: Receiver) -> float:
     return time.clock_gettime(time.pthread_getcpuclockid(thread))
 
 
-def _peer() -> dict[str, float]:
-    with ipyparallel.Cluster(n=PEER_ENGINES) as client:
-        code = _PUBLISH.format(rate=RATE, seconds=PEER_SECONDS)
+def _peer(load: Load) -> dict[str, float]:
+    with ipyparallel.Cluster(n=load.peer_engines) as client:
+        code = _PUBLISH.format(rate=load.rate, seconds=load.peer_seconds)
         view = client[:]
-        view.use_cloudpickle().get()
+        view.use_cloudpickle().get(LIMIT_S)
         result = view.apply_async(exec, code)
         lags: list[float] = []
         seen: dict[int, float] = {}
         thread = _client_thread(client)
         began = time.clock_gettime(thread)
+        deadline = time.monotonic() + load.peer_seconds + LIMIT_S
         while not result.ready():
+            if time.monotonic() > deadline:
+                raise TimeoutError("ipyparallel's engines did not publish all reports in time")
             for rank, data in enumerate(result.data):
                 if data and data["sent"] != seen.get(rank):
                     seen[rank] = data["sent"]
                     lags.append(time.time() - data["sent"])
             time.sleep(0.001)
         cpu_s = time.clock_gettime(thread) - began
-    reports = PEER_ENGINES * RATE * PEER_SECONDS
+    reports = load.peer_engines * load.rate * load.peer_seconds
     return {"lag_s": median(lags), "cpu_s": cpu_s, "reports": reports}
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from threading import Event
 
+    from benchmarks.case import Scale
+
 FEWEST_STAMPS = 4
 """Minimum number of steps in a turn that counts."""
 
@@ -56,16 +58,27 @@ def take_turns(
 
 
 def in_turns(
-    case: str, turns: Sequence[Turn], ours: Sequence[float], peer: Sequence[float], target: float
+    scale: Scale,
+    case: str,
+    turns: Sequence[Turn],
+    ours: Sequence[float],
+    peer: Sequence[float],
+    target: float,
 ) -> Case:
     """Return the seconds per step of both sides: medians over turns in which both made steps.
 
+    Smoke runs make too few steps for that. Their figures are means over all steps.
+
     Args:
+        scale: size of the run.
         case: description of the case.
         turns: times of the turns.
         ours: end times of steps of one of our processes.
         peer: end times of steps of one of the peer's processes.
         target: largest acceptable ratio.
+
+    Raises:
+        ValueError: there is no such turn.
     """
     pairs = [
         (
@@ -74,6 +87,12 @@ def in_turns(
         )
         for turn in turns
     ]
+    if scale.smoke:
+        pairs = [(_mean(ours), _mean(peer))]
+    if not any(map(all, pairs)):
+        raise ValueError(
+            f"{case}: no turn of {len(turns)} with {FEWEST_STAMPS} steps of both sides"
+        )
     a, b = zip(*[pair for pair in pairs if all(pair)], strict=True)
     return Case(case, median(a), median(b), unit="s", target=target, runs=len(a))
 
@@ -86,7 +105,12 @@ def _seconds_per_step(stamps: Sequence[float], start: float, end: float) -> floa
     """
     margin = (end - start) / 2
     own = [stamp for stamp in stamps if start - margin < stamp < end + margin]
-    return (own[-1] - own[0]) / (len(own) - 1) if len(own) >= FEWEST_STAMPS else 0.0
+    return _mean(own) if len(own) >= FEWEST_STAMPS else 0.0
+
+
+def _mean(stamps: Sequence[float]) -> float:
+    """Return the mean seconds between two stamps."""
+    return (stamps[-1] - stamps[0]) / (len(stamps) - 1)
 
 
 def _send(what: signal.Signals, pids: Sequence[int]) -> None:

@@ -1,25 +1,24 @@
-"""Copy benchmark lines from standard input to standard output, and the planner's into its page.
+"""Write the planner's figures of the newest benchmark results into docs/planner_internals.md.
 
-`python -m benchmarks plan planner_tables compiled | python -m tools.planner_figures` writes the
-planner's figures into docs/planner_internals.md.
+`python -m benchmarks --save plan planner_tables compiled` measures them. Without such figures in
+the results, the page remains as it is.
 """
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from benchmarks import results
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "planner_internals.md"
 TITLE = "## The figures"
-OF_THE_PLANNER = ("plan", "planner_tables", "compiled")
 BY_HAND = (
     "**By hand, not the path of the product:** rows of step times (A100 host, wider models, rank "
     "correlation, picked plans, Megatron's table 1, Llama 3) use models that are written by hand "
@@ -33,23 +32,27 @@ BY_HAND = (
 
 
 def main() -> int:
-    lines = []
-    for line in sys.stdin:
-        sys.stdout.write(line)
-        sys.stdout.flush()
-        lines.append(json.loads(line))
-    chosen = [line for line in lines if line["benchmark"] in OF_THE_PLANNER]
+    newest = results.latest()
+    content = results.load(newest) if newest else {"date": "", "cases": []}
+    chosen = [
+        line
+        for line in content["cases"]
+        if line["benchmark"] in results.PLANNER and "skipped" not in line
+    ]
     if chosen:
-        text = DOCUMENT.read_text(encoding="utf-8").partition(TITLE)[0].rstrip()
-        section = "\n".join(_section(chosen))
-        DOCUMENT.write_text(f"{text}\n\n{TITLE}\n\n{section}\n", encoding="utf-8")
+        text = DOCUMENT.read_text(encoding="utf-8")
+        before, _, after = text.partition(TITLE)
+        _, heading, later = after.partition("\n## ")
+        section = "\n".join(_section(chosen, content["date"]))
+        text = f"{before}{TITLE}\n\n{section}\n{heading}{later}"
+        DOCUMENT.write_text(text, encoding="utf-8")
     return 0
 
 
-def _section(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _section(lines: Sequence[dict[str, Any]], date: str) -> Iterator[str]:
     packages = ", ".join(f"{name} {version(name)}" for name in ("jax", "scipy", "numpy"))
     yield (
-        f"A run of `make bench` on {time.strftime('%Y-%m-%d')}, Python "
+        f"A run of `make bench` on {date}, Python "
         f"{platform.python_version()}, {packages}. The target is the largest allowed ratio of ours "
         "to the peer. The peer is the floor of operations over peak, 18 bytes a weight, an allowed "
         "value, fewer devices, or the memory of the step's inputs alone."
@@ -62,8 +65,9 @@ def _section(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     for line in lines:
         met = "" if line["ratio"] <= line["target"] else "**missed**"
         figures = (f"{line[name]:.4g}" for name in ("ours", "peer"))
+        case = f"{line['case']}: {line['detail']}" if "detail" in line else line["case"]
         yield (
-            f"| {line['case']} | {' | '.join(figures)} | {line['unit']} | {line['ratio']} | "
+            f"| {case} | {' | '.join(figures)} | {line['unit']} | {line['ratio']} | "
             f"{line['target']:.4g} | {met} |"
         )
 
