@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import time
@@ -125,7 +126,8 @@ def test_options_of_a_host_apply_to_both_of_its_workers(hosts: Hosts, tmp_path: 
     host = Host(name=hosts.names[0], devices=2, env={"SAID": "yes"}, folder=str(tmp_path))
     with nbdist.Cluster(hosts=[host, host], framework="jax") as cluster:
         results = cluster.run("import os, jax\nos.environ['SAID'], os.getcwd(), jax.device_count()")
-        assert set(results.results.values()) == {str(("yes", str(tmp_path), 4))}
+        values = {ast.literal_eval(result) for result in results.results.values()}
+        assert values == {("yes", str(tmp_path), 4)}
         assert len(cluster._worker_group.engines.fleet.locations) == 1
 
 
