@@ -43,6 +43,8 @@ def _record(frame: FrameType, event: str, argument: Any) -> None:
     kind = _kind(frame) if event == "call" else _kind_of_builtin(event, argument)
     if kind:
         _found.setdefault(kind, set()).update(_files(frame))
+        if kind == "user":  # a replica's thread, for which the main thread waits
+            _found[kind].update(_files(_main_frame(), "MainThread"))
 
 
 def _kind(frame: FrameType) -> str:
@@ -51,7 +53,7 @@ def _kind(frame: FrameType) -> str:
     if name in {"send", "send_multipart"} and f"{os.sep}zmq{os.sep}" in file:
         return "send"
     if name == "notify" and file == threading.__file__:
-        return "hand over"
+        return "hand over" if PACKAGE in _caller_of_threading(frame) else ""
     if name.endswith("users_function"):  # AutoGraph adds a prefix
         return "user"
     if name == "screen" and file == __file__:
@@ -65,10 +67,22 @@ def _kind_of_builtin(event: str, argument: Any) -> str:
     return {"put": "hand over", "write": "write"}.get(argument.__name__, "")
 
 
-def _files(frame: FrameType | None) -> set[str]:
+def _caller_of_threading(frame: FrameType | None) -> str:
+    while frame is not None and frame.f_code.co_filename == threading.__file__:
+        frame = frame.f_back
+    return frame.f_code.co_filename if frame else ""
+
+
+def _main_frame() -> FrameType:
+    ident = threading.main_thread().ident
+    assert ident is not None
+    return sys._current_frames()[ident]
+
+
+def _files(frame: FrameType | None, thread: str = "") -> set[str]:
     """Return the files of nbdist on a stack, with the thread that runs them."""
     found = set()
-    thread = threading.current_thread().name
+    thread = thread or threading.current_thread().name
     while frame is not None:
         _, package, file = frame.f_code.co_filename.rpartition(PACKAGE)
         if package:
