@@ -23,7 +23,7 @@ MOST_MODULES = 22
 """Limit for one folder."""
 
 MOST_ATTRIBUTES = 15
-"""Limit for the instance attributes of one class."""
+"""Limit for the instance attributes of one class, those of its bases in nbdist included."""
 
 MOST_AT_THE_TOP = 7
 FRAMEWORKS = {"tensorflow", "jax", "jaxlib", "keras"}
@@ -203,7 +203,10 @@ def test_files_and_folders_have_a_limited_size() -> None:
 
 
 def attributes(cls: ast.ClassDef) -> set[str]:
-    """Return the names that methods assign on `self`, and the fields of a mutable record."""
+    """Return the names that methods assign on `self`, the fields of an instance, and `__slots__`.
+
+    The fields of a record count only if it is mutable.
+    """
     assigned = {
         node.attr
         for method in cls.body
@@ -216,16 +219,80 @@ def attributes(cls: ast.ClassDef) -> set[str]:
         node.target.id
         for node in cls.body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        if (is_mutable(cls) if is_record(cls) else is_of_instances(node))
     }
-    return assigned | fields if is_mutable_record(cls) else assigned
+    return assigned | fields | slots(cls)
 
 
-def is_mutable_record(cls: ast.ClassDef) -> bool:
-    """Return True if a class is a dataclass or a struct that is not frozen."""
-    makers = [ast.unparse(maker) for maker in (*cls.decorator_list, *cls.bases)]
-    is_record = any(re.search(r"\b(dataclass|Struct|Record)\b", maker) for maker in makers)
+def is_record(cls: ast.ClassDef) -> bool:
+    """Return True if a class is a dataclass, a struct or a named tuple."""
+    return any(re.search(r"\b(dataclass|Struct|Record|NamedTuple)\b", text) for text in makers(cls))
+
+
+def is_mutable(cls: ast.ClassDef) -> bool:
+    """Return True if a record is not frozen."""
     options = [ast.unparse(keyword) for keyword in cls.keywords]
-    return is_record and not any("frozen=True" in text for text in (*makers, *options))
+    return not any(re.search("frozen=True|NamedTuple", text) for text in (*makers(cls), *options))
+
+
+def makers(cls: ast.ClassDef) -> list[str]:
+    return [ast.unparse(maker) for maker in (*cls.decorator_list, *cls.bases)]
+
+
+def is_of_instances(field: ast.AnnAssign) -> bool:
+    """Return True for an annotation without a value, other than that of a class variable."""
+    return field.value is None and "ClassVar" not in ast.unparse(field.annotation)
+
+
+def slots(cls: ast.ClassDef) -> set[str]:
+    """Return the names in the `__slots__` of a class."""
+    found = set[str]()
+    for node in cls.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="__slots__")], value=value):
+                named = ast.literal_eval(value)
+                found |= {named} if isinstance(named, str) else set(named)
+    return found
+
+
+@cache
+def classes() -> Mapping[str, ast.ClassDef]:
+    """Return the classes of nbdist by their dotted names."""
+    return {
+        f"{module}.{node.name}": node
+        for module, path in modules().items()
+        for node in nodes(path)
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+@cache
+def imported_names(module: str) -> Mapping[str, str]:
+    """Return the full name of each name that a module imports."""
+    return {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in nodes(modules()[module])
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def bases(name: str) -> set[str]:
+    """Return the full names of the bases of a class, as far as they are in nbdist."""
+    module = name.rpartition(".")[0]
+    found = set()
+    for base in classes()[name].bases:
+        plain = base.value if isinstance(base, ast.Subscript) else base  # `Base[T]`
+        head, *rest = ast.unparse(plain).split(".")
+        origin = imported_names(module).get(head, f"{module}.{head}")
+        found.add(".".join((origin, *rest)))
+    return found & classes().keys()
+
+
+def all_attributes(name: str) -> set[str]:
+    """Return the attributes of a class and of its bases in nbdist."""
+    inherited = (all_attributes(base) for base in bases(name))
+    return attributes(classes()[name]).union(*inherited)
 
 
 def test_the_count_of_attributes_is_correct() -> None:
@@ -244,18 +311,31 @@ class Frozen(msgspec.Struct, frozen=True):
 
 class Plain:
     a: int = 0
+
+class Annotated:
+    a: int
+    b: ClassVar[int]
+
+class Slotted:
+    __slots__ = ("a", "b")
 """
-    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    assert [attributes(cls) for cls in classes] == [{*"abcdef"}, set(), set()]
+    found = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    expected = [{*"abcdef"}, set(), set(), {"a"}, {*"ab"}]
+    assert [attributes(cls) for cls in found] == expected
+
+
+def test_attributes_of_bases_in_other_modules_count() -> None:
+    remote = "nbdist.cluster.ssh.remote_forkserver.RemoteForkServer"
+    client = "nbdist.cluster.forkserver.client.ForkServerClient"
+    assert bases(remote) == {client}
+    assert attributes(classes()[client]) < all_attributes(remote)
 
 
 def test_classes_have_few_instance_attributes() -> None:
     counts = {
-        f"{module}.{node.name}": len(attributes(node))
-        for module, path in modules().items()
-        if package_of(module) != "records"
-        for node in nodes(path)
-        if isinstance(node, ast.ClassDef)
+        name: len(all_attributes(name))
+        for name in classes()
+        if package_of(name.rpartition(".")[0]) != "records"
     }
     assert {name: n for name, n in counts.items() if n > MOST_ATTRIBUTES} == {}
 

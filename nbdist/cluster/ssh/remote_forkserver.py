@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from nbdist.cluster.forkserver.client import END_TIMEOUT_S, ForkServerClient
-from nbdist.cluster.forkserver.control_socket import FORK_SERVER_SOCKET, connect
+from nbdist.cluster.ssh.host_link import SOCKET_PREFIX, HostLink
 from nbdist.errors import NbdistError, StartError
 from nbdist.records import ForkServerLocation
 
@@ -32,7 +30,6 @@ LOST_S = 5.0
 BEAT_S = 1.0
 """Interval of heartbeats to the fork server, well below its `SILENCE_S`."""
 
-SOCKET_PREFIX = "n"
 _OWN_S = 10.0
 _AGAIN_S = 0.5
 _TRIES = 2
@@ -61,14 +58,9 @@ class RemoteForkServer(ForkServerClient):
     ) -> None:
         self.host = link.host
         self.location = location
-        self._link = link
-        self._home = home
-        self._ports: set[int] = set()  # to be forwarded to the host
-        self._needs_forwards = False  # true for a new connection without forwards
-        self._connection: dict[str, Any] = {}
-        self._disconnected_at = 0.0
+        self._link = HostLink(link, location, home)
         self._closing = threading.Event()
-        super().__init__(self._reach(), home.role, _OWN_S, key=home.folder.name)
+        super().__init__(self._link.reach(), home.role, _OWN_S, key=home.folder.name)
         self._current = [self._peer]
         arguments = self._current, os.getpid(), self._closing, self.state
         self._farewell = weakref.finalize(self, _send_farewell, *arguments)
@@ -101,11 +93,11 @@ class RemoteForkServer(ForkServerClient):
         if not was_open:
             home.guard(link.open())
         self = cls(link, location, home)
-        self._ports.update(ports)
-        self._needs_forwards = not was_open
-        if self._needs_forwards:
+        self._link.add_ports(ports)
+        self._link.needs_forwards = not was_open
+        if self._link.needs_forwards:
             self._ask("unlinked", _OWN_S, op="unlink", name=SOCKET_PREFIX)
-            self._forward_all()
+            self._link.forward_all()
         return self
 
     @classmethod
@@ -135,21 +127,14 @@ class RemoteForkServer(ForkServerClient):
 
     def prefix(self) -> str:
         """Return the prefix of the host's sockets for ports of this machine: `<prefix>:<port>`."""
-        return f"{self.location.folder}/{SOCKET_PREFIX}"
+        return self._link.prefix()
 
     def forward(self, ports: Sequence[int]) -> None:
         """Forward these ports of this machine to the host."""
-        fresh = sorted(set(ports) - self._ports)
+        fresh = self._link.new_ports(ports)
         if fresh:
             self._await_connection()
-            self._link.forward_remote(fresh, self.prefix())
-            self._ports.update(fresh)
-
-    def _forward_all(self) -> None:
-        """Forward all ports over a new connection, after the old sockets have been removed."""
-        if self._ports:
-            self._link.forward_remote(sorted(self._ports), self.prefix())
-        self._needs_forwards = False
+            self._link.forward(fresh)
 
     def forward_controller(self, controller: dict[str, Any]) -> None:
         """Make ipyparallel's controller reachable from the host.
@@ -158,15 +143,11 @@ class RemoteForkServer(ForkServerClient):
             controller: the content of its connection file for engines.
         """
         self.forward(ports_of(controller))
-        self._connection = {**controller, "interface": f"ipc://{self.prefix()}"}
+        self._link.set_controller(controller)
 
     def env(self) -> dict[str, str]:
         """Return the variables of engines: the connection to the controller, and the host's own."""
-        return {
-            "IPP_CONNECTION_INFO": json.dumps(self._connection),
-            "IPP_PROFILE_DIR": self.location.folder,
-            **self.host.env,
-        }
+        return self._link.env()
 
     def describe_end(self, name: str, lines: int) -> str:
         if not self.runs():
@@ -189,18 +170,7 @@ class RemoteForkServer(ForkServerClient):
     @property
     def is_disconnected(self) -> bool:
         """True while the connection is broken and being restored."""
-        return self._disconnected_at > 0
-
-    def _reach(self) -> Peer:
-        """Connect to the fork server over the open link."""
-        here = self._home.folder / f"{self._link.name}.sock"
-        with contextlib.suppress(OSError):
-            return connect(here)  # the socket was forwarded before
-        self._link.forward_local(f"{self.location.folder}/{FORK_SERVER_SOCKET}", here.name)
-        try:
-            return connect(here)
-        except OSError as error:
-            raise StartError(f"its fork server cannot be reached: {error}") from error
+        return self._link.is_disconnected
 
     def _beat(self) -> None:
         while not self._closing.wait(BEAT_S):
@@ -238,15 +208,15 @@ class RemoteForkServer(ForkServerClient):
         """
         if self._closing.is_set() or self.state.is_over:
             return False
-        self._disconnected_at = time.monotonic()
-        while not self._closing.is_set() and time.monotonic() < self._disconnected_at + LOST_S:
+        self._link.note_break()
+        while not self._closing.is_set() and self._link.disconnected_s() < LOST_S:
             try:
                 self._reconnect()
             except (NbdistError, OSError):
                 self._closing.wait(_AGAIN_S)
                 continue
             with self.state.changed:
-                self._disconnected_at = 0.0
+                self._link.note_return()
                 self.state.changed.notify_all()
             return True
         return False
@@ -257,19 +227,16 @@ class RemoteForkServer(ForkServerClient):
         Raises:
             NbdistError, OSError: the host cannot be reached yet.
         """
-        if not self._link.is_open():
-            self._link.close()
-            self._needs_forwards = True
-            self._home.guard(self._link.open())
-        peer = self._reach()
+        self._link.reopen()
+        peer = self._link.reach()
         self._own(peer)
         with self._sending:
             self._peer.close()
             self._peer = self._current[0] = peer
-        if self._needs_forwards:  # sockets of the former connection block the new forwards
+        if self._link.needs_forwards:  # sockets of the former connection block the new forwards
             peer.send({"op": "unlink", "name": SOCKET_PREFIX})
             self._receive_until("unlinked")
-            self._forward_all()
+            self._link.forward_all()
 
     def _receive_until(self, kind: str) -> None:
         """Store events until one of this kind arrives. For the listening thread only."""
