@@ -81,6 +81,50 @@ PACKAGES: dict[str, set[str]] = {
     "strategies": {"views"},
 }
 
+STARTED_BY_NAME: dict[str, set[str]] = {
+    "nbdist": {
+        "nbdist.execution.result",
+        "nbdist.execution.saved_runs",
+        "nbdist.magics.extension",
+        "nbdist.parallel",
+        "nbdist.parallel.autoplace.decorator",
+        "nbdist.parallel.pipeline.stacked_layers",
+        "nbdist.parallel.pipeline.stages",
+        "nbdist.parallel.placement.devices",
+        "nbdist.parallel.placement.meshes",
+        "nbdist.parallel.placement.place",
+        "nbdist.parallel.placement.where",
+        "nbdist.records",
+        "nbdist.server",
+        "nbdist.session.cluster",
+        "nbdist.session.discovery",
+        "nbdist.strategies",
+    },
+    "nbdist.cluster.fleet": {
+        "nbdist.worker.engine",
+        "nbdist.worker.jax.backend",
+        "nbdist.worker.jax.step.step",
+        "nbdist.worker.keras.dependencies",
+        "nbdist.worker.tensorflow.step",
+        "nbdist.worker.tensorflow.strategy",
+        "nbdist.worker.tensorflow.without_keras",
+    },
+    "nbdist.cluster.forkserver.control_socket": {"nbdist.session.detached"},
+    "nbdist.cluster.jax_coordinators": {"nbdist.worker.jax.runtime.coordinator"},
+    "nbdist.cluster.launcher": {"nbdist.worker.engine"},
+    "nbdist.strategies": {"nbdist.worker.jax.strategy"},
+    "nbdist.worker.data.sources": {"nbdist.worker.jax.arrays.distributed_dataset"},
+}
+"""Modules that a string may name although the table does not allow their import.
+
+Another process starts or preloads them, or they are imported when first used.
+"""
+
+NAMED = re.compile(r"(nbdist(?:\.[a-z_0-9]+)+)(?::\w+)?(?:\.[A-Z]\w*)?")
+PROGRAM = re.compile(r"-m (nbdist(?:\.[a-z_0-9]+)+)")
+NOT_MODULES = {"nbdist.ipyparallel", "nbdist.options"}
+"""A logger, and a matcher of completions."""
+
 
 def allowed() -> dict[str, set[str]]:
     """Return the whole table: the packages that each package may import."""
@@ -340,16 +384,63 @@ def test_classes_have_few_instance_attributes() -> None:
     assert {name: n for name, n in counts.items() if n > MOST_ATTRIBUTES} == {}
 
 
-def test_modules_that_strings_name_exist() -> None:
-    """Check names in strings: programs of `-m`, fork targets and preloaded modules."""
-    named = re.compile(r"nbdist(\.[a-z_0-9]+)+(:\w+)?(\.[A-Z]\w*)?")
-    others = {"nbdist.ipyparallel", "nbdist.options"}  # a logger, and a matcher of completions
-    wrong = [
-        f"{module}: {node.value}"
+def test_imports_are_absolute() -> None:
+    relative = [
+        f"{module}: line {node.lineno}"
         for module, path in modules().items()
         for node in nodes(path)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if named.fullmatch(node.value) and node.value not in others
-        if re.split(r":|\.(?=[A-Z])", node.value)[0] not in modules()
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert not relative
+
+
+@cache
+def named_in_strings() -> Mapping[str, frozenset[str]]:
+    """Return the names in the strings of each module: programs, fork targets, preloaded modules.
+
+    A string is the name of a module, perhaps with a function or class, or a command with `-m`.
+    """
+    return {
+        module: frozenset(
+            found[1]
+            for node in nodes(path)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            if (found := NAMED.fullmatch(node.value) or PROGRAM.search(node.value))
+            if found[1] not in NOT_MODULES
+        )
+        for module, path in modules().items()
+    }
+
+
+def named_against_the_table() -> dict[str, set[str]]:
+    """Return the modules that strings name and that the table of imports does not allow."""
+    table = allowed() | {"nbdist": set()}
+    above = {
+        module: {
+            name
+            for name in names
+            if package_of(name) not in {package_of(module), *table[package_of(module)]}
+        }
+        for module, names in named_in_strings().items()
+    }
+    return {module: names for module, names in above.items() if names}
+
+
+def test_modules_that_strings_name_exist() -> None:
+    wrong = [
+        f"{module}: {name}"
+        for module, names in named_in_strings().items()
+        for name in sorted(names - modules().keys())
     ]
     assert not wrong
+
+
+def test_strings_name_modules_of_the_table() -> None:
+    assert (
+        "nbdist.cluster.forkserver.server" in named_in_strings()["nbdist.cluster.forkserver.client"]
+    )
+    assert (
+        "nbdist.cluster.forkserver.remote_start"
+        in named_in_strings()["nbdist.cluster.ssh.connection"]
+    )  # in a command
+    assert named_against_the_table() == STARTED_BY_NAME
