@@ -11,6 +11,7 @@ import io
 import re
 import subprocess
 import sys
+import token
 import tokenize
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +26,13 @@ QUESTION = re.compile(r"(?:What|Which|Where|Whether|How|Of|As|Who|Whose|When|Why
 
 SUMMARY_LENGTH = 100
 
-SUFFIXES = (".py", ".md", ".ipynb", ".ts")
+SUFFIXES = (".py", ".md", ".ipynb", ".ts", ".tsx", ".css", ".toml", ".yml", ".yaml")
+
+WITH_SAMPLES = ("tools/check_language.py", "tests/test_language.py")
+"""Files that contain the words themselves."""
+
+FSTRING_MIDDLE: int | None = getattr(token, "FSTRING_MIDDLE", None)
+"""Text of an f-string; a token of its own in Python 3.12 and later."""
 
 COINED = re.compile(
     r"\b(?:crew|sights|switchboard|bookings|estate|healer|heals?|healed|healing|cell ?watch"
@@ -37,7 +44,7 @@ COINED = re.compile(
 
 ALLOWED = re.compile(
     r"estate\.json|max[-_]heals|\"heals\"|\"healing\"|`heals`|`healing`|03_recovery"
-    r"|(?:[.]|readonly )(?:heals|healing)\b"
+    r"|(?:[.]|readonly )(?:heals|healing)\b|(?:^ *|[{,] )(?:heals|healing): "
 )
 """The option, the fields of run.json and old files keep their names."""
 
@@ -63,10 +70,10 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def texts(source: str) -> Iterator[tuple[int, str]]:
     """Yield the line and the text of each comment and string of a module."""
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type in (tokenize.COMMENT, tokenize.STRING):
-            for offset, text in enumerate(token.string.split("\n")):
-                yield token.start[0] + offset, text
+    for found in tokenize.generate_tokens(io.StringIO(source).readline):
+        if found.type in (tokenize.COMMENT, tokenize.STRING, FSTRING_MIDDLE):
+            for offset, text in enumerate(found.string.split("\n")):
+                yield found.start[0] + offset, text
 
 
 def check_module(path: Path) -> Iterator[Finding]:
@@ -89,7 +96,7 @@ def check_words(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Findin
 
 
 def check(path: Path) -> Iterator[Finding]:
-    """Yield the findings of a file: Python, Markdown, a notebook or TypeScript."""
+    """Yield the findings of a file: Python, or text such as Markdown and TypeScript."""
     if path.suffix == ".py":
         yield from check_module(path)
     else:
@@ -98,14 +105,10 @@ def check(path: Path) -> Iterator[Finding]:
 
 def tracked() -> list[Path]:
     """List the files of the repository that people read."""
-    patterns = ("nbdist/*.py", "benchmarks/*.py", "tools/*.py", "notebooks/*", "docs/*.md", "*.md")
-    command = ["git", "ls-files", *patterns, "labextension/src/*.ts"]
+    command = ["git", "ls-files"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    own = Path(__file__).resolve()
-    files = (ROOT / name for name in listed.splitlines())
-    return [
-        path for path in files if path.suffix in (".py", ".md", ".ipynb", ".ts") and path != own
-    ]
+    files = (ROOT / name for name in listed.splitlines() if name not in WITH_SAMPLES)
+    return [path for path in files if path.suffix in SUFFIXES or path.name == "Makefile"]
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import { runState } from '../test/states';
 
 const MEASURES = ['step_s', 'input_s', 'collective_s', 'process_bytes', 'device_bytes'];
 const TABLE = { number: 0, columns: { measures: MEASURES, own: ['loss'], shared: ['rate'] } };
-/** Frames before the first that counts: code is compiled, tables are laid out. */
+/** Frames before the first that counts: code is compiled, tables get their layout. */
 const WARM_UP_FRAMES = 20;
 /** Numbers in a message, as the server sends them: 1 MiB. */
 const MESSAGE_LENGTH = 2 ** 17;

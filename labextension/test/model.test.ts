@@ -73,7 +73,7 @@ test('messages may be cut anywhere', () => {
   }
 });
 
-test('a shared metric is one line, whoever says it first', () => {
+test('a shared metric is one line, for any rank that reports it first', () => {
   const model = new RunModel();
   model.onTable(table([], ['rate']));
   model.onRows(message(0, [1, 1, 0, 0, 10], [0, 1, 0, 0, 10], [0, 1, 1, 0, 11], [1, 1, 1, 0, 11]));
