@@ -68,7 +68,7 @@ class Positions:
         """Request the positions of the ranks. Ranks that do not respond in time are omitted."""
         self.where.clear()
         running = self._sender.running
-        self._sender.order(Diagnose(number=self._sender.number), sorted(running))
+        self._sender.send_command(Diagnose(number=self._sender.number), sorted(running))
         deadline = time.monotonic() + _DIAGNOSE_S
         while not running <= self.where.keys() and time.monotonic() < deadline:
             self._show(POLL_S)
@@ -151,7 +151,7 @@ class Cancellation:
         while self.running and time.monotonic() < deadline:
             if time.monotonic() >= again:
                 if self._is_forced:  # before each interrupt: a rank may have begun steps since
-                    self._sender.order(
+                    self._sender.send_command(
                         ForceInterrupt(number=self._sender.number), sorted(self.running)
                     )
                 self._engines.interrupt(sorted(self.running))
@@ -231,7 +231,9 @@ class Cancellation:
     def abort_collectives(self, strategy: StrategyName, ranks: Sequence[int]) -> None:
         """Cancel the collectives of a strategy on ranks that wait in them."""
         self._collectives.broken.add(strategy)
-        self._sender.order(AbortCollectives(number=self._sender.number, strategy=strategy), ranks)
+        self._sender.send_command(
+            AbortCollectives(number=self._sender.number, strategy=strategy), ranks
+        )
 
 
 class StopAgreement:
@@ -268,7 +270,9 @@ class StopAgreement:
         if still <= self._limits.keys():
             self._is_agreed = True
             last = max(self._limits.values())
-            self._sender.order(StopAfter(number=self._sender.number, step=last), sorted(still))
+            self._sender.send_command(
+                StopAfter(number=self._sender.number, step=last), sorted(still)
+            )
         elif time.monotonic() - self._since > _LET_CONTINUE_S:
             self._since = time.monotonic()
             self._let_continue(still)
@@ -278,8 +282,8 @@ class StopAgreement:
         behind = [r for r in sorted(still & self._limits.keys()) if self._limits[r] < reached]
         if behind:
             self._limits |= dict.fromkeys(behind, reached)
-            order = StopAfter(number=self._sender.number, step=SOON, limit=reached)
-            self._sender.order(order, behind)
+            command = StopAfter(number=self._sender.number, step=SOON, limit=reached)
+            self._sender.send_command(command, behind)
 
 
 class StopRequests:
@@ -346,8 +350,8 @@ class StopRequests:
         """Ask the ranks to stop at the end of a step."""
         self._requested_at = time.monotonic()
         self._live.stopping()
-        order = StopAfter(number=self._sender.number, step=SOON)
-        self._sender.order(order, sorted(self._sender.running))
+        command = StopAfter(number=self._sender.number, step=SOON)
+        self._sender.send_command(command, sorted(self._sender.running))
         self._cancellation.interrupt(_STOP_S)
         if self._sender.running:
             self._show_message("stopping at the end of a step; interrupt again to cancel the step")

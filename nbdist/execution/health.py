@@ -99,7 +99,7 @@ class CollectiveDeadlocks:
         now = time.monotonic()
         if now - self._asked_at >= _EVERY_S:
             self._asked_at = now
-            self._sender.order(Diagnose(number=self._sender.number, waits=True), self._ranks)
+            self._sender.send_command(Diagnose(number=self._sender.number, waits=True), self._ranks)
         idle = self._idle
         if not all(
             rank in idle

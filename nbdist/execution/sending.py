@@ -47,12 +47,12 @@ class CellSender:
         finally:
             self.running.difference_update(unsent)
 
-    def order(self, order: Command, ranks: Sequence[int]) -> None:
+    def send_command(self, command: Command, ranks: Sequence[int]) -> None:
         """Send a command. Skip unreachable ranks: the monitor reports them as dead."""
         for rank in ranks:
             with contextlib.suppress(WorkerError):
-                self._dispatcher.send(order, [rank])
+                self._dispatcher.send(command, [rank])
 
     def request_status(self, ranks: Iterable[int]) -> None:
         """Request the ends of the ranks again. Ranks that have not begun the cell drop it."""
-        self.order(StatusQuery(number=self.number), sorted(ranks))
+        self.send_command(StatusQuery(number=self.number), sorted(ranks))
