@@ -116,7 +116,7 @@ class Cluster:
         host_rules.check(self.request, self.settings.worker_memory_bytes)
         self._ran: list[str] = []
         self.running = False
-        self._hold(ClusterLifecycle.start(self.request, self.settings))
+        self._attach(ClusterLifecycle.start(self.request, self.settings))
 
     def __enter__(self) -> Self:
         return self
@@ -130,14 +130,14 @@ class Cluster:
 
     # Starting and stopping.
 
-    def _hold(self, held: ClusterLifecycle) -> None:
-        self._held, self._folder = held, held.folder
+    def _attach(self, lifecycle: ClusterLifecycle) -> None:
+        self._lifecycle, self._folder = lifecycle, lifecycle.folder
         self._worker_group, self._runner, self._journal = (
-            held.worker_group,
-            held.runner,
-            held.journal,
+            lifecycle.worker_group,
+            lifecycle.runner,
+            lifecycle.journal,
         )
-        self.inspection = ClusterInspection(held)
+        self.inspection = ClusterInspection(lifecycle)
         self.running = True
 
     def restart(self) -> None:
@@ -146,7 +146,7 @@ class Cluster:
         It also replaces engines that do not respond, and restores dead processes of the cluster.
         """
         self.running = False
-        self._held.restart()
+        self._lifecycle.restart()
         self.running = True
 
     def resize(self, hosts: int | Sequence[str | Host], *, go_on: bool = False) -> Run | None:
@@ -175,10 +175,10 @@ class Cluster:
         host_rules.check(request, self.settings.worker_memory_bytes)
         self.running = False
         try:
-            self._held.resize(request, last)
+            self._lifecycle.resize(request, last)
             self.request = request
         finally:
-            self.running = self._held.is_up
+            self.running = self._lifecycle.is_up
         return self._go_on(last) if last is not None else None
 
     def _go_on(self, run: CellRequest) -> Run:
@@ -194,7 +194,7 @@ class Cluster:
     def stop(self) -> None:
         """End every process of the cluster. May be called more than once."""
         self.running = False
-        self._held.stop()
+        self._lifecycle.stop()
 
     # Views.
 
@@ -213,7 +213,7 @@ class Cluster:
         Args:
             measure: also measure the memory of each rank.
         """
-        return self._held.workers(measure=measure)
+        return self._lifecycle.workers(measure=measure)
 
     def status(self) -> StatusPicture:
         """Show the workers."""
@@ -278,8 +278,11 @@ class Cluster:
         """
         self = cls.__new__(cls)
         self.settings = settings
-        self._hold(ClusterLifecycle.adopt(folder, settings, detached_runner=detached_runner))
-        self.request, ran = self._held.handover.handover.request, self._held.handover.handover.ran
+        self._attach(ClusterLifecycle.adopt(folder, settings, detached_runner=detached_runner))
+        self.request, ran = (
+            self._lifecycle.handover.handover.request,
+            self._lifecycle.handover.handover.ran,
+        )
         self._ran = list(ran)
         return self
 
@@ -293,7 +296,7 @@ class Cluster:
             CellError, WorkerError, KeyboardInterrupt: see `run`.
             LeftError: another process has taken over the cluster and follows the cell.
         """
-        under_way, self._held.under_way = self._held.under_way, None
+        under_way, self._lifecycle.under_way = self._lifecycle.under_way, None
         if under_way is not None:
             with self._attended():
                 under_way()
@@ -302,7 +305,7 @@ class Cluster:
     def leave(self) -> None:
         """Release the cluster. It continues to run for another owner."""
         self.running = False
-        self._held.leave()
+        self._lifecycle.leave()
 
     @property
     def is_wanted(self) -> bool:
@@ -393,7 +396,7 @@ class Cluster:
     def _follow(self, cell: RunningCell, kept: LiveRun, host_of: Mapping[int, str]) -> None:
         """Run the cell on ranks, and show and store their records."""
         view = new_view(kept, host_of, self.settings)
-        self._held.begin(cell, tuple(self._ran))
+        self._lifecycle.begin(cell, tuple(self._ran))
         with self._attended():
             self._runner.run(cell, view, kept, host_of)
 
@@ -410,8 +413,10 @@ class Cluster:
         finally:
             if self.running:
                 with interrupt_held():
-                    self._held.settle()
-                    self._journal.add_cell(self._held.handover.handover.last, self.last_run, failed)
+                    self._lifecycle.settle()
+                    self._journal.add_cell(
+                        self._lifecycle.handover.handover.last, self.last_run, failed
+                    )
             if self._runner.stuck:
                 self.restart()
         self._worker_group.warm_spares(self._journal.imports())

@@ -27,19 +27,19 @@ class ClusterInspection:
     """Read-only views of one cluster. `Cluster` documents the methods of the same names.
 
     Args:
-        held: the cluster.
+        lifecycle: the cluster.
     """
 
-    def __init__(self, held: ClusterLifecycle) -> None:
-        self._held = held
+    def __init__(self, lifecycle: ClusterLifecycle) -> None:
+        self._lifecycle = lifecycle
 
     @property
     def world_size(self) -> int:
-        return self._held.worker_group.world_size
+        return self._lifecycle.worker_group.world_size
 
     @property
     def _request(self) -> ClusterRequest:
-        return self._held.handover.handover.request
+        return self._lifecycle.handover.handover.request
 
     def chosen(self, ranks: str | None) -> tuple[int, ...]:
         """Return the ranks that a text such as `0,2:4` names; all ranks without a text."""
@@ -51,8 +51,8 @@ class ClusterInspection:
         Raises:
             WorkerError: one of the ranks is dead, or still runs a cell.
         """
-        self._held.runner.refuse_unready(ranks)
-        return self._held.worker_group.engines
+        self._lifecycle.runner.refuse_unready(ranks)
+        return self._lifecycle.worker_group.engines
 
     def apply(
         self, function: Callable[..., Any], argument: Any, chosen: Sequence[int]
@@ -70,23 +70,23 @@ class ClusterInspection:
             raise TransferError(str(error)) from None
 
     def show(self, names: Sequence[str]) -> PlacementPicture:
-        hosts = {rank: hello.host for rank, hello in self._held.worker_group.hellos.items()}
+        hosts = {rank: hello.host for rank, hello in self._lifecycle.worker_group.hellos.items()}
         picture = locate(names, self.apply, hosts)
-        self._held.file.show(picture.placement.names, picture.html())
+        self._lifecycle.file.show(picture.placement.names, picture.html())
         return picture
 
     def status(self) -> StatusPicture:
-        return status(self._held.workers(), self._request.seed)
+        return status(self._lifecycle.workers(), self._request.seed)
 
     def devices(self, *, bench: bool) -> DevicesPicture:
         self.engines(self.chosen(None))
-        return self._held.devices(bench=bench)
+        return self._lifecycle.devices(bench=bench)
 
     def logs(self, rank: int) -> str:
         if not 0 <= rank < self.world_size:
             raise UsageError(f"no rank {rank}: use a rank from 0 to {self.world_size - 1}")
-        text = self._held.logs.read(rank)
-        beside = self._held.worker_group.engines.log_tail(rank)
+        text = self._lifecycle.logs.read(rank)
+        beside = self._lifecycle.worker_group.engines.log_tail(rank)
         return text + (f"\n--- engine log, last lines ---\n{beside}\n" if beside else "")
 
     def hosts(self) -> HostsPicture:

@@ -97,13 +97,15 @@ class ClusterLifecycle:
             worker_group = WorkerGroup(request, folder, settings, fleet)
             undo.callback(worker_group.close)
             worker_group.open()
-            held = cls(folder, worker_group, new_handover(folder, request, worker_group), settings)
-            undo.callback(held._close_files)
+            lifecycle = cls(
+                folder, worker_group, new_handover(folder, request, worker_group), settings
+            )
+            undo.callback(lifecycle._close_files)
             worker_group.receiver.start()
             worker_group.start(phases)
-            held._come_up(phases)
-            held._ended = undo.pop_all()
-        return held
+            lifecycle._come_up(phases)
+            lifecycle._ended = undo.pop_all()
+        return lifecycle
 
     @classmethod
     def adopt(cls, folder: Path, settings: Settings, *, detached_runner: bool) -> Self:
@@ -120,15 +122,15 @@ class ClusterLifecycle:
             undo.callback(worker_group.close_sockets)
             take_up(handover, worker_group)
             worker_group.open(handover)
-            held = cls(folder, worker_group, handover, settings)
-            undo.callback(held._close_files)
-            held._expect(handover, settings)
+            lifecycle = cls(folder, worker_group, handover, settings)
+            undo.callback(lifecycle._close_files)
+            lifecycle._expect(handover, settings)
             worker_group.receiver.start()
-            held._ended.callback(shutil.rmtree, folder, ignore_errors=True)
-            held._ended.push(undo.pop_all())
-        held._ended.callback(worker_group.close)
-        held.file.write(held.workers(), run=handover.cell.run if handover.cell else "")
-        return held
+            lifecycle._ended.callback(shutil.rmtree, folder, ignore_errors=True)
+            lifecycle._ended.push(undo.pop_all())
+        lifecycle._ended.callback(worker_group.close)
+        lifecycle.file.write(lifecycle.workers(), run=handover.cell.run if handover.cell else "")
+        return lifecycle
 
     def _expect(self, handover: HandoverState, settings: Settings) -> None:
         self.runner.last_run = run_of(handover.last)

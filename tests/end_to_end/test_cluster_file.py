@@ -48,7 +48,7 @@ def test_state_file_shows_busy_ranks_during_a_cell(
 def test_state_file_contains_the_placement(cluster: nbdist.Cluster) -> None:
     cluster.run("import numpy as np\ntable = np.zeros((4, 2))")
     picture = cluster.show("table")
-    cluster._held._files.settle()
+    cluster._lifecycle._files.settle()
     state = msgspec.json.decode((cluster._folder / "cluster.json").read_bytes(), type=ClusterState)
     assert state.placement is not None
     assert state.placement.names == ("table",)

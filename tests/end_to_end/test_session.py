@@ -278,8 +278,8 @@ def test_full_disk_does_not_stop_the_cell(
 
         flush = close = lambda self: None
 
-    monkeypatch.setattr(cluster._held.logs, "_files", dict.fromkeys(range(3), FullFile()))
-    monkeypatch.setattr(cluster._held.logs, "fault", "")
+    monkeypatch.setattr(cluster._lifecycle.logs, "_files", dict.fromkeys(range(3), FullFile()))
+    monkeypatch.setattr(cluster._lifecycle.logs, "fault", "")
     cluster.run("print('shown')")
     assert "shown" in capsys.readouterr().out
     assert "cannot store all text of the ranks: No space left" in cluster.logs(0)
