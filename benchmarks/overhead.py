@@ -24,7 +24,7 @@ from benchmarks.step import lengths
 from benchmarks.turns import in_turns, take_turns
 from nbdist.records import StateMessage, StepOptions
 from nbdist.settings import Settings
-from nbdist.telemetry.run_reader import kept
+from nbdist.telemetry.run_reader import stored_runs
 from tests.server.jupyter import Closed, JupyterServer
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _watch(server: JupyterServer, over: threading.Event) -> None:
 
     async def follow() -> None:
         while not over.is_set():
-            runs = [run for run in kept(server.runs) if run.state().status == "running"]
+            runs = [run for run in stored_runs(server.runs) if run.state().status == "running"]
             if not runs:
                 await asyncio.sleep(_WATCHED_S)
                 continue

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nbdist.records import Saving, StepOptions
-from nbdist.telemetry.run_reader import kept
+from nbdist.telemetry.run_reader import stored_runs
 from nbdist.utils.polling import repeat_until
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def train(
 
 def steps_of(folder: Path) -> int:
     """Return the number of rows of the newest run. 0 without a run."""
-    for run in kept(folder / "runs")[:1]:
+    for run in stored_runs(folder / "runs")[:1]:
         return max((run.count(table) for table in run.tables()), default=0)
     return 0
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import nbdist
 from nbdist.records import StepOptions
-from nbdist.telemetry.run_reader import kept
+from nbdist.telemetry.run_reader import stored_runs
 from nbdist.utils.polling import repeat_until
 from nbdist.utils.signals import interrupt_held
 
@@ -131,7 +131,7 @@ class Asking:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
-        self._before = {run.id for run in kept(self._cluster.settings.runs_path)}
+        self._before = {run.id for run in stored_runs(self._cluster.settings.runs_path)}
         self._thread.start()
         return self
 
@@ -156,7 +156,7 @@ class Asking:
         return tuple(BOUND_S + 5.0 * i for i in range(100))
 
     def _stop(self) -> None:
-        for run in kept(self._cluster.settings.runs_path):
+        for run in stored_runs(self._cluster.settings.runs_path):
             if run.id not in self._before:
                 run.ask_to_stop()
 

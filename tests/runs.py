@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from nbdist.records import Columns, Metrics, RecoveryRecord, Rows, RunState, RunWorker
-from nbdist.telemetry.run_reader import find, kept
+from nbdist.telemetry.run_reader import find, stored_runs
 from nbdist.telemetry.run_writer import RunDirectory, new_id
 from nbdist.utils.processes import this_process
 
@@ -31,12 +31,12 @@ LOSS = Columns(own=("loss",))
 
 def latest(cluster: nbdist.Cluster) -> StoredRun:
     """Return the run that the cluster started last."""
-    return kept(cluster.settings.runs_path)[0]
+    return stored_runs(cluster.settings.runs_path)[0]
 
 
 def ids(cluster: nbdist.Cluster) -> set[str]:
     """Return the ids of all kept runs."""
-    return {run.id for run in kept(cluster.settings.runs_path)}
+    return {run.id for run in stored_runs(cluster.settings.runs_path)}
 
 
 def send(run: LiveRun, record: AnyEvent) -> None:

@@ -61,12 +61,12 @@ def reopen(cell: RunningCell, settings: Settings) -> ResumedRun:
     if not cell.run:
         return ResumedRun(NullRun("this run is not stored"))
     try:
-        kept = find(Path(cell.runs), cell.run)
-        state, tables = kept.written_state(), kept.tables()
-        reports = tuple(rows for table in tables for rows in _rows(kept, table))
+        run = find(Path(cell.runs), cell.run)
+        state, tables = run.written_state(), run.tables()
+        reports = tuple(rows for table in tables for rows in _rows(run, table))
         asked = this_request()
         place = {"request": asked.id, "cell": asked.cell} if asked.id else {}
-        directory = RunDirectory(kept.path, state, tables)
+        directory = RunDirectory(run.path, state, tables)
         directory.update(writer=this_process(), **place)
     except (UsageError, OSError, msgspec.DecodeError) as error:
         return ResumedRun(NullRun(f"this run is no longer stored: {error}"))
@@ -75,9 +75,9 @@ def reopen(cell: RunningCell, settings: Settings) -> ResumedRun:
     return ResumedRun(live, reports, _begun(state), stopping, age_s, state.recoveries)
 
 
-def _rows(kept: StoredRun, table: Table) -> Iterator[Rows]:
+def _rows(run: StoredRun, table: Table) -> Iterator[Rows]:
     """Yield the rows of a table, by rank, and separately for steps and epochs."""
-    array = kept.array(table)
+    array = run.array(table)
     for rank in sorted({int(rank) for rank in array[:, 0]}):
         own = array[array[:, 0] == rank]
         for chosen in (own[own[:, _STEP] >= 0], own[own[:, _STEP] < 0]):

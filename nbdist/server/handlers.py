@@ -12,7 +12,7 @@ from jupyter_server.base.handlers import APIHandler
 from tornado.web import HTTPError, authenticated
 
 from nbdist.records import CLUSTER_ID, ClusterState
-from nbdist.telemetry.run_reader import kept
+from nbdist.telemetry.run_reader import stored_runs
 from nbdist.utils.files import PLACEMENT_FILE, read_file
 from nbdist.utils.processes import is_gone
 
@@ -90,7 +90,7 @@ class PlacementHandler(_ListHandler):
 
 def run_states(root: Path, limit: int) -> Iterator[RunState]:
     """Yield the states of the newest runs, newest first. Deleted runs are skipped."""
-    for run in kept(root)[:limit]:
+    for run in stored_runs(root)[:limit]:
         try:
             yield run.state()
         except (OSError, msgspec.DecodeError):

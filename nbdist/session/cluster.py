@@ -387,18 +387,18 @@ class Cluster:
         """Run the cell, and store its run."""
         workers = [w for w in self.workers(measure=False) if w.rank in cell.ranks]
         cells, seed = self._ran, self.request.seed
-        with live_run.begun(cell.request, header, cells, workers, self.settings, seed) as kept:
+        with live_run.begun(cell.request, header, cells, workers, self.settings, seed) as run:
             runs = str(self.settings.runs_path)
-            sent = structs.replace(cell, run=kept.id, runs=runs, saved=())
-            self._follow(sent, kept, {worker.rank: worker.host for worker in workers})
+            sent = structs.replace(cell, run=run.id, runs=runs, saved=())
+            self._follow(sent, run, {worker.rank: worker.host for worker in workers})
         return self.last_run
 
-    def _follow(self, cell: RunningCell, kept: LiveRun, host_of: Mapping[int, str]) -> None:
+    def _follow(self, cell: RunningCell, run: LiveRun, host_of: Mapping[int, str]) -> None:
         """Run the cell on ranks, and show and store their records."""
-        view = new_view(kept, host_of, self.settings)
+        view = new_view(run, host_of, self.settings)
         self._lifecycle.begin(cell, tuple(self._ran))
         with self._attended():
-            self._runner.run(cell, view, kept, host_of)
+            self._runner.run(cell, view, run, host_of)
 
     @contextlib.contextmanager
     def _attended(self) -> Iterator[None]:

@@ -240,13 +240,13 @@ def _what(request: ClusterRequest) -> str:
     return f"{workers} on {'this machine' if request.is_local else hosts}"
 
 
-def new_view(kept: LiveRun, host_of: Mapping[int, str], settings: Settings) -> CellView:
+def new_view(run: LiveRun, host_of: Mapping[int, str], settings: Settings) -> CellView:
     """Return the view of a cell.
 
     Args:
-        kept: the run. It stores the shown text.
+        run: the run. It stores the shown text.
         host_of: the host of each rank that runs the cell.
         settings: the limits and the kind of the view.
     """
     wait_s, limit = settings.fold_wait_s, settings.shown_output_characters
-    return CellView(host_of, wait_s, limit, live_run.shown(kept, settings), kept.show)
+    return CellView(host_of, wait_s, limit, live_run.shown(run, settings), run.show)

@@ -191,7 +191,7 @@ def search(root: Path) -> Found:
     return Found(tuple(sorted(began, key=began.__getitem__, reverse=True)), refused)
 
 
-def kept(root: Path) -> tuple[StoredRun, ...]:
+def stored_runs(root: Path) -> tuple[StoredRun, ...]:
     """Return the runs in `root` that this version can read, newest first."""
     return search(root).runs
 
@@ -207,7 +207,7 @@ def prune(root: Path, keep: int, spared: str = "") -> tuple[str, ...]:
     Returns:
         The ids of the deleted runs.
     """
-    old = kept(root)[keep:] if keep else ()
+    old = stored_runs(root)[keep:] if keep else ()
     return tuple(run.id for run in old if run.id != spared and _deleted(run))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import nbdist
 from nbdist.records import Beat, Output, StepOptions
-from nbdist.telemetry.run_reader import kept
+from nbdist.telemetry.run_reader import stored_runs
 from nbdist.utils.polling import repeat_until
 from tests import clusters
 from tests.operations import FIT, STEP, TOTAL
@@ -330,16 +330,16 @@ def test_second_stop_request_cancels_a_hung_collective(
 ) -> None:
     cluster.run(SETUP["pjrt"], strategy="pjrt")
     cluster.run("from functools import partial\nhanging = partial(numbers, 0, wait_s=600, at=24)")
-    before = {run.id for run in kept(cluster.settings.runs_path)}
+    before = {run.id for run in stored_runs(cluster.settings.runs_path)}
 
     def stop() -> None:
-        (run,) = (run for run in kept(cluster.settings.runs_path) if run.id not in before)
+        (run,) = (run for run in stored_runs(cluster.settings.runs_path) if run.id not in before)
         run.ask_to_stop()
 
     on_hang(stop)
     with pytest.raises(KeyboardInterrupt):
         cluster.run(STEP["pjrt"], step=step_options("hanging"), strategy="pjrt")
-    (run,) = (run for run in kept(cluster.settings.runs_path) if run.id not in before)
+    (run,) = (run for run in stored_runs(cluster.settings.runs_path) if run.id not in before)
     assert run.state().status == "stopped"
     check_next_cells(cluster, "pjrt")
 

@@ -13,7 +13,7 @@ import pytest
 
 import nbdist
 from nbdist.records import Saving, StepOptions
-from nbdist.telemetry.run_reader import kept
+from nbdist.telemetry.run_reader import stored_runs
 from nbdist.utils.polling import repeat_until
 from tests.exact import STEP, losses, setup
 from tests.kernels import Kernel
@@ -46,7 +46,7 @@ def wait_for_run(folder: Path, condition: Callable[[RunState, int], bool]) -> Ru
     found: list[RunState] = []
 
     def check() -> bool:
-        for run in kept(folder / "runs")[:1]:
+        for run in stored_runs(folder / "runs")[:1]:
             found[:] = [run.state()]
             return condition(found[0], max((run.count(table) for table in run.tables()), default=0))
         return False

@@ -17,7 +17,7 @@ import nbdist
 from nbdist.execution import live_run
 from nbdist.records import CellRequest, Columns, Rows, StepOptions, WorkerState
 from nbdist.settings import Settings
-from nbdist.telemetry.run_reader import kept
+from nbdist.telemetry.run_reader import stored_runs
 from tests import clusters
 from tests.runs import ids, largest_file, latest, losses, recover, reports, send
 
@@ -208,7 +208,7 @@ def test_output_lost_on_a_full_disk_is_reported(tmp_path: Path) -> None:
     run.show("x" * 30_000)
     with largest_file(20_000):
         run.close()
-    (stored,) = kept(tmp_path)
+    (stored,) = stored_runs(tmp_path)
     (disk,) = stored.state().findings
     assert disk.topic == "disk"
     assert "cannot store all output of the cell" in disk.text
@@ -251,7 +251,7 @@ def test_recovery_is_stored_before_the_replacing_rows(tmp_path: Path) -> None:
     send(run, losses(1, 7))
     run.lost([1])
     run.recovering("rank 1 died in the cell")
-    (stored,) = kept(tmp_path)
+    (stored,) = stored_runs(tmp_path)
     assert [len(table) for table in reports(stored)] == [7], (
         "a recovery first stores all rows, because the notebook may be killed"
     )
@@ -280,5 +280,5 @@ def test_failed_recovery_clears_the_recovering_state(tmp_path: Path) -> None:
     send(run, losses(1, 7))
     run.recovering("rank 1 died in the cell")
     run.end("failed", "rank 1 died in the cell")
-    (stored,) = kept(tmp_path)
+    (stored,) = stored_runs(tmp_path)
     assert stored.state().recovering == ""

@@ -16,7 +16,7 @@ from nbdist.cluster.forkserver.control_socket import SILENCE_S
 from nbdist.cluster.ssh.remote_forkserver import LOST_S
 from nbdist.errors import StartError, WorkerError
 from nbdist.records import Host
-from nbdist.telemetry.run_reader import kept
+from nbdist.telemetry.run_reader import stored_runs
 from nbdist.utils.polling import repeat_until
 from tests import exact
 from tests.exact import STEP, after, losses, setup, steps_of
@@ -340,7 +340,7 @@ def test_new_notebook_continues_after_a_kill(hosts: Hosts, tmp_path: Path) -> No
         saved = f"--checkpoint {tmp_path / 'saved'} --save-every 20 --batch 4 --steps {STEPS}"
         kernel.send(f"%%dist_run --data xs {saved}\n{STEP}")
         assert repeat_until(lambda: steps_of(tmp_path) > 60, 60)
-        owner = kept(tmp_path / "runs")[0].state().writer.pid
+        owner = stored_runs(tmp_path / "runs")[0].state().writer.pid
         os.kill(owner, signal.SIGKILL)
     with nbdist.attach() as cluster:
         run = cluster.follow()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import nbdist
-from nbdist.telemetry.run_reader import kept
+from nbdist.telemetry.run_reader import stored_runs
 from nbdist.utils.polling import repeat_until
 from tests import training
 
@@ -66,7 +66,7 @@ def test_run_continues_after_the_notebook_is_killed(name: str, step: int, tmp_pa
     with owner(name, str(tmp_path), str(step), str(RANKS)) as (process, undisturbed):
         assert repeat_until((tmp_path / "there").exists, BOUND_S)
         os.kill(process.pid, signal.SIGKILL)
-    run = kept(tmp_path / "runs")[0]
+    run = stored_runs(tmp_path / "runs")[0]
     assert repeat_until(lambda: run.state().writer.pid != process.pid, BOUND_S)
     with nbdist.attach() as cluster:
         assert cluster.follow().recoveries == ()

@@ -21,7 +21,7 @@ import pytest
 import nbdist
 from nbdist.cluster.handover import HANDOVER_FILE, read_handover
 from nbdist.session.discovery import offer, stop_all
-from nbdist.telemetry.run_reader import kept
+from nbdist.telemetry.run_reader import stored_runs
 from nbdist.utils.polling import repeat_until
 from nbdist.utils.processes import await_ends, is_alive, this_process
 from tests.kernels import Kernel
@@ -81,7 +81,7 @@ def wait_for_run(tmp_path: Path) -> Callable[[Callable[[RunState, int], bool]], 
         found: list[RunState] = []
 
         def check() -> bool:
-            runs = kept(tmp_path / "runs")[:1]
+            runs = stored_runs(tmp_path / "runs")[:1]
             for run in runs:
                 steps = max((run.count(table) for table in run.tables()), default=0)
                 found[:] = [run.state()]
@@ -188,7 +188,7 @@ def test_stop_of_a_detached_cell_keeps_the_cluster(
         before = wait_for_run(lambda state, _: state.status == "running")
         os.kill(pid_of(first), signal.SIGKILL)
     wait_for_run(lambda state, _: state.writer.pid not in (before.writer.pid, 0))
-    kept(tmp_path / "runs")[0].ask_to_stop()
+    stored_runs(tmp_path / "runs")[0].ask_to_stop()
     wait_for_run(lambda state, _: state.is_over)
     with nbdist.attach() as cluster:
         assert cluster.pull(["answer"])[1]["answer"] == 42
@@ -230,7 +230,7 @@ def test_without_detach_workers_and_folder_are_removed(
         os.kill(pid_of(kernel), signal.SIGKILL)
         assert not await_ends(family, 10)
     assert not list((tmp_path / "nbdist").iterdir())
-    assert kept(tmp_path / "runs")[0].state().status == "lost"
+    assert stored_runs(tmp_path / "runs")[0].state().status == "lost"
 
 
 def test_next_kernel_finds_the_variables_between_cells(tmp_path: Path) -> None:

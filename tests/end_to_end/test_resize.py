@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import nbdist
 from nbdist.errors import ReplayError, UsageError
 from nbdist.records import Saving, StepOptions
-from nbdist.telemetry.run_reader import kept
+from nbdist.telemetry.run_reader import stored_runs
 from nbdist.utils.polling import repeat_until
 from tests.exact import STEP, losses, setup
 from tests.netns import Hosts, needs_hosts
@@ -38,15 +38,15 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 def stop_after(folder: Path, steps: int) -> threading.Thread:
     """Start a thread that requests a stop of the next run after so many rows."""
-    before = {run.path for run in kept(folder / "runs")}
+    before = {run.path for run in stored_runs(folder / "runs")}
 
     def rows() -> int:
-        fresh = [run for run in kept(folder / "runs")[:1] if run.path not in before]
+        fresh = [run for run in stored_runs(folder / "runs")[:1] if run.path not in before]
         return max((run.count(table) for run in fresh for table in run.tables()), default=0)
 
     def stop() -> None:
         assert repeat_until(lambda: rows() > steps, 60)
-        with (kept(folder / "runs")[0].path / "stop").open("ab") as file:
+        with (stored_runs(folder / "runs")[0].path / "stop").open("ab") as file:
             file.write(b"!")
 
     thread = threading.Thread(target=stop)

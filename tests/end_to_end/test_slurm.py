@@ -16,7 +16,7 @@ import pytest
 import nbdist
 from nbdist.cluster.schedulers.allocations import RENDEZVOUS_SOCKET
 from nbdist.errors import PreemptedError, StartError, UsageError, WorkerError
-from nbdist.telemetry.run_reader import kept
+from nbdist.telemetry.run_reader import stored_runs
 from nbdist.utils.polling import repeat_until
 from tests import exact
 from tests.exact import STEP, after, losses, setup, steps_of
@@ -326,7 +326,7 @@ def test_new_notebook_continues_after_a_kill(
         saved = f"--checkpoint {tmp_path / 'saved'} --save-every 20 --batch 4 --steps {STEPS}"
         kernel.send(f"%%dist_run --data xs {saved}\n{STEP}")
         assert repeat_until(lambda: steps_of(tmp_path) > 60, 60)
-        os.kill(kept(tmp_path / "runs")[0].state().writer.pid, signal.SIGKILL)
+        os.kill(stored_runs(tmp_path / "runs")[0].state().writer.pid, signal.SIGKILL)
     with nbdist.attach() as cluster:
         run = cluster.follow()
         np.testing.assert_array_equal(run.loss, LOSSES)

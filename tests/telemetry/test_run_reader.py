@@ -8,7 +8,7 @@ import pytest
 
 from nbdist.errors import UsageError
 from nbdist.settings import Settings
-from nbdist.telemetry.run_reader import find, kept, prune
+from nbdist.telemetry.run_reader import find, prune, stored_runs
 from nbdist.telemetry.run_writer import new_id
 from tests.runs import new_run
 
@@ -32,7 +32,7 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs" / outside.state.id).symlink_to(outside.path)
     with pytest.raises(UsageError, match="no run"):
         find(tmp_path / "runs", outside.state.id)
-    assert kept(tmp_path / "runs") == ()
+    assert stored_runs(tmp_path / "runs") == ()
 
 
 def test_the_folder_of_runs_may_be_a_link(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_runs_are_listed_newest_first_and_others_skipped(tmp_path: Path) -> None
     (tmp_path / new_id(0)).mkdir()
     broken = new_run(tmp_path)
     (broken.path / "run.json").write_text('{"id": 3}')
-    assert [run.id for run in kept(tmp_path)] == [ids[2], ids[0], ids[1]]
-    assert kept(tmp_path / "none") == ()
+    assert [run.id for run in stored_runs(tmp_path)] == [ids[2], ids[0], ids[1]]
+    assert stored_runs(tmp_path / "none") == ()
 
 
 def test_the_oldest_ended_runs_are_pruned(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_the_oldest_ended_runs_are_pruned(tmp_path: Path) -> None:
     }
     assert prune(tmp_path, 0) == ()
     assert prune(tmp_path, 2) == (ids[30], ids[10])
-    assert [run.id for run in kept(tmp_path)] == [ids[50], ids[40], ids[20]]
+    assert [run.id for run in stored_runs(tmp_path)] == [ids[50], ids[40], ids[20]]
     assert prune(tmp_path, 2) == ()
 
 

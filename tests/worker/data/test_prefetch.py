@@ -13,7 +13,7 @@ import pytest
 
 import nbdist
 from nbdist.records import StepOptions
-from nbdist.telemetry.run_reader import kept
+from nbdist.telemetry.run_reader import stored_runs
 from nbdist.worker.data.batches import Cut
 from nbdist.worker.data.prefetch import AUTO_BATCHES, STARVED, WINDOW, Feed, PrefetchIterator
 from nbdist.worker.data.rank_shards import Parts
@@ -254,7 +254,7 @@ def input_shares(cluster: nbdist.Cluster, **options: Any) -> list[float]:
     """Return the share of each step that rank 1 waited for data that sleep."""
     cluster.run(SLOW_SETUP, strategy="pjrt")
     cluster.run(SLOW_STEP, step=StepOptions(data="data", **options), strategy="pjrt")
-    run = kept(cluster.settings.runs_path)[0]
+    run = stored_runs(cluster.settings.runs_path)[0]
     (table,) = [table for table in run.tables() if "input_s" in table.columns.measures]
     names = table.columns.names
     rows = [row for row in run.array(table) if row[names.index("rank")] == 1]
@@ -272,6 +272,6 @@ def test_starved_run_on_engines_starts_to_prefetch(
     assert median(auto[: WINDOW // 2]) > STARVED
     assert median(auto[-WINDOW:]) < STARVED
     assert "nbdist now prefetches batches" in "".join(capsys.readouterr())
-    findings = kept(cluster.settings.runs_path)[0].state().findings
+    findings = stored_runs(cluster.settings.runs_path)[0].state().findings
     assert [f.text for f in findings if f.topic == "starved" and "of a step" in f.text] == []
     assert [f.text for f in findings if "nbdist now prefetches batches" in f.text]

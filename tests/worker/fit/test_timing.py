@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nbdist
-from nbdist.telemetry.run_reader import kept
+from nbdist.telemetry.run_reader import stored_runs
 from tests import clusters
 from tests.worker.tensorflow.test_collective_timing import HOSTS, SentRows
 
@@ -255,7 +255,7 @@ def test_epochs_continue_over_several_fits(
     newest = nbdist.runs()[0]
     assert newest.history["loss"].shape == (2, len(epochs))
     np.testing.assert_array_equal(newest.history["loss"][0], losses)
-    state = kept(cluster.settings.runs_path)[0].state()
+    state = stored_runs(cluster.settings.runs_path)[0].state()
     assert (state.epochs, state.steps) == (10, 7 * STEPS)
     assert cluster.run(f"{MODEL}build().fit(Batches(0), epochs=1)\n0").metrics[0].epoch == 1
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nbdist.records import Profiled, StepOptions
-from nbdist.telemetry.run_reader import kept
+from nbdist.telemetry.run_reader import stored_runs
 from nbdist.worker.training.profile import FIRST_STEP
 from tests import clusters
 
@@ -97,7 +97,7 @@ def test_time_is_attributed_and_trace_is_kept(
     cells: tuple[str, str],
 ) -> None:
     run(cluster, strategy, cells, FIRST_STEP + 2 * STEPS)
-    events = kept(cluster.settings.runs_path)[0].path / "events"
+    events = stored_runs(cluster.settings.runs_path)[0].path / "events"
     assert profiles.keys() == {0, 1}
     for rank, profiled in profiles.items():
         assert profiled.steps == STEPS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nbdist
-from nbdist.telemetry.run_reader import kept
+from nbdist.telemetry.run_reader import stored_runs
 from tests import clusters
 from tests.keras_programs import (
     DATASETS,
@@ -163,7 +163,7 @@ model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=8, epochs=3, callbacks=
 
 def test_step_time_excludes_callbacks_of_the_user(cluster: nbdist.Cluster) -> None:
     cluster.run(TIMED, ranks="0")
-    run = kept(cluster.settings.runs_path)[0]
+    run = stored_runs(cluster.settings.runs_path)[0]
     table = next(t for t in run.tables() if "step_s" in t.columns.measures)
     rows = run.array(table)
     np.testing.assert_array_equal(rows[:, table.columns.names.index("step")], range(4, 25, 4))
