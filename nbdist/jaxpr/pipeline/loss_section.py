@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from nbdist.jaxpr.pipeline.layer_scans import Layers
     from nbdist.planner.graph.model import Role
 
-When = Literal["before", "ahead", "between", "after"]
+When = Literal["before", "ahead", "loss_section", "after"]
 """Time at which an operation runs. `before`: first, on the whole batch. `ahead`: on the whole
-batch, from results of the layers without rows. `between`: on each microbatch. `after`: last, on the
-whole batch."""
+batch, from results of the layers without rows. `loss_section`: on each microbatch. `after`: last,
+on the whole batch."""
 
 _TWO = "the step needs exactly one scan over layers and its backward pass"
 _STACKS = "stacked results of layers are used outside of the backward pass"
@@ -136,18 +136,20 @@ class _StepDivider:
             raise PlanError(_SUMS)
         flows = _flows(self._eqns)
         late = reached(flows, {*self._sums, *self._backward_scan.outvars})
-        between = self._between(flows, late)
+        loss_section = self._loss_section(flows, late)
         kinds = Kinds(self._rows)
-        inside = {v for eqn in between if not self._is_cheap(eqn) for v in eqn.outvars}
-        made = {var for eqn in between for var in eqn.outvars}
-        given = dict.fromkeys(v for e in between for v in variables(e.invars) if v not in made)
-        kinds.read_step(self._jaxpr.replace(constvars=[], invars=list(given), eqns=between), set())
+        inside = {v for eqn in loss_section if not self._is_cheap(eqn) for v in eqn.outvars}
+        made = {var for eqn in loss_section for var in eqn.outvars}
+        given = dict.fromkeys(v for e in loss_section for v in variables(e.invars) if v not in made)
+        kinds.read_step(
+            self._jaxpr.replace(constvars=[], invars=list(given), eqns=loss_section), set()
+        )
         self._check_back({var: kinds.of[var] for var in inside})
-        placed = list(zip(between, kinds.where, strict=True))
+        placed = list(zip(loss_section, kinds.where, strict=True))
         later = {id(eqn) for eqn, where in placed if where == "after"}
-        eqns: dict[When, list[Any]] = {"before": [], "ahead": [], "between": [], "after": []}
-        eqns["between"] = [eqn for eqn, where in placed if where == "loop"]
-        own = {id(eqn) for eqn in eqns["between"] if not self._is_cheap(eqn)}
+        eqns: dict[When, list[Any]] = {"before": [], "ahead": [], "loss_section": [], "after": []}
+        eqns["loss_section"] = [eqn for eqn, where in placed if where == "loop"]
+        own = {id(eqn) for eqn in eqns["loss_section"] if not self._is_cheap(eqn)}
         waiting = reached(flows, {*self._forward_scan.outvars} - self._passed - self._sums)
         for eqn in self._eqns:
             if id(eqn) in later or not late.isdisjoint(eqn.outvars):
@@ -156,7 +158,7 @@ class _StepDivider:
                 eqns["before" if waiting.isdisjoint(eqn.outvars) else "ahead"].append(eqn)
         return DividedStep(self._forward, self._backward, eqns, kinds.of, self._backward_inputs)
 
-    def _between(self, flows: Sequence[Flow], late: set[Var]) -> list[Any]:
+    def _loss_section(self, flows: Sequence[Flow], late: set[Var]) -> list[Any]:
         wanted, others = {*self._backward_inputs.values()}, {*self._jaxpr.outvars}
         others.update(variables((*self._forward_scan.invars, *self._backward_scan.invars)))
         return joined(

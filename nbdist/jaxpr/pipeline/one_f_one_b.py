@@ -56,7 +56,7 @@ class LossSection:
     """
 
     def __init__(self, divided: DividedStep, jaxpr: Jaxpr, schedule: Schedule) -> None:
-        self._schedule, eqns = schedule, divided.eqns["between"]
+        self._schedule, eqns = schedule, divided.eqns["loss_section"]
         self._dims = schedule.rows.dims
         out = divided.forward.scan.eqn.outvars
         self._passed = {n: out[n] for n in divided.forward.carried("rows")}

@@ -39,7 +39,7 @@ def one_forward_one_backward(stages: int, micro: int) -> tuple[Task, ...]:
     A stage stores the values for the backward pass of at most `stages - stage` microbatches
     (PipeDream-Flush: Narayanan et al., 2021, arXiv:2104.04473, section 2.2.1).
     """
-    waiting = [_own(stage, stages, micro) for stage in range(stages)]
+    waiting = [_tasks_of_stage(stage, stages, micro) for stage in range(stages)]
     done: set[Task] = set()
     ordered: list[Task] = []
     while any(waiting):
@@ -51,13 +51,13 @@ def one_forward_one_backward(stages: int, micro: int) -> tuple[Task, ...]:
     return tuple(ordered)
 
 
-def _own(stage: int, stages: int, micro: int) -> list[Task]:
+def _tasks_of_stage(stage: int, stages: int, micro: int) -> list[Task]:
     """Return the tasks of one stage, in order."""
     ahead = min(stages - 1 - stage, micro)
     forward = [Task(stage, number, forward=True) for number in range(micro)]
     backward = [Task(stage, number, forward=False) for number in range(micro)]
-    turns = [task for pair in zip(forward[ahead:], backward, strict=False) for task in pair]
-    return [*forward[:ahead], *turns, *backward[micro - ahead :]]
+    alternating = [task for pair in zip(forward[ahead:], backward, strict=False) for task in pair]
+    return [*forward[:ahead], *alternating, *backward[micro - ahead :]]
 
 
 def _needs(task: Task, stages: int) -> set[Task]:

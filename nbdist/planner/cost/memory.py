@@ -154,8 +154,8 @@ def _staged(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, float]
     for value in op.over:
         if value.number in given:
             if rounds > 1 and not sharded.has_rows(value):
-                is_dealt = value.number in scope.exchanged_stacks
-                others += (is_dealt + 1 / rounds) * sharded.bytes_of(
+                is_interleaved = value.number in scope.exchanged_stacks
+                others += (is_interleaved + 1 / rounds) * sharded.bytes_of(
                     value
                 )  # and the block of the tick
         elif sharded.has_rows(value):
