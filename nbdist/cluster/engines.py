@@ -68,7 +68,7 @@ class Engines:
         self.timeout_s = timeout_s
         self._names: dict[int, str] = {}
         self._engine_ids: dict[int, int] = {}
-        self._former_ids: set[int] = set()
+        self._previous_ids: set[int] = set()
         self._spares: dict[int, str] = {}  # names by the place that each spare reports
         self._spares_made = 0
 
@@ -83,7 +83,7 @@ class Engines:
         return EngineLedger(
             names=dict(self._names),
             ids=dict(self._engine_ids),
-            former_ids=tuple(self._former_ids),
+            former_ids=tuple(self._previous_ids),
             spares=dict(self._spares),
             spares_made=self._spares_made,
             places=self.places.numbers,
@@ -101,7 +101,7 @@ class Engines:
                 cells can run, but no other operation.
         """
         self._names, self._engine_ids = dict(ledger.names), dict(ledger.ids)
-        self._former_ids, self.places.numbers = set(ledger.former_ids), ledger.places
+        self._previous_ids, self.places.numbers = set(ledger.former_ids), ledger.places
         self._spares, self._spares_made = dict(ledger.spares), ledger.spares_made
         self.fleet.take_over(ledger.locations, ledger.open_ports, self.controller.file("engine"))
         self.controller.take_over(controllers, answers=answers)
@@ -201,7 +201,7 @@ class Engines:
     def _request_places(self) -> None:
         """Ask newly registered engines for their places. Ignore engines that fail to respond."""
         fresh = sorted(
-            set(self.controller.client.ids) - self._former_ids - set(self._engine_ids.values())
+            set(self.controller.client.ids) - self._previous_ids - set(self._engine_ids.values())
         )
         if fresh:
             asked = self.controller.client[fresh].apply_async(os.getenv, RANK_VARIABLE)
@@ -220,7 +220,7 @@ class Engines:
         old = {rank: self._names[rank] for rank in ranks}
         self.fleet.kill(list(old.values()), self.timeout_s)
         for rank in ranks:
-            self._former_ids.add(self._engine_ids.pop(rank))
+            self._previous_ids.add(self._engine_ids.pop(rank))
         taken = self.places.fitting(self._live_spares(), ranks)
         self._names |= {rank: self._spares.pop(place) for rank, place in taken.items()}
         forked = [rank for rank in ranks if rank not in taken]
@@ -269,7 +269,7 @@ class Engines:
         """Kill every engine. Call `launch` and `connect` afterwards."""
         self.coordinators.end(self.timeout_s)
         self.controller.cluster.stop_engines_sync()
-        self._former_ids |= set(self.controller.client.ids) | set(self._engine_ids.values())
+        self._previous_ids |= set(self.controller.client.ids) | set(self._engine_ids.values())
         self._engine_ids = {}
 
     def stop(self) -> None:
@@ -287,9 +287,9 @@ class Engines:
         self.fleet.detach(on=on)
 
     @property
-    def is_wanted(self) -> bool:
+    def is_requested(self) -> bool:
         """True if a notebook asks this process, a detached runner, to leave the cluster."""
-        return self.fleet.home.state.is_wanted
+        return self.fleet.home.state.is_requested
 
     def can_restart(self) -> bool:
         """Return whether the fork server and the controller, which new engines need, still run."""

@@ -105,8 +105,8 @@ class HandoverFile:
 
     def settle(self, **changes: object) -> None:
         """Record that no cell runs any more."""
-        former = self.handover
-        self.update(cell=None, last=former.cell or former.last, **changes)
+        previous = self.handover
+        self.update(cell=None, last=previous.cell or previous.last, **changes)
 
 
 def read_handover(folder: Path) -> HandoverState:

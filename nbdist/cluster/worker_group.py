@@ -88,16 +88,16 @@ class WorkerGroup:
         self._has_controller = True
         self._maintained_at = 0.0
 
-    def open(self, former: HandoverState | None = None) -> None:
+    def open(self, previous: HandoverState | None = None) -> None:
         """Open the sockets of the ranks. `receiver.start()` delivers the first record.
 
         Args:
-            former: the state that another process left, if it owned the cluster.
+            previous: the state that another process left, if it owned the cluster.
         """
-        self.receiver = Receiver(former.stream if former else None)
+        self.receiver = Receiver(previous.stream if previous else None)
         self._sockets.callback(self.receiver.close)
         self.dispatcher = Dispatcher(
-            former.dispatch if former else None, is_remote=not self._request.is_local
+            previous.dispatch if previous else None, is_remote=not self._request.is_local
         )
         self._sockets.callback(self.dispatcher.close)
 

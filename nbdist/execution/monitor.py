@@ -264,7 +264,7 @@ class CellMonitor:
         """Show the cell until all ranks have ended it, or one has failed."""
         while self.running and not self._first_failure():
             self._show_for(POLL_S)
-            if self._worker_group.engines.is_wanted:
+            if self._worker_group.engines.is_requested:
                 raise LeftError
             self._health.check_alive()
             self._worker_group.maintain(self._context.view.show_message)

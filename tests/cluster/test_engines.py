@@ -93,8 +93,8 @@ def test_a_rank_keeps_its_number_for_any_engine_id(
             engines.connect()
             assert engines.apply(os.getenv, "NBDIST_RANK") == ["0", "1"]
             engines.restart()
-        assert min(engines._former_ids) < 2
-        assert max(engines._former_ids) >= 4
+        assert min(engines._previous_ids) < 2
+        assert max(engines._previous_ids) >= 4
     finally:
         engines.stop()
 

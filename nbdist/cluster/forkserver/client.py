@@ -51,7 +51,7 @@ class ForkServerState:
         cores: the CPU cores that its children may use.
         versions: the versions of the imported modules.
         is_ready: whether the fork server has imported its modules.
-        is_wanted: whether a notebook asks a detached runner to leave the cluster.
+        is_requested: whether a notebook asks a detached runner to leave the cluster.
         is_over: whether the fork server has ended or is lost.
         changed: the condition that each change notifies.
     """
@@ -63,7 +63,7 @@ class ForkServerState:
         self.cores: tuple[int, ...] = ()
         self.versions: dict[str, str] = {}
         self.is_ready = False
-        self.is_wanted = False
+        self.is_requested = False
         self.is_over = False
         self._events: list[Event] = []
         self._pids: dict[str, int] = {}
@@ -134,7 +134,7 @@ class ForkServerState:
                 self.versions, self.gpus = event["versions"], tuple(event["gpus"])
                 self.is_ready = True
             elif event["event"] == "leave":
-                self.is_wanted = True
+                self.is_requested = True
             elif event["event"] == "ended":
                 self._codes |= dict.fromkeys(self._pids)
                 self._pids.clear()
