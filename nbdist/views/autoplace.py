@@ -33,7 +33,7 @@ _HEADER = ("", "place", "devices", "median", "spread", "rounds", "")
 _NUMBERS = (3, 4, 5)
 _CHOSEN, _OTHER = "#2f6f9f", "#b8c4ce"
 _LETTERS = 90
-_SAID = "median of each place as a bar, with half the spread on either side"
+_ALT_TEXT = "median of each place as a bar, with half the spread on either side"
 
 
 class AutoplacePicture:
@@ -61,7 +61,7 @@ class AutoplacePicture:
             if decision.timed:
                 parts.append(html.table(_HEADER, _rows(decision), _NUMBERS))
             parts += [html.faint(text) for text in _left_out(decision)]
-        picture = [html.picture(self.png(), _SAID, WIDTH)] if self._drawn() else []
+        picture = [html.picture(self.png(), _ALT_TEXT, WIDTH)] if self._drawn() else []
         return html.box(self._title(), *parts, *map(html.line, self._rest()), *picture)
 
     def lines(self) -> list[str]:

@@ -33,11 +33,11 @@ def faint(text: str, tag: str = "div") -> str:
     return f'<{tag} style="{FAINT}">{escape(text)}</{tag}>'
 
 
-def picture(png: bytes, said: str, width: int = 560) -> str:
-    """Return an embedded picture. `said` is its alternative text, `width` is in CSS pixels."""
+def picture(png: bytes, alt_text: str, width: int = 560) -> str:
+    """Return an embedded picture. `alt_text` is its alternative text, `width` is in CSS pixels."""
     data = b64encode(png).decode()
     return (
-        f'<img alt="{escape(said)}" src="data:image/png;base64,{data}" '
+        f'<img alt="{escape(alt_text)}" src="data:image/png;base64,{data}" '
         f'style="width:{width}px;max-width:100%;margin:6px 0;background:white">'
     )
 

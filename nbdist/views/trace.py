@@ -65,10 +65,10 @@ class TracePicture(ResultTable[OperationTime]):
         return html.box(self._title(), *parts, *rest)
 
     def lines(self) -> list[str]:
-        said = [self._title()]
+        lines = [self._title()]
         for title, header, rows, numbers in self._tables():
-            said += [title, *html.text_table(header, rows, numbers)]
-        return [*said, *self._rest()]
+            lines += [title, *html.text_table(header, rows, numbers)]
+        return [*lines, *self._rest()]
 
     def _title(self) -> str:
         if not self._trace.ranks:

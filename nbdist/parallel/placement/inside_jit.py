@@ -15,7 +15,7 @@ from nbdist.errors import UsageError
 from nbdist.parallel.placement.leaves import Leaf
 from nbdist.parallel.placement.named_layouts import LAYOUTS
 from nbdist.parallel.placement.target_tree import spread_of
-from nbdist.parallel.placement.targets import checked, laid_out, spec_over
+from nbdist.parallel.placement.targets import checked, layout_sharding, spec_over
 from nbdist.worker.runtime import context
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _constrained(leaf: Leaf, where: Any, mesh: Mesh | AbstractMesh | None) -> An
 
 def _sharding(leaf: Leaf, where: Any, mesh: Mesh | AbstractMesh | None) -> NamedSharding:
     if isinstance(where, str) and where in LAYOUTS:
-        return laid_out(leaf, where, mesh or _mesh())
+        return layout_sharding(leaf, where, mesh or _mesh())
     if isinstance(where, PartitionSpec):
         where = spec_over(where, mesh or _mesh())
     if isinstance(where, NamedSharding):

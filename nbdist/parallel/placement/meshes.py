@@ -119,10 +119,10 @@ def _sizes(axes: Mapping[str, int], devices: int) -> dict[str, int]:
         raise UsageError("; ".join(wrong))
     given = math.prod(size for size in axes.values() if size != -1)
     if devices % given or (not open_axes and devices != given):
-        said = " x ".join(f"{name} {size}" for name, size in axes.items())
+        sizes = " x ".join(f"{name} {size}" for name, size in axes.items())
         fitting = [str(size) for size in range(1, devices + 1) if devices % size == 0]
         raise UsageError(
-            f"{said} does not multiply out to {devices} devices: sizes that divide them are "
+            f"{sizes} does not multiply out to {devices} devices: sizes that divide them are "
             f"{', '.join(fitting)}, and one axis may be -1"
         )
     return {name: devices // given if size == -1 else int(size) for name, size in axes.items()}

@@ -103,7 +103,7 @@ class Layout(Target):
     mesh: Mesh | None
 
     def sharding(self, leaf: Leaf) -> Sharding:
-        return laid_out(leaf, self.name, self.mesh or current_mesh())
+        return layout_sharding(leaf, self.name, self.mesh or current_mesh())
 
     def holds(self, leaf: Leaf) -> bool:
         return _over_its_mesh(leaf, lambda mesh: Layout(self.name, mesh), self.mesh)
@@ -121,7 +121,7 @@ def _over_its_mesh(leaf: Leaf, over: Callable[[Mesh], Target], mesh: Mesh | None
         return False
 
 
-def laid_out(leaf: Leaf, name: str, mesh: Mesh | AbstractMesh) -> NamedSharding:
+def layout_sharding(leaf: Leaf, name: str, mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Return the sharding of a named layout for a leaf.
 
     Raises:
@@ -274,6 +274,6 @@ def _names() -> list[str]:
 def _choices() -> str:
     """Return the names of all places; of many devices, the first and the last."""
     devices = platforms.all_devices()
-    said = [f"platform {name} ({names_of(members)})" for name, members in devices.items()]
+    platform_texts = [f"platform {name} ({names_of(members)})" for name, members in devices.items()]
     hosts = ", ".join(dict.fromkeys(processes.hosts()))
-    return f"{AUTO}, {', '.join(LAYOUTS)}, {'; '.join(said)}; host {hosts}"
+    return f"{AUTO}, {', '.join(LAYOUTS)}, {'; '.join(platform_texts)}; host {hosts}"

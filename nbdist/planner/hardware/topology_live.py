@@ -68,15 +68,15 @@ def live(
     )
 
 
-def _common_value(what: str, said: Sequence[str]) -> str:
+def _common_value(what: str, values: Sequence[str]) -> str:
     """Return the value that all workers report."""
-    counted = Counter(said)
+    counted = Counter(values)
     if len(counted) > 1:
         several = ", ".join(f"{value} (of {times})" for value, times in counted.items())
         raise PlanError(
             f"the workers have different {what}: {several}; start on machines of one kind"
         )
-    return said[0]
+    return values[0]
 
 
 def _with_memory(chip: Chip, processes: Sequence[LocalDevices]) -> Chip:
@@ -140,9 +140,9 @@ def _of_processes(processes: Sequence[LocalDevices], chip: Chip) -> tuple[Level,
 def _equal_count(what: str, counts: Mapping[str, int]) -> int:
     """Return the common number of devices."""
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"{name} {count}" for name, count in counts.items())
+        texts = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise PlanError(
-            f"the {what} have different numbers of devices ({said}), which a mesh "
+            f"the {what} have different numbers of devices ({texts}), which a mesh "
             "does not allow: start with equal numbers"
         )
     return next(iter(counts.values()))
@@ -168,8 +168,8 @@ def _of_tpus(processes: Sequence[LocalDevices], chip: Chip, torus: Torus) -> tup
         slices.setdefault(process.slice_index, set()).update(process.coords)
     shapes = {f"slice {index}": _shape(coords, torus) for index, coords in slices.items()}
     if len(set(shapes.values())) > 1:
-        said = ", ".join(f"{name} {written(shape)}" for name, shape in shapes.items())
-        raise PlanError(f"slices differ ({said}), which a mesh does not allow: start equal slices")
+        texts = ", ".join(f"{name} {written(shape)}" for name, shape in shapes.items())
+        raise PlanError(f"slices differ ({texts}), which a mesh does not allow: start equal slices")
     host = host_of(chip)
     return of_slices(host, torus, next(iter(shapes.values())), len(slices), usual_nics(host))
 

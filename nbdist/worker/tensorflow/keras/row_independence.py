@@ -64,13 +64,13 @@ class Rows:
         if not has_equal_rows(batch.data):
             _note(self._model, "is given parts with different numbers of rows in one batch")
             return True
-        if not (self._all_needed or self.are_apart) and self._is_due(batch):
+        if not (self._all_needed or self.treats_rows_independently) and self._is_due(batch):
             self._all_needed = self._find(batch)
             self._tried = True
         return self._all_needed
 
     @functools.cached_property
-    def are_apart(self) -> bool:
+    def treats_rows_independently(self) -> bool:
         """Return True if the model is known to treat each row independently."""
         model = self._model
         if _is_stateful(model) or not _has_separable_layers(model):

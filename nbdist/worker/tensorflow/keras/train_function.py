@@ -132,7 +132,7 @@ class ReplicatedStep:
 
     def _of_user(self, parts: Any) -> Any:
         """Run a step on user-distributed parts of a batch. Its size and order are unknown."""
-        if self._place.replicas > 1 and not self._rows.are_apart:
+        if self._place.replicas > 1 and not self._rows.treats_rows_independently:
             raise StepError(
                 f"{type(self._model).__name__} is not made of Keras's own layers, losses and "
                 "metrics: nbdist cannot test whether parts of a distributed data set give the "
