@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 FROM_ROOT = {"README.md": "index.md", "ARCHITECTURE.md": "architecture.md"}
-FROM_ROOT |= {"CHANGELOG.md": "changelog.md"}
+FROM_ROOT |= {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+FROM_ROOT |= {"SECURITY.md": "security_policy.md"}
 _DOCS = re.compile(r"\]\(docs/")
 _NOTEBOOK = re.compile(r"\]\((?:\.\./)?notebooks/(\w+)\.ipynb")
 _ROOT_PAGE = re.compile(rf"\]\((?:\.\./)?({'|'.join(map(re.escape, FROM_ROOT))})")
