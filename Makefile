@@ -12,7 +12,7 @@ LINTED := build/lint/passed
 
 $(READY): pyproject.toml constraints.txt $(EXTENSION)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3,11) <= sys.version_info < (3,14))' || \
-	  { echo "nbdist needs Python 3.11 to 3.13; say which one: make PYTHON=python3.11"; exit 1; }
+	  { echo "nbdist needs Python 3.11 to 3.13; select one: make PYTHON=python3.11"; exit 1; }
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) -e '.[dev]'
 	@node=$$($(BIN)/python -m hatch_build) && { test -z "$$node" || $(INSTALL) "$$node"; }

@@ -113,7 +113,7 @@ def test_the_plan_notebook(tmp_path: Path) -> None:
     text = "\n".join(executed("04_plan.ipynb", tmp_path))
     assert "175 billion parameters" in text
     assert re.search(r"on 1,?024 x A100", text)
-    predicted = re.findall(r": ([\d,]+) bytes on each device, and XLA says ([\d,]+)", text)
+    predicted = re.findall(r": ([\d,]+) bytes on each device, and XLA reports ([\d,]+)", text)
     assert len(predicted) == 2
     assert all(ours == theirs for ours, theirs in predicted)
     difference = re.search(r"largest difference of the losses: (\S+)", text)

@@ -24,7 +24,7 @@ export interface IChartSpeed {
   readonly framesPerSecond: number;
   /** The longest time between two frames. */
   readonly longestMs: number;
-  /** Taking in the points before the clock starts. */
+  /** Time to add the points before the measurement. */
   readonly fillMs: number;
   /** Script of ours in a frame: rows taken in and everything drawn, the median. */
   readonly scriptMs: number;
@@ -71,7 +71,7 @@ async function count(
   return { times, scripts };
 }
 
-/** The time of the next frame, after all that was asked for before has been drawn in it. */
+/** Return the time of the next frame, in which all earlier changes are drawn. */
 function nextFrame(): Promise<number> {
   return new Promise(resolve => requestAnimationFrame(resolve));
 }

@@ -23,7 +23,7 @@ _HOSTS = (
         flags=("host",),
         nargs="*",
         metavar="HOST",
-        help="How many, as in `4 hosts` or `4`, or names for ssh, as in gpu1 gpu2:8.",
+        help="Number of hosts, as in `4 hosts` or `4`, or ssh names, as in gpu1 gpu2:8.",
         details="`gpu2:8` gives 8 devices, and `me@gpu3:2222` is a user and a port. See "
         "[clusters](clusters.md).",
     ),

@@ -76,8 +76,8 @@ class StepOptions(Record, frozen=True):
         bool,
         Option(
             help="Compile the whole step of TensorFlow with XLA.",
-            details="JAX compiles every step. XLA has no collectives between CPUs, so that the "
-            "option needs GPUs or one replica.",
+            details="JAX compiles every step. XLA has no collectives between CPUs: use the "
+            "option on GPUs or with one replica.",
         ),
     ] = False
     on_nan: Annotated[

@@ -2,7 +2,7 @@
 
 Many arrays share few layouts. An array refers to its layout by index, and a layout to its mesh and
 its devices. A layout contains no sizes, so arrays of all shapes share it. Dimension `d` of length
-`n` is cut into `parts[d]` equal parts. Blocks are numbered in C order.
+`n` is divided into `parts[d]` equal parts. Blocks are numbered in C order.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Layout(Record, frozen=True):
         kind: kind of layout.
         devices: devices that hold a block.
         blocks: number of the block on each device.
-        parts: number of parts of each dimension; empty if no dimension is cut.
+        parts: number of parts of each dimension; empty if no dimension is sharded.
         axes: mesh axes of each dimension.
         spec: PartitionSpec as in code, `P('data', None)`; empty if there is none.
         mesh: index of the mesh; -1 if there is none.
