@@ -104,6 +104,6 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         home = _HOME[name]
         if home.startswith("nbdist.parallel") and importlib.util.find_spec("jax") is None:
-            raise UsageError(f'nbdist.{name} needs JAX: type %pip install "nbdist[jax]"')
+            raise UsageError(f'nbdist.{name} needs JAX: run %pip install "nbdist[jax]"')
         return getattr(importlib.import_module(home), name)
     raise AttributeError(f"module 'nbdist' has no attribute {name!r}")

@@ -58,7 +58,7 @@ class NoClusterError(UsageError):
 
     def __init__(self, asked: str) -> None:
         super().__init__(
-            f"{asked} needs running workers, and none are running: type %dist_start 4 hosts"
+            f"{asked} needs running workers, and none are running: run %dist_start 4 hosts"
         )
 
 
@@ -91,8 +91,8 @@ class OwnedError(NbdistError):
     def __init__(self, pid: int) -> None:
         self.pid = pid
         super().__init__(
-            f"the cluster belongs to another notebook, and its kernel (pid {pid}) is running: type "
-            "%dist_stop there, or type %dist_start here for another cluster"
+            f"the cluster belongs to another notebook, and its kernel (pid {pid}) is running: run "
+            "%dist_stop there, or run %dist_start here for another cluster"
         )
 
 
@@ -101,7 +101,7 @@ class LeftError(NbdistError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the cell continues without this notebook: type %dist_attach in another one"
+            "the cell continues without this notebook: run %dist_attach in another one"
         )
 
 

@@ -29,5 +29,5 @@ def __getattr__(name: str) -> Any:
     if in_notebook():
         return _ForWorkers
     if importlib.util.find_spec("jax") is None:
-        raise StrategyError('PjRTStrategy needs JAX: type %pip install "nbdist[jax]"')
+        raise StrategyError('PjRTStrategy needs JAX: run %pip install "nbdist[jax]"')
     return importlib.import_module("nbdist.worker.jax.strategy").PjRTStrategy

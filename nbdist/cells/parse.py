@@ -92,7 +92,7 @@ def choose_strategy(name: str | None, cluster: ClusterRequest) -> StrategyName:
         if name == strategy:
             raise UsageError(
                 f"--strategy {name} needs {framework}, and the workers run "
-                f"{', '.join(built.values())}: type %dist_stop, then "
+                f"{', '.join(built.values())}: run %dist_stop, then "
                 f"%dist_start {len(cluster.hosts)} hosts --framework both"
             )
     raise UsageError(f"unknown strategy {name!r}: choose from {', '.join(STRATEGIES)}")

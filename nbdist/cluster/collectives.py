@@ -152,16 +152,16 @@ class Collectives:
 
     @property
     def recover_in_place(self) -> bool:
-        """Return whether the remaining ranks may continue with replacements of the lost ones."""
+        """Return True if the remaining ranks may continue with replacements of the lost ones."""
         return self._recoveries < MAX_RECOVERIES_IN_PLACE
 
     def note(self, strategy: StrategyName | None, ended: Collection[CellEnded], ranks: int) -> None:
         """Mark the collectives that `check` compares before the next cell.
 
         Args:
-            strategy: the cell's; None if it did not run on all ranks.
-            ended: the ends of the cell.
-            ranks: the number of ranks that ran it.
+            strategy: strategy of the cell; None if the cell did not run on all ranks.
+            ended: results of the ranks, at the end of the cell.
+            ranks: number of ranks that ran the cell.
         """
         is_of_all = strategy is not None and [end.status for end in ended] == ["ok"] * ranks
         if not is_of_all or len({end.collective_keys for end in ended}) > 1:

@@ -213,8 +213,9 @@ def profile_path(name: str) -> Path:
     folder = Path(jupyter_config_dir()) / "nbdist"
     path = folder / f"{name}.toml"
     if not _PROFILE.fullmatch(name) or not path.is_file():
-        there = ", ".join(sorted(file.stem for file in folder.glob("*.toml"))) or "none"
-        raise UsageError(f"--profile {name}: {path} does not exist (profiles: {there})")
+        known = ", ".join(sorted(file.stem for file in folder.glob("*.toml")))
+        remedy = f"use one of {known}" if known else "create it (docs/clusters.md)"
+        raise UsageError(f"--profile {name}: {path} does not exist: {remedy}")
     return path
 
 

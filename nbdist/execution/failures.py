@@ -167,13 +167,13 @@ def lost_error(
     return RanksLostError(
         sorted({*dead, *running}),
         f"rank {named} {end_verb} {where}",
-        ": type %dist_restart for new workers" + (f"\nrank {dead[0]}: {words}" if words else ""),
+        ": run %dist_restart for new workers" + (f"\nrank {dead[0]}: {words}" if words else ""),
     )
 
 
 def stuck_error(running: Collection[int], reason: str) -> RanksLostError:
     """Return the error of a cancelled cell. Ranks that still run it do not respond."""
-    advice = f"\nrank {formatting.ranks(running)} is stuck: type %dist_restart" if running else ""
+    advice = f"\nrank {formatting.ranks(running)} is stuck: run %dist_restart" if running else ""
     return RanksLostError(sorted(running), reason, advice)
 
 
@@ -192,7 +192,7 @@ def preempted_error(
     return PreemptedError(
         sorted(ranks),
         f"{name} received SIGTERM: the run stopped {after}; {advice}. "
-        "Type %dist_restart for new workers first",
+        "Run %dist_restart for new workers first",
     )
 
 
@@ -209,7 +209,7 @@ def _others(first: CellEnded, ended: Mapping[int, CellEnded], stuck: Collection[
         if rank != first.rank:
             kinds.setdefault(_words(end, first), []).append(rank)
     if stuck:
-        kinds["still running, perhaps in a collective: type %dist_restart"] = list(stuck)
+        kinds["still running, perhaps in a collective: run %dist_restart"] = list(stuck)
     return [f"rank {formatting.ranks(ranks)}: {kind}" for kind, ranks in kinds.items()]
 
 

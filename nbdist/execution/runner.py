@@ -93,7 +93,7 @@ class Alignment:
         )
 
 
-_INTERRUPTED = "type %dist_restart for new workers, or run the cell again with --resume"
+_INTERRUPTED = "run %dist_restart for new workers, or run the cell again with --resume"
 _READS_CHECKPOINTS = ("orbax.checkpoint",)
 """Modules that spares import in advance. The import takes 0.35 s."""
 
@@ -147,7 +147,7 @@ class Runner:
         if busy:
             raise WorkerError(
                 f"rank {formatting.ranks(busy)} is still in an earlier cell: wait for it "
-                "(%dist_status), or type %dist_restart for new workers"
+                "(%dist_status), or run %dist_restart for new workers"
             )
 
     def settle(self) -> None:
@@ -269,7 +269,7 @@ class Runner:
             return None
 
         def lose() -> None:
-            raise RanksLostError(loss.ranks, loss.reason, ": type %dist_restart for new workers")
+            raise RanksLostError(loss.ranks, loss.reason, ": run %dist_restart for new workers")
 
         return lose
 
@@ -352,7 +352,7 @@ class Runner:
         lost = self.unavailable()
         if lost or request.strategy in self._worker_group.collectives.broken:
             named = f"rank {formatting.ranks(lost)} died" if lost else "collectives are broken"
-            raise RanksLostError(lost, named, ": type %dist_restart for new workers")
+            raise RanksLostError(lost, named, ": run %dist_restart for new workers")
 
     def _require_names(self, request: CellRequest, saved: Sequence[str]) -> None:
         """Raise RanksLostError if saved names are missing on a rank and can be created again.
@@ -391,7 +391,7 @@ class Runner:
         named = (
             f"rank {formatting.ranks(ended.ranks)} received SIGTERM, and its job is queued again"
         )
-        return RanksLostError(ended.ranks, named, ": type %dist_restart for new workers")
+        return RanksLostError(ended.ranks, named, ": run %dist_restart for new workers")
 
     def _recovered(
         self, request: CellRequest, lost: RanksLostError, context: RunContext, monitor: CellMonitor
@@ -424,7 +424,7 @@ class Runner:
                     lost.add_note(f"nbdist cannot recover the run: {error}")
                     raise lost from error
                 named = f"rank {formatting.ranks(dead)} died during the recovery"
-                lost = RanksLostError(dead, named, ": type %dist_restart for new workers")
+                lost = RanksLostError(dead, named, ": run %dist_restart for new workers")
         saving = structs.replace(
             request.saving, resume=request.saving.resume or recoveries.has_opened
         )

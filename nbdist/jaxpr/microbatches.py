@@ -94,7 +94,10 @@ class Rows(NamedTuple):
         """Return the shape of one part of a value."""
         dims = () if isinstance(var, Constant) else self.dims.get(var, ())
         if len(dims) > 1:
-            raise PlanError("a value combines each row with all rows")
+            raise PlanError(
+                "a value combines each row with all rows, as x @ x.T does: treat rows separately, "
+                "or use no microbatches"
+            )
         sizes = list(var.aval.shape)
         for dim in dims:
             if sizes[dim] % self.batch:
@@ -271,7 +274,9 @@ class Kinds:
         first = eqn.params["num_consts"]
         second = first + eqn.params["num_carry"]
         if any(0 in self._dims.get(var, ()) for var in variables(eqn.invars[second:])):
-            raise PlanError("a scan goes over the rows")
+            raise PlanError(
+                "a scan iterates over rows of the batch: use jax.vmap over the rows instead"
+            )
         carry = ins[first:second]
         while True:
             given = [*ins[:first], *carry, *ins[second:]]

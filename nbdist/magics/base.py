@@ -66,7 +66,7 @@ class ClusterMagics(Magics):
     def _refuse_running(self) -> None:
         if self._runs():
             raise UsageError(
-                f"{self._started!r} is running: type %dist_restart for fresh workers, "
+                f"{self._started!r} is running: run %dist_restart for fresh workers, "
                 "or %dist_stop first"
             )
 

@@ -116,7 +116,7 @@ class PlacingMagics(SharedClusterMagics):
             return ""
         kept = f"the profiler's files are in {trace.folder}; " if trace.folder else ""
         if not _can_view():
-            return f"{kept}to see every operation over time, type {_INSTALL}, and trace again"
+            return f"{kept}to see every operation over time, run {_INSTALL}, and trace again"
         try:
             board = self._front._boards.open_folder(Path(trace.folder), "traces")
         except StartError as error:
@@ -150,6 +150,6 @@ def _refuse_alone(args: Namespace) -> None:
     given = [f"--{name}" for name in _RANKS_ONLY if getattr(args, name) is not None]
     if given:
         raise UsageError(
-            f"{', '.join(given)}: no workers are running: type %dist_start 4 hosts first, or "
+            f"{', '.join(given)}: no workers are running: run %dist_start 4 hosts first, or "
             "trace in this kernel without these options"
         )

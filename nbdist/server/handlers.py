@@ -84,7 +84,7 @@ class PlacementHandler(_ListHandler):
         try:
             content = await asyncio.to_thread(read_file, path, PLACEMENT_BYTES)
         except OSError:
-            raise HTTPError(404, "no placement was shown: type %dist_show first") from None
+            raise HTTPError(404, "no placement was shown: run %dist_show first") from None
         await self.finish(content, set_content_type="text/html; charset=utf-8")
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _BENCH_S = 300.0
 _NO_JAX = (
-    "--bench measures JAX's devices, and these workers do not run JAX: type %dist_start with "
+    "--bench measures JAX's devices, and these workers do not run JAX: run %dist_start with "
     "--framework jax"
 )
 

@@ -83,12 +83,12 @@ def attach(cluster: str = "") -> Cluster:
     free = [found for found in there if not found.is_owned]
     if len(free) > 1:
         ids = "\n".join(f"  {found}" for found in free)
-        raise UsageError(f"found {len(free)} clusters: type %dist_attach with an id\n{ids}")
+        raise UsageError(f"found {len(free)} clusters: run %dist_attach with an id\n{ids}")
     if not there:
         for error in _of_other_versions(cluster):
             raise error
         which = f"no cluster {cluster}" if cluster else "no cluster of an earlier notebook"
-        raise UsageError(f"found {which}: type %dist_start 4 hosts for a new one")
+        raise UsageError(f"found {which}: run %dist_start 4 hosts for a new one")
     if not free:
         raise OwnedError(there[0].handover.owner.pid)
     return Cluster.adopt(free[0].folder, Settings.from_environment())
@@ -102,7 +102,7 @@ def offer() -> str:
     verb = "are" if len(waiting) > 1 else "is"
     return (
         f"nbdist: {', '.join(waiting)} of an earlier notebook {verb} still running: "
-        "type %dist_attach to take over, or %dist_stop --all to end"
+        "run %dist_attach to take over, or %dist_stop --all to end"
     )
 
 

@@ -52,7 +52,7 @@ class Boards:
             StartError: TensorBoard did not start. The message contains its output.
         """
         if importlib.util.find_spec("tensorboard") is None:
-            raise UsageError("TensorBoard is not installed: type %pip install tensorboard")
+            raise UsageError("TensorBoard is not installed: run %pip install tensorboard")
         root = Settings.from_environment().runs_path
         folder = find(root, run).path / EVENTS_FOLDER if run else root
         return self.open_folder(folder, f"run {run}" if run else f"the runs in {root}")

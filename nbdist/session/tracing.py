@@ -137,7 +137,7 @@ def _begin_here() -> None:
     """Begin a trace. Raises UsageError without JAX, or if another trace is in progress."""
     if importlib.util.find_spec("jax") is None:
         raise UsageError(
-            "%%dist_trace needs JAX, but no workers run and this kernel has no JAX: type "
+            "%%dist_trace needs JAX, but no workers run and this kernel has no JAX: run "
             "%dist_start 4 hosts, or %pip install jax"
         )
     if not cell_trace.begin():
@@ -171,7 +171,7 @@ def _refuse_tensorflow(request: ClusterRequest, strategy: str | None) -> None:
     why = "%%dist_trace supports only JAX: TensorFlow's own profiler does not work in workers"
     if "jax" not in request.frameworks:
         raise UsageError(
-            f"the workers run {', '.join(request.frameworks) or 'no framework'}: {why}; type "
+            f"the workers run {', '.join(request.frameworks) or 'no framework'}: {why}; run "
             "%dist_stop, then %dist_start with --framework jax, or use %%dist_run with --profile"
         )
     if strategy not in (None, "pjrt"):

@@ -170,9 +170,9 @@ def test_an_inventory_is_chosen_by_name(
     (tmp_path / "nbdist").mkdir()
     (tmp_path / "nbdist" / "lab.toml").write_text(lab.read_text())
     assert len(inventory.choose(profile="lab")) == 3
-    with pytest.raises(UsageError, match="profiles: lab"):
+    with pytest.raises(UsageError, match="use one of lab"):
         inventory.choose(profile="leb")
-    with pytest.raises(UsageError, match="profiles: lab"):
+    with pytest.raises(UsageError, match="use one of lab"):
         inventory.choose(profile="../nbdist/lab")
     with pytest.raises(UsageError, match="exclude each other: use one"):
         inventory.choose(profile="lab", file="hosts.toml")

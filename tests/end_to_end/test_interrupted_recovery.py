@@ -168,13 +168,9 @@ def test_interrupt_during_a_recovery_ends_the_run(
         assert pids == [os.getpid()]
         assert wait_for_run(tmp_path, lambda state, _: state.is_over).status == "interrupted"
         assert "interrupted during the replacement of workers: type" in capsys.readouterr().err
-        with pytest.raises(
-            nbdist.WorkerError, match="some workers are missing: type %dist_restart"
-        ):
+        with pytest.raises(nbdist.WorkerError, match="some workers are missing: run %dist_restart"):
             cluster.run("1")
-        with pytest.raises(
-            nbdist.WorkerError, match="some workers are missing: type %dist_restart"
-        ):
+        with pytest.raises(nbdist.WorkerError, match="some workers are missing: run %dist_restart"):
             cluster.push({"a": 1})
         resuming = Saving(folder=saving.folder, every_steps=20, resume=True)
         run = cluster.run(STEP, step=step, saving=resuming)

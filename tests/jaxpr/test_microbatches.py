@@ -137,7 +137,7 @@ def normalised(x: Any) -> Any:
             lambda x: jax.lax.cond(x.sum() > 0, lambda y: y, lambda y: -y, x),
             "the taken branch depends on",
         ),
-        (lambda x: jax.lax.map(jnp.tanh, x), "a scan goes over the rows"),
+        (lambda x: jax.lax.map(jnp.tanh, x), "a scan iterates over rows of the batch"),
         (lambda x: x[::2], "is not known to treat rows"),
         (lambda x: jnp.flip(x, 0), "rev .*is not known to treat rows"),
     ],

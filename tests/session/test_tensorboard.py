@@ -92,7 +92,7 @@ def test_a_missing_run_or_package_is_reported(
     with pytest.raises(UsageError, match=r"no run 20260101-000000-abcdef"):
         boards.open("20260101-000000-abcdef")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=r"type %pip install tensorboard"):
+    with pytest.raises(UsageError, match=r"run %pip install tensorboard"):
         boards.open()
 
 

@@ -16,7 +16,7 @@ It accepts requests on a socket in the cluster's folder, one JSON object for eac
     {"op": "words", "place"}                    {"words"}
     {"op": "open", "place"}                     {"pid"}
     {"op": "is_open", "place"}                  {"open"}
-    {"op": "run", "place", "content"}           {"output"}
+    {"op": "run", "place", "host", "content"}   {"output"}
     {"op": "here", "place", "there", "here"}    {}
     {"op": "there", "place", "ports", "prefix"} {}
     {"op": "close", "place"}                    {}
@@ -222,13 +222,13 @@ class Rendezvous:
     async def _do_is_open(self, place: int) -> _Answer:
         return {"open": place in self._connections}
 
-    async def _do_run(self, place: int, content: str) -> _Answer:
+    async def _do_run(self, place: int, host: str, content: str) -> _Answer:
         run = self._connection(place).run(START_FORK_SERVER, input=content.encode(), encoding=None)
         try:
             done = await asyncio.wait_for(run, _START_FORK_SERVER_S)
         except TimeoutError:
             raise StartError(
-                f"Python did not start there within {_START_FORK_SERVER_S:g} s"
+                f"Python did not start on {host} within {_START_FORK_SERVER_S:g} s"
             ) from None
         output, errors = done.stdout or b"", done.stderr or b""
         assert isinstance(output, bytes)

@@ -278,7 +278,8 @@ class ReverseConnection:
         Raises:
             StartError: the start failed.
         """
-        return str(self._ask("run", content=content.decode())["output"]).encode()
+        answer = self._ask("run", host=self.host.key, content=content.decode())
+        return str(answer["output"]).encode()
 
     def forward_local(self, there: str, here: str) -> None:
         """Forward a socket of the host to the path `here` in the cluster's folder."""

@@ -116,7 +116,9 @@ class RemoteForkServer(ForkServerClient):
             home.guard(link.open())
             return cls(
                 link,
-                _parsed_location(link.start_fork_server(msgspec.json.encode(start_request))),
+                _parsed_location(
+                    link.start_fork_server(msgspec.json.encode(start_request)), link.host.key
+                ),
                 home,
             )
         except BaseException:
@@ -281,7 +283,7 @@ class RemoteForkServer(ForkServerClient):
         self._end_connection()
 
 
-def _parsed_location(output: bytes) -> ForkServerLocation:
+def _parsed_location(output: bytes, host: str) -> ForkServerLocation:
     """Parse the location of a fork server from the last line of its start.
 
     The startup files of a shell may print lines before it.
@@ -292,7 +294,7 @@ def _parsed_location(output: bytes) -> ForkServerLocation:
     except msgspec.DecodeError:
         printed = output.decode(errors="replace").strip()[-200:]
         raise StartError(
-            f"Python printed {printed!r} there instead of the fork server's location"
+            f"Python on {host} printed {printed!r} instead of the fork server's location"
         ) from None
 
 

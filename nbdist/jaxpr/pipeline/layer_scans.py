@@ -230,7 +230,10 @@ def _kinds(scan: Scan, rows: Rows) -> tuple[list[Kind], list[Kind]]:
         carry = now
     for number, kind in enumerate(carry):
         if kind == "sum" and not _is_added_to(scan, number):
-            raise PlanError("a layer uses a sum over all rows for more than adding to it")
+            raise PlanError(
+                "a layer reads a sum over all rows of the batch, which is complete only after the "
+                "last microbatch: only add to the sum in a layer, and read it after the scan"
+            )
     return carry, outs
 
 

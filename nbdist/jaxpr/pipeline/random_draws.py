@@ -1,7 +1,7 @@
 """Random draws of layers, such as dropout masks, computed in advance.
 
-A microbatch cannot draw its part of the draws for the whole batch. So they are drawn at once for
-all layers, and the scan goes over them.
+A microbatch cannot draw its part of the random numbers of the whole batch. Therefore the numbers of
+all layers are drawn before the scan, which iterates over them.
 """
 
 from __future__ import annotations

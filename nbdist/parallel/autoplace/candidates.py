@@ -163,7 +163,10 @@ def _words_of(devices: set[Device]) -> str:
 
 
 def _single(now: Sequence[Sharding]) -> list[Candidate]:
-    """Return candidates on one device: of the default platform the roomiest, else the first."""
+    """Return candidates on one device of each platform.
+
+    It is the device with most free memory on the default platform, the first one on others.
+    """
     made = []
     used = {device for where in now for device in where.device_set}
     for number, (platform, members) in enumerate(platforms.all_devices().items()):

@@ -123,9 +123,10 @@ class Autoplaced:
         except (JAXTypeError, JAXIndexError) as error:
             raise UsageError(
                 f"{self._name} cannot be traced: {_line_of(error, self._function)}: "
-                f"{str(error).partition(chr(10))[0]} It may do what jax.jit takes: jnp.where or "
-                "jax.lax.cond in place of if, no float() or NumPy of its arrays; or make the "
-                'argument static, @nbdist.autoplace(static_argnames="...")'
+                f"{str(error).partition(chr(10))[0]} The function must be traceable by jax.jit: "
+                "use jnp.where or jax.lax.cond instead of if, and do not pass its arrays to "
+                "float() or NumPy, or make the argument static: "
+                '@nbdist.autoplace(static_argnames="...")'
             ) from error
 
 

@@ -157,4 +157,6 @@ def refusal(
         leaves_of(given, name)
     except UsageError as error:
         return error
-    return UsageError(f"{name} was given arrays that another thread has deleted: call it again")
+    return UsageError(
+        f"another thread deleted arrays that {name} received: call it with existing arrays"
+    )

@@ -63,9 +63,8 @@ def check_call(
     """
     if _is_abstract((params, x)):
         raise UsageError(
-            "stages are compiled one by one, each for its devices, and cannot run "
-            "inside jax.jit or jax.vmap: call them outside; jax.grad may be around "
-            "them"
+            "stages cannot run inside jax.jit or jax.vmap: each is compiled for its own "
+            "devices. Call them outside; jax.grad of the call works"
         )
     check_placed(params, stage_places)
     wrong = [*_faults(x, "x"), *_elsewhere(params, stage_places)]

@@ -53,7 +53,7 @@ def batch_axes(mesh: Mesh | AbstractMesh) -> Axes:
 
 
 def model_axes(mesh: Mesh | AbstractMesh) -> Axes:
-    """Return the axes that cut parameters: those of the model, or the only axis.
+    """Return the axes that shard parameters: those of the model, or the only axis.
 
     Raises:
         UsageError: there are several axes, and none is the model's.
@@ -64,8 +64,8 @@ def model_axes(mesh: Mesh | AbstractMesh) -> Axes:
         return found
     raise UsageError(
         f"the mesh has the axes {', '.join(map(repr, mesh.axis_names))}, and none "
-        f"is the model's: name one {', '.join(map(repr, sorted(MODEL.names)))}, "
-        "or give a PartitionSpec"
+        f"is for the model: name one {', '.join(map(repr, sorted(MODEL.names)))}, "
+        "or use a PartitionSpec"
     )
 
 

@@ -53,8 +53,8 @@ def check(leaves: Sequence[Leaf], shardings: Sequence[Sharding]) -> None:
     ]
     if lacking:
         raise UsageError(
-            f"this does not fit: {'; '.join(lacking)}. Cut it over more devices "
-            '(where="full"), take a smaller type (bfloat16), or free what is there'
+            f"the arrays do not fit: {'; '.join(lacking)}. Shard them over more devices "
+            '(where="full"), use a smaller type (bfloat16), or delete other arrays'
         )
 
 

@@ -60,7 +60,7 @@ def devices_apart(*, bench: bool) -> DevicesPicture:
     if "jax" in sys.modules:
         return devices(bench=bench)
     if importlib.util.find_spec("jax") is None:
-        raise UsageError('%dist_devices needs JAX: type %pip install "nbdist[jax]"')
+        raise UsageError('%dist_devices needs JAX: run %pip install "nbdist[jax]"')
     command = [sys.executable, "-m", __name__, *(["--bench"] if bench else [])]
     try:
         ended = subprocess.run(

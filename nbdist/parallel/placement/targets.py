@@ -83,7 +83,7 @@ class Cut(Target):
 
 @dataclass(frozen=True)
 class OneOf(Target):
-    """The device of a platform or a host with most free memory."""
+    """The device with most free memory, among those of a platform or a host."""
 
     devices: Sequence[Device]
 
@@ -209,7 +209,7 @@ def target_of(where: object, mesh: Mesh | None) -> Target:
     if isinstance(where, str):
         return Layout(where, mesh) if where in LAYOUTS else _called(where)
     raise UsageError(
-        f"where={where!r} is a {type(where).__name__}, which is not a place: give "
+        f"where={where!r} is a {type(where).__name__}, not a place: use "
         f"a device, a name ({_choices()}), a sharding or a PartitionSpec"
     )
 
@@ -221,7 +221,7 @@ def spec_over(spec: PartitionSpec, mesh: Mesh | AbstractMesh) -> NamedSharding:
         UsageError: the mesh lacks an axis, or the spec uses an axis twice or leaves one open.
     """
     if not isinstance(spec, PartitionSpec) or PartitionSpec.UNCONSTRAINED in tuple(spec):
-        raise UsageError(f"{spec!r} does not say how to cut: use a PartitionSpec of axes and None")
+        raise UsageError(f"{spec!r} specifies no sharding: use a PartitionSpec of axes and None")
     used = Counter(a for axes in spec for a in ((axes,) if isinstance(axes, str) else axes or ()))
     unknown = [axis for axis in used if axis not in mesh.axis_names]
     names = ", ".join(f"{axis!r}{_near(axis, mesh.axis_names)}" for axis in unknown)
@@ -250,7 +250,7 @@ def _called(word: str) -> Target:
     if there:  # preferably of this process
         return OneOf([device for device in there if platforms.is_own(device)] or there)
     near = _near(word, [*_names(), AUTO, *LAYOUTS])
-    raise UsageError(f"where={word!r} is no place{near}: there are {_choices()}")
+    raise UsageError(f"unknown place where={word!r}{near}: use one of {_choices()}")
 
 
 def names_place(word: str) -> bool:

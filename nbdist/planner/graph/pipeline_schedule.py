@@ -125,10 +125,10 @@ def _sends(stages: int, microbatches: int, chunks: int) -> int:
 def _refuse(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> None:
     if stages < 1 or microbatches < 1 or chunks < 1:
         raise PlanError(
-            f"A pipeline has at least one stage, microbatch and chunk, not {stages}, "
-            f"{microbatches} and {chunks}."
+            f"a pipeline needs at least one stage, microbatch and chunk, not {stages}, "
+            f"{microbatches} and {chunks}"
         )
     if schedule != "interleaved" and chunks > 1:
-        raise PlanError(f"{chunks} chunks a device need the interleaved schedule, not {schedule}.")
+        raise PlanError(f"{chunks} chunks a device need the interleaved schedule, not {schedule}")
     if chunks > 1 and (fault := rounds_fault(stages, microbatches)):
         raise PlanError(fault)

@@ -62,14 +62,14 @@ def parse(text: str) -> Topology:
         return _hosts(int(match[1]), int(match[2]), _machine(match[3].strip()), nics)
     if match := _DEVICES.fullmatch(head):
         return _devices(int(match[1] or 1), match[2].strip(), nics)
-    raise PlanError(f"{text!r} describes no devices: type {_EXAMPLES}")
+    raise PlanError(f"{text!r} describes no devices: use {_EXAMPLES}")
 
 
 def _nics(text: str) -> Nics:
     match = _RATE.fullmatch(text)
     if not match or not float(match[2]) or match[1] == "0":
         raise PlanError(
-            f"{text!r} is not a network bandwidth: type 25 Gbps, 8x200 Gb/s or 12.5 GB/s"
+            f"{text!r} is not a network bandwidth: use 25 Gbps, 8x200 Gb/s or 12.5 GB/s"
         )
     unit = 1 if match[4].startswith("B") else 1 / 8
     return Nics(
@@ -95,7 +95,7 @@ def _devices(count: int, name: str, nics: Nics | None) -> Topology:
     if total > usual and total % usual:
         full = total // usual * usual
         raise PlanError(
-            f"{total} x {machine.chip.name} do not fill hosts of {usual}: type "
+            f"{total} x {machine.chip.name} do not fill hosts of {usual}: use "
             f"{full}x{machine.chip.name} or {full + usual}x{machine.chip.name}, or "
             f"state the hosts, as in 3 hosts x 4 {machine.chip.name}"
         )
@@ -106,14 +106,14 @@ def _check_shapeless(machine: Machine, devices: int) -> None:
     if machine.torus:
         name = machine.chip.name
         proposed = shape_for(devices, machine.torus) or written(machine.torus.longest)
-        raise PlanError(f"slices of {name} have a shape: type {name}:{proposed}")
+        raise PlanError(f"slices of {name} have a shape: use {name}:{proposed}")
 
 
 def _hosts(hosts: int, devices: int, machine: Machine, nics: Nics | None) -> Topology:
     name = machine.chip.name
     _check_shapeless(machine, hosts * devices)
     if not hosts or not devices:
-        raise PlanError(f"{hosts * devices} x {name} are no devices: type 1 x {name} or more")
+        raise PlanError(f"need at least 1 x {name}, got 0: use 1 x {name} or more")
     levels = of_hosts(machine.host, hosts, devices, nics or usual_nics(machine.host))
     return Topology(chip=machine.chip, levels=levels, assumed=_assumed(machine, levels, nics))
 
@@ -134,11 +134,11 @@ def _slices(slices: int, name: str, shape: tuple[int, ...], nics: Nics | None) -
     torus = machine.torus
     if torus is None:
         raise PlanError(
-            f"{machine.chip.name} has no slices with a shape: type "
+            f"{machine.chip.name} has no slices with a shape: use "
             f"{max(1, math.prod(shape))}x{machine.chip.name}"
         )
     if not slices:
-        raise PlanError(f"0 slices are no devices: type {name}:{written(shape)}")
+        raise PlanError(f"need at least 1 slice, got 0: use {name}:{written(shape)}")
     checked = check_shape(machine.chip.name, shape, torus)
     levels = of_slices(machine.host, torus, checked, slices, nics or usual_nics(machine.host))
     rings = f"which axes are closed rings ({torus.source})"

@@ -54,7 +54,7 @@ def live(
             unknown and was not measured, or a measured level does not exist.
     """
     if not processes:
-        raise PlanError("there are no workers to plan for: type %dist_start")
+        raise PlanError("there are no workers to plan for: run %dist_start")
     kind = _common_value("kinds of device", [process.kind for process in processes])
     known = chip or find(kind)
     if known is None:

@@ -113,7 +113,7 @@ def _faults_of_cuts(
 def _faults_of_rounds(
     steps: Steps, asked: Mapping[str, int], fitting: Sequence[int]
 ) -> Iterator[str]:
-    """Yield the faults of microbatches that are not a multiple of the stages, in several rounds."""
+    """Yield the faults of several rounds whose microbatches are no multiple of the stages."""
     each = asked.get("micro", steps.plain.rows // max(1, asked.get(DATA, 1)))
     turns = [n for n in fitting if not each % n]
     if each % max(1, asked.get(STAGE, 1)) or not turns:

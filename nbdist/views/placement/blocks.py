@@ -127,13 +127,13 @@ class Blocks:
 
 def _grid(layout: Layout) -> _Grid:
     parts = layout.parts
-    cut = [dimension for dimension, count in enumerate(parts) if count > 1]
-    if len(parts) <= 1 or not cut:
-        down, across = -1, cut[0] if cut else -1
-    elif len(cut) > 1:
-        down, across = cut[:2]
+    sharded = [dimension for dimension, count in enumerate(parts) if count > 1]
+    if len(parts) <= 1 or not sharded:
+        down, across = -1, sharded[0] if sharded else -1
+    elif len(sharded) > 1:
+        down, across = sharded[:2]
     else:
-        down, across = (cut[0], -1) if cut[0] == 0 else (-1, cut[0])
+        down, across = (sharded[0], -1) if sharded[0] == 0 else (-1, sharded[0])
     rows = parts[down] if down >= 0 else 1
     return _Grid(down, across, rows, parts[across] if across >= 0 else 1)
 

@@ -125,11 +125,13 @@ class PjRTStrategy:
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Call `fn` once on each replica, on all replicas at the same time.
 
-        A replica receives its own rows of arrays that are sharded over the mesh (the batches of
-        this strategy's datasets), its own value of an earlier result of `run`, and all of any other
-        value. `fn` may use collectives such as `jax.lax.psum(x, "data")`. The compiled function is
-        reused while `fn` and the objects that it reads from outside are the same: pass changing
-        values as arguments.
+        A replica receives its own rows of arrays that are sharded over the mesh, such as the
+        batches of this strategy's datasets. It receives its own value of an earlier result of
+        `run`. It receives the whole of any other value.
+
+        `fn` may use collectives such as `jax.lax.psum(x, "data")`. The compiled function is reused
+        while `fn` and the objects that it reads from outside are the same: pass changing values as
+        arguments.
 
         Returns:
             Result of `fn`; each leaf contains one value per replica.

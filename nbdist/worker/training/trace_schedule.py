@@ -161,7 +161,7 @@ class Tracing:
         return 0.0
 
     def cut(self, epoch: int) -> None:
-        """Stop a trace under way. Call it before work that is no step."""
+        """Stop a trace under way. Call it before work outside steps."""
         if self._open is not None:
             self._stop(self._open, epoch)
 

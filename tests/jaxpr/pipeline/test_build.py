@@ -399,10 +399,10 @@ def gradient_step(layer: Callable[..., Any]) -> Callable[..., Any]:
         (lambda x, s, p: (block(x, p) * (1 + s), s + x.sum()), "needs a sum over all rows"),
         (
             lambda x, s, p: (block(x, p), x.sum() - s),
-            "uses a sum over all rows for more than adding",
+            "a layer reads a sum over all rows of the batch",
         ),
         (lambda x, s, p: (block(x, p), s + x.sum() ** 2), "needs a sum over all rows"),
-        (lambda x, s, p: (block(x, p), x.sum()), "uses a sum over all rows for more than adding"),
+        (lambda x, s, p: (block(x, p), x.sum()), "a layer reads a sum over all rows of the batch"),
     ],
 )
 def test_layers_that_mix_rows_are_refused(layer: Callable[..., Any], message: str) -> None:

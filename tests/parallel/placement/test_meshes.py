@@ -155,5 +155,5 @@ def test_layouts_find_axes_by_name(axes: Any, layout: str, spec: Any) -> None:
 
 
 def test_a_layout_without_a_model_axis_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'data', 'fsdp', and none is the model's: name one"):
+    with pytest.raises(UsageError, match=r"'data', 'fsdp', and none is for the model: name one"):
         named("model", (8, 8), nbdist.meshes({"data": 2, "fsdp": 4}))

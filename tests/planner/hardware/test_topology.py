@@ -160,18 +160,18 @@ def test_more_hosts_keep_inner_levels(name: str, hosts: int, racks: int) -> None
         (
             "12xH100",
             (
-                "12 x H100 do not fill hosts of 8: type 8xH100 or 16xH100, or state the hosts, as "
+                "12 x H100 do not fill hosts of 8: use 8xH100 or 16xH100, or state the hosts, as "
                 "in 3 hosts x 4 H100"
             ),
         ),
         ("76xGB200", "19 hosts do not fill racks of 18: take 18 or 36"),
-        ("0xH100", "0 x H100 are no devices: type 1 x H100 or more"),
-        ("0 hosts x 8 H100", "0 x H100 are no devices: type 1 x H100 or more"),
-        ("0 x v5e:4x4", "0 slices are no devices: type v5e:4x4"),
-        ("16xv5e", "slices of TPU v5e have a shape: type TPU v5e:4x4"),
-        ("999 x v5p", "slices of TPU v5p have a shape: type TPU v5p:16x16x24"),
-        ("2 hosts x 4 v4", "slices of TPU v4 have a shape: type TPU v4:2x2x2"),
-        ("H100:4x4", "H100 has no slices with a shape: type 16xH100"),
+        ("0xH100", "need at least 1 x H100, got 0: use 1 x H100 or more"),
+        ("0 hosts x 8 H100", "need at least 1 x H100, got 0: use 1 x H100 or more"),
+        ("0 x v5e:4x4", "need at least 1 slice, got 0: use v5e:4x4"),
+        ("16xv5e", "slices of TPU v5e have a shape: use TPU v5e:4x4"),
+        ("999 x v5p", "slices of TPU v5p have a shape: use TPU v5p:16x16x24"),
+        ("2 hosts x 4 v4", "slices of TPU v4 have a shape: use TPU v4:2x2x2"),
+        ("H100:4x4", "H100 has no slices with a shape: use 16xH100"),
         (
             "v5e:4x4x4",
             (
@@ -202,24 +202,24 @@ def test_more_hosts_keep_inner_levels(name: str, hosts: int, racks: int) -> None
         ),
         (
             "32xH100, fast",
-            "'fast' is not a network bandwidth: type 25 Gbps, 8x200 Gb/s or 12.5 GB/s",
+            "'fast' is not a network bandwidth: use 25 Gbps, 8x200 Gb/s or 12.5 GB/s",
         ),
         (
             "32xH100, 0 Gbps",
-            "'0 Gbps' is not a network bandwidth: type 25 Gbps, 8x200 Gb/s or 12.5 GB/s",
+            "'0 Gbps' is not a network bandwidth: use 25 Gbps, 8x200 Gb/s or 12.5 GB/s",
         ),
         (
             "32xH100, 0x200 Gbps",
-            "'0x200 Gbps' is not a network bandwidth: type 25 Gbps, 8x200 Gb/s or 12.5 GB/s",
+            "'0x200 Gbps' is not a network bandwidth: use 25 Gbps, 8x200 Gb/s or 12.5 GB/s",
         ),
         (
             "32xH100, ",
-            "'' is not a network bandwidth: type 25 Gbps, 8x200 Gb/s or 12.5 GB/s",
+            "'' is not a network bandwidth: use 25 Gbps, 8x200 Gb/s or 12.5 GB/s",
         ),
         (
             "1e3",
             (
-                "'1e3' describes no devices: type 32xH100, 4 hosts x 8 A100, 25 Gbps, v5e:16x16, "
+                "'1e3' describes no devices: use 32xH100, 4 hosts x 8 A100, 25 Gbps, v5e:16x16, "
                 "2 x v5e:16x16, or a file's path"
             ),
         ),

@@ -144,7 +144,7 @@ def test_unknown_plugin_uses_probed_rates() -> None:
 @pytest.mark.parametrize(
     ("processes", "message"),
     [
-        ([], "there are no workers to plan for: type %dist_start"),
+        ([], "there are no workers to plan for: run %dist_start"),
         (
             [*gpus("a", 8), *gpus("b", 8, "NVIDIA H200")],
             (

@@ -44,7 +44,7 @@ class Holder(Protocol):
 
 
 class JaxState:
-    """Checkpoint state of a holder's arrays.
+    """State of a holder's arrays in a checkpoint.
 
     Args:
         holder: Owner of the arrays.
