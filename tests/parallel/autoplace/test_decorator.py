@@ -283,7 +283,7 @@ def test_a_tracing_error_is_reported_with_its_line() -> None:
     text = str(raised.value)
     assert "test_decorator.test_a_tracing_error_is_reported_with_its_line" in text
     assert "if x.sum() > 0:  # the line" in text
-    assert "jax.lax.cond in place of if" in text
+    assert "jax.lax.cond instead of if" in text
     assert "static_argnames=" in text
 
 

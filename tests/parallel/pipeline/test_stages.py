@@ -353,7 +353,7 @@ def test_invalid_arguments_of_a_call_are_refused() -> None:
         UsageError, match=r"params\[1\]\['b'\] and 1 more is not on cpu:1.*; 16 rows"
     ):
         piped((own[0], params[1], own[2]), x)
-    with pytest.raises(UsageError, match=r"outside; jax.grad may be around"):
+    with pytest.raises(UsageError, match=r"Call them outside; jax.grad of the call works"):
         jax.jit(piped)(own, x)
     whole = (own[0], own[1] | {"step": jax.device_put(3, jax.devices()[1])}, own[2])
     with pytest.raises(UsageError, match=r"params\[1\]\['step'\] is int32, and gradients need"):
