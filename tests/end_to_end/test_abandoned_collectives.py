@@ -228,10 +228,10 @@ class RecordingSender:
 
     def __init__(self, *running: int) -> None:
         self.running = set(running)
-        self.orders: list[tuple[Command, Sequence[int]]] = []
+        self.commands: list[tuple[Command, Sequence[int]]] = []
 
-    def order(self, order: Command, ranks: Sequence[int]) -> None:
-        self.orders.append((order, ranks))
+    def send_command(self, command: Command, ranks: Sequence[int]) -> None:
+        self.commands.append((command, ranks))
 
 
 def answer(rank: int, clock_s: float, **fields: Any) -> Where:
@@ -299,4 +299,4 @@ def test_wait_is_reported_only_if_all_running_ranks_wait() -> None:
 def test_no_query_is_sent_while_all_ranks_are_in_the_cell() -> None:
     sender = RecordingSender(0, 1)
     assert CollectiveDeadlocks(cast("CellSender", sender), (0, 1)).deadlocked({}) == {}
-    assert not sender.orders
+    assert not sender.commands
