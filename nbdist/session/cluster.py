@@ -308,12 +308,12 @@ class Cluster:
         self._lifecycle.leave()
 
     @property
-    def is_requested(self) -> bool:
+    def is_wanted(self) -> bool:
         """True if a notebook requests the cluster from this detached runner."""
         return self._worker_group.engines.is_requested
 
     @property
-    def is_intact(self) -> bool:
+    def is_whole(self) -> bool:
         """True if all ranks are alive and engines can restart."""
         return self._worker_group.engines.can_restart() and not self._worker_group.engines.dead()
 
