@@ -103,7 +103,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def latest(folder: Path = FOLDER, before: str = "") -> Path | None:
-    """Return the newest file, or the newest one before a date; None if there is none."""
+    """Return the newest file, or the newest before a date. None without a file."""
     paths = sorted(path for path in folder.glob("*.json") if not before or path.stem < before)
     return paths[-1] if paths else None
 

@@ -64,7 +64,7 @@ _OUTPUT = """index =>
 
 
 def chromium() -> str | None:
-    """Return the path of the browser. None if there is none."""
+    """Return the path of the browser, or None if it is not installed."""
     names = ("chromium", "chromium-browser", "google-chrome")
     return next(filter(None, map(shutil.which, names)), None)
 
