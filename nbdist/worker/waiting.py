@@ -33,7 +33,7 @@ def strategy_of(worker: Worker, main: int, *, waits: bool) -> StrategyName | Non
     if _in_callback(frames):
         return None
     if "mirrored" in worker.strategies:
-        from nbdist.worker.tensorflow.collective_wait import in_collective
+        from nbdist.worker.tensorflow.runtime.collective_wait import in_collective
 
         if in_collective(frames, main):
             return "mirrored"

@@ -212,7 +212,7 @@ def gather_of(worker: Worker) -> Callable[[np.ndarray], np.ndarray]:
         from nbdist.worker.jax.runtime import processes
 
         return processes.gather
-    from nbdist.worker.tensorflow.rank_gather import gather_over
+    from nbdist.worker.tensorflow.runtime.rank_gather import gather_over
 
     return gather_over(worker.strategies["mirrored"])
 

@@ -25,7 +25,7 @@ from nbdist.worker.checkpoint.digest import of_facts
 from nbdist.worker.keras.optimizer_config import flags
 from nbdist.worker.keras.optimizers import optimizers_of
 from nbdist.worker.runtime.reachable import names_in, of_kinds
-from nbdist.worker.tensorflow.keras.objects import WITH_VARIABLES
+from nbdist.worker.tensorflow.keras_objects import WITH_VARIABLES
 from nbdist.worker.tensorflow.replica.summed_variables import is_summed
 from nbdist.worker.tensorflow.replica_state import EqualVariables
 

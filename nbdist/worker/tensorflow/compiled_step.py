@@ -13,11 +13,11 @@ from tensorflow.python.autograph.impl import api
 
 from nbdist.errors import StepError
 from nbdist.worker.data.batches import kind_of, leaves, map_arrays
-from nbdist.worker.tensorflow import collective_timing
 from nbdist.worker.tensorflow.parity import HIDDEN
 from nbdist.worker.tensorflow.replica import layer_state, nested_merge, single_device_math
 from nbdist.worker.tensorflow.replica.batch_share import Shares
 from nbdist.worker.tensorflow.replica.sample_random import Draws
+from nbdist.worker.tensorflow.runtime import collective_timing
 from nbdist.worker.training import step_contract
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from nbdist.worker.training.warmup import Factor
 if TYPE_CHECKING:
     from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-    from nbdist.worker.tensorflow.keras.objects import KerasObjects
+    from nbdist.worker.tensorflow.keras_objects import KerasObjects
 
 
 class Rates(Protocol):

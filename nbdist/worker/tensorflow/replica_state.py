@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from nbdist.worker.checkpoint.digest import Digest, of_array
-from nbdist.worker.tensorflow.keras.objects import WITH_VARIABLES
+from nbdist.worker.tensorflow.keras_objects import WITH_VARIABLES
 from nbdist.worker.tensorflow.variables import is_mirrored, read, variables_of
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from nbdist.worker.profiling.trace import NoTracer
 from nbdist.worker.runtime.reachable import names_in
 from nbdist.worker.tensorflow.checkpoint import TensorFlowState
 from nbdist.worker.tensorflow.compiled_step import CompiledStep
-from nbdist.worker.tensorflow.keras.objects import KerasObjects
+from nbdist.worker.tensorflow.keras_objects import KerasObjects
 from nbdist.worker.tensorflow.learning_rate import NO_RATES, ScaledRates
 from nbdist.worker.tensorflow.parity import MirroredSubject
-from nbdist.worker.tensorflow.rank_gather import Gather
 from nbdist.worker.tensorflow.replica.finite import FiniteWatch, LossScaling
 from nbdist.worker.tensorflow.replica_state import EqualVariables
+from nbdist.worker.tensorflow.runtime.rank_gather import Gather
 from nbdist.worker.training.parity import compare
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from nbdist.records import CollectiveState, Device
 from nbdist.worker.checkpoint.digest import of_keys
 from nbdist.worker.runtime import context as runtime_context
 from nbdist.worker.runtime import import_hooks
-from nbdist.worker.tensorflow import dataset_shuffle, running_strategy, variable_scalars
 from nbdist.worker.tensorflow.replica import summed_variables
+from nbdist.worker.tensorflow.runtime import dataset_shuffle, running_strategy, variable_scalars
 from nbdist.worker.tensorflow.saving import coordination as saving
 from nbdist.worker.tensorflow.saving import tensorflow_patch as tensorflow_save_patch
 

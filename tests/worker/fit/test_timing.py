@@ -11,7 +11,7 @@ import pytest
 import nbdist
 from nbdist.telemetry.run_reader import stored_runs
 from tests import clusters
-from tests.worker.tensorflow.test_collective_timing import HOSTS, SentRows
+from tests.worker.tensorflow.runtime.test_collective_timing import HOSTS, SentRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

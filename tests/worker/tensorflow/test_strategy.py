@@ -157,7 +157,7 @@ def test_tensorflow_still_needs_its_patch(cluster: nbdist.Cluster) -> None:
 def test_variables_of_other_tensorflow_are_not_patched(cluster: nbdist.Cluster) -> None:
     run = cluster.run("""
 from tensorflow.python.distribute import values
-from nbdist.worker.tensorflow import variable_scalars as v
+from nbdist.worker.tensorflow.runtime import variable_scalars as v
 before, values.DistributedVariable.__bool__ = values.DistributedVariable.__bool__, None
 v.PATCHED_SERIES = "9.9."
 v.apply()
@@ -214,7 +214,7 @@ tf.constant(1) + 1
 outcome = build()
 """
 REBUILD = """
-from nbdist.worker.tensorflow.rank_gather import gather_over
+from nbdist.worker.tensorflow.runtime.rank_gather import gather_over
 build()
 former = weakref.ref(state.current().strategies["mirrored"])
 gathered = gather_over(former())(np.array([3, 4], np.int32)).tolist()

@@ -23,14 +23,14 @@ from nbdist.worker.checkpoint.digest import of_arrays
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.cell_state import ShuffleOrder
 from nbdist.worker.runtime.replaced_attributes import replaced
-from nbdist.worker.tensorflow.dataset_shuffle import is_seeded_by_user
 from nbdist.worker.tensorflow.keras.batches import Batch, GlobalBatches
-from nbdist.worker.tensorflow.rank_gather import gather_over
+from nbdist.worker.tensorflow.runtime.dataset_shuffle import is_seeded_by_user
+from nbdist.worker.tensorflow.runtime.rank_gather import gather_over
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nbdist.worker.tensorflow.rank_gather import Gather
+    from nbdist.worker.tensorflow.runtime.rank_gather import Gather
 
 SAMPLED_ROWS = 256
 """Number of evenly spread rows of an array that ranks compare."""

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 from keras.src import tree
 
-from nbdist.worker.tensorflow.keras import metrics as keras_metrics
+from nbdist.worker.tensorflow.replica import metrics as keras_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,9 +18,9 @@ from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 
 from nbdist.worker.runtime import context
 from nbdist.worker.tensorflow.keras.batches import has_equal_rows
-from nbdist.worker.tensorflow.keras.metrics import is_of_keras
 from nbdist.worker.tensorflow.keras.row_kinds import RowKinds
 from nbdist.worker.tensorflow.keras.step_trial import Trials
+from nbdist.worker.tensorflow.replica.metrics import is_of_keras
 
 if TYPE_CHECKING:
     from nbdist.worker.tensorflow.keras.batches import Batch

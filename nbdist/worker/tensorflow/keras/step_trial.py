@@ -14,8 +14,8 @@ from tensorflow.python.ops import gen_random_ops
 
 from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.tensorflow.keras.batches import Batch, rows_of
-from nbdist.worker.tensorflow.rank_gather import gather_over
 from nbdist.worker.tensorflow.replica.finite import FiniteWatch
+from nbdist.worker.tensorflow.runtime.rank_gather import gather_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

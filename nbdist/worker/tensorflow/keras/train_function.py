@@ -20,8 +20,6 @@ from keras.src import tree
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from nbdist.errors import StepError
-from nbdist.worker.tensorflow import collective_timing
-from nbdist.worker.tensorflow.keras import metrics as keras_metrics
 from nbdist.worker.tensorflow.keras.batches import (
     Batch,
     Place,
@@ -35,9 +33,11 @@ from nbdist.worker.tensorflow.keras.results import Results
 from nbdist.worker.tensorflow.keras.row_independence import Rows, has_separable_step
 from nbdist.worker.tensorflow.keras.step_trial import Recorder, unchanged
 from nbdist.worker.tensorflow.replica import layer_state, nested_merge, single_device_math
+from nbdist.worker.tensorflow.replica import metrics as keras_metrics
 from nbdist.worker.tensorflow.replica.batch_share import CountedShares, Shares
 from nbdist.worker.tensorflow.replica.finite import FiniteWatch
 from nbdist.worker.tensorflow.replica.sample_random import Draws
+from nbdist.worker.tensorflow.runtime import collective_timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ over all rows: the mean of the replicas' losses, weighted by their rows.
   Losses that sum are sums over the global batch.
 - Batch normalization and its moving statistics use the moments of the global batch.
 - Random numbers: `worker/tensorflow/replica/sample_random.py`. Keras metrics:
-  `worker/tensorflow/keras/metrics.py`.
+  `worker/tensorflow/replica/metrics.py`.
 
 Computations outside of Keras are unchanged. A sum or moments over the batch in the user's code are
 the replica's own. So is a gradient with respect to anything but variables, such as the batch.
@@ -33,7 +33,7 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses import loss as keras_loss
 
 from nbdist.worker.runtime.replaced_attributes import replaced
-from nbdist.worker.tensorflow.keras import metrics as keras_metrics
+from nbdist.worker.tensorflow.replica import metrics as keras_metrics
 from nbdist.worker.tensorflow.replica import sample_random
 
 if TYPE_CHECKING:

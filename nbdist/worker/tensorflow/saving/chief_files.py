@@ -21,7 +21,7 @@ import zmq
 from zmq.utils import z85
 
 from nbdist.errors import AnotherRankError
-from nbdist.worker.tensorflow.collective_wait import WaitClock
+from nbdist.worker.tensorflow.runtime.collective_wait import WaitClock
 from nbdist.worker.tensorflow.saving.messages import (
     Answer,
     AskBytes,

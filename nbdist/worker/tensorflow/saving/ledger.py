@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from nbdist.worker.runtime.context import Worker
-    from nbdist.worker.tensorflow.collective_wait import WaitClock
+    from nbdist.worker.tensorflow.runtime.collective_wait import WaitClock
     from nbdist.worker.tensorflow.saving.messages import AskSave
 
 ALONE_S = 1.0

@@ -20,7 +20,7 @@ START = """
 import tensorflow as tf
 from nbdist.records import SocketAddress, WorkerIdentity
 from nbdist.worker.runtime import context
-from nbdist.worker.tensorflow import running_strategy, variable_scalars
+from nbdist.worker.tensorflow.runtime import running_strategy, variable_scalars
 from nbdist.worker.tensorflow.keras import fit_patch
 from nbdist.worker.tensorflow.replica import summed_variables
 

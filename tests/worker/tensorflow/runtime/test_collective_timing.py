@@ -155,7 +155,7 @@ class TestMirrored:
         self, cluster: nbdist.Cluster, sent_rows: SentRows
     ) -> None:
         without = (
-            "from nbdist.worker.tensorflow import collective_timing as clock\n"
+            "from nbdist.worker.tensorflow.runtime import collective_timing as clock\n"
             "chosen = clock.choose\n"
             "clock.choose = lambda *_, **__: clock.NoClock()"
         )

@@ -109,7 +109,7 @@ gradient()
 def test_other_tensorflow_version_is_not_patched(cluster: nbdist.Cluster) -> None:
     cell = """
 import tensorflow as tf
-from nbdist.worker.tensorflow import running_strategy as r
+from nbdist.worker.tensorflow.runtime import running_strategy as r
 before = tf.distribute.MirroredStrategy.__init__
 r.PATCHED_SERIES, kept = "9.9.", r.PATCHED_SERIES
 r.apply.__wrapped__()

@@ -14,7 +14,7 @@ stay in memory.
 
 In that scope TensorFlow cannot take gradients with respect to mirrored variables. Its error names
 an internal property, and nbdist raises one with a remedy.
-`tests/worker/tensorflow/test_running_strategy.py` covers each constructor.
+`tests/worker/tensorflow/runtime/test_running_strategy.py` covers each constructor.
 """
 
 from __future__ import annotations

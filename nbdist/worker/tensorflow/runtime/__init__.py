@@ -1,0 +1,1 @@
+"""Collectives, datasets and variables of TensorFlow on one rank, without Keras."""
