@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from nbdist.cluster.schedulers.reverse_connection import ReverseConnection
+    from nbdist.cluster.ssh.host_connection import HostConnection
     from nbdist.records import BoundSocket, ClusterRequest, ForkServerLocation, Framework, Host
     from nbdist.settings import Settings
 
@@ -259,7 +259,7 @@ class Fleet(Children):
             undo.pop_all()
         self._remote[key] = fork_server
 
-    def _link(self, key: str) -> Connection | ReverseConnection:
+    def _link(self, key: str) -> HostConnection:
         """Create a connection to a host without opening it. A successor uses the same name."""
         host = self._hosts[key]
         if self._exchange is not None:

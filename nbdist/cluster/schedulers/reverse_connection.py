@@ -234,7 +234,7 @@ class Exchange:
 
 
 class ReverseConnection:
-    """Connection opened by a host, with the interface of `ssh.connection.Connection`.
+    """Connection opened by a host, an `ssh.host_connection.HostConnection`.
 
     Args:
         exchange: the client of the rendezvous process.
@@ -273,7 +273,7 @@ class ReverseConnection:
             return False
 
     def start_fork_server(self, content: bytes) -> bytes:
-        """Start a fork server on the host; see `Connection.start_fork_server`.
+        """Start a fork server on the host; see `HostConnection.start_fork_server`.
 
         Raises:
             StartError: the start failed.

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from nbdist.cluster.forkserver.client import ForkServerProcess
     from nbdist.cluster.forkserver.control_socket import Peer
-    from nbdist.cluster.schedulers.reverse_connection import ReverseConnection
-    from nbdist.cluster.ssh.connection import Connection
+    from nbdist.cluster.ssh.host_connection import HostConnection
     from nbdist.records import ForkServerLocation
 
 SOCKET_PREFIX = "n"
@@ -36,7 +35,7 @@ class HostLink:
 
     def __init__(
         self,
-        connection: Connection | ReverseConnection,
+        connection: HostConnection,
         location: ForkServerLocation,
         home: ForkServerProcess,
     ) -> None:

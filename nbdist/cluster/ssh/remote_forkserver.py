@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from nbdist.cluster.forkserver.client import ForkServerProcess, ForkServerState
     from nbdist.cluster.forkserver.control_socket import Peer
-    from nbdist.cluster.schedulers.reverse_connection import ReverseConnection
-    from nbdist.cluster.ssh.connection import Connection
+    from nbdist.cluster.ssh.host_connection import HostConnection
     from nbdist.records import ForkServerRequest
 
 LOST_S = 5.0
@@ -52,7 +51,7 @@ class RemoteForkServer(ForkServerClient):
 
     def __init__(
         self,
-        link: Connection | ReverseConnection,
+        link: HostConnection,
         location: ForkServerLocation,
         home: ForkServerProcess,
     ) -> None:
@@ -73,7 +72,7 @@ class RemoteForkServer(ForkServerClient):
     @classmethod
     def take_over(
         cls,
-        link: Connection | ReverseConnection,
+        link: HostConnection,
         location: ForkServerLocation,
         home: ForkServerProcess,
         ports: Iterable[int],
@@ -103,7 +102,7 @@ class RemoteForkServer(ForkServerClient):
     @classmethod
     def start(
         cls,
-        link: Connection | ReverseConnection,
+        link: HostConnection,
         start_request: ForkServerRequest,
         home: ForkServerProcess,
     ) -> Self:
