@@ -38,48 +38,73 @@ FOUNDATION: dict[str, set[str]] = {
 }
 """Packages that all others may import."""
 
-WORKER = (
-    {"worker.runtime"},
-    {"worker.data", "worker.checkpoint", "worker.keras", "worker.jax.runtime"},
-    {"worker.jax.arrays", "worker.profiling"},
-    {"worker.training", "worker.inspection"},
-    {"worker.planning", "worker.tensorflow", "worker.jax.rebuild"},
-    {"worker.jax.step", "worker.jax.keras"},
-    {"worker.jax", "worker.fit"},
-    {"worker"},
-    {"worker.remote"},
-)
-"""Levels from low to high. A package may import those of lower levels."""
+LEVELS: dict[str, tuple[set[str], ...]] = {
+    "jaxpr": ({"jaxpr"}, {"jaxpr.pipeline"}),
+    "planner": ({"planner.graph", "planner.hardware"}, {"planner.cost"}, {"planner.search"}),
+    "views": (
+        {"views"},
+        {"views.cluster", "views.placement"},
+        {"views.plan"},
+        {"views.run"},
+    ),
+    "worker": (
+        {"worker.runtime"},
+        {"worker.data", "worker.checkpoint", "worker.keras", "worker.jax.runtime"},
+        {"worker.jax.arrays", "worker.profiling", "worker.tensorflow.runtime"},
+        {"worker.training", "worker.inspection", "worker.tensorflow.replica"},
+        {"worker.planning", "worker.jax.rebuild"}
+        | {"worker.tensorflow.keras", "worker.tensorflow.saving"},
+        {"worker.jax.step", "worker.jax.keras", "worker.tensorflow"},
+        {"worker.jax", "worker.fit"},
+        {"worker"},
+        {"worker.remote"},
+    ),
+    "parallel": ({"parallel.placement"}, {"parallel.pipeline", "parallel.autoplace"}),
+    "cluster": ({"cluster.forkserver"}, {"cluster.ssh"}, {"cluster.schedulers"}, {"cluster"}),
+}
+"""Levels of a package from low to high. A level may import those below it."""
+
+PLANNER = set().union(*LEVELS["planner"])
 
 PACKAGES: dict[str, set[str]] = {
     "cells": set(),
     "planner": set(),
     "telemetry": set(),
     "views": set(),
-    "jaxpr": {"planner"},
-    "parallel": {
+    "jaxpr": {"planner.graph"},
+    "worker": {"jaxpr", "jaxpr.pipeline"} | PLANNER,
+    "parallel.placement": {"views", "views.cluster", "worker.jax", "worker.jax.runtime"}
+    | {"worker.planning", "worker.profiling", "worker.runtime"},
+    "parallel.pipeline": {
         "jaxpr",
-        "planner",
+        "jaxpr.pipeline",
+        "planner.graph",
         "views",
-        "worker.jax",
         "worker.jax.runtime",
-        "worker.planning",
-        "worker.profiling",
-        "worker.runtime",
     },
+    "parallel.autoplace": {"views", "worker.jax.runtime"},
     "server": {"telemetry"},
+    "cluster.forkserver": set(),
+    "cluster.ssh": set(),
+    "cluster.schedulers": set(),
     # Checks of hosts compare GPUs with the planner's catalog. Functions of `worker.remote` run on
     # engines, through ipyparallel's `apply`.
-    "cluster": {"planner", "telemetry", "views", "worker.remote"},
-    "execution": {"cells", "cluster", "telemetry", "views", "worker.checkpoint", "worker.remote"},
+    "cluster": {"planner.hardware", "telemetry", "views", "views.cluster", "worker.remote"},
+    "execution": {"cells", "cluster", "telemetry", "views", "views.cluster", "views.run"}
+    | {"worker.checkpoint", "worker.remote"},
     # `%dist_show` reads arrays on engines by functions of `worker.inspection`.
-    "session": {"cells", "cluster", "execution", "telemetry", "views"}
-    | {"worker.inspection", "worker.remote"},
+    "session": {"cells", "cluster", "cluster.forkserver", "execution", "telemetry", "views"}
+    | {"views.cluster", "views.placement", "views.run", "worker.inspection", "worker.remote"},
     # Options of `%dist_start` become hosts and resources, which `cluster` checks.
-    "magics": {"cells", "cluster", "execution", "parallel", "session", "views"},
+    "magics": {"cells", "cluster", "execution", "parallel.placement", "session", "views"}
+    | {"views.cluster", "views.placement", "views.plan"},
     "cli": {"magics"},
     "strategies": {"views"},
 }
+"""Packages that each package may import, besides the foundation and its own lower levels.
+
+A package without a row has that of the package around it.
+"""
 
 STARTED_BY_NAME: dict[str, set[str]] = {
     "nbdist": {
@@ -129,12 +154,17 @@ NOT_MODULES = {"nbdist.ipyparallel", "nbdist.options"}
 def allowed() -> dict[str, set[str]]:
     """Return the whole table: the packages that each package may import."""
     table = {name: set(may) for name, may in FOUNDATION.items()}
-    table |= {name: may | set(FOUNDATION) for name, may in PACKAGES.items()}
-    lower = {"jaxpr", "planner", *FOUNDATION}
-    for level in WORKER:
-        table |= dict.fromkeys(level, lower)
-        lower = lower | level
+    for name in {name.partition(".")[0] for name in PACKAGES}:
+        lower = set(FOUNDATION)
+        for level in LEVELS.get(name, ({name},)):
+            table |= {package: lower | row_of(package) for package in level}
+            lower = lower | level
     return table
+
+
+def row_of(package: str) -> set[str]:
+    """Return the row of a package in `PACKAGES`, or that of the package around it."""
+    return PACKAGES[package] if package in PACKAGES else row_of(package.rpartition(".")[0])
 
 
 @cache
@@ -183,12 +213,14 @@ def test_imports_in_functions_and_for_type_checking_are_found() -> None:
     assert "nbdist.cluster.fleet" in found["nbdist.cluster.launcher"]  # for type checking
     assert "nbdist.worker.jax.backend" in found["nbdist.worker.remote.setup"]  # in functions
     assert package_of("nbdist.worker.jax.step.names") == "worker.jax.step"
-    assert package_of("nbdist.worker.tensorflow.saving.ledger") == "worker.tensorflow"
+    assert package_of("nbdist.worker.jax.backend") == "worker.jax"
 
 
 def test_each_module_is_in_a_package_of_the_table() -> None:
     known = {module for module in modules() if package_of(module) in allowed()}
-    assert modules().keys() - known == {"nbdist"}
+    only_names = {"nbdist", "nbdist.parallel", "nbdist.planner"}
+    assert modules().keys() - known == only_names
+    assert all(modules()[name].name == "__init__.py" for name in only_names)
 
 
 def test_imports_follow_the_table() -> None:
