@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.planner_rows import table
 from nbdist.planner.cost.collectives import all_gather_s, reduce_scatter_s, send_s
-from nbdist.planner.cost.roofline import fused_attention_s, issued_s, matmul_s, memory_s
+from nbdist.planner.cost.roofline import ITEM_BYTES, issued_s, matmul_s, memory_s
 from nbdist.planner.graph.pipeline_schedule import step_s
 from nbdist.records.topology import Chip, Level, Topology
 
@@ -128,9 +128,7 @@ class LlamaRow:
             sum(matmul_s(1, *sizes, "bfloat16", B200, calibration) for sizes in products)
             + sum(memory_s(nbytes, B200, calibration) for nbytes in streams)
             + gathers * all_gather_s(whole, (self.tensor,), HOST, calibration)
-            + fused_attention_s(
-                heads, self.length, _WIDTH, "bfloat16", B200, calibration, backward=backward
-            )
+            + _attention_s(heads, self.length, calibration, backward=backward)
         )
         operations = len(products) + len(streams) + 1
         return issued_s(device_s, operations, {self.tensor: gathers}, calibration)
@@ -183,3 +181,17 @@ def _row(row: dict[str, str]) -> LlamaRow:
 def _turned(products: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Return the two backward products of each forward product."""
     return [turned for m, n, k in products for turned in ((m, k, n), (k, n, m))]
+
+
+def _attention_s(heads: int, length: int, calibration: Calibration, *, backward: bool) -> float:
+    """Return the seconds of causal attention whose scores stay on the chip.
+
+    Tiles of masked scores, which are half of all, are skipped. There are two products in the
+    forward pass, and five in the backward pass with recomputed scores (Dao, arXiv:2307.08691,
+    sections 2.3 and 3.1).
+    """
+    products, tensors = (5, 8) if backward else (2, 4)
+    operations = products * heads * length**2 * _WIDTH
+    work_s = operations / (B200.flops["bfloat16"] * calibration.matmul_ceiling)
+    nbytes = tensors * heads * length * _WIDTH * ITEM_BYTES["bfloat16"]
+    return max(calibration.kernel_s + work_s, memory_s(nbytes, B200, calibration))

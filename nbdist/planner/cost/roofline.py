@@ -59,30 +59,6 @@ def matmul_s(
     )
 
 
-def fused_attention_s(
-    batch: int,
-    length: int,
-    width: int,
-    dtype: str,
-    chip: Chip,
-    calibration: Calibration,
-    *,
-    backward: bool = False,
-) -> float:
-    """Return the seconds of causal attention of `batch` heads whose scores stay on the chip.
-
-    Tiles of masked scores, which are half of all, are skipped. There are two products in the
-    forward pass, and five in the backward pass with recomputed scores (Dao, arXiv:2307.08691,
-    sections 2.3 and 3.1).
-    """
-    products = 5 if backward else 2
-    operations = products * batch * length**2 * width
-    tensors = 8 if backward else 4
-    nbytes = tensors * batch * length * width * ITEM_BYTES[dtype]
-    work_s = operations / _reached(dtype, chip, calibration)
-    return calibration.kernel_s + max(work_s, _stream_s(nbytes, chip, calibration))
-
-
 def memory_s(nbytes: float, chip: Chip, calibration: Calibration) -> float:
     """Return the seconds of an operation that mainly reads and writes `nbytes` in total."""
     return calibration.kernel_s + _stream_s(nbytes, chip, calibration)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.planner.cost.roofline import ITEM_BYTES, fused_attention_s, issued_s, matmul_s, memory_s
+from nbdist.planner.cost.roofline import ITEM_BYTES, issued_s, matmul_s, memory_s
 from nbdist.planner.hardware.efficiency import PYTORCH_A100, calibration_of
 from tests.planner.machines import A100, V5E
 
@@ -100,28 +100,6 @@ def test_more_operations_never_finish_earlier(few, more, operations, further, ra
 def test_empty_step_takes_no_time() -> None:
     assert issued_s(0.0, 0, {}, PYTORCH_A100) == 0
     assert issued_s(0.0, 0, {}, calibration_of(V5E)) == 0
-
-
-@given(st.integers(1, 128), SIZES, st.sampled_from([64, 128, 256]), CHIPS, st.booleans())
-def test_fused_attention_stays_below_peak_and_grows(
-    heads, length, width, machine, backward
-) -> None:
-    chip, _ = machine
-
-    def seconds(length: int) -> float:
-        return fused_attention_s(heads, length, width, "bfloat16", *machine, backward=backward)
-
-    assert 2 * heads * length**2 * width / seconds(length) < chip.flops["bfloat16"]
-    assert seconds(length) <= seconds(length + 128)
-
-
-def test_fused_attention_avoids_memory_for_scores() -> None:
-    heads, length, width = 32, 4096, 128
-    scores = matmul_s(heads, length, length, width, "bfloat16", A100, PYTORCH_A100)
-    softmax = memory_s(4 * heads * length**2, A100, PYTORCH_A100)
-    context = matmul_s(heads, length, width, length, "bfloat16", A100, PYTORCH_A100)
-    fused = fused_attention_s(heads, length, width, "bfloat16", A100, PYTORCH_A100)
-    assert 2 * fused < scores + softmax + context
 
 
 def test_unsupported_type_is_computed_in_wider_type() -> None:
