@@ -14,6 +14,7 @@ from benchmarks.compiled_models import MODELS, traced
 from nbdist.planner.hardware.compiler_targets import is_compiler_installed
 from nbdist.records import Planning
 from nbdist.worker.planning.plan_step import named_target, plan_of
+from nbdist.worker.planning.query import PlanQuery
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,9 @@ def cases(scale: Scale) -> Iterator[Case | Skipped]:
 
 
 def _case(scale: Scale, title: str, name: str, on: str) -> Case:
-    plan = plan_of(*traced(name, tiny=scale.smoke), named_target(on), Planning(verify=True), {})
+    plan = plan_of(
+        PlanQuery(*traced(name, tiny=scale.smoke), named_target(on), Planning(verify=True))
+    )
     assert plan.verified is not None
     expected, compiled = plan.memory.needed, plan.verified.total
     sizes = f"{expected >> 20:,} MiB of {compiled >> 20:,}"

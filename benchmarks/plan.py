@@ -23,6 +23,7 @@ from benchmarks.case import Case, Skipped
 from nbdist.planner.hardware.compiler_targets import is_compiler_installed
 from nbdist.records import Planning
 from nbdist.worker.planning.plan_step import named_target, plan_of
+from nbdist.worker.planning.query import PlanQuery
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +81,7 @@ def _seconds(gpt: Gpt, rows: int, devices: int, *, verify: bool = False) -> floa
     began = time.perf_counter()
     traced, inputs = _traced(gpt, rows)
     target = named_target(f"{devices}xA100-80GB")
-    plan_of(traced, inputs, target, Planning(verify=verify), {})
+    plan_of(PlanQuery(traced, inputs, target, Planning(verify=verify)))
     return time.perf_counter() - began
 
 

@@ -12,6 +12,7 @@ import pytest
 from nbdist.jaxpr.sharding_constraints import MeshLayout, with_sharded_products
 from nbdist.records import Plan, Planning, Remat
 from nbdist.worker.planning.plan_step import named_target, plan_of
+from nbdist.worker.planning.query import PlanQuery
 from tests import plans
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def verified_plan(
         for path, _ in jax.tree_util.tree_leaves_with_path(params)
     ]
     planning = Planning(verify=True, fixed=fixed, remat=remat)
-    return plan_of(traced, [*inputs, ("x", "batch")], named_target("8xCPU"), planning, {})
+    return plan_of(PlanQuery(traced, [*inputs, ("x", "batch")], named_target("8xCPU"), planning))
 
 
 def bytes_by_collective(plan: Plan) -> dict[str, int]:

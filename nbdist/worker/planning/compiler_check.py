@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from nbdist.planner.graph.model import Role
     from nbdist.planner.hardware.compiler_targets import CompilerTarget
     from nbdist.planner.search.step_variants import Steps
-    from nbdist.records import Plan, Planning, Spec
+    from nbdist.records import Plan, Spec
+    from nbdist.worker.planning.query import PlanQuery
 
 MOST = 3
 """Maximum number of plans that are compiled."""
@@ -45,34 +46,24 @@ _ENVIRONMENT = {
 }
 
 
-def verified_plan(
-    traced: Any,
-    inputs: Sequence[tuple[str, Role]],
-    steps: Steps,
-    target: Target,
-    request: Planning,
-    pinned: Mapping[str, Spec],
-) -> Plan:
+def verified_plan(query: PlanQuery, steps: Steps) -> Plan:
     """Return the fastest layout whose compiled program fits in memory.
 
     Compiles the best plans in parallel.
 
     Args:
-        traced: Closed jaxpr of the step.
-        inputs: Path and role of each input.
+        query: The step and the conditions of its plan.
         steps: The same step, as the planner sees it.
-        target: Hardware of the plan.
-        request: Requested properties of the plan.
-        pinned: Specs of arrays that keep the user's sharding, by path.
 
     Raises:
         PlanError: None of the best plans fits, or the compiler is missing or fails.
     """
+    target = query.target
     compiler = compiler_target(target.topology)
     _check_there(compiler, target)
-    best = plans(steps, target, request, pinned, most=MOST)
+    best = plans(steps, target, query.request, query.pinned, most=MOST)
     with ThreadPoolExecutor(os.cpu_count(), "nbdist-compile") as pool:
-        jobs = (_job(traced, inputs, found, compiler) for found in best)
+        jobs = (_job(query.traced, query.inputs, found, compiler) for found in best)
         outcomes = list(pool.map(_compile, jobs))
     for place, (found, outcome) in enumerate(zip(best, outcomes, strict=True)):
         if outcome.verified is not None and outcome.verified.total <= found.memory.available:

@@ -28,12 +28,13 @@ from nbdist.worker.jax.runtime import processes
 from nbdist.worker.planning.rewrite import rewritten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from jax.sharding import Mesh
 
     from nbdist.planner.graph.model import Model, Role
-    from nbdist.records import Bench, Plan, Planning, Remat, Spec
+    from nbdist.records import Bench, Plan, Planning, Remat
+    from nbdist.worker.planning.query import PlanQuery
 
 _MB = 2**20
 _MAX_KEPT = 16
@@ -42,71 +43,56 @@ _kept: dict[bytes, Plan] = {}
 """Latest plans, by a digest of all that they depend on. A repeated cell is not planned again."""
 
 
-def plan_of(
-    traced: Any,
-    inputs: Sequence[tuple[str, Role]],
-    target: Target,
-    request: Planning,
-    pinned: Mapping[str, Spec],
-) -> Plan:
+def plan_of(query: PlanQuery) -> Plan:
     """Plan the layout of a step, or return the plan that an equal step got before.
-
-    Args:
-        traced: Closed jaxpr of the step.
-        inputs: Path and role of each input.
-        target: Hardware of the plan.
-        request: Requested properties of the plan.
-        pinned: Specs of arrays that keep the user's sharding, by path.
 
     Raises:
         PlanError: No layout fits in memory and meets the request.
     """
-    key = _digest(traced, inputs, target, request, pinned)
-    if request.verify or key not in _kept:
-        found = _planned(traced, inputs, target, request, pinned)
+    key = _digest(query)
+    if query.request.verify or key not in _kept:
+        found = _planned(query)
         while len(_kept) >= _MAX_KEPT:
             del _kept[next(iter(_kept))]
         _kept[key] = found
     return _kept[key]
 
 
-def _digest(traced: Any, *parts: object) -> bytes:
+def _digest(query: PlanQuery) -> bytes:
     """Return a digest of a program and of all else that its plan depends on.
 
     The digest reads a program as text. The text contains the shapes of constants, not their values,
     and a plan does not depend on the values either. If the text contains the address of an object,
     an equal program may have another digest. It is then planned again.
     """
-    content = [str(traced).encode(), *(msgspec.json.encode(part, order="sorted") for part in parts)]
+    parts = (query.inputs, query.target, query.request, query.pinned)
+    content = [
+        str(query.traced).encode(),
+        *(msgspec.json.encode(part, order="sorted") for part in parts),
+    ]
     return hashlib.sha256(b"\0".join(content)).digest()
 
 
-def _planned(
-    traced: Any,
-    inputs: Sequence[tuple[str, Role]],
-    target: Target,
-    request: Planning,
-    pinned: Mapping[str, Spec],
-) -> Plan:
+def _planned(query: PlanQuery) -> Plan:
     @functools.cache
     def variant(remat: Remat, micro: int) -> Any:
-        return rewritten(traced, inputs, remat, micro)
+        return rewritten(query.traced, query.inputs, remat, micro)
 
     def model(remat: Remat, micro: int) -> Model:
-        return model_of(variant(remat, micro), inputs)
+        return model_of(variant(remat, micro), query.inputs)
 
     def layers(remat: Remat) -> tuple[int, ...]:
-        return layers_of(variant(remat, 1), inputs)
+        return layers_of(variant(remat, 1), query.inputs)
 
     def check(remat: Remat) -> None:
-        check_1f1b(variant(remat, 1), inputs)
+        check_1f1b(variant(remat, 1), query.inputs)
 
-    steps = Steps(model_of(traced, inputs), model, layers, check)
-    if request.verify and jax.process_index() == 0:
+    steps = Steps(model_of(query.traced, query.inputs), model, layers, check)
+    if query.request.verify and jax.process_index() == 0:
         from nbdist.worker.planning.compiler_check import verified_plan
 
-        return verified_plan(traced, inputs, steps, target, request, pinned)
-    return plan(steps, target, request, pinned)
+        return verified_plan(query, steps)
+    return plan(steps, query.target, query.request, query.pinned)
 
 
 def named_target(text: str) -> Target:

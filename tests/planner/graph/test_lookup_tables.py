@@ -15,6 +15,7 @@ from nbdist.planner.hardware.topology import parse
 from nbdist.planner.search.search import plan
 from nbdist.records import DATA, MODEL, Plan, Planning
 from nbdist.worker.planning.plan_step import plan_of
+from nbdist.worker.planning.query import PlanQuery
 from tests.plan_models import hardware, model_of_program, table
 
 ROWS, COLUMNS, TOKENS = 10**6, 16, 4096
@@ -98,7 +99,7 @@ def test_xla_sends_the_planned_bytes(columns: int, micro: int) -> None:
     topology = parse("8xCPU")
     target = Target(topology, calibration_of(topology.chip))
     planning = Planning(verify=True, fixed={DATA: 8, "zero": 3, "micro": micro})
-    found = plan_of(*network(80_000, columns, 1024, 64), target, planning, {})
+    found = plan_of(PlanQuery(*network(80_000, columns, 1024, 64), target, planning))
     assert found.verified is not None
     assert found.verified.arguments == found.memory.arguments
     kinds = {one.kind: one.bytes for one in found.verified.collectives}

@@ -14,6 +14,7 @@ from nbdist.records import Collective, Plan, Planning
 from nbdist.worker.planning import compiler_check
 from nbdist.worker.planning.compile_job import collectives_in
 from nbdist.worker.planning.plan_step import named_target, plan_of
+from nbdist.worker.planning.query import PlanQuery
 from tests import plans
 from tests.oracles import there
 
@@ -41,7 +42,7 @@ def verified_plan(on: str, *, wide: int = 64, rows: int = 32, **options: Any) ->
     traced = jax.jit(plans.step).trace(params, params, batch, batch).jaxpr
     target = named_target(on)
     planning = Planning(verify=True, **options)
-    return plan_of(traced, inputs, target, planning, {})
+    return plan_of(PlanQuery(traced, inputs, target, planning))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_stages_are_compiled(remat: Remat, rounds: int) -> None:
     target = named_target("8xCPU")
     fixed = {"stage": 4, "data": 2, "micro": 8, "rounds": rounds}
     planning = Planning(verify=True, fixed=fixed, remat=remat)
-    plan = plan_of(*plans.stacked_traced(), target, planning, {})
+    plan = plan_of(PlanQuery(*plans.stacked_traced(), target, planning))
     found = plan.verified
     assert found is not None
     assert found.arguments == plan.memory.arguments
@@ -205,7 +206,7 @@ def test_plan_accepted_by_tpu_compiler_fits_in_memory() -> None:
     inputs += [("x", "batch"), ("y", "batch")]
     target = named_target("v5e:1x1")
     planning = Planning(verify=True, budget=2**38, fixed={"data": 1, "micro": 1})
-    found = plan_of(traced, inputs, target, planning, {}).verified
+    found = plan_of(PlanQuery(traced, inputs, target, planning)).verified
     assert found is not None
     assert found.temporaries > 2 * 2 * layers * rows * wide  # activations that layers store
     assert found.total < 15.75 * 2**30

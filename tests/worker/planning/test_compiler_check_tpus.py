@@ -12,6 +12,7 @@ from benchmarks.compiled_models import MODELS, stepped, traced
 from nbdist.records import Planning
 from nbdist.worker.planning import compiler_check
 from nbdist.worker.planning.plan_step import named_target, plan_of
+from nbdist.worker.planning.query import PlanQuery
 from tests.oracles import there
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def convolved(rows: int, **fixed: int) -> Plan:
         return (x.astype(jnp.float32) ** 2).mean()
 
     planning = Planning(verify=True, fixed={"micro": 1, **fixed})
-    return plan_of(*stepped(loss, kernels, images), named_target("v5e:2x2"), planning, {})
+    return plan_of(PlanQuery(*stepped(loss, kernels, images), named_target("v5e:2x2"), planning))
 
 
 @pytest.mark.parametrize(("rows", "zero"), [(512, 0), (512, 1), (128, 0)])
@@ -59,7 +60,7 @@ def test_best_plan_compiles_with_predicted_memory(
     name: str, on: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler_check, "MOST", 1)
-    plan = plan_of(*traced(name), named_target(on), Planning(verify=True), {})
+    plan = plan_of(PlanQuery(*traced(name), named_target(on), Planning(verify=True)))
     assert plan.verified is not None
     assert plan.verified.arguments == pytest.approx(plan.memory.arguments, rel=0.02)
     assert 0.85 < plan.memory.needed / plan.verified.total < 1.1

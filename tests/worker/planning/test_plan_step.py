@@ -8,6 +8,7 @@ import pytest
 
 from nbdist.records import Planning
 from nbdist.worker.planning.plan_step import named_target, plan_of
+from nbdist.worker.planning.query import PlanQuery
 
 
 def traced(rows: int, scale: float) -> tuple[jax.core.ClosedJaxpr, list[tuple[str, str]]]:
@@ -23,7 +24,7 @@ def traced(rows: int, scale: float) -> tuple[jax.core.ClosedJaxpr, list[tuple[st
 
 
 def planned(rows: int = 64, scale: float = 1.0, on: str = "4xH100", **wishes: object) -> object:
-    return plan_of(*traced(rows, scale), named_target(on), Planning(on=on, **wishes), {})
+    return plan_of(PlanQuery(*traced(rows, scale), named_target(on), Planning(on=on, **wishes)))
 
 
 def test_an_equal_step_gets_the_same_plan() -> None:
@@ -48,8 +49,8 @@ def test_another_step_or_request_is_planned(other: dict[str, object]) -> None:
 
 def test_specs_of_the_user_are_planned_for() -> None:
     step, target = traced(64, 1.0), named_target("4xH100")
-    free = plan_of(*step, target, Planning(), {})
-    fixed = plan_of(*step, target, Planning(), {"w": (("model",), ())})
+    free = plan_of(PlanQuery(*step, target, Planning()))
+    fixed = plan_of(PlanQuery(*step, target, Planning(), {"w": (("model",), ())}))
     assert fixed is not free
 
 

@@ -25,6 +25,7 @@ from nbdist.worker.planning.plan_step import (
     plan_of,
     target_of,
 )
+from nbdist.worker.planning.query import PlanQuery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -135,7 +136,7 @@ def plan_of_fit(
     named = dict(zip(("x", "y", "sample_weight"), unpack_x_y_sample_weight(batch), strict=True))
     inputs += batch_inputs(named)
     request = msgspec.structs.replace(request, given=_named(request.given, names))
-    return plan_of(traced, inputs, target_of(request, strategy), request, {})
+    return plan_of(PlanQuery(traced, inputs, target_of(request, strategy), request))
 
 
 def _named(given: Plan | None, names: list[str]) -> Plan | None:

@@ -14,6 +14,7 @@ from nbdist.worker.planning.plan_step import (
     plan_of,
     target_of,
 )
+from nbdist.worker.planning.query import PlanQuery
 from nbdist.worker.planning.sharding import is_cut, is_over, spec_of
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ class StepLayout:
             traced = self._function.trace(self._traced_for, full)
         planning = self._options.planning
         target = target_of(planning, self._strategy)
-        return plan_of(traced, self._function.inputs(full), target, planning, self._pinned())
+        return plan_of(
+            PlanQuery(traced, self._function.inputs(full), target, planning, self._pinned())
+        )
 
     def place(self, lowered: Lowered) -> None:
         """Move all arrays of the step to their planned shardings."""
