@@ -16,8 +16,14 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
 
 COMMANDS = {
     "pbs": ("qsub", "qstat", "qdel"),
@@ -152,3 +158,14 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def output_reader(capture: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """Return a function that returns all output so far."""
+    outputs: list[str] = []
+
+    def read_output() -> str:
+        outputs.append(capture.readouterr().out)
+        return "".join(outputs)
+
+    return read_output

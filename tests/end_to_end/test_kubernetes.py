@@ -20,7 +20,7 @@ from nbdist.utils.polling import repeat_until
 from tests import exact
 from tests.exact import losses
 from tests.kubernetes_double import VERSION, Server
-from tests.schedulers import cancelling
+from tests.schedulers import cancelling, output_reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,11 +87,7 @@ def test_lost_pod_is_replaced(server: Server, tmp_path: Path, number: signal.Sig
 @pytest.mark.full
 def test_pending_pods_are_shown(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.is_full = True
-    outputs: list[str] = []
-
-    def read_output() -> str:
-        outputs.append(capsys.readouterr().out)
-        return "".join(outputs)
+    read_output = output_reader(capsys)
 
     def make_room() -> None:
         assert repeat_until(lambda: "Insufficient nvidia.com/gpu" in read_output(), END_S)

@@ -21,6 +21,7 @@ from nbdist.magics.dist import DistMagics
 from nbdist.utils.polling import repeat_until
 from tests import exact, schedulers
 from tests.exact import losses
+from tests.schedulers import output_reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,11 +132,7 @@ def test_scheduler_double_runs_a_cluster(
         (commands / "down").unlink()
         (commands / "held").unlink()
 
-    outputs: list[str] = []
-
-    def read_output() -> str:
-        outputs.append(capfd.readouterr().out)
-        return "".join(outputs)
+    read_output = output_reader(capfd)
 
     thread = threading.Thread(target=simulate)
     thread.start()

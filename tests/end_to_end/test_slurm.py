@@ -22,7 +22,7 @@ from tests import exact
 from tests.exact import STEP, after, losses, setup, steps_of
 from tests.kernels import Kernel
 from tests.netns import Hosts
-from tests.schedulers import cancelling
+from tests.schedulers import cancelling, output_reader
 from tests.slurm import Slurm, needs_slurm
 
 if TYPE_CHECKING:
@@ -118,16 +118,12 @@ def test_queue_state_is_shown_while_the_job_waits(
 ) -> None:
     other = slurm.occupy(3)
     assert repeat_until(lambda: slurm.jobs().get(other) == "RUNNING", END_S)
-    outputs: list[str] = []
+    read_output = output_reader(capsys)
 
     def release() -> None:
         assert repeat_until(lambda: len(slurm.jobs()) == 2, END_S)
         assert repeat_until(lambda: "pending (Resources" in read_output(), END_S)
         slurm.cancel(other)
-
-    def read_output() -> str:
-        outputs.append(capsys.readouterr().out)
-        return "".join(outputs)
 
     thread = threading.Thread(target=release)
     thread.start()

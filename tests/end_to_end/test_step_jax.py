@@ -13,6 +13,7 @@ import nbdist
 from nbdist.records import StepOptions
 from tests import clusters, references
 from tests import jax_programs as programs
+from tests.clusters import evaluate
 from tests.references import Outcome, Training
 
 if TYPE_CHECKING:
@@ -52,13 +53,6 @@ def reference_outcome(program: programs.Program) -> Outcome:
 
 def step(cluster: nbdist.Cluster, cell: str, options: StepOptions = SMALL) -> nbdist.Run:
     return cluster.run(cell, step=options, strategy="pjrt")
-
-
-def evaluate(cluster: nbdist.Cluster, cell: str) -> str:
-    """Return the value of a plain cell that is equal on all ranks, empty without a value."""
-    results = set(cluster.run(cell, strategy="pjrt").results.values()) or {""}
-    assert len(results) == 1
-    return str(results.pop())
 
 
 def losses(run: nbdist.Run) -> list[float]:

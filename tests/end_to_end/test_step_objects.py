@@ -12,6 +12,7 @@ import pytest
 import nbdist
 from nbdist.records import Saving, StepOptions
 from tests import clusters, object_programs, references
+from tests.clusters import evaluate
 from tests.object_programs import TRAININGS
 from tests.references import reported
 
@@ -51,13 +52,6 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
 @cache
 def reference_outcomes() -> dict[str, Outcome]:
     return references.by_hand(TRAININGS)
-
-
-def evaluate(cluster: nbdist.Cluster, cell: str) -> str:
-    """Return the value of a plain cell that is equal on all ranks, empty without a value."""
-    results = set(cluster.run(cell, strategy="pjrt").results.values()) or {""}
-    assert len(results) == 1
-    return str(results.pop())
 
 
 def assert_close(ours: Any, theirs: Any) -> None:
