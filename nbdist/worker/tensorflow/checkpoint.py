@@ -25,7 +25,7 @@ from nbdist.worker.checkpoint.digest import of_facts
 from nbdist.worker.keras.optimizer_config import flags
 from nbdist.worker.keras.optimizers import optimizers_of
 from nbdist.worker.runtime.reachable import names_in, of_kinds
-from nbdist.worker.tensorflow.keras_objects import WITH_VARIABLES
+from nbdist.worker.tensorflow.keras_objects import WITH_VARIABLES, tensorflow_variable
 from nbdist.worker.tensorflow.replica.summed_variables import is_summed
 from nbdist.worker.tensorflow.replica_state import EqualVariables
 
@@ -115,7 +115,8 @@ class _Copies:
         with tf.init_scope():
             self._root = self._node({name: self._shadow(value) for name, value in roots.items()})
             untracked = [*(v for root in roots.values() for v in _variables(root)), *extra]
-            others = {id(v): v for v in map(_value, untracked) if id(v) not in self._nodes}
+            unwrapped = map(tensorflow_variable, untracked)
+            others = {id(v): v for v in unwrapped if id(v) not in self._nodes}
             self._root.others = self._node(
                 {str(i): self._shadow(value) for i, value in enumerate(others.values())}
             )
@@ -181,7 +182,7 @@ class _Copies:
 
     def _shadow(self, value: Any) -> Any:
         """Return the node that represents an object in the tree."""
-        value = _value(value)
+        value = tensorflow_variable(value)
         if id(value) in self._nodes:
             return self._nodes[id(value)][0]
         if _is_variable(value):
@@ -217,10 +218,6 @@ def _children(value: Any) -> dict[str, Any]:
 def _variables(value: Any) -> Iterable[Any]:
     """Return an object's variables. TensorFlow does not track all, such as a Dropout's seeds."""
     return getattr(value, "variables", ())
-
-
-def _value(variable: Any) -> Any:
-    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def _is_variable(value: Any) -> bool:

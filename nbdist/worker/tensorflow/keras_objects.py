@@ -57,9 +57,9 @@ class KerasObjects:
         for name, owner in self._owners:
             for variable in owner.variables:
                 path = getattr(variable, "path", None) or variable.name.split(":")[0]
-                yield f"{name}: {path}", _of_tensorflow(variable)
+                yield f"{name}: {path}", tensorflow_variable(variable)
         for name, variable in self._bare:
-            yield name, _of_tensorflow(variable)
+            yield name, tensorflow_variable(variable)
 
     def roots(self) -> dict[str, Any]:
         """Return variables and objects with variables, by name."""
@@ -71,7 +71,7 @@ class KerasObjects:
             scalars = (optimizer.iterations, optimizer._learning_rate)
             for variable in optimizer.variables:
                 if not any(variable is scalar for scalar in scalars):
-                    yield _of_tensorflow(variable)
+                    yield tensorflow_variable(variable)
 
     def check_scope(self) -> None:
         """Check that all objects were created in the strategy's scope and have variables.
@@ -149,9 +149,10 @@ class KerasObjects:
         return any(isinstance(value, keras.optimizers.LossScaleOptimizer) for value in kinds)
 
 
+def tensorflow_variable(variable: Any) -> Any:
+    """Return the TensorFlow variable of a Keras variable, and any other variable as it is."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
 def _is_distributed(value: object) -> bool:
     return isinstance(value, tf.distribute.DistributedValues) and tf.is_tensor(value)
-
-
-def _of_tensorflow(variable: Any) -> Any:
-    return variable.value if isinstance(variable, keras.Variable) else variable

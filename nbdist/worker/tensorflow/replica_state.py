@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from nbdist.worker.checkpoint.digest import Digest, of_array
-from nbdist.worker.tensorflow.keras_objects import WITH_VARIABLES
+from nbdist.worker.tensorflow.keras_objects import WITH_VARIABLES, tensorflow_variable
 from nbdist.worker.tensorflow.variables import is_mirrored, read, variables_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def described(path: str, owner: Any) -> Iterator[tuple[str, Any]]:
 
 def _described(name: str, owner: Any, variables: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     for variable in variables:
-        yield _path(name, variable, owner), _value(variable)
+        yield _path(name, variable, owner), tensorflow_variable(variable)
 
 
 def _alike(owner: Any) -> Iterable[Any]:
@@ -80,7 +80,3 @@ def _path(name: str, variable: Any, owner: Any) -> str:
         return name
     path = variable.path if isinstance(variable, keras.Variable) else variable.name.split(":")[0]
     return f"{name}: {path}"
-
-
-def _value(variable: Any) -> Any:
-    return variable.value if isinstance(variable, keras.Variable) else variable

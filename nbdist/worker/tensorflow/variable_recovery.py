@@ -109,7 +109,7 @@ def _found() -> tuple[list[Any], list[Any]]:
         if relevant[kind]:
             if issubclass(kind, BaseOptimizer):
                 optimizers.append(value)
-            owned = [v._value if isinstance(v, keras.Variable) else v for v in _owned(value)]
+            owned = map(_unwrapped, _owned(value))
             variables.update((id(v), v) for v in owned if _is_compared(v))
     created = sorted(variables.values(), key=_creation)
     return created, sorted(
@@ -242,7 +242,12 @@ def _variables(value: Any) -> Iterator[Any]:
     if isinstance(value, keras.Model) and value.optimizer is not None:
         owned = (*owned, *value.optimizer.variables)
     for variable in owned:
-        yield variable._value if isinstance(variable, keras.Variable) else variable
+        yield _unwrapped(variable)
+
+
+def _unwrapped(variable: Any) -> Any:
+    """Return the value of a Keras variable as it is stored, which may be missing."""
+    return variable._value if isinstance(variable, keras.Variable) else variable
 
 
 _HOLDERS = (
