@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from keras.src.losses import loss as keras_loss
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from nbdist.worker.keras.train_function_timing import TimedFunction
+from nbdist.worker.runtime.tested_versions import is_tested
 from nbdist.worker.tensorflow.keras import inputs as keras_inputs
 from nbdist.worker.tensorflow.keras import train_function
 from nbdist.worker.tensorflow.keras.batches import GlobalBatches
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from nbdist.records import Precision
 
 PATCHED_SERIES = "3.15."
-_log = logging.getLogger(__name__)
 _make_upstream = {
     kind: getattr(keras_trainer.TensorFlowTrainer, f"make_{kind}_function")
     for kind in ("train", "test", "predict")
@@ -58,10 +57,7 @@ _finite_upstream = keras.optimizers.LossScaleOptimizer.check_finite
 
 def apply() -> None:
     """Patch the tested versions. Leave other versions unchanged and log a warning."""
-    if not keras.__version__.startswith(PATCHED_SERIES):
-        _log.warning(
-            "Keras %s is not patched: only %sx was tested", keras.__version__, PATCHED_SERIES
-        )
+    if not is_tested("Keras", keras.__version__, PATCHED_SERIES):
         return
     trainer = keras_trainer.TensorFlowTrainer
     trainer.make_train_function = functools.partialmethod(_make, "train", _replicated_train)

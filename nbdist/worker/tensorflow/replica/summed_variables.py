@@ -11,28 +11,23 @@ the patch is no longer needed.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import values_util
 
+from nbdist.worker.runtime.tested_versions import is_tested
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATCHED_SERIES = "2.21."
-_log = logging.getLogger(__name__)
 _assign_upstream = values_util.on_read_assign_cross_replica
 
 
 def apply() -> None:
     """Patch the tested versions. Leave other versions unchanged and log a warning."""
-    if not tf.__version__.startswith(PATCHED_SERIES):
-        _log.warning(
-            "assignments of TensorFlow %s are not patched: only %sx was tested",
-            tf.__version__,
-            PATCHED_SERIES,
-        )
+    if not is_tested("TensorFlow", tf.__version__, PATCHED_SERIES, "assignments"):
         return
     values_util.on_read_assign_cross_replica = _assign
 

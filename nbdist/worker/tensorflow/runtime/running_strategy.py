@@ -20,19 +20,18 @@ an internal property, and nbdist raises one with a remedy.
 from __future__ import annotations
 
 import functools
-import logging
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from nbdist.errors import StepError, StrategyError
 from nbdist.worker.runtime import context
+from nbdist.worker.runtime.tested_versions import is_tested
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATCHED_SERIES = "2.21."
-_log = logging.getLogger(__name__)
 _RETURNED: tuple[type, ...] = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
@@ -60,10 +59,7 @@ _REFUSED: dict[type, str] = {
 @functools.cache
 def apply() -> None:
     """Patch TensorFlow 2.21. Leave other versions unchanged and log a warning."""
-    if not tf.__version__.startswith(PATCHED_SERIES):
-        _log.warning(
-            "TensorFlow %s is not patched: only %sx was tested", tf.__version__, PATCHED_SERIES
-        )
+    if not is_tested("TensorFlow", tf.__version__, PATCHED_SERIES):
         return
     for kind in _RETURNED:
         _answer(kind, _return_running)

@@ -9,26 +9,21 @@ patch is no longer needed.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_ops, mirrored_strategy, values
 
+from nbdist.worker.runtime.tested_versions import is_tested
+
 PATCHED_SERIES = "2.21."
-_log = logging.getLogger(__name__)
 _check_upstream = cross_device_ops.check_destinations
 _broadcast_upstream = mirrored_strategy.MirroredExtended._broadcast_to
 
 
 def apply() -> None:
     """Patch the tested versions. Leave other versions unchanged and log a warning."""
-    if not tf.__version__.startswith(PATCHED_SERIES):
-        _log.warning(
-            "variables of TensorFlow %s are not patched: only %sx was tested",
-            tf.__version__,
-            PATCHED_SERIES,
-        )
+    if not is_tested("TensorFlow", tf.__version__, PATCHED_SERIES, "variables"):
         return
     cross_device_ops.check_destinations = _check_destinations
     mirrored_strategy.MirroredExtended._broadcast_to = _broadcast_to

@@ -11,7 +11,6 @@ needed.
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import shutil
 import sys
@@ -27,6 +26,7 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_api, saving_lib
 
 from nbdist.worker.keras import hdf5
+from nbdist.worker.runtime.tested_versions import is_tested
 from nbdist.worker.tensorflow.saving import coordination as saving
 from nbdist.worker.tensorflow.saving.messages import Answer
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATCHED_SERIES = "3.15."
-_log = logging.getLogger(__name__)
 _WRITERS = (
     (saving_lib, "save_model"),
     (saving_lib, "save_weights_only"),
@@ -53,12 +52,7 @@ _upstream_remove = BackupAndRestore.on_train_end
 @functools.cache
 def apply() -> None:
     """Patch Keras 3.15. Leave other versions unchanged and log a warning."""
-    if not keras.__version__.startswith(PATCHED_SERIES):
-        _log.warning(
-            "saves of Keras %s are not patched: only %sx was tested",
-            keras.__version__,
-            PATCHED_SERIES,
-        )
+    if not is_tested("Keras", keras.__version__, PATCHED_SERIES, "saves"):
         return
     hdf5.apply()
     for module, name in _WRITERS:

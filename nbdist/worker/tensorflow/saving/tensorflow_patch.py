@@ -11,7 +11,6 @@ can be called outside of replicas. TensorFlow uses a placeholder there that fail
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from tensorflow.python.saved_model import save as save_lib
 
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.replaced_attributes import replaced
+from nbdist.worker.runtime.tested_versions import is_tested
 from nbdist.worker.tensorflow.saving import coordination as saving
 from nbdist.worker.tensorflow.saving.chief_files import answer_of
 from nbdist.worker.tensorflow.saving.local_variables import local_variables
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from nbdist.worker.tensorflow.saving.messages import Answer
 
 PATCHED_SERIES = "2.21."
-_log = logging.getLogger(__name__)
 _Checkpoint = tf.train.Checkpoint
 _Manager = tf.train.CheckpointManager
 _upstream_counter = _Checkpoint._maybe_create_save_counter
@@ -47,12 +46,7 @@ _upstream_call = load_lib._WrapperFunction._call_flat
 @functools.cache
 def apply() -> None:
     """Patch TensorFlow 2.21. Leave other versions unchanged and log a warning."""
-    if not tf.__version__.startswith(PATCHED_SERIES):
-        _log.warning(
-            "saves of TensorFlow %s are not patched: only %sx was tested",
-            tf.__version__,
-            PATCHED_SERIES,
-        )
+    if not is_tested("TensorFlow", tf.__version__, PATCHED_SERIES, "saves"):
         return
     _Checkpoint.write = _checkpointed(_Checkpoint.write)
     _Checkpoint.save = _checkpointed(_Checkpoint.save)
