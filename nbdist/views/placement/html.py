@@ -29,7 +29,7 @@ OPEN_ROWS = 40
 
 _SHOWN_DEVICES = 12
 _BAR_WIDTH = 220
-_HEADER = ("array", "shape", "type", "placed", "cut", "bytes", "per device", "could be sharded")
+HEADER = ("array", "shape", "type", "placed", "cut", "bytes", "per device", "could be sharded")
 _APART = "display:flex;gap:10px"
 _APART_INLINE = "display:inline-flex;gap:10px"
 _INDENT = "margin-left:16px"
@@ -92,7 +92,7 @@ class _Tree:
 
     def html(self, root: Branch) -> str:
         rows = "".join(self._entries(root, 0))
-        head = f'<div class="nbd-r" style="{_APART}">{_cells(*_HEADER)}</div>'
+        head = f'<div class="nbd-r" style="{_APART}">{_cells(*HEADER)}</div>'
         return f'<div class="nbd-t">{head}{rows}</div>{self._not_drawn()}'
 
     def _not_drawn(self) -> str:

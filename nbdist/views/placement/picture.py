@@ -23,7 +23,6 @@ SHOWN_DEVICES = 16
 SHOWN_LAYOUTS = 6
 PICTURE_ROWS = 32
 
-_HEADER = ("array", "shape", "type", "placed", "cut", "bytes", "per device", "could be sharded")
 _NUMBERS = (5, 6)
 
 
@@ -154,7 +153,7 @@ class PlacementPicture(ResultTable[ArrayPlace]):
 
     def _tree_lines(self, limit: int) -> list[str]:
         table = [self._cells(row) for row in rows(self._tree, limit)]
-        return html.text_table(_HEADER, table, _NUMBERS)
+        return html.text_table(placement_html.HEADER, table, _NUMBERS)
 
     def _cells(self, row: Row) -> list[str]:
         indent = "  " * row.depth
