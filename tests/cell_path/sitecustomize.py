@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 PACKAGE = f"{os.sep}nbdist{os.sep}"
+CHECKS = ("execution/health.py",)
+"""Files of checks. On a busy machine they send a query, which is no part of a cell's path."""
 
 _found: dict[str, set[str]] = {}
 _is_on = False
@@ -41,8 +43,8 @@ def _record(frame: FrameType, event: str, argument: Any) -> None:
     if not _is_on:
         return
     kind = _kind(frame) if event == "call" else _kind_of_builtin(event, argument)
-    if kind:
-        _found.setdefault(kind, set()).update(_files(frame))
+    if kind and not (files := _files(frame)) & _of_checks():
+        _found.setdefault(kind, set()).update(files)
         if kind == "user":  # a replica's thread, for which the main thread waits
             _found[kind].update(_files(_main_frame(), "MainThread"))
 
@@ -89,6 +91,10 @@ def _files(frame: FrameType | None, thread: str = "") -> set[str]:
             found.add(f"{thread}: {file}")
         frame = frame.f_back
     return found
+
+
+def _of_checks() -> set[str]:
+    return {f"{threading.current_thread().name}: {file}" for file in CHECKS}
 
 
 threading.setprofile(_record)
