@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import time
 from typing import TYPE_CHECKING
+
+import psutil
 
 import nbdist
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 FRAMEWORK = {"mirrored": "tensorflow", "pjrt": "jax"}
 
 
-_shared: dict[str, nbdist.Cluster] = {}
+_shared: dict[str, list[nbdist.Cluster]] = {}
 
 
 @contextlib.contextmanager
@@ -32,8 +35,9 @@ def cluster(
     Cases of a smoke run share clusters, which have both frameworks. `stop_shared` stops these.
     """
     key = repr((hosts, settings, spares))
-    running = _shared.pop(key, None)
-    if running is None:
+    if unused := _shared.get(key):
+        running = unused.pop()
+    else:
         with quiet():
             running = nbdist.Cluster(
                 hosts=hosts,
@@ -48,19 +52,27 @@ def cluster(
         running.stop()
         raise
     if scale.smoke:
-        _shared[key] = running
+        _shared.setdefault(key, []).append(running)
     else:
         running.stop()
 
 
 def stop_shared() -> None:
     while _shared:
-        _shared.popitem()[1].stop()
+        for running in _shared.popitem()[1]:
+            running.stop()
 
 
 def pids(cluster: nbdist.Cluster) -> list[int]:
     """Return the process ids of the workers."""
     return [worker.pid for worker in cluster.workers(measure=False)]
+
+
+def move(cluster: nbdist.Cluster, like: nbdist.Cluster) -> None:
+    """Move all threads of a cluster's only worker to the core of another cluster's last worker."""
+    cores = os.sched_getaffinity(pids(like)[-1])
+    for thread in psutil.Process(pids(cluster)[0]).threads():
+        os.sched_setaffinity(thread.id, cores)
 
 
 def step_ends(
