@@ -6,6 +6,7 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING, Any
 
+from nbdist.cluster.forkserver.logs import FORK_SERVER_LOG
 from nbdist.errors import StartError
 
 if TYPE_CHECKING:
@@ -161,4 +162,4 @@ class Children:
         """Raise StartError with the end of its log if this machine's fork server has ended."""
         if not self.home.runs():
             self.home.wait_event("ended", 1.0)
-            raise StartError(f"the fork server ended:\n{self.home.log_tail('seed')}")
+            raise StartError(f"the fork server ended:\n{self.home.log_tail(FORK_SERVER_LOG)}")

@@ -15,7 +15,7 @@ from nbdist.records.topology import Bench
 if TYPE_CHECKING:
     from nbdist.records.cell_options import CellOptions
 
-HANDOVER_VERSION = 2
+HANDOVER_VERSION = 3
 """Format of the handover state. Version 1 (`estate.json`) was written before nbdist 0.2.0."""
 
 

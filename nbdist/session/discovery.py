@@ -12,7 +12,7 @@ import msgspec
 import psutil
 
 from nbdist.cluster.forkserver.client import ForkServerProcess
-from nbdist.cluster.forkserver.control_socket import FORK_SERVER_SOCKET, KERNEL, connect
+from nbdist.cluster.forkserver.control_socket import KERNEL, connect_in
 from nbdist.cluster.handover import clusters_folder, read_handover
 from nbdist.errors import OwnedError, StartError, UsageError, VersionError
 from nbdist.records import CLUSTER_ID, HandoverState
@@ -62,7 +62,7 @@ class Found:
 def _answers(folder: Path) -> bool:
     """Return True if the fork server of a cluster accepts connections."""
     with contextlib.suppress(OSError):
-        connect(folder / FORK_SERVER_SOCKET).close()
+        connect_in(folder).close()
         return True
     return False
 

@@ -210,7 +210,9 @@ def test_worker_has_its_cores_and_environment(single_worker: nbdist.Cluster) -> 
 
 
 @pytest.mark.parametrize(
-    "parts", [["controller"], pytest.param(["controller", "seed"], marks=pytest.mark.full)], ids=str
+    "parts",
+    [["controller"], pytest.param(["controller", "fork server"], marks=pytest.mark.full)],
+    ids=str,
 )
 def test_restart_works_without_controller_and_fork_server(
     single_worker: nbdist.Cluster, parts: list[str]
@@ -219,7 +221,7 @@ def test_restart_works_without_controller_and_fork_server(
     engines = single_worker._worker_group.engines
     controllers = [psutil.Process(pid) for pid in engines.controller.pids]
     for part in parts:
-        pid = engines.fleet.home.state.pid if part == "seed" else controllers[0].pid
+        pid = engines.fleet.home.state.pid if part == "fork server" else controllers[0].pid
         os.kill(pid, signal.SIGKILL)
     assert repeat_until(lambda: not engines.can_restart(), 10)
     single_worker.restart()

@@ -311,8 +311,8 @@ def test_twenty_rebuilds_leak_no_resources(cluster: nbdist.Cluster) -> None:
         "('/proc/self/fd', '/proc/self/task', '/dev/shm')]"
     )
     cluster.run(f"{SETUP['pjrt']}\nfrom functools import partial", strategy="pjrt")
-    seed = psutil.Process(cluster.workers()[0].pid).parent()
-    assert seed is not None
+    fork_server = psutil.Process(cluster.workers()[0].pid).parent()
+    assert fork_server is not None
     samples = []
     for _ in range(20):
         cluster.run("broken = partial(numbers, 1, at=3)\nvariable = jnp.zeros(())", strategy="pjrt")
@@ -320,7 +320,7 @@ def test_twenty_rebuilds_leak_no_resources(cluster: nbdist.Cluster) -> None:
             cluster.run(STEP["pjrt"], step=step_options("broken"), strategy="pjrt")
         results = sorted(cluster.run(count).results.items())
         counts = [int(n) for _, text in results for n in re.findall(r"\d+", text)]
-        samples.append((len(seed.children()), *counts))
+        samples.append((len(fork_server.children()), *counts))
     assert all(late <= early + SPARE for early, late in zip(samples[2], samples[-1], strict=True))
 
 

@@ -119,13 +119,13 @@ def test_run_survives_a_kernel_kill_without_forks(tmp_path: Path) -> None:
     with Kernel() as kernel:
         start_run(kernel, tmp_path)
         state = wait_for_run(tmp_path, lambda _, steps: steps > 60)
-        seed = psutil.Process(state.workers[0].pid).parent()
-        assert seed is not None
+        fork_server = psutil.Process(state.workers[0].pid).parent()
+        assert fork_server is not None
         os.kill(state.workers[1].pid, signal.SIGKILL)
         wait_for_run(tmp_path, lambda now, _: bool(now.recovering))
-        seed.suspend()
+        fork_server.suspend()
         os.kill(owner_pid(state), signal.SIGKILL)
-        seed.resume()
+        fork_server.resume()
     wait_for_run(tmp_path, lambda now, _: owner_pid(now) != owner_pid(state))
     check_final_losses()
 

@@ -39,7 +39,7 @@ def test_keras_is_loaded_when_a_cell_uses_it(cluster: nbdist.Cluster) -> None:
     assert run.results[0] == run.results[1]
     mesh_sizes = cluster.run(MESH_SIZES, strategy="pjrt").results
     assert mesh_sizes == dict.fromkeys((0, 1), "{2}")
-    seed = cluster._worker_group.engines.fleet.home
+    fork_server = cluster._worker_group.engines.fleet.home
 
     def restart_loads_keras() -> bool:
         cluster.restart()
@@ -48,7 +48,7 @@ def test_keras_is_loaded_when_a_cell_uses_it(cluster: nbdist.Cluster) -> None:
     assert repeat_until(restart_loads_keras, 30), (
         "workers forked after the import have Keras loaded"
     )
-    assert seed.runs()
+    assert fork_server.runs()
     rerun = cluster.run(f"import keras\n{FIT}", strategy="pjrt")
     assert rerun.results == run.results
 

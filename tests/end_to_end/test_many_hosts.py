@@ -80,7 +80,9 @@ def test_four_hosts_train_and_leave_no_processes(hosts: Hosts, tmp_path: Path) -
             hosts.names, True
         )
         listening = [host.listening() for host in hosts.each]
-        folders = [seed.folder for seed in cluster._worker_group.engines.fleet.locations.values()]
+        folders = [
+            location.folder for location in cluster._worker_group.engines.fleet.locations.values()
+        ]
     for host, listeners in zip(hosts.each, listening, strict=True):
         others = {port for address, port in listeners if address != "127.0.0.1"} - {22}
         assert len(others) == 1, f"gloo is the only listener besides sshd: {listeners}"

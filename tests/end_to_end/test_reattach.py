@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 import nbdist
+from nbdist.cluster.forkserver.control_socket import FORK_SERVER_SOCKET
 from nbdist.cluster.handover import HANDOVER_FILE, read_handover
 from nbdist.session.discovery import offer, stop_all
 from nbdist.telemetry.run_reader import stored_runs
@@ -278,8 +279,8 @@ def test_stop_all_spares_the_cluster_of_a_live_notebook(tmp_path: Path) -> None:
         assert f"belongs to another notebook (pid {live.pid}): left alone" in result
         assert not await_ends(family, 10)
         assert all(map(is_alive, others))
-        seed = next(p for p in others if "nbdist.cluster.forkserver.server" in p.cmdline())
-        seed.kill()  # no process is left to end the controller
+        fork_server = next(p for p in others if "nbdist.cluster.forkserver.server" in p.cmdline())
+        fork_server.kill()  # no process is left to end the controller
         live.kill()
         live.wait()
         assert len(stop_all()) == 1
@@ -299,6 +300,7 @@ def test_cluster_of_another_version_is_refused(tmp_path: Path, written_by: str) 
             state.write_text(json.dumps(fields))
         else:
             state.rename(folder / "estate.json")
+            (folder / FORK_SERVER_SOCKET).rename(folder / "seed.sock")
         other_version = written_by or "a version before 0.2.0"
         versions = f"started by nbdist {other_version}, and this is nbdist {nbdist.__version__}"
         with pytest.raises(nbdist.StartError, match=f"{versions}.*%dist_stop --all"):

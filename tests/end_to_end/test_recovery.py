@@ -254,7 +254,7 @@ def own_cluster(form: training.Form) -> Iterator[nbdist.Cluster]:
 @training.forms()
 @FULL  # each test restarts the cluster; test_cluster.py kills both parts
 @pytest.mark.parametrize("step", FAULT_STEPS)
-@pytest.mark.parametrize("part", ["controller", "seed"])
+@pytest.mark.parametrize("part", ["controller", "fork server"])
 def test_run_continues_without_controller_or_fork_server(
     own_cluster: nbdist.Cluster,
     form: training.Form,
@@ -268,12 +268,12 @@ def test_run_continues_without_controller_or_fork_server(
         own_cluster.restart()
     trial = Trial(own_cluster, form, tmp_path)
     engines = own_cluster._worker_group.engines
-    pid = engines.fleet.home.state.pid if part == "seed" else engines.controller.pids[0]
+    pid = engines.fleet.home.state.pid if part == "fork server" else engines.controller.pids[0]
     wait = (
-        "time.sleep(60)" if part == "seed" else "None"
+        "time.sleep(60)" if part == "fork server" else "None"
     )  # the rank dies with the fork server, also in the last step
     trial.fault(f"[os.kill({pid}, signal.SIGKILL), {wait}]", 0, step)
-    trial.check(trial.run(), undisturbed, recoveries=int(part == "seed"))
+    trial.check(trial.run(), undisturbed, recoveries=int(part == "fork server"))
 
 
 @FULL  # imports TensorFlow again

@@ -23,9 +23,10 @@ from nbdist.cluster.forkserver.control_socket import (
     LEAVE_S,
     Event,
     connect,
+    connect_in,
     listen,
 )
-from nbdist.cluster.forkserver.logs import log_file, read_tail
+from nbdist.cluster.forkserver.logs import FORK_SERVER_LOG, log_file, read_tail
 from nbdist.errors import OwnedError, StartError
 from nbdist.utils.processes import await_ends, cause_of, is_alive
 
@@ -174,7 +175,7 @@ class ForkServerClient(abc.ABC):
         self._key = key
         self._timeout_s = timeout_s
         self._sending = threading.Lock()
-        self._thread = threading.Thread(target=self._listen, name="nbdist-seed", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="nbdist-forkserver", daemon=True)
         self._own(peer)
         self._thread.start()
 
@@ -191,7 +192,7 @@ class ForkServerClient(abc.ABC):
         peer.close()
         if answer and answer[0]["event"] == "refused":
             raise OwnedError(answer[0]["pid"])
-        raise StartError(f"{self} did not respond:\n{self.log_tail('seed')}".rstrip(":\n"))
+        raise StartError(f"{self} did not respond:\n{self.log_tail(FORK_SERVER_LOG)}".rstrip(":\n"))
 
     def spawn(self, name: str, target: str, args: dict[str, Any], env: dict[str, str]) -> None:
         """Fork a child that runs `target` and writes its output to `<name>.log`.
@@ -261,7 +262,9 @@ class ForkServerClient(abc.ABC):
         if event["event"] == "failed":
             raise StartError(f"{event['module']} could not be imported: {event['error']}")
         if event["event"] == "ended":
-            raise StartError(f"{self} ended; the last lines of its log:\n{self.log_tail('seed')}")
+            raise StartError(
+                f"{self} ended; the last lines of its log:\n{self.log_tail(FORK_SERVER_LOG)}"
+            )
         return event
 
     def wait_ended(self, names: Sequence[str], timeout_s: float) -> None:
@@ -297,7 +300,9 @@ class ForkServerClient(abc.ABC):
             with self._sending:
                 self._peer.send(command)
         except OSError:
-            raise StartError(f"{self} is gone; its log:\n{self.log_tail('seed')}") from None
+            raise StartError(
+                f"{self} is gone; its log:\n{self.log_tail(FORK_SERVER_LOG)}"
+            ) from None
 
     def _end_connection(self) -> None:
         self._peer.shut()
@@ -376,7 +381,7 @@ class ForkServerProcess(ForkServerClient):
             role: the role of this process.
         """
         path = folder / FORK_SERVER_SOCKET
-        with listen(path) as listener, log_file(folder, "seed").open("ab") as log:
+        with listen(path) as listener, log_file(folder, FORK_SERVER_LOG).open("ab") as log:
             descriptor = listener.fileno()
             program = [sys.executable, "-m", "nbdist.cluster.forkserver.server"]
             process = psutil.Popen(
@@ -404,7 +409,7 @@ class ForkServerProcess(ForkServerClient):
             StartError: there is no fork server.
         """
         try:
-            peer = connect(folder / FORK_SERVER_SOCKET)
+            peer = connect_in(folder)
         except OSError as error:
             raise StartError(f"the cluster in {folder} has ended: no fork server runs") from error
         return cls(peer, role, folder, LEAVE_S + END_TIMEOUT_S)

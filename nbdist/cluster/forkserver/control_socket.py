@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
-FORK_SERVER_SOCKET = "seed.sock"
+FORK_SERVER_SOCKET = "forkserver.sock"
+_OLD_SOCKET = "seed.sock"
+"""Name of the socket before nbdist 0.2.0."""
+
 KERNEL, DETACHED_RUNNER = "kernel", "detached runner"
 LEAVE_S = 20.0
 """Time for a detached runner to leave before it is killed. It may still be replacing a worker."""
@@ -155,6 +158,18 @@ def connect(path: Path) -> Peer:
         connection.close()
         raise
     return Peer(connection)
+
+
+def connect_in(folder: Path) -> Peer:
+    """Connect to the fork server of the cluster in a folder, also to that of an older version.
+
+    Raises:
+        OSError: there is no fork server.
+    """
+    try:
+        return connect(folder / FORK_SERVER_SOCKET)
+    except OSError:
+        return connect(folder / _OLD_SOCKET)
 
 
 @contextlib.contextmanager

@@ -8,10 +8,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOG_FOLDER = "log"
+FORK_SERVER_LOG = "forkserver"
 
 
 def log_file(folder: Path, name: str) -> Path:
-    """Return the log file of a child or of the fork server (`seed`) in the cluster's folder."""
+    """Return the log file of a child or of the fork server in the cluster's folder."""
     return folder / LOG_FOLDER / f"{name}.log"
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nbdist.cluster.forkserver.control_socket import FORK_SERVER_SOCKET, listen
-from nbdist.cluster.forkserver.logs import LOG_FOLDER, log_file
+from nbdist.cluster.forkserver.logs import FORK_SERVER_LOG, LOG_FOLDER, log_file
 from nbdist.cluster.forkserver.server import ForkServer
 from nbdist.records import ForkServerLocation, ForkServerRequest
 
@@ -52,7 +52,7 @@ def _become_fork_server(
 ) -> None:
     """Run the fork server, detached from the session and streams of ssh. Never returns."""
     os.setsid()
-    log = os.open(log_file(folder, "seed"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(log_file(folder, FORK_SERVER_LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)

@@ -18,6 +18,7 @@ import pytest
 import nbdist
 from nbdist.cluster.forkserver.client import ForkServerProcess
 from nbdist.cluster.forkserver.control_socket import FORK_SERVER_SOCKET, KERNEL
+from nbdist.cluster.forkserver.logs import FORK_SERVER_LOG
 from nbdist.errors import OwnedError, StartError
 from nbdist.utils.polling import repeat_until
 
@@ -49,7 +50,7 @@ def start(folder: Path, module: str = "json", grace_s: float = 20) -> ForkServer
 
 
 @pytest.fixture
-def seed(tmp_path: Path) -> Iterator[ForkServerProcess]:
+def fork_server(tmp_path: Path) -> Iterator[ForkServerProcess]:
     running = start(tmp_path)
     running.wait_event("ready", 30)
     yield running
@@ -60,11 +61,11 @@ def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def start_sleeper(seed: ForkServerProcess, name: str = "one", seconds: float = 600) -> int:
-    mark = seed.state.count()
-    seed.spawn(name, SLEEPER, {"seconds": seconds}, {"SAID": name})
-    assert seed.wait_event("hello", 30, since=mark)["variable"] == name
-    return seed.state.pids().get(name, 0)
+def start_sleeper(fork_server: ForkServerProcess, name: str = "one", seconds: float = 600) -> int:
+    mark = fork_server.state.count()
+    fork_server.spawn(name, SLEEPER, {"seconds": seconds}, {"SAID": name})
+    assert fork_server.wait_event("hello", 30, since=mark)["variable"] == name
+    return fork_server.state.pids().get(name, 0)
 
 
 def test_signals_do_not_wait_for_later_preloads(
@@ -78,47 +79,47 @@ def test_signals_do_not_wait_for_later_preloads(
     )
     path = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), path])))
-    with contextlib.closing(start(tmp_path)) as seed:
-        seed.wait_event("ready", 30)
-        start_sleeper(seed)
-        seed.preload("late")
-        seed.signal("one", signal.SIGINT)
-        seed.wait_ended(["one"], 10)
-        mark = seed.state.count()
-        seed.spawn("two", SLEEPER, {"seconds": 600}, {"SAID": "two"})
+    with contextlib.closing(start(tmp_path)) as fork_server:
+        fork_server.wait_event("ready", 30)
+        start_sleeper(fork_server)
+        fork_server.preload("late")
+        fork_server.signal("one", signal.SIGINT)
+        fork_server.wait_ended(["one"], 10)
+        mark = fork_server.state.count()
+        fork_server.spawn("two", SLEEPER, {"seconds": 600}, {"SAID": "two"})
         (tmp_path / "go").touch()
-        assert seed.wait_event("hello", 30, since=mark)["variable"] == "two"
+        assert fork_server.wait_event("hello", 30, since=mark)["variable"] == "two"
 
 
-def test_a_child_has_its_own_session_and_log(seed: ForkServerProcess) -> None:
-    pid = start_sleeper(seed)
+def test_a_child_has_its_own_session_and_log(fork_server: ForkServerProcess) -> None:
+    pid = start_sleeper(fork_server)
     assert os.getsid(pid) == pid
-    assert repeat_until(lambda: "a line for the log" in seed.log_tail("one"), 10)
+    assert repeat_until(lambda: "a line for the log" in fork_server.log_tail("one"), 10)
 
 
 def test_garbage_collections_of_a_child_skip_preloaded_objects(tmp_path: Path) -> None:
     """With TensorFlow, such a collection would take 0.3 s and copy the memory of all objects."""
-    with contextlib.closing(start(tmp_path, module=__name__)) as seed:
-        mark = seed.state.count()
-        seed.spawn("one", f"{__name__}:collections", {}, {})
-        counts = seed.wait_event("counts", 30, since=mark)
+    with contextlib.closing(start(tmp_path, module=__name__)) as fork_server:
+        mark = fork_server.state.count()
+        fork_server.spawn("one", f"{__name__}:collections", {}, {})
+        counts = fork_server.wait_event("counts", 30, since=mark)
     assert counts["frozen"] > 10 * counts["looked_through"]
 
 
-def test_an_exit_is_reported_with_its_code(seed: ForkServerProcess) -> None:
-    mark = seed.state.count()
-    start_sleeper(seed)
-    seed.signal("one", signal.SIGKILL)
-    assert seed.wait_event("exited", 10, since=mark)["code"] == -signal.SIGKILL
-    assert seed.state.pids() == {}
+def test_an_exit_is_reported_with_its_code(fork_server: ForkServerProcess) -> None:
+    mark = fork_server.state.count()
+    start_sleeper(fork_server)
+    fork_server.signal("one", signal.SIGKILL)
+    assert fork_server.wait_event("exited", 10, since=mark)["code"] == -signal.SIGKILL
+    assert fork_server.state.pids() == {}
 
 
-def test_signals_to_an_ended_child_do_nothing(seed: ForkServerProcess) -> None:
-    mark = seed.state.count()
-    start_sleeper(seed, seconds=0)
-    seed.wait_event("exited", 10, since=mark)
-    seed.signal("one", signal.SIGKILL)
-    assert start_sleeper(seed, "two") > 0
+def test_signals_to_an_ended_child_do_nothing(fork_server: ForkServerProcess) -> None:
+    mark = fork_server.state.count()
+    start_sleeper(fork_server, seconds=0)
+    fork_server.wait_event("exited", 10, since=mark)
+    fork_server.signal("one", signal.SIGKILL)
+    assert start_sleeper(fork_server, "two") > 0
 
 
 def test_closing_ends_children_and_guarded_processes(tmp_path: Path) -> None:
@@ -180,13 +181,13 @@ from pathlib import Path
 from nbdist.cluster.forkserver.client import ForkServerProcess
 folder = Path(sys.argv[1])
 (folder / "log").mkdir(parents=True)
-seed = ForkServerProcess.start(["json"], {}, folder, 0.2)
-seed.spawn("one", "tests.cluster.forkserver.test_server:sleep", {"seconds": 600}, {})
-seed.wait_event("hello", 30)
+fork_server = ForkServerProcess.start(["json"], {}, folder, 0.2)
+fork_server.spawn("one", "tests.cluster.forkserver.test_server:sleep", {"seconds": 600}, {})
+fork_server.wait_event("hello", 30)
 child = os.fork()
 if child == 0:
     time.sleep(600)
-print(seed.state.pid, child, flush=True)
+print(fork_server.state.pid, child, flush=True)
 time.sleep(600)
 """
 
@@ -196,22 +197,22 @@ def test_the_end_of_an_owner_is_noticed_despite_its_forks(tmp_path: Path) -> Non
     program = [sys.executable, "-c", FORKING, str(tmp_path / "cluster")]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
-        seed, child = map(int, owner.stdout.readline().split())
+        fork_server, child = map(int, owner.stdout.readline().split())
         owner.kill()
-        assert repeat_until(lambda: is_gone(seed), 10)
+        assert repeat_until(lambda: is_gone(fork_server), 10)
         assert not is_gone(child)
         os.kill(child, signal.SIGKILL)
     assert not (tmp_path / "cluster").exists()
 
 
-def test_invalid_requests_are_disconnected(seed: ForkServerProcess, tmp_path: Path) -> None:
+def test_invalid_requests_are_disconnected(fork_server: ForkServerProcess, tmp_path: Path) -> None:
     for nonsense in (b"\n", b"[]\n", b'{"op": "own", "role": "king"}\n', b"\xff\n", b"{}" * 9):
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(str(tmp_path / FORK_SERVER_SOCKET))
             stranger.sendall(nonsense)
             stranger.shutdown(socket.SHUT_WR)
             assert stranger.recv(100) == b""
-    assert start_sleeper(seed) > 0
+    assert start_sleeper(fork_server) > 0
 
 
 def test_a_failed_import_is_reported_with_the_module(tmp_path: Path) -> None:
@@ -224,7 +225,7 @@ def test_a_failed_import_is_reported_with_the_module(tmp_path: Path) -> None:
 def test_output_of_imports_is_in_the_log(tmp_path: Path) -> None:
     running = start(tmp_path, "this")
     assert "this" in running.wait_event("ready", 30)["versions"]
-    assert "Zen" in running.log_tail("seed", 50)
+    assert "Zen" in running.log_tail(FORK_SERVER_LOG, 50)
     running.close()
 
 
@@ -255,18 +256,18 @@ def test_a_killed_owner_leaves_no_processes(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_children_are_spawned_if_jax_has_a_backend(tmp_path: Path) -> None:
     """A process that is forked from one with a JAX backend would hang."""
-    with contextlib.closing(start(tmp_path, module="tests.cluster.jax_at_startup")) as seed:
-        seed.wait_event("ready", 60)
-        pid = start_sleeper(seed)
+    with contextlib.closing(start(tmp_path, module="tests.cluster.jax_at_startup")) as fork_server:
+        fork_server.wait_event("ready", 60)
+        pid = start_sleeper(fork_server)
         assert "nbdist.cluster.forkserver.child" in psutil.Process(pid).cmdline()
         assert os.getsid(pid) == pid
-        assert repeat_until(lambda: "a line for the log" in seed.log_tail("one"), 10)
-        assert "without a fork: JAX has a backend" in seed.log_tail("seed")
-        seed.signal("one", signal.SIGINT)
-        seed.wait_ended(["one"], 10)
-        assert "KeyboardInterrupt" in seed.describe_end("one", 20)
-        other = start_sleeper(seed, "two")
-        os.kill(seed.state.pid, signal.SIGKILL)
+        assert repeat_until(lambda: "a line for the log" in fork_server.log_tail("one"), 10)
+        assert "without a fork: JAX has a backend" in fork_server.log_tail(FORK_SERVER_LOG)
+        fork_server.signal("one", signal.SIGINT)
+        fork_server.wait_ended(["one"], 10)
+        assert "KeyboardInterrupt" in fork_server.describe_end("one", 20)
+        other = start_sleeper(fork_server, "two")
+        os.kill(fork_server.state.pid, signal.SIGKILL)
         assert repeat_until(lambda: is_gone(other), 10)
 
 
@@ -281,6 +282,8 @@ def test_a_cluster_works_without_forks(tmp_path: Path, monkeypatch: pytest.Monke
         begun = "'nbdist.cluster.forkserver.child' in sys.orig_argv"
         run = cluster.run(f"import sys, jax\n({begun}, jax.device_count())")
         assert run.results == {0: "(True, 2)", 1: "(True, 2)"}
-        assert "JAX has a backend" in cluster._worker_group.engines.fleet.home.log_tail("seed")
+        assert "JAX has a backend" in cluster._worker_group.engines.fleet.home.log_tail(
+            FORK_SERVER_LOG
+        )
         cluster.restart()
         assert cluster.run("rank").results == {0: "0", 1: "1"}
