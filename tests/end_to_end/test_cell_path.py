@@ -31,7 +31,7 @@ nbdist parses the cell and sends it. The receiver hands each record over to the 
 write the run to disk. The monitor shows progress on the screen.
 """
 
-ENGINE_HOPS = {"user": {"MainThread"}, "hand over": {"MainThread"}, "send": {"nbdist-probe"}}
+ENGINE_HOPS = {"user": {"MainThread"}, "hand over": {"MainThread"}, "send": {"nbdist-reporter"}}
 """Events of the path on an engine, with their threads.
 
 The engine runs the user's code. The step hands its report over to the sender, a thread of its own.

@@ -78,7 +78,7 @@ class Reporter:
         self._urgent = False
         self._closing = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._pump, name="nbdist-probe", daemon=True)
+        self._thread = threading.Thread(target=self._pump, name="nbdist-reporter", daemon=True)
         self._thread.start()
 
     def send(self, record: AnyEvent, *, urgent: bool = False) -> None:
