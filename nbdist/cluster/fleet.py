@@ -14,7 +14,7 @@ from nbdist.cluster.child_registry import HOME, Children
 from nbdist.cluster.forkserver.client import ForkServerProcess
 from nbdist.cluster.forkserver.control_socket import KERNEL
 from nbdist.cluster.forkserver.server import IF_THERE
-from nbdist.cluster.schedulers.reverse_connection import Exchange
+from nbdist.cluster.schedulers.reverse_connection import RendezvousClient
 from nbdist.cluster.ssh.connection import Connection
 from nbdist.cluster.ssh.remote_forkserver import LOST_S, RemoteForkServer, ports_of
 from nbdist.errors import NbdistError, OwnedError, StartError, UsageError
@@ -69,9 +69,9 @@ class Fleet(Children):
         self._settings = settings
         self._remote: dict[str, RemoteForkServer] = {}
         self._hosts: dict[str, Host] = {}
-        self._exchange: Exchange | None = None
+        self._rendezvous: RendezvousClient | None = None
         if request.batch is not None:
-            self._exchange = Exchange(request.batch, home, settings.queue_wait_s)
+            self._rendezvous = RendezvousClient(request.batch, home, settings.queue_wait_s)
         self.resize(request)
         self._controller: dict[str, Any] = {}
         self._open_ports: set[int] = set()
@@ -156,8 +156,8 @@ class Fleet(Children):
 
     def _release(self, keys: Iterable[str]) -> None:
         """Return hosts to the scheduler, if one provides them."""
-        if self._exchange is not None and (places := [self._place(key) for key in keys]):
-            self._exchange.release(places)
+        if self._rendezvous is not None and (places := [self._place(key) for key in keys]):
+            self._rendezvous.release(places)
 
     def take_over(
         self,
@@ -204,9 +204,9 @@ class Fleet(Children):
         """
         lost = self.lost()
         may_wait = waits or len(lost) == len(self._hosts)  # without hosts, nothing can continue
-        job, have_called = self._request_hosts(lost, show_message) if may_wait else ("", False)
+        job, have_connected = self._request_hosts(lost, show_message) if may_wait else ("", False)
         self.unreached = self._each(lost, self._start)
-        if self.unreached and have_called:  # the scheduler took these hosts away meanwhile
+        if self.unreached and have_connected:  # the scheduler took these hosts away meanwhile
             job, _ = self._request_hosts(list(self.unreached), show_message)
             self.unreached = self._each(list(self.unreached), self._start)
         reached = len(self._hosts) - len(self.unreached)
@@ -217,19 +217,19 @@ class Fleet(Children):
     def _request_hosts(
         self, keys: Sequence[str], show_message: Callable[[str], None]
     ) -> tuple[str, bool]:
-        """Request hosts from the scheduler, if one is used; see `Exchange.call`."""
-        if self._exchange is None or not keys:
+        """Request hosts with `RendezvousClient.request_hosts`, if the cluster has a scheduler."""
+        if self._rendezvous is None or not keys:
             return "", False
-        return self._exchange.call([self._place(key) for key in keys], show_message)
+        return self._rendezvous.request_hosts([self._place(key) for key in keys], show_message)
 
     def will_be_requeued(self, keys: Collection[str]) -> bool:
         """Return whether a scheduler replaces these hosts, for example after a preemption.
 
         If so, wait until the hosts are gone.
         """
-        if self._exchange is None:
+        if self._rendezvous is None:
             return False
-        if not self._exchange.will_be_requeued([self._place(key) for key in keys]):
+        if not self._rendezvous.will_be_requeued([self._place(key) for key in keys]):
             return False
         return repeat_until(lambda: set(keys) <= set(self.lost()), 4 * LOST_S)
 
@@ -262,8 +262,8 @@ class Fleet(Children):
     def _link(self, key: str) -> HostConnection:
         """Create a connection to a host without opening it. A successor uses the same name."""
         host = self._hosts[key]
-        if self._exchange is not None:
-            return self._exchange.link(host, self._place(key))
+        if self._rendezvous is not None:
+            return self._rendezvous.link(host, self._place(key))
         name = f"h{zlib.crc32(key.encode()):08x}"
         return Connection(host, self.home.folder, name, self._settings.ssh_config)
 
@@ -367,7 +367,7 @@ class Fleet(Children):
         """Describe the connection from this machine to a host, with its round-trip time."""
         if host == HOME:
             return "this machine"
-        by = "ssh" if self._exchange is None else self._exchange.job(self._place(host))
+        by = "ssh" if self._rendezvous is None else self._rendezvous.job(self._place(host))
         began = time.perf_counter()
         answered = bool(self._runs(host) and self._remote[host].poll())
         round_ms = 1000 * (time.perf_counter() - began)
@@ -402,8 +402,8 @@ class Fleet(Children):
         This starts no threads, because Python cannot start any during its exit.
         """
         with contextlib.ExitStack() as steps:
-            if self._exchange is not None:
-                steps.callback(self._exchange.close)
+            if self._rendezvous is not None:
+                steps.callback(self._rendezvous.close)
             steps.callback(self.home.close)
             for fork_server in self._remote.values():
                 steps.callback(fork_server.close)

@@ -129,7 +129,7 @@ def test_pod_with_a_failing_program_is_reported(
 ) -> None:
     from nbdist.cluster.schedulers import reverse_connection
 
-    monkeypatch.setattr(reverse_connection, "CALL_S", 1.0)
+    monkeypatch.setattr(reverse_connection, "CONNECT_TIMEOUT_S", 1.0)
     faulty = msgspec.structs.replace(BATCH, python=shutil.which("false") or "")
     with pytest.raises(
         StartError, match=r"none of its hosts has connected to 127\.0\.0\.1:\d+ within 1 s"

@@ -91,9 +91,9 @@ def test_three_hosts_train_and_restart(
 
 
 def job_of(cluster: nbdist.Cluster) -> str:
-    exchange = cluster._worker_group.engines.fleet._exchange
-    assert exchange is not None
-    return exchange.job(0).split()[-1]
+    rendezvous = cluster._worker_group.engines.fleet._rendezvous
+    assert rendezvous is not None
+    return rendezvous.job(0).split()[-1]
 
 
 @pytest.mark.full  # other launchers cover the same path
@@ -347,9 +347,9 @@ def test_killed_notebook_leaves_no_job(slurm: Slurm, batch: nbdist.Batch) -> Non
 def test_restart_replaces_a_dead_rendezvous_process(slurm: Slurm, batch: nbdist.Batch) -> None:
     """Workers end when the rendezvous process dies, and a restart creates a new one."""
     with nbdist.Cluster(2, batch=batch, framework="none") as cluster:
-        exchange = cluster._worker_group.engines.fleet._exchange
-        assert exchange is not None
-        os.kill(exchange.ask("open", place=0)["pid"], signal.SIGKILL)
+        rendezvous = cluster._worker_group.engines.fleet._rendezvous
+        assert rendezvous is not None
+        os.kill(rendezvous.ask("open", place=0)["pid"], signal.SIGKILL)
         engines = cluster._worker_group.engines
         assert repeat_until(lambda: len(engines.dead()) == 2, 20)
         started = time.monotonic()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from nbdist.records import Batch, DialInTicket
 
-RENDEZVOUS_SOCKET = "switch.sock"
+RENDEZVOUS_SOCKET = "rendezvous.sock"
 """Socket of the rendezvous process, in the cluster's folder."""
 
 LOOK_S = 2.0
@@ -43,8 +43,8 @@ class Allocations:
 
     Args:
         batch: the options for the scheduler.
-        folder: the cluster's folder. It may contain the ledger of a former rendezvous process.
-        called: returns whether the host of a place is connected.
+        folder: the cluster's folder. It may contain the ledger of an ended rendezvous process.
+        is_connected: returns whether the host of a place is connected.
         write: returns the ticket that the hosts of a job read, given the number of the job.
     """
 
@@ -52,12 +52,12 @@ class Allocations:
         self,
         batch: Batch,
         folder: Path,
-        called: Callable[[int], bool],
+        is_connected: Callable[[int], bool],
         write: Callable[[int], DialInTicket],
     ) -> None:
         self._batch = batch
         self._folder = folder
-        self._called = called
+        self._is_connected = is_connected
         self._write = write
         self._jobs: dict[int, Job] = {}
         self._owners: dict[int, int] = {}  # the number of each place's job
@@ -65,7 +65,7 @@ class Allocations:
         self._query_locks: dict[int, asyncio.Lock] = {}
         self._restarts: dict[int, int] = {}  # how often each job had been requeued
         self._submitting = asyncio.Lock()
-        self._last = self._end_former()
+        self._last = self._end_previous()
 
     def place(self, job: int, task: int) -> int | None:
         """Return the place of a task of a job; None if the job does not provide it any more."""
@@ -84,7 +84,7 @@ class Allocations:
         """Return the display name of a job."""
         return str(self._jobs[number]) if number in self._jobs else "a job that was cancelled"
 
-    async def book(self, places: Collection[int]) -> str:
+    async def reserve(self, places: Collection[int]) -> str:
         """Submit a job for the places that have no host and no job that will provide one.
 
         Returns:
@@ -94,14 +94,14 @@ class Allocations:
             StartError: the scheduler refuses the job, or is not available.
         """
         async with self._submitting:
-            absent = [place for place in places if not self._called(place)]
+            absent = [place for place in places if not self._is_connected(place)]
             lacking = [place for place in absent if place not in self._owners]
             jobs = [(self._jobs[number], own) for number, own in self.of(absent).items()]
             continuing = await asyncio.gather(*(self._continues(job, own) for job, own in jobs))
             lost = [
                 own for (_, own), continues in zip(jobs, continuing, strict=True) if not continues
             ]
-            lacking += [place for own in lost for place in own if not self._called(place)]
+            lacking += [place for own in lost for place in own if not self._is_connected(place)]
             return await self._submit(tuple(sorted(lacking))) if lacking else ""
 
     async def _submit(self, places: tuple[int, ...]) -> str:
@@ -192,8 +192,8 @@ class Allocations:
         loop = asyncio.get_running_loop()
         until = loop.time() + _BEGIN_AGAIN_S
         others = set(job.places) - set(places)
-        while not any(map(self._called, places)):
-            if loop.time() > until or any(map(self._called, others)):
+        while not any(map(self._is_connected, places)):
+            if loop.time() > until or any(map(self._is_connected, others)):
                 return False  # the job continues without the lost hosts
             await asyncio.sleep(LOOK_S / 4)
         return True
@@ -210,9 +210,9 @@ class Allocations:
                 return state
             await asyncio.sleep(LOOK_S / 4)
 
-    def words(self, number: int) -> str:
+    def log_tail(self, number: int) -> str:
         """Return the last output of a job's hosts; empty if unknown."""
-        return self._jobs[number].words() if number in self._jobs else ""
+        return self._jobs[number].log_tail() if number in self._jobs else ""
 
     # Files.
 
@@ -230,11 +230,11 @@ class Allocations:
         draft.write_text(json.dumps({"last": self._last, "commands": commands}))
         draft.replace(self._folder / _LEDGER)
 
-    def _end_former(self) -> int:
-        """Cancel the jobs of a former process, and return the number of its last job."""
+    def _end_previous(self) -> int:
+        """Cancel the jobs of the previous process, and return the number of its last job."""
         try:
-            former = json.loads((self._folder / _LEDGER).read_text())
+            ledger = json.loads((self._folder / _LEDGER).read_text())
         except FileNotFoundError:
             return 0
-        cancel(former["commands"])
-        return int(former["last"])
+        cancel(ledger["commands"])
+        return int(ledger["last"])

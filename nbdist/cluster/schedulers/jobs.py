@@ -114,7 +114,7 @@ class Job(abc.ABC):
         """End the job directly, or return the command that cancels it (`ending`)."""
         return self.ending()
 
-    def words(self) -> str:
+    def log_tail(self) -> str:
         """Return the last lines of output of the hosts; empty if there are none."""
         return read_tail(self._folder, f"job-{self.number}", LOG_LINES)
 

@@ -87,7 +87,7 @@ class PodsJob(Job):
                 return JobState(word=condition.type.lower(), detail=detail, over=True)
         return _state_of(self._pods())
 
-    def words(self) -> str:
+    def log_tail(self) -> str:
         if not self._is_made:
             return ""
         core = self._api.CoreV1Api()

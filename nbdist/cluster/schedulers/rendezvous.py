@@ -8,18 +8,18 @@ never leaves this process. On SIGTERM, or when the fork server ends, the process
 
 It accepts requests on a socket in the cluster's folder, one JSON object for each connection:
 
-    {"op": "book", "places"}                    {"new"}
-    {"op": "release", "places"}                 {}
-    {"op": "comes_again", "places"}             {"again"}
-    {"op": "state", "places"}                   {"called", "jobs", "address"}
-    {"op": "fate", "place"}                     {"job", "state"}
-    {"op": "words", "place"}                    {"words"}
-    {"op": "open", "place"}                     {"pid"}
-    {"op": "is_open", "place"}                  {"open"}
-    {"op": "run", "place", "host", "content"}   {"output"}
-    {"op": "here", "place", "there", "here"}    {}
-    {"op": "there", "place", "ports", "prefix"} {}
-    {"op": "close", "place"}                    {}
+    {"op": "reserve", "places"}                               {"job"}
+    {"op": "release", "places"}                               {}
+    {"op": "will_be_requeued", "places"}                      {"requeued"}
+    {"op": "status", "places"}                                {"connected", "jobs", "address"}
+    {"op": "job_status", "place"}                             {"job", "state"}
+    {"op": "log_tail", "place"}                               {"log"}
+    {"op": "open", "place"}                                   {"pid"}
+    {"op": "is_open", "place"}                                {"open"}
+    {"op": "start_fork_server", "place", "host", "content"}   {"output"}
+    {"op": "forward_local", "place", "remote", "local"}       {}
+    {"op": "forward_remote", "place", "ports", "prefix"}      {}
+    {"op": "close", "place"}                                  {}
 
 An answer with "error" contains the reason of a failure.
 """
@@ -71,7 +71,7 @@ class Rendezvous:
         self._batch = batch
         self._connections: dict[int, asyncssh.SSHClientConnection] = {}  # by place
         self._used: set[int] = set()
-        self._order = asyncssh.generate_private_key("ssh-ed25519")
+        self._command_key = asyncssh.generate_private_key("ssh-ed25519")
         self._host_key = asyncssh.generate_private_key("ssh-ed25519")
         self._cluster = folder.name
         self._port = 0
@@ -88,12 +88,12 @@ class Rendezvous:
             loop.add_reader(os.pidfd_open(fork_server), self._over.set)
         except ProcessLookupError:
             self._over.set()
-        calls = await self._listen()
-        asked = await asyncio.start_unix_server(self._answer, RENDEZVOUS_SOCKET, limit=_MOST_BYTES)
+        acceptor = await self._listen()
+        server = await asyncio.start_unix_server(self._answer, RENDEZVOUS_SOCKET, limit=_MOST_BYTES)
         Path(RENDEZVOUS_SOCKET).chmod(0o600)
         await self._over.wait()
-        asked.close()
-        calls.close()
+        server.close()
+        acceptor.close()
         for connection in self._connections.values():
             connection.abort()
         await self._allocations.end()
@@ -109,7 +109,7 @@ class Rendezvous:
             acceptor=self._accept,
             known_hosts=([self._host_key.convert_to_public()], [], []),
             username="nbdist",
-            client_keys=[self._order],
+            client_keys=[self._command_key],
             agent_path=None,
             preferred_auth="publickey",
             **CONNECTION,
@@ -118,10 +118,10 @@ class Rendezvous:
         return acceptor
 
     async def _accept(self, connection: asyncssh.SSHClientConnection) -> None:
-        """Assign a new connection to its place, instead of a former connection from there."""
+        """Assign a new connection to its place, instead of the previous connection from there."""
         done = await connection.run(WHO, encoding=None)
-        caller = msgspec.json.decode(done.stdout or b"", type=DialedHost)
-        place = self._allocations.place(caller.job, caller.task)
+        host = msgspec.json.decode(done.stdout or b"", type=DialedHost)
+        place = self._allocations.place(host.job, host.task)
         if place is None:  # another job provides the place now, or nobody needs it any more
             self._disconnect(connection)
             return
@@ -151,7 +151,7 @@ class Rendezvous:
             address=self._address,
             port=self._port,
             key=self._host_key.export_private_key("openssh").decode(),
-            trusted=self._order.export_public_key("openssh").decode(),
+            trusted=self._command_key.export_public_key("openssh").decode(),
             cluster=self._cluster,
             job=job,
         )
@@ -167,16 +167,18 @@ class Rendezvous:
         with contextlib.suppress(OSError):
             try:
                 request = json.loads(await reader.readline())
-                does: Callable[..., Awaitable[_Answer]] = getattr(self, f"_do_{request.pop('op')}")
-                answer = await does(**request)
+                operation: Callable[..., Awaitable[_Answer]] = getattr(
+                    self, f"_do_{request.pop('op')}"
+                )
+                answer = await operation(**request)
             except Exception as error:  # noqa: BLE001 - the answer contains the error
                 answer = {"error": str(error) or type(error).__name__}
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()
         writer.close()
 
-    async def _do_book(self, places: list[int]) -> _Answer:
-        return {"new": await self._allocations.book(places)}
+    async def _do_reserve(self, places: list[int]) -> _Answer:
+        return {"job": await self._allocations.reserve(places)}
 
     async def _do_release(self, places: list[int]) -> _Answer:
         await self._allocations.release(places)
@@ -185,21 +187,22 @@ class Rendezvous:
                 self._disconnect(self._connections.pop(place))
         return {}
 
-    async def _do_comes_again(self, places: list[int]) -> _Answer:
-        return {"again": await self._allocations.will_be_requeued(places)}
+    async def _do_will_be_requeued(self, places: list[int]) -> _Answer:
+        return {"requeued": await self._allocations.will_be_requeued(places)}
 
-    async def _do_state(self, places: list[int]) -> _Answer:
+    async def _do_status(self, places: list[int]) -> _Answer:
         """Return the connected places, and the states of the jobs of the others."""
-        called = sorted(place for place in places if place in self._connections)
+        connected = sorted(place for place in places if place in self._connections)
         jobs = self._allocations.of(place for place in places if place not in self._connections)
         states = await asyncio.gather(*(self._allocations.query(number) for number in jobs))
         descriptions = [
             {"job": self._allocations.named(number), "state": msgspec.to_builtins(state)}
             for number, state in zip(jobs, states, strict=True)
         ]
-        return {"called": called, "jobs": descriptions, "address": f"{self._address}:{self._port}"}
+        address = f"{self._address}:{self._port}"
+        return {"connected": connected, "jobs": descriptions, "address": address}
 
-    async def _do_fate(self, place: int) -> _Answer:
+    async def _do_job_status(self, place: int) -> _Answer:
         """Return the state of a place's job; the last known state if the query takes long."""
         for number in self._allocations.of([place]):
             look = asyncio.ensure_future(self._allocations.query(number))
@@ -208,11 +211,11 @@ class Rendezvous:
             return {"job": self._allocations.named(number), "state": state}
         raise StartError("no job provides this place")
 
-    async def _do_words(self, place: int) -> _Answer:
+    async def _do_log_tail(self, place: int) -> _Answer:
         """Return the last output of the hosts of a place's job."""
         for number in self._allocations.of([place]):
-            return {"words": await asyncio.to_thread(self._allocations.words, number)}
-        return {"words": ""}
+            return {"log": await asyncio.to_thread(self._allocations.log_tail, number)}
+        return {"log": ""}
 
     async def _do_open(self, place: int) -> _Answer:
         self._connection(place)
@@ -222,7 +225,7 @@ class Rendezvous:
     async def _do_is_open(self, place: int) -> _Answer:
         return {"open": place in self._connections}
 
-    async def _do_run(self, place: int, host: str, content: str) -> _Answer:
+    async def _do_start_fork_server(self, place: int, host: str, content: str) -> _Answer:
         run = self._connection(place).run(START_FORK_SERVER, input=content.encode(), encoding=None)
         try:
             done = await asyncio.wait_for(run, _START_FORK_SERVER_S)
@@ -237,16 +240,16 @@ class Rendezvous:
             raise StartError(errors.decode(errors="replace").strip())
         return {"output": output.decode()}
 
-    async def _do_here(self, place: int, there: str, here: str) -> _Answer:
-        Path(here).unlink(missing_ok=True)
-        await self._connection(place).forward_local_path(here, there)
-        Path(here).chmod(0o600)
+    async def _do_forward_local(self, place: int, remote: str, local: str) -> _Answer:
+        Path(local).unlink(missing_ok=True)
+        await self._connection(place).forward_local_path(local, remote)
+        Path(local).chmod(0o600)
         return {}
 
-    async def _do_there(self, place: int, ports: list[int], prefix: str) -> _Answer:
-        call = self._connection(place)
+    async def _do_forward_remote(self, place: int, ports: list[int], prefix: str) -> _Answer:
+        connection = self._connection(place)
         for port in ports:
-            await call.forward_remote_path_to_port(f"{prefix}:{port}", LOOPBACK, port)
+            await connection.forward_remote_path_to_port(f"{prefix}:{port}", LOOPBACK, port)
         return {}
 
     async def _do_close(self, place: int) -> _Answer:
@@ -259,12 +262,12 @@ class Rendezvous:
 
 def own_address() -> str:
     """Return this machine's address on its default network; loopback if there is no network."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
         try:
-            probe.connect(_ANYWHERE)
+            unsent.connect(_ANYWHERE)
         except OSError:
             return LOOPBACK
-        return str(probe.getsockname()[0])
+        return str(unsent.getsockname()[0])
 
 
 def main() -> None:

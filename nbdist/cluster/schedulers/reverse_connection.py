@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from nbdist.cluster.forkserver.client import ForkServerProcess
     from nbdist.records import Batch, Host
 
-CALL_S = 60.0
+CONNECT_TIMEOUT_S = 60.0
 """Time for the hosts of a started job to connect."""
 
 _BEGIN_S = 30.0
 _END_S = 5.0
 _ANSWER_S = 15.0
 _ANSWERS_S = {
-    "book": 180.0,
-    "comes_again": 120.0,
-    "state": 60.0,
-    "run": 40.0,
-    "words": 40.0,
+    "reserve": 180.0,
+    "will_be_requeued": 120.0,
+    "status": 60.0,
+    "start_fork_server": 40.0,
+    "log_tail": 40.0,
     "release": 60.0,
 }
 """Timeouts of the operations that query a scheduler or a host."""
@@ -44,7 +44,7 @@ _ANSWERS_S = {
 _POLL_S = 0.05
 
 
-class Exchange:
+class RendezvousClient:
     """Client of the rendezvous process (`rendezvous.py`) of one cluster.
 
     Args:
@@ -63,7 +63,9 @@ class Exchange:
         """Create the connection of the host at a place."""
         return ReverseConnection(self, host, place, f"b{place}")
 
-    def call(self, places: Sequence[int], show_message: Callable[[str], None]) -> tuple[str, bool]:
+    def request_hosts(
+        self, places: Sequence[int], show_message: Callable[[str], None]
+    ) -> tuple[str, bool]:
         """Request hosts for places from the scheduler, and wait until they have connected.
 
         After a failure or an interrupt, this releases the places.
@@ -91,10 +93,10 @@ class Exchange:
         began, begun_at = time.monotonic(), 0.0
         since = time.strftime("%H:%M:%S")
         named: dict[str, None] = {}
-        fresh = {self._book(places)}
+        fresh = {self._reserve(places)}
         while True:
-            answer = self.ask("state", places=places)
-            there = len(answer["called"])
+            answer = self.ask("status", places=places)
+            there = len(answer["connected"])
             jobs = [(j["job"], msgspec.convert(j["state"], JobState)) for j in answer["jobs"]]
             named |= dict.fromkeys(job for job, _ in jobs)
             if there == len(places):
@@ -107,7 +109,7 @@ class Exchange:
                 if state.over and job in fresh:
                     raise StartError(self._describe_end(job, state, places))
                 if state.over:  # an older job was already ending: submit another one
-                    fresh.add(self._book(places))
+                    fresh.add(self._reserve(places))
                 if state.waits and now > began + self._wait_s:
                     if there:
                         return f"{there} of {len(places)} within {self._wait_s:g} s", False
@@ -117,14 +119,14 @@ class Exchange:
                     )
             waits = any(state.waits for _, state in jobs)
             begun_at = 0.0 if waits else begun_at or now
-            if begun_at and now > begun_at + CALL_S:
+            if begun_at and now > begun_at + CONNECT_TIMEOUT_S:
                 if not there:
                     raise StartError(self._describe_timeout(answer, *jobs[0], places))
-                return f"{there} of {len(places)} connected within {CALL_S:g} s", False
+                return f"{there} of {len(places)} connected within {CONNECT_TIMEOUT_S:g} s", False
             time.sleep(LOOK_S / 2 if waits and not there else LOOK_S / 10)
 
-    def _book(self, places: list[int]) -> str:
-        return str(self.ask("book", places=places)["new"])
+    def _reserve(self, places: list[int]) -> str:
+        return str(self.ask("reserve", places=places)["job"])
 
     def release(self, places: Sequence[int]) -> None:
         """Give places up, and end their hosts."""
@@ -141,13 +143,13 @@ class Exchange:
         log = self._last_lines(places, "\n")
         return (
             f"{job} is {state.word.lower()}, but none of its hosts has connected to "
-            f"{answer['address']} within {CALL_S:g} s: allow connections to this address, or set "
-            f"another address of this machine with --listen{log}"
+            f"{answer['address']} within {CONNECT_TIMEOUT_S:g} s: allow connections to "
+            f"this address, or set another address of this machine with --listen{log}"
         )
 
     def _last_lines(self, places: Sequence[int], before: str) -> str:
         try:
-            log = str(self.ask("words", place=places[0])["words"])
+            log = str(self.ask("log_tail", place=places[0])["log"])
         except StartError:
             return ""
         return f"{before}the last lines of its log:\n{log}" if log else ""
@@ -155,7 +157,7 @@ class Exchange:
     def will_be_requeued(self, places: Sequence[int]) -> bool:
         """Return whether the scheduler replaces lost hosts of these places."""
         try:
-            return bool(self.ask("comes_again", places=list(places))["again"])
+            return bool(self.ask("will_be_requeued", places=list(places))["requeued"])
         except StartError:
             return False
 
@@ -166,7 +168,7 @@ class Exchange:
     def describe_job(self, place: int) -> str:
         """Describe the state of a place's job; empty if unknown."""
         try:
-            answer = self.ask("fate", place=place)
+            answer = self.ask("job_status", place=place)
         except StartError:
             return ""
         state = msgspec.convert(answer["state"], JobState)
@@ -237,16 +239,16 @@ class ReverseConnection:
     """Connection opened by a host, an `ssh.host_connection.HostConnection`.
 
     Args:
-        exchange: the client of the rendezvous process.
+        rendezvous: the client of the rendezvous process.
         host: the host.
         place: the place of the host's rank.
         name: the name of the connection, unique in the cluster.
     """
 
-    def __init__(self, exchange: Exchange, host: Host, place: int, name: str) -> None:
+    def __init__(self, rendezvous: RendezvousClient, host: Host, place: int, name: str) -> None:
         self.host = host
         self.name = name
-        self._exchange = exchange
+        self._rendezvous = rendezvous
         self._place = place
 
     def open(self) -> int:
@@ -261,8 +263,8 @@ class ReverseConnection:
                 return int(self._ask("open")["pid"])
             except StartError as error:
                 if time.monotonic() > deadline:
-                    fate = self._exchange.describe_job(self._place)
-                    raise StartError(f"{error}; {fate}" if fate else str(error)) from None
+                    job = self._rendezvous.describe_job(self._place)
+                    raise StartError(f"{error}; {job}" if job else str(error)) from None
             time.sleep(_POLL_S)
 
     def is_open(self) -> bool:
@@ -278,20 +280,20 @@ class ReverseConnection:
         Raises:
             StartError: the start failed.
         """
-        answer = self._ask("run", host=self.host.key, content=content.decode())
+        answer = self._ask("start_fork_server", host=self.host.key, content=content.decode())
         return str(answer["output"]).encode()
 
     def forward_local(self, there: str, here: str) -> None:
         """Forward a socket of the host to the path `here` in the cluster's folder."""
-        self._ask("here", there=there, here=here)
+        self._ask("forward_local", remote=there, local=here)
 
     def forward_remote(self, ports: Iterable[int], prefix: str) -> None:
         """Forward loopback ports of this machine to sockets `<prefix>:<port>` on the host."""
-        self._ask("there", ports=list(ports), prefix=prefix)
+        self._ask("forward_remote", ports=list(ports), prefix=prefix)
 
     def why_lost(self) -> str:
         """Return the reason why the host is lost; empty if unknown."""
-        return self._exchange.describe_job(self._place)
+        return self._rendezvous.describe_job(self._place)
 
     def close(self) -> None:
         """Close the connection, with all programs and forwards."""
@@ -301,7 +303,7 @@ class ReverseConnection:
             return  # it has ended with the rendezvous process
 
     def _ask(self, op: str, **request: Any) -> dict[str, Any]:
-        return self._exchange.ask(op, place=self._place, **request)
+        return self._rendezvous.ask(op, place=self._place, **request)
 
 
 def _progress(job: str, state: JobState, since: str) -> str:
