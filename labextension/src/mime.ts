@@ -4,7 +4,7 @@ import { Widget } from '@lumino/widgets';
 import type { LiveRuns, IWatch } from './live';
 import { RUN_ID, RUN_MIME } from './records';
 import { RunView } from './run/view';
-import { sayWith } from './translate';
+import { translateWith } from './translate';
 
 const WHOLE_RUN_ID = new RegExp(`^${RUN_ID}$`);
 
@@ -53,7 +53,7 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
 
   private follow(watch: IWatch): void {
     const stop = (): void => void watch.stop();
-    const view = new RunView(this.node, watch.model, { stop }, sayWith(this.trans));
+    const view = new RunView(this.node, watch.model, { stop }, translateWith(this.trans));
     const look = (): void => {
       if (watch.model.connection === 'gone') {
         this.leave();

@@ -205,17 +205,17 @@ test('clocks and ranks', () => {
 });
 
 test('a recovery in words, in those of the reader', () => {
-  const say = (text: string): string => text;
+  const translate = (text: string): string => text;
   assert.equal(
-    recovered(recovery(1050, 9), say),
+    recovered(recovery(1050, 9), translate),
     'recovered: rank 2 died after step 7, resumed after step 1,050, 1.4 s lost'
   );
   assert.equal(
-    recovered(recovery(0, 9, 65), say),
+    recovered(recovery(0, 9, 65), translate),
     'recovered: rank 2 died after step 7, restarted, 1:05 lost'
   );
   assert.equal(
-    recovered({ ...recovery(1050, 9), workers: 2 }, say),
+    recovered({ ...recovery(1050, 9), workers: 2 }, translate),
     'recovered: rank 2 died after step 7, resumed after step 1,050 with 2 workers, 1.4 s lost'
   );
   assert.equal(recovered(recovery(0, 9), text => text.toUpperCase()).slice(0, 10), 'RECOVERED:');

@@ -59,13 +59,13 @@ export class CurrentNotebook implements IDisposable {
   }
 
   private follow(): void {
-    this.followed?.sessionContext.kernelChanged.disconnect(this.tell, this);
+    this.followed?.sessionContext.kernelChanged.disconnect(this.notify, this);
     this.followed = this.tracker.currentWidget;
-    this.followed?.sessionContext.kernelChanged.connect(this.tell, this);
-    this.tell();
+    this.followed?.sessionContext.kernelChanged.connect(this.notify, this);
+    this.notify();
   }
 
-  private tell(): void {
+  private notify(): void {
     this.signal.emit();
   }
 

@@ -32,9 +32,9 @@ export class PlacementTabs {
       isEnabled: args => this.cluster(args) !== '',
       execute: args => this.tabs.open(this.cluster(args))
     });
-    const tell = (): void => commands.notifyCommandChanged(Commands.openPlacement);
-    server.changed.connect(tell);
-    notebook.changed.connect(tell);
+    const notify = (): void => commands.notifyCommandChanged(Commands.openPlacement);
+    server.changed.connect(notify);
+    notebook.changed.connect(notify);
   }
 
   restore(restorer: ILayoutRestorer): void {

@@ -4,7 +4,7 @@ import type { LabIcon } from '@jupyterlab/ui-components';
 import { Widget } from '@lumino/widgets';
 import type { LiveRuns, IWatch } from '../live';
 import { RunView } from '../run/view';
-import { sayWith } from '../translate';
+import { translateWith } from '../translate';
 import { runTitle } from './words';
 
 /** Tab of the main area that shows one run. */
@@ -31,7 +31,7 @@ class RunContent extends Widget {
     this.addClass('nbdist-RunTab');
     this.title.label = trans.__('Run');
     const stop = (): void => void watch.stop();
-    this.view = new RunView(this.node, watch.model, { stop }, sayWith(trans));
+    this.view = new RunView(this.node, watch.model, { stop }, translateWith(trans));
     this.stopListening = watch.model.subscribe(() => this.name());
     this.name();
   }

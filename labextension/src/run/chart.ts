@@ -16,7 +16,7 @@ import type { ISource } from './sources';
 import type { ISpan } from './span';
 import type { Theme } from './theme';
 import { lineColour } from './theme';
-import type { Say } from './words';
+import type { Translate } from './words';
 import { amount } from './words';
 
 /** A line closer to the pointer than this is highlighted. */
@@ -28,7 +28,7 @@ const FEW_LINES = 8;
 export interface IChartContext {
   readonly settings: ISettings;
   readonly theme: Theme;
-  readonly say: Say;
+  readonly translate: Translate;
   /** Ranks with hidden lines. */
   readonly hidden: Set<number>;
   /** Ranks that always have a labelled line. */
@@ -66,19 +66,19 @@ export class Chart {
     readonly source: ISource,
     private readonly context: IChartContext
   ) {
-    const { say, hidden, theme } = context;
+    const { translate, hidden, theme } = context;
     const request = (): void => context.requestAll();
     this.picture = new Picture(source, hidden);
-    this.legend = new Legend(hidden, request, say);
-    this.table = new DataTable(source.title, say, request);
-    this.heat = new HeatMap(say);
-    this.marks = new Marks(say, words => {
+    this.legend = new Legend(hidden, request, translate);
+    this.table = new DataTable(source.title, translate, request);
+    this.heat = new HeatMap(translate);
+    this.marks = new Marks(translate, words => {
       this.markText = words;
       request();
     });
     this.image = make('div', 'image', { role: 'img', dir: 'ltr', 'aria-label': source.title });
     this.readout = make('span', 'readout');
-    this.reset = make('button', 'small', { type: 'button' }, say('Reset zoom'));
+    this.reset = make('button', 'small', { type: 'button' }, translate('Reset zoom'));
     this.root = this.build();
     this.plot = new Plot(this.image, source.unit, theme, {
       paint: (canvas, area, ratio) => this.paint(canvas, area, ratio),
@@ -120,9 +120,9 @@ export class Chart {
   }
 
   private build(): HTMLElement {
-    const { say } = this.context;
+    const { translate } = this.context;
     const id = newId('chart');
-    const keys = say(
+    const keys = translate(
       'Drag or Ctrl-wheel to zoom, Shift-drag to pan, double-click to reset. Keys: arrows, +, −, 0.'
     );
     const area = { role: 'group', tabindex: 0, 'aria-labelledby': id, title: keys };
@@ -192,11 +192,11 @@ export class Chart {
   }
 
   private drawLegend(): void {
-    const { settings, say } = this.context;
+    const { settings, translate } = this.context;
     const column = this.pointer === null ? -1 : this.picture.columnAt(this.pointer.x);
-    this.legend.show(entries(this.picture, column, say), this.near);
+    this.legend.show(entries(this.picture, column, translate), this.near);
     const x = this.picture.x[column];
-    const where = x === undefined ? '' : place(x, this.source.grid.axis, settings, say);
+    const where = x === undefined ? '' : place(x, this.source.grid.axis, settings, translate);
     const pointed = [where, this.nearText(column)].filter(part => part !== '').join(' · ');
     setText(this.readout, this.markText === '' ? pointed : this.markText);
   }
@@ -205,14 +205,18 @@ export class Chart {
   private nearText(column: number): string {
     const near = this.picture.lines.find(line => line.rank === this.near);
     const value = near === undefined ? NaN : valueOf(near.strip, column);
-    const rank = `${this.context.say('rank')} ${this.near}`;
+    const rank = `${this.context.translate('rank')} ${this.near}`;
     return Number.isNaN(value) ? '' : `${rank}: ${amount(value, this.source.unit)}`;
   }
 
   private drawWords(): void {
-    const { settings, recoveries, say } = this.context;
+    const { settings, recoveries, translate } = this.context;
     this.root.style.setProperty('--nbdist-inset', `${this.plot.inset.left}px`);
-    setAttribute(this.image, 'aria-label', describe(this.picture, settings, recoveries(), say));
+    setAttribute(
+      this.image,
+      'aria-label',
+      describe(this.picture, settings, recoveries(), translate)
+    );
     this.table.draw(this.picture, settings);
     this.heat.root.hidden = this.picture.bands === null;
     if (this.picture.bands !== null) {

@@ -3,7 +3,7 @@ import { place, valueOf } from './describe';
 import { make } from './dom';
 import type { Strip } from './decimate';
 import type { Picture, ISettings } from './picture';
-import type { Say } from './words';
+import type { Translate } from './words';
 import { amount, fill } from './words';
 
 const MOST_ROWS = 50;
@@ -21,17 +21,17 @@ export class DataTable {
 
   constructor(
     private readonly title: string,
-    private readonly say: Say,
+    private readonly translate: Translate,
     opened: () => void
   ) {
-    const name = fill(say('Data of {0}'), title);
+    const name = fill(translate('Data of {0}'), title);
     this.table = make('table', 'data');
     const region = { role: 'group', 'aria-label': name, tabindex: 0 };
     this.root = make(
       'details',
       'details',
       {},
-      make('summary', '', {}, say('Data')),
+      make('summary', '', {}, translate('Data')),
       make('div', 'scroll', region, this.table)
     );
     this.root.addEventListener('toggle', opened);
@@ -42,10 +42,12 @@ export class DataTable {
     if (!this.root.open) {
       return;
     }
-    const columns = columnsOf(picture, this.say);
+    const columns = columnsOf(picture, this.translate);
     const caption = make('caption', '', {}, this.title);
     const places = rowsOf(picture.columns).map(at => this.row(picture, settings, columns, at));
-    const head = [settings.x === 'time' ? this.say('time') : this.say(picture.source.grid.axis)];
+    const head = [
+      settings.x === 'time' ? this.translate('time') : this.translate(picture.source.grid.axis)
+    ];
     const cells = [...head, ...columns.map(column => column.name)];
     const names = cells.map(name => make('th', '', { scope: 'col' }, name));
     this.table.replaceChildren(
@@ -62,7 +64,7 @@ export class DataTable {
     at: number
   ): HTMLElement {
     const { unit, grid } = picture.source;
-    const where = place(picture.x[at]!, grid.axis, settings, this.say);
+    const where = place(picture.x[at]!, grid.axis, settings, this.translate);
     const cells = columns.map(({ strip }) => {
       const value = valueOf(strip, at);
       const isMissing = Number.isNaN(value) && !strip.bad[at];
@@ -79,16 +81,24 @@ function rowsOf(columns: number): number[] {
   return Array.from({ length: rows }, (_, i) => Math.round(i * apart));
 }
 
-function columnsOf(picture: Picture, say: Say): IDataColumn[] {
+function columnsOf(picture: Picture, translate: Translate): IDataColumn[] {
   const { whole, bands, source } = picture;
   const columns: IDataColumn[] =
-    whole === null ? [] : [{ name: say(source.wholeName), strip: whole }];
+    whole === null ? [] : [{ name: translate(source.wholeName), strip: whole }];
   if (bands !== null) {
-    const names = [say('min'), '10 %', '25 %', say('median'), '75 %', '90 %', say('max')];
+    const names = [
+      translate('min'),
+      '10 %',
+      '25 %',
+      translate('median'),
+      '75 %',
+      '90 %',
+      translate('max')
+    ];
     QUANTILES.forEach((_, i) => columns.push({ name: names[i]!, strip: bands.strips[i]! }));
   }
   for (const { rank, strip } of picture.lines.slice(0, MOST_RANKS)) {
-    columns.push({ name: `${say('rank')} ${rank}`, strip });
+    columns.push({ name: `${translate('rank')} ${rank}`, strip });
   }
   return columns;
 }

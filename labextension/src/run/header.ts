@@ -4,7 +4,7 @@ import type { IFigures } from './figures';
 import { figures } from './figures';
 import type { Connection, RunModel } from './model';
 import { RECOVERING, isOpen, RUN_LOOKS } from './status';
-import type { Say } from './words';
+import type { Translate } from './words';
 import { amount, clock, count, fill, plain } from './words';
 
 const CONNECTIONS: Readonly<Partial<Record<Connection, string>>> = {
@@ -49,14 +49,14 @@ export class Header {
 
   constructor(
     private readonly model: RunModel,
-    private readonly say: Say,
+    private readonly translate: Translate,
     stop: () => void
   ) {
-    this.stop = make('button', 'stop', { type: 'button' }, say('Stop'));
+    this.stop = make('button', 'stop', { type: 'button' }, translate('Stop'));
     const range = {
       'aria-valuemin': 0,
       'aria-valuemax': 100,
-      'aria-label': say('completed steps')
+      'aria-label': translate('completed steps')
     };
     this.bar = make('div', 'bar', { role: 'progressbar', ...range }, this.done);
     this.pill.append(this.sign, this.word);
@@ -82,7 +82,7 @@ export class Header {
     const words = CONNECTIONS[connection];
     const recovering = state !== null && isOpen(state.status) ? state.healing : '';
     const [lost] = recovering.split('\n', 1);
-    setText(this.connection, words === undefined ? lost! : this.say(words));
+    setText(this.connection, words === undefined ? lost! : this.translate(words));
     setAttribute(this.connection, 'title', recovering);
     this.isAsked &&= connection === 'live';
     if (state !== null) {
@@ -120,13 +120,13 @@ export class Header {
     const look = RUN_LOOKS[isStopping ? 'stopping' : state.status];
     const { sign, word, tone } = isRecovering ? RECOVERING : look;
     setText(this.sign, sign);
-    setText(this.word, this.say(word));
-    const text = isRecovering ? `${this.say(word)}: ${state.healing}` : this.say(word);
-    setText(this.spoken, fill(this.say('Run {0}: {1}'), state.label, text));
+    setText(this.word, this.translate(word));
+    const text = isRecovering ? `${this.translate(word)}: ${state.healing}` : this.translate(word);
+    setText(this.spoken, fill(this.translate('Run {0}: {1}'), state.label, text));
     setAttribute(this.pill, 'data-tone', tone);
     setText(this.title, state.header);
     setAttribute(this.title, 'title', state.header);
-    setText(this.about, aboutOf(state, this.say));
+    setText(this.about, aboutOf(state, this.translate));
     this.drawStop(state, isStopping);
   }
 
@@ -136,8 +136,8 @@ export class Header {
     this.stop.hidden = !isOpen(state.status) || this.model.connection === 'saved';
     setAttribute(this.stop, 'aria-disabled', String(isBusy || this.model.connection !== 'live'));
     const [word, how] = this.canCancel ? CANCEL_STEP : state.stoppable ? STOP_STEPS : STOP_CELL;
-    setText(this.stop, this.say(isBusy ? 'Stopping …' : word));
-    setAttribute(this.stop, 'title', this.say(how));
+    setText(this.stop, this.translate(isBusy ? 'Stopping …' : word));
+    setAttribute(this.stop, 'title', this.translate(how));
   }
 
   private drawBar({ step, steps }: IFigures): void {
@@ -147,16 +147,18 @@ export class Header {
     if (isKnown) {
       this.done.style.inlineSize = `${(100 * part).toFixed(1)}%`;
       setAttribute(this.bar, 'aria-valuenow', (100 * part).toFixed(0));
-      const words = fill(this.say('step {0} of {1}'), count(step), count(steps));
+      const words = fill(this.translate('step {0} of {1}'), count(step), count(steps));
       setAttribute(this.bar, 'aria-valuetext', words);
     }
   }
 
   private drawNumbers(known: IFigures): void {
     const of = (part: number, whole: number): string =>
-      Number.isNaN(whole) ? count(part) : fill(this.say('{0} of {1}'), count(part), count(whole));
-    this.number('epoch', this.say('epoch'), known.epoch, part => of(part, known.epochs));
-    this.number('step', this.say('step'), known.step, part => of(part, known.steps));
+      Number.isNaN(whole)
+        ? count(part)
+        : fill(this.translate('{0} of {1}'), count(part), count(whole));
+    this.number('epoch', this.translate('epoch'), known.epoch, part => of(part, known.epochs));
+    this.number('step', this.translate('step'), known.step, part => of(part, known.steps));
     this.number(
       'metric',
       known.name,
@@ -164,12 +166,12 @@ export class Header {
       plain,
       known.name !== ''
     );
-    this.number('time', this.say('step time'), known.stepSeconds, value =>
+    this.number('time', this.translate('step time'), known.stepSeconds, value =>
       amount(value, 'seconds')
     );
-    this.number('rate', this.say('samples/s'), known.samplesPerSecond, plain);
-    this.number('elapsed', this.say('elapsed'), known.elapsed, clock);
-    this.number('left', this.say('remaining'), known.left, clock);
+    this.number('rate', this.translate('samples/s'), known.samplesPerSecond, plain);
+    this.number('elapsed', this.translate('elapsed'), known.elapsed, clock);
+    this.number('left', this.translate('remaining'), known.left, clock);
   }
 
   private number(
@@ -192,10 +194,10 @@ export class Header {
   }
 }
 
-function aboutOf(state: IRunState, say: Say): string {
+function aboutOf(state: IRunState, translate: Translate): string {
   const ranks = state.workers.length;
-  const who = fill(ranks === 1 ? say('{0} rank') : say('{0} ranks'), count(ranks));
-  const batch = state.batch > 0 ? fill(say('batch {0}'), count(state.batch)) : '';
+  const who = fill(ranks === 1 ? translate('{0} rank') : translate('{0} ranks'), count(ranks));
+  const batch = state.batch > 0 ? fill(translate('batch {0}'), count(state.batch)) : '';
   return [who, state.framework, state.strategy ?? '', batch]
     .filter(part => part !== '')
     .join(' · ');

@@ -2,7 +2,7 @@ import { Strip } from './decimate';
 import { make, setAttribute } from './dom';
 import type { Picture } from './picture';
 import type { ILine } from './sources';
-import type { Say } from './words';
+import type { Translate } from './words';
 import { amount, fill } from './words';
 
 /**
@@ -46,8 +46,11 @@ export class HeatMap {
   private image: ImageData | null = null;
   private shown = '';
 
-  constructor(private readonly say: Say) {
-    this.canvas = make('canvas', 'heat-canvas', { role: 'img', 'aria-label': say('heat map') });
+  constructor(private readonly translate: Translate) {
+    this.canvas = make('canvas', 'heat-canvas', {
+      role: 'img',
+      'aria-label': translate('heat map')
+    });
     this.labels = make('div', 'heat-ranks', { 'aria-hidden': 'true' });
     this.scale = make('div', 'heat-scale');
     this.root = make('div', 'heat', { dir: 'ltr' }, this.labels, this.canvas, this.scale);
@@ -74,19 +77,21 @@ export class HeatMap {
   }
 
   private label({ source, ranks }: Picture, shades: Shades): void {
-    const { say } = this;
+    const { translate } = this;
     const { unit, isAmount, title } = source;
     const [first, last] = [ranks[0]?.rank ?? 0, ranks[ranks.length - 1]?.rank ?? 0];
-    const low = isAmount ? amount(shades.low, unit) : say('below median');
-    const high = isAmount ? amount(shades.high, unit) : say('above median');
+    const low = isAmount ? amount(shades.low, unit) : translate('below median');
+    const high = isAmount ? amount(shades.high, unit) : translate('above median');
     const text = [title, first, last, low, high].join(' ');
     if (text === this.shown) {
       return;
     }
     this.shown = text;
-    const words = say('Heat map of {0}: ranks {1} to {2}, from {3} to {4}.');
+    const words = translate('Heat map of {0}: ranks {1} to {2}, from {3} to {4}.');
     setAttribute(this.canvas, 'aria-label', fill(words, title, first, last, low, high));
-    const marks = [`${first}`, say('rank'), `${last}`].map(mark => make('span', '', {}, mark));
+    const marks = [`${first}`, translate('rank'), `${last}`].map(mark =>
+      make('span', '', {}, mark)
+    );
     this.labels.replaceChildren(...marks);
     this.scale.replaceChildren(low, make('span', 'heat-bar', { 'aria-hidden': 'true' }), high);
   }

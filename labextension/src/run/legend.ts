@@ -1,6 +1,6 @@
 import { make, setAttribute, setText } from './dom';
 import { lineColour } from './theme';
-import type { Say } from './words';
+import type { Translate } from './words';
 import { fill } from './words';
 
 /** Legend entry. A line with a rank can be hidden, an entry with a null rank cannot. */
@@ -30,9 +30,9 @@ export class Legend {
   constructor(
     private readonly hidden: Set<number>,
     private readonly changed: () => void,
-    private readonly say: Say
+    private readonly translate: Translate
   ) {
-    this.root = make('div', 'legend', { role: 'group', 'aria-label': say('lines') });
+    this.root = make('div', 'legend', { role: 'group', 'aria-label': translate('lines') });
   }
 
   show(entries: readonly IEntry[], near: number): void {
@@ -73,7 +73,10 @@ export class Legend {
     if (rank === null) {
       return { root: make('span', 'chip', {}, ...parts), value };
     }
-    const title = fill(this.say('Show or hide {0}; Alt-click or Alt-Enter shows it alone'), label);
+    const title = fill(
+      this.translate('Show or hide {0}; Alt-click or Alt-Enter shows it alone'),
+      label
+    );
     const button = make('button', 'chip', { type: 'button', title }, ...parts);
     button.addEventListener('click', event => this.toggle(rank, event.altKey));
     button.addEventListener('keydown', event => this.key(event, rank));

@@ -1,6 +1,6 @@
 import type { IRecoveryRecord } from '../records';
 import { make } from './dom';
-import type { Say } from './words';
+import type { Translate } from './words';
 import { recovered } from './words';
 
 /** Area of the lines in CSS pixels, relative to its container. */
@@ -21,7 +21,7 @@ export class Marks {
    *   onPoint: callback with the text of the mark that has the pointer or the focus, else ''.
    */
   constructor(
-    private readonly say: Say,
+    private readonly translate: Translate,
     private readonly onPoint: (words: string) => void
   ) {}
 
@@ -35,7 +35,7 @@ export class Marks {
     partOf: (recovery: IRecoveryRecord) => number
   ): void {
     for (const recovery of recoveries.slice(this.marks.length)) {
-      this.add(recovered(recovery, this.say));
+      this.add(recovered(recovery, this.translate));
     }
     const { style } = this.root;
     style.left = `${frame.left}px`;

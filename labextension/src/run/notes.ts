@@ -1,6 +1,6 @@
 import type { IFinding, IRecoveryRecord, IRunState } from '../records';
 import { make } from './dom';
-import type { Say } from './words';
+import type { Translate } from './words';
 import { counted, recovered } from './words';
 
 /** Maximum number of recoveries shown. Older ones are only counted. */
@@ -11,7 +11,7 @@ export class Notes {
   readonly root = make('div', 'notes');
   private shown = '';
 
-  constructor(private readonly say: Say) {}
+  constructor(private readonly translate: Translate) {}
 
   draw(state: IRunState | null): void {
     const findings = state?.findings ?? [];
@@ -28,18 +28,20 @@ export class Notes {
       ...findings.map(finding => this.finding(finding))
     ];
     if (lines.length > 0) {
-      const name = this.say('Findings');
+      const name = this.translate('Findings');
       parts.push(make('ul', 'findings', { 'aria-label': name }, ...lines));
     }
     this.root.replaceChildren(...parts);
   }
 
   private recovered(recoveries: readonly IRecoveryRecord[]): HTMLElement[] {
-    const texts = recoveries.slice(-MAX_RECOVERIES).map(recovery => recovered(recovery, this.say));
+    const texts = recoveries
+      .slice(-MAX_RECOVERIES)
+      .map(recovery => recovered(recovery, this.translate));
     const before = recoveries.length - texts.length;
     const [once, often] = [
-      this.say('recovered once before'),
-      this.say('recovered {0} times before')
+      this.translate('recovered once before'),
+      this.translate('recovered {0} times before')
     ];
     const all = before > 0 ? [counted(before, once, often), ...texts] : texts;
     return all.map(text => this.line('✚', text, 'recovery'));
@@ -55,7 +57,7 @@ export class Notes {
       'span',
       'hidden',
       {},
-      this.say(kind === 'warning' ? 'warning:' : 'note:') + ' '
+      this.translate(kind === 'warning' ? 'warning:' : 'note:') + ' '
     );
     const words = make('span', '', {}, word, ...withCode(text));
     const line = make('li', 'finding', {}, sign, words);
@@ -64,7 +66,7 @@ export class Notes {
   }
 
   private failure(error: string): HTMLElement {
-    const name = this.say('Error of the run');
+    const name = this.translate('Error of the run');
     return make('pre', 'error', { role: 'group', 'aria-label': name, tabindex: 0 }, error);
   }
 }

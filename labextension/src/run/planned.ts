@@ -1,6 +1,6 @@
 import type { IPlanCheck, IRunState, IStepFigures } from '../records';
 import { make } from './dom';
-import type { Say, Unit } from './words';
+import type { Translate, Unit } from './words';
 import { amount, fill } from './words';
 
 /** Compared figures: key, unit and label. */
@@ -16,7 +16,7 @@ export class Planned {
   readonly root = make('div', 'planned');
   private shown = '';
 
-  constructor(private readonly say: Say) {}
+  constructor(private readonly translate: Translate) {}
 
   draw(state: IRunState | null): void {
     const plan = state?.plan ?? null; // runs of older versions have no plan
@@ -30,14 +30,14 @@ export class Planned {
   }
 
   private table({ title, planned, measured }: IPlanCheck): HTMLElement {
-    const head = make('tr', '', {}, this.cell('th', fill(this.say('Plan: {0}'), title)));
-    head.append(...ROWS.map(([, , name]) => this.cell('th', this.say(name), 'col')));
+    const head = make('tr', '', {}, this.cell('th', fill(this.translate('Plan: {0}'), title)));
+    head.append(...ROWS.map(([, , name]) => this.cell('th', this.translate(name), 'col')));
     const rows: readonly (readonly [string, IStepFigures])[] = [
-      [this.say('planned'), planned],
-      [this.say('measured'), measured]
+      [this.translate('planned'), planned],
+      [this.translate('measured'), measured]
     ];
     const body = rows.map(([name, figures]) => this.row(name, figures));
-    const label = { 'aria-label': this.say('Planned and measured') };
+    const label = { 'aria-label': this.translate('Planned and measured') };
     return make('table', '', label, make('thead', '', {}, head), make('tbody', '', {}, ...body));
   }
 

@@ -1,6 +1,6 @@
 import { Disposables, make, newId, setText } from './dom';
 import type { ISettings } from './picture';
-import type { Say } from './words';
+import type { Translate } from './words';
 
 /** Weight of new values at the end of the slider. */
 const LEAST_NEW = 1e-3;
@@ -16,17 +16,17 @@ export class Toolbar {
 
   constructor(
     private readonly settings: ISettings,
-    private readonly say: Say,
+    private readonly translate: Translate,
     private readonly changed: () => void
   ) {
     const id = newId('metric');
     this.metric = make('select', '', { id });
-    this.metricLabel = make('label', 'field', { for: id }, say('Metric'), this.metric);
+    this.metricLabel = make('label', 'field', { for: id }, translate('Metric'), this.metric);
     this.disposables.listen(this.metric, 'change', changed);
     this.root = make(
       'div',
       'toolbar',
-      { role: 'group', 'aria-label': say('Charts') },
+      { role: 'group', 'aria-label': translate('Charts') },
       this.metricLabel,
       this.axis(),
       this.log(),
@@ -72,13 +72,13 @@ export class Toolbar {
       });
       return make('label', 'choice', {}, input, make('span', '', {}, text));
     };
-    const group = { role: 'radiogroup', 'aria-label': this.say('Horizontal axis') };
+    const group = { role: 'radiogroup', 'aria-label': this.translate('Horizontal axis') };
     return make(
       'div',
       'choices',
       group,
-      choice('place', this.say('Step')),
-      choice('time', this.say('Time'))
+      choice('place', this.translate('Step')),
+      choice('time', this.translate('Time'))
     );
   }
 
@@ -89,7 +89,7 @@ export class Toolbar {
       this.settings.isLog = input.checked;
       this.changed();
     });
-    return make('label', 'field', {}, input, this.say('Log scale'));
+    return make('label', 'field', {}, input, this.translate('Log scale'));
   }
 
   private smoothing(): HTMLElement {
@@ -102,7 +102,7 @@ export class Toolbar {
       input.setAttribute('aria-valuetext', text);
       this.changed();
     });
-    return make('label', 'field', {}, this.say('Smoothing'), input, value);
+    return make('label', 'field', {}, this.translate('Smoothing'), input, value);
   }
 }
 

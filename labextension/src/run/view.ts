@@ -19,7 +19,7 @@ import { isOpen } from './status';
 import { Tabs } from './tabs';
 import { Theme } from './theme';
 import { Toolbar } from './toolbar';
-import type { Say } from './words';
+import type { Translate } from './words';
 import { stragglersOf, Workers } from './workers';
 
 /** Minimum interval between updates of texts, tables and heat maps. */
@@ -42,28 +42,30 @@ interface IPage {
   readonly empty: string;
 }
 
-function pagesIn(say: Say): readonly IPage[] {
-  const noStep = say('No steps yet.');
+function pagesIn(translate: Translate): readonly IPage[] {
+  const noStep = translate('No steps yet.');
   return [
     {
       key: 'metrics',
-      title: say('Metrics'),
+      title: translate('Metrics'),
       sources: metricSources,
-      empty: say('No metrics yet. Call `report(loss=…)` or make the loss the last line of a step.')
+      empty: translate(
+        'No metrics yet. Call `report(loss=…)` or make the loss the last line of a step.'
+      )
     },
-    { key: 'time', title: say('Step time'), sources: stepTimeSources, empty: noStep },
-    { key: 'rate', title: say('Throughput'), sources: throughputSources, empty: noStep },
+    { key: 'time', title: translate('Step time'), sources: stepTimeSources, empty: noStep },
+    { key: 'rate', title: translate('Throughput'), sources: throughputSources, empty: noStep },
     {
       key: 'memory',
-      title: say('Memory'),
+      title: translate('Memory'),
       sources: memorySources,
-      empty: say('No memory measurements yet.')
+      empty: translate('No memory measurements yet.')
     },
     {
       key: 'share',
-      title: say('Network & input'),
+      title: translate('Network & input'),
       sources: shareSources,
-      empty: say('No measurements yet.')
+      empty: translate('No measurements yet.')
     }
   ];
 }
@@ -94,21 +96,21 @@ export class RunView {
     host: HTMLElement,
     private readonly model: RunModel,
     actions: IRunActions,
-    say: Say = text => text
+    translate: Translate = text => text
   ) {
     host.append(this.root);
     const theme = new Theme(this.root);
-    this.header = new Header(model, say, () => actions.stop());
-    this.notes = new Notes(say);
-    this.planned = new Planned(say);
-    this.toolbar = new Toolbar(this.settings, say, () => this.drawAll());
-    this.pages = pagesIn(say);
-    this.tabs = new Tabs(this.pages, say('Charts'), () => this.drawAll());
-    this.workers = new Workers(model, say);
+    this.header = new Header(model, translate, () => actions.stop());
+    this.notes = new Notes(translate);
+    this.planned = new Planned(translate);
+    this.toolbar = new Toolbar(this.settings, translate, () => this.drawAll());
+    this.pages = pagesIn(translate);
+    this.tabs = new Tabs(this.pages, translate('Charts'), () => this.drawAll());
+    this.workers = new Workers(model, translate);
     this.context = {
       settings: this.settings,
       theme,
-      say,
+      translate,
       hidden: new Set(),
       stragglers: () => [...stragglersOf(model.state)],
       recoveries: () => model.state?.heals ?? [],

@@ -1,7 +1,7 @@
 import type { IRecoveryRecord } from '../records';
 
 /** Translate a text of the view. */
-export type Say = (text: string) => string;
+export type Translate = (text: string) => string;
 
 /** Unit of a number. Determines its format. */
 export type Unit = 'number' | 'short' | 'seconds' | 'bytes' | 'share';
@@ -140,15 +140,15 @@ export function clock(seconds: number): string {
 /** Format a recovery: `recovered: rank 2 died after step 73, resumed after step 50, 1.4 s lost`. */
 export function recovered(
   { reason, step, lost_s: lost, workers }: IRecoveryRecord,
-  say: Say
+  translate: Translate
 ): string {
   const [what] = reason.split('\n', 1);
-  const left = workers === 1 ? say(' with {0} worker') : say(' with {0} workers');
+  const left = workers === 1 ? translate(' with {0} worker') : translate(' with {0} workers');
   const fewer = workers > 0 ? fill(left, count(workers)) : '';
   const text =
     step > 0
-      ? say('recovered: {0}, resumed after step {1}{3}, {2} lost')
-      : say('recovered: {0}, restarted{3}, {2} lost');
+      ? translate('recovered: {0}, resumed after step {1}{3}, {2} lost')
+      : translate('recovered: {0}, restarted{3}, {2} lost');
   const time = lost < 60 ? `${lost.toFixed(1)} s` : clock(lost);
   return fill(text, what!, count(step), time, fewer);
 }

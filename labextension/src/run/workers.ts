@@ -5,7 +5,7 @@ import type { RunModel } from './model';
 import type { ILook } from './status';
 import { RANK_LOOKS, RANK_UNKNOWN, STRAGGLER } from './status';
 import { lineColour } from './theme';
-import type { Say } from './words';
+import type { Translate } from './words';
 import { amount, count, fill, plain } from './words';
 
 /** Table cell: its text and its sort key. */
@@ -50,13 +50,13 @@ export class Workers {
 
   constructor(
     private readonly model: RunModel,
-    private readonly say: Say
+    private readonly translate: Translate
   ) {
     this.columns = this.allColumns();
     this.heads = this.columns.map((column, i) => this.head(column, i));
     const head = make('thead', '', {}, make('tr', '', {}, ...this.heads));
     const table = make('table', 'workers', {}, head, this.body);
-    const region = { role: 'group', 'aria-label': say('Workers'), tabindex: 0 };
+    const region = { role: 'group', 'aria-label': translate('Workers'), tabindex: 0 };
     const scroll = make('div', 'scroll', region, table);
     this.root = make('section', 'section', {}, this.heading, scroll);
     this.mark();
@@ -75,7 +75,7 @@ export class Workers {
     this.drawHeading(workers.length, looks);
     const metric = this.columns.findIndex(({ key }) => key === METRIC);
     const [name] = this.model.metrics();
-    setText(this.heads[metric]!.firstChild!, name?.name ?? this.say('loss'));
+    setText(this.heads[metric]!.firstChild!, name?.name ?? this.translate('loss'));
     this.order(workers);
   }
 
@@ -85,10 +85,10 @@ export class Workers {
 
   /** Show the number of workers, and of those with a problem. */
   private drawHeading(workers: number, looks: ReadonlyMap<ILook, number>): void {
-    const parts = [fill(this.say('Workers ({0})'), count(workers))];
+    const parts = [fill(this.translate('Workers ({0})'), count(workers))];
     for (const [{ word, tone }, number] of looks) {
       if (tone === 'bad') {
-        parts.push(`${count(number)} ${this.say(word)}`);
+        parts.push(`${count(number)} ${this.translate(word)}`);
       }
     }
     setText(this.heading, parts.join(' · '));
@@ -102,14 +102,14 @@ export class Workers {
   }
 
   private allColumns(): IColumn[] {
-    const { say, model } = this;
+    const { translate, model } = this;
     const column = (
       name: string,
       isNumber: boolean,
       cell: IColumn['cell'],
       key = name
     ): IColumn => {
-      return { key, name: say(name), isNumber, cell };
+      return { key, name: translate(name), isNumber, cell };
     };
     return [
       column('rank', true, ({ rank }) => numberCell(rank, String)),
@@ -130,7 +130,7 @@ export class Workers {
 
   private stateCell(worker: IRunWorker): ICell {
     const { word, tone } = this.lookOf(worker);
-    return { text: this.say(word), order: TONES.indexOf(tone) };
+    return { text: this.translate(word), order: TONES.indexOf(tone) };
   }
 
   private head({ name, isNumber }: IColumn, i: number): HTMLElement {
@@ -161,8 +161,8 @@ export class Workers {
       }
     });
     setText(row.sign, look.sign);
-    const [said] = worker.said.split('\n', 1);
-    setText(row.state, this.say(look.word) + (said ? `: ${said}` : ''));
+    const [error] = worker.said.split('\n', 1);
+    setText(row.state, this.translate(look.word) + (error ? `: ${error}` : ''));
     setAttribute(row.state, 'title', worker.said);
     setAttribute(row.root, 'data-tone', look.tone);
   }
