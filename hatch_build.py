@@ -90,10 +90,10 @@ def node_version() -> tuple[int, int] | None:
     node = shutil.which("node") or shutil.which("nodejs")
     if node is None:
         return None
-    said = subprocess.run(
+    version = subprocess.run(
         [node, "--version"], check=True, capture_output=True, text=True, timeout=60
     )
-    match = re.match(r"v(\d+)\.(\d+)", said.stdout)
+    match = re.match(r"v(\d+)\.(\d+)", version.stdout)
     return (int(match[1]), int(match[2])) if match else None
 
 

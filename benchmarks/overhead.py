@@ -51,17 +51,17 @@ def cases(scale: Scale) -> Iterator[Case]:
     with JupyterServer(settings.runs_path.parent) as server:
         for strategy in ("mirrored", "pjrt"):
             with (
-                ours.cluster(scale, PROCESSES, strategy) as told,
+                ours.cluster(scale, PROCESSES, strategy) as reporting,
                 ours.cluster(scale, PROCESSES, strategy, silence) as silent,
             ):
                 for length in lengths(scale, strategy):
-                    yield _case(scale, server, told, silent, strategy, *length)
+                    yield _case(scale, server, reporting, silent, strategy, *length)
 
 
 def _case(
     scale: Scale,
     server: JupyterServer,
-    told: nbdist.Cluster,
+    reporting: nbdist.Cluster,
     silent: nbdist.Cluster,
     strategy: str,
     name: str,
@@ -72,13 +72,13 @@ def _case(
     options = StepOptions(data="train", epochs=1000, batch=size.batch, shuffle=7, steps=steps)
     over = threading.Event()
     with ours.quiet(), ThreadPoolExecutor(3) as pool:
-        for cluster in (told, silent):
+        for cluster in (reporting, silent):
             cluster.run(size.data() + size.model(strategy), strategy=strategy)
         watching = pool.submit(_watch, server, over)
-        turns = pool.submit(take_turns, ours.pids(told), ours.pids(silent), turn_s, over)
+        turns = pool.submit(take_turns, ours.pids(reporting), ours.pids(silent), turn_s, over)
         other = pool.submit(silent.run, STEP[strategy], step=options, strategy=strategy)
         try:
-            told_ends = ours.step_ends(told, STEP[strategy], options, strategy)
+            reported_ends = ours.step_ends(reporting, STEP[strategy], options, strategy)
         finally:
             over.set()
         for each in (other, watching):
@@ -86,7 +86,7 @@ def _case(
         silent.run(ENDS)
         ends = silent.pull(["ends"], ranks="0")[0]["ends"]
     title = f"{strategy}, a {name} on 2 workers, with telemetry against none"
-    return in_turns(scale, title, turns.result(_LIMIT_S), told_ends, ends, TARGET)
+    return in_turns(scale, title, turns.result(_LIMIT_S), reported_ends, ends, TARGET)
 
 
 def _watch(server: JupyterServer, over: threading.Event) -> None:

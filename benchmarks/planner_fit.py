@@ -64,8 +64,8 @@ def fit(
 
     def errors(calibration: Calibration) -> np.ndarray:
         forget()
-        said = np.array([row.seconds(calibration) for row in rows])
-        return np.asarray(np.log(said / measured))
+        predicted = np.array([row.seconds(calibration) for row in rows])
+        return np.asarray(np.log(predicted / measured))
 
     return _fit(errors, start, ranges, evaluations)
 

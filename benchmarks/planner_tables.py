@@ -56,8 +56,8 @@ def cases(scale: Scale) -> Iterator[Case]:
     measured = np.array([row.measured_s for row in rows])
     floor = np.array([row.floor_s() for row in rows])
     halves = np.array([row.model in _FIRST_HALF for row in rows])
-    said = _across(rows, halves, evaluations)
-    yield _errors("one A100 host, fitted on other models", said, floor, measured, STEP_ERROR)
+    predicted = _across(rows, halves, evaluations)
+    yield _errors("one A100 host, fitted on other models", predicted, floor, measured, STEP_ERROR)
     narrow = np.array([row.model.startswith(_NARROW) for row in rows])
     wide = ~narrow
     learned = _across(rows, narrow, evaluations)
@@ -65,8 +65,8 @@ def cases(scale: Scale) -> Iterator[Case]:
         "models twice as wide as those fitted on",
         learned[wide], floor[wide], measured[wide], STEP_ERROR,
     )  # fmt: skip
-    yield from _ranks(rows, said, floor, measured)
-    yield from _picks(rows, said, floor, measured)
+    yield from _ranks(rows, predicted, floor, measured)
+    yield from _picks(rows, predicted, floor, measured)
     yield _megatron()
     yield _blackwell(evaluations)
     yield _reduces()
@@ -76,39 +76,40 @@ def cases(scale: Scale) -> Iterator[Case]:
 
 def _across(rows: Sequence[Row], first: np.ndarray, evaluations: int) -> np.ndarray:
     """Return seconds of each row, with constants fitted to the rows of the other side."""
-    said = np.zeros(len(rows))
+    predicted = np.zeros(len(rows))
     start = fit_reduces(PYTORCH_A100, evaluations)
     for side in (first, ~first):
         own = [row for row, ours in zip(rows, side, strict=True) if ours]
         found = fit(own, start, evaluations=evaluations)
         for index in map(int, np.flatnonzero(~side)):
-            said[index] = rows[index].seconds(found)
-    return said
+            predicted[index] = rows[index].seconds(found)
+    return predicted
 
 
 def _errors(
-    name: str, said: np.ndarray, floor: np.ndarray, measured: np.ndarray, wanted: float
+    name: str, predicted: np.ndarray, floor: np.ndarray, measured: np.ndarray, wanted: float
 ) -> Case:
-    ours, peer = (float(np.mean(abs(side / measured - 1))) for side in (said, floor))
+    ours, peer = (float(np.mean(abs(side / measured - 1))) for side in (predicted, floor))
     return _case(f"mean error, {name}", ours, peer, "of measured", wanted, len(measured))
 
 
 def _ranks(
-    rows: Sequence[Row], said: np.ndarray, floor: np.ndarray, measured: np.ndarray
+    rows: Sequence[Row], predicted: np.ndarray, floor: np.ndarray, measured: np.ndarray
 ) -> Iterator[Case]:
-    ours, peer = (1 - _spearman(side, measured) for side in (said, floor))
+    ours, peer = (1 - _spearman(side, measured) for side in (predicted, floor))
     wanted = 1 - CORRELATION
     yield _case("1 - rank correlation, all steps", ours, peer, "", wanted, len(rows))
     models = _groups([row.model for row in rows])
     each = [
-        [1 - _spearman(side[index], measured[index]) for side in (said, floor)] for index in models
+        [1 - _spearman(side[index], measured[index]) for side in (predicted, floor)]
+        for index in models
     ]
     ours, peer = (max(values) for values in zip(*each, strict=True))
     yield _case("1 - rank correlation, worst model", ours, peer, "", wanted, len(models))
 
 
 def _picks(
-    rows: Sequence[Row], said: np.ndarray, floor: np.ndarray, measured: np.ndarray
+    rows: Sequence[Row], predicted: np.ndarray, floor: np.ndarray, measured: np.ndarray
 ) -> Iterator[Case]:
     """Yield the excess of the predicted fastest plan over the measured fastest one.
 
@@ -121,7 +122,9 @@ def _picks(
     batches = np.array([row.batch for row in rows])
     for name, keys in asked.items():
         groups = _groups(keys)
-        ours, peer = (_more(groups, side / batches, measured / batches) for side in (said, floor))
+        ours, peer = (
+            _more(groups, side / batches, measured / batches) for side in (predicted, floor)
+        )
         picked, over, runs = f"plan picked {name}", "over the best", len(groups)
         yield _case(f"{picked}, mean", ours.mean(), peer.mean(), over, MORE_MEAN, runs)
         yield _case(f"{picked}, worst", ours.max(), peer.max(), over, MORE_WORST, runs)
@@ -132,19 +135,19 @@ def _case(name: str, ours: float, peer: float, unit: str, wanted: float, runs: i
     return Case(name, float(ours), float(peer), unit, round(wanted / float(peer), 4), runs)
 
 
-def _more(groups: list[np.ndarray], said: np.ndarray, measured: np.ndarray) -> np.ndarray:
+def _more(groups: list[np.ndarray], predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
     return np.array(
-        [measured[index][said[index].argmin()] / measured[index].min() - 1 for index in groups]
+        [measured[index][predicted[index].argmin()] / measured[index].min() - 1 for index in groups]
     )
 
 
 def _megatron() -> Case:
     rows = megatron()
-    said = np.array([row.seconds(PYTORCH_A100) for row in rows])
+    predicted = np.array([row.seconds(PYTORCH_A100) for row in rows])
     measured = np.array([row.measured_s for row in rows])
     floor = np.array([row.floor_s() for row in rows])
     name = "Megatron's table 1, no constant fitted on it"
-    return _errors(name, said, floor, measured, MEGATRON_ERROR)
+    return _errors(name, predicted, floor, measured, MEGATRON_ERROR)
 
 
 def _blackwell(evaluations: int) -> Case:
@@ -154,11 +157,11 @@ def _blackwell(evaluations: int) -> Case:
     smaller = [row for row in rows if row.model == _SMALLER]
     larger = [row for row in rows if row.model != _SMALLER]
     found = fit(smaller, start, _OTHER_CHIP, evaluations=evaluations)
-    said = np.array([row.seconds(found) for row in larger])
+    predicted = np.array([row.seconds(found) for row in larger])
     floor = np.array([row.floor_s() for row in larger])
     measured = np.array([row.measured_s for row in larger])
     name = "Llama 3 405B on B200s, two constants from 70B"
-    return _errors(name, said, floor, measured, STEP_ERROR)
+    return _errors(name, predicted, floor, measured, STEP_ERROR)
 
 
 def _reduces() -> Case:
@@ -168,8 +171,8 @@ def _reduces() -> Case:
     nbytes = np.array([int(row["bytes"]) for row in rows])
     measured = np.array([int(row["time_ns_out_of_place"]) / 1e9 for row in rows])
     floor = 2 * (ranks - 1) / ranks * nbytes / 300e9
-    said = reduce_times(PYTORCH_A100)
-    return _errors("NCCL's all-reduces, fitted on these", said, floor, measured, REDUCE_ERROR)
+    predicted = reduce_times(PYTORCH_A100)
+    return _errors("NCCL's all-reduces, fitted on these", predicted, floor, measured, REDUCE_ERROR)
 
 
 def _placements() -> Case:
@@ -182,10 +185,10 @@ def _placements() -> Case:
     rows = [row for row in table("galvatron_allreduce_by_placement") if _extent(row) != (1, 2)]
     ranks = np.array([int(row["group_size"]) for row in rows])
     measured = 2 * (ranks - 1) / ranks / np.array([float(row[_BUS]) for row in rows])
-    said = np.array([all_reduce_s(1e9, _extent(row), _TWO_HOSTS, _WHOLE_NICS) for row in rows])
+    predicted = np.array([all_reduce_s(1e9, _extent(row), _TWO_HOSTS, _WHOLE_NICS) for row in rows])
     rates = np.array([200 if _extent(row)[1] == 1 else 8.13 * _extent(row)[0] for row in rows])
     name = "all-reduces by placement, 1 GB"
-    return _errors(name, said, 2 * (ranks - 1) / ranks / rates, measured, REDUCE_ERROR)
+    return _errors(name, predicted, 2 * (ranks - 1) / ranks / rates, measured, REDUCE_ERROR)
 
 
 def _extent(row: dict[str, str]) -> Extent:
@@ -196,10 +199,10 @@ def _extent(row: dict[str, str]) -> Extent:
 
 def _memory() -> Case:
     rows = memory_rows()
-    said = np.array([row.peak_bytes() for row in rows])
+    predicted = np.array([row.peak_bytes() for row in rows])
     measured = np.array([row.measured_bytes for row in rows])
     floor = np.array([row.floor_bytes() for row in rows])
-    return _errors("memory on B200s, no constant fitted", said, floor, measured, MEMORY_ERROR)
+    return _errors("memory on B200s, no constant fitted", predicted, floor, measured, MEMORY_ERROR)
 
 
 def _groups(keys: Sequence[Hashable]) -> list[np.ndarray]:

@@ -84,8 +84,8 @@ def save(lines: Sequence[Line], folder: Path = FOLDER, date: str = "") -> Path:
     date = date or time.strftime("%Y-%m-%d")
     path = folder / f"{date}.json"
     measured = {_key(line) for line in lines}
-    former = load(path)["cases"] if path.exists() else []
-    kept = [line for line in former if _key(line) not in measured]
+    previous = load(path)["cases"] if path.exists() else []
+    kept = [line for line in previous if _key(line) not in measured]
     content = {
         "date": date,
         "versions": versions(),
@@ -127,13 +127,13 @@ def comparison(old: Sequence[Line], new: Sequence[Line]) -> Iterator[str]:
 
     Cases that one of the runs did not measure are left out.
     """
-    former = {_key(line): _ratio(line) for line in old if "skipped" not in line}
+    previous = {_key(line): _ratio(line) for line in old if "skipped" not in line}
     yield "| | before | now | |"
     yield "|---|---|---|---|"
     for line in new:
-        if "skipped" in line or _key(line) not in former:
+        if "skipped" in line or _key(line) not in previous:
             continue
-        before, now = former[_key(line)], _ratio(line)
+        before, now = previous[_key(line)], _ratio(line)
         worse = "**worse**" if now > WORSE * before else ""
         yield f"| {line['case']} | {before:.3f} | {now:.3f} | {worse} |"
 

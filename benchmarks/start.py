@@ -213,6 +213,6 @@ def _seconds(code: str) -> tuple[float, float]:
     )
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
-    said = next(line for line in done.stdout.splitlines() if line.startswith("TOOK"))
-    took, again = map(float, said.split()[1:])
+    line = next(line for line in done.stdout.splitlines() if line.startswith("TOOK"))
+    took, again = map(float, line.split()[1:])
     return took, again

@@ -282,7 +282,7 @@ class _Handler(BaseHTTPRequestHandler):
                 items = self.server.double.pods(selector.removeprefix("job-name="))
                 self._answer(200, {"kind": "PodList", "apiVersion": "v1", "items": items})
             elif parts[-1] == "log":
-                self._say(200, self.server.double.log(parts[-2]).encode(), "text/plain")
+                self._send(200, self.server.double.log(parts[-2]).encode(), "text/plain")
             else:
                 self._answer(200, self.server.double.job(parts[-1]))
         except KeyError:
@@ -300,13 +300,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, code: int, content: dict[str, Any]) -> None:
         assert self.headers["Authorization"] == f"Bearer {TOKEN}"
-        self._say(code, json.dumps(content).encode(), "application/json")
+        self._send(code, json.dumps(content).encode(), "application/json")
 
     def _refuse(self, code: int, reason: str, message: str) -> None:
         own = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
         self._answer(code, {**own, "message": message, "reason": reason, "code": code})
 
-    def _say(self, code: int, content: bytes, kind: str) -> None:
+    def _send(self, code: int, content: bytes, kind: str) -> None:
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))

@@ -168,7 +168,7 @@ class Operator:
         cluster: cluster of the workers.
         strategy: strategy of the cells.
         seed: seed of all random choices.
-        say: takes a line of the log.
+        log: receives a line of the log.
     """
 
     def __init__(
@@ -176,12 +176,12 @@ class Operator:
         cluster: nbdist.Cluster,
         strategy: StrategyName,
         seed: int,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
     ) -> None:
         self._cluster = cluster
         self._strategy: StrategyName = strategy
         self._random = random.Random(seed)
-        self._say = say
+        self._log = log
         self._ranks = tuple(range(cluster.world_size))
         self._must_set_up = True
 
@@ -199,7 +199,7 @@ class Operator:
             outcome = self._make(operation, signals)
             took_s = time.monotonic() - began
             asked = f"{signals.kind} {', '.join(f'{s:.3f}' for s in signals.at_s)}"
-            self._say(f"{number}: {operation.name} [{asked}] -> {outcome} in {took_s:.1f} s")
+            self._log(f"{number}: {operation.name} [{asked}] -> {outcome} in {took_s:.1f} s")
             assert took_s < BOUND_S, "it did not end"
             self._check_outcome(operation, signals, outcome)
             if operation.step and sum(at_s < took_s for at_s in signals.at_s) <= 1:
@@ -224,7 +224,7 @@ class Operator:
         operation = Operation("trivial", "rank")
         signals = Signals("interrupt", (self._random.choice((0.002, 0.02, 0.2, 0.6)),))
         outcome = self._make(operation, signals)
-        self._say(f"{number}: then trivial {signals.at_s[0]} -> {outcome}")
+        self._log(f"{number}: then trivial {signals.at_s[0]} -> {outcome}")
         self._check_outcome(operation, signals, outcome)
 
     def _set_up(self) -> None:

@@ -268,10 +268,10 @@ EXPERTS = Program(
         picked = jax.nn.one_hot(which, EXPERTS)  # rows, tokens, choice, expert
         inline = picked.astype(jnp.int32).reshape(x.shape[0], -1, EXPERTS)
         place = (jnp.cumsum(inline, axis=1) - inline).reshape(picked.shape)
-        seats = picked[..., None] * jax.nn.one_hot(place, ROOM)  # zero if there is no room
-        sent = seats.sum(2)
+        slots = picked[..., None] * jax.nn.one_hot(place, ROOM)  # zero if there is no room
+        sent = slots.sum(2)
         share = picked.mean((0, 1, 2)) * chances.mean((0, 1)) * EXPERTS
-        return sent, (seats * best[..., None, None]).sum(2), share.sum()
+        return sent, (slots * best[..., None, None]).sum(2), share.sum()
 
     def forward(p, tokens):
         x = p["embedding"][tokens]

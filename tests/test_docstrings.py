@@ -45,10 +45,10 @@ runner = doctest.DocTestRunner(
 )
 found = {}
 for name in sys.argv[1:]:
-    text, said = getattr(nbdist, name).__doc__, []
+    text, output = getattr(nbdist, name).__doc__, []
     test = doctest.DocTestParser().get_doctest(text, dict(names), name, name, 0)
-    outcome = runner.run(test, out=said.append)
-    found[name] = outcome.attempted, outcome.failed, "".join(said)
+    outcome = runner.run(test, out=output.append)
+    found[name] = outcome.attempted, outcome.failed, "".join(output)
 exec(sys.stdin.read(), names | {"params": {"w": jnp.ones((8, 4))}})
 print(json.dumps(found))
 """

@@ -67,8 +67,8 @@ def _place(words: str) -> str:
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+)-)?(.*)", words)
     assert found is not None
     rank, step, rest = found.groups()
-    said = [rest] + ([f"rank {rank}"] if rank else []) + ([f"step {step}"] if step else [])
-    return ", ".join(filter(None, said))
+    parts = [rest] + ([f"rank {rank}"] if rank else []) + ([f"step {step}"] if step else [])
+    return ", ".join(filter(None, parts))
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class Engines:
         return EngineLedger(
             names=dict(self._names),
             ids=dict(self._engine_ids),
-            former_ids=tuple(self._previous_ids),
+            previous_ids=tuple(self._previous_ids),
             spares=dict(self._spares),
             spares_made=self._spares_made,
             places=self.places.numbers,
@@ -97,11 +97,11 @@ class Engines:
         Args:
             ledger: the state of the other process.
             controllers: the pids of the controller and its schedulers that still run.
-            answers: whether the controller itself runs; it is the first pid then. Without it,
+            answers: True if the controller itself runs; it is the first pid then. Without it,
                 cells can run, but no other operation.
         """
         self._names, self._engine_ids = dict(ledger.names), dict(ledger.ids)
-        self._previous_ids, self.places.numbers = set(ledger.former_ids), ledger.places
+        self._previous_ids, self.places.numbers = set(ledger.previous_ids), ledger.places
         self._spares, self._spares_made = dict(ledger.spares), ledger.spares_made
         self.fleet.take_over(ledger.locations, ledger.open_ports, self.controller.file("engine"))
         self.controller.take_over(controllers, answers=answers)

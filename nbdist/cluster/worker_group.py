@@ -150,8 +150,8 @@ class WorkerGroup:
         Args:
             phases: shows the progress.
             places: the new places of the ranks; see `Places`.
-            in_haste: whether a run waits for the restart. Spares are then forked later.
-            waits: whether to wait for a scheduler if hosts are lost.
+            in_haste: True if a run waits for the restart. Spares are then forked later.
+            waits: True to wait for a scheduler if hosts are lost.
         """
         self._no_spares_until = time.monotonic() + _FIRST_STEP_S if in_haste else 0.0
         if self.engines.can_restart():
@@ -190,9 +190,9 @@ class WorkerGroup:
         self.hellos = {rank: self.hellos[rank] for rank in range(self.world_size)}
         if self._request.frameworks and not self._request.is_local:
             phases.run("hosts checked", lambda: check(self.engines, self._request))
-        former, ranks = self.collectives.bench, len(self.collectives.devices)
+        bench, ranks = self.collectives.bench, len(self.collectives.devices)
         self.collectives = Collectives(self._request, self.engines)
-        self.collectives.bench = former if ranks == self.world_size else None
+        self.collectives.bench = bench if ranks == self.world_size else None
         self.collectives.wire(phases)
 
     def replace(self, ranks: Sequence[int]) -> str:
@@ -292,7 +292,7 @@ class WorkerGroup:
 
         Args:
             busy: the ranks that run a cell.
-            measure: whether to measure the memory of each rank.
+            measure: True to measure the memory of each rank.
         """
         pids, devices = self.engines.pids(), self.collectives.devices
         memory = self.engines.memory() if measure else {}

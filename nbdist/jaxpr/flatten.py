@@ -124,10 +124,10 @@ def inline_checkpoints(jaxpr: Jaxpr) -> Jaxpr:
     for eqn in jaxpr.eqns:
         ins = renamed(eqn.invars, names)
         if eqn.primitive.name in OPEN:
-            held = inline_checkpoints(eqn.params["jaxpr"])
-            own = dict(zip(held.invars, ins, strict=True))
-            eqns += [one.replace(invars=renamed(one.invars, own)) for one in held.eqns]
-            names |= dict(zip(eqn.outvars, renamed(held.outvars, own), strict=True))
+            inner = inline_checkpoints(eqn.params["jaxpr"])
+            own = dict(zip(inner.invars, ins, strict=True))
+            eqns += [one.replace(invars=renamed(one.invars, own)) for one in inner.eqns]
+            names |= dict(zip(eqn.outvars, renamed(inner.outvars, own), strict=True))
         else:
             eqns.append(eqn.replace(invars=ins))
     return jaxpr.replace(eqns=eqns, outvars=renamed(jaxpr.outvars, names))
@@ -139,7 +139,7 @@ def with_bodies(
     """Return the parameters of an equation with its inner programs rewritten.
 
     Args:
-        name: of the equation's primitive.
+        name: name of the equation's primitive.
         params: the equation's parameters.
         rewrite: applied to the body of a checkpoint or a scan, and to each branch.
     """

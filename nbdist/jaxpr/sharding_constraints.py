@@ -46,8 +46,8 @@ class MeshLayout(NamedTuple):
     Attributes:
         mesh: with the axes `data` and, if the sequence is cut, `model`.
         specs: specs of the step's first inputs; the others are cut by rows only.
-        rows: whether more than rows and optimizer state is cut; XLA infers these two correctly.
-        sequence: whether `model` cuts results of products along the sequence.
+        rows: True if more than rows and optimizer state is cut; XLA infers these two correctly.
+        sequence: True if `model` cuts results of products along the sequence.
     """
 
     mesh: Mesh | AbstractMesh
@@ -94,7 +94,7 @@ class _ShardedProducts:
         self._values, self._mesh = values, layout.mesh
         self._batch = model.batch_groups
         self._rows = frozenset[int]() if STAGE in layout.mesh.shape else self._batch
-        self._says_rows = layout.rows
+        self._shards_rows = layout.rows
         self._split = split_by(model, layout.specs) - self._batch
         parts = layout.mesh.shape.get(MODEL, 1)
         self._sequence = (
@@ -120,7 +120,7 @@ class _ShardedProducts:
         value = self._values[eqn.outvars[0]]
         if self._batch.isdisjoint(value.groups):
             return self._whole(value) if self._is_gradient_of_kernel(eqn) else None
-        if not self._says_rows:
+        if not self._shards_rows:
             return None
         along = self._sequence if self._is_sum(eqn, value) else frozenset[int]()
         spec: list[Any] = [_OPEN] * len(value.groups)

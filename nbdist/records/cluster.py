@@ -231,7 +231,7 @@ class EngineLedger(Record, frozen=True):
     Attributes:
         names: name of each rank's engine at the fork server.
         ids: ipyparallel's id of each engine, by rank, and of each spare, by place.
-        former_ids: ids of engines that ended.
+        previous_ids: ids of engines that ended.
         spares: name of each spare at the fork server, by place.
         spares_made: spares started so far.
         places: index of each rank's host in the request.
@@ -241,7 +241,7 @@ class EngineLedger(Record, frozen=True):
 
     names: dict[int, str] = msgspec.field(default_factory=dict)
     ids: dict[int, int] = msgspec.field(default_factory=dict)
-    former_ids: tuple[int, ...] = ()
+    previous_ids: tuple[int, ...] = ()
     spares: dict[int, str] = msgspec.field(default_factory=dict)
     spares_made: int = 0
     places: tuple[int, ...] = ()

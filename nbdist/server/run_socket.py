@@ -103,7 +103,7 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         wants_text = self.get_query_argument("text", "") == "1"
         try:
             with contextlib.closing(TextTail(run) if wants_text else Tail(run)) as news:
-                await self._tell(news)
+                await self._send_news(news)
         except WebSocketClosedError:
             return
         except OSError:
@@ -111,7 +111,7 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         except msgspec.DecodeError:
             self.close(NO_SUCH_RUN, "another version of nbdist wrote the run")
 
-    async def _tell(self, news: News) -> None:
+    async def _send_news(self, news: News) -> None:
         """Send news until the browser disconnects or the run's directory is deleted."""
         try:
             while True:

@@ -141,8 +141,8 @@ class Reports:
         own = rank == rank[:1]
         times = time_s[own][np.argsort(step[own], kind="stable")]
         part = np.searchsorted(np.sort([recovery.time_s for recovery in self.recoveries]), times)
-        between = np.diff(times)[np.diff(part) == 0]
-        return float(np.median(between)) if len(between) else 0.0
+        intervals = np.diff(times)[np.diff(part) == 0]
+        return float(np.median(intervals)) if len(intervals) else 0.0
 
     def _place(self, name: str) -> np.ndarray:
         column: np.ndarray = self.places[:, PLACE.index(name)]

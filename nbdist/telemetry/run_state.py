@@ -138,7 +138,7 @@ class RunFindings:
         self._batch = state.batch
         self._diagnostics = Diagnostics(self._host_of, self._strategy, self._batch)
         self._look_at = 0.0
-        self._told: set[FindingTopic] = set()
+        self._reported: set[FindingTopic] = set()
 
     @property
     def pace(self) -> Pace:
@@ -174,8 +174,8 @@ class RunFindings:
 
     def fresh(self) -> tuple[str, ...]:
         """Return the texts of new findings, once per topic."""
-        fresh = [finding for finding in self.found if finding.topic not in self._told]
-        self._told.update(finding.topic for finding in fresh)
+        fresh = [finding for finding in self.found if finding.topic not in self._reported]
+        self._reported.update(finding.topic for finding in fresh)
         return tuple(finding.text for finding in fresh)
 
 
@@ -197,8 +197,8 @@ class Roster:
     def ended(self, record: CellEnded) -> None:
         """Store the end of the cell on a rank."""
         failed = record.failure if record.status == "error" else None
-        said = f"{failed.ename}: {failed.evalue}" if failed else ""
-        self._set(record.rank, status=_STATUS[record.status], said=said)
+        error = f"{failed.ename}: {failed.evalue}" if failed else ""
+        self._set(record.rank, status=_STATUS[record.status], said=error)
 
     def lost(self, ranks: Iterable[int]) -> None:
         """Mark ranks as dead."""
@@ -221,11 +221,11 @@ class PlanComparison:
     """Planned figures of a step next to the measured ones.
 
     Args:
-        former: figures that another process has stored.
+        stored: figures that another process has stored.
     """
 
-    def __init__(self, former: PlanCheck | None) -> None:
-        self._check = former
+    def __init__(self, stored: PlanCheck | None) -> None:
+        self._check = stored
 
     def note(self, record: Planned | Compiled) -> None:
         """Store the plan and its first executable. Later executables are of other batches."""

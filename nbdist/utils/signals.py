@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def interrupt_held() -> Iterator[threading.Event]:
-    """Defer SIGINT until the block ends, then raise it for the former handler.
+    """Defer SIGINT until the block ends, then raise it for the previous handler.
 
     Python runs signal handlers on the main thread only, so other threads defer nothing.
 
@@ -24,10 +24,10 @@ def interrupt_held() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield arrived
         return
-    former = signal.signal(signal.SIGINT, lambda _number, _frame: arrived.set())
+    previous = signal.signal(signal.SIGINT, lambda _number, _frame: arrived.set())
     try:
         yield arrived
     finally:
-        signal.signal(signal.SIGINT, former)
+        signal.signal(signal.SIGINT, previous)
         if arrived.is_set():
             signal.raise_signal(signal.SIGINT)

@@ -18,7 +18,7 @@ _HOST = "tcp://127.0.0.1"
 _PORTS = (61000, 65536)
 """Range above Linux's ephemeral ports: a successor of this process can bind the same port."""
 
-_FORMER_S = 5.0
+_REBIND_S = 5.0
 _POLL_S = 0.02
 
 
@@ -27,7 +27,7 @@ def bind_socket(socket: zmq.Socket[Any], bound_socket: BoundSocket | None) -> Bo
 
     Args:
         socket: a socket that is not bound yet.
-        bound_socket: the former port and keys; None for a random port and new keys.
+        bound_socket: the previous port and keys; None for a random port and new keys.
 
     Returns:
         The port and the keys, to bind the socket again later.
@@ -48,8 +48,8 @@ def bind_socket(socket: zmq.Socket[Any], bound_socket: BoundSocket | None) -> Bo
 
 
 def _bind_again(socket: zmq.Socket[Any], port: int) -> None:
-    """Bind a former port. Retry for a few seconds, because its former owner may be ending."""
-    deadline = time.monotonic() + _FORMER_S
+    """Bind a port that was bound before. Retry for a few seconds: its owner may be ending."""
+    deadline = time.monotonic() + _REBIND_S
     while True:
         try:
             socket.bind(f"{_HOST}:{port}")

@@ -59,16 +59,16 @@ def take_cells(address: SocketAddress) -> None:
     socket.routing_id = str(context.current().rank).encode()
     connect(socket, address)
     stream = ZMQStream(socket)
-    _orders.append(socket)
+    _command_sockets.append(socket)
     stream.on_recv(_take)
     stream.send(b"")
 
 
 def _take(frames: list[bytes]) -> None:
-    order = _decode(frames[0])
-    if isinstance(order, StopAfter) or not context.current().may_begin(order.number):
+    command = _decode(frames[0])
+    if isinstance(command, StopAfter) or not context.current().may_begin(command.number):
         return  # the cell has ended already, or this rank has refused it
-    cell = _Cell(order)
+    cell = _Cell(command)
     if cell.awaits:
         task = asyncio.ensure_future(cell.run_async())
         _awaiting.add(task)  # the event loop holds only weak references to tasks
@@ -95,7 +95,7 @@ _COLLECTIVE_FAILURES: dict[StrategyName | None, tuple[str, ...]] = {
 }
 """Parts of the errors of failed collectives; afterwards, all collectives of the strategy fail."""
 
-_orders: list[zmq.Socket[bytes]] = []
+_command_sockets: list[zmq.Socket[bytes]] = []
 _awaiting: set[asyncio.Task[None]] = set()
 
 
@@ -210,22 +210,22 @@ class _Cell:
 
     @contextlib.contextmanager
     def _stop_point(self) -> Iterator[StopPoint]:
-        order = self._stop_order(0)
-        with self._interrupts.deferred(is_pending=order is not None and order.step == SOON):
-            yield StopPoint(self._worker.reporter, self._interrupts, self._stop_order)
+        command = self._stop_command(0)
+        with self._interrupts.deferred(is_pending=command is not None and command.step == SOON):
+            yield StopPoint(self._worker.reporter, self._interrupts, self._stop_command)
 
-    def _stop_order(self, seconds: float) -> StopAfter | None:
-        """Wait up to `seconds` for the notebook's order to stop this cell.
+    def _stop_command(self, seconds: float) -> StopAfter | None:
+        """Wait up to `seconds` for the notebook's command to stop this cell.
 
         Returns:
-            The order, whose step is `SOON` until the notebook knows the last step. None if no order
-            arrived.
+            The command, whose step is `SOON` until the notebook knows the last step. None if no
+            command arrived.
         """
-        (socket,) = _orders
+        (socket,) = _command_sockets
         while socket.poll(int(1000 * seconds)):
-            order = _decode(socket.recv())
-            if isinstance(order, StopAfter) and order.number == self._request.number:
-                return order
+            command = _decode(socket.recv())
+            if isinstance(command, StopAfter) and command.number == self._request.number:
+                return command
         return None
 
     def _step_strategy(self, request: StepRequest, namespace: dict[str, Any]) -> StepStrategy:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 _OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "jaxpr"))
-_Orders = ForceInterrupt | Diagnose | AbortCollectives | StatusQuery
+_Command = ForceInterrupt | Diagnose | AbortCollectives | StatusQuery
 _ENTRY_FIELDS = 4
 """Number of fields of a `linecache` entry; an entry whose source is not read yet has fewer."""
 
@@ -108,25 +108,25 @@ def _beat(worker: Worker) -> Beat:
 
 def _take(worker: Worker, frame: bytes, main: int) -> None:
     try:
-        _execute(worker, msgspec.msgpack.decode(frame, type=_Orders), main)
+        _execute(worker, msgspec.msgpack.decode(frame, type=_Command), main)
     except Exception:  # noqa: BLE001 - the rank would lose its watchdog if the thread ended
-        _log.exception("the watchdog failed to execute an order")
+        _log.exception("the watchdog failed to execute a command")
 
 
-def _execute(worker: Worker, order: _Orders, main: int) -> None:
-    if isinstance(order, StatusQuery):
-        _answer_status(worker, order.number)
-    elif isinstance(order, Diagnose) and order.waits:
-        _answer_waiting(worker, order.number, main)
-    elif order.number != worker.cell:
+def _execute(worker: Worker, command: _Command, main: int) -> None:
+    if isinstance(command, StatusQuery):
+        _answer_status(worker, command.number)
+    elif isinstance(command, Diagnose) and command.waits:
+        _answer_waiting(worker, command.number, main)
+    elif command.number != worker.cell:
         return  # that cell has ended already
-    elif isinstance(order, ForceInterrupt):
+    elif isinstance(command, ForceInterrupt):
         worker.interrupts.force_interrupt()
-    elif isinstance(order, Diagnose):
+    elif isinstance(command, Diagnose):
         worker.reporter.send(_where(worker, main), urgent=True)
-    elif order.strategy in worker.strategies:
-        worker.broken.add(order.strategy)
-        if order.strategy == "mirrored":
+    elif command.strategy in worker.strategies:
+        worker.broken.add(command.strategy)
+        if command.strategy == "mirrored":
             from nbdist.worker.tensorflow import strategy as tensorflow_strategy
 
             tensorflow_strategy.abort_collectives()

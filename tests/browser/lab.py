@@ -187,7 +187,7 @@ def run(page: Page, index: int) -> str:
 
 
 def until(page: Page, is_so: Callable[[], bool], describe: Callable[[], object] = str) -> None:
-    """Wait until `is_so()` is true. An error shows the result of `said()`."""
+    """Wait until `is_so()` is true. An error shows the result of `describe()`."""
     deadline = time.monotonic() + TIMEOUT_MS / 1000
     while not is_so():
         assert time.monotonic() < deadline, describe()

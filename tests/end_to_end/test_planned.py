@@ -60,7 +60,7 @@ SEQUENCE_DEGREES = {
 }
 """Allowed model degrees by program and number of hosts for the flag `sequence`.
 
-The flag shards the inputs of products along the sequence or along the seats of experts. Programs
+The flag shards the inputs of products along the sequence or along the slots of experts. Programs
 without an entry contain no product that allows it."""
 
 LAYOUTS = [

@@ -91,11 +91,11 @@ def test_workers_without_telemetry_report_epochs_only(
 
 def test_workers_without_telemetry_note_the_ends_of_steps(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP["pjrt"], strategy="pjrt")
-    former, later = 0, 0
+    previous, later = 0, 0
     for _ in range(2):
         cluster.run(STEP["pjrt"], step=OPTIONS, strategy="pjrt")
         cluster.run(ENDS)
         ends = cluster.pull(["ends"], ranks="0")[0]["ends"]
-        former, later = later, len(ends)
+        previous, later = later, len(ends)
         assert ends == sorted(ends)
-    assert later - former == (0 if cluster.settings.telemetry else STEPS)
+    assert later - previous == (0 if cluster.settings.telemetry else STEPS)

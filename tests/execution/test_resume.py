@@ -55,14 +55,14 @@ def test_stored_rows_count_as_received(tmp_path: Path) -> None:
     for record in (losses(1, 4), losses(1, 3, rank=1)):
         run.take(record)
     run.close()
-    former = reopen(running_cell(tmp_path, run.state.id), Settings())
-    assert isinstance(former.begun, StepBegun)
+    resumed = reopen(running_cell(tmp_path, run.state.id), Settings())
+    assert isinstance(resumed.begun, StepBegun)
     repeats = Repeats()
-    for report in former.reports:
+    for report in resumed.reports:
         repeats.note(report)
     assert repeats.fresh(losses(2, 4)) is None
     assert repeats.fresh(losses(2, 4, rank=1)) == losses(4, 4, rank=1)
-    former.live.leave()
+    resumed.live.leave()
 
 
 def test_a_resumed_run_continues_after_the_last_whole_row(tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_a_resumed_run_continues_after_the_last_whole_row(tmp_path: Path) -> Non
 
 
 def test_a_deleted_run_is_reported_as_not_stored(tmp_path: Path) -> None:
-    former = reopen(running_cell(tmp_path, "20260101-000000-abcdef"), Settings())
-    send(former.live, losses(1, 2))
-    (message,) = former.live.end("finished")
+    resumed = reopen(running_cell(tmp_path, "20260101-000000-abcdef"), Settings())
+    send(resumed.live, losses(1, 2))
+    (message,) = resumed.live.end("finished")
     assert "no longer stored" in message
 
 

@@ -190,11 +190,11 @@ class ControlSocket:
         folder: the cluster's folder, for the detached runner.
         grace_s: the seconds to wait for a new owner.
         describe: returns the state to send to a new owner.
-        is_remote: whether owners are on another host.
+        is_remote: True if owners are on another host.
 
     Attributes:
-        over: whether the fork server must end: the owner said farewell, or no owner came.
-        left: whether the fork server must remove the cluster's folder, because no owner does.
+        over: True if the fork server must end: the owner disconnected for good, or no owner came.
+        left: True if the fork server must remove the cluster's folder, because no owner does.
     """
 
     def __init__(

@@ -145,10 +145,10 @@ def _holds_layers(eqn: Any, dims: Mapping[Var, Any], learned: set[Var]) -> bool:
     """Return whether it is a checkpoint that contains a scan over layers."""
     if eqn.primitive.name not in OPEN:
         return False
-    held = eqn.params["jaxpr"]
-    pairs = zip(held.invars, eqn.invars, strict=True)
-    own = {inner for inner, outer in pairs if not isinstance(outer, Literal) and outer in learned}
-    return bool(_scans(held, dims, own))
+    inner = eqn.params["jaxpr"]
+    pairs = zip(inner.invars, eqn.invars, strict=True)
+    own = {var for var, outer in pairs if not isinstance(outer, Literal) and outer in learned}
+    return bool(_scans(inner, dims, own))
 
 
 def read(scan: Scan, rows: Rows) -> Layers:

@@ -52,7 +52,7 @@ class LossSection:
     Args:
         divided: the step, divided.
         jaxpr: the step.
-        schedule: of the pipeline.
+        schedule: schedule of the pipeline.
     """
 
     def __init__(self, divided: DividedStep, jaxpr: Jaxpr, schedule: Schedule) -> None:
@@ -211,7 +211,7 @@ class AlternatingPipeline:
     Args:
         divided: the step, divided.
         loss_section: the loss section.
-        schedule: of the pipeline.
+        schedule: schedule of the pipeline.
     """
 
     def __init__(self, divided: DividedStep, loss_section: LossSection, schedule: Schedule) -> None:
@@ -345,10 +345,10 @@ class AlternatingPipeline:
         items = schedule.items_of_tick(since, is_late=True)
         out = schedule.items_of_tick(since, stage=stages.last, is_late=True)
         forward_ticks = schedule.forward_ticks(items)
-        held = {n: self._stored(kept[m], forward_ticks) for n, m in self._held.items()}
+        stored = {n: self._stored(kept[m], forward_ticks) for n, m in self._held.items()}
         fed, slices = _at((work.fed, work.slices), since)
         state = stages.with_entering(now.state, backward_inputs, items)
-        rows, totals, _ = stages.run_tick(work, state, now.totals, (fed, slices | held), items)
+        rows, totals, _ = stages.run_tick(work, state, now.totals, (fed, slices | stored), items)
         return _BackwardState(
             stages.shifted(rows), totals, stages.store_results(now.left, rows, out.micro)
         )

@@ -58,9 +58,9 @@ def fingerprint(jaxpr: Any, tree: object, leaves: Sequence[Any], mesh: Mesh | No
 
 def described(leaves: Sequence[Any]) -> str:
     """Describe inputs: `float32[64,8] on cpu 0, float32[8] from the host, and 2 more`."""
-    said = [f"{_kind(leaf)} {place(leaf)}" for leaf in leaves[:_SHOWN_LEAVES]]
-    more = len(leaves) - len(said)
-    return ", ".join([*said, *([f"and {more} more"] if more else [])]) or "nothing"
+    shown = [f"{_kind(leaf)} {place(leaf)}" for leaf in leaves[:_SHOWN_LEAVES]]
+    more = len(leaves) - len(shown)
+    return ", ".join([*shown, *([f"and {more} more"] if more else [])]) or "nothing"
 
 
 def place(leaf: Any) -> str:

@@ -108,8 +108,8 @@ class _Kinds(dict[type, "Callable[[Any], Hashable]"]):
     """Functions that return the kind of a leaf, by type; each type is inspected once."""
 
     def __missing__(self, kind: type) -> Callable[[Any], Hashable]:
-        self[kind] = told = _kind_function(kind)
-        return told
+        self[kind] = function = _kind_function(kind)
+        return function
 
 
 def _kind_function(kind: type) -> Callable[[Any], Hashable]:

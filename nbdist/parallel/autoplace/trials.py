@@ -93,11 +93,11 @@ def tried(contenders: Sequence[Contender], most: Most) -> Verdict:
         most: returns the maximum over all processes for each figure, of shape (n,).
     """
     failures = [_warmed(contender) for contender in contenders]
-    failed = most(np.array([bool(said) for said in failures], np.float32))
+    failed = most(np.array([bool(reason) for reason in failures], np.float32))
     there = [c for c, wrong in zip(contenders, failed, strict=True) if not wrong]
     left_out = tuple(
-        LeftOut(name=contender.name, why=said or "it failed in another process")
-        for contender, said, wrong in zip(contenders, failures, failed, strict=True)
+        LeftOut(name=contender.name, why=reason or "it failed in another process")
+        for contender, reason, wrong in zip(contenders, failures, failed, strict=True)
         if wrong
     )
     timed = race(there, most)
@@ -109,10 +109,10 @@ def _warmed(contender: Contender) -> str:
     try:
         for _ in range(_WARM_UPS):
             _seconds(contender)
-    except Exception as error:  # noqa: BLE001 - whatever a platform or a layout cannot do: it is left out, and said
+    except Exception as error:  # noqa: BLE001 - the verdict contains the error of each candidate that fails
         line = str(error).partition("\n")[0]
-        said = f"{type(error).__name__}: {line}"
-        return said if len(said) <= _WIDTH else f"{said[: _WIDTH - 1]}…"
+        reason = f"{type(error).__name__}: {line}"
+        return reason if len(reason) <= _WIDTH else f"{reason[: _WIDTH - 1]}…"
     return ""
 
 

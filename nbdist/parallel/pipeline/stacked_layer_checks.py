@@ -139,10 +139,10 @@ def _common(tree: Any, root: str, noun: str, dimension: int) -> int:
     }
     count = next(iter(counts.values()), None)
     if count is None or len(set(counts.values())) > 1:
-        said = ", ".join(f"{path} has {n}" for path, n in counts.items())
+        listed = ", ".join(f"{path} has {n}" for path, n in counts.items())
         raise UsageError(
             f"dimension {dimension} of every leaf of {root} must be its {noun}, equal "
-            f"in all: {said or 'there are no leaves'}"
+            f"in all: {listed or 'there are no leaves'}"
         )
     return count
 

@@ -148,5 +148,5 @@ def named_errors(title: str) -> Iterator[None]:
     except NbdistError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        raise UsageError(f"{title} failed: {said}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{title} failed: {reason}") from error

@@ -71,8 +71,8 @@ def needs(leaves: Sequence[Leaf], shardings: Sequence[Sharding]) -> dict[Device,
 
 def part_bytes(shape: tuple[int, ...], nbytes: int, sharding: Sharding) -> int:
     """Return the bytes of an array on each device; the largest part if they differ."""
-    held: int = math.prod(sharding.shard_shape(shape))
-    return nbytes // max(1, math.prod(shape)) * held
+    elements: int = math.prod(sharding.shard_shape(shape))
+    return nbytes // max(1, math.prod(shape)) * elements
 
 
 def _rooms(needed: dict[Device, int]) -> list[tuple[str, int, int]]:

@@ -67,8 +67,8 @@ def devices_apart(*, bench: bool) -> DevicesPicture:
             command, capture_output=True, timeout=_BENCH_S if bench else _LOOK_S, check=True
         )
     except subprocess.SubprocessError as error:
-        said = getattr(error, "stderr", None) or str(error).encode()
-        last = said.decode(errors="replace").strip().splitlines()[-1:]
+        output = getattr(error, "stderr", None) or str(error).encode()
+        last = output.decode(errors="replace").strip().splitlines()[-1:]
         raise UsageError(f"JAX cannot list this machine's devices: {''.join(last)}") from None
     seen = msgspec.msgpack.decode(ended.stdout, type=DevicesSeen)
     _benched[:] = [seen.bench] if seen.bench else _benched

@@ -62,7 +62,7 @@ def leaves_of(tree: Any, what: str) -> tuple[list[Leaf], jax.tree_util.PyTreeDef
         UsageError: leaves are not arrays or were donated; all are listed.
     """
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
-    wrong = [said for path, value in found if (said := _wrong(path, value))]
+    wrong = [reason for path, value in found if (reason := _wrong(path, value))]
     if wrong:
         raise UsageError(f"{what} accepts trees of arrays: {'; '.join(wrong)}")
     return [_leaf(path, value) for path, value in found], structure

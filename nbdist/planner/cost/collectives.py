@@ -201,6 +201,6 @@ def _crossing(size: int, wraps: bool) -> float:
 
 
 def _bandwidth(link: Level, calibration: Calibration) -> float:
-    between = link.name in NETWORKS
-    efficiency = calibration.network_efficiency if between else calibration.link_efficiency
+    is_network = link.name in NETWORKS
+    efficiency = calibration.network_efficiency if is_network else calibration.link_efficiency
     return link.bytes_per_s * efficiency

@@ -124,7 +124,7 @@ def _one_f_one_b(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, f
     One of the forward pass, the loss section and the backward pass holds its own values at a time.
     Stored results for the backward pass, rows at entry and exit, and sums are held all the time.
     """
-    forward, between, backward = parts_of(op)
+    forward, loss_ops, backward = parts_of(op)
     free = {value.number for value in op.outs}
     stacks = stored_results(forward, backward)
     each = sum(sharded.microbatch.bytes_of(value) for value in stacks if sharded.has_rows(value))
@@ -132,7 +132,7 @@ def _one_f_one_b(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, f
     rows, others = _staged(sharded, backward, scope)
     rows, others = max(
         _staged(sharded, forward, scope),
-        _peak(sharded.loss_section, between, free, scope),
+        _peak(sharded.loss_section, loss_ops, free, scope),
         (rows + now, others),
         key=sum,
     )

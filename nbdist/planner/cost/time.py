@@ -198,7 +198,7 @@ class Cost:
         Args:
             totals: the sums so far.
             ops: the operations.
-            times: how often they run.
+            times: number of times that they run.
             together: number of their sums over the batch that share one transfer at the end; 0 if
                 each is sent by itself.
         """
@@ -247,10 +247,10 @@ class Cost:
 
     def _add_loop(self, totals: _CostTotals, op: Op, times: int, together: int) -> None:
         if op.name == PIPELINE_1F1B:
-            forward, between, backward = parts_of(op)
+            forward, loss_ops, backward = parts_of(op)
             self._add_loop(totals, forward, times, together)
             section = Cost(self.sharded.loss_section, self._target, self._extents)
-            section._add(totals, between, self.sharded.layout.micro, together=1)
+            section._add(totals, loss_ops, self.sharded.layout.micro, together=1)
             self._add_loop(totals, backward, times, together)
             return
         within, rounds = self.inside(op)

@@ -47,11 +47,11 @@ def as_1f1b(program: tuple[Op, ...], model: Model) -> tuple[Op, ...]:
     late = reached(others, _flow(backward).outs)
     needed_elsewhere = {*model.results, *_flow(forward).ins, *_flow(backward).ins}
     middle = reached(others, _flow(forward).outs) - late
-    between = joined(others, middle, late, wanted=set(), others=needed_elsewhere, may_join=is_own)
-    inside = {id(op) for op in (forward, *between, backward)}
+    loss_ops = joined(others, middle, late, wanted=set(), others=needed_elsewhere, may_join=is_own)
+    inside = {id(op) for op in (forward, *loss_ops, backward)}
     before = [op for op in program if id(op) not in inside and late.isdisjoint(_flow(op).outs)]
     after = [op for op in program if id(op) not in inside and not late.isdisjoint(_flow(op).outs)]
-    body = (forward, *between, backward)
+    body = (forward, *loss_ops, backward)
     needed = {value.number for op in after for value in op.ins} | model.results
     made = {value.number for op in body for value in op.outs}
     ins = {v.number: v for op in body for v in op.ins if v.number not in made}
@@ -114,8 +114,8 @@ def joined(
         late: keys of the values that depend on the backward pass.
         wanted: keys of the values that the section must make; those that it reads are added.
         others: keys of the values that are needed elsewhere; more are added.
-        may_join: whether an operation can run on one microbatch if the section alone needs it.
-        is_repeatable: whether an operation can run both in the section and outside of it.
+        may_join: returns True if an operation that only the section needs can run on a microbatch.
+        is_repeatable: returns True if an operation can run both in the section and outside of it.
     """
     found = []
     for op, ins, outs in reversed(flows):
@@ -135,8 +135,8 @@ def joined(
 
 def parts_of(op: Op) -> tuple[Op, tuple[Op, ...], Op]:
     """Return the forward loop, the loss section and the backward loop of a pipeline operation."""
-    forward, *between, backward = op.body
-    return forward, tuple(between), backward
+    forward, *loss_ops, backward = op.body
+    return forward, tuple(loss_ops), backward
 
 
 def stored_results(forward: Op, backward: Op) -> tuple[Value, ...]:

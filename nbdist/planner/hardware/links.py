@@ -41,7 +41,7 @@ def of_hosts(host: Host, hosts: int, devices: int, nics: Nics) -> tuple[Level, .
     rest = hosts // racked
     inside = _inside("host", devices, host)
     rack = (_inside("rack", racked, host),) if racked > 1 else ()
-    network = (between("network", rest, host, devices, nics),) if rest > 1 else ()
+    network = (network_level("network", rest, host, devices, nics),) if rest > 1 else ()
     return (inside, *rack, *network)
 
 
@@ -54,7 +54,7 @@ def _inside(name: str, size: int, host: Host) -> Level:
     return Level(name=name, size=size, latency_s=host.latency_s, bytes_per_s=host.bytes_per_s)
 
 
-def between(name: str, size: int, host: Host, devices: int, nics: Nics) -> Level:
+def network_level(name: str, size: int, host: Host, devices: int, nics: Nics) -> Level:
     """Return the level between hosts or slices; each host has `devices` devices.
 
     One device alone is limited by a NIC, or by its link to the NIC. If all send, they share the
@@ -82,7 +82,7 @@ def of_slices(
     long = [axis for axis in axes if axis.size > 1] or axes[:1]
     inner = sorted(long, key=lambda axis: not axis.wraps)
     devices = min(host.devices, math.prod(shape))
-    outer = (between("DCN", slices, host, devices, nics),) if slices > 1 else ()
+    outer = (network_level("DCN", slices, host, devices, nics),) if slices > 1 else ()
     return (*inner, *outer)
 
 

@@ -49,10 +49,10 @@ def parse(text: str) -> Topology:
     Raises:
         PlanError: the text is not understood, or names unknown or unavailable hardware.
     """
-    said = text.strip()
-    if said.lower().endswith(SUFFIXES):
-        return from_file(Path(said).expanduser())
-    head, comma, tail = said.partition(",")
+    stripped = text.strip()
+    if stripped.lower().endswith(SUFFIXES):
+        return from_file(Path(stripped).expanduser())
+    head, comma, tail = stripped.partition(",")
     nics = _nics(tail.strip()) if comma else None
     head = head.strip()
     if match := _SLICES.fullmatch(head):
@@ -176,15 +176,15 @@ def _named(topology: Topology) -> list[tuple[str, int]]:
 def _links(topology: Topology) -> list[str]:
     """Return the rate of each kind of links, once for equal levels."""
     host = host_of(topology.chip)
-    said: dict[str, str] = {}
+    rates: dict[str, str] = {}
     for level in topology.levels:
         if level.ring:
-            said[host.link] = f"{host.link} {_rate(level.bytes_per_s)} a link"
+            rates[host.link] = f"{host.link} {_rate(level.bytes_per_s)} a link"
         elif level.name in {"host", "rack"} and level.bytes_per_s == host.bytes_per_s:
-            said[host.link] = f"{host.link} {_rate(level.bytes_per_s)}"
+            rates[host.link] = f"{host.link} {_rate(level.bytes_per_s)}"
         else:
-            said[level.name] = f"{level.name} {_rate(level.bytes_per_s)} a device"
-    return list(said.values())
+            rates[level.name] = f"{level.name} {_rate(level.bytes_per_s)} a device"
+    return list(rates.values())
 
 
 def _rate(bytes_per_s: float) -> str:

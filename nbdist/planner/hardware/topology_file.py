@@ -111,8 +111,8 @@ def _plain(place: str, raw: object, kind: Any, faults: list[str]) -> Any:
     try:
         value = msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        said = str(error).partition(" - at")[0]
-        faults.append(f"{place}: {said[:1].lower()}{said[1:]}")
+        reason = str(error).partition(" - at")[0]
+        faults.append(f"{place}: {reason[:1].lower()}{reason[1:]}")
         return None
     zero = place.rpartition(".")[2] in _MAY_BE_ZERO
     number = isinstance(value, (int, float)) and not isinstance(value, bool)

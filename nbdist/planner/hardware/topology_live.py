@@ -11,8 +11,8 @@ import msgspec
 
 from nbdist.errors import PlanError
 from nbdist.planner.hardware.links import (
-    between,
     fills_racks,
+    network_level,
     of_hosts,
     of_slices,
     usual_nics,
@@ -132,7 +132,7 @@ def _of_processes(processes: Sequence[LocalDevices], chip: Chip) -> tuple[Level,
             bytes_per_s=_LOOPBACK_BYTES_PER_S / (inside * on_host),
             alone_bytes_per_s=_LOOPBACK_BYTES_PER_S,
         ),
-        between("network", hosts, host, inside * on_host, usual_nics(host)),
+        network_level("network", hosts, host, inside * on_host, usual_nics(host)),
     ]
     return tuple(level for level in levels if level.size > 1 or level.name == "process")
 

@@ -26,7 +26,7 @@ _ROOFLINE = "operations per second of matrix products, by operations per byte mo
 _UNKNOWN = "-"
 _MEASURES = "run %dist_devices --bench to measure the devices: later plans use the results"
 _MEASURES_OWN = "run %dist_devices --bench or nbdist.devices(bench=True) to measure the devices"
-_UNTOLD = "the runtime of these devices does not report how much of their memory is used"
+_UNREPORTED = "the runtime of these devices does not report how much of their memory is used"
 
 Table = tuple[tuple[str, ...], list[list[str]], tuple[int, ...]]
 
@@ -119,7 +119,7 @@ class DevicesPicture(ResultTable[DeviceState]):
         elif self.fault:
             yield self.fault
         if all(device.used_bytes is None for device in self.devices):
-            yield _UNTOLD
+            yield _UNREPORTED
         elif any(device.platform == "cpu" for device in self.devices):
             yield "CPU devices share the memory of their host"
         if self.bench is None and (self.topology is not None or self.fault):

@@ -66,13 +66,13 @@ class StartPicture:
     """Phases of a start, and the workers at its end.
 
     Attributes:
-        said: progress of the current phase.
+        progress: progress of the current phase.
     """
 
     title: str
     done: tuple[Phase, ...] = ()
     under_way: str = ""
-    said: str = ""
+    progress: str = ""
     failed: bool = False
     workers: tuple[WorkerState, ...] = field(default=())
 
@@ -83,7 +83,7 @@ class StartPicture:
         ]
         if self.under_way:
             sign = _FAILED if self.failed else _UNDER_WAY
-            rows.append(_row_of(sign, self.under_way, "", self.said))
+            rows.append(_row_of(sign, self.under_way, "", self.progress))
         style = "display:grid;grid-template-columns:auto auto auto 1fr;column-gap:10px"
         parts = [f'<div style="{style}">{"".join(rows)}</div>']
         if self.workers:
@@ -98,8 +98,8 @@ class StartPicture:
         ]
         if self.failed:
             text.append(f"  ✗ {self.under_way}")
-        elif self.said:
-            text.append(f"  … {self.under_way}: {self.said}")
+        elif self.progress:
+            text.append(f"  … {self.under_way}: {self.progress}")
         if self.workers:
             rows = [_row(worker)[:4] for worker in self.workers]
             text += [*html.text_table(_HEADER[:4], rows, _NUMBERS[:2]), _versions(self.workers)]
@@ -149,16 +149,16 @@ class StartView:
         self._picture = StartPicture(title)
 
     def run(self, name: str, work: Callable[[], str | None]) -> None:
-        self._show(under_way=name, said="")
+        self._show(under_way=name, progress="")
         started = time.perf_counter()
         detail = work() or ""
         phase = Phase(name=name, seconds=time.perf_counter() - started, detail=detail)
-        self._show(done=(*self._picture.done, phase), under_way="", said="")
+        self._show(done=(*self._picture.done, phase), under_way="", progress="")
 
     def show_message(self, text: str) -> None:
         """Show the progress of the current phase."""
-        if text != self._picture.said:
-            self._show(said=text)
+        if text != self._picture.progress:
+            self._show(progress=text)
 
     def finish(self, title: str, workers: tuple[WorkerState, ...]) -> None:
         seconds = sum(phase.seconds for phase in self._picture.done)

@@ -118,8 +118,10 @@ def verified(plan: Plan) -> Iterator[str]:
 
 def degrees(plan: Plan) -> list[tuple[str, str, str]]:
     """Return name, size and meaning of each sharded axis, of microbatches and of remat."""
-    said = {DATA: _data, MODEL: _model, STAGE: _stages}
-    found = [(axis, f"{size:,}", said[axis](plan)) for axis, size in plan.axes.items() if size > 1]
+    describe = {DATA: _data, MODEL: _model, STAGE: _stages}
+    found = [
+        (axis, f"{size:,}", describe[axis](plan)) for axis, size in plan.axes.items() if size > 1
+    ]
     found = found or [("none", "1", "one device contains all arrays")]
     if plan.micro > 1:
         rows = plan.rows / plan.axes[DATA] / plan.micro

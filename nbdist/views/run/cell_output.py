@@ -82,13 +82,13 @@ class View(Protocol):
         ...
 
     def close(
-        self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], said: tuple[str, ...]
+        self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], remarks: tuple[str, ...]
     ) -> None:
         """Show the remaining records, the final state of the run, and remarks.
 
         Args:
             drawn: function that returns picture and text of the run, and their metadata.
-            said: lines about the run.
+            remarks: lines about the run.
         """
         ...
 
@@ -248,11 +248,11 @@ class CellView:
         self.show_message(formatting.recovered(recovery))
 
     def close(
-        self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], said: tuple[str, ...]
+        self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], remarks: tuple[str, ...]
     ) -> None:
         self.flush(everything=True)
         self._run.close(drawn)
-        for line in said:
+        for line in remarks:
             self.show_message(line)
         self._tail.flush(everything=True)
 
@@ -279,8 +279,8 @@ class CellView:
         plain = str(shown.data.get("text/plain", ""))
         if set(shown.data) <= {"text/plain"} and not shown.display_id:
             mark = "Out: " if shown.result else ""
-            between = "\n" if "\n" in plain else ""
-            self._tail.write("stdout", f"{self._label(ranks)} {mark}{between}{plain}\n")
+            separator = "\n" if "\n" in plain else ""
+            self._tail.write("stdout", f"{self._label(ranks)} {mark}{separator}{plain}\n")
             return
         self._tail.flush(everything=True)
         if not shown.update:
@@ -315,7 +315,7 @@ class SilentView:
     def shrink(self, host_of: Mapping[int, str]) -> None: ...
 
     def close(
-        self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], said: tuple[str, ...]
+        self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], remarks: tuple[str, ...]
     ) -> None: ...
 
 

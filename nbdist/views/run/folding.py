@@ -47,7 +47,7 @@ class Folder(Generic[Item]):
         """Yield the items that are ready, or all items with `everything`."""
         while heads := {rank: queue[0] for rank, queue in self._queues.items() if queue}:
             complete = len(heads) == len(self._queues)
-            oldest = min(said for said, _ in heads.values())
+            oldest = min(since for since, _ in heads.values())
             if not (complete or everything or time.monotonic() - oldest >= self._wait_s):
                 return
             leader = self._leader({rank: item for rank, (_, item) in heads.items()})
@@ -66,10 +66,10 @@ class Folder(Generic[Item]):
         turns = sorted(heads, key=lambda rank: (self._shown[rank], rank))
         for item in (heads[rank] for rank in turns):
             behind = (rank for rank, head in heads.items() if head != item)
-            if not any(self._says_later(rank, item) for rank in behind):
+            if not any(self._follows_later(rank, item) for rank in behind):
                 return item
         return heads[turns[0]]
 
-    def _says_later(self, rank: int, item: Item) -> bool:
+    def _follows_later(self, rank: int, item: Item) -> bool:
         queue = self._queues[rank]
         return any(queue[i][1] == item for i in range(1, min(len(queue), _LOOK_AHEAD)))

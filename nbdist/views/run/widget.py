@@ -137,11 +137,11 @@ class WidgetSurface:
             if isinstance(message, bytes):
                 frames.append(message)
                 continue
-            said = msgspec.json.decode(message)
-            if said["type"] == "StateMessage":
-                widget.state = said["state"]
-            elif said["type"] == "TableMessage":
-                tables.append(said["table"])
+            content = msgspec.json.decode(message)
+            if content["type"] == "StateMessage":
+                widget.state = content["state"]
+            elif content["type"] == "TableMessage":
+                tables.append(content["table"])
         self._send_tables(widget, [*([] if from_start else widget.tables), *tables])
         if frames:
             buffers = self._thinned(frames)

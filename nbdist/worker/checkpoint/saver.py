@@ -268,15 +268,15 @@ class Saved:
 
     def _restore(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
         rank, before = self._reporter.rank, manifest.world_size
-        former = checkpoint.own(min(rank, before - 1))
+        state = checkpoint.own(min(rank, before - 1))
         gone = range(self._ranks, before) if rank == 0 else ()
         own = Own(
-            values=unpack(former["arrays"]),
+            values=unpack(state["arrays"]),
             is_new=rank >= before,
             orphans=tuple(unpack(checkpoint.own(other)["arrays"]) for other in gone),
         )
         self._state.restore(checkpoint.path / self._state.kind, own)
-        _restore_generators(former["random"])
+        _restore_generators(state["random"])
 
     def due(self, step: int) -> bool:
         return step >= self._next and step != self._saved

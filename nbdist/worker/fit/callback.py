@@ -155,8 +155,8 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         epochs, steps = self.params["epochs"], self.params["steps"]
         total = -1 if steps is None else self._made + (epochs - first) * steps
         assert self._before is not None
-        said = context.current().reporter.record_fields()
-        return FitBegun(epochs=self._before + epochs, steps=total, **said)
+        fields = context.current().reporter.record_fields()
+        return FitBegun(epochs=self._before + epochs, steps=total, **fields)
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self._stop is not None:  # the validation will reset the metrics

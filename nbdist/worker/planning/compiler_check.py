@@ -80,8 +80,8 @@ def verified_plan(query: PlanQuery, steps: Steps) -> Plan:
             runners_up = (*before, *after)
             return msgspec.structs.replace(found, verified=outcome.verified, runners_up=runners_up)
     refused = (_refused(*pair) for pair in zip(best, outcomes, strict=True))
-    told = "; ".join(f"{one.title}: {one.why}" for one in refused)
-    raise PlanError(f"none of the best plans fits in memory: {told}")
+    reasons = "; ".join(f"{one.title}: {one.why}" for one in refused)
+    raise PlanError(f"none of the best plans fits in memory: {reasons}")
 
 
 def _refused(found: Plan, outcome: Outcome) -> RunnerUp:
@@ -199,5 +199,5 @@ def _compile(job: Job) -> Outcome:
             return Outcome(error=f"the compiler did not finish within {_COMPILE_S:g} s")
         if answer.exists():
             return msgspec.msgpack.decode(answer.read_bytes(), type=Outcome)
-    said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
-    return Outcome(error=f"the compiler exited with code {done.returncode}: {said[0]}")
+    last_line = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
+    return Outcome(error=f"the compiler exited with code {done.returncode}: {last_line[0]}")

@@ -170,19 +170,21 @@ def over(mesh: Mesh | AbstractMesh) -> Iterator[None]:
         yield
 
 
-def live_target(said: list[LocalDevices], bench: Bench | None) -> Target:
+def live_target(per_process: list[LocalDevices], bench: Bench | None) -> Target:
     """Return the target for the devices of all processes.
 
     Args:
-        said: Local devices of each process.
+        per_process: Local devices of each process.
         bench: Measurements of the devices; None to use tables.
 
     Raises:
         PlanError: The devices form no supported topology; see `planner.hardware.topology_live`.
     """
-    chip = benched_chip(bench, said[0]) if bench else None
-    topology = live(said, chip=chip, links=benched_links(bench, chip) if bench and chip else None)
-    cautious = said[0].platform == "cpu"
+    chip = benched_chip(bench, per_process[0]) if bench else None
+    topology = live(
+        per_process, chip=chip, links=benched_links(bench, chip) if bench and chip else None
+    )
+    cautious = per_process[0].platform == "cpu"
     return Target(topology, calibration_of(topology.chip), cautious=cautious)
 
 
@@ -216,14 +218,16 @@ def _own_devices() -> LocalDevices:
     )
 
 
-def _shared_out(said: list[LocalDevices]) -> list[LocalDevices]:
+def _shared_out(per_process: list[LocalDevices]) -> list[LocalDevices]:
     """Divide the memory of a host among its CPU devices."""
-    if said[0].platform != "cpu":
-        return said
-    on_host = {own.host: sum(o.devices for o in said if o.host == own.host) for own in said}
+    if per_process[0].platform != "cpu":
+        return per_process
+    on_host = {
+        own.host: sum(o.devices for o in per_process if o.host == own.host) for own in per_process
+    }
     return [
         msgspec.structs.replace(own, memory_bytes=(own.memory_bytes or 0) // on_host[own.host])
-        for own in said
+        for own in per_process
     ]
 
 

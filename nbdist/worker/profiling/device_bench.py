@@ -41,25 +41,25 @@ _SENT_BYTES = {"cpu": 4 << 20}
 _SENT_USUALLY = 64 << 20
 
 
-def measure(mesh: jax.sharding.Mesh, said: list[LocalDevices]) -> Bench:
+def measure(mesh: jax.sharding.Mesh, per_process: list[LocalDevices]) -> Bench:
     """Measure the devices of a mesh. Collective.
 
     Args:
         mesh: Mesh over all devices.
-        said: Local devices of each process.
+        per_process: Local devices of each process.
 
     Raises:
         PlanError: The devices form no supported topology; see `planner.hardware.topology_live`.
     """
     with ThreadPoolExecutor(1) as executor:  # without the cell's mesh, which is set per thread
-        return executor.submit(_measured, mesh, said).result()
+        return executor.submit(_measured, mesh, per_process).result()
 
 
-def _measured(mesh: jax.sharding.Mesh, said: list[LocalDevices]) -> Bench:
+def _measured(mesh: jax.sharding.Mesh, per_process: list[LocalDevices]) -> Bench:
     products = _products()
     copied = _agreed([_copy()])[0]
     alone = Bench(devices=mesh.size, products=products, bytes_per_s=copied, links={})
-    topology = live(said, chip=benched_chip(alone, said[0]))
+    topology = live(per_process, chip=benched_chip(alone, per_process[0]))
     return Bench(
         devices=mesh.size,
         products=products,

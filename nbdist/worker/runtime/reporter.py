@@ -145,8 +145,8 @@ class Reporter:
         connect(socket, self._address)
         with socket, ends:
             while self._await_records() and self._await_room(socket):
-                former = [frame for frames in self._sent for frame in frames]
-                repeated = former if _has_ended(ends) else []
+                sent = [frame for frames in self._sent for frame in frames]
+                repeated = sent if _has_ended(ends) else []
                 socket.send_multipart([*repeated, *self._take()])
             socket.disable_monitor()
 

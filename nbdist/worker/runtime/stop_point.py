@@ -1,10 +1,10 @@
 """Interrupts of a step cell: all ranks end at the same step, with a complete state.
 
 A rank that stopped at once would leave the others in an all-reduce. Instead, each rank reports the
-step that it may reach without an order. The notebook answers with the largest of these, and all
+step that it may reach without a command. The notebook answers with the largest of these, and all
 ranks stop there. The ranks exchange nothing with each other, and send nothing before an interrupt.
 
-A rank that has not begun the cell ignores the signal. It finds the notebook's order to stop
+A rank that has not begun the cell ignores the signal. It finds the notebook's command to stop
 (`SOON`) queued behind the cell.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.rank_reporter import RankReporter
 
 AHEAD_S = 0.3
-"""Time that a rank continues without an order; by then, the signal has reached all ranks."""
+"""Time that a rank continues without a command; by then, the signal has reached all ranks."""
 
 AHEAD_STEPS = 2
 """Minimum of steps that a rank continues: as many as may be under way."""

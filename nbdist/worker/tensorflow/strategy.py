@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _CANCEL_S = 5.0
 
-_held_ports: list[socket.socket] = []
+_reserved_ports: list[socket.socket] = []
 
 
 def reserve_port() -> int:
@@ -52,12 +52,12 @@ def reserve_port() -> int:
         The port number.
     """
     os.environ["TF_GRPC_REUSE_PORT"] = "1"
-    held = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    held.bind(("::", 0))
-    _held_ports.append(held)
-    port: int = held.getsockname()[1]
+    reserved = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    reserved.bind(("::", 0))
+    _reserved_ports.append(reserved)
+    port: int = reserved.getsockname()[1]
     return port
 
 
@@ -87,8 +87,8 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         communication_options=_options(wiring.communication)
     )
-    while _held_ports:
-        _held_ports.pop().close()
+    while _reserved_ports:
+        _reserved_ports.pop().close()
     _connect_saves(strategy, wiring.tf_config, worker)
     worker.strategies["mirrored"] = strategy
     worker.broken.discard("mirrored")
@@ -210,9 +210,9 @@ def _prove_collectives(strategy: tf.distribute.Strategy, own: int = 0) -> int:
 def _reset_context() -> None:
     """Reset the context, but keep its seed and the state of its random generator."""
     gc.collect()
-    former = vars(context.context())
-    kept = {name: former[name] for name in ("_seed", "_rng") if name in former}
-    del former
+    previous = vars(context.context())
+    kept = {name: previous[name] for name in ("_seed", "_rng") if name in previous}
+    del previous
     context._reset_context()
     vars(context.context()).update(kept)
 

@@ -36,19 +36,19 @@ FOREIGN = (
 
 @pytest.fixture
 def keys() -> tuple[asyncssh.SSHKey, asyncssh.SSHKey]:
-    """Return the keys of the host and of the owner that may give it orders."""
+    """Return the keys of the host and of the owner that may send it commands."""
     return asyncssh.generate_private_key("ssh-ed25519"), asyncssh.generate_private_key(
         "ssh-ed25519"
     )
 
 
-def dial_in_with_order(
+def dial_in_with_command(
     folder: Path,
     keys: tuple[asyncssh.SSHKey, asyncssh.SSHKey],
-    order: Callable[[asyncssh.SSHClientConnection], Awaitable[None]],
+    command: Callable[[asyncssh.SSHClientConnection], Awaitable[None]],
     key: asyncssh.SSHKey | None = None,
 ) -> list[BaseException]:
-    """Let a host dial in and give it an order. Returns the errors of failed connections."""
+    """Let a host dial in and send it a command. Returns the errors of failed connections."""
     host, owner = keys
     faults: list[BaseException] = []
 
@@ -57,7 +57,7 @@ def dial_in_with_order(
 
         async def accept(connection: asyncssh.SSHClientConnection) -> None:
             try:
-                await order(connection)
+                await command(connection)
                 over.set_result(None)
             except BaseException as error:  # noqa: BLE001 - the test raises it
                 over.set_exception(error)
@@ -112,10 +112,10 @@ def test_a_host_identifies_itself_and_refuses_other_requests(
 ) -> None:
     listener = tmp_path / "theirs"
 
-    async def order(connection: asyncssh.SSHClientConnection) -> None:
+    async def run_commands(connection: asyncssh.SSHClientConnection) -> None:
         reply = await connection.run(WHO, encoding=None)
-        caller = msgspec.json.decode(reply.stdout or b"", type=DialedHost)
-        assert (caller.job, caller.task) == (7, 3)
+        host = msgspec.json.decode(reply.stdout or b"", type=DialedHost)
+        assert (host.job, host.task) == (7, 3)
         for command in ("id", "who; id", "", f"{WHO} ", "python -c pass", f"touch {listener}"):
             done = await connection.run(command)
             assert (done.exit_status, done.stdout) == (1, ""), command
@@ -137,18 +137,18 @@ def test_a_host_identifies_itself_and_refuses_other_requests(
         with pytest.raises(asyncssh.Error):
             await connection.start_sftp_client()
 
-    assert dial_in_with_order(tmp_path, keys, order) == []
+    assert dial_in_with_command(tmp_path, keys, run_commands) == []
     assert not listener.exists()
 
 
 def test_a_host_refuses_an_unknown_key(
     tmp_path: Path, keys: tuple[asyncssh.SSHKey, asyncssh.SSHKey]
 ) -> None:
-    async def order(connection: asyncssh.SSHClientConnection) -> None:
+    async def command(connection: asyncssh.SSHClientConnection) -> None:
         raise AssertionError("the host accepted an unknown key")
 
-    (fault,) = dial_in_with_order(
-        tmp_path, keys, order, asyncssh.generate_private_key("ssh-ed25519")
+    (fault,) = dial_in_with_command(
+        tmp_path, keys, command, asyncssh.generate_private_key("ssh-ed25519")
     )
     assert isinstance(fault, asyncssh.PermissionDenied)
 
@@ -156,11 +156,11 @@ def test_a_host_refuses_an_unknown_key(
 def test_a_host_ends_on_request(
     tmp_path: Path, keys: tuple[asyncssh.SSHKey, asyncssh.SSHKey]
 ) -> None:
-    async def order(connection: asyncssh.SSHClientConnection) -> None:
+    async def command(connection: asyncssh.SSHClientConnection) -> None:
         assert (await connection.run(END)).exit_status == 0
         await asyncio.wait_for(connection.wait_closed(), 5)
 
-    assert dial_in_with_order(tmp_path, keys, order) == []
+    assert dial_in_with_command(tmp_path, keys, command) == []
 
 
 def test_a_host_gives_up_without_a_connection(

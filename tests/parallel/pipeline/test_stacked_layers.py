@@ -391,8 +391,8 @@ def test_a_pipeline_over_four_processes(cluster: nbdist.Cluster) -> None:
     losses, _ = trained(plain, *made(4))
     results = cluster.run(PROGRAM + CELL, strategy="pjrt").results
     assert set(results) == {0, 1, 2, 3}
-    for said in results.values():
-        for found, wrong, devices in ast.literal_eval(said):
+    for result in results.values():
+        for found, wrong, devices in ast.literal_eval(result):
             np.testing.assert_allclose(found, losses, rtol=1e-6)
             assert wrong < 1e-6
             assert devices == 8

@@ -287,9 +287,9 @@ def test_devices_are_assigned_to_stages_in_order() -> None:
     assert stage_places(1) == [devices]
     assert stage_places(3) == [devices[:2], devices[2:4], devices[4:6]]
     assert stage_places(8) == [[device] for device in devices]
-    dealt = [stage_place[0].id for stage_place in stage_places(20)]
-    assert dealt == sorted(dealt)
-    assert {dealt.count(number) for number in range(8)} == {2, 3}
+    numbers = [stage_place[0].id for stage_place in stage_places(20)]
+    assert numbers == sorted(numbers)
+    assert {numbers.count(number) for number in range(8)} == {2, 3}
 
 
 def test_trees_with_integers_pass_from_stage_to_stage() -> None:
@@ -399,10 +399,10 @@ value, gradients = here.value_and_grad(lambda made, y: jnp.mean(made - y))(
 )
 try:
     stages(product, product, devices=jax.devices()[:2])
-    said = ""
+    message = ""
 except UsageError as error:
-    said = str(error)
-float(value), said
+    message = str(error)
+float(value), message
 """
 
 

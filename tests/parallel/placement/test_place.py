@@ -368,20 +368,20 @@ def test_unusual_values_over_four_processes(cluster: nbdist.Cluster) -> None:
 import jax, jax.numpy as jnp, nbdist, numpy as np
 odd = np.array([1.0, np.nan] * 4, np.float32)
 w = nbdist.place(odd)
-said = [nbdist.where(nbdist.place(odd, "batch")) == "batch", nbdist.where(w) == "replicated"]
-said.append(bool(np.isnan(np.asarray((w + jnp.ones(8)).addressable_data(0))).sum() == 4))
+outcomes = [nbdist.where(nbdist.place(odd, "batch")) == "batch", nbdist.where(w) == "replicated"]
+outcomes.append(bool(np.isnan(np.asarray((w + jnp.ones(8)).addressable_data(0))).sum() == 4))
 cut = nbdist.place(odd, "batch")
-said.append(nbdist.place(cut) is cut)
+outcomes.append(nbdist.place(cut) is cut)
 keys = nbdist.place(jax.random.split(jax.random.key(0), 8), "batch")
-said.append(nbdist.where(keys) == "batch")
+outcomes.append(nbdist.where(keys) == "batch")
 ours = jax.sharding.Mesh(np.array([d for d in jax.devices() if d.process_index < 2]), ("data",))
 some = nbdist.place(odd, "replicated", mesh=ours)
 for wrong in (lambda: nbdist.place(odd + rank, "batch"), lambda: nbdist.place(some, "batch")):
     try:
         wrong()
     except nbdist.UsageError as error:
-        said.append(str(error)[:38])
-said
+        outcomes.append(str(error)[:38])
+outcomes
 """
     results = cluster.run(cell, strategy="pjrt").results
     expected = [True] * 5 + [

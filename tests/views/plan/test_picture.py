@@ -320,9 +320,9 @@ def test_blocks_of_devices_equal_those_of_jax() -> None:
             placed = placement_of(made)
             array, layout = placed.arrays[0], placed.layouts[0]
             sharding = jax.NamedSharding(mesh, jax.P(*(way or None for way in spec)))
-            said = sharding.devices_indices_map((12, 18))
+            indices = sharding.devices_indices_map((12, 18))
             for place, device in enumerate(mesh.devices.flat):
-                spans = [s.indices(n)[:2] for s, n in zip(said[device], (12, 18))]
+                spans = [s.indices(n)[:2] for s, n in zip(indices[device], (12, 18))]
                 texts = ["all" if b - a == n else f"{a}:{b}" for (a, b), n in zip(spans, (12, 18))]
                 ours = block(array, layout, layout.blocks[place])
                 assert ours == f"rows {texts[0]}, cols {texts[1]}", (spec, place, ours, texts)

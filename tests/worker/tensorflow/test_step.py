@@ -67,9 +67,9 @@ PROGRAM = textwrap.dedent("""
         if start == 0 and not precision:
             found = step.check(batch)
             assert not found.causes, found
-        landed = step.read(step.step(batch))
-        assert landed.finite
-        values.append([landed.values["loss"], landed.values["accuracy"]])
+        result = step.read(step.step(batch))
+        assert result.finite
+        values.append([result.values["loss"], result.values["accuracy"]])
     step.finish()
     outcome = {"values": values, "weights": [w.tolist() for w in model.get_weights()]}
 """)

@@ -174,9 +174,9 @@ def test_gpu_memory_is_measured(cluster: nbdist.Cluster) -> None:
         "from unittest import mock\n"
         "from nbdist.worker.runtime import context as state\n"
         "plain = state.current().memory.device_bytes()\n"
-        "said = {'GPU:0': {'current': 7, 'peak': 9}, 'GPU:1': {'current': 8, 'peak': 9}}\n"
-        "with mock.patch('tensorflow.config.list_physical_devices', return_value=[*said]), \\\n"
-        "     mock.patch('tensorflow.config.experimental.get_memory_info', said.__getitem__):\n"
+        "reported = {'GPU:0': {'current': 7, 'peak': 9}, 'GPU:1': {'current': 8, 'peak': 9}}\n"
+        "with mock.patch('tensorflow.config.list_physical_devices', return_value=[*reported]), \\\n"
+        "     mock.patch('tensorflow.config.experimental.get_memory_info', reported.__getitem__):\n"
         "    counted = state.current().memory.device_bytes()\n"
         "plain, counted"
     )
@@ -216,12 +216,12 @@ outcome = build()
 REBUILD = """
 from nbdist.worker.tensorflow.runtime.rank_gather import gather_over
 build()
-former = weakref.ref(state.current().strategies["mirrored"])
-gathered = gather_over(former())(np.array([3, 4], np.int32)).tolist()
-same = gather_over(former()) is gather_over(former())
+previous = weakref.ref(state.current().strategies["mirrored"])
+gathered = gather_over(previous())(np.array([3, 4], np.int32)).tolist()
+same = gather_over(previous()) is gather_over(previous())
 build()
 gc.collect()
-outcome = gathered, same, former() is None
+outcome = gathered, same, previous() is None
 """
 
 

@@ -70,9 +70,9 @@ def apply() -> None:
 
 def _replace(module: Any, name: str, function: Callable[..., Any]) -> None:
     """Replace a function in every Keras module that refers to it."""
-    former = getattr(module, name)
+    original = getattr(module, name)
     for each in [m for n, m in sys.modules.items() if n.partition(".")[0] == "keras"]:
-        if vars(each).get(name) is former:
+        if vars(each).get(name) is original:
             setattr(each, name, function)
 
 

@@ -30,13 +30,13 @@ def new_mesh():
     return jax.make_mesh((2, 2), ("data", "model"), axis_types=(AUTO, AUTO))
 
 def rebuild(namespace):
-    rescued = PreservedArrays.take(namespace)
+    preserved = PreservedArrays.take(namespace)
     old = jax.devices()
     dispatch.runtime_tokens.clear()  # else those of a failed callback raise in clear_backends
     jax.extend.backend.clear_backends()
     jax.clear_caches()
     assert jax.devices()[0] is not old[0]
-    return rescued.put_back(namespace)
+    return preserved.put_back(namespace)
 
 def alive(array):
     assert array.sharding.device_set <= set(jax.devices()), array.sharding
@@ -352,7 +352,7 @@ from nbdist.worker.jax.rebuild.preserve import PreservedArrays
 from nbdist.worker.runtime.shell import engine_shell
 
 namespace = engine_shell().user_ns
-rescued = PreservedArrays.take(namespace)
+preserved = PreservedArrays.take(namespace)
 distributed.global_state.client = None
 clear_backends()
 jax.clear_caches()
@@ -368,7 +368,7 @@ pjrt.build(
         compiled="",
     )
 )
-namespace["lost"] = rescued.put_back(namespace)
+namespace["lost"] = preserved.put_back(namespace)
 namespace["mesh"] = context.current().strategies["pjrt"].mesh
 """
 
@@ -405,7 +405,7 @@ def service() -> Iterator[str]:
     program = (
         "from nbdist.worker.jax.runtime.coordinator import main\n"
         "main({'host': '127.0.0.1', 'world_size': 2},"
-        " lambda said: print(said['address'], flush=True))"
+        " lambda info: print(info['address'], flush=True))"
     )
     running = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     with running:
