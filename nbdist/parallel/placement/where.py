@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nbdist.parallel.placement.leaves import Leaf
     from nbdist.records import LayoutKind
 
-_COLUMNS = ("array", "shape", "bytes", "cut", "devices")
+_COLUMNS = ("array", "shape", "bytes", "sharding", "devices")
 _HOST_MEMORY = "this process's memory (NumPy)"
 
 
@@ -226,15 +226,15 @@ def _shape(leaf: Leaf) -> str:
 
 
 def _place(leaf: Leaf) -> tuple[str, str]:
-    """Return how a leaf is cut, and its devices."""
+    """Return the sharding of a leaf and its devices."""
     if not isinstance(leaf.value, jax.Array):
         return "-", _HOST_MEMORY
     sharding = leaf.value.sharding
     names = names_of(sorted(sharding.device_set, key=lambda d: d.id))
-    return _cut(sharding, leaf), f"{names}{_kind_of_memory(sharding)}"
+    return _sharding(sharding, leaf), f"{names}{_kind_of_memory(sharding)}"
 
 
-def _cut(sharding: Sharding, leaf: Leaf) -> str:
+def _sharding(sharding: Sharding, leaf: Leaf) -> str:
     if sharding.is_fully_replicated:
         return "whole on each" if len(sharding.device_set) > 1 else "whole"
     spec = f"{sharding.spec}: " if isinstance(sharding, NamedSharding) else ""

@@ -29,7 +29,16 @@ OPEN_ROWS = 40
 
 _SHOWN_DEVICES = 12
 _BAR_WIDTH = 220
-HEADER = ("array", "shape", "type", "placed", "cut", "bytes", "per device", "could be sharded")
+HEADER = (
+    "array",
+    "shape",
+    "type",
+    "placed",
+    "partitioned",
+    "bytes",
+    "per device",
+    "could be sharded",
+)
 _APART = "display:flex;gap:10px"
 _APART_INLINE = "display:inline-flex;gap:10px"
 _INDENT = "margin-left:16px"
@@ -86,7 +95,7 @@ class _Tree:
         self._all_open = all_open
         self._left = SHOWN_ROWS
         self._what = [
-            (words.how(layout), words.cut(layout), words.over_axes(layout))
+            (words.how(layout), words.partitioned(layout), words.over_axes(layout))
             for layout in placement.layouts
         ]
 
@@ -129,14 +138,14 @@ class _Tree:
 
     def _leaf(self, leaf: Leaf) -> str:
         array, layout = leaf.array, self._layouts[leaf.array.layout]
-        how, cut, over = self._what[array.layout]
+        how, parts, over = self._what[array.layout]
         where = self._blocks.html(array) if layout.devices else ""
         cells = _cells(
             escape(words.label(leaf.label, array.ranks)),
             words.shape(array),
             escape(array.dtype),
             f'<span title="{escape(over)}">{escape(how)}</span>' if over else escape(how),
-            f"{where} <span>{cut}</span>",
+            f"{where} <span>{parts}</span>",
             formatting.size(leaf.cost.once) if layout.devices else "",
             words.per_device(array, layout),
             words.advice(array, layout, leaf.cost),

@@ -180,7 +180,7 @@ class PlacementPicture(ResultTable[ArrayPlace]):
             words.shape(array),
             array.dtype,
             words.how(layout),
-            words.cut(layout),
+            words.partitioned(layout),
             formatting.size(leaf.cost.once) if layout.devices else "",
             words.per_device(array, layout),
             words.advice(array, layout, leaf.cost),

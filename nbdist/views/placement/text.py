@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.records import HOST_MEMORY
 from nbdist.views import formatting
-from nbdist.views.placement.tree import Cost, dimension_to_cut, on_devices, on_each
+from nbdist.views.placement.tree import Cost, dimension_to_shard, on_devices, on_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -128,7 +128,7 @@ def how(layout: Layout) -> str:
     return f"{layout.kind}, own on each rank" if own else layout.kind
 
 
-def cut(layout: Layout) -> str:
+def partitioned(layout: Layout) -> str:
     """Format parts and copies: `3 x 2, 2 copies`."""
     parts = " x ".join(map(str, layout.parts)) if layout.pieces > 1 else ""
     copies = f"{layout.copies:,} copies" if layout.copies > 1 else ""
@@ -137,7 +137,7 @@ def cut(layout: Layout) -> str:
 
 def advice(array: PlacedArray, layout: Layout, cost: Cost) -> str:
     """Format bytes of copies that could be sharded, and the dimension: `2.1 MB, dim 0`."""
-    dimension = dimension_to_cut(array, layout)
+    dimension = dimension_to_shard(array, layout)
     return f"{formatting.size(cost.shardable)}, dim {dimension}" if cost.shardable else ""
 
 

@@ -45,12 +45,12 @@ def on_each(array: PlacedArray, layout: Layout) -> int:
     return array.nbytes // layout.pieces if layout.devices else 0
 
 
-def dimension_to_cut(array: PlacedArray, layout: Layout) -> int:
+def dimension_to_shard(array: PlacedArray, layout: Layout) -> int:
     """Return the first dimension that could be sharded instead of copied. -1 if there is none."""
     if layout.copies > 1:
         parts = layout.parts or (1,) * len(array.shape)
-        for dimension, (length, cut) in enumerate(zip(array.shape, parts, strict=True)):
-            if length > 0 and (length // cut) % layout.copies == 0:
+        for dimension, (length, n_parts) in enumerate(zip(array.shape, parts, strict=True)):
+            if length > 0 and (length // n_parts) % layout.copies == 0:
                 return dimension
     return -1
 
@@ -61,7 +61,7 @@ def cost(array: PlacedArray, layout: Layout) -> Cost:
     stored = on_each(array, layout) * len(layout.devices)
     once = array.nbytes * layout.owners
     copies = max(0, stored - once)
-    shardable = copies if dimension_to_cut(array, layout) >= 0 else 0
+    shardable = copies if dimension_to_shard(array, layout) >= 0 else 0
     return Cost(1, stored - copies, stored, shardable)
 
 
