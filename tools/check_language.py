@@ -1,4 +1,4 @@
-"""Check the language of docstrings, comments, messages and pages.
+"""Check the language of docstrings, comments, messages, pages and identifiers.
 
 Run `python -m tools.check_language [PATH...]`; `make check` calls it. It prints one line for each
 finding and exits with status 1 if there are any.
@@ -24,6 +24,11 @@ ROOT = Path(__file__).parents[1]
 QUESTION = re.compile(r"(?:What|Which|Where|Whether|How|Of|As|Who|Whose|When|Why)\b")
 """A docstring begins with a noun or an imperative verb instead."""
 
+ENTRY = re.compile(
+    r"^ {4,}\w+: (what|which|where|whether|how|of|as|who|whose|when|why)\b(?! in `)", re.MULTILINE
+)
+"""An entry of `Args` or `Attributes` begins with a noun, "True if" or a verb instead."""
+
 SUMMARY_LENGTH = 100
 
 SUFFIXES = (".py", ".md", ".ipynb", ".ts", ".tsx", ".css", ".toml", ".yml", ".yaml")
@@ -37,14 +42,76 @@ FSTRING_MIDDLE: int | None = getattr(token, "FSTRING_MIDDLE", None)
 COINED = re.compile(
     r"\b(?:crew|sights|switchboard|bookings|estate|healer|heals?|healed|healing|cell ?watch"
     r"|unkept|keepers?|sow(?:n|ing)|standstill|foretold|broken off|breaks? off|made anew|begun anew"
-    r"|laid out|lies? on|heeds?|heeded|hither|thither|whoever)\b",
+    r"|laid out|lies? on|heeds?|heeded|hither|thither|whoever|hurry|hurries|hurried|landed|mended"
+    r"|escalations?|seats?|doors?|rescue[ds]?|rescuing|seed (?:server|process)"
+    r"|(?:take|give|obey|carrie)s? (?:an |no )?orders?)\b",
     re.IGNORECASE,
 )
-"""Words that the glossary of this project replaced by terms of the field."""
+"""Words that the glossary of this project replaced by terms of the field.
+
+Words that also have an ordinary meaning, such as "order" and "turn", are not listed.
+"""
+
+COINED_IN_NAMES = frozenset(
+    [
+        "bookings",
+        "crew",
+        "crews",
+        "deal",
+        "deals",
+        "dealt",
+        "door",
+        "doors",
+        "escalation",
+        "estate",
+        "foretold",
+        "former",
+        "heal",
+        "healed",
+        "healer",
+        "healing",
+        "heals",
+        "heed",
+        "holding",
+        "hurry",
+        "keeper",
+        "keepers",
+        "landed",
+        "mended",
+        "rescue",
+        "rescued",
+        "said",
+        "say",
+        "says",
+        "seat",
+        "seats",
+        "sights",
+        "sow",
+        "sown",
+        "standstill",
+        "switchboard",
+        "tell",
+        "tells",
+        "told",
+        "unkept",
+        "untold",
+    ]
+)
+"""Words that no identifier may contain. Some are correct in a sentence, but name nothing."""
+
+FIELDS = {"said", "max_heals"}
+"""Fields of run.json and of options, which keep their names."""
+
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+"""Word of an identifier in snake_case or CamelCase."""
+
+TYPESCRIPT = (".ts", ".tsx")
+NOT_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|'[^'\n]*'|\"[^\"\n]*\"", re.DOTALL)
+"""Comments and strings of TypeScript."""
 
 ALLOWED = re.compile(
     r"estate\.json|max[-_]heals|\"heals\"|\"healing\"|`heals`|`healing`|03_recovery"
-    r"|(?:[.]|readonly )(?:heals|healing)\b|(?:^ *|[{,] )(?:heals|healing): "
+    r"|(?:[.]|readonly )(?:heals|healing|said)\b|(?:^ *|[{,] )(?:heals|healing|said): "
 )
 """The option, the fields of run.json and old files keep their names."""
 
@@ -85,7 +152,56 @@ def check_module(path: Path) -> Iterator[Finding]:
             yield Finding(path, line, f"docstring opens with {found[0]!r}: {summary}")
         if len(summary) > SUMMARY_LENGTH:
             yield Finding(path, line, f"summary of {len(summary)} characters: {summary}")
+        for found in ENTRY.finditer(text):
+            yield Finding(path, line, f"entry opens with {found[1]!r}: {found[0].strip()}")
     yield from check_words(path, texts(source))
+    for line, name in sorted({(1, path.stem), *identifiers(ast.parse(source))}):
+        if is_coined(name):
+            yield Finding(path, line, f"coined identifier {name!r}")
+
+
+def identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of each definition and assignment in a module."""
+    fields = {
+        item.target
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for item in node.body
+        if isinstance(item, ast.AnnAssign)
+        if isinstance(item.target, ast.Name) and item.target.id in FIELDS
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield node.lineno, node.name
+            case ast.arg():
+                yield node.lineno, node.arg
+            case ast.Name(ctx=ast.Store()) if node not in fields:
+                yield node.lineno, node.id
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.lineno, node.attr
+            case ast.alias(asname=str() as name):
+                yield node.lineno, name
+            case ast.ExceptHandler(name=str() as name):
+                yield node.lineno, name
+            case ast.MatchAs(name=str() as name) | ast.MatchStar(name=str() as name):
+                yield node.lineno, name
+            case ast.MatchMapping(rest=str() as name):
+                yield node.lineno, name
+
+
+def is_coined(name: str) -> bool:
+    """Return True if an identifier contains a coined word."""
+    return not COINED_IN_NAMES.isdisjoint(word.lower() for word in WORD.findall(name))
+
+
+def check_typescript(path: Path, source: str) -> Iterator[Finding]:
+    """Yield the coined identifiers of a TypeScript file."""
+    code = NOT_CODE.sub(lambda found: "\n" * found[0].count("\n"), source)
+    for line, text in enumerate(code.split("\n"), 1):
+        for name in re.findall(r"[A-Za-z_$][\w$]*", ALLOWED.sub("", text)):
+            if is_coined(name):
+                yield Finding(path, line, f"coined identifier {name!r}")
 
 
 def check_words(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Finding]:
@@ -100,7 +216,10 @@ def check(path: Path) -> Iterator[Finding]:
     if path.suffix == ".py":
         yield from check_module(path)
     else:
-        yield from check_words(path, enumerate(path.read_text().splitlines(), 1))
+        source = path.read_text()
+        yield from check_words(path, enumerate(source.splitlines(), 1))
+        if path.suffix in TYPESCRIPT:
+            yield from check_typescript(path, source)
 
 
 def tracked() -> list[Path]:

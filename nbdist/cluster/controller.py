@@ -92,7 +92,7 @@ class Controller:
 
         Args:
             pids: its processes that still run.
-            answers: whether the controller itself runs; it is the first pid then.
+            answers: True if the controller itself runs; it is the first pid then.
         """
         missing = psutil.NoSuchProcess, OSError, ipyparallel.TimeoutError
         with contextlib.suppress(*missing):

@@ -194,7 +194,7 @@ class Fleet(Children):
 
         Args:
             show_message: receives progress messages.
-            waits: whether to wait in a scheduler's queue. If all hosts are lost, this always waits.
+            waits: True to wait in a scheduler's queue. If all hosts are lost, this always waits.
 
         Returns:
             A description of the outcome. `unreached` contains the reason for each failed host.

@@ -32,7 +32,7 @@ def examine(
     Args:
         engines: the engines. None of them may be running a cell.
         request: the request for the cluster.
-        measure: whether to measure the bandwidth from each rank to the next.
+        measure: True to measure the bandwidth from each rank to the next.
         data: a glob pattern of files that should be equal on all hosts; empty for no check.
         folder: the folder of checkpoints that all hosts should share; empty for no check.
 

@@ -51,10 +51,10 @@ class Places:
 
         Args:
             show_message: receives progress messages.
-            leaves_out: whether to continue without hosts that cannot be reached.
+            leaves_out: True to continue without hosts that cannot be reached.
             least: the smallest number of ranks to continue with, if the request sets no
                 `--min-hosts`; 0 for all ranks.
-            waits: whether to wait in the queue of a scheduler.
+            waits: True to wait in the queue of a scheduler.
 
         Returns:
             A description of the outcome.

@@ -67,8 +67,8 @@ def is_linear(eqn: Any, sums: Sequence[bool], zeros: Sequence[bool]) -> bool:
 
     Args:
         eqn: the operation.
-        sums: whether each input is a sum.
-        zeros: whether each input is zeros, which count as a sum.
+        sums: for each input, True if it is a sum.
+        zeros: for each input, True if it is zeros. Zeros count as a sum.
     """
     name = eqn.primitive.name
     every = all(is_sum or zero for is_sum, zero in zip(sums, zeros, strict=True))

@@ -187,7 +187,7 @@ class Kinds:
         Args:
             eqn: the operation.
             ins: kinds of its inputs.
-            whole: whether it can run on the whole batch at little cost.
+            whole: True if it can run on the whole batch at little cost.
         """
         first: list[Kind] = ["rows" if var in self._dims else "same" for var in eqn.outvars]
         if whole and "rows" in ins and "rows" not in first:

@@ -25,15 +25,15 @@ class Option:
     Attributes:
         help: a sentence for `?` and for the command reference.
         details: further sentences for the command reference, in Markdown.
-        flags: as typed; a word without dashes is a positional argument. Default: `--` and the
-            name of the field.
+        flags: names, as typed; a word without dashes is a positional argument. Default: `--` and
+            the name of the field.
         metavar: placeholder of the value.
         default: text of the default value in the reference. Default: the value of the field.
         least: smallest valid number.
         most: largest valid number.
         nargs: count of values, as in `argparse`.
-        kind: what the parser makes of the value. A `list` can be repeated. Default: from the type
-            of the field, else text.
+        kind: type that the parser returns. A `list` can be repeated. Default: the type of the
+            field, else text.
         choices: the valid values.
         record: the record that stores the value; None if the magic handles it.
         field: the name of the field in `record`.

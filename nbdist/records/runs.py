@@ -170,8 +170,8 @@ class RunState(Record, frozen=True):
         stoppable: Stop ends the run at the end of a step.
         request: id of the front end's execution request; empty if unknown.
         cell: id of the cell in its notebook; empty if unknown.
-        recoveries: of lost ranks, `heals` in run.json. Earlier reports of later steps are
-            superseded. Viewers get this field before the new rows of these steps.
+        recoveries: recoveries of lost ranks, `heals` in run.json. They supersede earlier reports of
+            later steps. Viewers get this field before the new rows of these steps.
         recovering: `healing` in run.json: the reason while ranks are being replaced, else empty.
         plan: predicted and measured cost of the steps; None without a plan.
         seed: seed of the cluster's random generators; None in runs of older versions.

@@ -51,9 +51,9 @@ class ForkServerState:
         gpus: the NVIDIA GPUs of its host; empty before it is ready.
         cores: the CPU cores that its children may use.
         versions: the versions of the imported modules.
-        is_ready: whether the fork server has imported its modules.
-        is_requested: whether a notebook asks a detached runner to leave the cluster.
-        is_over: whether the fork server has ended or is lost.
+        is_ready: True if the fork server has imported its modules.
+        is_requested: True if a notebook asks a detached runner to leave the cluster.
+        is_over: True if the fork server has ended or is lost.
         changed: the condition that each change notifies.
     """
 
@@ -444,7 +444,7 @@ def _send_farewell(peer: Peer, pid: int, *, leaves: bool) -> None:
     Args:
         peer: the connection to the fork server.
         pid: the pid of the owner.
-        leaves: whether the fork server removes the cluster's folder, because the owner does not.
+        leaves: True if the fork server removes the cluster's folder, because the owner does not.
     """
     if os.getpid() == pid:
         with contextlib.suppress(OSError):

@@ -102,7 +102,7 @@ class ForkServer:
         listener: the socket to which owners connect.
         folder: the cluster's folder.
         grace_s: the seconds to wait for a successor after an owner has died.
-        is_remote: whether the owner is on another host.
+        is_remote: True if the owner is on another host.
     """
 
     def __init__(

@@ -151,7 +151,7 @@ class Allocations:
 
         Args:
             number: the number of the job.
-            afresh: whether to query even if the last query is recent.
+            afresh: True to query even if the last query is recent.
         """
         async with self._query_locks.setdefault(number, asyncio.Lock()):
             loop = asyncio.get_running_loop()

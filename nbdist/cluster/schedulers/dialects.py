@@ -39,7 +39,7 @@ class Scheduler:
             never get hosts.
         traits: the traits to set on ipyparallel's launcher.
         words: the readable names of states with short codes.
-        is_silent_of_old: whether the command prints nothing about a job that has ended.
+        is_silent_of_old: True if the command prints nothing about a job that has ended.
     """
 
     title: str

@@ -147,7 +147,7 @@ class _PipelinedStep(ABC):
     Args:
         program: the step, flat.
         layers: its scans over layers, by their positions.
-        schedule: of the pipeline.
+        schedule: schedule of the pipeline.
     """
 
     def __init__(self, program: ClosedJaxpr, layers: dict[int, Layers], schedule: Schedule) -> None:

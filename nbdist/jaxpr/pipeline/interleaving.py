@@ -24,7 +24,7 @@ def interleaved(array: Any, stages: int, rounds: int, *, is_cut: bool) -> Any:
         array: [layers, ...], in order.
         stages: number of stages.
         rounds: blocks of each stage.
-        is_cut: whether each stage stores its own layers.
+        is_cut: True if each stage stores its own layers.
     """
     return _moved(array, stages, rounds, is_cut=is_cut, is_back=False)
 

@@ -61,7 +61,7 @@ class StageItems(NamedTuple):
     Attributes:
         micro: number of the microbatch.
         round: its round.
-        is_working: whether there is an item; other results are discarded.
+        is_working: True if there is an item; other results are discarded.
     """
 
     micro: Any
@@ -114,7 +114,7 @@ class Schedule:
         Args:
             tick: number of the tick.
             stage: a single stage; indexing the result of all stages would send a message.
-            is_late: whether the last stage and the last round come first, as in a backward pass.
+            is_late: True if the last stage and the last round come first, as in a backward pass.
         """
         delay: Any = jnp.arange(self.stages) if stage is None else stage
         item = tick - (self.stages - 1 - delay if is_late else delay)
@@ -234,9 +234,9 @@ class Schedule:
         """Constrain a dimension to be cut over the stages of the mesh, if it has some.
 
         Args:
-            array: of any shape.
+            array: array of any shape.
             dim: the dimension of the stages.
-            parts: whether the next dimension is that of the parts of a microbatch.
+            parts: True if the next dimension is that of the parts of a microbatch.
         """
         if STAGE not in _mesh().shape:
             return array
@@ -312,7 +312,7 @@ def of_stage(array: Any, stage: int, dim: int = 0) -> Any:
     It is a sum over the stages with zeros for the others, so that XLA sends this part alone.
 
     Args:
-        array: of any shape.
+        array: array of any shape.
         stage: its number.
         dim: the dimension of the stages.
     """

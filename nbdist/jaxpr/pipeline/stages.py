@@ -65,7 +65,7 @@ class Stages:
 
     Args:
         layers: the scan for one part of a microbatch.
-        schedule: of the pipeline; the layers divide by its stages and rounds.
+        schedule: schedule of the pipeline; the layers divide by its stages and rounds.
     """
 
     def __init__(self, layers: Layers, schedule: Schedule) -> None:
@@ -85,7 +85,7 @@ class Stages:
         Args:
             given: inputs of the scan. Constants with rows may be `RowInvariant`, scanned inputs
                 `Skewed` or `Interleaved`; None for values that arrive with the ticks.
-            is_late: whether a microbatch is at the last stage first.
+            is_late: True if a microbatch is at the last stage first.
         """
         layers, schedule = self._layers, self._schedule
         interleave = partial(schedule.interleaved, is_cut=True)

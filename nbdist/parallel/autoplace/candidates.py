@@ -82,8 +82,8 @@ class Constraints:
 
     Attributes:
         mesh: the mesh of layouts; None if inputs are over no mesh.
-        is_bound: whether the call must stay on that mesh.
-        is_shared: whether the mesh spans several processes, which all make the call.
+        is_bound: True if the call must stay on that mesh.
+        is_shared: True if the mesh spans several processes, which all make the call.
     """
 
     mesh: Mesh | None

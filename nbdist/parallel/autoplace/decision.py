@@ -33,7 +33,7 @@ class Call:
         jitted: the jitted function.
         traced: its program, `jax.stages.Traced`.
         given: its inputs.
-        is_fixed: whether the program itself sets shardings or a device.
+        is_fixed: True if the program itself sets shardings or a device.
     """
 
     function: str
@@ -132,7 +132,7 @@ class _Way(Contender):
     Args:
         call: the call.
         candidate: the place.
-        donated: whether the call donates each input; it gets copies of these.
+        donated: for each input, True if the call donates it and gets a copy.
     """
 
     def __init__(self, call: Call, candidate: Candidate, donated: Sequence[bool]) -> None:

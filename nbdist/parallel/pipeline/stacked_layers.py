@@ -98,7 +98,7 @@ class Pipelined:
         axis: mesh axis of the stages.
         micro: number of microbatches.
         rounds: passes of each microbatch through all stages.
-        remat: whether the insides of layers are recomputed.
+        remat: True if the insides of layers are recomputed.
     """
 
     layer: Callable[[Any, Any], Any]

@@ -54,9 +54,9 @@ def check_call(
     Args:
         params: parameters of each stage.
         x: leaves with rows first.
-        stage_places: of the stages.
+        stage_places: places of the stages.
         micro: number of microbatches.
-        gradients: whether gradients of all parameters are needed.
+        gradients: True if gradients of all parameters are needed.
 
     Raises:
         UsageError: arguments do not fit; all faults are listed.

@@ -133,7 +133,7 @@ class Stages:
         It returns before devices are done. It may run under `jax.grad`, but not inside `jax.jit`.
 
         Args:
-            params: as from `place`.
+            params: parameters, as `place` returns them.
             x: leaves of shape [rows, ...]; the rows are a multiple of `micro`.
 
         Raises:
@@ -169,7 +169,7 @@ class Stages:
                 stages do not mix rows, this is the result of all rows at once on one device.
 
         Raises:
-            UsageError: when the step is called, as from `stages(params, x)`.
+            UsageError: the errors of `stages(params, x)`, when the step is called.
         """
         if not callable(loss):
             raise UsageError(

@@ -46,7 +46,7 @@ class Automatic(Target):
     """A target that decides for all arrays of a tree together, when it is first used.
 
     Args:
-        tree: of arrays.
+        tree: tree of arrays.
     """
 
     def __init__(self, tree: Any) -> None:

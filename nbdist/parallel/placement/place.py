@@ -26,7 +26,7 @@ class Placed(NamedTuple):
 
     Attributes:
         tree: the placed arrays.
-        reason: why they are placed there.
+        reason: reason for the place.
     """
 
     tree: Any

@@ -74,10 +74,10 @@ def issued_s(
     norm of both, between their sum and the larger one.
 
     Args:
-        device_s: of all operations and collectives in sequence.
+        device_s: seconds of all operations and collectives in sequence.
         operations: number of operations without collectives.
         collectives: number of collectives, by the number of ranks that take part.
-        calibration: of the chip and the runtime.
+        calibration: figures of the chip and the runtime.
     """
     host_s = (
         operations * calibration.dispatch_s

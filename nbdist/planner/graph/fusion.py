@@ -45,7 +45,7 @@ def fused(
     Args:
         ops: operations of the program.
         kept: numbers of values that are needed later.
-        into_products: whether cheap inputs of products are recomputed in them.
+        into_products: True if cheap inputs of products are recomputed in them.
     """
     uses: Counter[int] = Counter()
     whole: set[int] = set(kept)
@@ -69,7 +69,7 @@ class _Fusion:
     """State of a fusion; each factor of a product remains one value in memory.
 
     Args:
-        uses: how often each value is read.
+        uses: number of times that each value is read.
         whole: numbers of values that are needed as they are, also by products.
         factors: numbers of values that products multiply.
         written: numbers of values that users other than products need, if cheap values are

@@ -47,7 +47,7 @@ class Layout:
         remat: activations that are recomputed.
         micro: number of microbatches.
         stage: number of stages that the layers are cut into.
-        sequence: whether `model` cuts results of products along the sequence.
+        sequence: True if `model` cuts results of products along the sequence.
         schedule: order in which microbatches pass the stages.
         rounds: passes of a microbatch through all stages; each stage has as many blocks of layers.
     """
@@ -90,7 +90,7 @@ class Exchange(NamedTuple):
 
     Attributes:
         nbytes: bytes of rows on each device: its own, or those of all.
-        is_by_rows: whether the table is cut by rows; then the rows are those of all devices.
+        is_by_rows: True if the table is cut by rows; then the rows are those of all devices.
     """
 
     nbytes: float

@@ -24,7 +24,7 @@ class Table(NamedTuple):
 
     Attributes:
         rows: groups of the dimensions that are looked up along.
-        is_alone: whether look-ups are the only operations on it with the batch.
+        is_alone: True if look-ups are the only operations on it with the batch.
     """
 
     rows: frozenset[int]
@@ -72,7 +72,7 @@ class Tensor:
     Attributes:
         path: the expression that leads to it, `params['w1']`.
         role: carried from step to step, only read, or part of the batch.
-        used: whether the step needs it; XLA drops other inputs.
+        used: True if the step needs it; XLA drops other inputs.
     """
 
     path: str
@@ -88,7 +88,7 @@ class Group:
     Attributes:
         divisor: the largest number that divides all their sizes.
         name: one of them, `params['w1'] dimension 1`.
-        blocked: why the model axis cannot cut them; empty if it can.
+        blocked: reason why the model axis cannot cut them; empty if it can.
     """
 
     divisor: int
@@ -136,7 +136,7 @@ class Model:
         groups: groups of dimensions; `Value.groups` and `Op.summed` are indices of it.
         ops: operations in order.
         results: numbers of the values that it leaves.
-        apart: why the batch and the model cannot both be cut; empty if they can.
+        apart: reason why the batch and the model cannot both be cut; empty if they can.
         notes: parts that the model does not describe exactly.
         layers: groups that scans over layers go over: see `planner/graph/layers.py`.
         added: results of products that are only added: see `added_up` in `planner/graph/fusion.py`.

@@ -140,7 +140,7 @@ def computed_as(chip: Chip, dtype: str) -> str:
     """Return the type in which the chip computes products of `dtype`.
 
     Raises:
-        PlanError: as for `peak`.
+        PlanError: the errors of `peak`.
     """
     for candidate in _computed_as(chip.platform, dtype):
         if candidate in chip.flops:
