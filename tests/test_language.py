@@ -62,6 +62,7 @@ def test_findings_of_a_module(tmp_path: Path, source: str, finding: str | list[s
         ("def take_order_said(): pass", "take_order_said"),
         ("async def rescue_all(): pass", "rescue_all"),
         ("def f(former): pass", "former"),
+        ("wishes = 1", "wishes"),
         ("def f(*, is_told=1): pass", "is_told"),
         ("f = lambda *former: 1", "former"),
         ("self._holding = 1", "_holding"),

@@ -95,6 +95,8 @@ COINED_IN_NAMES = frozenset(
         "told",
         "unkept",
         "untold",
+        "wish",
+        "wishes",
     ]
 )
 """Words that no identifier may contain. Some are correct in a sentence, but name nothing."""

@@ -78,7 +78,7 @@ export class Actions {
 
   private async start(args: Args): Promise<void> {
     const { notebook, preferences } = this.parts;
-    await this.runCell(startCode({ ...preferences.wish, ...args }), notebook.kernel);
+    await this.runCell(startCode({ ...preferences.startOptions, ...args }), notebook.kernel);
   }
 
   private async stopCluster(args: Args): Promise<void> {
@@ -106,7 +106,7 @@ export class Actions {
     const label = args['label'] ?? (await this.askSnippet());
     const snippet = preferences.snippets.find(one => one.label === label);
     if (snippet !== undefined) {
-      notebook.insert(filled(snippet, preferences.wish.hosts));
+      notebook.insert(filled(snippet, preferences.startOptions.hosts));
     }
   }
 
@@ -134,7 +134,7 @@ export class Actions {
   private async askHosts(): Promise<number | null> {
     const { preferences, trans } = this.parts;
     const title = trans.__('Number of hosts');
-    return (await InputDialog.getNumber({ title, value: preferences.wish.hosts })).value;
+    return (await InputDialog.getNumber({ title, value: preferences.startOptions.hosts })).value;
   }
 
   private async askSnippet(): Promise<string | null> {

@@ -1,38 +1,45 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 import type { IClusterState, IWorkerState } from '../records';
-import type { Framework, IWish } from './code';
+import type { Framework, IStartOptions } from './code';
 import { FRAMEWORKS } from './code';
 import { clusterTitle, devicesOf, frameworkName, gigabytes } from './words';
 
 const MOST_HOSTS = 1024;
 
 interface IStartProps {
-  readonly wish: IWish;
+  readonly startOptions: IStartOptions;
   readonly trans: TranslationBundle;
-  readonly onWish: (wish: IWish) => void;
-  readonly onStart: (wish: IWish) => void;
+  readonly onChange: (startOptions: IStartOptions) => void;
+  readonly onStart: (startOptions: IStartOptions) => void;
 }
 
 /** Form that starts a cluster for the current notebook. */
-export function StartForm({ wish, trans, onWish, onStart }: IStartProps): React.JSX.Element {
+export function StartForm({
+  startOptions,
+  trans,
+  onChange,
+  onStart
+}: IStartProps): React.JSX.Element {
   return (
     <form
       className="nbdist-Form"
       aria-label={trans.__('Start a cluster')}
-      onSubmit={submitted(() => onStart(wish))}
+      onSubmit={submitted(() => onStart(startOptions))}
     >
       <HostsInput
         label={trans.__('Hosts')}
-        hosts={wish.hosts}
-        onHosts={hosts => onWish({ ...wish, hosts })}
+        hosts={startOptions.hosts}
+        onHosts={hosts => onChange({ ...startOptions, hosts })}
       />
       <label>
         {trans.__('Framework')}
         <select
           className="jp-mod-styled"
-          value={wish.framework}
-          onChange={event => onWish({ ...wish, framework: event.target.value as Framework })}
+          value={startOptions.framework}
+          onChange={event =>
+            onChange({ ...startOptions, framework: event.target.value as Framework })
+          }
         >
           {FRAMEWORKS.map(name => (
             <option key={name} value={name}>

@@ -1,5 +1,5 @@
 /** Settings of a new cluster. An empty framework selects all installed ones. */
-export interface IWish {
+export interface IStartOptions {
   readonly hosts: number;
   readonly framework: Framework;
 }
@@ -17,8 +17,8 @@ export interface ISnippet {
 export const STOP_CLUSTER = '%dist_stop';
 
 /** Return the cell that starts a cluster. It also loads the extension. */
-export function startCode(wish: IWish): string {
-  return `%load_ext nbdist\n${startLine(wish)}`;
+export function startCode(startOptions: IStartOptions): string {
+  return `%load_ext nbdist\n${startLine(startOptions)}`;
 }
 
 /** Return the cell that changes the number of hosts. */
@@ -36,9 +36,9 @@ export function filled(snippet: ISnippet, hosts: number): string {
   return snippet.code.replaceAll('{hosts}', String(hosts));
 }
 
-function startLine(wish: IWish): string {
-  const framework = wish.framework === '' ? '' : ` --framework ${wish.framework}`;
-  return `%dist_start ${counted(wish.hosts)}${framework}`;
+function startLine(startOptions: IStartOptions): string {
+  const framework = startOptions.framework === '' ? '' : ` --framework ${startOptions.framework}`;
+  return `%dist_start ${counted(startOptions.hosts)}${framework}`;
 }
 
 function counted(hosts: number): string {

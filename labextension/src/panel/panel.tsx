@@ -88,10 +88,10 @@ export class Panel extends ReactWidget {
     }
     return (
       <StartForm
-        wish={preferences.wish}
+        startOptions={preferences.startOptions}
         trans={trans}
-        onWish={wish => preferences.setWish(wish)}
-        onStart={wish => this.execute(Commands.startCluster, { ...wish })}
+        onChange={startOptions => preferences.setStartOptions(startOptions)}
+        onStart={startOptions => this.execute(Commands.startCluster, { ...startOptions })}
       />
     );
   }

@@ -2,17 +2,18 @@ import type { ISettingRegistry } from '@jupyterlab/settingregistry';
 import type { IStateDB } from '@jupyterlab/statedb';
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
-import type { Framework, ISnippet, IWish } from './code';
+import type { Framework, ISnippet, IStartOptions } from './code';
 import { FRAMEWORKS } from './code';
 
+/** Key of the saved start options. Earlier versions wrote it too. */
 const KEY = 'nbdist:wish';
-const FIRST_WISH: IWish = { hosts: 4, framework: '' };
+const DEFAULT_START_OPTIONS: IStartOptions = { hosts: 4, framework: '' };
 
 /** Settings of the user and the last values of the start form. A page reload restores both. */
 export class Preferences {
   constructor(private readonly states: IStateDB | null) {}
 
-  wish = FIRST_WISH;
+  startOptions = DEFAULT_START_OPTIONS;
   snippets: readonly ISnippet[] = [];
   poll_s = 2;
 
@@ -20,10 +21,10 @@ export class Preferences {
     return this.signal;
   }
 
-  setWish(wish: IWish): void {
-    this.wish = wish;
+  setStartOptions(startOptions: IStartOptions): void {
+    this.startOptions = startOptions;
     this.signal.emit();
-    void this.states?.save(KEY, { ...wish });
+    void this.states?.save(KEY, { ...startOptions });
   }
 
   /** Load the settings and follow changes. Saved form values take precedence over defaults. */
@@ -32,9 +33,12 @@ export class Preferences {
     if (settings !== undefined) {
       settings.changed.connect(this.take, this);
       this.take(settings);
-      this.wish = { ...this.wish, hosts: settings.get('defaultHosts').composite as number };
+      this.startOptions = {
+        ...this.startOptions,
+        hosts: settings.get('defaultHosts').composite as number
+      };
     }
-    this.wish = asWish(await this.states?.fetch(KEY)) ?? this.wish;
+    this.startOptions = asStartOptions(await this.states?.fetch(KEY)) ?? this.startOptions;
     this.signal.emit();
   }
 
@@ -48,7 +52,7 @@ export class Preferences {
 }
 
 /** Return the saved form values. Null if they are not valid. */
-function asWish(saved: unknown): IWish | null {
+function asStartOptions(saved: unknown): IStartOptions | null {
   if (typeof saved !== 'object' || saved === null || !('hosts' in saved && 'framework' in saved)) {
     return null;
   }

@@ -240,7 +240,7 @@ class _OneForwardOneBackwardStep(_PipelinedStep):
         self._run_equations(step.eqns["before"])
         given = self._scan_inputs(first)
         forward_work = forward_stages.prepare(given)
-        self._store(first, forward_work.left)
+        self._store(first, forward_work.results)
         self._run_equations(step.eqns["ahead"])
         backward_given = self._scan_inputs(second)
         backward_work = backward_stages.prepare(backward_given, is_late=True)
@@ -255,7 +255,7 @@ class _OneForwardOneBackwardStep(_PipelinedStep):
         )
         self._store(first, forward_stages.sums(left.forward_sums, given))
         self._store(
-            second, backward_work.left | backward_stages.sums(left.backward_sums, backward_given)
+            second, backward_work.results | backward_stages.sums(left.backward_sums, backward_given)
         )
         outs, rows = second.eqn.outvars, left.backward_rows
         self._store(second, {n: schedule.leaving(array, outs[n]) for n, array in rows.items()})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +51,8 @@ def _moved(array: Any, stages: int, rounds: int, *, is_cut: bool, is_back: bool)
         run = jax.shard_map(own, in_specs=spec, out_specs=spec, axis_names=names, check_vma=False)
         return run(array)
     sizes = (stages, rounds) if is_back else (rounds, stages)
-    apart = array.reshape(*sizes, -1, *array.shape[1:])
-    return jnp.swapaxes(apart, 0, 1).reshape(array.shape)
+    blocks = array.reshape(*sizes, -1, *array.shape[1:])
+    return jnp.swapaxes(blocks, 0, 1).reshape(array.shape)
 
 
 def _can_be_sent(array: Any) -> bool:
@@ -64,20 +64,39 @@ def _can_be_sent(array: Any) -> bool:
 def _sent(own: Any, *, stages: int, rounds: int, is_back: bool) -> Any:
     """Send the layers of a stage block by block, to or from their positions in layer order."""
     blocks = own.reshape(rounds, -1, *own.shape[1:])
-    left = jnp.zeros_like(blocks)
-    me = jax.lax.axis_index(STAGE)
-    for forth in _permutations(stages, rounds):
-        back = [(there, at, here, place) for here, place, there, at in forth]
-        ways = back if is_back else forth
-        places = jnp.array([place for _, place, _, _ in sorted(ways)])
-        ats = jnp.array([at for _, _, _, at in sorted(ways, key=lambda way: way[2])])
-        block = jax.lax.dynamic_index_in_dim(blocks, places[me], keepdims=False)
-        block = jax.lax.ppermute(block, STAGE, [(here, there) for here, _, there, _ in ways])
-        left = jax.lax.dynamic_update_index_in_dim(left, block, ats[me], 0)
-    return left.reshape(own.shape)
+    received = jnp.zeros_like(blocks)
+    stage = jax.lax.axis_index(STAGE)
+    for permutation in _permutations(stages, rounds):
+        moves = [move.reversed() for move in permutation] if is_back else permutation
+        sources = jnp.array([move.source for move in sorted(moves)])
+        targets = jnp.array([m.target for m in sorted(moves, key=lambda move: move.receiver)])
+        block = jax.lax.dynamic_index_in_dim(blocks, sources[stage], keepdims=False)
+        block = jax.lax.ppermute(block, STAGE, [(m.sender, m.receiver) for m in moves])
+        received = jax.lax.dynamic_update_index_in_dim(received, block, targets[stage], 0)
+    return received.reshape(own.shape)
 
 
-def _permutations(stages: int, rounds: int) -> list[list[tuple[int, int, int, int]]]:
+class _Move(NamedTuple):
+    """Transfer of a block from one stage to another.
+
+    Attributes:
+        sender: number of the stage that sends the block.
+        source: position of the block there.
+        receiver: number of the stage that receives it.
+        target: position of the block at the receiver.
+    """
+
+    sender: int
+    source: int
+    receiver: int
+    target: int
+
+    def reversed(self) -> _Move:
+        """Return the transfer of the block back."""
+        return _Move(self.receiver, self.target, self.sender, self.source)
+
+
+def _permutations(stages: int, rounds: int) -> list[list[_Move]]:
     """Return the permutations of stages in which each stage sends one block and receives one.
 
     Block b is stored at position b % rounds of stage b // rounds, and is computed in round b //
@@ -87,15 +106,15 @@ def _permutations(stages: int, rounds: int) -> list[list[tuple[int, int, int, in
     positions modulo g differ.
 
     Returns:
-        For each permutation and stage: the stage, the block's position, the receiver, the round.
+        The moves of each permutation, in the order of the senders. A block's target is its round.
     """
     period = stages // gcd(stages, rounds)
     found = []
-    for turn in range(rounds):
-        ways = []
-        for stage in range(stages):
-            place = (turn + stage // period) % rounds
-            number, there = divmod(stage * rounds + place, stages)
-            ways.append((stage, place, there, number))
-        found.append(ways)
+    for start in range(rounds):
+        moves = []
+        for sender in range(stages):
+            source = (start + sender // period) % rounds
+            target, receiver = divmod(sender * rounds + source, stages)
+            moves.append(_Move(sender, source, receiver, target))
+        found.append(moves)
     return found

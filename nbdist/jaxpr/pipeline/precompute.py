@@ -55,14 +55,14 @@ class Precomputed(NamedTuple):
     """Values that are computed in advance.
 
     Attributes:
-        over: inputs of layers, stacked and ordered by stage: scanned and carried values.
-        left: results of the scan; stacked ones are ordered by stage.
-        drawn: scanned inputs with rows, stacked and ordered by stage.
+        inputs: inputs of layers, stacked and ordered by stage: scanned and carried values.
+        results: results of the scan; stacked ones are ordered by stage.
+        draws: scanned inputs with rows, stacked and ordered by stage.
     """
 
-    over: Arrays
-    left: Arrays
-    drawn: Arrays
+    inputs: Arrays
+    results: Arrays
+    draws: Arrays
 
 
 def precompute(
@@ -82,45 +82,51 @@ def precompute(
     first, second = layers.scan.constants, layers.scan.constants + layers.scan.carried
     alike = {n for n, kind in enumerate(layers.input_kinds) if kind == "same"}
     shared = {n: given[n] for n in alike if n < first}
-    over = {n: given[n] for n in alike if n >= second}
+    scanned = {n: given[n] for n in alike if n >= second}
     carry = {n: given[first + n] for n in layers.carried("same")}
-    carried, left = _carried_values(layers, shared, over, carry, deinterleave)
-    over = {n: a.array if isinstance(a, Interleaved) else interleave(a) for n, a in over.items()}
-    over |= {first + n: interleave(array) for n, array in carried.items()}
+    carried, results = _carried_values(layers, shared, scanned, carry, deinterleave)
+    inputs = {
+        n: a.array if isinstance(a, Interleaved) else interleave(a) for n, a in scanned.items()
+    }
+    inputs |= {first + n: interleave(array) for n, array in carried.items()}
     stacks = _run_each_layer(
-        layers, PartialLayer(layers.microbatch_body, layers.stacked("same")), shared, over
+        layers, PartialLayer(layers.microbatch_body, layers.stacked("same")), shared, inputs
     )
-    left |= {n: Interleaved(array) for n, array in stacks.items()}
-    drawn = _run_each_layer(
-        layers, PartialLayer(layers.draws, range(len(layers.draws.outvars))), shared, over
+    results |= {n: Interleaved(array) for n, array in stacks.items()}
+    draws = _run_each_layer(
+        layers, PartialLayer(layers.draws, range(len(layers.draws.outvars))), shared, inputs
     )
-    return Precomputed(over, left, {n + len(given): array for n, array in drawn.items()})
+    return Precomputed(inputs, results, {n + len(given): array for n, array in draws.items()})
 
 
-def _run_each_layer(layers: Layers, made: PartialLayer, shared: Arrays, over: Arrays) -> Arrays:
+def _run_each_layer(layers: Layers, layer: PartialLayer, shared: Arrays, inputs: Arrays) -> Arrays:
     """Return the results of each layer, stacked."""
-    own = {n: array for n, array in over.items() if n in made.needed}
-    run = jax.vmap(lambda own, _: made(shared | own))
+    own = {n: array for n, array in inputs.items() if n in layer.needed}
+    run = jax.vmap(lambda own, _: layer(shared | own))
     outs: Arrays = run(own, jnp.arange(layers.length))
     return outs
 
 
 def _carried_values(
-    layers: Layers, shared: Arrays, over: Arrays, carry: Arrays, deinterleave: Callable[[Any], Any]
+    layers: Layers,
+    shared: Arrays,
+    scanned: Arrays,
+    carry: Arrays,
+    deinterleave: Callable[[Any], Any],
 ) -> tuple[Arrays, Arrays]:
     """Return carried values: the stack of each layer's input, and the final values."""
     if not carry:
         return {}, {}
     first = layers.scan.constants
-    made = PartialLayer(layers.microbatch_body, carry)
+    layer = PartialLayer(layers.microbatch_body, carry)
 
     def one(now: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
-        return made(shared | own | {first + n: array for n, array in now.items()}), now
+        return layer(shared | own | {first + n: array for n, array in now.items()}), now
 
     own = {
         n: deinterleave(array.array) if isinstance(array, Interleaved) else array
-        for n, array in over.items()
-        if n in made.needed
+        for n, array in scanned.items()
+        if n in layer.needed
     }
-    left, carried = jax.lax.scan(one, carry, own, layers.length, reverse=layers.reverse)
-    return carried, left
+    results, carried = jax.lax.scan(one, carry, own, layers.length, reverse=layers.reverse)
+    return carried, results

@@ -60,7 +60,7 @@ class Pipeline:
             (jnp.arange(schedule.ticks), work.fed, work.slices),
             reverse=layers.reverse,
         )
-        left = work.left | stages.sums(totals, given)
+        left = work.results | stages.sums(totals, given)
         left |= {n: Skewed(array) for n, array in stacks.items()}
         left |= {
             n: schedule.leaving(stages.last_stage_rows(array), outs[n]) for n, array in rows.items()

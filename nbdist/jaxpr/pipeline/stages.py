@@ -44,14 +44,14 @@ class LayerInputs(NamedTuple):
         blocks: own values of each layer: [stages, layers of all blocks of a stage, ...].
         fed: rows that all layers read: [ticks, stages, parts, ...].
         slices: own rows of each layer, as in `Skewed`.
-        left: results of the scan that do not depend on rows, by the number of the output.
+        results: results of the scan that do not depend on rows, by the number of the output.
     """
 
     shared: Arrays
     blocks: Arrays
     fed: Arrays
     slices: Arrays
-    left: Arrays
+    results: Arrays
 
 
 class Stages:
@@ -90,11 +90,11 @@ class Stages:
         layers, schedule = self._layers, self._schedule
         interleave = partial(schedule.interleaved, is_cut=True)
         deinterleave = partial(schedule.deinterleaved, is_cut=True)
-        made = precompute(layers, dict(enumerate(given)), interleave, deinterleave)
-        drawn = [schedule.sharded(array, parts=False) for array in made.drawn.values()]
+        precomputed = precompute(layers, dict(enumerate(given)), interleave, deinterleave)
+        drawn = [schedule.sharded(array, parts=False) for array in precomputed.draws.values()]
         all_ = [*given, *drawn]
         needed, (constants, _, _) = self._round.needed, layers.scan.parts(all_)
-        work = LayerInputs({}, {}, {}, {}, made.left)
+        work = LayerInputs({}, {}, {}, {}, precomputed.results)
         for n, value in enumerate(constants):
             if isinstance(value, RowInvariant):
                 work.shared[n] = value.array
@@ -105,8 +105,10 @@ class Stages:
                     value, layers.scan.eqn.invars[n], is_late=is_late
                 )
         for n in sorted(needed.difference(range(len(constants)))):
-            if n in made.over:
-                work.blocks[n] = schedule.sharded(schedule.by_stages(made.over[n]), parts=False)
+            if n in precomputed.inputs:
+                work.blocks[n] = schedule.sharded(
+                    schedule.by_stages(precomputed.inputs[n]), parts=False
+                )
             elif isinstance(all_[n], Skewed):
                 work.slices[n] = all_[n].array
             elif n >= len(constants) + layers.scan.carried and all_[n] is not None:

@@ -36,7 +36,7 @@ SEQUENCE = Role(
 MODEL = Role(frozenset({"model", "tensor", "tp", "mp"}), "sends in each layer: innermost")
 ROLES = (PIPELINE, DATA, OTHER, SEQUENCE, MODEL)
 """Roles by communication, least first. The order is that of Megatron-LM (Narayanan et al., 2021,
-section 3.2: tensors are cut within a host, pipelines across hosts)."""
+section 3.2: tensor parallelism within a host, pipelines across hosts)."""
 
 
 def role_of(axis: str) -> Role:
@@ -71,9 +71,9 @@ def model_axes(mesh: Mesh | AbstractMesh) -> Axes:
 
 def _models(flat: Axes) -> Axes:
     """Return axes with names of the model, else the last one if its name is unknown."""
-    called = tuple(axis for axis in flat if role_of(axis) is MODEL)
+    of_model = tuple(axis for axis in flat if role_of(axis) is MODEL)
     is_known = any(flat[-1].lower() in role.names for role in ROLES)
-    return called or (() if is_known else flat[-1:])
+    return of_model or (() if is_known else flat[-1:])
 
 
 def _flat(mesh: Mesh | AbstractMesh) -> Axes:

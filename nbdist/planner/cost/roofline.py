@@ -45,7 +45,7 @@ def matmul_s(
     """
     size = ITEM_BYTES[dtype]
     aligned = n * size % _ROW_BYTES == 0 and k * size % _ROW_BYTES == 0
-    rate = _reached(dtype, chip, calibration) * (1 if aligned else calibration.unaligned)
+    rate = _peak_rate(dtype, chip, calibration) * (1 if aligned else calibration.unaligned)
     operands = batch * size * (m * k + k * n + m * n)
     streams = [
         (parts, _stream_s(operands + _partial_bytes(batch * m * n, parts), chip, calibration))
@@ -92,8 +92,8 @@ def issued_s(
     return slower * math.pow(1 + ratio**calibration.overlap, 1 / calibration.overlap)
 
 
-def _reached(dtype: str, chip: Chip, calibration: Calibration) -> float:
-    """Return operations per second of large products; XLA widens types without units."""
+def _peak_rate(dtype: str, chip: Chip, calibration: Calibration) -> float:
+    """Return operations per second of large products; XLA widens types that the chip lacks."""
     known = dtype if dtype in chip.flops else "float32"
     return chip.flops[known] * calibration.matmul_ceiling
 

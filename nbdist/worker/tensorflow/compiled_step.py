@@ -177,7 +177,7 @@ class CompiledStep:
             self._watch.installed(),
             self._clock.installed(),
             nested_merge.allowed(strategy),
-            layer_state.apart(strategy),
+            layer_state.separate_replicas(strategy),
         ):
             return strategy.run(self._replica, args=values)
 

@@ -23,8 +23,8 @@ def traced(rows: int, scale: float) -> tuple[jax.core.ClosedJaxpr, list[tuple[st
     return jax.jit(step).trace(*of).jaxpr, [("w", "carried"), ("x", "batch")]
 
 
-def planned(rows: int = 64, scale: float = 1.0, on: str = "4xH100", **wishes: object) -> object:
-    return plan_of(PlanQuery(*traced(rows, scale), named_target(on), Planning(on=on, **wishes)))
+def planned(rows: int = 64, scale: float = 1.0, on: str = "4xH100", **options: object) -> object:
+    return plan_of(PlanQuery(*traced(rows, scale), named_target(on), Planning(on=on, **options)))
 
 
 def test_an_equal_step_gets_the_same_plan() -> None:

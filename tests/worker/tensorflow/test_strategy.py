@@ -191,7 +191,7 @@ def test_reserved_port_cannot_be_bound_by_others(cluster: nbdist.Cluster) -> Non
     port = cluster.pull(["port"], ranks="0")[0]["port"]
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
         stranger.bind(("127.0.0.1", port))
-    cluster.run("mirrored._held_ports.pop().close()", ranks="0")
+    cluster.run("mirrored._reserved_ports.pop().close()", ranks="0")
 
 
 LONE_RANK = """

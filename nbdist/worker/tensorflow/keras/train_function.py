@@ -176,7 +176,7 @@ class ReplicatedStep:
             ),
             self._clock.installed(),
             nested_merge.allowed(self._strategy),
-            layer_state.apart(self._strategy),
+            layer_state.separate_replicas(self._strategy),
         ):
             outputs = self._strategy.run(on_replica, args=(data,))
         return first_of(self._strategy, outputs)

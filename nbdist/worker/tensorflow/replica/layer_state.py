@@ -35,30 +35,32 @@ _set_upstream = keras.layers.Layer.__setattr__
 
 
 @contextlib.contextmanager
-def apart(strategy: tf.distribute.Strategy) -> Iterator[None]:
+def separate_replicas(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Separate layer state while a step is traced or run, if a process has several replicas."""
     if len(strategy.extended.worker_devices) == 1:
         yield
         return
-    kept = _Kept()
+    replica_values = _ReplicaValues()
     with contextlib.ExitStack() as changes:
 
         def set_attribute(layer: Any, name: str, value: Any) -> None:
             owner = type(layer)
             is_free = not inspect.isdatadescriptor(inspect.getattr_static(owner, name, None))
             if is_free and _replica() is not None and _is_state(value):
-                changes.enter_context(replaced(owner, name, _Attribute(kept, owner, name)))
+                changes.enter_context(
+                    replaced(owner, name, _Attribute(replica_values, owner, name))
+                )
             _set_upstream(layer, name, value)
 
         layers = keras.layers.Layer
         for name in _COLLECTIONS:
-            changes.enter_context(replaced(layers, name, _Attribute(kept, layers, name)))
+            changes.enter_context(replaced(layers, name, _Attribute(replica_values, layers, name)))
         changes.enter_context(replaced(layers, "__setattr__", set_attribute))
-        changes.callback(kept.give_first)
+        changes.callback(replica_values.give_first)
         yield
 
 
-class _Kept:
+class _ReplicaValues:
     """Values by layer, name and replica."""
 
     def __init__(self) -> None:
@@ -81,13 +83,13 @@ class _Attribute:
     """Attribute with a value for each replica. The default is the value of the layer.
 
     Args:
-        kept: values of the step.
+        replica_values: values of the step.
         owner: class that gets the attribute.
         name: name of the attribute.
     """
 
-    def __init__(self, kept: _Kept, owner: type, name: str) -> None:
-        self._kept = kept
+    def __init__(self, replica_values: _ReplicaValues, owner: type, name: str) -> None:
+        self._replica_values = replica_values
         self._name = name
         self._default = inspect.getattr_static(owner, name, None)
         self._has_default = name in dir(owner)
@@ -96,7 +98,7 @@ class _Attribute:
         if layer is None:
             return self._inherited(owner)
         replica = _replica()
-        values = self._kept.of(layer, self._name)
+        values = self._replica_values.of(layer, self._name)
         if replica is not None and replica not in values and self._name in _COLLECTIONS:
             values[replica] = _COLLECTIONS[self._name]()
         if replica in values:
@@ -110,12 +112,12 @@ class _Attribute:
         if replica is None:
             vars(layer)[self._name] = value
         else:
-            self._kept.of(layer, self._name)[replica] = value
+            self._replica_values.of(layer, self._name)[replica] = value
 
     def __delete__(self, layer: Any) -> None:
         replica = _replica()
         if replica is not None:
-            self._kept.of(layer, self._name).pop(replica, None)
+            self._replica_values.of(layer, self._name).pop(replica, None)
         vars(layer).pop(self._name, None)
 
     def _inherited(self, owner: type | None) -> Any:

@@ -164,7 +164,7 @@ def test_two_replicas_of_a_rank_give_results_of_one(name: str) -> None:
 SHARED = """
 import contextlib
 from nbdist.worker.tensorflow.replica import layer_state
-layer_state.apart = lambda strategy: contextlib.nullcontext()
+layer_state.separate_replicas = lambda strategy: contextlib.nullcontext()
 """
 
 
