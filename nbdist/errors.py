@@ -70,13 +70,14 @@ class VersionError(StartError):
     """A cluster that another version of nbdist started.
 
     Attributes:
-        started_by: version of nbdist that started the cluster, or "a version before 0.2.0".
+        started_by: version of nbdist that started the cluster, with the format of its state if
+            this version has another one, or "a version before 0.2.0".
     """
 
     def __init__(self, cluster: str, started_by: str, own: str) -> None:
-        self.started_by = started_by or "a version before 0.2.0"
+        self.started_by = started_by
         super().__init__(
-            f"cluster {cluster} was started by nbdist {self.started_by}, and this is nbdist {own}: "
+            f"cluster {cluster} was started by nbdist {started_by}, and this is nbdist {own}: "
             "attach with the version that started it, or end it with %dist_stop --all"
         )
 

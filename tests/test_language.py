@@ -23,8 +23,8 @@ if TYPE_CHECKING:
         ('X = 1\n"""Of a run."""', "docstring opens with 'Of': Of a run."),
         ('"""' + 99 * "a" + ' b"""', f"summary of 101 characters: {99 * 'a'} b"),
         (
-            'def f(a):\n    """Run.\n\n    Args:\n        a: whether it runs.\n    """',
-            "entry opens with 'whether': a: whether",
+            'def f(a):\n    """Run.\n\n    Args:\n        a: Whether it runs.\n    """',
+            "entry opens with 'Whether': a: Whether",
         ),
         ('def f(a):\n    """Run.\n\n    Args:\n        a: as in `g`.\n    """', None),
         ("x = 1  # the crew", "coined word 'crew'"),

@@ -25,7 +25,8 @@ QUESTION = re.compile(r"(?:What|Which|Where|Whether|How|Of|As|Who|Whose|When|Why
 """A docstring begins with a noun or an imperative verb instead."""
 
 ENTRY = re.compile(
-    r"^ {4,}\w+: (what|which|where|whether|how|of|as|who|whose|when|why)\b(?! in `)", re.MULTILINE
+    r"^ {4,}\w+: (what|which|where|whether|how|of|as|who|whose|when|why)\b(?! in `)",
+    re.MULTILINE | re.IGNORECASE,
 )
 """An entry of `Args` or `Attributes` begins with a noun, "True if" or a verb instead."""
 
@@ -76,6 +77,8 @@ COINED_IN_NAMES = frozenset(
         "hurry",
         "keeper",
         "keepers",
+        "land",
+        "landing",
         "landed",
         "mended",
         "rescue",

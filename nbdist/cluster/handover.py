@@ -119,17 +119,24 @@ def read_handover(folder: Path) -> HandoverState:
     """
     path = folder / HANDOVER_FILE
     if not path.exists() and (folder / _OLD_FILE).exists():
-        raise VersionError(folder.name, "", __version__)
+        raise VersionError(folder.name, "a version before 0.2.0", __version__)
     content = read_file(path, _MOST_BYTES)
     if path.stat().st_uid != os.getuid():
         raise PermissionError(f"{path} belongs to another user")
     origin = msgspec.json.decode(content, type=_Origin)
-    if (origin.version, origin.nbdist) != (HANDOVER_VERSION, __version__):
+    if origin.version != HANDOVER_VERSION:
+        started_by = _with_format(origin.nbdist, origin.version)
+        raise VersionError(folder.name, started_by, _with_format(__version__, HANDOVER_VERSION))
+    if origin.nbdist != __version__:
         raise VersionError(folder.name, origin.nbdist, __version__)
     handover = msgspec.json.decode(content, type=HandoverState)
     if handover.id != folder.name or not re.fullmatch(CLUSTER_ID, handover.id, re.ASCII):
         raise msgspec.DecodeError(f"{folder} is not the folder of cluster {handover.id}")
     return handover
+
+
+def _with_format(nbdist: str, version: int) -> str:
+    return f"{nbdist} (state of format {version})"
 
 
 def clusters_folder() -> Path:

@@ -295,7 +295,7 @@ def unknown(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     for value in (*ins, *outs):
         for group in value.groups:
             build.dims.block(group, f"there is no rule for {name}")
-    build.note(f"there is no rule for the operation {name}: its dimensions are not cut")
+    build.note(f"there is no rule for the operation {name}: its dimensions are not sharded")
     build.emit("stream", ins, outs)
     return outs
 

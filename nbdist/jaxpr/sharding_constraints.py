@@ -3,8 +3,8 @@
 XLA infers shardings from the step's inputs. If parameters are cut over the data axis (ZeRO-3), XLA
 may cut everything computed from them in the same way: it then gathers the batch instead of the
 parameters, which takes several times the memory. The results of products decide this. So each
-result is constrained to be cut by rows, and XLA gathers the parameters. If the plan says so,
-results that are sums over the model axis are cut along the sequence (see
+result is constrained to be sharded by rows, and XLA gathers the parameters. With sequence
+parallelism, results that are sums over the model axis are sharded along the sequence (see
 `planner/graph/sequence.py`).
 
 Gradients of convolution kernels are constrained not to be cut by `data`. If the optimizer's state

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from nbdist.records.cell_options import CellOptions
 
 HANDOVER_VERSION = 3
-"""Format of the handover state. Version 1 (`estate.json`) was written before nbdist 0.2.0."""
+"""Format of the handover state. Version 1 (`estate.json`) was written before nbdist 0.2.0.
+
+Version 2 named the fork server's socket and log `seed`.
+"""
 
 
 class RunningCell(Record, frozen=True):

@@ -155,7 +155,8 @@ class Cluster:
         Names that cells have defined are lost.
 
         Args:
-            hosts: As for `Cluster`. A smaller number selects the first of named hosts.
+            hosts: Names or a number, like those of `Cluster`. A smaller number selects the
+                first of named hosts.
             go_on: Continue the stopped run from its newest checkpoint, with the same global batch.
                 nbdist creates its inputs again.
 

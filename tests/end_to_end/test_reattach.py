@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -21,6 +22,7 @@ import pytest
 import nbdist
 from nbdist.cluster.forkserver.control_socket import FORK_SERVER_SOCKET
 from nbdist.cluster.handover import HANDOVER_FILE, read_handover
+from nbdist.records.handover import HANDOVER_VERSION
 from nbdist.session.discovery import offer, stop_all
 from nbdist.telemetry.run_reader import stored_runs
 from nbdist.utils.polling import repeat_until
@@ -288,22 +290,34 @@ def test_stop_all_spares_the_cluster_of_a_live_notebook(tmp_path: Path) -> None:
     assert not list((tmp_path / "nbdist").iterdir())
 
 
-@pytest.mark.parametrize("written_by", ["0.1.9", ""], ids=["named", "before 0.2.0"])
-def test_cluster_of_another_version_is_refused(tmp_path: Path, written_by: str) -> None:
+@pytest.mark.parametrize(
+    ("fields", "started_by", "own"),
+    [
+        ({"nbdist": "0.1.9"}, "0.1.9", nbdist.__version__),
+        (
+            {"version": 2},
+            f"{nbdist.__version__} (state of format 2)",
+            f"{nbdist.__version__} (state of format {HANDOVER_VERSION})",
+        ),
+        ({}, "a version before 0.2.0", nbdist.__version__),
+    ],
+    ids=["version", "format", "before 0.2.0"],
+)
+def test_cluster_of_another_version_is_refused(
+    tmp_path: Path, fields: dict[str, object], started_by: str, own: str
+) -> None:
     with owner() as (process, family):
         process.kill()
         process.wait()
         (folder,) = (tmp_path / "nbdist").iterdir()
         state = folder / HANDOVER_FILE
-        if written_by:
-            fields = json.loads(state.read_bytes()) | {"nbdist": written_by}
-            state.write_text(json.dumps(fields))
+        if fields:
+            state.write_text(json.dumps(json.loads(state.read_bytes()) | fields))
         else:
             state.rename(folder / "estate.json")
             (folder / FORK_SERVER_SOCKET).rename(folder / "seed.sock")
-        other_version = written_by or "a version before 0.2.0"
-        versions = f"started by nbdist {other_version}, and this is nbdist {nbdist.__version__}"
-        with pytest.raises(nbdist.StartError, match=f"{versions}.*%dist_stop --all"):
+        versions = f"started by nbdist {started_by}, and this is nbdist {own}"
+        with pytest.raises(nbdist.StartError, match=f"{re.escape(versions)}.*%dist_stop --all"):
             nbdist.attach()
         assert versions in offer()
         assert stop_all() == (f"cluster {folder.name} was ended",)

@@ -233,7 +233,9 @@ def test_first_part_of_split_dimension_is_sharded() -> None:
 def test_unknown_operation_is_not_sharded_and_noted() -> None:
     model = traced(lambda x, _, __: jnp.fft.fft(x).real, floats(4, 6))
     assert ties(model) == "AB"
-    assert model.notes == ("there is no rule for the operation fft: its dimensions are not cut",)
+    assert model.notes == (
+        "there is no rule for the operation fft: its dimensions are not sharded",
+    )
 
 
 def test_batch_rows_are_one_group() -> None:

@@ -112,7 +112,7 @@ def test_an_edited_plan_is_used(notebook: Kernel, tmp_path: Path) -> None:
     path.write_text(json.dumps(plan))
     refused = notebook.run(cell)
     assert "the step has no params['gone']" in refused.traceback
-    assert "params['up'] is cut over pipe: the axes are data, model" in refused.traceback
+    assert "params['up'] is sharded over pipe: the axes are data, model" in refused.traceback
 
 
 FIT = """

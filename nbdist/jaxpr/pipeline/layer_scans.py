@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nbdist.planner.graph.model import Role
 
 _NONE = (
-    "there is no scan over layers to cut into stages: stack the parameters of equal layers, "
+    "there is no scan over layers to divide into stages: stack the parameters of equal layers, "
     "[layers, ...], and write x, _ = jax.lax.scan(lambda x, layer: (apply(layer, x), None), x, "
     "stacked)"
 )

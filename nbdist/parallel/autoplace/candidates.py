@@ -228,9 +228,9 @@ def _layout(name: str, size: int, number: int, mesh: Mesh, leaves: Sequence[Any]
         for shape in map(np.shape, leaves)
     )
     words = {
-        "batch": f"the {size:,} rows cut",
-        "model": f"all but the {size:,} rows cut",
-        "full": f"the {size:,} rows and all else cut",
+        "batch": f"the {size:,} rows sharded",
+        "model": f"all but the {size:,} rows sharded",
+        "full": f"the {size:,} rows and all else sharded",
     }[name]
     over = " x ".join(f"{axis} {parts}" for axis, parts in mesh.shape.items())
     return Candidate(f"{name} {size}" if number else name, f"{words} over {over}", shardings)
@@ -267,7 +267,7 @@ def _uncut(candidate: Candidate) -> str:
     meshed = [where for where in candidate.shardings if isinstance(where, NamedSharding)]
     if not meshed or any(any(where.spec) for where in meshed):
         return ""
-    return f"no dimension that it would cut divides by {meshed[0].mesh.size}"
+    return f"no dimension that it would shard divides by {meshed[0].mesh.size}"
 
 
 def _same(candidate: Candidate, taken: Sequence[Candidate]) -> str:

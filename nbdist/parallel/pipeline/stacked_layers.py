@@ -213,17 +213,19 @@ class Pipelined:
             layer = jax.checkpoint(self.layer, prevent_cse=False) if self.remat else self.layer
             own = jax.tree.map(lambda leaf: leaf[0], blocks)
             return jax.lax.scan(lambda h, one: (layer(one, h), None), x, own)[0]
-        turn = jnp.clip(item // self.micro, 0, self.rounds - 1)
+        round_index = jnp.clip(item // self.micro, 0, self.rounds - 1)
         for number in range(jax.tree.leaves(blocks)[0].shape[1]):
-            x = self._picked(jax.tree.map(lambda leaf, n=number: leaf[:, n], blocks), x, turn)
+            x = self._picked(
+                jax.tree.map(lambda leaf, n=number: leaf[:, n], blocks), x, round_index
+            )
         return x
 
     @cached_property
     def _picked(self) -> Callable[[Any, Any, jax.Array], Any]:
         """Apply a layer, given its params of all rounds; no tick stores those of its round."""
 
-        def apply(of_rounds: Any, x: Any, turn: jax.Array) -> Any:
-            return self.layer(jax.tree.map(partial(_at, turn, dimension=0), of_rounds), x)
+        def apply(of_rounds: Any, x: Any, round_index: jax.Array) -> Any:
+            return self.layer(jax.tree.map(partial(_at, round_index, dimension=0), of_rounds), x)
 
         policy = None if self.remat else _is_kept
         picked: Callable[[Any, Any, jax.Array], Any] = jax.checkpoint(

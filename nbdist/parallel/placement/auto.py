@@ -75,7 +75,7 @@ def decide(leaves: Sequence[Leaf]) -> Choice:
 
     Arrays on devices of the default platform, or over several processes, stay. Others go to the
     default platform if the largest is above the size from which on the transfer pays off (see
-    `crossing`), and otherwise to a CPU. If one device has no room, they are cut over all devices.
+    `crossing`), and otherwise to a CPU. If one device has no room, they are sharded over all.
     With several processes, a cell computes on the whole mesh, so arrays go there: replicated, or
     cut if there is no room.
 
@@ -98,7 +98,7 @@ def decide(leaves: Sequence[Leaf]) -> Choice:
     if large < measured.nbytes:
         return _room(leaves, own if is_cpu else host[:1], f"on one device, {measured.home}: {why}")
     if is_cpu:
-        return _spread(leaves, flat_mesh(own), f"cut over {len(own)} devices: {why}")
+        return _spread(leaves, flat_mesh(own), f"sharded over {len(own)} devices: {why}")
     return _room(leaves, own, f"on {measured.there}: {why}")
 
 
@@ -118,7 +118,7 @@ def _over(leaves: Sequence[Leaf], mesh: Mesh) -> Choice:
     try:
         capacity.check(leaves, whole)
     except UsageError as full:
-        return _spread(leaves, mesh, f"cut over the mesh's {mesh.size} devices: {full}")
+        return _spread(leaves, mesh, f"sharded over the mesh's {mesh.size} devices: {full}")
     return Choice(whole, f"whole {reason}")
 
 
@@ -155,7 +155,7 @@ def _room(leaves: Sequence[Leaf], devices: Sequence[Device], reason: str) -> Cho
     except UsageError as full:
         if len(devices) == 1:
             raise
-        return _spread(leaves, flat_mesh(devices), f"cut over {len(devices)} devices: {full}")
+        return _spread(leaves, flat_mesh(devices), f"sharded over {len(devices)} devices: {full}")
 
 
 def _spread(leaves: Sequence[Leaf], mesh: Mesh, reason: str) -> Choice:

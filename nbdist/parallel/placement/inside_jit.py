@@ -73,7 +73,7 @@ def _sharding(leaf: Leaf, where: Any, mesh: Mesh | AbstractMesh | None) -> Named
         return where
     raise UsageError(
         f"where={where!r} within jax.jit or a step cell: a program runs on the "
-        f"devices of its arguments. To cut its values, use {', '.join(LAYOUTS)}, "
+        f"devices of its arguments. To shard its values, use {', '.join(LAYOUTS)}, "
         "a PartitionSpec or a NamedSharding; to move data, call place outside"
     )
 

@@ -100,8 +100,8 @@ def _source(leaf: Leaf, sharding: Sharding) -> Any:
     there = {device.process_index for device in value.sharding.device_set}
     if not value.is_fully_replicated:
         raise UsageError(
-            f"{leaf.name} is cut over the devices of several processes, and no process has all of "
-            'it: nbdist.place(x, "replicated") first'
+            f"{leaf.name} is sharded over the devices of several processes, and no process has all "
+            'of it: nbdist.place(x, "replicated") first'
         )
     if len(there) < jax.process_count():
         named = ", ".join(map(str, sorted(there)))

@@ -31,8 +31,8 @@ MUCH_INPUT = 1e9
 which one process reads and copies. Assumed."""
 
 NO_SEQUENCE = (
-    "no product whose sum the model axis cuts has another dimension that "
-    "this axis could cut, beside rows and dimensions of parameters"
+    "no product whose sum the model axis shards has another dimension that "
+    "this axis could shard, beside rows and dimensions of parameters"
 )
 NO_TENSOR = "sequence parallelism needs tensor parallelism, and the model axis is 1"
 
@@ -53,7 +53,9 @@ def no_layout_message(steps: Steps, target: Target, request: Planning) -> str:
         return head + "; ".join(faults)
     rows = "data times micro" if "micro" in request.fixed else "data"
     sequence = f"; no sequence parallelism: {NO_SEQUENCE}" * request.fixed.get("sequence", 0)
-    apart = f"; the batch and the model cannot both be cut: {model.apart}" if model.apart else ""
+    apart = (
+        f"; the batch and the model cannot both be sharded: {model.apart}" if model.apart else ""
+    )
     return (
         f"{head}the product of the axes must be {devices}, {rows} must divide the "
         f"batch of {model.rows}, and the model needs dimensions that divide so "
@@ -101,11 +103,13 @@ def _faults_of_cuts(
         yield f"rounds is {rounds}: use 1 or more"
     elif not fitting:
         most = max(steps.stages)
-        yield f"{rounds} rounds: {most} layers cannot be cut into stages of {rounds} blocks each"
+        yield (
+            f"{rounds} rounds: {most} layers cannot be divided into stages of {rounds} blocks each"
+        )
     elif stages is None or stages == 1:
         yield f"rounds and schedules need stages: use {counts}, with the remaining devices"
     elif stages not in steps.stages:
-        yield f"the layers cannot be cut into {stages} stages: use {counts}"
+        yield f"the layers cannot be divided into {stages} stages: use {counts}"
     elif stages not in fitting:
         yield f"{stages} stages of {rounds} blocks do not divide the layers: use {counts}"
 
@@ -115,10 +119,10 @@ def _faults_of_rounds(
 ) -> Iterator[str]:
     """Yield the faults of several rounds whose microbatches are no multiple of the stages."""
     each = asked.get("micro", steps.plain.rows // max(1, asked.get(DATA, 1)))
-    turns = [n for n in fitting if not each % n]
-    if each % max(1, asked.get(STAGE, 1)) or not turns:
+    stage_counts = [n for n in fitting if not each % n]
+    if each % max(1, asked.get(STAGE, 1)) or not stage_counts:
         what = f"micro is {each}" if "micro" in asked else f"{each} rows are in each group"
-        would = f": use {' or '.join(map(str, turns))} stages" if turns else ""
+        would = f": use {' or '.join(map(str, stage_counts))} stages" if stage_counts else ""
         yield f"{what}, and with several rounds it must be a multiple of the stages{would}"
 
 

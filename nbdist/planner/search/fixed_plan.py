@@ -90,7 +90,7 @@ def _faults(given: Plan, steps: Steps, devices: int) -> Iterator[str]:
         yield f"micro is {given.micro}: use 1 or more"
     elif given.axes[DATA] >= 1 and model.rows % (given.axes[DATA] * given.micro):
         parts = f" in {given.micro} microbatches" if given.micro > 1 else ""
-        yield f"a batch of {model.rows} cannot be cut in {given.axes[DATA]}{parts}"
+        yield f"a batch of {model.rows} cannot be divided into {given.axes[DATA]}{parts}"
     yield from _faults_in_stages(given, steps)
     if model.apart and min(given.axes[DATA], given.axes[MODEL]) > 1:
         yield f"{sizes} cuts both the batch and the model: {model.apart}"
@@ -121,11 +121,11 @@ def _faults_of(planned: PlannedTensor, tensor: Tensor, axes: dict[str, int]) -> 
     used = [axis for dimension in planned.spec for axis in dimension]
     unknown = sorted(set(used) - set(axes))
     if unknown:
-        yield f"{path} is cut over {', '.join(unknown)}: the axes are {', '.join(axes)}"
+        yield f"{path} is sharded over {', '.join(unknown)}: the axes are {', '.join(axes)}"
         return
     if len(used) != len(set(used)):
         twice = sorted({axis for axis in used if used.count(axis) > 1})
-        yield f"{path} is cut twice over {', '.join(twice)}"
+        yield f"{path} is sharded twice over {', '.join(twice)}"
     for dim, (size, names) in enumerate(zip(sizes, planned.spec, strict=True)):
         parts = math.prod(axes[name] for name in names)
         if size % parts:

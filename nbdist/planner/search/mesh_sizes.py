@@ -24,7 +24,7 @@ STAGED: tuple[Zero, ...] = LEVELS[:2]
 _ROUNDS = (2, 3, 4)
 """Numbers of rounds that are tried beside one."""
 
-_TURNS = (1, 2, 4, 8)
+_MICROBATCHES_PER_STAGE = (1, 2, 4, 8)
 """Microbatches per stage that are tried: the bubble halves from one to the next."""
 
 
@@ -94,9 +94,9 @@ def _microbatches(steps: Steps, data: int, stage: int, request: Planning) -> tup
         micro = asked or 1
         return (micro,) if stage == 1 or (micro > 1 and not micro % multiple) else ()
     rows = steps.plain.rows // data
-    most = min(rows, 2 * _TURNS[-1] * stage)
+    most = min(rows, 2 * _MICROBATCHES_PER_STAGE[-1] * stage)
     parts = [n for n in range(2, most + 1) if not rows % n and not n % multiple]
-    starts = (turns * stage for turns in _TURNS)
+    starts = (count * stage for count in _MICROBATCHES_PER_STAGE)
     found = [next((n for n in parts if start <= n < 2 * start), 0) for start in starts]
     return tuple(dict.fromkeys(filter(None, found))) or tuple(parts[-1:])
 

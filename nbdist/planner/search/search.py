@@ -97,8 +97,8 @@ def plans(
         whole, fitting = fitting[0], [c for c in fitting if c.replicated_table is None]
         if not fitting:
             raise PlanError(
-                f"{whole.replicated_table} has over {LARGE:,} entries, cannot be cut so that it "
-                "fits, and would be replicated: use --fix tensor=1 to allow that"
+                f"{whole.replicated_table} has over {LARGE:,} entries, cannot be sharded so that "
+                "it fits, and would be replicated: use --fix tensor=1 to allow that"
             )
     if target.cautious:
         fitting.sort(key=lambda c: c.changes)

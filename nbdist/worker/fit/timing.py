@@ -17,7 +17,7 @@ from nbdist.worker.training.trace_schedule import Samples, Tracing
 if TYPE_CHECKING:
     from nbdist.worker.runtime.context import Worker
 
-_LANDING_S = 10.0
+_SETTLE_TIMEOUT_S = 10.0
 """Seconds that a step waits for the steps under way."""
 
 
@@ -115,4 +115,4 @@ class Pace:
         function = self._function
         if function is not None and function.open > but:
             with self.settled:
-                self.settled.wait_for(lambda: function.open <= but, _LANDING_S)
+                self.settled.wait_for(lambda: function.open <= but, _SETTLE_TIMEOUT_S)

@@ -50,7 +50,7 @@ class Tracer(Protocol):
     """Profiler of one framework.
 
     Attributes:
-        must_sample: Whether only this profiler can time collectives; otherwise steps time them.
+        must_sample: True if only this profiler can time collectives; otherwise steps time them.
     """
 
     must_sample: bool

@@ -134,13 +134,13 @@ class Tracing:
     Args:
         tracer: profiler of the framework.
         plans: plans of traces; one trace runs at a time, of the first plan that is due.
-        land: waits for the steps under way.
+        settle: waits for the steps under way.
     """
 
-    def __init__(self, tracer: Tracer, plans: tuple[Plan, ...], land: Callable[[], None]) -> None:
+    def __init__(self, tracer: Tracer, plans: tuple[Plan, ...], settle: Callable[[], None]) -> None:
         self._tracer = tracer
         self._plans = plans
-        self._land = land
+        self._settle = settle
         self._open: Plan | None = None
         self._reading: list[threading.Thread] = []
         self._measured: dict[int, dict[str, float]] = {}
@@ -175,7 +175,7 @@ class Tracing:
             plan.close()
 
     def _start(self, plan: Plan, step: int) -> float:
-        self._land()
+        self._settle()
         began = time.perf_counter()
         folder = plan.folder()
         if self._tracer.start(folder):
@@ -188,7 +188,7 @@ class Tracing:
         return 0.0
 
     def _stop(self, plan: Plan, epoch: int) -> float:
-        self._land()
+        self._settle()
         began = time.perf_counter()
         self._end(plan, epoch)
         spent = time.perf_counter() - began

@@ -66,7 +66,7 @@ def test_rows_of_last_argument_and_largest_array_are_candidates() -> None:
 def test_indivisible_dimensions_are_reported() -> None:
     offered_places = offered(jnp.ones((7, 3)))
     assert names(offered_places) == ["default"]
-    assert reasons(offered_places)["batch"] == "no dimension that it would cut divides by 8"
+    assert reasons(offered_places)["batch"] == "no dimension that it would shard divides by 8"
 
 
 def test_numbers_are_left_to_jit() -> None:

@@ -93,10 +93,13 @@ def refusal(fixed: dict[str, int], steps: Steps | None = None) -> str:
 def test_impossible_interleaving_states_the_reason() -> None:
     for fixed, message in (
         ({STAGE: 4, "rounds": 4}, "4 stages of 4 blocks do not divide the layers: use 2"),
-        ({STAGE: 4, "rounds": 3}, "3 rounds: 8 layers cannot be cut into stages of 3 blocks each"),
-        ({"rounds": 16}, "16 rounds: 8 layers cannot be cut into stages of 16 blocks each"),
+        (
+            {STAGE: 4, "rounds": 3},
+            "3 rounds: 8 layers cannot be divided into stages of 3 blocks each",
+        ),
+        ({"rounds": 16}, "16 rounds: 8 layers cannot be divided into stages of 16 blocks each"),
         ({"rounds": 0}, "rounds is 0: use 1 or more"),
-        ({STAGE: 3, "rounds": 2}, "the layers cannot be cut into 3 stages: use 2, 4"),
+        ({STAGE: 3, "rounds": 2}, "the layers cannot be divided into 3 stages: use 2, 4"),
         ({STAGE: 1, "rounds": 2}, "rounds and schedules need stages: use 2, 4, with the re"),
         ({DATA: 8, "rounds": 2}, "rounds and schedules need stages: use 2, 4, with the re"),
         ({STAGE: 4, "rounds": 2, "micro": 6}, "micro is 6, and with several rounds it must be "),
@@ -114,7 +117,10 @@ def test_impossible_interleaving_states_the_reason() -> None:
             msgspec.structs.replace(planned_rounds(2), micro=6),
             "micro is 6, and with several rounds",
         ),
-        (msgspec.structs.replace(planned_rounds(2), rounds=3), "3 rounds: 16 layers cannot be cut"),
+        (
+            msgspec.structs.replace(planned_rounds(2), rounds=3),
+            "3 rounds: 16 layers cannot be divided",
+        ),
         (msgspec.structs.replace(planned_rounds(2), rounds=0), "rounds is 0"),
     ):
         with pytest.raises(PlanError, match=message):

@@ -103,7 +103,7 @@ def test_impossible_1f1b_states_the_reason() -> None:
         assert "use 2, 4, 8, with the remaining devices" in refusal(
             Steps(plans.stacked()), fixed=fixed
         )
-    assert "cut into 0 stages" in refusal(Steps(plans.stacked()), fixed={STAGE: 0})
+    assert "divided into 0 stages" in refusal(Steps(plans.stacked()), fixed={STAGE: 0})
     edited = msgspec.structs.replace(pipeline_plan("gpipe", 16), schedule="1f1b")
     with pytest.raises(PlanError, match="no 1F1B: the loss needs"):
         plan(refusing_1f1b(), hardware(HOSTS), Planning(given=edited))

@@ -138,7 +138,9 @@ def test_impossible_layout_is_refused(fixed: dict[str, int]) -> None:
 def test_grouped_convolutions_use_only_one_axis() -> None:
     """XLA computes wrong gradients on two axes."""
     message = refusal(Planning(fixed={DATA: 2, MODEL: 4}), "depthwise CNN")
-    assert "the batch and the model cannot both be cut: XLA computes a wrong gradient" in message
+    assert (
+        "the batch and the model cannot both be sharded: XLA computes a wrong gradient" in message
+    )
     mlp = plan(model_of_program("MLP"), hardware("8xA100"), Planning(fixed={DATA: 2, MODEL: 4}))
     given = msgspec.structs.replace(mlp, tensors=())
     assert "data 2 x model 4 cuts both the batch and the model" in refusal(
@@ -216,8 +218,8 @@ def test_every_fault_of_given_plan_is_listed() -> None:
         "data 3 x model 4 is 12 devices, and there are 8",
         "the step has no gone",
         "has 2 dimensions, and its spec has 1",
-        "is cut over pipe: the axes are data, model",
-        "is cut twice over data",
+        "is sharded over pipe: the axes are data, model",
+        "is sharded twice over data",
         "dimension 0 is 16, which 12 devices cannot share evenly",
     ):
         assert fault in message

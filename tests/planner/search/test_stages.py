@@ -151,10 +151,10 @@ def test_scan_lengths_without_common_divisor_are_listed() -> None:
 @pytest.mark.parametrize(
     ("sizes", "reason"),
     [
-        ({"stage": 3}, "the layers cannot be cut into 3 stages: use 2, 4, 8; stage 3 does"),
+        ({"stage": 3}, "the layers cannot be divided into 3 stages: use 2, 4, 8; stage 3 does"),
         ({"stage": 4, "micro": 1}, "micro is 1: stages need 2 microbatches"),
         ({"stage": 4, "zero": 3}, "zero is 3: with stages, ZeRO is 0 or 1"),
-        ({"stage": 16}, "cut into 16 stages: use 2, 4, 8; stage 16 does not divide 8 devices"),
+        ({"stage": 16}, "divided into 16 stages: use 2, 4, 8; stage 16 does not divide 8 devices"),
         ({"stage": 4, "data": 4}, "stage 4 x data 4 does not divide 8 devices"),
         ({"stage": 4, "micro": 3}, "micro 3 does not divide the batch of 64"),
     ],
@@ -271,8 +271,8 @@ def test_every_fault_of_plan_with_stages_is_listed() -> None:
     edited = msgspec.structs.replace(own, axes={STAGE: 8, DATA: 3, MODEL: 1}, micro=1, zero=3)
     message = refusal(Planning(given=edited), plans.stacked(4))
     assert "stage 8 x data 3 x model 1 is 24 devices, and there are 8" in message
-    assert "a batch of 64 cannot be cut in 3" in message
-    assert "the layers cannot be cut into 8 stages: use 2, 4" in message
+    assert "a batch of 64 cannot be divided into 3" in message
+    assert "the layers cannot be divided into 8 stages: use 2, 4" in message
     assert "micro is 1: stages need 2 microbatches or more" in message
     assert "zero is 3: with stages, ZeRO is 0 or 1" in message
     edited = msgspec.structs.replace(own, zero=3)

@@ -152,7 +152,7 @@ class _OnceEach:
     Args:
         function: Function of the operands.
         devices: Devices of the program, in their order.
-        with_result: Whether the other devices of the process need the result.
+        with_result: True if the other devices of the process need the result.
     """
 
     def __init__(

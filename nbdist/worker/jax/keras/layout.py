@@ -320,7 +320,7 @@ def read_by_all(model: Any, *, keep: bool) -> Iterator[None]:
 
     Args:
         model: Model whose variables and optimizers are read, including its inner models.
-        keep: Whether this process reads them.
+        keep: True if this process reads them.
     """
     global _read  # noqa: PLW0603 - Keras's own code reads it
     variables = {id(variable): variable for variable in model.variables}

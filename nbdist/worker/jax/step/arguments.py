@@ -67,7 +67,7 @@ def is_argument(value: Any, *, planned: bool) -> bool:
 
     Args:
         value: Value of a name.
-        planned: Whether shapes without data count as arrays: a dry run has no data. In a real step,
+        planned: True if shapes without data count as arrays: a dry run has no data. In a real step,
             they are result shapes for `jax.pure_callback`.
     """
     arrays = [leaf for leaf in jax.tree.leaves(value) if is_array(leaf)]
