@@ -22,6 +22,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 from nbdist.errors import AnotherRankError, NbdistError
 from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, Planning, StopAfter
+from nbdist.utils.allocator import return_freed_memory
 from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.runtime import context, rng_alignment, seeding
 from nbdist.worker.runtime.reporter import connect
@@ -199,6 +200,7 @@ class _Cell:
             self._end(error)
         else:
             self._end(None)
+        return_freed_memory()
 
     def _run_steps(self, request: StepRequest, stop: StopPoint) -> None:
         namespace = self._shell.user_ns

@@ -61,6 +61,7 @@ import psutil
 from nbdist.cluster.forkserver.child import become, die_with_parent
 from nbdist.cluster.forkserver.control_socket import ControlSocket, Event
 from nbdist.cluster.forkserver.logs import read_tail
+from nbdist.utils.allocator import keep_freed_memory
 from nbdist.utils.gpus import visible_gpus
 from nbdist.utils.processes import await_ends
 
@@ -151,6 +152,9 @@ class ForkServer:
         """Import modules. If one fails, report it to the owner and exit."""
         while not (self._control_socket.is_owned or self._control_socket.over):
             self._wait()  # the first owner is about to connect
+        self._gpus = visible_gpus()
+        if not self._gpus:
+            keep_freed_memory()  # before the imports start threads
         for name in modules:
             try:
                 self._import(name)
@@ -163,7 +167,6 @@ class ForkServer:
                 self._end_everything()
                 raise SystemExit(1) from error
         gc.freeze()  # the engines' garbage collection neither traverses nor copies these pages
-        self._gpus = visible_gpus()
         self._unsafe = _why_not_fork()
         if self._unsafe:
             sys.stderr.write(f"children start as new processes, without a fork: {self._unsafe}\n")
