@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 from keras.src import tree
 from keras.src.backend.common.stateless_scope import in_stateless_scope
@@ -100,7 +101,9 @@ def mean(own: tf.Tensor, shares: Division) -> tf.Tensor:
 
 
 def _is_scalar(value: Any) -> bool:
-    return isinstance(value, (int, float)) or (tf.is_tensor(value) and value.shape.rank == 0)
+    if isinstance(value, (int, float, np.generic, np.ndarray)):
+        return np.ndim(value) == 0
+    return tf.is_tensor(value) and value.shape.rank == 0
 
 
 def over_replicas(metric: keras.Metric, result: Callable[[], Any]) -> Any:
