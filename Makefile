@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 EXTENSION := hatch_build.py $(wildcard labextension/*.* labextension/s*/*.* labextension/src/*/*.*)
 LINTED := build/lint/passed
 
-.PHONY: demo test test-full chaos lab bench bench-smoke check docs clean
+.PHONY: demo test test-full chaos lab bench bench-smoke mutants check docs clean
 
 $(READY): pyproject.toml constraints.txt $(EXTENSION)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3,11) <= sys.version_info < (3,14))' || \
@@ -53,6 +53,10 @@ bench: $(READY)
 
 bench-smoke: $(READY)
 	@$(BIN)/python -m benchmarks --smoke all
+
+mutants: $(READY)
+	@$(INSTALL) -e '.[mutants]'
+	@$(BIN)/python -m tools.mutation_check
 
 clean:
 	rm -rf $(VENV) build dist nbdist/labextension nbdist/static labextension/lib labextension/node_modules
