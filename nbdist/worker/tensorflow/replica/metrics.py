@@ -103,7 +103,7 @@ def mean(own: tf.Tensor, shares: Division) -> tf.Tensor:
 def _is_scalar(value: Any) -> bool:
     if isinstance(value, (int, float, np.generic, np.ndarray)):
         return np.ndim(value) == 0
-    return tf.is_tensor(value) and value.shape.rank == 0
+    return bool(tf.is_tensor(value) and value.shape.rank == 0)
 
 
 def over_replicas(metric: keras.Metric, result: Callable[[], Any]) -> Any:
