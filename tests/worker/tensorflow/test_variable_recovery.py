@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import signal
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,6 +125,16 @@ def _leaves(value: Any) -> list[Any]:
     return [value] if not isinstance(value, list) else [x for v in value for x in _leaves(v)]
 
 
+@cache
+def references() -> dict[str, Any]:
+    """Return the outcomes of one process."""
+    programs = {
+        "with steps": MODEL + FIT + AGAIN + STEPS + OUTCOME,
+        "without steps": MODEL + FIT + AGAIN + OUTCOME,
+    }
+    return plainly(programs, "tensorflow")
+
+
 def outcomes(cluster: nbdist.Cluster) -> list[Any]:
     return [objects["outcome"] for objects in cluster.pull(["outcome"]).values()]
 
@@ -138,7 +149,6 @@ def test_training_continues_with_results_of_one_process(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three cells in a row fail on one rank. `fit` and a step cell continue with the objects."""
-    reference = plainly({"it": MODEL + FIT + AGAIN + STEPS + OUTCOME}, "tensorflow")["it"]
     cluster.run(MODEL + FIT)
     ids = cluster.run("id(model), id(strategy), id(model.optimizer)").results
     for _ in range(3):
@@ -148,7 +158,7 @@ def test_training_continues_with_results_of_one_process(
     cluster.run(STEP, step=StepOptions(data="data"))
     cluster.run(OUTCOME)
     for outcome in outcomes(cluster):
-        assert_close(outcome, reference)
+        assert_close(outcome, references()["with steps"])
     assert cluster.run("id(model), id(strategy), id(model.optimizer)").results == ids
 
 
@@ -268,9 +278,8 @@ def test_stopping_a_hang_keeps_the_state(
         with pytest.raises(KeyboardInterrupt):
             cluster.run(hangs)
     cluster.run(AGAIN + OUTCOME)
-    reference = plainly({"it": MODEL + FIT + AGAIN + OUTCOME}, "tensorflow")["it"]
     for outcome in outcomes(cluster):
-        assert_close(outcome, reference)
+        assert_close(outcome, references()["without steps"])
 
 
 @pytest.mark.parametrize(
