@@ -119,7 +119,7 @@ def test_stages_need_a_scan_over_layers(cluster: nbdist.Cluster) -> None:
     program = PROGRAMS["MLP"]
     cluster.run(program.setup, strategy="pjrt")
     options = StepOptions(data="train", batch=BATCH, planning=Planning(fixed={STAGE: 2}))
-    with pytest.raises(CellError, match=r"PlanError.*there is no scan over layers to cut"):
+    with pytest.raises(CellError, match=r"PlanError.*there is no scan over layers to divide"):
         cluster.run(program.step, strategy="pjrt", step=options)
 
 

@@ -249,7 +249,7 @@ found, nbdist.where(ours).axes
     for result in results.values():
         flags, axes = eval(result)
         assert flags[:-1] == [True] * 11
-        assert flags[-1] == "the array [8, 8] is cut ove"
+        assert flags[-1] == "the array [8, 8] is sharded"
         assert axes["model"].startswith("(2): inside each process")
         assert axes["data"].startswith("(4): between processes of one host; reduces")
 
