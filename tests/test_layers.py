@@ -60,7 +60,12 @@ LEVELS: dict[str, tuple[set[str], ...]] = {
         {"worker.remote"},
     ),
     "parallel": ({"parallel.placement"}, {"parallel.pipeline", "parallel.autoplace"}),
-    "cluster": ({"cluster.forkserver"}, {"cluster.ssh"}, {"cluster.schedulers"}, {"cluster"}),
+    "cluster": (
+        {"cluster.forkserver"},
+        {"cluster.remote_host"},
+        {"cluster.schedulers"},
+        {"cluster"},
+    ),
 }
 """Levels of a package from low to high. A level may import those below it."""
 
@@ -85,7 +90,7 @@ PACKAGES: dict[str, set[str]] = {
     "parallel.autoplace": {"views", "worker.jax.runtime"},
     "server": {"telemetry"},
     "cluster.forkserver": set(),
-    "cluster.ssh": set(),
+    "cluster.remote_host": set(),
     "cluster.schedulers": set(),
     # Checks of hosts compare GPUs with the planner's catalog. Functions of `worker.remote` run on
     # engines, through ipyparallel's `apply`.
@@ -401,7 +406,7 @@ class Slotted:
 
 
 def test_attributes_of_bases_in_other_modules_count() -> None:
-    remote = "nbdist.cluster.ssh.remote_forkserver.RemoteForkServer"
+    remote = "nbdist.cluster.remote_host.remote_forkserver.RemoteForkServer"
     client = "nbdist.cluster.forkserver.client.ForkServerClient"
     assert bases(remote) == {client}
     assert attributes(classes()[client]) < all_attributes(remote)
@@ -473,6 +478,6 @@ def test_strings_name_modules_of_the_table() -> None:
     )
     assert (
         "nbdist.cluster.forkserver.remote_start"
-        in named_in_strings()["nbdist.cluster.ssh.connection"]
+        in named_in_strings()["nbdist.cluster.remote_host.ssh_connection"]
     )  # in a command
     assert named_against_the_table() == STARTED_BY_NAME

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from nbdist.cluster.forkserver.client import ForkServerClient, ForkServerProcess
-    from nbdist.cluster.ssh.remote_forkserver import RemoteForkServer
+    from nbdist.cluster.remote_host.remote_forkserver import RemoteForkServer
     from nbdist.records import Host
 
 HOME = ""

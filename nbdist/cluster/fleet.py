@@ -14,9 +14,9 @@ from nbdist.cluster.child_registry import HOME, Children
 from nbdist.cluster.forkserver.client import ForkServerProcess
 from nbdist.cluster.forkserver.control_socket import KERNEL
 from nbdist.cluster.forkserver.server import IF_THERE
+from nbdist.cluster.remote_host.remote_forkserver import LOST_S, RemoteForkServer, ports_of
+from nbdist.cluster.remote_host.ssh_connection import SshConnection
 from nbdist.cluster.schedulers.reverse_connection import RendezvousClient
-from nbdist.cluster.ssh.connection import Connection
-from nbdist.cluster.ssh.remote_forkserver import LOST_S, RemoteForkServer, ports_of
 from nbdist.errors import NbdistError, OwnedError, StartError, UsageError
 from nbdist.records import ForkServerRequest, SocketAddress
 from nbdist.utils.polling import repeat_until
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from nbdist.cluster.ssh.host_connection import HostConnection
+    from nbdist.cluster.remote_host.host_connection import HostConnection
     from nbdist.records import BoundSocket, ClusterRequest, ForkServerLocation, Framework, Host
     from nbdist.settings import Settings
 
@@ -265,7 +265,7 @@ class Fleet(Children):
         if self._rendezvous is not None:
             return self._rendezvous.link(host, self._place(key))
         name = f"h{zlib.crc32(key.encode()):08x}"
-        return Connection(host, self.home.folder, name, self._settings.ssh_config)
+        return SshConnection(host, self.home.folder, name, self._settings.ssh_config)
 
     def _each(self, keys: Iterable[str], work: Callable[[str], None]) -> dict[str, str]:
         """Call `work` for all keys in parallel, and return the error messages by key."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.cluster import inventory
-from nbdist.cluster.ssh.connection import Connection
+from nbdist.cluster.remote_host.ssh_connection import SshConnection
 from nbdist.errors import UsageError
 from nbdist.records import Host
 
@@ -295,5 +295,5 @@ def test_records_of_hosts_are_checked_like_text(host: Host) -> None:
 
 def test_the_ssh_command_of_a_host(tmp_path: Path) -> None:
     host = Host(name="gpu3", user="me", port=2222)
-    words = Connection(host, tmp_path, "h0")._command("-M")
+    words = SshConnection(host, tmp_path, "h0")._command("-M")
     assert words == ["ssh", "-S", "h0.ctl", "-l", "me", "-p", "2222", "-M", "--", "gpu3"]

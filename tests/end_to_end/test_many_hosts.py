@@ -13,7 +13,7 @@ import pytest
 
 import nbdist
 from nbdist.cluster.forkserver.control_socket import SILENCE_S
-from nbdist.cluster.ssh.remote_forkserver import LOST_S
+from nbdist.cluster.remote_host.remote_forkserver import LOST_S
 from nbdist.errors import StartError, WorkerError
 from nbdist.records import Host
 from nbdist.telemetry.run_reader import stored_runs

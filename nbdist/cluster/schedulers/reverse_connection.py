@@ -12,9 +12,9 @@ import msgspec
 
 from nbdist.cluster.forkserver.control_socket import connect
 from nbdist.cluster.forkserver.logs import log_file, read_tail
+from nbdist.cluster.remote_host.ssh_connection import CONNECT_S
 from nbdist.cluster.schedulers.allocations import LOOK_S, RENDEZVOUS_SOCKET
 from nbdist.cluster.schedulers.jobs import LOG_LINES
-from nbdist.cluster.ssh.connection import CONNECT_S
 from nbdist.errors import StartError
 from nbdist.records import JobState
 from nbdist.utils.processes import wait_or_kill

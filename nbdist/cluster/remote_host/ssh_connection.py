@@ -48,7 +48,7 @@ _OPTIONS = {
 }
 
 
-class Connection:
+class SshConnection:
     """Connection to one host, with its forwards.
 
     Args:

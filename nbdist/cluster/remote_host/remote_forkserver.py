@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from nbdist.cluster.forkserver.client import END_TIMEOUT_S, ForkServerClient
-from nbdist.cluster.ssh.host_link import SOCKET_PREFIX, HostLink
+from nbdist.cluster.remote_host.host_link import SOCKET_PREFIX, HostLink
 from nbdist.errors import NbdistError, StartError
 from nbdist.records import ForkServerLocation
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from nbdist.cluster.forkserver.client import ForkServerProcess, ForkServerState
     from nbdist.cluster.forkserver.control_socket import Peer
-    from nbdist.cluster.ssh.host_connection import HostConnection
+    from nbdist.cluster.remote_host.host_connection import HostConnection
     from nbdist.records import ForkServerRequest
 
 LOST_S = 5.0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from nbdist.cluster.forkserver.client import ForkServerProcess
     from nbdist.cluster.forkserver.control_socket import Peer
-    from nbdist.cluster.ssh.host_connection import HostConnection
+    from nbdist.cluster.remote_host.host_connection import HostConnection
     from nbdist.records import ForkServerLocation
 
 SOCKET_PREFIX = "n"

@@ -1,1 +1,0 @@
-"""Connections to other hosts over ssh, and the fork servers there."""
