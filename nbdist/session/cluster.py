@@ -144,6 +144,9 @@ class Cluster:
         """Replace every engine by a fresh one. Names that cells have defined are lost.
 
         It also replaces engines that do not respond, and restores dead processes of the cluster.
+
+        Raises:
+            StartError: The restart failed; nbdist ended the cluster.
         """
         self.running = False
         self._lifecycle.restart()
@@ -205,7 +208,19 @@ class Cluster:
         return self.inspection.world_size
 
     def show(self, *names: str) -> PlacementPicture:
-        """Show the placement of arrays on the workers, by names such as `model.optimizer`."""
+        """Show the placement of arrays on the workers.
+
+        Args:
+            *names: names of the workers' namespaces, such as `params` or `model.optimizer`.
+
+        Returns:
+            A sequence of one row for each array.
+
+        Raises:
+            UsageError: a name is invalid, or contains no array on any rank.
+            TransferError: a name exists on no rank.
+            WorkerError: a worker has died, or still runs a cell.
+        """
         return self.inspection.show(names)
 
     def workers(self, *, measure: bool = True) -> tuple[WorkerState, ...]:
@@ -217,14 +232,20 @@ class Cluster:
         return self._lifecycle.workers(measure=measure)
 
     def status(self) -> StatusPicture:
-        """Show the workers."""
+        """Return a sequence with the state of each rank, also of ranks that have died."""
         return self.inspection.status()
 
     def devices(self, *, bench: bool = False) -> DevicesPicture:
-        """Show the devices of all ranks.
+        """Return the devices of all ranks: memory in bytes, bandwidths in bytes/s.
 
         Args:
             bench: measure them first. Later plans of steps use the measurements.
+
+        Returns:
+            A sequence of one row for each device.
+
+        Raises:
+            WorkerError: a worker has died, or still runs a cell.
         """
         return self.inspection.devices(bench=bench)
 
@@ -237,27 +258,53 @@ class Cluster:
         step: StepOptions | None = None,
         keep: str = "",
     ) -> Trace:
-        """Run a cell under JAX's profiler: its time by operation, device and line.
+        """Run a cell under JAX's profiler, and divide its time by operation, device and line.
 
-        See `session.tracing.trace_on` for arguments and errors.
+        Args:
+            cell: the code.
+            ranks: ranks such as `0,2-3`. Default: all.
+            strategy: `pjrt` or None; `mirrored` is refused.
+            step: makes the cell a training step. Without a number of steps, it traces a few steps.
+            keep: a folder on this machine for the profiler's files; empty to discard them.
+
+        Returns:
+            The times, merged over the ranks.
+
+        Raises:
+            UsageError: another strategy, no JAX, or another trace is in progress; nothing ran.
+            CellError, WorkerError, KeyboardInterrupt: see `run`.
         """
         options = cell_options({"ranks": ranks, "strategy": strategy, "step": step})
         return trace_on(self, cell, options, keep=keep)
 
     def logs(self, rank: int) -> str:
-        """Return the output of a rank's cells, and the end of its engine's log."""
+        """Return the output of a rank's cells, and the end of its engine's log.
+
+        Raises:
+            UsageError: the cluster has no such rank.
+        """
         return self.inspection.logs(rank)
 
     def hosts(self) -> HostsPicture:
-        """Show the host of each rank: address, devices, Python, folder and connection."""
+        """Return the host of each rank: address, devices, Python, folder and connection.
+
+        Raises:
+            WorkerError: a worker has died, or still runs a cell.
+        """
         return self.inspection.hosts()
 
     def examine(self, *, data: str = "", checkpoint: str = "") -> DoctorPicture:
-        """Examine the hosts and the network between them. List faults with remedies.
+        """Examine the hosts and the network between them.
 
         Args:
             data: a pattern of files that should be equal on all hosts.
             checkpoint: a folder that all hosts should share.
+
+        Returns:
+            A sequence of the problems found, each with a remedy.
+
+        Raises:
+            WorkerError: a worker has died, or still runs a cell.
         """
         return self.inspection.examine(data=data, checkpoint=checkpoint)
 
