@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -12,8 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from nbdist.errors import AnotherRankError, StepError
-from nbdist.worker.checkpoint.digest import of_array, of_arrays, of_facts
-from nbdist.worker.training.replica_guard import RankComparison
+from nbdist.worker.checkpoint.digest import (
+    WHOLE_BYTES,
+    chunks,
+    of_array,
+    of_arrays,
+    of_facts,
+    of_keys,
+    of_sample,
+)
+from nbdist.worker.training.replica_guard import NoGuard, RankComparison, guard_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +73,35 @@ def test_digest_of_empty_and_transposed_arrays() -> None:
     assert of_array(np.zeros((0, 3))) == of_array(np.zeros(0)) == of_arrays([]) == 0
     square = np.arange(4.0).reshape(2, 2)
     assert of_array(square.T) == of_array(square.T.copy())
+
+
+@pytest.mark.parametrize("kind", ["float64", "float16", "int8"])
+def test_sample_of_a_large_array_reaches_from_its_first_to_its_last_value(kind: str) -> None:
+    array = np.zeros(3 * WHOLE_BYTES, kind)
+    parts = chunks(array.size, array.itemsize)
+    assert len(parts) == 16
+    assert (parts[0].start, parts[-1].stop) == (0, array.size)
+    assert all(before.stop <= after.start for before, after in itertools.pairwise(parts))
+    assert sum(part.stop - part.start for part in parts) * array.itemsize == WHOLE_BYTES
+    sample = of_sample(array[part] for part in parts)
+    assert sample == of_array(np.concatenate([array[part] for part in parts]))
+    for place in (0, parts[7].start, array.size - 1):
+        changed = array.copy()
+        changed[place] = 1
+        assert of_sample(changed[part] for part in parts) != sample
+
+
+def test_digest_of_keys_is_independent_of_their_order() -> None:
+    groups = {1: [3, 4], 0: [5]}
+    assert of_keys(groups) == of_keys({0: (5,), 1: {4, 3}})
+    assert of_keys({}) != of_keys(groups) != of_keys({1: [3], 0: [4, 5]})
+
+
+def test_digests_are_signed_numbers_of_32_bits() -> None:
+    numbers = [of_array(np.array(value)) for value in range(64)]
+    assert min(numbers) < 0 < max(numbers)
+    assert np.array(numbers, np.int32).tolist() == numbers
+    assert of_array(np.frombuffer(b"123456789", np.uint8)) == 0xCBF43926 - 2**32  # CRC-32's check
 
 
 class Facts:
@@ -162,6 +201,33 @@ def test_ranks_are_compared_at_regular_steps() -> None:
             due.append(step)
             guard.compare(step, lambda: jax_state(Facts(a=1)))
     assert due == [1, 10, 20, 30]
+
+
+@pytest.mark.parametrize(
+    ("guard", "world_size", "steps"), [(0, 4, []), (5, 1, []), (5, 2, [1, 5, 10])]
+)
+def test_ranks_of_a_cell_are_compared_as_the_option_requests(
+    guard: int, world_size: int, steps: list[int]
+) -> None:
+    """A cell with `--guard 0` and a single rank compare nothing, and gather nothing."""
+    gathered: list[np.ndarray] = []
+
+    def gather(numbers: np.ndarray) -> np.ndarray:
+        gathered.append(numbers)
+        return numbers[None]
+
+    options = SimpleNamespace(guard=guard)
+    worker: Any = SimpleNamespace(
+        request=SimpleNamespace(options=options), world_size=world_size, rank=0
+    )
+    made = guard_of(worker, lambda: gather)
+    assert isinstance(made, NoGuard if not steps else RankComparison)
+    due = []
+    for step in range(12):
+        if made.due(step):
+            due.append(step)
+            made.compare(step, lambda: jax_state(Facts(a=1)))
+    assert due == steps == [numbers[0] for numbers in gathered]
 
 
 def test_digests_of_facts_depend_on_value_and_type() -> None:

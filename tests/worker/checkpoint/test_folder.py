@@ -6,16 +6,23 @@ import shutil
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import pytest
 
+from nbdist.errors import StepError
+from nbdist.worker.checkpoint import folder as folders
 from nbdist.worker.checkpoint.folder import (
     Checkpoint,
     Draft,
     Manifest,
     Position,
+    names_in,
+    pack,
+    prepare,
     prune,
     steps_in,
     sweep,
+    unpack,
 )
 
 if TYPE_CHECKING:
@@ -24,16 +31,16 @@ if TYPE_CHECKING:
 RANK_STATE = msgspec.msgpack.encode({"arrays": {}})
 
 
-def manifest(step: int) -> bytes:
+def manifest(step: int, *names: str) -> bytes:
     position = Position(step=step, epoch=1, batches=step)
-    return msgspec.json.encode(Manifest(position, 2, 8, (), "1", ()))
+    return msgspec.json.encode(Manifest(position, 2, 8, names, "1", ()))
 
 
-def save(folder: Path, step: int) -> None:
+def save(folder: Path, step: int, *names: str) -> None:
     draft = Draft(folder, step, 1)
     draft.write_own(0, RANK_STATE)
     draft.write_own(1, RANK_STATE)
-    draft.write_manifest(manifest(step))
+    draft.write_manifest(manifest(step, *names))
     draft.commit()
 
 
@@ -99,3 +106,103 @@ def test_rank_that_cannot_write_gives_up(tmp_path: Path) -> None:
     draft.give_up(1)
     assert draft.given_up()
     assert draft.lacks(2)
+
+
+def test_prune_continues_if_another_process_has_removed_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (14, 21, 28):
+        save(tmp_path, step)
+    monkeypatch.setattr(folders, "steps_in", lambda _: [7, 14, 21, 28])  # 7 is gone since
+    prune(tmp_path, 2, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000021", "step-00000028"]
+
+
+def test_prune_keeps_the_draft_of_the_step_that_follows(tmp_path: Path) -> None:
+    """Ranks write the files of the next step while rank 0 removes old ones."""
+    save(tmp_path, 14)
+    same, after = Draft(tmp_path, 14, 1), Draft(tmp_path, 15, 1)
+    for draft in (same, after):
+        draft.write_own(1, RANK_STATE)
+    prune(tmp_path, 1, 1)
+    assert same.path.exists()
+    assert after.path.exists()
+
+
+def test_a_failed_commit_is_no_checkpoint(tmp_path: Path) -> None:
+    draft = Draft(tmp_path, 7, 1)
+    draft.write_own(0, RANK_STATE)
+    draft.discard()
+    with pytest.raises(FileNotFoundError):
+        draft.commit()
+    assert steps_in(tmp_path) == []
+
+
+def test_file_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(folders.os, "fsync", full)
+    draft = Draft(tmp_path, 7, 1)
+    with pytest.raises(OSError, match="no space left"):
+        draft.write_own(0, RANK_STATE)
+    assert list(draft.path.iterdir()) == []
+
+
+def test_steps_are_in_order_whatever_their_length(tmp_path: Path) -> None:
+    for step in (123_456_789, 7, 20):
+        save(tmp_path, step)
+    (tmp_path / "step-7").mkdir()
+    (tmp_path / "step-00000008.part").mkdir()
+    assert steps_in(tmp_path) == [7, 20, 123_456_789]
+    assert steps_in(tmp_path / "missing") == []
+
+
+def test_names_are_those_of_the_newest_checkpoint(tmp_path: Path) -> None:
+    assert names_in(tmp_path) == ()
+    save(tmp_path, 7, "old")
+    save(tmp_path, 14, "model", "step")
+    assert names_in(tmp_path) == ("model", "step")
+    (tmp_path / "step-00000014" / "manifest.json").write_text("{")
+    assert names_in(tmp_path) == ()
+
+
+def test_unreadable_files_of_a_checkpoint_are_step_errors(tmp_path: Path) -> None:
+    save(tmp_path, 7)
+    checkpoint = Checkpoint(tmp_path, 7)
+    for read in (lambda: checkpoint.own(2), Checkpoint(tmp_path, 8).manifest):
+        with pytest.raises(StepError, match="cannot be read"):
+            read()
+    (checkpoint.path / "rank-1.msgpack").write_bytes(b"\xc1")
+    with pytest.raises(StepError, match="step-00000007 cannot be read"):
+        checkpoint.own(1)
+
+
+def test_folder_of_checkpoints_is_checked_before_the_run(tmp_path: Path) -> None:
+    prepare(tmp_path / "new" / "folder")
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(StepError, match="nothing can be saved there"):
+        prepare(tmp_path / "file")
+
+
+def test_manifest_without_optional_fields_is_at_the_beginning_of_a_step_cell() -> None:
+    text = b'{"step": 3, "epoch": 2, "batches": 1}'
+    assert msgspec.json.decode(text, type=Position) == Position(3, 2, 1, 0, {}, 0, 0, 0)
+
+
+def test_packed_arrays_keep_type_shape_and_values() -> None:
+    arrays = {
+        "a": np.arange(6, dtype="float16").reshape(2, 3).T,
+        "empty": np.zeros((0, 4), "int8"),
+        "scalar": np.array(7, ">i4"),
+    }
+    encoded = msgspec.msgpack.encode(pack(arrays))
+    found = unpack(msgspec.msgpack.decode(encoded))
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(found[name], array)
+        found[name][...] = 0  # a restored array can be written
