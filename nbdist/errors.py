@@ -70,14 +70,19 @@ class VersionError(StartError):
     """A cluster that another version of nbdist started.
 
     Attributes:
-        started_by: version of nbdist that started the cluster, with the format of its state if
-            this version has another one, or "a version before 0.2.0".
+        started_by: the version that started the cluster as a phrase, for example "nbdist 0.1.9". It
+            contains the format of the state if this version has another one.
+        owner_pid: the process id of the running notebook kernel that owns the cluster; None if
+            there is none.
     """
 
-    def __init__(self, cluster: str, started_by: str, own: str) -> None:
+    def __init__(
+        self, cluster: str, started_by: str, own: str, owner_pid: int | None = None
+    ) -> None:
         self.started_by = started_by
+        self.owner_pid = owner_pid
         super().__init__(
-            f"cluster {cluster} was started by nbdist {started_by}, and this is nbdist {own}: "
+            f"cluster {cluster} was started by {started_by}, and this is {own}: "
             "attach with the version that started it, or end it with %dist_stop --all"
         )
 

@@ -5,6 +5,7 @@ Only this user can read its file.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -16,7 +17,7 @@ from jupyter_core.paths import jupyter_runtime_dir
 
 from nbdist._version import __version__
 from nbdist.errors import StartError, VersionError
-from nbdist.records import CLUSTER_ID, HANDOVER_VERSION, HandoverState
+from nbdist.records import CLUSTER_ID, HANDOVER_VERSION, HandoverState, Writer
 from nbdist.utils.files import read_file
 from nbdist.utils.processes import is_gone, process_of, this_process
 
@@ -36,10 +37,32 @@ _MOST_BYTES = 64_000_000
 
 
 class _Origin(msgspec.Struct):
-    """Fields that every version of the format contains."""
+    """Version and owner of a cluster, in every version of the format.
+
+    Attributes:
+        nbdist: version of nbdist; empty in version 1.
+        owner: the `Writer` that owns the cluster. Other content is ignored.
+        detached_runner: true if the owner is not the kernel of a notebook.
+        detached_runner_before: the same in version 1.
+    """
 
     version: int
     nbdist: str = ""
+    owner: object = None
+    detached_runner: object = False
+    detached_runner_before: object = msgspec.field(default=False, name="keeper")
+
+    def started_by(self) -> str:
+        """Return a phrase with the version of nbdist."""
+        return f"nbdist {self.nbdist}" if self.nbdist else "a version of nbdist before 0.2.0"
+
+    def owner_pid(self) -> int | None:
+        """Return the pid of the running kernel that owns the cluster; None if there is none."""
+        if not (self.detached_runner or self.detached_runner_before):
+            with contextlib.suppress(msgspec.ValidationError):
+                owner = msgspec.convert(self.owner, Writer)
+                return None if is_gone(owner) else owner.pid
+        return None
 
 
 class HandoverFile:
@@ -119,24 +142,21 @@ def read_handover(folder: Path) -> HandoverState:
     """
     path = folder / HANDOVER_FILE
     if not path.exists() and (folder / _OLD_FILE).exists():
-        raise VersionError(folder.name, "a version before 0.2.0", __version__)
+        path = folder / _OLD_FILE
     content = read_file(path, _MOST_BYTES)
     if path.stat().st_uid != os.getuid():
         raise PermissionError(f"{path} belongs to another user")
     origin = msgspec.json.decode(content, type=_Origin)
+    started_by, own = origin.started_by(), f"nbdist {__version__}"
     if origin.version != HANDOVER_VERSION:
-        started_by = _with_format(origin.nbdist, origin.version)
-        raise VersionError(folder.name, started_by, _with_format(__version__, HANDOVER_VERSION))
-    if origin.nbdist != __version__:
-        raise VersionError(folder.name, origin.nbdist, __version__)
+        started_by += f" (state format {origin.version})"
+        own += f" (state format {HANDOVER_VERSION})"
+    if started_by != own:
+        raise VersionError(folder.name, started_by, own, origin.owner_pid())
     handover = msgspec.json.decode(content, type=HandoverState)
     if handover.id != folder.name or not re.fullmatch(CLUSTER_ID, handover.id, re.ASCII):
         raise msgspec.DecodeError(f"{folder} is not the folder of cluster {handover.id}")
     return handover
-
-
-def _with_format(nbdist: str, version: int) -> str:
-    return f"{nbdist} (state of format {version})"
 
 
 def clusters_folder() -> Path:

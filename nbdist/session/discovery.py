@@ -14,7 +14,7 @@ import psutil
 from nbdist.cluster.forkserver.client import ForkServerProcess
 from nbdist.cluster.forkserver.control_socket import KERNEL, connect_in
 from nbdist.cluster.handover import clusters_folder, read_handover
-from nbdist.errors import OwnedError, StartError, UsageError, VersionError
+from nbdist.errors import NbdistError, OwnedError, StartError, UsageError, VersionError
 from nbdist.records import CLUSTER_ID, HandoverState
 from nbdist.session.cluster import Cluster
 from nbdist.settings import Settings
@@ -73,10 +73,13 @@ def attach(cluster: str = "") -> Cluster:
     Args:
         cluster: Id of the cluster. Default: the only cluster.
 
+    Returns:
+        The cluster. Cells can run when `follow` has returned.
+
     Raises:
         UsageError: No such cluster exists, or several exist and `cluster` is empty.
         OwnedError: Another notebook's kernel owns the cluster.
-        VersionError: Another version of nbdist started the cluster.
+        VersionError: Another version of nbdist started the cluster, and no notebook owns it.
         StartError: The cluster cannot be reached.
     """
     there = [found for found in _found() if cluster in ("", found.handover.id) and found.runs]
@@ -84,26 +87,40 @@ def attach(cluster: str = "") -> Cluster:
     if len(free) > 1:
         ids = "\n".join(f"  {found}" for found in free)
         raise UsageError(f"found {len(free)} clusters: run %dist_attach with an id\n{ids}")
-    if not there:
-        for error in _of_other_versions(cluster):
-            raise error
-        which = f"no cluster {cluster}" if cluster else "no cluster of an earlier notebook"
-        raise UsageError(f"found {which}: run %dist_start 4 hosts for a new one")
     if not free:
-        raise OwnedError(there[0].handover.owner.pid)
+        raise _refusal(cluster, [found.handover.owner.pid for found in there])
     return Cluster.adopt(free[0].folder, Settings.from_environment())
 
 
+def _refusal(cluster: str, owners: list[int]) -> NbdistError:
+    """Return the error of an attach that finds no free cluster of this version.
+
+    Args:
+        cluster: the id of the requested cluster; empty for any.
+        owners: the pids of the kernels that own clusters of this version.
+    """
+    for error in _of_other_versions(cluster):
+        if error.owner_pid is None:
+            return error
+        owners = [*owners, error.owner_pid]
+    if owners:
+        return OwnedError(owners[0])
+    which = f"no cluster {cluster}" if cluster else "no cluster of an earlier notebook"
+    return UsageError(f"found {which}: run %dist_start 4 hosts for a new one")
+
+
 def offer() -> str:
-    """Return a message on the clusters that wait for a notebook; empty if there is none."""
+    """Return a message on the clusters that no notebook owns, in lines; empty if there is none."""
+    lines = [str(error) for error in _of_other_versions() if error.owner_pid is None]
     waiting = [str(found) for found in _found() if not found.is_owned and found.runs]
-    if not waiting:
-        return "\n".join(f"nbdist: {error}" for error in _of_other_versions())
-    verb = "are" if len(waiting) > 1 else "is"
-    return (
-        f"nbdist: {', '.join(waiting)} of an earlier notebook {verb} still running: "
-        "run %dist_attach to take over, or %dist_stop --all to end"
-    )
+    if waiting:
+        verb = "are" if len(waiting) > 1 else "is"
+        lines.insert(
+            0,
+            f"{', '.join(waiting)} of an earlier notebook {verb} still running: "
+            "run %dist_attach to take over, or %dist_stop --all to end",
+        )
+    return "\n".join(f"nbdist: {line}" for line in lines)
 
 
 def stop_all() -> tuple[str, ...]:
@@ -128,10 +145,7 @@ def _end(folder: Path) -> str:
         try:
             handover = read_handover(folder)
         except VersionError as error:
-            return (
-                f"{folder} of nbdist {error.started_by} is left alone: "
-                "none of its processes responds"
-            )
+            return f"{folder} of {error.started_by} is left alone: none of its processes responds"
         except (OSError, msgspec.DecodeError) as error:
             return f"{folder} is left alone, because it cannot be read: {error}"
         if not is_gone(handover.owner):

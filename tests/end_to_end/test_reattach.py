@@ -30,7 +30,7 @@ from nbdist.utils.processes import await_ends, is_alive, this_process
 from tests.kernels import Kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from nbdist.records import RunState
 
@@ -290,16 +290,33 @@ def test_stop_all_spares_the_cluster_of_a_live_notebook(tmp_path: Path) -> None:
     assert not list((tmp_path / "nbdist").iterdir())
 
 
+OWN_WITH_FORMAT = f"nbdist {nbdist.__version__} (state format {HANDOVER_VERSION})"
+
+
+def write_state(folder: Path, fields: Mapping[str, object]) -> Path:
+    """Change fields of a cluster's state, and return its file. Version 1 has the old file names."""
+    state = folder / HANDOVER_FILE
+    stored = json.loads(state.read_bytes()) | fields
+    if stored["version"] == 1:
+        del stored["nbdist"]
+        stored["keeper"] = stored.pop("detached_runner")
+        state.rename(folder / "estate.json")
+        (folder / FORK_SERVER_SOCKET).rename(folder / "seed.sock")
+        state = folder / "estate.json"
+    state.write_text(json.dumps(stored))
+    return state
+
+
 @pytest.mark.parametrize(
     ("fields", "started_by", "own"),
     [
-        ({"nbdist": "0.1.9"}, "0.1.9", nbdist.__version__),
+        ({"nbdist": "0.1.9"}, "nbdist 0.1.9", f"nbdist {nbdist.__version__}"),
         (
             {"version": 2},
-            f"{nbdist.__version__} (state of format 2)",
-            f"{nbdist.__version__} (state of format {HANDOVER_VERSION})",
+            f"nbdist {nbdist.__version__} (state format 2)",
+            OWN_WITH_FORMAT,
         ),
-        ({}, "a version before 0.2.0", nbdist.__version__),
+        ({"version": 1}, "a version of nbdist before 0.2.0 (state format 1)", OWN_WITH_FORMAT),
     ],
     ids=["version", "format", "before 0.2.0"],
 )
@@ -310,18 +327,55 @@ def test_cluster_of_another_version_is_refused(
         process.kill()
         process.wait()
         (folder,) = (tmp_path / "nbdist").iterdir()
-        state = folder / HANDOVER_FILE
-        if fields:
-            state.write_text(json.dumps(json.loads(state.read_bytes()) | fields))
-        else:
-            state.rename(folder / "estate.json")
-            (folder / FORK_SERVER_SOCKET).rename(folder / "seed.sock")
-        versions = f"started by nbdist {started_by}, and this is nbdist {own}"
+        write_state(folder, fields)
+        versions = f"cluster {folder.name} was started by {started_by}, and this is {own}: "
         with pytest.raises(nbdist.StartError, match=f"{re.escape(versions)}.*%dist_stop --all"):
             nbdist.attach()
         assert versions in offer()
         assert stop_all() == (f"cluster {folder.name} was ended",)
         assert not await_ends(family, 10)
+
+
+def test_free_cluster_of_another_version_is_named_beside_other_clusters(tmp_path: Path) -> None:
+    with owner() as (live, _):
+        (owned,) = (tmp_path / "nbdist").iterdir()
+        with owner() as (killed, _):
+            killed.kill()
+            killed.wait()
+            (old,) = set((tmp_path / "nbdist").iterdir()) - {owned}
+            write_state(old, {"version": 1})
+            with pytest.raises(nbdist.StartError, match=f"cluster {old.name} was started by"):
+                nbdist.attach()
+            with pytest.raises(nbdist.OwnedError, match=f"pid {live.pid}"):
+                nbdist.attach(owned.name)
+            live.kill()
+            live.wait()
+            waiting, other_version = offer().splitlines()
+            assert f"cluster {owned.name} (2 workers)" in waiting
+            assert f"cluster {old.name} was started by" in other_version
+            nbdist.attach().stop()
+            assert not owned.exists()
+
+
+def test_cluster_of_another_version_in_use_is_not_offered(tmp_path: Path) -> None:
+    with owner() as (process, family):
+        process.send_signal(signal.SIGSTOP)  # it writes its state no more
+        (folder,) = (tmp_path / "nbdist").iterdir()
+        for runner, fields in (
+            ("detached_runner", {"nbdist": "0.1.9"}),
+            ("keeper", {"version": 1}),
+        ):
+            state = write_state(folder, fields)
+            stored = state.read_bytes()
+            assert offer() == ""
+            with pytest.raises(nbdist.OwnedError, match=f"pid {process.pid}"):
+                nbdist.attach()
+            assert f"(pid {process.pid}): left alone" in "\n".join(stop_all())
+            for change in ({runner: True}, {"owner": "unknown"}):
+                state.write_text(json.dumps(json.loads(stored) | change))
+                assert f"cluster {folder.name} was started by" in offer()
+            state.write_bytes(stored)
+        assert all(map(is_alive, family))
 
 
 @pytest.mark.full
