@@ -22,6 +22,7 @@ TARGET = Path(__file__).parents[1] / "labextension" / "src" / "records.ts"
 ROOTS = (
     records.RunState,
     records.RunOutput,
+    records.RunList,
     records.ClusterState,
     records.StateMessage,
     records.TableMessage,
@@ -36,6 +37,7 @@ CONSTANTS = (
     "RUN_ID",
     "NO_SUCH_RUN",
     "RUN_IS_GONE",
+    "UNREADABLE_RUN",
 )
 UNIONS = {"ServerMessage": records.AnyServerMessage}
 WIDTH = 100

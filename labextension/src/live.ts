@@ -83,7 +83,7 @@ class LiveRun implements IDisposable {
       onMessage: message => this.onMessage(message),
       onRows: values => this.model.onRows(values),
       onBroken: () => this.model.onConnection('reconnecting'),
-      onEnd: ending => this.ended(ending)
+      onEnd: (ending, reason) => this.ended(ending, reason)
     });
   }
 
@@ -123,9 +123,9 @@ class LiveRun implements IDisposable {
     }
   }
 
-  private ended(ending: Ending): void {
+  private ended(ending: Ending, reason: string): void {
     this.settleStops();
-    this.model.onConnection(ending);
+    this.model.onConnection(ending, reason);
   }
 
   /** Send the pending stop requests. Requests to an ended run are dropped. */

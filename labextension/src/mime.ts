@@ -4,6 +4,7 @@ import { Widget } from '@lumino/widgets';
 import type { LiveRuns, IWatch } from './live';
 import { RUN_ID, RUN_MIME } from './records';
 import { RunView } from './run/view';
+import { refusal } from './run/words';
 import { translateWith } from './translate';
 
 const WHOLE_RUN_ID = new RegExp(`^${RUN_ID}$`);
@@ -37,6 +38,7 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
     if (id !== this.run) {
       this.leave();
       this.run = id;
+      this.reason = '';
       if (id !== null) {
         this.follow(this.runs.watch(id));
       }
@@ -55,7 +57,10 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
     const stop = (): void => void watch.stop();
     const view = new RunView(this.node, watch.model, { stop }, translateWith(this.trans));
     const look = (): void => {
-      if (watch.model.connection === 'gone') {
+      const { state, connection, reason } = watch.model;
+      const isRefused = connection === 'unreadable' && state === null;
+      if (connection === 'gone' || isRefused) {
+        this.reason = isRefused ? refusal(reason, translateWith(this.trans)) : '';
         this.leave();
         this.showPicture();
       }
@@ -79,11 +84,14 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
   private showPicture(): void {
     const png = text(this.bundle?.data['image/png']);
     const words = text(this.bundle?.data['text/plain']);
-    this.node.replaceChildren(png === '' ? preformatted(words) : picture(png, words));
+    const shown = png === '' ? preformatted(words) : picture(png, words);
+    this.node.replaceChildren(...(this.reason === '' ? [] : [paragraph(this.reason)]), shown);
   }
 
   private bundle: IRenderMime.IMimeModel | null = null;
   private run: string | null = null;
+  /** Text for a run that the server cannot read, else empty. */
+  private reason = '';
   private view: { dispose(): void } | null = null;
 }
 
@@ -105,6 +113,13 @@ function picture(png: string, words: string): HTMLElement {
   image.src = `data:image/png;base64,${png}`;
   image.alt = words;
   return image;
+}
+
+function paragraph(words: string): HTMLElement {
+  const line = document.createElement('p');
+  line.setAttribute('role', 'alert');
+  line.textContent = words;
+  return line;
 }
 
 function preformatted(words: string): HTMLElement {

@@ -18,6 +18,8 @@ export const NO_SUCH_RUN = 4404;
 
 export const RUN_IS_GONE = 4410;
 
+export const UNREADABLE_RUN = 4422;
+
 export type FindingTopic =
   | 'network'
   | 'straggler'
@@ -211,6 +213,18 @@ export interface IRunOutput {
   readonly id: string;
   readonly text: string;
   readonly over: boolean;
+}
+
+/**
+ * Response to `GET runs`.
+ *
+ * Attributes:
+ *     runs: states of the runs, newest first.
+ *     refused: reasons for runs that this version cannot read, by id, newest first.
+ */
+export interface IRunList {
+  readonly runs: readonly IRunState[];
+  readonly refused: Readonly<Record<string, string>>;
 }
 
 /**

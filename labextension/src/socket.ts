@@ -1,7 +1,7 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
-import { NO_SUCH_RUN, RUN_IS_GONE } from './records';
+import { NO_SUCH_RUN, RUN_IS_GONE, UNREADABLE_RUN } from './records';
 import type { ServerMessage, IStopRun } from './records';
 import { isOpen } from './run/status';
 
@@ -11,8 +11,11 @@ const LONGEST_WAIT_MS = 15_000;
 /** An ended run that was quiet for this long is complete: the server polls every second. */
 const QUIET_MS = 2_500;
 
-/** End of a connection: the run or nbdist is missing on the server, or all data was received. */
-export type Ending = 'gone' | 'saved';
+/**
+ * End of a connection: the run or nbdist is missing on the server, the server cannot read the run,
+ * or all data was received.
+ */
+export type Ending = 'gone' | 'unreadable' | 'saved';
 
 /** Callbacks of a run's socket. None is called after the socket is disposed of. */
 export interface ISocketListener {
@@ -23,7 +26,8 @@ export interface ISocketListener {
   onRows(values: Float64Array): void;
   /** The connection was lost. The socket reconnects. */
   onBroken(): void;
-  onEnd(ending: Ending): void;
+  /** @param reason the reason why the server cannot read the run, else empty. */
+  onEnd(ending: Ending, reason: string): void;
 }
 
 /** WebSocket to one run on the server. Reconnects until the run is complete. */
@@ -68,7 +72,7 @@ export class RunSocket implements IDisposable {
       this.listener.onOpen();
     };
     socket.onmessage = event => this.receive(event.data as string | ArrayBuffer);
-    socket.onclose = event => void this.closed(event.code, opened);
+    socket.onclose = event => void this.closed(event, opened);
     this.socket = socket;
   }
 
@@ -100,11 +104,13 @@ export class RunSocket implements IDisposable {
     this.listener.onMessage(message);
   }
 
-  private async closed(code: number, opened: boolean): Promise<void> {
+  private async closed({ code, reason }: CloseEvent, opened: boolean): Promise<void> {
     this.socket = null;
     window.clearTimeout(this.timer);
     const gone = code === NO_SUCH_RUN || code === RUN_IS_GONE;
-    if (gone || (!opened && (await this.isUnserved()))) {
+    if (code === UNREADABLE_RUN) {
+      this.end('unreadable', reason);
+    } else if (gone || (!opened && (await this.isUnserved()))) {
       this.end('gone');
     } else if (!this.isDisposed) {
       this.listener.onBroken();
@@ -127,10 +133,10 @@ export class RunSocket implements IDisposable {
     }
   }
 
-  private end(ending: Ending): void {
+  private end(ending: Ending, reason = ''): void {
     if (!this.isDisposed) {
       this.dispose();
-      this.listener.onEnd(ending);
+      this.listener.onEnd(ending, reason);
     }
   }
 

@@ -213,6 +213,18 @@ class RunState(Record, frozen=True):
         return self.status not in ("running", "stopping")
 
 
+class RunList(Record, frozen=True):
+    """Response to `GET runs`.
+
+    Attributes:
+        runs: states of the runs, newest first.
+        refused: reasons for runs that this version cannot read, by id, newest first.
+    """
+
+    runs: tuple[RunState, ...]
+    refused: dict[str, str]
+
+
 class RunOutput(Record, frozen=True):
     """Content of an output of type `RUN_MIME`.
 
@@ -302,6 +314,9 @@ NO_SUCH_RUN = 4404
 
 RUN_IS_GONE = 4410
 """Close code: the directory of the run was deleted."""
+
+UNREADABLE_RUN = 4422
+"""Close code: another version of nbdist wrote the run, or it is damaged. The reason explains it."""
 
 BAD_MESSAGE = 4400
 """Close code: invalid message."""

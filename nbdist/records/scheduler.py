@@ -9,7 +9,23 @@ from nbdist.records.options import Option
 
 
 class Batch(Record, frozen=True):
-    """Request of hosts from a scheduler. Empty values leave the choice to the scheduler."""
+    """Request of hosts from a scheduler. Empty values leave the choice to the scheduler.
+
+    Attributes:
+        launcher: `slurm`, `pbs`, `sge`, `lsf`, `htcondor`, `mpi` or `kubernetes`.
+        queue: partition or queue. Not for `htcondor`, `mpi` and `kubernetes`.
+        time: time limit of the job, such as `2:00:00` for 2 hours. nbdist converts it to minutes
+            for `lsf` and to seconds for `kubernetes`. Not for `htcondor` and `mpi`.
+        gpus: number of GPUs of each host, at most 1024; 0 requests none. Not for `mpi`.
+        options: further options, one text for each line of the scheduler's script. For `mpi`, they
+            are options of `mpiexec`. Not for `kubernetes`.
+        python: path of Python on the hosts; empty for that of this process, and for `python` under
+            `kubernetes`.
+        listen: address of this machine to which the hosts connect; empty if nbdist chooses it.
+        image: image of the containers. Required for `kubernetes`, and only for it.
+        namespace: namespace for `kubernetes`; empty for that of its configuration.
+        pod: path of a YAML file with further fields of the pods for `kubernetes`.
+    """
 
     launcher: Annotated[
         Launcher,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,16 +12,17 @@ from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado.web import HTTPError, authenticated
 
-from nbdist.records import CLUSTER_ID, ClusterState
-from nbdist.telemetry.run_reader import stored_runs
+from nbdist.records import CLUSTER_ID, ClusterState, RunList
+from nbdist.telemetry.run_reader import search
 from nbdist.utils.files import PLACEMENT_FILE, read_file
 from nbdist.utils.processes import is_gone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from nbdist.records import RunState
+    from nbdist.telemetry.run_reader import StoredRun
 
 MOST_RUNS = 200
 USUAL_RUNS = 50
@@ -33,7 +35,7 @@ class _ListHandler(APIHandler):
 
 
 class RunsHandler(_ListHandler):
-    """`GET runs?limit=50`: `RunState`s, newest first."""
+    """`GET runs?limit=50`: a `RunList` with at most this number of runs of each kind."""
 
     def initialize(self, root: Path) -> None:
         self._root = root
@@ -41,8 +43,8 @@ class RunsHandler(_ListHandler):
     @authenticated
     @authorized
     async def get(self) -> None:
-        states = await asyncio.to_thread(lambda: list(run_states(self._root, self._limit())))
-        await self.finish(msgspec.json.encode(states))
+        runs = await asyncio.to_thread(lambda: run_list(self._root, self._limit()))
+        await self.finish(msgspec.json.encode(runs))
 
     def _limit(self) -> int:
         given = self.get_query_argument("limit", str(USUAL_RUNS))
@@ -88,9 +90,16 @@ class PlacementHandler(_ListHandler):
         await self.finish(content, set_content_type="text/html; charset=utf-8")
 
 
-def run_states(root: Path, limit: int) -> Iterator[RunState]:
-    """Yield the states of the newest runs, newest first. Deleted runs are skipped."""
-    for run in stored_runs(root)[:limit]:
+def run_list(root: Path, limit: int) -> RunList:
+    """Return the newest runs, and the newest runs that cannot be read with their reasons."""
+    found = search(root)
+    refused = dict(islice(found.refused.items(), limit))
+    return RunList(runs=tuple(run_states(found.runs[:limit])), refused=refused)
+
+
+def run_states(runs: Iterable[StoredRun]) -> Iterator[RunState]:
+    """Yield the states of the runs, in order. Deleted runs are skipped."""
+    for run in runs:
         try:
             yield run.state()
         except (OSError, msgspec.DecodeError):

@@ -20,12 +20,13 @@ from nbdist.records import (
     BAD_MESSAGE,
     NO_SUCH_RUN,
     RUN_IS_GONE,
+    UNREADABLE_RUN,
     CaughtUp,
     StopRun,
     TableMessage,
     TextMessage,
 )
-from nbdist.telemetry.run_reader import find
+from nbdist.telemetry.run_reader import find, why_unreadable
 from nbdist.telemetry.tail import FRAME_BYTES, LOOK_S, States, Tail, encoded
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 TAIL_S = 0.05
 MESSAGE_BYTES = 1024
+REASON_BYTES = 123
+"""Limit for the reason of a close frame: RFC 6455, section 5.5."""
 
 
 class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
@@ -108,8 +111,8 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             return
         except OSError:
             self.close(RUN_IS_GONE, "the run's directory is gone")
-        except msgspec.DecodeError:
-            self.close(NO_SUCH_RUN, "another version of nbdist wrote the run")
+        except msgspec.DecodeError as error:
+            self.close(UNREADABLE_RUN, close_reason(why_unreadable(error)))
 
     async def _send_news(self, news: News) -> None:
         """Send news until the browser disconnects or the run's directory is deleted."""
@@ -124,6 +127,14 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     async def _send(self, messages: Iterable[str | bytes]) -> None:
         for message in messages:
             await self.write_message(message, binary=isinstance(message, bytes))
+
+
+def close_reason(text: str) -> str:
+    """Return the text if it fits into a close frame, else its beginning and an ellipsis."""
+    encoded_text = text.encode()
+    if len(encoded_text) <= REASON_BYTES:
+        return text
+    return encoded_text[: REASON_BYTES - len("…".encode())].decode(errors="ignore") + "…"
 
 
 class TextTail:

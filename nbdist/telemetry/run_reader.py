@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, get_args
 
 import msgspec
 
 from nbdist.errors import UsageError
-from nbdist.records import RUN_ID, RUN_VERSION, RunState, Table
+from nbdist.records import RUN_ID, RUN_VERSION, RunState, RunStatus, Table, Writer
 from nbdist.telemetry.output_logs import OutputLogs
 from nbdist.telemetry.run_writer import (
     CELLS_FILE,
@@ -27,6 +27,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
+
+
+_ENDED = frozenset(get_args(RunStatus)) - {"running", "stopping"}
+
+
+class _Format(msgspec.Struct):
+    """Field of `run.json` that every version writes."""
+
+    version: int = RUN_VERSION
+
+
+class _Ending(msgspec.Struct):
+    """Fields of `run.json` that show whether a run has ended."""
+
+    status: str
+    writer: Writer
 
 
 class StoredRun:
@@ -49,14 +65,29 @@ class StoredRun:
         """Return the state in `run.json`, even if its writer is gone.
 
         Raises:
-            msgspec.DecodeError: another version of nbdist wrote the file.
+            msgspec.DecodeError: another version of nbdist wrote the file, or it is damaged.
         """
-        state = msgspec.json.decode(self.written(), type=RunState)
-        if state.version != RUN_VERSION:
-            raise msgspec.ValidationError(
-                f"it has version {state.version}, and this nbdist reads version {RUN_VERSION}"
-            )
-        return state
+        written = self.written()
+        try:
+            version = msgspec.json.decode(written, type=_Format).version
+            if version == RUN_VERSION:
+                return msgspec.json.decode(written, type=RunState)
+        except UnicodeDecodeError as error:  # msgspec does not convert it
+            raise msgspec.DecodeError(str(error)) from error
+        raise msgspec.ValidationError(
+            f"it has version {version}, and this nbdist reads version {RUN_VERSION}"
+        )
+
+    def has_ended(self) -> bool:
+        """Return whether the run has ended or its writer is gone. Reads runs of any version.
+
+        Returns False if `run.json` does not contain this information.
+        """
+        try:
+            ending = msgspec.json.decode(self.written(), type=_Ending)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False
+        return ending.status in _ENDED or is_gone(ending.writer)
 
     def state(self) -> RunState:
         """Return the state of the run.
@@ -163,13 +194,19 @@ def find(root: Path, name: str) -> StoredRun:
     return StoredRun(path)
 
 
+def why_unreadable(error: msgspec.DecodeError) -> str:
+    """Return the reason why `written_state` raised this error."""
+    damaged = "" if isinstance(error, msgspec.ValidationError) else ", or the file is damaged"
+    return f"another version of nbdist wrote its run.json{damaged}: {error}"
+
+
 @dataclass(frozen=True)
 class Found:
     """Runs of a folder.
 
     Attributes:
         runs: runs that this version can read, newest first.
-        refused: reasons for runs that it cannot read, by id and in order of ids.
+        refused: reasons for runs that it cannot read, by id, newest first.
     """
 
     runs: tuple[StoredRun, ...]
@@ -178,17 +215,9 @@ class Found:
 
 def search(root: Path) -> Found:
     """Find the runs in a folder. Other files and folders are skipped."""
-    began: dict[StoredRun, float] = {}
-    refused: dict[str, str] = {}
-    for path in sorted(root.iterdir()) if root.is_dir() else ():
-        try:
-            run = find(root, path.name)
-            began[run] = run.written_state().began
-        except msgspec.DecodeError as error:
-            refused[path.name] = f"another version of nbdist wrote its run.json: {error}"
-        except (UsageError, OSError):
-            continue
-    return Found(tuple(sorted(began, key=began.__getitem__, reverse=True)), refused)
+    found = _newest_first(root)
+    runs = tuple(run for run, why in found if not why)
+    return Found(runs, {run.id: why for run, why in found if why})
 
 
 def stored_runs(root: Path) -> tuple[StoredRun, ...]:
@@ -199,6 +228,9 @@ def stored_runs(root: Path) -> tuple[StoredRun, ...]:
 def prune(root: Path, keep: int, spared: str = "") -> tuple[str, ...]:
     """Delete the oldest ended runs beyond the newest `keep`. 0 keeps all.
 
+    Runs that this version cannot read count too. Their age is that of `run.json`. A run stays if
+    its `run.json` does not show that it has ended.
+
     Args:
         root: folder of the runs.
         keep: number of runs to keep.
@@ -207,13 +239,36 @@ def prune(root: Path, keep: int, spared: str = "") -> tuple[str, ...]:
     Returns:
         The ids of the deleted runs.
     """
-    old = stored_runs(root)[keep:] if keep else ()
-    return tuple(run.id for run in old if run.id != spared and _deleted(run))
+    old = _newest_first(root)[keep:] if keep else []
+    return tuple(run.id for run, _ in old if run.id != spared and _deleted(run))
+
+
+def _newest_first(root: Path) -> list[tuple[StoredRun, str]]:
+    """Return the runs in `root`, each with the reason why it cannot be read, else empty."""
+    found: list[tuple[float, StoredRun, str]] = []
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        try:
+            found.append(_dated(find(root, path.name)))
+        except (UsageError, OSError):
+            continue
+    found.sort(key=lambda dated: dated[0], reverse=True)
+    return [(run, why) for _, run, why in found]
+
+
+def _dated(run: StoredRun) -> tuple[float, StoredRun, str]:
+    """Return the start of a run, the run, and the reason why it cannot be read, else empty.
+
+    An unreadable run has the time of its last change instead, in seconds since 1970 too.
+    """
+    try:
+        return run.written_state().began, run, ""
+    except msgspec.DecodeError as error:
+        return (run.path / RUN_FILE).stat().st_mtime, run, why_unreadable(error)
 
 
 def _deleted(run: StoredRun) -> bool:
     try:
-        if not run.state().is_over:
+        if not run.has_ended():
             return False
         shutil.rmtree(run.path)
     except OSError:  # owned by another user, or already deleted

@@ -13,6 +13,8 @@ from tests.server.jupyter import JupyterServer
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.processes
+
 
 def log_with_labextension(folder: Path, version: str) -> str:
     """Start a server with a JupyterLab extension of this version first in its path.

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import time
 from typing import TYPE_CHECKING
@@ -18,9 +19,10 @@ from nbdist.records import (
     BAD_MESSAGE,
     NO_SUCH_RUN,
     RUN_IS_GONE,
+    UNREADABLE_RUN,
     ClusterState,
     Columns,
-    RunState,
+    RunList,
     StateMessage,
     StopRun,
     Table,
@@ -34,6 +36,8 @@ from tests.server.jupyter import TOKEN, JupyterServer, RowsFrame
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+pytestmark = pytest.mark.processes
 
 TABS = 20
 NOTICED_S = 4.0
@@ -327,11 +331,36 @@ def test_a_link_out_of_the_runs_folder_is_refused(server: JupyterServer, tmp_pat
     outside.close()
 
 
-def test_a_run_of_another_version_is_refused(server: JupyterServer) -> None:
+MOST_REASON_BYTES = 123  # RFC 6455, 5.5: a control frame has 125 bytes, of which the code takes 2
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"version": 99}', "nbdist wrote its run.json: it has version 99, and this nbdist reads"),
+        (b'{"id": 3}', "another version of nbdist wrote its run.json: Expected `str`, got `int`"),
+        (b'{"id": "\xff"}', "or the file is damaged: 'utf-8' codec can't decode byte 0xff"),
+        (b"", "another version of nbdist wrote its run.json, or the file is damaged: Input data"),
+        (b'{"status": "' + 200 * "ß".encode() + b'"}', "wrote its run.json: Invalid enum value"),
+    ],
+)
+def test_a_run_that_cannot_be_read_closes_the_socket_with_the_reason(
+    server: JupyterServer, content: bytes, reason: str, text: bool
+) -> None:
     run = new_run(server.runs)
-    (run.path / "run.json").write_text('{"version": 99}')
-    assert ending(server, run.state.id) == NO_SUCH_RUN
+    (run.path / "run.json").write_bytes(content)
+
+    async def watch() -> tuple[int | None, str]:
+        async with server.watch(run.state.id, text=text) as tab:
+            return await tab.end(), tab._connection.close_reason or ""
+
+    code, received = asyncio.run(watch())
+    assert code == UNREADABLE_RUN != NO_SUCH_RUN
+    assert reason in received
+    assert len(received.encode()) <= MOST_REASON_BYTES
     run.close()
+    run.discard()
 
 
 @pytest.mark.parametrize("message", ["", "stop", '{"type": "Start"}', b"\x00\xff", '["StopRun"]'])
@@ -358,9 +387,25 @@ def test_the_newest_runs_are_listed(server: JupyterServer) -> None:
     runs[2].discard()
     status, body = server.get("nbdist/runs?limit=2")
     assert status == 200
-    assert msgspec.json.decode(body, type=list[RunState]) == [runs[1].state, runs[0].state]
+    assert msgspec.json.decode(body, type=RunList).runs == (runs[1].state, runs[0].state)
     for run in runs:
         run.close()
+
+
+def test_runs_that_cannot_be_read_are_listed_with_the_reason(server: JupyterServer) -> None:
+    future = time.time() + 2000
+    runs = [new_run(server.runs, began=future + i, status="finished") for i in range(3)]
+    for age_s, run in enumerate(runs[1:]):
+        (run.path / "run.json").write_text('{"version": 99}')
+        os.utime(run.path / "run.json", (future - age_s, future - age_s))
+    status, body = server.get("nbdist/runs?limit=1")
+    assert status == 200
+    listed = msgspec.json.decode(body, type=RunList)
+    assert listed.runs == (runs[0].state,)
+    version = "another version of nbdist wrote its run.json: it has version 99, and this nbdist"
+    assert listed.refused == {runs[1].state.id: f"{version} reads version 1"}
+    for run in runs:
+        run.discard()
 
 
 @pytest.mark.parametrize("limit", ["0", "201", "-1", "many", "", "9" * 5000])

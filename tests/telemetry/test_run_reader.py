@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nbdist.errors import UsageError
+from nbdist.records import Writer
 from nbdist.settings import Settings
-from nbdist.telemetry.run_reader import find, prune, stored_runs
-from nbdist.telemetry.run_writer import new_id
+from nbdist.telemetry.run_reader import find, prune, search, stored_runs
+from nbdist.telemetry.run_writer import RUN_FILE, new_id
+from nbdist.utils.processes import this_process
 from tests.runs import new_run
 
 
@@ -61,6 +65,40 @@ def test_the_oldest_ended_runs_are_pruned(tmp_path: Path) -> None:
     assert prune(tmp_path, 2) == (ids[30], ids[10])
     assert [run.id for run in stored_runs(tmp_path)] == [ids[50], ids[40], ids[20]]
     assert prune(tmp_path, 2) == ()
+
+
+def other_version(root: Path, changed: float, **fields: object) -> str:
+    """Write a run of another version, last changed at this time, and return its id."""
+    content = {"version": 99, "status": "running", "writer": this_process()} | fields
+    name = new_id(changed)
+    (root / name).mkdir(parents=True)
+    (root / name / RUN_FILE).write_bytes(msgspec.json.encode(content))
+    os.utime(root / name / RUN_FILE, (changed, changed))
+    return name
+
+
+def test_ended_runs_that_cannot_be_read_are_pruned_too(tmp_path: Path) -> None:
+    here = this_process()
+    dead = msgspec.structs.replace(here, started=here.started - 10)
+    gone = [
+        other_version(tmp_path, 10.0, status="finished"),
+        other_version(tmp_path, 11.0, writer=dead),
+        other_version(tmp_path, 12.0, status="resting", writer=dead),
+    ]
+    kept = [
+        other_version(tmp_path, 20.0),
+        other_version(tmp_path, 21.0, status="resting"),
+        other_version(tmp_path, 22.0, writer=Writer(host="elsewhere", pid=1, started=1.0)),
+        other_version(tmp_path, 23.0, writer="renamed"),
+        other_version(tmp_path, 50.0, status="finished"),
+    ]
+    damaged = new_run(tmp_path, began=5.0, status="finished")
+    (damaged.path / RUN_FILE).write_bytes(b'{"id": "\xff"}')
+    os.utime(damaged.path / RUN_FILE, (5.0, 5.0))
+    readable = [new_run(tmp_path, began=b, status="finished").state.id for b in (30.0, 40.0)]
+    assert prune(tmp_path, 2) == (readable[0], *reversed(gone))
+    assert [run.id for run in stored_runs(tmp_path)] == [readable[1]]
+    assert list(search(tmp_path).refused) == [*reversed(kept), damaged.state.id]
 
 
 def test_the_folder_of_runs_can_be_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ import type { IDisposable } from '@lumino/disposable';
 import { Poll } from '@lumino/polling';
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
-import type { IClusterState, IRunState } from '../records';
+import type { IClusterState, IRunList, IRunState } from '../records';
 import { isOpen } from '../run/status';
 
 const LONGEST_WAIT_MS = 60_000;
 
 /** Cause of missing data: nbdist is not installed on the server, or the server does not respond. */
 export type Trouble = 'none' | 'unserved' | 'unreachable';
+
+/** Reasons for runs that the server cannot read, by id, newest first. */
+export type Refused = Readonly<Record<string, string>>;
 
 /** Clusters and runs of the server, polled at an interval. */
 export class ServerModel implements IDisposable {
@@ -26,6 +29,7 @@ export class ServerModel implements IDisposable {
   clusters: readonly IClusterState[] = [];
   /** Runs, newest first. */
   runs: readonly IRunState[] = [];
+  refused: Refused = {};
   trouble: Trouble = 'none';
 
   /** Emitted when clusters, runs or `trouble` change. */
@@ -74,15 +78,15 @@ export class ServerModel implements IDisposable {
 
   private async ask(): Promise<void> {
     try {
-      const [clusters, runs] = await Promise.all([
+      const [clusters, { runs, refused }] = await Promise.all([
         this.get<readonly IClusterState[]>('nbdist/clusters'),
-        this.get<readonly IRunState[]>('nbdist/runs')
+        this.get<IRunList>('nbdist/runs')
       ]);
-      this.set(clusters, runs, 'none');
+      this.set(clusters, runs, refused, 'none');
     } catch (error) {
-      const refused = error instanceof ServerConnection.ResponseError;
-      const unserved = refused && error.response.status === 404;
-      this.set([], this.runs, unserved ? 'unserved' : 'unreachable');
+      const isResponse = error instanceof ServerConnection.ResponseError;
+      const unserved = isResponse && error.response.status === 404;
+      this.set([], this.runs, this.refused, unserved ? 'unserved' : 'unreachable');
       throw error; // makes the poll back off
     }
   }
@@ -103,13 +107,15 @@ export class ServerModel implements IDisposable {
   private set(
     clusters: readonly IClusterState[],
     runs: readonly IRunState[],
+    refused: Refused,
     trouble: Trouble
   ): void {
-    const now = JSON.stringify([clusters, runs, trouble]);
+    const now = JSON.stringify([clusters, runs, refused, trouble]);
     if (now !== this.last && !this.isDisposed) {
       this.last = now;
       this.clusters = clusters;
       this.runs = runs;
+      this.refused = refused;
       this.trouble = trouble;
       this.signal.emit();
     }

@@ -47,6 +47,7 @@ export class Panel extends ReactWidget {
         <Section title={trans.__('Runs')}>
           <Runs
             runs={server.runs}
+            refused={server.refused}
             figuresOf={id => figures.of(id)}
             trans={trans}
             onOpen={id => this.execute(Commands.openRun, { id })}

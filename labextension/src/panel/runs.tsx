@@ -3,26 +3,40 @@ import * as React from 'react';
 import type { IRunState } from '../records';
 import type { IFigures } from '../run/figures';
 import { isOpen } from '../run/status';
+import type { Refused } from './model';
 import { progress, runTitle, statusName, when } from './words';
 
 interface IRunsProps {
   readonly runs: readonly IRunState[];
+  readonly refused: Refused;
   readonly figuresOf: (id: string) => IFigures;
   readonly trans: TranslationBundle;
   readonly onOpen: (id: string) => void;
   readonly onStop: (id: string) => void;
 }
 
-/** List of saved runs, newest first. */
+/** List of saved runs, newest first, then of the runs that the server cannot read. */
 export function Runs(props: IRunsProps): React.JSX.Element {
-  const { runs, trans } = props;
-  if (runs.length === 0) {
+  const { runs, refused, trans, onOpen } = props;
+  const unreadable = Object.entries(refused);
+  if (runs.length + unreadable.length === 0) {
     return <p>{trans.__('No saved runs yet.')}</p>;
   }
   return (
     <ul className="nbdist-Runs">
       {runs.map(run => (
         <Run key={run.id} run={run} {...props} />
+      ))}
+      {unreadable.map(([id, reason]) => (
+        <li key={id}>
+          <button type="button" className="nbdist-Link" onClick={() => onOpen(id)}>
+            {id}
+          </button>
+          <span className="nbdist-Status" data-status="lost">
+            {trans.__('unreadable')}
+          </span>
+          <p className="nbdist-Error">{reason}</p>
+        </li>
       ))}
     </ul>
   );

@@ -5,7 +5,7 @@ import { figures } from './figures';
 import type { Connection, RunModel } from './model';
 import { RECOVERING, isOpen, RUN_LOOKS } from './status';
 import type { Translate } from './words';
-import { amount, clock, count, fill, plain } from './words';
+import { amount, clock, count, fill, plain, refusal } from './words';
 
 const CONNECTIONS: Readonly<Partial<Record<Connection, string>>> = {
   connecting: 'connecting …',
@@ -78,11 +78,13 @@ export class Header {
    *   now: seconds since 1970.
    */
   draw(now: number): void {
-    const { state, connection } = this.model;
+    const { state, connection, reason } = this.model;
     const words = CONNECTIONS[connection];
     const recovering = state !== null && isOpen(state.status) ? state.healing : '';
     const [lost] = recovering.split('\n', 1);
-    setText(this.connection, words === undefined ? lost! : this.translate(words));
+    const usual = words === undefined ? lost! : this.translate(words);
+    const isRefused = connection === 'unreadable';
+    setText(this.connection, isRefused ? refusal(reason, this.translate) : usual);
     setAttribute(this.connection, 'title', recovering);
     this.isAsked &&= connection === 'live';
     if (state !== null) {

@@ -5,7 +5,7 @@ import { Grid } from './grid';
 import { Series } from './series';
 
 /** Connection of the browser to the run. `saved` runs need none. */
-export type Connection = 'connecting' | 'live' | 'reconnecting' | 'gone' | 'saved';
+export type Connection = 'connecting' | 'live' | 'reconnecting' | 'gone' | 'unreadable' | 'saved';
 
 /** Total bins of all ranks per metric: about 4 MB. */
 const BINS_OF_ALL = 2 ** 18;
@@ -109,6 +109,8 @@ interface ISink {
 export class RunModel {
   state: IRunState | null = null;
   connection: Connection = 'connecting';
+  /** Reason why the server cannot read an `unreadable` run, else empty. */
+  reason = '';
   /** All data that existed at the connection has arrived. */
   isCaughtUp = false;
   /** Number of received rows. */
@@ -167,8 +169,9 @@ export class RunModel {
     this.changed();
   }
 
-  onConnection(connection: Connection): void {
+  onConnection(connection: Connection, reason = ''): void {
     this.connection = connection;
+    this.reason = reason;
     this.changed();
   }
 

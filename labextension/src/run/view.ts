@@ -19,6 +19,7 @@ import { isOpen } from './status';
 import { Tabs } from './tabs';
 import { Theme } from './theme';
 import { Toolbar } from './toolbar';
+import { refusal } from './words';
 import type { Translate } from './words';
 import { stragglersOf, Workers } from './workers';
 
@@ -96,7 +97,7 @@ export class RunView {
     host: HTMLElement,
     private readonly model: RunModel,
     actions: IRunActions,
-    translate: Translate = text => text
+    private readonly translate: Translate = text => text
   ) {
     host.append(this.root);
     const theme = new Theme(this.root);
@@ -179,6 +180,11 @@ export class RunView {
   }
 
   private drawWords(): void {
+    const { state, connection, reason } = this.model;
+    if (connection === 'unreadable' && state === null) {
+      const text = refusal(reason, this.translate);
+      this.root.replaceChildren(make('p', 'empty', { role: 'alert' }, text));
+    }
     this.header.draw(Date.now() / 1000);
     this.notes.draw(this.model.state);
     this.planned.draw(this.model.state);

@@ -23,6 +23,13 @@ export function fill(text: string, ...values: readonly (string | number)[]): str
   return text.replace(/\{(\d)\}/g, (_, place: string) => String(values[Number(place)] ?? ''));
 }
 
+/** Return the text for a run that the server cannot read. */
+export function refusal(reason: string, translate: Translate): string {
+  const text =
+    'nbdist cannot show this run: {0}. Open it with that version, or delete its directory.';
+  return fill(translate(text), reason);
+}
+
 /** Format a whole number: `1,234`. */
 export function count(value: number): string {
   return COUNT.format(value);
