@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import operator
 import os
 import re
 import subprocess
@@ -21,8 +22,30 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 SECTIONS = {
+    "Batch": ("Attributes",),
     "Cluster": ("Args", "Attributes", "Raises", "Examples"),
+    "Cluster.adopt": ("Args", "Returns", "Raises"),
+    "Cluster.devices": ("Args", "Returns", "Raises"),
+    "Cluster.examine": ("Args", "Returns", "Raises"),
+    "Cluster.follow": ("Returns", "Raises"),
+    "Cluster.hosts": ("Returns", "Raises"),
+    "Cluster.lacks": ("Args", "Returns", "Raises"),
+    "Cluster.leave": (),
+    "Cluster.logs": ("Args", "Returns", "Raises"),
+    "Cluster.pull": ("Args", "Returns", "Raises"),
+    "Cluster.push": ("Args", "Returns", "Raises"),
+    "Cluster.resize": ("Args", "Returns", "Raises"),
+    "Cluster.restart": ("Raises",),
+    "Cluster.run": ("Args", "Returns", "Raises"),
+    "Cluster.show": ("Args", "Returns", "Raises"),
+    "Cluster.status": ("Returns",),
+    "Cluster.stop": (),
+    "Cluster.trace": ("Args", "Returns", "Raises"),
+    "Cluster.workers": ("Args", "Returns"),
+    "Host": ("Attributes",),
     "PjRTStrategy": ("Args", "Attributes", "Raises", "Examples"),
+    "Run": ("Attributes",),
+    "attach": ("Args", "Returns", "Raises"),
     "autoplace": ("Args", "Returns", "Raises", "Examples"),
     "devices": ("Args", "Returns", "Examples"),
     "meshes": ("Args", "Returns", "Raises", "Examples"),
@@ -33,6 +56,11 @@ SECTIONS = {
     "where": ("Args", "Returns", "Raises", "Examples"),
 }
 NEEDS_WORKERS = {"Cluster"}
+WITH_EXAMPLES = sorted(
+    name
+    for name, sections in SECTIONS.items()
+    if "Examples" in sections and name not in NEEDS_WORKERS
+)
 PROGRAM = """
 import doctest, json, sys
 import jax
@@ -64,7 +92,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
             run.take(losses(1, steps, rank))
         run.close()
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *SECTIONS],
+        [sys.executable, "-c", PROGRAM, *WITH_EXAMPLES],
         env=os.environ
         | {
             "JAX_PLATFORMS": "cpu",
@@ -81,7 +109,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(SECTIONS.keys() - NEEDS_WORKERS))
+@pytest.mark.processes
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_examples_run(name: str, outcomes: Mapping[str, Any]) -> None:
     attempted, failed, output = outcomes[name]
     assert attempted
@@ -90,17 +119,31 @@ def test_examples_run(name: str, outcomes: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_a_docstring_has_its_sections(name: str) -> None:
-    text = inspect.getdoc(getattr(nbdist, name)) or ""
+    public = operator.attrgetter(name)(nbdist)
+    text = inspect.getdoc(public) or ""
     lines = text.splitlines()
     assert lines[0].endswith(".")
     assert [f"{section}:" for section in SECTIONS[name] if f"{section}:" not in lines] == []
-    for argument in arguments(getattr(nbdist, name)):
-        assert f"    {argument}: " in text
+    missing = [
+        argument
+        for argument in arguments(public)
+        if not re.search(rf"^    \*{{0,2}}{argument}: ", text, re.MULTILINE)
+    ]
+    assert missing == []
 
 
 def arguments(public: Any) -> list[str]:
     """Return the names of all parameters."""
     return [name for name in inspect.signature(public).parameters if name != "self"]
+
+
+def test_each_public_method_of_a_cluster_has_a_row() -> None:
+    methods = {
+        f"Cluster.{name}"
+        for name, _ in inspect.getmembers(nbdist.Cluster, inspect.isroutine)
+        if not name.startswith("_")
+    }
+    assert methods == {name for name in SECTIONS if name.startswith("Cluster.")}
 
 
 def test_the_api_page_lists_each_public_name() -> None:

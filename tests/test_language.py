@@ -43,6 +43,11 @@ if TYPE_CHECKING:
             "# Rescued by a door of the seed server",
             [f"coined word {w!r}" for w in ("Rescued", "door", "seed server")],
         ),
+        (
+            "# A rank's own time, 2 own times",
+            [f"coined word {w!r}" for w in ("own time", "own times")],
+        ),
+        ("# Steps measure their own times; a step, its own time.", None),
         ("# A rank takes no orders.", "coined word 'takes no orders'"),
         ("# The order of ranks, turns and deals", None),
     ],

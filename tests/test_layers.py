@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(nbdist.__file__).parent
 MOST_LINES = 600
 MOST_MODULES = 22
-"""Limit for one folder."""
+"""Limit for one folder of `nbdist/`."""
 
 MOST_ATTRIBUTES = 15
 """Limit for the instance attributes of one class, those of its bases in nbdist included."""

@@ -45,6 +45,7 @@ COINED = re.compile(
     r"|unkept|keepers?|sow(?:n|ing)|standstill|foretold|broken off|breaks? off|made anew|begun anew"
     r"|laid out|lies? on|heeds?|heeded|hither|thither|whoever|hurry|hurries|hurried|landed|mended"
     r"|escalations?|seats?|doors?|rescue[ds]?|rescuing|seed (?:server|process)"
+    r"|(?<!their )(?<!its )own times?"
     r"|(?:take|give|obey|carrie)s? (?:an |no )?orders?)\b",
     re.IGNORECASE,
 )
@@ -115,7 +116,7 @@ NOT_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|'[^'\n]*'|\"[^\"\n]*\"", re.DOTALL)
 """Comments and strings of TypeScript."""
 
 ALLOWED = re.compile(
-    r"estate\.json|max[-_]heals|\"heals\"|\"healing\"|`heals`|`healing`|03_recovery"
+    r"estate\.json|max[-_]heals|\"heals\"|\"healing\"|\"keeper\"|`heals`|`healing`|03_recovery"
     r"|(?:[.]|readonly )(?:heals|healing|said)\b|(?:^ *|[{,] )(?:heals|healing|said): "
 )
 """The option, the fields of run.json and old files keep their names."""

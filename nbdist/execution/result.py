@@ -191,7 +191,7 @@ class Run:
     def summary(self) -> Summary:
         """The summary of the run."""
         begun, arrays = self.begun, self._arrays
-        anew = {n.text for n in self.notes if n.topic == "compiled" and not n.warning}
+        recompiled = {n.text for n in self.notes if n.topic == "compiled" and not n.warning}
         return Summary(
             ranks=len(set(arrays.ranks) | self.results.keys()),
             epochs=arrays.epochs,
@@ -200,7 +200,7 @@ class Run:
             step_s=arrays.step_s,
             replicas=begun.replicas if begun else 0,
             batch=begun.batch if begun else 0,
-            compilations=1 + len(anew) if begun else 0,
+            compilations=1 + len(recompiled) if begun else 0,
             recoveries=len(self.recoveries),
             last={name: self.last(name) for name in self.names},
         )

@@ -169,6 +169,7 @@ class Cluster:
         Raises:
             UsageError, ReplayError: The request is not possible; nothing was changed.
             StartError: The start failed; nbdist ended the cluster.
+            CellError, WorkerError, KeyboardInterrupt: With `go_on`; see `run`.
         """
         last = self._journal.last_saved() if go_on else None
         if go_on and last is None:
@@ -211,41 +212,51 @@ class Cluster:
         """Show the placement of arrays on the workers.
 
         Args:
-            *names: names of the workers' namespaces, such as `params` or `model.optimizer`.
+            *names: Names of the workers' namespaces, such as `params` or `model.optimizer`.
 
         Returns:
             A sequence of one row for each array.
 
         Raises:
-            UsageError: a name is invalid, or contains no array on any rank.
-            TransferError: a name exists on no rank.
-            WorkerError: a worker has died, or still runs a cell.
+            UsageError: A name is invalid, or contains no array on any rank.
+            TransferError: A name exists on no rank.
+            WorkerError: A rank has died, or still runs a cell.
         """
         return self.inspection.show(names)
 
     def workers(self, *, measure: bool = True) -> tuple[WorkerState, ...]:
-        """Return the current state of each rank.
+        """Return the current state of each rank, also of ranks that have died.
 
         Args:
-            measure: also measure the memory of each rank.
+            measure: Also measure the memory of each rank.
+
+        Returns:
+            One state for each rank, in the order of the ranks. `state` is `idle`, `busy` or `dead`.
+            `memory_bytes` is 0 without `measure`, for dead ranks, and for ranks on hosts that do
+            not respond.
         """
         return self._lifecycle.workers(measure=measure)
 
     def status(self) -> StatusPicture:
-        """Return a sequence with the state of each rank, also of ranks that have died."""
+        """Return the state of each rank, also of ranks that have died.
+
+        Returns:
+            A sequence of one row for each rank, in the order of the ranks.
+        """
         return self.inspection.status()
 
     def devices(self, *, bench: bool = False) -> DevicesPicture:
         """Return the devices of all ranks: memory in bytes, bandwidths in bytes/s.
 
         Args:
-            bench: measure them first. Later plans of steps use the measurements.
+            bench: Measure them first. Later plans of steps use the measurements.
 
         Returns:
             A sequence of one row for each device.
 
         Raises:
-            WorkerError: a worker has died, or still runs a cell.
+            UsageError: `bench` needs JAX, and the workers do not run it.
+            WorkerError: A rank has died, or still runs a cell.
         """
         return self.inspection.devices(bench=bench)
 
@@ -261,18 +272,20 @@ class Cluster:
         """Run a cell under JAX's profiler, and divide its time by operation, device and line.
 
         Args:
-            cell: the code.
-            ranks: ranks such as `0,2-3`. Default: all.
+            cell: The code.
+            ranks: Ranks and slices such as `0,2:4` (0, 2 and 3). Default: all.
             strategy: `pjrt` or None; `mirrored` is refused.
-            step: makes the cell a training step. Without a number of steps, it traces a few steps.
-            keep: a folder on this machine for the profiler's files; empty to discard them.
+            step: Options that make the cell a training step. Without a number of steps, nbdist
+                traces 20 steps.
+            keep: Folder on this machine for the profiler's files; empty to discard them.
 
         Returns:
             The times, merged over the ranks.
 
         Raises:
-            UsageError: another strategy, no JAX, or another trace is in progress; nothing ran.
-            CellError, WorkerError, KeyboardInterrupt: see `run`.
+            UsageError: The strategy is another one, the workers do not run JAX, another trace is in
+                progress, or the cell or an option is invalid; nothing ran.
+            CellError, WorkerError, KeyboardInterrupt: See `run`.
         """
         options = cell_options({"ranks": ranks, "strategy": strategy, "step": step})
         return trace_on(self, cell, options, keep=keep)
@@ -280,16 +293,25 @@ class Cluster:
     def logs(self, rank: int) -> str:
         """Return the output of a rank's cells, and the end of its engine's log.
 
+        Args:
+            rank: Rank from 0 to `world_size - 1`.
+
+        Returns:
+            The text. The last lines of the engine's log follow a heading, if it has any.
+
         Raises:
-            UsageError: the cluster has no such rank.
+            UsageError: The cluster has no such rank.
         """
         return self.inspection.logs(rank)
 
     def hosts(self) -> HostsPicture:
         """Return the host of each rank: address, devices, Python, folder and connection.
 
+        Returns:
+            A sequence of one row for each rank, in the order of the ranks.
+
         Raises:
-            WorkerError: a worker has died, or still runs a cell.
+            WorkerError: A rank has died, or still runs a cell.
         """
         return self.inspection.hosts()
 
@@ -297,14 +319,14 @@ class Cluster:
         """Examine the hosts and the network between them.
 
         Args:
-            data: a pattern of files that should be equal on all hosts.
-            checkpoint: a folder that all hosts should share.
+            data: Glob pattern of files that should be equal on all hosts; empty for no check.
+            checkpoint: Folder that all hosts should share; empty for no check.
 
         Returns:
             A sequence of the problems found, each with a remedy.
 
         Raises:
-            WorkerError: a worker has died, or still runs a cell.
+            WorkerError: A rank has died, or still runs a cell.
         """
         return self.inspection.examine(data=data, checkpoint=checkpoint)
 
@@ -315,14 +337,17 @@ class Cluster:
         """Take over a running cluster whose owner has ended. `nbdist.attach` finds its folder.
 
         Args:
-            folder: the folder of the cluster.
-            settings: the settings of this process.
+            folder: The folder of the cluster.
+            settings: The settings of this process.
             detached_runner: True if this process is not a notebook's kernel. It hands the cluster
                 over to a notebook that requests it.
 
+        Returns:
+            The cluster.
+
         Raises:
-            OwnedError: a notebook's kernel owns the cluster.
-            StartError: the cluster has ended, or cannot be reached.
+            OwnedError: A notebook's kernel owns the cluster.
+            StartError: The cluster has ended, or cannot be reached.
         """
         self = cls.__new__(cls)
         self.settings = settings
@@ -341,8 +366,8 @@ class Cluster:
             The result of the last cell.
 
         Raises:
-            CellError, WorkerError, KeyboardInterrupt: see `run`.
-            LeftError: another process has taken over the cluster and follows the cell.
+            CellError, WorkerError, KeyboardInterrupt: See `run`.
+            LeftError: Another process has taken over the cluster and follows the cell.
         """
         under_way, self._lifecycle.under_way = self._lifecycle.under_way, None
         if under_way is not None:
@@ -387,7 +412,7 @@ class Cluster:
             options: The options of the cell.
             label: The notebook's execution count, for tracebacks.
             header: The line above the cell in the notebook; empty without one.
-            given: Options by name, in place of `options`: those of `%%dist_run`, with `_` for `-`
+            **given: Options by name, in place of `options`: those of `%%dist_run`, with `_` for `-`
                 (docs/commands.md), as in `data="train", batch=64`.
 
         Returns:
@@ -492,11 +517,18 @@ class Cluster:
     def push(self, objects: Mapping[str, object], ranks: str | None = None) -> int:
         """Copy objects to ranks, and bind them there under their names.
 
+        Args:
+            objects: The objects by name.
+            ranks: Ranks and slices such as `0,2:4` (0, 2 and 3). Default: all.
+
         Returns:
             The number of bytes sent to each rank.
 
         Raises:
-            TransferError: An object cannot be pickled; nothing was sent.
+            UsageError: `ranks` is invalid, or a rank does not exist; nothing was sent.
+            TransferError: An object cannot be pickled, and nothing was sent. Or the copy to a rank
+                failed.
+            WorkerError: A rank has died, or still runs a cell; nothing was sent.
         """
         payload = write_objects(objects)
         chosen = self.inspection.chosen(ranks)
@@ -505,13 +537,35 @@ class Cluster:
         return len(payload)
 
     def lacks(self, name: str) -> bool:
-        """Return True if the name does not exist on some rank."""
+        """Return True if the name does not exist on some rank.
+
+        Args:
+            name: A name of the workers' namespaces, without dots.
+
+        Returns:
+            False if the name exists on all ranks.
+
+        Raises:
+            TransferError: The call on a rank failed.
+            WorkerError: A rank has died, or still runs a cell.
+        """
         return any(self.inspection.apply(transfer.missing, [name], self.inspection.chosen(None)))
 
     def pull(self, names: Sequence[str], ranks: str | None = None) -> dict[int, dict[str, Any]]:
         """Return objects by rank and name. Arrays of TensorFlow and JAX arrive as NumPy arrays.
 
+        Args:
+            names: Names of the workers' namespaces, without dots.
+            ranks: Ranks and slices such as `0,2:4` (0, 2 and 3). Default: all.
+
+        Returns:
+            A dict of rank to a dict of name to object.
+
         Raises:
-            TransferError: A name does not exist on a rank, or an object cannot be pickled.
+            UsageError: `ranks` is invalid, or a rank does not exist.
+            TransferError: A name does not exist on a rank, an object cannot be pickled there or
+                read here, or the copy failed. An array of JAX that is sharded over ranks cannot be
+                pickled.
+            WorkerError: A rank has died, or still runs a cell.
         """
         return pull(self.inspection.apply, names, self.inspection.chosen(ranks))

@@ -88,7 +88,7 @@ class ClusterLifecycle:
         Raises:
             StartError: the start failed. nbdist has ended all processes of it.
         """
-        phases = StartView(f"nbdist: starting {_what(request)}")
+        phases = StartView(f"nbdist: starting {_description(request)}")
         with contextlib.ExitStack() as undo, phases:
             folder = new_folder()
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -103,7 +103,7 @@ class ClusterLifecycle:
             undo.callback(lifecycle._close_files)
             worker_group.receiver.start()
             worker_group.start(phases)
-            lifecycle._come_up(phases)
+            lifecycle._publish_workers(phases)
             lifecycle._ended = undo.pop_all()
         return lifecycle
 
@@ -124,7 +124,7 @@ class ClusterLifecycle:
             worker_group.open(handover)
             lifecycle = cls(folder, worker_group, handover, settings)
             undo.callback(lifecycle._close_files)
-            lifecycle._expect(handover, settings)
+            lifecycle._adopt_cell(handover, settings)
             worker_group.receiver.start()
             lifecycle._ended.callback(shutil.rmtree, folder, ignore_errors=True)
             lifecycle._ended.push(undo.pop_all())
@@ -132,7 +132,8 @@ class ClusterLifecycle:
         lifecycle.file.write(lifecycle.workers(), run=handover.cell.run if handover.cell else "")
         return lifecycle
 
-    def _expect(self, handover: HandoverState, settings: Settings) -> None:
+    def _adopt_cell(self, handover: HandoverState, settings: Settings) -> None:
+        """Restore the last result, and prepare to follow the running cell if there is one."""
         self.runner.last_run = run_of(handover.last)
         if handover.cell is not None:
             resumed = reopen(handover.cell, settings)
@@ -169,7 +170,7 @@ class ClusterLifecycle:
             self.runner.forget()
             self.worker_group.restart(phases, range(count))
             self.journal.clear()
-            self._come_up(phases)
+            self._publish_workers(phases)
             self._ended = undo.pop_all()
 
     def resize(self, request: ClusterRequest, run: CellRequest | None) -> None:
@@ -201,10 +202,12 @@ class ClusterLifecycle:
             self.handover.update(request=request)
             if run is not None:
                 self.runner.recreate_inputs(run, phases)
-            self._come_up(phases, "" if run is not None else self.journal.describe_lost_names([]))
+            self._publish_workers(
+                phases, "" if run is not None else self.journal.describe_lost_names([])
+            )
             self._ended, self.is_up = undo.pop_all(), True
 
-    def _come_up(self, phases: StartView, gone: str = "") -> None:
+    def _publish_workers(self, phases: StartView, gone: str = "") -> None:
         """Show and store the fresh workers. `gone` describes the names that they lack."""
         workers = self.workers(measure=False)
         ready = f"nbdist: {formatting.ready(len(workers))}"
@@ -234,7 +237,7 @@ class ClusterLifecycle:
         return self.worker_group.states(self.runner.busy(), measure=measure)
 
 
-def _what(request: ClusterRequest) -> str:
+def _description(request: ClusterRequest) -> str:
     workers = formatting.count(len(request.hosts), "worker")
     hosts = formatting.count(len({host.key for host in request.hosts}), "host")
     return f"{workers} on {'this machine' if request.is_local else hosts}"

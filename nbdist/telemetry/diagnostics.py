@@ -2,8 +2,8 @@
 
 The measured time of a collective starts when the rank is ready and ends with its result. It
 therefore includes the wait for slower ranks. The minimum over ranks is the time of the network. The
-rest is waiting for stragglers, which have the smallest times. A rank's own time is its step time
-minus its time in collectives.
+rest is waiting for stragglers, which have the smallest times. Ranks are compared by their time
+outside collectives: step time minus time in collectives. It includes the wait for data.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ SAMPLES = 10
 """Number of sampled steps in a diagnosis. Half of them are required."""
 
 FLOOR_S = 0.0002
-"""Minimum excess of own time over the median that makes a rank a straggler."""
+"""Minimum excess of the time outside collectives over the median that makes a rank a straggler."""
 
 NOISE = 6.0
 """Minimum excess in standard errors of the two compared medians.
@@ -328,7 +328,7 @@ class _Advice(msgspec.Struct, frozen=True):
 
 
 class _Own(msgspec.Struct, frozen=True):
-    """Own time of a rank's steps.
+    """Time of a rank's steps outside collectives.
 
     Attributes:
         seconds: median of a step.
@@ -409,9 +409,9 @@ def _network_share(times: Mapping[int, Times]) -> float | None:
 
 
 def _own(times: Mapping[int, Times]) -> dict[int, _Own]:
-    """Return the own times by rank, without those of ranks with too few measurements.
+    """Return the times outside collectives by rank. Ranks with too few measurements are left out.
 
-    If no rank has timed collectives, whole steps count as own time.
+    If no rank has timed collectives, whole steps count.
     """
     timed = any(t.collective_s for t in times.values())
     own = {}

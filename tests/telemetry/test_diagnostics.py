@@ -189,7 +189,7 @@ class TestStraggler:
         assert findings["starved"].ranks == (2,)
 
     def test_ranks_without_collectives_are_compared(self, diagnostics: Diagnostics) -> None:
-        """Without collectives, the time of a step is the rank's own time."""
+        """Without collectives, ranks are compared by the time of whole steps."""
         for rank in HOSTS:
             table = [(STEP_S * (2 if rank == 1 else 1),)] * WINDOW
             diagnostics.take(rows(rank, Columns(measures=("step_s",)), table))

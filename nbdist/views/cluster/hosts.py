@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nbdist.records import Examination, HostFacts
 
 _HOSTS = ("rank", "host", "address", "devices", "Python", "folder", "environment", "connection")
-_LOOKED_AT = ("rank", "host", "memory free", "disk free", "clock", "latency", "bandwidth")
+_EXAMINATION_HEADER = ("rank", "host", "memory free", "disk free", "clock", "latency", "bandwidth")
 _FATAL = ("✗", "var(--jp-error-color1,#d32f2f)")
 _MINOR = ("!", "var(--jp-warn-color1,#f57c00)")
 _WELL = ("✓", "var(--jp-success-color1,#388e3c)")
@@ -135,11 +135,11 @@ class DoctorPicture(ResultTable[Trouble]):
         return list(Trouble.__struct_fields__)
 
     def html(self) -> str:
-        table = html.table(_LOOKED_AT, list(self._rows()), (0, 2, 3, 4, 5, 6))
+        table = html.table(_EXAMINATION_HEADER, list(self._rows()), (0, 2, 3, 4, 5, 6))
         return html.box(self._title, table, *map(_trouble, self._found()))
 
     def lines(self) -> list[str]:
-        table = html.text_table(_LOOKED_AT, list(self._rows()), (0, 2, 3, 4, 5, 6))
+        table = html.text_table(_EXAMINATION_HEADER, list(self._rows()), (0, 2, 3, 4, 5, 6))
         found = [
             f"{sign[0]} {text}" + (f"\n    {hint}" if hint else "")
             for sign, text, hint in self._found()
