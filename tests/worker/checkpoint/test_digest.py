@@ -203,6 +203,13 @@ def test_ranks_are_compared_at_regular_steps() -> None:
     assert due == [1, 10, 20, 30]
 
 
+def test_ranks_are_compared_after_the_first_step_past_the_interval() -> None:
+    """Several steps of one execution pass the step at which the comparison is due."""
+    guard = RankComparison(10, 0, lambda numbers: numbers[None])
+    guard.compare(8, lambda: jax_state(Facts(a=1)))
+    assert [guard.due(step) for step in (8, 16, 24)] == [False, True, True]
+
+
 @pytest.mark.parametrize(
     ("guard", "world_size", "steps"), [(0, 4, []), (5, 1, []), (5, 2, [1, 5, 10])]
 )

@@ -26,6 +26,7 @@ from nbdist.worker.checkpoint.folder import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 RANK_STATE = msgspec.msgpack.encode({"arrays": {}})
@@ -60,6 +61,40 @@ def test_cancelled_save_does_not_mix_with_next_attempt(
     retry.commit()
     assert Checkpoint(tmp_path, 14).manifest().position.step == 14
     assert Checkpoint(tmp_path, 14).own(1) == {"arrays": {}}
+
+
+def test_draft_creates_missing_folders(tmp_path: Path) -> None:
+    """Rank 1 may write before rank 0 has prepared the folder, or give up there."""
+    Draft(tmp_path / "a" / "b", 7, 1).write_own(1, RANK_STATE)
+    late = Draft(tmp_path / "c" / "d", 7, 1)
+    late.give_up(1)
+    assert late.given_up()
+
+
+@pytest.mark.parametrize(
+    "remove_drafts", [lambda folder: sweep(folder, 2), lambda folder: prune(folder, 1, 1)]
+)
+def test_removal_continues_if_another_process_writes_to_a_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remove_drafts: Callable[[Path], None]
+) -> None:
+    for step in (7, 14):
+        Draft(tmp_path, step, 1).write_own(0, RANK_STATE)
+    save(tmp_path, 21)
+    remove, left = shutil.rmtree, []
+
+    def remove_while_another_process_writes(path: Path, *, ignore_errors: bool) -> None:
+        if not left:
+            left.append(path)
+            monkeypatch.setattr(folders.os, "rmdir", not_empty)
+        remove(path, ignore_errors=ignore_errors)
+
+    def not_empty(*_: object, **__: object) -> None:
+        raise OSError("Directory not empty")
+
+    monkeypatch.setattr(shutil, "rmtree", remove_while_another_process_writes)
+    remove_drafts(tmp_path)
+    assert all(not list(path.iterdir()) for path in tmp_path.glob(".step-*"))
+    assert steps_in(tmp_path) == [21]
 
 
 def test_existing_checkpoint_is_kept(tmp_path: Path) -> None:
