@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 EXTENSION := hatch_build.py $(wildcard labextension/*.* labextension/s*/*.* labextension/src/*/*.*)
 LINTED := build/lint/passed
 
-.PHONY: demo test test-full chaos lab bench bench-smoke mutants check docs clean
+.PHONY: demo test test-unit test-full chaos lab bench bench-smoke mutants check docs clean
 
 $(READY): pyproject.toml constraints.txt $(EXTENSION)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3,11) <= sys.version_info < (3,14))' || \
@@ -23,6 +23,9 @@ demo: $(READY)
 
 test: $(READY) check
 	@$(BIN)/python -m pytest
+
+test-unit: $(READY)
+	@$(BIN)/python -m pytest --unit -q -n auto --maxprocesses 8 --dist worksteal
 
 test-full: $(READY) check
 	@$(BIN)/python -m pytest --full

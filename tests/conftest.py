@@ -10,7 +10,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import psutil
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     import nbdist
 
+TESTS = Path(__file__).parent
 PR_SET_CHILD_SUBREAPER = 36
 CELL_ENDS_S = 30.0
 
@@ -43,12 +44,53 @@ pipeline of XLA.
 """
 
 
+STARTING = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"})
+"""Audit events of a process that starts another one."""
+
+FOLDERS = ("browser", "end_to_end")
+"""Folders in which every test has the mark `processes`."""
+
+FIXTURES = frozenset({"cluster", "kernel", "wheel"})
+"""Fixtures that start processes: tests that use them have the mark `processes`."""
+
+
+class ProcessGuard:
+    """Audit hook that fails a test of `make test-unit` if the test starts a process.
+
+    These tests have neither the mark `processes` nor the mark `full`. They may call git.
+
+    Attributes:
+        is_strict: True while such a test runs.
+    """
+
+    def __init__(self) -> None:
+        self.is_strict = False
+        self._pid = os.getpid()
+        sys.addaudithook(self._audit)
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        is_git = event == "subprocess.Popen" and Path(str(arguments[0])).name == "git"
+        if self.is_strict and event in STARTING and os.getpid() == self._pid and not is_git:
+            raise RuntimeError(
+                f"a test without the mark `processes` starts one: {event} {arguments[:2]}"
+            )
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.is_strict = not any(map(item.get_closest_marker, ("processes", "full")))
+        try:
+            return (yield)
+        finally:
+            self.is_strict = False
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full",
         action="store_true",
         help="also run repetitions at other sizes, in other frameworks, and rare faults",
     )
+    parser.addoption("--unit", action="store_true", help="run only the tests that start no process")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,13 +101,31 @@ def pytest_configure(config: pytest.Config) -> None:
     examples = 100 if config.getoption("--full") else 25
     hypothesis.settings.register_profile("nbdist", deadline=None, max_examples=examples)
     hypothesis.settings.load_profile("nbdist")
+    config.pluginmanager.register(ProcessGuard())
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip the folders of `FOLDERS` with `--unit`. Their import alone takes seconds."""
+    skipped = config.getoption("--unit") and collection_path in map(TESTS.joinpath, FOLDERS)
+    return True if skipped else None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--full"):
-        repeated = [item for item in items if item.get_closest_marker("full")]
-        config.hook.pytest_deselected(items=repeated)
-        items[:] = [item for item in items if item not in repeated]
+    """Mark tests that start processes by their folder or fixtures, and deselect tests."""
+    left_out = set() if config.getoption("--full") else {"full"}
+    if config.getoption("--unit"):
+        left_out = {"full", "processes"}
+    kept, deselected = [], []
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder in FOLDERS or not FIXTURES.isdisjoint(fixtures):
+            item.add_marker("processes")
+        marks = {mark.name for mark in item.iter_markers()}
+        (kept if left_out.isdisjoint(marks) else deselected).append(item)
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = kept
 
 
 @pytest.fixture
@@ -134,8 +194,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
     """Build a wheel from the output of `make`. This needs no Node."""
     folder = tmp_path_factory.mktemp("wheel")
     command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w"]
-    root = Path(__file__).parent.parent
-    subprocess.run([sys.executable, *command, str(folder), str(root)], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, *command, str(folder), str(TESTS.parent)], check=True, timeout=120
+    )
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as built:
         yield built
 

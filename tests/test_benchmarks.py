@@ -26,6 +26,7 @@ def line(case: str, ours: float, peer: float = 1.0, **more: object) -> results.L
     return Case(case, ours, peer, "s", 1.0, 3).line("step") | more
 
 
+@pytest.mark.processes
 def test_every_benchmark_runs_at_a_tiny_size() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--smoke", "all"],
@@ -41,6 +42,7 @@ def test_every_benchmark_runs_at_a_tiny_size() -> None:
     assert all(found.get("skipped") or found["runs"] >= 1 for found in lines)
 
 
+@pytest.mark.processes
 def test_a_benchmark_that_fails_gives_an_exit_status() -> None:
     program = (
         "import sys\n"
@@ -120,6 +122,7 @@ def test_the_search_for_assignments_finds_them() -> None:
     assert assigned(tree) & imported(tree) == {"l"}
 
 
+@pytest.mark.processes
 def test_a_day_has_one_file_of_results(tmp_path: Path) -> None:
     first = results.save([line("a", 1.0), line("b", 2.0)], tmp_path, "2026-01-02")
     again = results.save([line("b", 3.0)], tmp_path, "2026-01-02")
@@ -135,6 +138,7 @@ def test_a_day_has_one_file_of_results(tmp_path: Path) -> None:
     assert content["machine"].keys() == {"cores", "cpu", "memory_bytes"}
 
 
+@pytest.mark.processes
 def test_the_previous_results_are_those_of_the_last_day_before(tmp_path: Path) -> None:
     assert results.latest(tmp_path) is None
     for date in ("2026-01-02", "2026-02-01", "2026-02-03"):

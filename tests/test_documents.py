@@ -52,6 +52,7 @@ def test_the_planner_page_has_a_section_for_its_figures() -> None:
     assert planner_figures.BY_HAND in text
 
 
+@pytest.mark.processes
 def test_the_cells_of_the_readme_run(tmp_path: Path) -> None:
     cells = [*_cells_of(README), "%dist_stop"]
     assert len(cells) == 6

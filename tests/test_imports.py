@@ -22,10 +22,12 @@ def loaded_after(code: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.processes
 def test_importing_the_package_loads_no_heavy_packages() -> None:
     assert not HEAVY & loaded_after("import nbdist")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["tensorflow", "jax", "keras", "anywidget", "jupyter_server"])
 def test_the_notebook_side_loads_no_framework_and_no_widgets(name: str) -> None:
     assert name not in loaded_after("import nbdist.magics.extension, nbdist.session.cluster")

@@ -13,6 +13,8 @@ from tests.kernels import Kernel
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def plain_kernel() -> Iterator[Kernel]:

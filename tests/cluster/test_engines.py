@@ -68,6 +68,7 @@ def test_an_engine_is_lost_without_the_workaround(
     assert "Registration timed out" in str(error.value)
 
 
+@pytest.mark.processes
 def test_an_engine_that_cannot_start_is_reported_with_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ def test_an_engine_that_cannot_start_is_reported_with_its_log(
     assert "timeout" in str(error.value)
 
 
+@pytest.mark.processes
 def test_a_rank_keeps_its_number_for_any_engine_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +101,7 @@ def test_a_rank_keeps_its_number_for_any_engine_id(
         engines.stop()
 
 
+@pytest.mark.processes
 def test_death_of_a_registered_engine_during_the_start_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

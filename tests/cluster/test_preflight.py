@@ -145,6 +145,7 @@ def test_a_folder_that_is_not_writable_is_reported(cluster: nbdist.Cluster) -> N
     assert "is not writable" in trouble.what
 
 
+@pytest.mark.processes
 @needs_hosts
 def test_gpus_are_read_from_nvidia_smi(hosts: Hosts, tmp_path: Path) -> None:
     """A program replaces nvidia-smi, because these hosts have no GPU."""
@@ -165,6 +166,7 @@ def test_gpus_are_read_from_nvidia_smi(hosts: Hosts, tmp_path: Path) -> None:
     assert 'CUDA_VISIBLE_DEVICES = "1"' in trouble.advice
 
 
+@pytest.mark.processes
 @needs_hosts
 def test_the_doctor_command_returns_its_status(
     hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -179,6 +181,7 @@ def test_the_doctor_command_returns_its_status(
         cli.main(["doctor", "--no-such-option"])
 
 
+@pytest.mark.processes
 def test_the_magics_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     shell = InteractiveShell()
     nbdist.load_ipython_extension(shell)

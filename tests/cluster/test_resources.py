@@ -80,6 +80,7 @@ def test_each_rank_gets_the_requested_number_of_gpus() -> None:
     assert resources.divide_gpus(["0", "1", "2", "3"], 2, 1) == [("0",), ("1",)]
 
 
+@pytest.mark.processes
 def test_gpus_are_found_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program replaces nvidia-smi, because test machines have no GPU."""
     program = tmp_path / "nvidia-smi"

@@ -197,6 +197,7 @@ def test_invalid_comparisons_are_refused(root: Path) -> None:
         nbdist.runs().compare(0, metric="accuracy")
 
 
+@pytest.mark.processes
 def test_a_run_of_a_dead_kernel_is_lost(root: Path) -> None:
     program = "run = new_run(root)\nrun.take(losses(1, 2))\nrun.flush()\nprint(flush=True)\n"
     with writing_process(f"{program}time.sleep(600)", root) as process:

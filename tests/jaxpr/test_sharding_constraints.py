@@ -18,6 +18,8 @@ from tests import plans
 if TYPE_CHECKING:
     from nbdist.planner.graph.model import Role
 
+pytestmark = pytest.mark.processes
+
 LAYERS, WIDTH, ROWS, LENGTH = 8, 256, 64, 32
 STACKS = plans.shape(LAYERS, WIDTH, 4 * WIDTH), plans.shape(LAYERS, 4 * WIDTH, WIDTH)
 

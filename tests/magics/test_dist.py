@@ -278,6 +278,7 @@ def test_options_and_choices_are_completed(
     )
 
 
+@pytest.mark.processes
 def test_no_interrupt_handler_remains_after_cells() -> None:
     """Check this process: nbdist has restored the original handler."""
     left = signal.getsignal(signal.SIGINT)

@@ -56,6 +56,7 @@ def test_an_invalid_notebook_gives_no_framework(
         assert framework_detection.framework() is None
 
 
+@pytest.mark.processes
 def test_a_cluster_loads_only_the_framework_of_its_notebook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

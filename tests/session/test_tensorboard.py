@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
+pytestmark = pytest.mark.processes
+
 TIMEOUT_S = 120
 
 

@@ -58,6 +58,7 @@ print("request", repr(frontend_request.this_request().id))
 """
 
 
+@pytest.mark.processes
 def test_a_cluster_starts_in_the_ipython_terminal(tmp_path: Path) -> None:
     """The terminal application of IPython differs from that of a kernel."""
     command = [sys.executable, "-m", "IPython", "--colors=NoColor", "-c", IN_A_TERMINAL]

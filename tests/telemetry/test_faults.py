@@ -107,6 +107,7 @@ new_run(root)
 """
 
 
+@pytest.mark.processes
 def test_incomplete_new_runs_of_killed_processes_are_removed(
     tmp_path: Path,
 ) -> None:
@@ -150,6 +151,7 @@ for number in range(10**9):
 """
 
 
+@pytest.mark.processes
 def test_a_run_killed_at_any_time_can_be_read(tmp_path: Path) -> None:
     lost = 0
     for _ in range(KILLS):

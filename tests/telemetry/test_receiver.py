@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import msgspec
+import pytest
 import zmq
 
 from nbdist.records import AnyEvent, Columns, Output, Rows, SocketAddress
@@ -87,6 +88,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.processes
 def test_last_records_of_an_ended_process_arrive() -> None:
     """ZeroMQ sends in its own thread, which ends with the process."""
     collected = Collected(40)

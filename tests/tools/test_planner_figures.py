@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from benchmarks import results
 from benchmarks.case import Case, Skipped
 from tools import planner_figures
@@ -11,7 +13,7 @@ from tools import planner_figures
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
+pytestmark = pytest.mark.processes
 
 
 def test_the_newest_results_replace_the_section_of_figures(

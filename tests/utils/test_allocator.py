@@ -8,8 +8,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     import nbdist
+
+pytestmark = pytest.mark.processes
 
 BLOCK = 512 << 20
 PAGES = BLOCK // 4096

@@ -10,6 +10,7 @@ import pytest
 from nbdist.utils.signals import interrupt_held
 
 
+@pytest.mark.processes
 def test_an_interrupt_is_raised_after_the_section() -> None:
     done = []
 
@@ -30,6 +31,7 @@ def test_the_handler_is_restored_without_an_interrupt() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.processes
 def test_an_error_is_the_context_of_the_interrupt() -> None:
     def interrupted() -> None:
         with interrupt_held():

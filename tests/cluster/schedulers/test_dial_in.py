@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.processes
+
 LOOPBACK = "127.0.0.1"
 BOUND_S = 20.0
 FOREIGN = (

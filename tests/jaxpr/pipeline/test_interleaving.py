@@ -89,6 +89,7 @@ def test_transformer_trains_as_in_one_stage() -> None:
         assert trained(2, Staging(schedule, 2)) == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_each_block_and_its_gradient_is_sent_once(schedule: Schedule) -> None:
     """One message per block; within ticks only neighbours send, and no parameter moves."""

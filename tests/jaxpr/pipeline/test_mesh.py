@@ -10,7 +10,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.jaxpr.test_remat import ROWS, WIDTH
+
+pytestmark = pytest.mark.processes
 
 MESH_PROGRAM = """
 import json, re

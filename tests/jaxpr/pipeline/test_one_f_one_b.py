@@ -270,6 +270,7 @@ SCHEDULE = "1f1b"
 """
 
 
+@pytest.mark.processes
 def test_only_neighbours_send_and_stages_share_the_loss() -> None:
     """Each stage computes the loss for four of the eight rows on its data shard."""
     found, dots = run_on_eight_devices(
@@ -298,6 +299,7 @@ print(json.dumps([found, [json.loads(shape) for shape in dots]]))
     assert dots == [[ROWS // 4 // 2 // 2, 512]]
 
 
+@pytest.mark.processes
 def test_rows_not_divisible_by_devices_are_correct() -> None:
     run_on_eight_devices(
         HEAD

@@ -148,6 +148,7 @@ def test_a_function_with_effects_is_not_tried() -> None:
     assert not only(printed).timed
 
 
+@pytest.mark.processes
 def test_a_second_process_makes_no_trials(file: Path) -> None:
     command = [sys.executable, "-c", ONCE_MORE]
     first, second = (
@@ -175,6 +176,7 @@ def test_a_forgotten_decision_is_made_again() -> None:
     assert only(double).made > first.made
 
 
+@pytest.mark.processes
 def test_another_platform_is_a_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "jax_plugins" / "zorn"
     package.mkdir(parents=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from nbdist.parallel.autoplace.fingerprint import described, fingerprint
 
@@ -71,6 +72,7 @@ def test_names_and_values_do_not_change_the_fingerprint() -> None:
     assert fingerprint_of(lambda x: x @ ones, x) == fingerprint_of(lambda x: x @ twos, x)
 
 
+@pytest.mark.processes
 def test_the_fingerprint_is_the_same_in_every_process() -> None:
     """The order of sets of strings and the addresses of functions differ between processes."""
     command = [sys.executable, "-c", PROGRAM]

@@ -80,6 +80,7 @@ def in_process(code: str) -> Any:
     return json.loads(ended.stdout.decode().splitlines()[-1])
 
 
+@pytest.mark.processes
 def test_an_unknown_platform_is_supported() -> None:
     """The unknown platform is JAX's default. Data moves there and back, and `where` reports it."""
     found = in_process("""
@@ -105,6 +106,7 @@ print(json.dumps({
     assert "on one device, cpu:0: the transfer to zorn:0" in found["reason"]
 
 
+@pytest.mark.processes
 def test_another_process_lists_devices_if_jax_is_not_imported(tmp_path: Path) -> None:
     """If a kernel imported JAX, it would hold the GPU memory that workers need."""
     code = (
@@ -121,6 +123,7 @@ def test_this_process_lists_devices_if_jax_is_imported() -> None:
     assert len(devices_apart(bench=False).devices) == jax.device_count()
 
 
+@pytest.mark.processes
 def test_a_failed_listing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "zorn")
     monkeypatch.delitem(sys.modules, "jax")

@@ -76,6 +76,7 @@ def test_devices_are_rows() -> None:
     assert dict(seen[0])["platform"] == "cpu"
 
 
+@pytest.mark.processes
 def test_only_to_dataframe_imports_pandas() -> None:
     cell = """
 import sys, nbdist

@@ -93,6 +93,7 @@ def network(rows: int, columns: int, batch: int, wide: int) -> tuple[Any, Any]:
     return jax.make_jaxpr(step)(params, shape(batch, 4, dtype=jnp.int32)), inputs
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("columns", "micro"), [(16, 1), (12, 1), (16, 4)])
 def test_xla_sends_the_planned_bytes(columns: int, micro: int) -> None:
     """Twelve columns do not divide over 8 devices. Microbatches add to a sharded gradient."""

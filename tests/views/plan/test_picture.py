@@ -303,6 +303,7 @@ def test_a_long_list_counts_the_omitted_arrays() -> None:
 # Blocks.
 
 
+@pytest.mark.processes
 def test_blocks_of_devices_equal_those_of_jax() -> None:
     """Compare every sharding of two dimensions over two axes."""
     code = """

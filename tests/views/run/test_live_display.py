@@ -133,6 +133,7 @@ def test_the_last_line_of_the_text_view_is_the_end_of_the_run(
     assert any(line.startswith("step 200 · loss 0.005 ·") for line in text.splitlines()), text
 
 
+@pytest.mark.processes
 def test_a_widget_receives_rows_and_is_closed() -> None:
     """Check the messages of the kernel. `tests/browser/test_widget.py` tests the page."""
     with Kernel() as kernel:

@@ -276,6 +276,7 @@ def test_tensorflow_reduce_op_is_accepted(cluster: nbdist.Cluster) -> None:
     assert set(cluster.run(code).results.values()) == {"8.0"}
 
 
+@pytest.mark.processes
 def test_plain_script_uses_its_own_devices() -> None:
     done = run_without_cluster(
         """
@@ -292,6 +293,7 @@ def test_plain_script_uses_its_own_devices() -> None:
     assert done.stdout.split() == ["3", "15.0", "False"]
 
 
+@pytest.mark.processes
 def test_keras_in_a_plain_script_needs_no_tensorflow() -> None:
     done = run_without_cluster(
         """

@@ -14,6 +14,8 @@ from tests import clusters
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.processes
+
 SET_BACKEND = 'import os\nos.environ["KERAS_BACKEND"] = "{}"\n'
 FIT = """
 import keras, numpy as np

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from nbdist.planner.graph.model import Role
     from nbdist.records import Remat
 
+pytestmark = pytest.mark.processes
+
 LAYERS = 3
 
 

@@ -234,6 +234,7 @@ def lone_rank(code: str) -> str:
     return f"KEY = {key!r}\nCONFIG = {config!r}\n{LONE_RANK}{code}"
 
 
+@pytest.mark.processes
 def test_strategy_is_freed_when_another_is_built() -> None:
     """It is freed even if its ranks have gathered numbers."""
     outcome = plainly({"one": lone_rank(REBUILD)}, "tensorflow")["one"]

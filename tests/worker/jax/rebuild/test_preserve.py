@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     import nbdist
 
+pytestmark = pytest.mark.processes
+
 BEGIN = """
 import hypothesis
 import jax, jax.extend, jax.numpy as jnp, numpy as np

@@ -74,6 +74,7 @@ kept.put("large", bytes(1 << 21))
 """
 
 
+@pytest.mark.processes
 def test_cache_file_is_complete_or_missing(tmp_path: Path) -> None:
     """The process is killed during a write; JAX's own cache would leave a corrupt file."""
     folder = tmp_path / "compiled"

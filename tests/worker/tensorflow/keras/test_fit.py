@@ -64,6 +64,7 @@ def test_fit_gives_the_results_of_one_process(cluster: nbdist.Cluster, name: str
         assert_close(objects["outcome"], references()[name], TOLERANCES.get(name, 1e-5))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["everything", "accumulated gradients and an average of weights"])
 def test_one_worker_gives_the_results_of_one_process(name: str) -> None:
     with clusters.cluster(hosts=1, framework="tensorflow") as one:
