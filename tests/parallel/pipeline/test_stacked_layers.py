@@ -124,7 +124,7 @@ def test_training_over_data_model_and_stage_equals_one_device(
     assert_close(own, gradients)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     stages=st.sampled_from([1, 2, 4]),
     rounds=st.integers(1, 3),
