@@ -24,6 +24,7 @@ from tensorflow.python.distribute import cross_device_ops, mirrored_run
 from tensorflow.python.eager import context
 
 from nbdist.records import CollectiveState, Device
+from nbdist.utils.polling import repeat_until
 from nbdist.worker.checkpoint.digest import of_keys
 from nbdist.worker.runtime import context as runtime_context
 from nbdist.worker.runtime import import_hooks
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from nbdist.records import Communication, MirroredWiring
 
 _CANCEL_S = 5.0
+_CONNECT_S, _SERVER_S = 1.0, 10.0
+"""Limits of one connection and of all attempts to connect to the server of rank 0."""
 
 _reserved_ports: list[socket.socket] = []
 
@@ -84,6 +87,8 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     tensorflow_save_patch.apply()
     variable_scalars.apply()
     summed_variables.apply()
+    if worker.rank > 0:
+        _await_server(json.loads(wiring.tf_config)["cluster"]["worker"][0])
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         communication_options=_options(wiring.communication)
     )
@@ -95,6 +100,24 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     worker.collective_keys = _digest_of_keys
     worker.memory.device_bytes = device_bytes
     return _devices()
+
+
+def _await_server(address: str) -> None:
+    """Wait until TensorFlow's server of rank 0 accepts connections, 10 s at most.
+
+    The other ranks connect to it when they build the strategy. If it refuses the connection, gRPC
+    waits for about a second before it tries again.
+    """
+    host, _, port = address.rpartition(":")
+
+    def accepts() -> bool:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        except OSError:
+            return False
+        return True
+
+    repeat_until(accepts, _SERVER_S, interval_s=0.01)
 
 
 def _patch_keras() -> None:

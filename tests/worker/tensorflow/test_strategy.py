@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -268,3 +270,27 @@ def test_requested_communication_is_used() -> None:
     with nbdist.Cluster(hosts=2, framework="tensorflow", communication="ring") as cluster:
         run = cluster.run("strategy.extended._communication_options.implementation.name")
         assert set(run.results.values()) == {"'RING'"}
+
+
+def test_ranks_wait_until_the_server_of_rank_0_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nbdist.worker.tensorflow import strategy
+
+    connect, refused = socket.create_connection, threading.Event()
+
+    def note_refusal(*address: Any) -> socket.socket:
+        try:
+            return connect(*address)
+        except ConnectionRefusedError:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(socket, "create_connection", note_refusal)
+    with socket.socket() as server, ThreadPoolExecutor(1) as pool:
+        server.bind(("127.0.0.1", 0))
+        server.settimeout(10)
+        waiting = pool.submit(strategy._await_server, f"127.0.0.1:{server.getsockname()[1]}")
+        assert refused.wait(10)
+        assert not waiting.done()
+        server.listen()
+        server.accept()[0].close()
+        waiting.result(10)
