@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.execution.recorder import Recorder
-from nbdist.records import PLACE, Columns, Metrics
+from nbdist.records import MEASURES, PLACE, Columns, Metrics
 from nbdist.telemetry.history import Reports
 from tests.runs import loss, losses, recover
 
@@ -50,9 +50,11 @@ def test_a_later_report_of_a_step_replaces_the_earlier_one() -> None:
     assert list(history) == ["loss", "new"]
 
 
-def test_measured_values_are_not_metrics() -> None:
-    columns = Columns(measures=("step_s",), own=("loss",), shared=("rate",))
-    rows = np.array([[0, 1, 1, 0.1, 0.02, 3, 4], [1, 1, 1, 0.1, 0.02, 5, 4]])
+@pytest.mark.parametrize("count", range(len(MEASURES) + 1))
+def test_measured_values_are_not_metrics(count: int) -> None:
+    columns = Columns(measures=MEASURES[:count], own=("loss",), shared=("rate",))
+    measured = [0.02] * count
+    rows = np.array([[0, 1, 1, 0.1, *measured, 3, 4], [1, 1, 1, 0.1, *measured, 5, 4]])
     kept = Reports.of_tables([(columns, rows)])
     assert {name: values.tolist() for name, values in kept.history().items()} == {
         "loss": [[3], [5]],

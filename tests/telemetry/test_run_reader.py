@@ -101,6 +101,12 @@ def test_ended_runs_that_cannot_be_read_are_pruned_too(tmp_path: Path) -> None:
     assert list(search(tmp_path).refused) == [*reversed(kept), damaged.state.id]
 
 
+def test_a_spared_run_is_kept_whatever_its_age(tmp_path: Path) -> None:
+    ids = [new_run(tmp_path, began=b, status="finished").state.id for b in (10.0, 20.0, 30.0, 40.0)]
+    assert prune(tmp_path, 1, spared=ids[1]) == (ids[2], ids[0])
+    assert [run.id for run in stored_runs(tmp_path)] == [ids[3], ids[1]]
+
+
 def test_the_folder_of_runs_can_be_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("NBDIST_RUNS_FOLDER")
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path))
