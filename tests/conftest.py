@@ -60,10 +60,11 @@ FIXTURES = frozenset({"cluster", "kernel", "wheel"})
 class ProcessGuard:
     """Audit hook that fails a test of `make test-unit` if the test starts a process.
 
-    These tests have neither the mark `processes` nor the mark `full`.
+    These tests have neither the mark `processes` nor the mark `full`. Teardowns may start
+    processes: the last test of a module ends fixtures that other tests have set up.
 
     Attributes:
-        is_strict: True while such a test runs.
+        is_strict: True while such a test is set up or runs.
     """
 
     def __init__(self) -> None:
@@ -80,7 +81,14 @@ class ProcessGuard:
             )
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        return (yield from self._guarded(item))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        return (yield from self._guarded(item))
+
+    def _guarded(self, item: pytest.Item) -> Iterator[None]:
         self.is_strict = not any(map(item.get_closest_marker, ("processes", "full")))
         try:
             return (yield)
