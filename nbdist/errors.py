@@ -72,8 +72,8 @@ class VersionError(StartError):
     Attributes:
         started_by: the version that started the cluster as a phrase, for example "nbdist 0.1.9". It
             contains the format of the state if this version has another one.
-        owner_pid: the process id of the running notebook kernel that owns the cluster; None if
-            there is none.
+        owner_pid: the process id of the running notebook kernel that owns the cluster; None
+            without an owner.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ class _Origin(msgspec.Struct):
         return f"nbdist {self.nbdist}" if self.nbdist else "a version of nbdist before 0.2.0"
 
     def owner_pid(self) -> int | None:
-        """Return the pid of the running kernel that owns the cluster; None if there is none."""
+        """Return the pid of the running kernel that owns the cluster; None without an owner."""
         if not (self.detached_runner or self.detached_runner_before):
             with contextlib.suppress(msgspec.ValidationError):
                 owner = msgspec.convert(self.owner, Writer)

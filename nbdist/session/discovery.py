@@ -110,16 +110,16 @@ def _refusal(cluster: str, owners: list[int]) -> NbdistError:
 
 
 def offer() -> str:
-    """Return a message on the clusters that no notebook owns, in lines; empty if there is none."""
-    lines = [str(error) for error in _of_other_versions() if error.owner_pid is None]
+    """Return a message on the clusters without an owner, in lines; empty without such clusters."""
+    lines = []
     waiting = [str(found) for found in _found() if not found.is_owned and found.runs]
     if waiting:
         verb = "are" if len(waiting) > 1 else "is"
-        lines.insert(
-            0,
+        lines.append(
             f"{', '.join(waiting)} of an earlier notebook {verb} still running: "
-            "run %dist_attach to take over, or %dist_stop --all to end",
+            "run %dist_attach to take over, or %dist_stop --all to end"
         )
+    lines += [str(error) for error in _of_other_versions() if error.owner_pid is None]
     return "\n".join(f"nbdist: {line}" for line in lines)
 
 
