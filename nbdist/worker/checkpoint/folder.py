@@ -158,14 +158,14 @@ class Draft:
             ).touch()  # an empty file fits on a full disk
 
     def given_up(self) -> bool:
-        """Return whether a rank has given up."""
+        """Return True if a rank has given up."""
         return any(self.path.glob(f"*{_GIVEN_UP}"))
 
     def write_manifest(self, text: bytes) -> None:
         _write(self.path / "manifest.json", text)
 
     def lacks(self, ranks: int) -> bool:
-        """Return whether the state of a rank is still missing."""
+        """Return True if the state of a rank is still missing."""
         return not all((self.path / _own_name(rank)).exists() for rank in range(ranks))
 
     def commit(self) -> None:
@@ -186,7 +186,7 @@ class Draft:
 
 def steps_in(folder: Path) -> list[int]:
     """Return the steps of the checkpoints in a folder, oldest first; empty without a folder."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         found = (_NAME.fullmatch(path.name) for path in folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
     return []

@@ -112,7 +112,7 @@ class _Trial(msgspec.Struct, frozen=True):
     def _of_report(self, name: str) -> Difference:
         """Compare a reported value, relative to the value itself."""
         one = self.one.report[name]
-        return self._difference(name, one, self.every.report[name], _span(one, 0 * one), 0.0)
+        return self._difference(name, one, self.every.report[name], _size(one), 0.0)
 
     def _of_variable(self, name: str, *, rounds: bool) -> Difference:
         """Compare a variable, relative to the largest change of an element.
@@ -120,9 +120,9 @@ class _Trial(msgspec.Struct, frozen=True):
         A change with the order of the rows counts as rounding, unless reported values change too.
         """
         one = self.one.state[name]
-        size = _span(one, 0 * one)
         epsilon = float(np.finfo(one.dtype).eps) if one.dtype.kind == "f" else 0.0
-        rounding = max(epsilon * size, _span(self.reverse.state[name], one) if rounds else 0.0)
+        reordered = _span(self.reverse.state[name], one) if rounds else 0.0
+        rounding = max(epsilon * _size(one), reordered)
         change = _span(one, self.before[name])
         return self._difference(
             name, one, self.every.state[name], change, _NOISE_MARGIN * rounding, reported=False
@@ -188,7 +188,8 @@ class _Trial(msgspec.Struct, frozen=True):
     def _of_ratio(self, wrong: Sequence[str]) -> list[str]:
         """Return the mistakes that change values by a factor of the number of replicas."""
         before, one, every, replicas = self.before, self.one, self.every, self.replicas
-        ratios = [_ratio(every.state[n] - before[n], one.state[n] - before[n]) for n in wrong]
+        with np.errstate(invalid="ignore"):  # an infinite element that does not change
+            ratios = [_ratio(every.state[n] - before[n], one.state[n] - before[n]) for n in wrong]
         ratios += [_ratio(every.report[name], value) for name, value in one.report.items()]
         causes = []
         if any(_near(ratio, replicas) for ratio in ratios):
@@ -206,23 +207,34 @@ class _Trial(msgspec.Struct, frozen=True):
         return causes
 
 
+def _size(a: np.ndarray) -> float:
+    """Return the largest magnitude of a finite element; 0 if there is none."""
+    sizes = np.abs(_wide(a))
+    return float(sizes[np.isfinite(sizes)].max(initial=0.0))
+
+
 def _span(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the largest difference of an element; infinite if one of both is not finite."""
-    if not a.size or np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
-        return 0.0
-    widest = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
+    """Return the largest difference of an element; infinite if only one of both is finite."""
+    a, b = _wide(a), _wide(b)
+    differs = (a != b) & ~(np.isnan(a) & np.isnan(b))
+    widest = float(np.abs(a[differs] - b[differs]).max(initial=0.0))
     return widest if np.isfinite(widest) else float("inf")
 
 
 def _ratio(a: np.ndarray, b: np.ndarray) -> float:
     """Return the factor from `b` to `a` if they are proportional, else 0."""
-    a, b = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
-    square = float(b @ b)
+    a, b = _wide(a).ravel(), _wide(b).ravel()
+    square = float(np.vdot(b, b).real)
     if not square or not np.isfinite(square):
         return 0.0
-    factor = float(a @ b) / square
+    factor = float(np.vdot(b, a).real) / square
     rest = float(np.linalg.norm(a - factor * b))
     return factor if rest <= _RATIO_TOLERANCE * float(np.linalg.norm(a)) else 0.0
+
+
+def _wide(a: np.ndarray) -> np.ndarray:
+    """Convert numbers of any type to 64-bit floats, or to complex numbers of those."""
+    return np.asarray(a, np.complex128 if a.dtype.kind == "c" else np.float64)
 
 
 def _near(ratio: float, factor: float) -> bool:

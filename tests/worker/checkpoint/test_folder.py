@@ -193,6 +193,8 @@ def test_steps_are_in_order_whatever_their_length(tmp_path: Path) -> None:
     (tmp_path / "step-00000008.part").mkdir()
     assert steps_in(tmp_path) == [7, 20, 123_456_789]
     assert steps_in(tmp_path / "missing") == []
+    (tmp_path / "file").touch()
+    assert steps_in(tmp_path / "file") == steps_in(tmp_path / "file" / "runs") == []
 
 
 def test_names_are_those_of_the_newest_checkpoint(tmp_path: Path) -> None:

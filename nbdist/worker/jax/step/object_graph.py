@@ -110,6 +110,7 @@ def _beyond(value: Any) -> Iterator[tuple[str, Any]]:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         yield from ((f".{name}", cell) for name, cell in cells)
         yield from (("", item) for item in value.__defaults__ or ())
+        yield from (("", item) for item in (value.__kwdefaults__ or {}).values())
         yield from ((f".{key}", item) for key, item in vars(value).items())
     elif isinstance(value, MethodType):
         yield "", value.__self__

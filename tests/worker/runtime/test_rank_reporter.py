@@ -1,0 +1,175 @@
+"""Records of one rank, as the notebook receives them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nbdist.records import Metrics, Note, Rows, WorkerIdentity
+from nbdist.telemetry.receiver import Receiver
+from nbdist.worker.runtime.memory import MemoryGauge
+from nbdist.worker.runtime.rank_reporter import RankReporter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.records import AnyEvent
+
+WAIT_S = 10.0
+LAST = "last record of the test"
+
+
+class Shield:
+    """Context that counts its uses."""
+
+    def __init__(self) -> None:
+        self.uses = 0
+
+    def __enter__(self) -> None:
+        self.uses += 1
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Notebook:
+    """A receiver of records, with a rank that reports to it."""
+
+    def __init__(self, *, telemetry: bool = True) -> None:
+        self._receiver = Receiver()
+        self._records: list[AnyEvent] = []
+        self._receiver.subscribers.add(self._records.append)
+        self._receiver.start()
+        address = self._receiver.bound_socket.address
+        identity = WorkerIdentity(
+            rank=2, world_size=4, stream=address, dispatch=address, telemetry=telemetry
+        )
+        self.shield = Shield()
+        self.reporter = RankReporter(identity, MemoryGauge(), self.shield)
+        self.reporter.begin_cell(7, 0.0)
+
+    def received(self) -> list[AnyEvent]:
+        """Return all records so far, except rows of the memory."""
+        self.reporter.note("batch", LAST)
+        deadline = time.monotonic() + WAIT_S
+        while not any(isinstance(r, Note) and r.text == LAST for r in self._records):
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        kept = [r for r in self._records if not (isinstance(r, Rows) and not metrics_of(r))]
+        self._records.clear()
+        return [r for r in kept if not (isinstance(r, Note) and r.text == LAST)]
+
+    def close(self) -> None:
+        self.reporter.close()
+        self._receiver.close()
+
+
+def metrics_of(rows: Rows) -> list[Metrics]:
+    return [m for m in rows.unpacked() if m.own or m.shared]
+
+
+@contextlib.contextmanager
+def opened(**options: Any) -> Iterator[Notebook]:
+    notebook = Notebook(**options)
+    try:
+        yield notebook
+    finally:
+        notebook.close()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Notebook]:
+    with opened() as notebook:
+        yield notebook
+
+
+@pytest.fixture
+def notebook(shared: Notebook) -> Notebook:
+    shared.reporter.begin_cell(7, 0.0)
+    return shared
+
+
+def test_records_contain_rank_and_cell(notebook: Notebook) -> None:
+    notebook.reporter.note("batch", "first", warning=True)
+    notebook.reporter.cell = 8
+    notebook.reporter.note("batch", "second")
+    notes = [r for r in notebook.received() if isinstance(r, Note)]
+    assert [(n.rank, n.cell, n.text, n.warning) for n in notes] == [
+        (2, 7, "first", True),
+        (2, 8, "second", False),
+    ]
+
+
+def test_line_is_noted_once_in_each_cell(notebook: Notebook) -> None:
+    for text in ("a", "b", "a"):
+        notebook.reporter.note_once("batch", text)
+    notebook.reporter.begin_cell(8, 0.0)
+    notebook.reporter.note_once("batch", "a")
+    notes = [r for r in notebook.received() if isinstance(r, Note)]
+    assert [(n.cell, n.text) for n in notes] == [(7, "a"), (7, "b"), (8, "a")]
+
+
+def test_reports_without_a_step_are_counted_in_each_cell(notebook: Notebook) -> None:
+    notebook.reporter.report(loss=1)
+    notebook.reporter.report(loss=2)
+    notebook.reporter.begin_cell(8, 0.0)
+    notebook.reporter.report(loss=3)
+    rows = [r for r in notebook.received() if isinstance(r, Rows)]
+    found = [(m.cell, m.epoch, m.step, m.own) for r in rows for m in metrics_of(r)]
+    assert found == [
+        (7, -1, 1, {"loss": 1.0}),
+        (7, -1, 2, {"loss": 2.0}),
+        (8, -1, 1, {"loss": 3.0}),
+    ]
+
+
+def test_report_of_an_epoch_has_no_step_and_is_not_counted(notebook: Notebook) -> None:
+    notebook.reporter.report(epoch=3, loss=1.5)
+    notebook.reporter.report(epoch=3, step=9, loss=2.5)
+    notebook.reporter.report(loss=3.5)
+    records = notebook.received()
+    (epoch,) = [r for r in records if isinstance(r, Metrics)]
+    assert (epoch.epoch, epoch.step, epoch.own, epoch.shared) == (3, -1, {"loss": 1.5}, {})
+    steps = [m for r in records if isinstance(r, Rows) for m in metrics_of(r)]
+    assert [(m.epoch, m.step, m.own["loss"]) for m in steps] == [(3, 9, 2.5), (-1, 2, 3.5)]
+
+
+def test_values_are_separated_into_own_and_shared(notebook: Notebook) -> None:
+    notebook.reporter.report_values(
+        1, 5, own={"a": 1.0}, shared={"b": 2.0, "c": math.inf}, measured={"step_s": 0.25}
+    )
+    (rows,) = [r for r in notebook.received() if isinstance(r, Rows)]
+    assert rows.columns.measures == ("step_s",)
+    (found,) = metrics_of(rows)
+    assert (found.own, found.shared) == ({"a": 1.0}, {"b": 2.0, "c": math.inf})
+
+
+@pytest.mark.parametrize("value", ["x", None, [1, 2]])
+def test_value_that_is_no_scalar_is_refused(notebook: Notebook, value: Any) -> None:
+    with pytest.raises(TypeError, match=r"report\(loss=.*\): not a scalar"):
+        notebook.reporter.report(loss=value)
+
+
+def test_seconds_include_earlier_attempts(notebook: Notebook) -> None:
+    notebook.reporter.begin_cell(8, 100.0)
+    assert 100.0 <= notebook.reporter.seconds() < 100.0 + WAIT_S
+
+
+def test_interrupts_are_deferred_while_a_record_is_queued(notebook: Notebook) -> None:
+    before = notebook.shield.uses
+    notebook.reporter.note("batch", "a")
+    notebook.reporter.report(loss=1)
+    notebook.reporter.flush()
+    assert notebook.shield.uses == before + 3
+    assert len(notebook.received()) == 2
+
+
+def test_steps_are_not_reported_without_telemetry() -> None:
+    with opened(telemetry=False) as notebook:
+        notebook.reporter.report(step=0, loss=1)
+        notebook.reporter.report(epoch=1, loss=2)
+        assert len(notebook.reporter.step_ends) == 1
+        assert [type(r) for r in notebook.received()] == [Metrics]
