@@ -148,7 +148,7 @@ def test_tab_reports_a_missing_cluster(lab: Lab, notebook: Page, tab: Locator) -
     expect(tab).to_have_count(0)
 
 
-@pytest.mark.full  # tests/server/test_placement.py tests that no script runs
+@pytest.mark.full  # tests/server/test_handlers.py tests that no script runs
 def test_notebook_7_shows_the_tab_and_runs_no_script_in_it(lab: Lab, page: Page) -> None:
     lab.write("evil.ipynb", [INJECTION])
     lab.as_notebook().open(page, "evil.ipynb")

@@ -248,7 +248,7 @@ def test_a_queued_run_is_shown_after_a_reload(front: Lab, shown: Page, end: Path
     check_picture(shown, front, STEPS)
 
 
-@pytest.mark.full  # tests/server/test_server.py tests text from a position
+@pytest.mark.full  # tests/server/test_run_socket.py tests text from a position
 def test_text_continues_after_a_broken_connection(front: Lab, shown: Page, end: Path) -> None:
     sockets: list[WebSocketRoute] = []
 

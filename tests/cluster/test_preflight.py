@@ -1,7 +1,4 @@
-"""Preflight checks: problems of real hosts, and rules on made-up facts of hosts.
-
-Tests cannot change the clocks, drivers and GPUs of the hosts, so made-up facts replace them.
-"""
+"""Preflight checks of real hosts, in network namespaces."""
 
 from __future__ import annotations
 
@@ -15,9 +12,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import nbdist
 from nbdist import cli
-from nbdist.cluster import diagnosis
 from nbdist.errors import StartError, UsageError
-from nbdist.records import ClusterRequest, Gpu, Host, HostFacts, Reach, Saving, StepOptions, Trouble
+from nbdist.records import Host, Saving, StepOptions, Trouble
 from nbdist.views.cluster.hosts import DoctorPicture
 from tests.netns import Hosts, needs_hosts
 
@@ -26,9 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BOUND_S = 5.0
-GB = 1 << 30
-A100 = Gpu(name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * GB, used_bytes=0, busy=0.0)
-V100 = Gpu(name="Tesla V100-SXM2-16GB", memory_bytes=16 * GB, used_bytes=0, busy=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -194,148 +187,3 @@ def test_the_magics_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> Non
             shell.run_line_magic("dist_hosts", "")
     finally:
         nbdist.unload_ipython_extension(shell)
-
-
-# Rules on made-up facts.
-
-
-def facts(rank: int, **changes: object) -> HostFacts:
-    usual = HostFacts(
-        rank=rank,
-        host=f"gpu{rank}",
-        python="/opt/python",
-        versions={"python": "3.11.7", "nbdist": "1", "jax": "0.10.2"},
-        folder="/home/me",
-        cpus=8,
-        free_bytes=60 * GB,
-        disk_bytes=100 * GB,
-        shm_bytes=32 * GB,
-        gpus=(),
-        driver="",
-        time_s=0.0,
-    )
-    return msgspec.structs.replace(usual, **changes)
-
-
-def found(
-    *ones: HostFacts,
-    addresses: tuple[str, ...] = (),
-    reaches: dict[int, tuple[Reach, ...]] | None = None,
-    skew_s: dict[int, float] | None = None,
-    request: ClusterRequest | None = None,
-) -> list[str]:
-    """Return each problem as `fatal` or `minor`, its hosts and its description."""
-    known = addresses or tuple(f"10.0.0.{one.rank}" for one in ones)
-    requested = request or ClusterRequest((Host(),) * len(ones), ("jax",))
-    problems = diagnosis.find(ones, known, reaches or {}, skew_s or {}, requested)
-    return [
-        f"{'fatal' if trouble.is_fatal else 'minor'} {trouble.where}: {trouble.what}"
-        for trouble in problems
-    ]
-
-
-def test_equal_hosts_have_no_problems() -> None:
-    assert found(facts(0), facts(1)) == []
-    assert found(facts(0, gpus=(A100,) * 8), facts(1, gpus=(A100,) * 8)) == []
-
-
-def test_different_versions_are_reported() -> None:
-    other = {"python": "3.12.1", "nbdist": "1", "jax": "0.10.1"}
-    assert found(facts(0), facts(1), facts(2, versions=other)) == [
-        "fatal gpu2: Python differs: gpu0, gpu1: 3.11; gpu2: 3.12",
-        "fatal gpu2: jax differs: gpu0, gpu1: 0.10.2; gpu2: 0.10.1",
-    ]
-    patch = {"python": "3.11.9", "nbdist": "1", "jax": "0.10.2"}
-    assert found(facts(0), facts(1, versions=patch)) == []
-    beside = facts(0).versions | {"tensorflow": "2.21.0"}
-    assert found(facts(0), facts(1, versions=beside)) == [], "TensorFlow was not requested"
-    none = {"python": "3.11.7", "nbdist": "1"}
-    assert found(facts(0), facts(1, versions=none)) == [
-        "fatal gpu1: jax differs: gpu0: 0.10.2; gpu1: none"
-    ]
-
-
-def test_different_drivers_and_gpu_libraries_are_reported() -> None:
-    nccl = facts(0).versions | {"nvidia-nccl-cu12": "2.27"}
-    gpus = (A100,)
-    assert found(
-        facts(0, gpus=gpus, driver="580.65", versions=nccl),
-        facts(1, gpus=gpus, driver="570.10"),
-    ) == [
-        "minor gpu1: nvidia-nccl-cu12 differs: gpu0: 2.27; gpu1: none",
-        "minor gpu1: the GPUs' driver differs: gpu0: 580.65; gpu1: 570.10",
-    ]
-
-
-def test_clock_skew_is_reported() -> None:
-    assert found(facts(0), facts(1), skew_s={0: 0.9, 1: -3.0}) == [
-        "minor gpu1: its clock is 3.0 s late"
-    ]
-    assert found(facts(0), facts(1), skew_s={0: 90.0}) == [
-        "minor gpu0: its clock is 1 min 30 s ahead"
-    ]
-
-
-def test_lack_of_disk_and_shared_memory_is_reported() -> None:
-    assert found(facts(0, disk_bytes=GB)) == [
-        "minor gpu0: only 1.1 GB of disk are free in /home/me"
-    ]
-    assert found(facts(0, gpus=(A100, A100), shm_bytes=1 << 20)) == [
-        "minor gpu0: only 1 MB of shared memory are free for NCCL"
-    ]
-    assert found(facts(0, gpus=(A100,), shm_bytes=1 << 20)) == []
-
-
-def test_busy_and_missing_gpus_are_reported() -> None:
-    busy = msgspec.structs.replace(A100, busy=0.5)
-    full = msgspec.structs.replace(A100, used_bytes=30 * GB)
-    (problem,) = found(facts(0, gpus=(A100, busy, full)))
-    assert problem == "minor gpu0: GPU 1-2 in use: 32.2 GB of its memory are allocated"
-    requested = ClusterRequest((Host(name="gpu0", devices=8),), ("jax",))
-    assert found(facts(0, gpus=(A100,) * 4), request=requested) == [
-        "fatal gpu0: it has 4 GPUs, and 8 were requested"
-    ]
-    twice = ClusterRequest((Host(name="gpu0", devices=4),) * 2, ("jax",))
-    assert found(facts(0, gpus=(A100,) * 4), request=twice) == [
-        "fatal gpu0: it has 4 GPUs, and 8 were requested"
-    ]
-
-
-def test_different_devices_are_reported() -> None:
-    fast, slow = (facts(0, gpus=(A100,) * 8), facts(1, gpus=(V100,) * 8))
-    (problem,) = found(fast, slow)
-    assert problem.startswith(
-        "minor gpu0: NVIDIA A100-SXM4-40GB; gpu1: Tesla V100-SXM2-16GB: devices"
-    )
-    assert "and the fastest, with 5.0 times its peak, idle for 80%" in problem
-    (problem,) = found(fast, facts(1))
-    assert problem.startswith("minor gpu0: NVIDIA A100-SXM4-40GB; gpu1: no GPU: devices of 2 kinds")
-    (problem,) = found(facts(0, cpus=64), facts(1, cpus=8))
-    assert problem == "minor gpu1: 8 cores, but 64 on others: each step waits for these"
-    unknown = msgspec.structs.replace(A100, name="Banana 9000")
-    (problem,) = found(fast, facts(1, gpus=(unknown,)))
-    assert problem.endswith("devices of 2 kinds: each step waits for the slowest")
-
-
-def test_a_loopback_address_of_a_remote_host_is_reported() -> None:
-    (problem,) = found(facts(0), facts(1), addresses=("10.0.0.1", "127.0.1.1"))
-    assert problem.startswith("fatal gpu1: its address belongs to the loopback")
-    alone = facts(1, host="gpu0")
-    assert found(facts(0), alone, addresses=("127.0.0.1", "127.0.0.1")) == []
-
-
-def test_an_unreachable_host_is_reported_once() -> None:
-    reaches = {rank: (Reach(2, fault="timed out"),) for rank in (0, 1)}
-    assert found(facts(0), facts(1), facts(2), reaches=reaches) == [
-        "fatal gpu0, gpu1: cannot connect to gpu2 at 10.0.0.2: timed out"
-    ]
-
-
-def test_a_ring_of_many_workers_is_reported() -> None:
-    many = [facts(rank) for rank in range(51)]
-    requested = ClusterRequest((Host(),) * 51, ("tensorflow",), communication="ring")
-    assert found(*many, request=requested) == [
-        "minor 51 workers: a ring takes 100 steps for each all-reduce: latency adds up"
-    ]
-    assert found(*many[:50], request=requested) == []
-    assert found(*many) == []

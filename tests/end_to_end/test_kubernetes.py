@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import nbdist
-from nbdist.cluster.schedulers.kubernetes import job_object, seconds, secret_object, service_object
+from nbdist.cluster.schedulers.kubernetes import job_object, secret_object, service_object
 from nbdist.errors import StartError
 from nbdist.utils.polling import repeat_until
 from tests import exact
@@ -222,18 +222,3 @@ def test_unknown_pod_field_is_refused(server: Server, tmp_path: Path) -> None:
         StartError, match=r"Kubernetes: .*spec\.template\.spec\.nodeSelektor: Extra inputs"
     ):
         nbdist.Cluster(1, batch=msgspec.structs.replace(BATCH, pod=str(file)), framework="none")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("30", 1800), ("1:30", 90), ("2:00:00", 7200), ("1-2", 93600), ("1-2:03:04", 93784)],
-)
-def test_time_limits_are_parsed(text: str, expected: int) -> None:
-    assert seconds(text) == expected
-
-
-def test_invalid_time_limits_are_refused() -> None:
-    with pytest.raises(StartError, match="--time"):
-        seconds("1:2:3:4")
-    with pytest.raises(StartError, match="--time"):
-        seconds("1-")

@@ -1,11 +1,16 @@
-"""Finding, listing and pruning of runs, and their folder."""
+"""Finding, listing and pruning of runs, their folder, and runs of ended writers."""
 
 from __future__ import annotations
 
 import os
+import random
+import shutil
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import pytest
 
 from nbdist.errors import UsageError
@@ -14,7 +19,12 @@ from nbdist.settings import Settings
 from nbdist.telemetry.run_reader import find, prune, search, stored_runs
 from nbdist.telemetry.run_writer import RUN_FILE, new_id
 from nbdist.utils.processes import this_process
-from tests.runs import new_run
+from tests.runs import LOSS, new_run, new_state, read, reports, writing_process
+
+if TYPE_CHECKING:
+    from nbdist.telemetry.run_reader import StoredRun
+
+KILLS = 12
 
 
 @pytest.mark.parametrize(
@@ -122,3 +132,60 @@ def test_a_negative_number_of_kept_runs_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("NBDIST_KEPT_RUNS", "-1")
     with pytest.raises(UsageError, match="kept_runs"):
         Settings.from_environment()
+
+
+def test_a_run_of_a_later_process_with_the_same_pid_is_lost(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    earlier = new_state().writer
+    run.update(writer=type(earlier)(host=earlier.host, pid=earlier.pid, started=1.0))
+    assert read(run).state().status == "lost"
+
+
+def test_a_run_on_another_host_is_assumed_to_be_running(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    writer = run.state.writer
+    run.update(writer=type(writer)(host="elsewhere", pid=2**30, started=1.0))
+    assert read(run).state().status == "running"
+
+
+WRITE_FOREVER = """
+for number in range(10**9):
+    run = new_run(root, number=number)
+    print(run.state.id, flush=True)
+    for step in range(1, 400, 5):
+        run.take(losses(step, step + 4))
+        if step % 25 == 1:
+            run.flush()
+            run.update(steps=step)
+            run.take(rows([[0, 1, step, 0.5, 6, 7]], Columns(own=("a", str(step)))))
+    run.update(status="finished")
+    run.close()
+"""
+
+
+@pytest.mark.processes
+def test_a_run_killed_at_any_time_can_be_read(tmp_path: Path) -> None:
+    lost = 0
+    for _ in range(KILLS):
+        with writing_process(WRITE_FOREVER, tmp_path) as process:
+            assert process.stdout
+            process.stdout.readline()  # the process has created a run
+            time.sleep(random.uniform(0, 0.05))
+            process.kill()
+        for path in tmp_path.glob("[!.]*"):
+            lost += opened(find(tmp_path, path.name)) == "lost"
+            shutil.rmtree(path)
+    assert 0 < lost <= KILLS
+
+
+def opened(run: StoredRun) -> str:
+    """Read every file of a run and return its status."""
+    state = run.state()
+    assert state.status in ("finished", "lost")
+    assert state.ended > 0 or state.status == "finished"
+    for table, array in zip(run.tables(), reports(run), strict=True):
+        if table.columns == LOSS:
+            np.testing.assert_array_equal(array[:, 2], np.arange(1, len(array) + 1))
+            np.testing.assert_array_equal(array[:, 4], array[:, 2])
+    assert run.cells.startswith("# %%")
+    return state.status

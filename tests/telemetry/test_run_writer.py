@@ -1,10 +1,12 @@
-"""Runs that are written and read again."""
+"""Runs that are written and read again, also on a full disk and in a deleted folder."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbdist.records import Columns, Display, Metrics, Output, Rows
-from nbdist.telemetry.run_writer import RunDirectory
-from tests.runs import LOSS, loss, losses, new_run, read, reports
+from nbdist.telemetry.run_writer import RunDirectory, new_id
+from tests.runs import (
+    LOSS,
+    largest_file,
+    loss,
+    losses,
+    new_run,
+    new_state,
+    read,
+    reports,
+    rows,
+    writing_process,
+)
 
 names = st.lists(st.sampled_from("abcdef"), max_size=3, unique=True).map(tuple)
 layouts = st.builds(Columns, measures=names, own=names, shared=names)
@@ -140,3 +153,79 @@ def test_a_discarded_run_leaves_no_files(tmp_path: Path) -> None:
     run.take(loss(2))
     run.flush()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_loses_rows_and_reports_their_number(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    with largest_file(20_003):
+        for step in range(1, 1001):
+            run.take(losses(step, step))
+        run.take(Output(rank=0, cell=1, stream="stdout", text="x" * 30_000))
+        run.update(error="y" * 30_000)
+        run.show("z" * 30_000)
+        run.flush()
+    assert "rows could not be stored" in run.fault
+    assert "the run's state could not be written" in run.fault
+    assert "cannot store all output of the cell" in run.fault
+    assert "cannot store all text of the ranks" in run.fault
+    assert all("too large" in fault for fault in run.fault.split("; "))
+    assert (run.path / "shown.txt").stat().st_size <= 20_003
+    (array,) = reports(read(run))
+    assert len(array) == 20_003 // 40
+    assert run.dropped == 1000 - len(array)
+    assert read(run).state().error == ""  # the previous state remains
+    run.take(losses(1001, 1003))
+    run.close()
+    (array,) = reports(read(run))
+    np.testing.assert_array_equal(array[-3:, 2], [1001, 1002, 1003])
+    assert len(array) + run.dropped == 1003
+
+
+def test_a_run_that_cannot_be_created_leaves_no_files(tmp_path: Path) -> None:
+    with largest_file(1000), pytest.raises(OSError, match="too large"):
+        RunDirectory.create(tmp_path, new_state(), "x" * 1001)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_deleted_while_it_is_written_counts_lost_rows(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.take(loss(1))
+    run.flush()
+    shutil.rmtree(run.path)
+    run.take(losses(2, 4))
+    run.take(rows([[0, 1, 2, 0.1]], Columns()))
+    run.take(Output(rank=0, cell=1, stream="stdout", text="lost"))
+    run.flush()
+    assert run.dropped == 4
+    assert "4 rows could not be stored" in run.fault
+    run.update(status="finished")
+    assert "could not be written" in run.fault
+    assert not run.stops_requested()
+    run.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED_DURING_CREATION = """
+import os, pathlib, signal
+pathlib.Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+new_run(root)
+"""
+
+
+@pytest.mark.processes
+def test_incomplete_new_runs_of_killed_processes_are_removed(
+    tmp_path: Path,
+) -> None:
+    with writing_process(KILLED_DURING_CREATION, tmp_path) as process:
+        process.wait(60)
+    under_way = tmp_path / f".{new_id(1)}.new"
+    abandoned = tmp_path / f".{new_id(2)}.new"
+    for folder in (under_way, abandoned):
+        folder.mkdir()
+    hours_ago = time.time() - 2 * 3600
+    os.utime(abandoned, (hours_ago, hours_ago))
+    (tmp_path / ".notes.new").mkdir()
+    os.utime(tmp_path / ".notes.new", (hours_ago, hours_ago))
+    assert len(list(tmp_path.iterdir())) == 4
+    run = new_run(tmp_path)
+    assert set(tmp_path.iterdir()) == {under_way, tmp_path / ".notes.new", run.path}

@@ -173,17 +173,15 @@ class BatchJob(Job):
 
     def _lines(self) -> list[str]:
         """Return the scheduler's lines of the script."""
-        asked = self._scheduler
+        asked, time = self._scheduler, self._batch.time
+        if time and self._batch.launcher == "lsf":  # LSF expects minutes
+            time = str(-(-seconds(time) // 60))
         given = (
             (asked.queue, self._batch.queue),
-            (asked.time, self._batch.time),
+            (asked.time, time),
             (asked.gpus, self._batch.gpus),
         )
         words = [word.format(value) for word, value in given if value]
-        if self._batch.time and self._batch.launcher == "lsf":  # LSF expects minutes
-            words = [
-                w.replace(self._batch.time, str(-(-seconds(self._batch.time) // 60))) for w in words
-            ]
         return [f"{asked.mark}{word}" for word in (*self._parts(), *words, *self._batch.options)]
 
     def _parts(self) -> tuple[str, ...]:
@@ -297,7 +295,7 @@ def _is_missing(program: str) -> bool:
 
 @functools.cache
 def _is_pbs_pro() -> bool:
-    """Return whether PBS is PBS Pro. Torque has another option for arrays."""
+    """Return True if PBS is PBS Pro. Torque has another option for arrays."""
     with contextlib.suppress(StartError):
         return "pbs" in _run(["qstat", "--version"]).lower()
     return False

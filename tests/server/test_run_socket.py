@@ -1,9 +1,9 @@
+"""Sockets of runs, opened at a real Jupyter server as by a browser."""
+
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import shutil
 import time
 from typing import TYPE_CHECKING
@@ -20,9 +20,7 @@ from nbdist.records import (
     NO_SUCH_RUN,
     RUN_IS_GONE,
     UNREADABLE_RUN,
-    ClusterState,
     Columns,
-    RunList,
     StateMessage,
     StopRun,
     Table,
@@ -287,12 +285,10 @@ def ending(server: JupyterServer, run_id: str, messages: Sequence[str | bytes] =
     return asyncio.run(watch())
 
 
-def test_requests_without_the_token_are_refused(server: JupyterServer) -> None:
+def test_sockets_without_the_token_are_refused(server: JupyterServer) -> None:
     run = new_run(server.runs)
     assert refusal(server, run.state.id, token="wrong") == 403
     assert refusal(server, run.state.id, token="") == 403
-    assert server.get("nbdist/runs", token="wrong")[0] == 403
-    assert server.get("nbdist/clusters", token="wrong")[0] == 403
     run.close()
 
 
@@ -376,56 +372,3 @@ def test_a_message_that_is_too_long_closes_the_socket(server: JupyterServer) -> 
     assert ending(server, run.state.id, [STOP[:-1] + " " * 1024 + "}"]) == 1009
     assert not run.stops_requested()
     run.close()
-
-
-# Lists.
-
-
-def test_the_newest_runs_are_listed(server: JupyterServer) -> None:
-    future = time.time() + 1000
-    runs = [new_run(server.runs, began=future + i, status="finished") for i in range(3)]
-    runs[2].discard()
-    status, body = server.get("nbdist/runs?limit=2")
-    assert status == 200
-    assert msgspec.json.decode(body, type=RunList).runs == (runs[1].state, runs[0].state)
-    for run in runs:
-        run.close()
-
-
-def test_runs_that_cannot_be_read_are_listed_with_the_reason(server: JupyterServer) -> None:
-    future = time.time() + 2000
-    runs = [new_run(server.runs, began=future + i, status="finished") for i in range(3)]
-    for age_s, run in enumerate(runs[1:]):
-        (run.path / "run.json").write_text('{"version": 99}')
-        os.utime(run.path / "run.json", (future - age_s, future - age_s))
-    status, body = server.get("nbdist/runs?limit=1")
-    assert status == 200
-    listed = msgspec.json.decode(body, type=RunList)
-    assert listed.runs == (runs[0].state,)
-    version = "another version of nbdist wrote its run.json: it has version 99, and this nbdist"
-    assert listed.refused == {runs[1].state.id: f"{version} reads version 1"}
-    for run in runs:
-        run.discard()
-
-
-@pytest.mark.parametrize("limit", ["0", "201", "-1", "many", "", "9" * 5000])
-def test_an_invalid_limit_is_refused(server: JupyterServer, limit: str) -> None:
-    status, body = server.get(f"nbdist/runs?limit={limit}")
-    assert status == 400
-    assert "limit must be 1 to 200" in json.loads(body)["message"]
-
-
-def test_clusters_of_running_notebooks_are_listed(server: JupyterServer, tmp_path: Path) -> None:
-    run = new_run(tmp_path)
-    run.close()
-    current = run.state.writer
-    ended = type(current)(host=current.host, pid=current.pid, started=current.started - 10)
-    for name, writer in (("a", current), ("b", ended)):
-        state = ClusterState(id=name, frameworks=("jax",), workers=(), run="", writer=writer)
-        (server.clusters / name).mkdir(parents=True)
-        (server.clusters / name / "cluster.json").write_bytes(msgspec.json.encode(state))
-    (server.clusters / "c").mkdir()
-    (server.clusters / "c" / "cluster.json").write_text("{")
-    status, body = server.get("nbdist/clusters")
-    assert status == 200
-    assert [state.id for state in msgspec.json.decode(body, type=list[ClusterState])] == ["a"]
