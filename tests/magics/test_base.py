@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import nbdist
-
 if TYPE_CHECKING:
-    from IPython.core.interactiveshell import InteractiveShell
-
     from tests.kernels import Kernel
 
 
@@ -73,36 +69,6 @@ def test_results_become_data_frames(kernel: Kernel) -> None:
 def value(kernel: Kernel, expression: str) -> object:
     (text,) = shown(kernel, expression)
     return eval(text)
-
-
-def test_a_shell_without_the_extension_shows_results(shell: InteractiveShell) -> None:
-    formatter = shell.display_formatter.ipython_display_formatter
-    assert len(formatter.type_printers) == 1
-    shell.run_line_magic("unload_ext", "nbdist")
-    assert not formatter.type_printers
-    shell.run_line_magic("load_ext", "nbdist")
-
-
-def test_devices_without_a_cluster(
-    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    devices = shell.run_line_magic("dist_devices", "")
-    assert capsys.readouterr().out.count("nbdist: ") == 1
-    assert devices[0].name == "cpu:0"
-    assert devices.to_dataframe()["name"].tolist() == [device.name for device in devices]
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(nbdist.UsageError, match="to_dataframe needs pandas: run %pip install"):
-        devices.to_dataframe()
-
-
-def test_a_trace_in_this_kernel_is_returned(
-    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cell = "import jax.numpy as jnp\n(jnp.ones((64, 64)) @ jnp.ones((64, 64))).block_until_ready()"
-    trace = shell.run_cell_magic("dist_trace", "", cell)
-    assert capsys.readouterr().out.count("%%dist_trace: ") == 1
-    assert trace.trace.ranks == (0,)
-    assert [operation.name for operation in trace] == trace.to_dataframe()["name"].tolist()
 
 
 def test_a_plan_is_returned(kernel: Kernel) -> None:

@@ -1,0 +1,170 @@
+"""Parsing of magics' lines, from the definitions of their options."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError, Namespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from IPython.core.error import UsageError as ParserError
+
+from nbdist.errors import UsageError
+from nbdist.magics import options as module
+from nbdist.magics.options import (
+    MAGICS,
+    OUTPUT,
+    RANKS,
+    as_argument,
+    check_name,
+    command,
+    options_from,
+    parse,
+)
+from nbdist.records import CellOptions, Option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OPTIONS = (
+    Option(flags=("host",), nargs="*", metavar="HOST", help="Hosts."),
+    Option(flags=("-n", "--number"), kind="number", metavar="N", help="At most 100%."),
+    Option(flags=("--name",), metavar="TEXT", help="Name."),
+    Option(flags=("--env",), kind="list", metavar="K=V", help="Variables."),
+    Option(flags=("--level",), choices=("low", "high"), help="Level."),
+    Option(flags=("--fast",), kind="switch", help="Fast."),
+)
+
+
+@pytest.fixture
+def magic(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a magic with the options above."""
+    monkeypatch.setattr(module, "MAGICS", dict(MAGICS))
+
+    @command(*OPTIONS)
+    def dist_example(line: str) -> None:
+        """Do nothing."""
+
+    example: Callable[..., Any] = dist_example
+    return example
+
+
+def typed(magic: Callable[..., Any], line: str) -> dict[str, Any]:
+    return vars(parse(magic, line))
+
+
+def test_omitted_options_are_none_or_empty(magic: Callable[..., Any]) -> None:
+    assert typed(magic, "") == {
+        "host": [],
+        "number": None,
+        "name": None,
+        "env": [],
+        "level": None,
+        "fast": False,
+    }
+
+
+def test_the_kind_of_an_option_gives_the_type_of_its_value(magic: Callable[..., Any]) -> None:
+    line = "a b -n 3 --name x --env A=1 --env B=2 --level high --fast"
+    assert typed(magic, line) == {
+        "host": ["a", "b"],
+        "number": 3,
+        "name": "x",
+        "env": ["A=1", "B=2"],
+        "level": "high",
+        "fast": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('"a b"', "a b"),
+        ("'a b'", "a b"),
+        ("it's\"", "it's\""),
+        ('"', '"'),
+        ('""', ""),
+    ],
+)
+def test_quotes_around_a_value_are_removed(text: str, value: str) -> None:
+    assert module._unquoted(text) == value
+
+
+def test_quotes_around_words_of_a_list_are_removed(magic: Callable[..., Any]) -> None:
+    found = typed(magic, "--env \"A=1 2\" --name 'x y'")
+    assert (found["env"], found["name"]) == (["A=1 2"], "x y")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--numbr=123456789", "unrecognized arguments: --numbr=123456789; did you mean --number?"),
+        ("--nam x --fst", "did you mean --fast?"),
+        ("--leve1 x --fest", "; did you mean --level, --fast?"),
+        ("--zzz", "; options are --env, --fast, --level, --name, --number"),
+        ("-n x", "'x' is not a whole number"),
+        ("-n 1.5", "'1.5' is not a whole number"),
+        ("--level middle", "invalid choice: 'middle'"),
+    ],
+)
+def test_invalid_lines_name_the_valid_options(
+    magic: Callable[..., Any], line: str, message: str
+) -> None:
+    with pytest.raises(ParserError) as refused:
+        parse(magic, line)
+    assert message in str(refused.value)
+
+
+def test_an_unknown_short_option_has_no_suggestion(magic: Callable[..., Any]) -> None:
+    with pytest.raises(ParserError) as refused:
+        parse(magic, "-z")
+    assert str(refused.value).endswith("unrecognized arguments: -z")
+
+
+def test_a_magic_is_described_with_its_options(magic: Callable[..., Any]) -> None:
+    described = module.MAGICS["dist_example"]
+    assert (described.name, described.description) == ("dist_example", "Do nothing.")
+    assert described.options == OPTIONS
+    text = magic.__doc__ or ""
+    assert text.index("[-n N]") < text.index("[--name TEXT]") < text.index("[--fast]")
+    assert "At most 100%." in text
+
+
+def test_choices_replace_the_placeholder() -> None:
+    given = as_argument(Option(flags=("--a",), metavar="A", choices=("x",), help="A.")).kwds
+    assert given["choices"] == ("x",)
+    assert "metavar" not in given
+    assert as_argument(RANKS).kwds["metavar"] == "R,R:R"
+    assert as_argument(OUTPUT).args == ("-o", "--output")
+
+
+def test_whole_numbers_are_read() -> None:
+    assert module._number("-3") == -3
+    with pytest.raises(ArgumentTypeError):
+        module._number("")
+
+
+def line_of_run(**given: object) -> Namespace:
+    return Namespace(output="r", **given)
+
+
+def test_options_of_a_cell_are_selected_from_the_line() -> None:
+    args = line_of_run(seed=3, ranks="0")
+    assert options_from(args) == CellOptions(seed=3, ranks="0")
+    assert options_from(args, seed=None) == CellOptions(ranks="0")
+
+
+def test_wrong_options_of_a_cell_are_refused() -> None:
+    with pytest.raises(UsageError, match="--keep without --checkpoint"):
+        options_from(line_of_run(keep=2))
+
+
+@pytest.mark.parametrize("name", [None, "run", "_1", "größe"])
+def test_python_names_are_accepted(name: str | None) -> None:
+    check_name(name)
+
+
+@pytest.mark.parametrize("name", ["", "1x", "a-b", "a.b"])
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_name(name)
+    assert str(refused.value) == f"-o {name}: use a name that Python accepts"
