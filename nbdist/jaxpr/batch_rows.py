@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def is_by_row(eqn: Any, rows: Rows) -> bool:
-    """Return whether each row of the results depends on the same row of the inputs alone."""
+    """Return True if each row of the results depends on the same row of the inputs alone."""
     name = eqn.primitive.name
     if name in ELEMENTWISE:
         return len({rows[var] for var in (*eqn.invars, *eqn.outvars) if _has(var, rows)}) == 1
@@ -31,7 +31,7 @@ def is_by_row(eqn: Any, rows: Rows) -> bool:
 
 
 def is_sum_over_rows(eqn: Any, rows: Rows) -> bool:
-    """Return whether the result is a sum over rows: that of the results for parts of the rows."""
+    """Return True if the result is a sum over rows: that of the results for parts of the rows."""
     name = eqn.primitive.name
     if name == "reduce_sum":
         return set(rows[eqn.invars[0]]) <= set(eqn.params["axes"])
@@ -49,7 +49,7 @@ def is_sum_over_rows(eqn: Any, rows: Rows) -> bool:
 
 
 def is_added_to_zeros(eqn: Any, rows: Rows) -> bool:
-    """Return whether the operation adds each row at an index of its own to an array without rows.
+    """Return True if the operation adds each row at an index of its own to an array without rows.
 
     If that array is zeros, the result is a sum over rows, such as the gradient of an embedding
     table.
@@ -63,7 +63,7 @@ def is_added_to_zeros(eqn: Any, rows: Rows) -> bool:
 
 
 def is_linear(eqn: Any, sums: Sequence[bool], zeros: Sequence[bool]) -> bool:
-    """Return whether an operation on parts of sums, added up, gives its result on the sums.
+    """Return True if an operation on parts of sums, added up, gives its result on the sums.
 
     Args:
         eqn: the operation.
@@ -142,7 +142,7 @@ def _without(names: str) -> Rule:
 
 
 def _dot(eqn: Any, rows: Rows) -> bool:
-    """Return whether rows are a batch dimension of both operands, or a free dimension of one."""
+    """Return True if rows are a batch dimension of both operands, or a free dimension of one."""
     summed, batch = eqn.params["dimension_numbers"]
     left, right = (_dims(var, rows) for var in eqn.invars)
     if left & set(summed[0]) or right & set(summed[1]):
@@ -167,7 +167,7 @@ def _conv(eqn: Any, rows: Rows) -> bool:
 
 
 def _whole(eqn: Any, rows: Rows) -> bool:
-    """Return whether no rows are taken out of the array, and none are added."""
+    """Return True if no rows are taken out of the array, and none are added."""
     (own,) = eqn.outvars[:1]
     sizes = {var.aval.shape[dim] for var in (*eqn.invars[:1], own) for dim in _dims(var, rows)}
     return _dims(eqn.invars[0], rows) == _dims(own, rows) and len(sizes) <= 1
@@ -188,7 +188,7 @@ def _window(eqn: Any, rows: Rows) -> bool:
 
 
 def _gather(eqn: Any, rows: Rows) -> bool:
-    """Return whether indices with rows select whole rows, or from an operand with the same rows."""
+    """Return True if indices with rows select whole rows, or from an operand with the same rows."""
     numbers, sizes = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape
     table, indices = (_dims(var, rows) for var in eqn.invars)
     if table and not indices:
@@ -203,7 +203,7 @@ def _gather(eqn: Any, rows: Rows) -> bool:
 
 
 def _scatter(eqn: Any, rows: Rows) -> bool:
-    """Return whether updates with rows go to the same rows of the operand, whole or batched."""
+    """Return True if updates with rows go to the same rows of the operand, whole or batched."""
     numbers = eqn.params["dimension_numbers"]
     table, indices, updates = (_dims(var, rows) for var in eqn.invars)
     if table and not indices:
@@ -216,12 +216,12 @@ def _scatter(eqn: Any, rows: Rows) -> bool:
 
 
 def _top_k(eqn: Any, rows: Rows) -> bool:
-    """Return whether the last dimension, along which top_k sorts, is not rows."""
+    """Return True if the last dimension, along which top_k sorts, is not rows."""
     return eqn.invars[0].aval.ndim - 1 not in _dims(eqn.invars[0], rows)
 
 
 def _layout(eqn: Any, rows: Rows) -> bool:
-    """Return whether rows stay rows in their order; they may be merged with other dimensions."""
+    """Return True if rows stay rows in their order; they may be merged with other dimensions."""
     return all(_dims(var, rows) for var in (*eqn.invars, *eqn.outvars))
 
 

@@ -197,7 +197,7 @@ def barrier(ins: list[Var], outs: list[Var], like: Any) -> Any:
 
 
 def is_plain_product(eqn: Any) -> bool:
-    """Return whether it is a convolution or a matrix product without batch dimensions."""
+    """Return True if it is a convolution or a matrix product without batch dimensions."""
     name = eqn.primitive.name
     if name == "dot_general":
         return not any(eqn.params["dimension_numbers"][1])

@@ -166,11 +166,11 @@ class _Step:
         }
 
     def _is_backward(self, var: Var) -> bool:
-        """Return whether the backward pass computes the variable."""
+        """Return True if the backward pass computes the variable."""
         return self._makers.get(var, -1) > self._forward_end
 
     def _is_repeated(self, var: Var) -> bool:
-        """Return whether it repeats a smaller value: a barrier would hold all of it in memory."""
+        """Return True if it repeats a smaller value: a barrier would hold all of it in memory."""
         eqn = self._eqns[self._makers[var]]
         is_broadcast = eqn.primitive.name == "broadcast_in_dim"
         return is_broadcast and nbytes(var) > sum(map(nbytes, variables(eqn.invars)))

@@ -224,7 +224,7 @@ def _backward(first: Scan, second: Scan, recomputed: _Recomputation) -> Any:
 
 
 def is_scan(eqn: Any) -> bool:
-    """Return whether it is a scan whose body needs no constants."""
+    """Return True if it is a scan whose body needs no constants."""
     return bool(eqn.primitive.name == "scan" and not eqn.params["jaxpr"].consts)
 
 

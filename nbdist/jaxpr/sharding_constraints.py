@@ -132,7 +132,7 @@ class _ShardedProducts:
         return None if spec == [_OPEN] * len(spec) else jax.P(*spec)
 
     def _is_gradient_of_kernel(self, eqn: Any) -> bool:
-        """Return whether a result without rows is computed from two inputs with rows."""
+        """Return True if a result without rows is computed from two inputs with rows."""
         values = (self._values[variable] for variable in eqn.invars)
         all_rows = all(not self._batch.isdisjoint(value.groups) for value in values)
         return eqn.primitive.name == _CONV and all_rows and STAGE not in self._mesh.shape
@@ -142,7 +142,7 @@ class _ShardedProducts:
         return jax.P(*(_OPEN if group in self._split else None for group in value.groups))
 
     def _is_sum(self, eqn: Any, made: Value) -> bool:
-        """Return whether it sums over dimensions that the model axis cuts, and leaves none."""
+        """Return True if it sums over dimensions that the model axis cuts, and leaves none."""
         if eqn.primitive.name != _DOT or not self._split.isdisjoint(made.groups):
             return False
         (dims, _), _ = eqn.params["dimension_numbers"]

@@ -121,7 +121,7 @@ def _differences(
             if name in report.missing or name in report.empty:
                 reported.add(name)
                 kind = report.empty.get(name)
-                yield f"{name} {f'is a {kind}' if kind else 'does not exist'} on {_on(ranks)}"
+                yield f"{name} {f'has type {kind}' if kind else 'does not exist'} on {_on(ranks)}"
     apart = [variants for path, variants in merged.apart.items() if path[0] not in reported]
     for variants in apart[:_MOST_LISTED]:
         lost = set(merged.everyone).difference(*(ranks for _, ranks in variants))

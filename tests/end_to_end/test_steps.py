@@ -101,7 +101,7 @@ INVALID = [
     ("loss = batch.mean()", {"data": "none_at_all"}, "the data are empty"),
     ("loss = batch[0].mean()", {"data": "uneven"}, r"different numbers of samples: \[3, 4\]"),
     ("loss = batch.mean()", {"data": "once", "epochs": 2}, "can be read only once"),
-    ("loss = batch.mean()", {"data": "number"}, "--data number is a int"),
+    ("loss = batch.mean()", {"data": "number"}, "--data number has type int"),
     ("loss = batch", {}, r"reports `loss` of shape \(\d+,\): report scalars"),
     ("state = state[:1]\nloss = state.sum()", {}, r"`state` \(line 2\) is carried .* changes"),
 ]

@@ -56,7 +56,7 @@ def _moved(array: Any, stages: int, rounds: int, *, is_cut: bool, is_back: bool)
 
 
 def _can_be_sent(array: Any) -> bool:
-    """Return whether a permutation can send the array: random keys need another way."""
+    """Return True if a permutation can send the array: random keys need another way."""
     is_plain = not jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended)
     return is_plain and STAGE in jax.sharding.get_abstract_mesh().shape
 

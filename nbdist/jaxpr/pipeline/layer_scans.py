@@ -127,7 +127,7 @@ def _scans(jaxpr: Jaxpr, dims: Mapping[Var, Any], learned: set[Var]) -> dict[int
 def _is_over_layers(
     scan: Scan, dims: Mapping[Var, Any], learned: set[Var], stacks: set[Var]
 ) -> bool:
-    """Return whether rows pass from iteration to iteration, and iterations have own parameters.
+    """Return True if rows pass from iteration to iteration, and iterations have own parameters.
 
     An iteration has rows of its own only in a backward pass. A scan of one layer does not count.
     """
@@ -142,7 +142,7 @@ def _is_over_layers(
 
 
 def _holds_layers(eqn: Any, dims: Mapping[Var, Any], learned: set[Var]) -> bool:
-    """Return whether it is a checkpoint that contains a scan over layers."""
+    """Return True if it is a checkpoint that contains a scan over layers."""
     if eqn.primitive.name not in OPEN:
         return False
     inner = eqn.params["jaxpr"]
@@ -264,7 +264,7 @@ def _carried_kind(before: Kind, after: Kind) -> Kind:
 
 
 def _is_added_to(scan: Scan, number: int) -> bool:
-    """Return whether layers only add to a carried value."""
+    """Return True if layers only add to a carried value."""
     body = scan.body
     carried = scan.parts(body.invars)[1][number]
     reached = {carried}
@@ -292,7 +292,7 @@ def _is_added_to(scan: Scan, number: int) -> bool:
 
 
 def _is_no_change(eqn: Any) -> bool:
-    """Return whether a conversion only changes JAX's weak type."""
+    """Return True if a conversion only changes JAX's weak type."""
     is_conversion = eqn.primitive.name == "convert_element_type"
     return bool(is_conversion and eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype)
 

@@ -177,7 +177,7 @@ class _StepDivider:
         return is_row and not eqn.effects and is_by_row(eqn, dims)
 
     def _is_cheap(self, eqn: Any) -> bool:
-        """Return whether it broadcasts values without rows, or constants: it may run twice."""
+        """Return True if it broadcasts values without rows, or constants: it may run twice."""
         if eqn.primitive.name != "broadcast_in_dim":
             return False
         dims, given = self._rows.dims, variables(eqn.invars)

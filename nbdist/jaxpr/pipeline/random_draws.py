@@ -70,7 +70,7 @@ def without_draws(scan: Scan, dims: Mapping[Var, tuple[int, ...]], mixed: set[Va
 
 
 def _draws(eqn: Any, dims: Mapping[Var, Any]) -> bool:
-    """Return whether it makes different rows from inputs without rows."""
+    """Return True if it makes different rows from inputs without rows."""
     makes = any(var in dims for var in eqn.outvars)
     makes = makes and not any(var in dims for var in variables(eqn.invars))
     return makes and bool(eqn.primitive.name != "broadcast_in_dim")

@@ -269,7 +269,7 @@ def inner_equations(jaxpr: Jaxpr) -> Iterator[Any]:
 
 
 def constrains_axis(eqn: Any, axis: str) -> bool:
-    """Return whether an equation constrains how an array is cut over a mesh axis, or may do so."""
+    """Return True if an equation constrains how an array is cut over a mesh axis, or may do so."""
     if eqn.primitive.name != "sharding_constraint":
         return False
     sharding = eqn.params["sharding"]

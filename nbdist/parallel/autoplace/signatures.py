@@ -99,7 +99,7 @@ def _hashable(statics: Sequence[tuple[int | str, Any]]) -> None:
             hash(value)
         except TypeError:
             raise UsageError(
-                f"static argument {place!r} is a {type(value).__name__}, which cannot be "
+                f"static argument {place!r} has type {type(value).__name__}, which cannot be "
                 "hashed: use a tuple or another immutable value, or make it an array"
             ) from None
 

@@ -292,7 +292,7 @@ _gated.defvjp(_gated_forward, _gated_backward)
 
 
 def _is_kept(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Return whether the backward pass keeps it: a policy of `jax.checkpoint`."""
+    """Return True if the backward pass keeps it: a policy of `jax.checkpoint`."""
     return primitive.name not in _SELECTING
 
 

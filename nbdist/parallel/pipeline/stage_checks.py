@@ -89,7 +89,8 @@ def _wrong_functions(functions: Sequence[Any]) -> Iterator[str]:
 def _wrong_length(params: Sequence[Any], stage_places: Sequence[StagePlace]) -> Iterator[str]:
     if not isinstance(params, (tuple, list)):
         yield (
-            f"params is a {type(params).__name__}: give a tuple with the parameters of each stage"
+            f"params has type {type(params).__name__}: give a tuple with the parameters of each "
+            "stage"
         )
     elif len(params) != len(stage_places):
         names = ", ".join(stage_place.function for stage_place in stage_places)

@@ -116,8 +116,8 @@ def _faults(stages: int, places: Sequence[Any]) -> Iterator[str]:
     for number, place in enumerate(places):
         if not isinstance(place, (jax.Device, Mesh)):
             yield (
-                f"devices[{number}]={place!r} is a {type(place).__name__}: give a jax.Device, or a "
-                "jax.sharding.Mesh of several"
+                f"devices[{number}]={place!r} has type {type(place).__name__}: give a jax.Device, "
+                "or a jax.sharding.Mesh of several"
             )
         elif not all(map(platforms.is_own, _mesh_of(place).devices.flat)):
             yield (

@@ -103,7 +103,7 @@ def decide(leaves: Sequence[Leaf]) -> Choice:
 
 
 def _is_on(leaf: Leaf, own: Sequence[Device]) -> bool:
-    """Return whether a leaf is on the devices with which this process computes."""
+    """Return True if a leaf is on the devices with which this process computes."""
     if not isinstance(leaf.value, jax.Array):
         return False
     now: Sharding = leaf.value.sharding

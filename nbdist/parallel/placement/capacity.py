@@ -28,7 +28,7 @@ _UNCHECKED_BYTES = 64 << 20
 
 
 def is_small(tree: Any) -> bool:
-    """Return whether it is one small array of one process, for which memory is not checked."""
+    """Return True if it is one small array of one process, for which memory is not checked."""
     return (
         isinstance(tree, (np.ndarray, jax.Array))
         and tree.nbytes < _UNCHECKED_BYTES

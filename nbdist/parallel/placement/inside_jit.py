@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def is_traced() -> bool:
-    """Return whether JAX is tracing a program here."""
+    """Return True if JAX is tracing a program here."""
     return not trace_state_clean()
 
 
@@ -79,7 +79,7 @@ def _sharding(leaf: Leaf, where: Any, mesh: Mesh | AbstractMesh | None) -> Named
 
 
 def _has_value(value: Any) -> bool:
-    """Return whether it has a value, and is traced only for its gradient."""
+    """Return True if it has a value, and is traced only for its gradient."""
     try:
         concrete_or_error(None, value)
     except ConcretizationTypeError:

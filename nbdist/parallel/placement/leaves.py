@@ -84,9 +84,8 @@ def fault_of(value: Any) -> str:
         if isinstance(value, int) and _is_lost(value, value, np.int32):
             return f"is {value}, and {_WIDE}"
         number = isinstance(value, _NUMBERS)
-        return (
-            "" if number else f"is a {type(value).__name__}: convert it to an array, or remove it"
-        )
+        kind = type(value).__name__
+        return "" if number else f"has type {kind}: convert it to an array, or remove it"
     if isinstance(value, jax.core.Tracer):
         return "is traced (within jax.jit or jax.grad): call it outside"
     return f"{list(value.shape)} {GONE}" if value.is_deleted() else ""
@@ -110,7 +109,7 @@ def _fault_of_numpy(value: np.ndarray) -> str:
 
 
 def _is_lost(least: int, most: int, short: Any) -> bool:
-    """Return whether JAX would truncate integers, which have 32 bits unless x64 is enabled."""
+    """Return True if JAX would truncate integers, which have 32 bits unless x64 is enabled."""
     if jax.config.read("jax_enable_x64"):
         return False
     bounds = np.iinfo(short)

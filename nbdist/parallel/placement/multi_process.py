@@ -62,7 +62,7 @@ def _key_kind(value: Any) -> Any:
 
 
 def _is_shared(sharding: Sharding) -> bool:
-    """Return whether a sharding spans several processes, the same in all of them."""
+    """Return True if a sharding spans several processes, the same in all of them."""
     return len({device.process_index for device in sharding.device_set}) > 1
 
 

@@ -42,7 +42,7 @@ class Target(ABC):
         """
 
     def holds(self, leaf: Leaf) -> bool:
-        """Return whether the leaf is there now."""
+        """Return True if the leaf is there now."""
         if not isinstance(leaf.value, jax.Array):
             return False
         try:
@@ -110,7 +110,7 @@ class Layout(Target):
 
 
 def _over_its_mesh(leaf: Leaf, over: Callable[[Mesh], Target], mesh: Mesh | None) -> bool:
-    """Return whether a leaf is there, over its own mesh if none is given."""
+    """Return True if a leaf is there, over its own mesh if none is given."""
     if not isinstance(leaf.value, jax.Array):
         return False
     now = leaf.value.sharding
@@ -179,7 +179,7 @@ def _faults(shape: tuple[int, ...], wanted: NamedSharding) -> Iterator[str]:
 
 
 def is_there(leaf: Leaf, wanted: Sharding) -> bool:
-    """Return whether each part of a leaf is where the sharding puts it."""
+    """Return True if each part of a leaf is where the sharding puts it."""
     if not isinstance(leaf.value, jax.Array):
         return False
     now = leaf.value.sharding
@@ -209,7 +209,7 @@ def target_of(where: object, mesh: Mesh | None) -> Target:
     if isinstance(where, str):
         return Layout(where, mesh) if where in LAYOUTS else _called(where)
     raise UsageError(
-        f"where={where!r} is a {type(where).__name__}, not a place: use "
+        f"where={where!r} has type {type(where).__name__}, which is no place: use "
         f"a device, a name ({_choices()}), a sharding or a PartitionSpec"
     )
 

@@ -112,7 +112,7 @@ def _by_levels_s(
 
 
 def _through_hosts(extent: Extent, topology: Topology) -> bool:
-    """Return whether NCCL runs it, with rings and trees through all devices instead of levels."""
+    """Return True if NCCL runs it, with rings and trees through all devices instead of levels."""
     outermost = max(index for index, size in enumerate(extent) if size > 1)
     return topology.chip.platform == "gpu" and topology.levels[outermost].name in NETWORKS
 

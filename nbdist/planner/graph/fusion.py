@@ -125,14 +125,14 @@ class _Fusion:
         return self._uses[out.number] <= 1 and out.number not in self._whole
 
     def _is_recomputed(self, op: Op, out: Value, ins: tuple[Value, ...]) -> bool:
-        """Return whether all users recompute it from small values and one that is not larger."""
+        """Return True if all users recompute it from small values and one that is not larger."""
         if self._written is None or out.number in self._written or not self._is_cheap(op):
             return False
         large = [value.nbytes for value in ins if _REPEATS * value.nbytes > out.nbytes]
         return len(large) == 1 and large[0] <= out.nbytes
 
     def _is_cheap(self, op: Op) -> bool:
-        """Return whether the operation and its unwritten inputs are cheap."""
+        """Return True if the operation and its unwritten inputs are cheap."""
         return op.name in _CHEAP and self._expensive.isdisjoint(value.number for value in op.ins)
 
 

@@ -41,12 +41,12 @@ def stages_of(model: Model) -> tuple[int, ...]:
 
 
 def is_over_layers(op: Op, model: Model) -> bool:
-    """Return whether an operation is a scan over layers."""
+    """Return True if an operation is a scan over layers."""
     return any(value.groups[0] in model.layers for value in op.over)
 
 
 def _is_forward(op: Op, batch: frozenset[int], owned: set[int]) -> bool:
-    """Return whether iterations have their own parameters and no rows of their own."""
+    """Return True if iterations have their own parameters and no rows of their own."""
     given = {value.number for value in op.ins}
     own = [value for value in op.over if value.number in given]
     return all(batch.isdisjoint(value.groups) for value in own) and any(

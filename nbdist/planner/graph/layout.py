@@ -188,13 +188,13 @@ class ShardedModel:
         return self._gathered if is_shared else self
 
     def is_cut_along(self, value: Value) -> bool:
-        """Return whether a value is cut along the sequence where no operation needs it whole."""
+        """Return True if a value is cut along the sequence where no operation needs it whole."""
         groups = set(value.groups)
         is_there = self.has_rows(value) and not self.sequence.isdisjoint(groups)
         return is_there and self.by_model(groups) == 1
 
     def is_staged(self, op: Op) -> bool:
-        """Return whether an operation is a loop that runs as a pipeline."""
+        """Return True if an operation is a loop that runs as a pipeline."""
         return self.layout.stage > 1 and is_over_layers(op, self.model)
 
     @property
@@ -203,7 +203,7 @@ class ShardedModel:
         return not self.is_microbatch and self._parts > self.layout.data
 
     def has_rows(self, value: Value) -> bool:
-        """Return whether a value has dimensions of the batch."""
+        """Return True if a value has dimensions of the batch."""
         return not self._rows.isdisjoint(value.groups)
 
     def by_data(self, groups: set[int]) -> int:
@@ -249,7 +249,7 @@ class ShardedModel:
         return max(1.0, _SUM_ITEM / value.itemsize) * self.bytes_of(value)
 
     def cuts_products(self, ops: tuple[Op, ...]) -> bool:
-        """Return whether the model axis cuts a dot or a convolution of a program."""
+        """Return True if the model axis cuts a dot or a convolution of a program."""
         return any(
             self.cuts_products(op.body)
             or (
@@ -298,7 +298,7 @@ class ShardedModel:
         return tensor.value.nbytes // parts
 
     def is_gathered(self, tensor: Tensor) -> bool:
-        """Return whether an input is cut over the data axis and gathered for its use."""
+        """Return True if an input is cut over the data axis and gathered for its use."""
         is_parameter = self.role(tensor) == "parameter"
         return is_parameter and self._is_sharded(tensor) and not self._is_alone(tensor.value)
 
@@ -318,11 +318,11 @@ class ShardedModel:
         return Exchange(whole if is_by_rows else self.bytes_of(rows), is_by_rows)
 
     def is_table_gradient(self, value: Value) -> bool:
-        """Return whether a value is the gradient of a table that is cut and never gathered."""
+        """Return True if a value is the gradient of a table that is cut and never gathered."""
         return self._is_alone(value) and value.groups in self._cut_tables
 
     def _is_alone(self, value: Value) -> bool:
-        """Return whether a value has the shape of a table that is only used for look-ups."""
+        """Return True if a value has the shape of a table that is only used for look-ups."""
         table = self.model.tables.get(value.groups)
         return table is not None and table.is_alone
 
@@ -358,7 +358,7 @@ class ShardedModel:
         return found
 
     def _is_sharded(self, tensor: Tensor) -> bool:
-        """Return whether an input other than the batch is cut over the data axis."""
+        """Return True if an input other than the batch is cut over the data axis."""
         if self.layout.data == 1 or tensor.value.size < SMALLEST or tensor.role != "carried":
             return False
         return self.layout.zero == 3 or (self.layout.zero == 1 and self.role(tensor) == "state")

@@ -22,7 +22,7 @@ _PACKAGES = {"tpu": "libtpu", "cuda": "jax_cuda13_plugin"}
 
 
 def is_compiler_installed(platform: str) -> bool:
-    """Return whether the compiler for `tpu`, `cuda` or `cpu` is installed."""
+    """Return True if the compiler for `tpu`, `cuda` or `cpu` is installed."""
     package = _PACKAGES.get(platform)
     return package is None or importlib.util.find_spec(package) is not None
 

@@ -46,7 +46,7 @@ def of_hosts(host: Host, hosts: int, devices: int, nics: Nics) -> tuple[Level, .
 
 
 def fills_racks(host: Host, hosts: int) -> bool:
-    """Return whether all racks are full, or there is only one."""
+    """Return True if all racks are full, or there is only one."""
     return hosts < host.rack or hosts % host.rack == 0
 
 
@@ -98,7 +98,7 @@ def _axis(index: int, shape: tuple[int, ...], host: Host, torus: Torus) -> Level
 
 
 def wraps(index: int, shape: tuple[int, ...], torus: Torus) -> bool:
-    """Return whether the last chip of an axis is the neighbour of the first one.
+    """Return True if the last chip of an axis is the neighbour of the first one.
 
     Optical switches close the rings of slices made of whole cubes. Without them, only an axis as
     long as the pod's is closed. Source: jax-ml/scaling-book tpus.md.

@@ -147,7 +147,8 @@ def _faults_of_request(steps: Steps, devices: int, request: Planning) -> Iterato
 def gib(nbytes: float) -> str:
     """Return bytes as text: `46.3 GiB`; below one GiB `12.5 MiB`."""
     unit, scale = ("GiB", 2**30) if nbytes >= 2**30 else ("MiB", 2**20)
-    return f"{nbytes / scale:,.3g} {unit}"
+    size = nbytes / scale
+    return f"{size:,.0f} {unit}" if size >= 100 else f"{size:.3g} {unit}"
 
 
 def warnings_of(sharded: ShardedModel, time: PlannedTime, topology: Topology) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ def more_rounds(layout: Layout, steps: Steps, request: Planning) -> tuple[int, .
 
 
 def wants_stages(request: Planning) -> bool:
-    """Return whether the request needs stages without their number."""
+    """Return True if the request needs stages without their number."""
     return request.schedule == "1f1b" or request.fixed.get("rounds", 1) != 1
 
 

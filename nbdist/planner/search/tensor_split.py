@@ -86,7 +86,7 @@ def _merge(classes: dict[int, int], one: int, other: int) -> None:
 
 
 def _is_sound(model: Model, classes: dict[int, int]) -> bool:
-    """Return whether no array has two dimensions that are decided together."""
+    """Return True if no array has two dimensions that are decided together."""
     for tensor in model.tensors:
         own = [classes[group] for group in set(tensor.value.groups) if group in classes]
         if len(own) != len(set(own)):

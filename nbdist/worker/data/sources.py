@@ -199,8 +199,8 @@ def _of_python(value: Any, options: StepOptions) -> Source:
     if callable(value):
         return Elements(value, options)
     raise StepError(
-        f"--data {name} is a {type(value).__name__}: name arrays, a tf.data.Dataset, an iterable "
-        "or a function that creates one"
+        f"--data {name} has type {type(value).__name__}: name arrays, a tf.data.Dataset, an "
+        "iterable or a function that creates one"
     )
 
 
@@ -242,7 +242,7 @@ def _refuse_samples(firsts: Sequence[tuple[int, ...]], name: str) -> None:
 
 
 def _are_columns(items: list[Any]) -> bool:
-    """Return whether these arrays are columns, not elements: equal row counts, unequal ranks."""
+    """Return True if these arrays are columns, not elements: equal row counts, unequal ranks."""
     if not all(isinstance(item, ArrayLike) for item in items):
         return False
     shapes = [np.shape(item) for item in items]
@@ -317,7 +317,7 @@ def _of_ragged_tensor(value: Any) -> Ragged:
 
 
 def _is_of(value: object, module: str, *path: str) -> bool:
-    """Return whether the value is an instance of a class of a module that may not be imported."""
+    """Return True if the value is an instance of a class of a module that may not be imported."""
     found: Any = sys.modules.get(module)
     for name in path:
         found = getattr(found, name, None)

@@ -16,20 +16,20 @@ from nbdist.errors import PlanError
 from nbdist.jaxpr.pipeline.build import as_pipeline, check_1f1b
 from nbdist.records import Staging
 from tests.jaxpr.pipeline.test_build import assert_same_in_stages, stacked, training
-from tests.jaxpr.pipeline.test_mesh import run_on_eight_devices
+from tests.jaxpr.pipeline.test_stages import run_on_eight_devices
 from tests.jaxpr.test_microbatches import rows_of
 from tests.jaxpr.test_remat import (
     LAYERS,
     ROWS,
     WIDTH,
     block,
-    one_step,
     params_and_batch,
+    plain_loss,
     scanned,
+    second_loss,
     step_of,
     traced,
 )
-from tests.plan_programs import PROGRAMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +44,15 @@ def through(params: Any, x: Any) -> Any:
 assert_same_in_1f1b = partial(assert_same_in_stages, staging=Staging("1f1b"))
 
 
+@pytest.mark.parametrize(
+    ("stages", "micro", "per", "own"), [(4, 2, 1, 3), (2, 9, 2, 1), (3, 4, 1, 2)]
+)
+def test_1f1b_gives_the_results_of_one_stage(stages: int, micro: int, per: int, own: int) -> None:
+    """Include fewer microbatches than stages, more than are stored, and uneven row counts."""
+    assert_same_for_sizes(stages, micro, per, own)
+
+
+@pytest.mark.full
 @settings(max_examples=5, deadline=None)
 @given(
     stages=st.integers(2, 4),
@@ -51,8 +60,13 @@ assert_same_in_1f1b = partial(assert_same_in_stages, staging=Staging("1f1b"))
     per=st.integers(1, 2),
     own=st.sampled_from([1, 2, 3, 4]),
 )
-def test_1f1b_gives_the_results_of_one_stage(stages: int, micro: int, per: int, own: int) -> None:
-    """Include fewer microbatches than stages, more than are stored, and uneven row counts."""
+def test_1f1b_of_any_sizes_gives_the_same_results(
+    stages: int, micro: int, per: int, own: int
+) -> None:
+    assert_same_for_sizes(stages, micro, per, own)
+
+
+def assert_same_for_sizes(stages: int, micro: int, per: int, own: int) -> None:
     rows = rows_of(2, own * micro, 3, 5)
     step = training(lambda params, x: (through(params, x), None, 0.0))
     assert_same_in_1f1b(step, stacked(stages * per), (rows[0], rows[1]), stages, micro)
@@ -65,14 +79,9 @@ def test_remat_with_1f1b_gives_the_same_results(remat: Remat) -> None:
 
 @pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "full"])
 def test_transformer_trains_as_in_one_stage(remat: Remat) -> None:
-    program = PROGRAMS["tied transformer"]
-
-    def trained(stages: int) -> float:
-        space: dict[str, Any] = {}
-        exec(program.setup, space)
-        return one_step(program, space, remat, 8 if stages > 1 else 1, stages, Staging("1f1b"))
-
-    assert trained(2) == pytest.approx(trained(1), rel=1e-5)
+    name = "tied transformer"
+    loss = second_loss(name, remat, 8, 2, Staging("1f1b"))
+    assert loss == pytest.approx(plain_loss(name), rel=1e-5)
 
 
 def _loss_beside_rows(params: Any, batch: Any) -> Any:

@@ -217,7 +217,9 @@ def test_static_arguments_are_those_of_jit() -> None:
 
 def test_a_static_value_that_cannot_be_hashed_is_refused() -> None:
     power = autoplace(static_argnames="n")(lambda x, n: x * n[0])
-    with pytest.raises(UsageError, match=r"static argument 'n' is a list, which cannot be hashed"):
+    with pytest.raises(
+        UsageError, match=r"static argument 'n' has type list, which cannot be hashed"
+    ):
         power(jnp.ones(8), n=[2])
 
 
@@ -300,7 +302,7 @@ def test_a_leaf_that_is_not_an_array_is_refused() -> None:
     with pytest.raises(UsageError) as raised:
         step({"w": [jnp.ones(2), "text"]}, np.array(["a"]))
     text = str(raised.value)
-    assert "leaf ['parameters']['w'][1] is a str" in text
+    assert "leaf ['parameters']['w'][1] has type str" in text
     assert "leaf ['x']" in text
 
 

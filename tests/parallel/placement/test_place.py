@@ -148,7 +148,7 @@ def test_data_that_does_not_fit_in_memory_is_refused() -> None:
         ("cpu:9", r"platform cpu \(cpu:0, ..., cpu:7\)"),
         ("bach", "did you mean 'batch'"),
         ("gpu", "use one of auto, replicated, batch, model, full, platform cpu"),
-        (3.5, "is a float, not a place"),
+        (3.5, "has type float, which is no place"),
         (PartitionSpec("modle"), r"no axis 'modle' .*its axes are data \(2\), model"),
         ({"a": "batch", "c": "batch"}, r"where\['c'\] has no counterpart"),
     ],
@@ -177,8 +177,8 @@ def test_all_leaves_that_are_not_arrays_are_reported_at_once() -> None:
         with pytest.raises(UsageError) as raised:
             call(tree)
         text = str(raised.value)
-        assert "leaf ['a'] is a str" in text
-        assert "leaf ['b'][0] is a object" in text
+        assert "leaf ['a'] has type str" in text
+        assert "leaf ['b'][0] has type object" in text
         assert "leaf ['c'] is of <U1" in text
         assert "leaf ['d'] [3] was donated" in text
 

@@ -99,48 +99,6 @@ def test_each_name_matches_exactly_one_chip() -> None:
         assert sum(bool(re.fullmatch(each.names, squashed)) for each in MACHINES) == 1, kind
 
 
-@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.chip.name)
-def test_catalog_entry_is_consistent(machine) -> None:
-    chip, host = machine.chip, machine.host
-    assert find(chip.name) is chip
-    assert chip.source
-    assert host.source
-    assert host.usual
-    assert chip.memory_bytes > 0
-    assert 0 < chip.bytes_per_s < chip.flops["float32"]
-    wide = [
-        chip.flops[dtype]
-        for dtype in ("float32", "tensorfloat32", "float16")
-        if dtype in chip.flops
-    ]
-    assert wide == sorted(wide)
-    assert chip.flops.get("float8", chip.flops["float32"]) >= chip.flops["float32"]
-    assert host.nic_bytes_per_s * host.nics / host.devices <= host.bytes_per_s
-    assert (machine.torus is not None) == (chip.platform == "tpu")
-
-
-def test_rates_match_published_figures() -> None:
-    chip = find("NVIDIA A100-SXM4-80GB")
-    assert chip is not None
-    assert chip.flops == {
-        "float32": 19.5e12,
-        "tensorfloat32": 156e12,
-        "bfloat16": 312e12,
-        "float16": 312e12,
-        "int8": 624e12,
-    }
-    assert chip.memory_bytes == 85100068864
-    assert chip.bytes_per_s == pytest.approx(2.039e12, rel=1e-4)
-    host = host_of(chip)
-    assert (host.devices, host.bytes_per_s, host.nics, host.nic_bytes_per_s) == (8, 300e9, 8, 25e9)
-
-
-def test_exact_float32_takes_six_passes_on_tpus() -> None:
-    chip = find("v5e")
-    assert chip is not None
-    assert chip.flops["float32"] == pytest.approx(chip.flops["bfloat16"] / 6)
-
-
 @pytest.mark.parametrize(
     ("kind", "dtype", "teraflops"),
     [

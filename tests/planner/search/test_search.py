@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from functools import cache
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,8 +13,9 @@ import pytest
 from nbdist.errors import PlanError
 from nbdist.planner.cost.memory import MARGIN
 from nbdist.planner.search.search import layouts, plan
-from nbdist.records import DATA, MODEL, Plan, PlannedTensor, Planning
-from tests import references
+from nbdist.planner.search.step_variants import Steps
+from nbdist.records import DATA, MODEL, STAGE, Plan, PlannedTensor, Planning, Remat
+from tests import plans, references
 from tests.plan_models import (
     engines,
     frozen_table,
@@ -280,3 +282,151 @@ def test_microbatches_must_divide_the_batch() -> None:
     given = msgspec.structs.replace(plan(model, target, Planning()), micro=0)
     with pytest.raises(PlanError, match="micro is 0: use 1 or more"):
         plan(model, target, Planning(given=given))
+
+
+LAYERS = 8
+
+
+HOSTS = "2 hosts x 4 A100"
+
+
+def fixed(**sizes: int) -> Planning:
+    return Planning(fixed=sizes)
+
+
+def stage_refusal(planning: Planning, model: Any = None, on: str = HOSTS) -> str:
+    with pytest.raises(PlanError) as refused:
+        plan(model or plans.stacked(), hardware(on), planning)
+    return str(refused.value)
+
+
+def test_model_without_layers_has_no_stages() -> None:
+    model = model_of_program("MLP")
+    assert all(layout.stage == 1 for layout in layouts(model, hardware(HOSTS), Planning()))
+    assert "no stages" in stage_refusal(fixed(stage=2), model)
+
+
+def refusing_stages(reason: str, *remats: Remat) -> Steps:
+    """Return a step whose rewriter refuses stages: always, or only for some remat modes."""
+
+    def layers(remat: Remat) -> tuple[int, ...]:
+        if not remats or remat in remats:
+            raise PlanError(reason)
+        return (LAYERS,)
+
+    return Steps(plans.stacked(), lambda *_: plans.stacked(), layers)
+
+
+def test_reason_against_stages_is_stated() -> None:
+    steps = refusing_stages("a layer mixes rows: sort")
+    found = plan(steps, hardware(HOSTS), Planning())
+    assert "no stages: a layer mixes rows (docs/planner.md, Pipelines)" in found.notes
+    on_cpus = plan(steps, engines(4, 2), Planning()).notes
+    assert not any("no stages" in note for note in on_cpus)
+    assert "(stage=2): no stages: a layer mixes rows: sort" in stage_refusal(fixed(stage=2), steps)
+    assert not any(
+        "no stages" in note for note in plan(plans.stacked(), hardware(HOSTS), Planning()).notes
+    )
+
+
+def test_stages_use_remat_modes_that_are_possible() -> None:
+    steps = refusing_stages("it draws in a loop", "full")
+    with pytest.raises(PlanError, match="no stages: it draws in a loop"):
+        plan(steps, hardware(HOSTS), Planning(fixed={STAGE: 2}, remat="full"))
+    assert plan(steps, hardware(HOSTS), Planning(fixed={STAGE: 2}, remat="selective")).remat
+
+
+def test_scan_lengths_without_common_divisor_are_listed() -> None:
+    steps = Steps(plans.stacked(), None, lambda _: (8, 3))
+    assert "divides all scans over layers, which have 8 and 3 layers" in stage_refusal(
+        fixed(stage=2), steps
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ({"stage": 3}, "the layers cannot be divided into 3 stages: use 2, 4, 8; stage 3 does"),
+        ({"stage": 4, "micro": 1}, "micro is 1: stages need 2 microbatches"),
+        ({"stage": 4, "zero": 3}, "zero is 3: with stages, ZeRO is 0 or 1"),
+        ({"stage": 16}, "divided into 16 stages: use 2, 4, 8; stage 16 does not divide 8 devices"),
+        ({"stage": 4, "data": 4}, "stage 4 x data 4 does not divide 8 devices"),
+        ({"stage": 4, "micro": 3}, "micro 3 does not divide the batch of 64"),
+    ],
+)
+def test_impossible_stages_are_refused(sizes: dict[str, int], reason: str) -> None:
+    message = stage_refusal(Planning(fixed=sizes))
+    assert message.startswith("no layout over 8 devices fulfils the request (")
+    assert reason in message
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes"),
+    [(4, {"stage": 8}), (6, {"stage": 4, "data": 2}), (64, {"stage": 2, "data": 1})],
+)
+def test_requested_stages_are_planned(rows: int, sizes: dict[str, int]) -> None:
+    """Also with fewer microbatches than stages, or tensor parallelism over slow links."""
+    found = plan(plans.stacked(LAYERS, 256, rows), hardware("8 hosts x 1 A100"), fixed(**sizes))
+    assert found.axes.items() >= sizes.items()
+
+
+def test_cpus_get_stages_only_on_request() -> None:
+    model, target = plans.stacked(), engines(4, 2)
+    assert {layout.stage for layout in layouts(model, target, Planning())} == {1}
+    found = plan(model, target, fixed(stage=4))
+    assert found.axes == {STAGE: 4, DATA: 2, MODEL: 1}
+    assert found.micro == 4
+
+
+def test_plan_without_stages_has_no_stage_axis() -> None:
+    found = plan(plans.stacked(), hardware(HOSTS), fixed(data=8))
+    assert found.axes == {DATA: 8, MODEL: 1}
+    assert found.time.bubble == 0
+
+
+def test_stages_replace_tensor_parallelism_over_slow_links() -> None:
+    model = plans.stacked(LAYERS, 8192, 512)
+    target = hardware("8 hosts x 1 A100, 25 Gbps")
+    found = plan(model, target, Planning(budget=20 * 2**30))
+    assert found.axes[STAGE] > 1
+    assert found.axes[MODEL] == 1
+    cut = plan(model, target, Planning(budget=20 * 2**30, fixed={STAGE: 1, DATA: 1}))
+    assert cut.time.step > found.time.step
+
+
+@pytest.mark.parametrize(
+    ("wide", "rows", "reason"),
+    [
+        (1024, 2**17, r"% slower: its stages are idle for \d+% of a step"),
+        (512, 2**14, r"operations may hide the transfers of the best one; use --fix stage=\d"),
+    ],
+)
+def test_rejected_pipeline_states_the_reason(wide: int, rows: int, reason: str) -> None:
+    found = plan(plans.stacked(LAYERS, wide, rows), hardware("8xH100"), Planning())
+    assert STAGE not in found.axes
+    (why,) = [other.why for other in found.runners_up if "stages" in other.title]
+    assert re.search(reason, why)
+
+
+def test_alternatives_to_chosen_pipeline_are_listed() -> None:
+    found = plan(
+        plans.stacked(LAYERS, 8192, 512), hardware("8 hosts x 1 A100, 25 Gbps"), Planning()
+    )
+    assert STAGE in found.axes
+    assert any("stages" not in other.title for other in found.runners_up)
+
+
+def test_every_fault_of_plan_with_stages_is_listed() -> None:
+    own = plans.piped(stage=2, data=4, micro=4)
+    edited = msgspec.structs.replace(own, axes={STAGE: 8, DATA: 3, MODEL: 1}, micro=1, zero=3)
+    message = stage_refusal(Planning(given=edited), plans.stacked(4))
+    assert "stage 8 x data 3 x model 1 is 24 devices, and there are 8" in message
+    assert "a batch of 64 cannot be divided into 3" in message
+    assert "the layers cannot be divided into 8 stages: use 2, 4" in message
+    assert "micro is 1: stages need 2 microbatches or more" in message
+    assert "zero is 3: with stages, ZeRO is 0 or 1" in message
+    edited = msgspec.structs.replace(own, zero=3)
+    mixing = stage_refusal(Planning(given=edited), refusing_stages("a layer mixes rows"))
+    assert "no stages: a layer mixes rows" in mixing
+    assert "zero is 3" in mixing
+    assert "no stages" in stage_refusal(Planning(given=own), model_of_program("MLP"))

@@ -1,16 +1,13 @@
-"""Interleaved stages: their cost, the choice of rounds, and refusals."""
+"""Schedules of pipelines in the planner, 1F1B and interleaving: cost, choice and refusals."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jax
-import jax.numpy as jnp
 import msgspec
 import pytest
 
 from nbdist.errors import PlanError
-from nbdist.jaxpr.planner_model import model_of
 from nbdist.planner.graph.pipeline_schedule import bubble
 from nbdist.planner.search.search import plan
 from nbdist.planner.search.step_variants import Steps
@@ -19,8 +16,103 @@ from tests import plans
 from tests.plan_models import hardware, model_of_program
 
 if TYPE_CHECKING:
-    from nbdist.planner.graph.model import Model
     from nbdist.records import Plan, Schedule
+
+HOSTS = "2 hosts x 4 A100"
+
+
+def pipeline_plan(schedule: Schedule, micro: int, stage: int = 4) -> Plan:
+    return plans.piped(schedule=schedule, stage=stage, data=8 // stage, micro=micro)
+
+
+def test_stage_keeps_activations_of_microbatches_in_flight() -> None:
+    """GPipe stores every microbatch, 1F1B at most 2 S - 1 of them."""
+    gpipe, one_f_one_b = (pipeline_plan(schedule, 16) for schedule in ("gpipe", "1f1b"))
+    assert one_f_one_b.memory.activations < gpipe.memory.activations
+    assert one_f_one_b.memory.arguments == gpipe.memory.arguments
+    assert one_f_one_b.title == "data 2 x 4 stages, 1F1B, 16 microbatches"
+    # Twice the microbatches of the same size add only inputs and outputs.
+    model = {rows: plans.stacked(8, 256, rows) for rows in (512, 1024)}
+
+    def activations(schedule: Schedule, rows: int) -> int:
+        fixed = {STAGE: 4, DATA: 2, "micro": rows // 16}
+        planning = Planning(fixed=fixed, schedule=schedule)
+        return plan(model[rows], hardware(HOSTS), planning).memory.activations
+
+    more = {s: activations(s, 1024) - activations(s, 512) for s in ("gpipe", "1f1b")}
+    assert more["1f1b"] < more["gpipe"] / 4
+
+
+def test_1f1b_has_same_bubble_and_splits_the_head() -> None:
+    fixed = {STAGE: 4, DATA: 1, MODEL: 1, "micro": 16}
+    model, target = plans.stacked(8, 4096, 4096), hardware("4xA100")
+    gpipe, one_f_one_b = (
+        plan(model, target, Planning(fixed=fixed, schedule=schedule))
+        for schedule in ("gpipe", "1f1b")
+    )
+    assert one_f_one_b.time.bubble == pytest.approx(gpipe.time.bubble, rel=0.05)
+    assert gpipe.time.step < one_f_one_b.time.step < 1.1 * gpipe.time.step
+
+
+def test_1f1b_is_chosen_if_gpipe_does_not_fit() -> None:
+    model = plans.stacked(8, 4096, 2**17)
+    target = hardware("4 hosts x 1 A100, 25 Gbps")
+    fixed = {STAGE: 4, DATA: 1}
+    unlimited = plan(model, target, Planning(fixed=fixed, budget=10**13))
+    assert unlimited.schedule == "gpipe"
+    needed = unlimited.memory.total - unlimited.memory.margin
+    limited = plan(model, target, Planning(fixed=fixed, budget=int(0.9 * needed)))
+    assert limited.schedule == "1f1b"
+    assert limited.memory.total <= limited.memory.available
+    assert any("stages" in r.title and "1F1B" not in r.title for r in limited.runners_up)
+
+
+def test_requested_1f1b_is_planned() -> None:
+    found = plan(plans.stacked(), hardware(HOSTS), Planning(schedule="1f1b"))
+    assert found.schedule == "1f1b"
+    assert found.axes[STAGE] > 1
+    edited = msgspec.structs.replace(pipeline_plan("gpipe", 16), schedule="1f1b")
+    taken = plan(plans.stacked(), hardware(HOSTS), Planning(given=edited))
+    assert (taken.memory, taken.time) == (
+        pipeline_plan("1f1b", 16).memory,
+        pipeline_plan("1f1b", 16).time,
+    )
+    assert msgspec.json.decode(msgspec.json.encode(taken), type=type(taken)) == taken
+
+
+def refusing_1f1b() -> Steps:
+    """Return a step whose rewriter refuses 1F1B because the loss needs all rows."""
+
+    def refuse(_: str) -> None:
+        raise PlanError("no 1F1B: the loss needs all rows")
+
+    model = plans.stacked()
+    return Steps(model, None, lambda _: (8, 8), refuse)
+
+
+def test_impossible_1f1b_states_the_reason() -> None:
+    def refusal(step: Steps, **options: object) -> str:
+        with pytest.raises(PlanError) as refused:
+            plan(step, hardware(HOSTS), Planning(schedule="1f1b", **options))
+        return str(refused.value)
+
+    assert "(schedule=1f1b): " in refusal(refusing_1f1b())
+    assert "no 1F1B: the loss needs all rows" in refusal(refusing_1f1b())
+    assert "no 1F1B: the loss needs" in refusal(refusing_1f1b(), fixed={STAGE: 4})
+    assert "no stages: there is no scan" in refusal(Steps(model_of_program("MLP")))
+    for fixed in ({"micro": 3}, {STAGE: 1}, {DATA: 8}):
+        assert "use 2, 4, 8, with the remaining devices" in refusal(
+            Steps(plans.stacked()), fixed=fixed
+        )
+    assert "divided into 0 stages" in refusal(Steps(plans.stacked()), fixed={STAGE: 0})
+    edited = msgspec.structs.replace(pipeline_plan("gpipe", 16), schedule="1f1b")
+    with pytest.raises(PlanError, match="no 1F1B: the loss needs"):
+        plan(refusing_1f1b(), hardware(HOSTS), Planning(given=edited))
+    whole = plan(plans.stacked(), hardware(HOSTS), Planning(fixed={DATA: 8, MODEL: 1}))
+    whole = msgspec.structs.replace(whole, schedule="1f1b")
+    with pytest.raises(PlanError, match="schedule is 1f1b, and there are no stages"):
+        plan(plans.stacked(), hardware(HOSTS), Planning(given=whole))
+
 
 HOST = "8xH100"
 
@@ -43,22 +135,6 @@ def test_stages_wait_for_one_block(schedule: Schedule) -> None:
     assert often.time.compute < plain.time.compute
     sent = [next(t.bytes for t in p.time.traffic if t.axis == STAGE) for p in (plain, often)]
     assert sent[1] > 1.5 * sent[0]
-
-
-def test_stages_send_blocks_and_their_gradients() -> None:
-    """With few rows, the transfers of activations are negligible."""
-    fixed = {STAGE: 4, DATA: 2, "micro": 4}
-    model = plans.stacked(16, 512, 8)
-    plain, often = (
-        plan(model, hardware(HOST), Planning(fixed=fixed | {"rounds": rounds})) for rounds in (1, 4)
-    )
-    own = sum(t.device_bytes for t in plain.tensors if t.path.startswith("params['layers']"))
-    sent = [next(t.bytes for t in p.time.traffic if t.axis == STAGE) for p in (plain, often)]
-    assert sent[1] - sent[0] == pytest.approx(2 * own, rel=0.1)
-    # Memory holds all blocks a second time, plus the block of a tick. Gradients hold one block,
-    # beside their accumulator and the sum.
-    more = often.memory.gradients - plain.memory.gradients
-    assert more == pytest.approx((1 + 1 / 4) * own + (3 / 4 - 1) * own, rel=0.1)
 
 
 def test_interleaving_is_chosen_if_faster() -> None:
@@ -146,44 +222,3 @@ def test_four_rounds_can_fit_if_two_do_not() -> None:
     needed = {n: memory.total - memory.margin for n, memory in memories.items()}
     assert needed[1] < needed[4] < needed[2]
     assert found(int((needed[4] + needed[2]) / 2 / 0.96)).rounds == 4
-
-
-def staged_model(layer: Any, dtype: Any = jnp.float32) -> Model:
-    """Return the model of a training step whose layers have one matrix each."""
-
-    def step(params: Any, batch: Any) -> Any:
-        def loss_of(params: Any) -> Any:
-            out, _ = jax.lax.scan(lambda x, p: (layer(x, p), None), batch, params)
-            return jnp.mean(out.astype(jnp.float32) ** 2)
-
-        loss, grads = jax.value_and_grad(loss_of)(params)
-        return loss, params - grads.astype(dtype)
-
-    params = jax.ShapeDtypeStruct((16, 256, 256), dtype)
-    batch = jax.ShapeDtypeStruct((64, 256), jnp.float32)
-    inputs: Any = [("params", "carried"), ("batch", "batch")]
-    return model_of(jax.make_jaxpr(step)(params, batch), inputs)
-
-
-@pytest.mark.parametrize(
-    ("layer", "dtype"),
-    [
-        (lambda x, p: x + jnp.tanh(x @ p), jnp.float32),
-        (lambda x, p: x + jnp.tanh(x @ p.astype(x.dtype)), jnp.bfloat16),
-        (lambda x, p: x + x @ jnp.tanh(p), jnp.float32),
-        (lambda x, p: x + (x.astype(jnp.bfloat16) @ p.astype(jnp.bfloat16)), jnp.float32),
-    ],
-    ids=["plain", "bfloat16", "of parameters", "cast"],
-)
-def test_parameters_and_gradients_are_sent_once_each(layer: Any, dtype: Any) -> None:
-    """Values that layers derive from parameters alone are stored for the backward pass."""
-    model = staged_model(layer, dtype)
-    fixed = {STAGE: 4, DATA: 1, MODEL: 1, "micro": 4}
-    sent = {}
-    for rounds in (1, 2):
-        planning = Planning(fixed=fixed | {"rounds": rounds})
-        found = plan(model, hardware("4xH100"), planning)
-        (sent[rounds],) = (t.bytes for t in found.time.traffic if t.axis == STAGE)
-    own = 16 * 256 * 256 * jnp.dtype(dtype).itemsize / 4
-    rows = 64 / 4 * 256 * 4  # one microbatch; 7 ticks forward and backward, 11 in two rounds
-    assert sent[2] - sent[1] == pytest.approx(2 * own + 2 * 4 * rows, rel=0.01)

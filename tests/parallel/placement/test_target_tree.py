@@ -65,6 +65,10 @@ def test_a_tuple_of_places_for_a_tuple_stays_a_tree(mesh: jax.sharding.Mesh) -> 
             r"\('data', 'modle'\): the mesh has no axis 'modle' \(did you mean 'model'\?\)",
         ),
         (("data", "data"), "the spec has axis 'data' 2 times"),
+        (
+            (("data", 2),),
+            r"where=\(\('data', 2\),\): entry 0 is a tuple: use an axis name, a tuple",
+        ),
         (("data", 2), r"where=\('data', 2\): entry 1 is an int: use an axis name, a tuple of "),
         (
             (jax.devices()[0], None),
