@@ -30,10 +30,18 @@ class ClusterMagics(Magics):
         super().__init__(shell)
         self._started: Cluster | None = None
         self._brought: dict[str, tuple[object, bytes]] = {}
-        self._boards = Boards()
+        self.boards = Boards()
         self._shown: object = None
 
-    def _cluster(self, asked: str) -> Cluster:
+    def running_cluster(self, asked: str) -> Cluster:
+        """Return the cluster of the notebook.
+
+        Args:
+            asked: the magic that needs it, for the error.
+
+        Raises:
+            NoClusterError: no cluster is running.
+        """
         if self._started is None or not self._started.running:
             raise NoClusterError(asked)
         return self._started
@@ -60,23 +68,27 @@ class ClusterMagics(Magics):
         """Let IPython show all results in the cell that begins."""
         self._shown = None
 
-    def _runs(self) -> bool:
+    def has_cluster(self) -> bool:
+        """Return True if the notebook has a running cluster."""
         return self._started is not None and self._started.running
 
     def _refuse_running(self) -> None:
-        if self._runs():
+        if self.has_cluster():
             raise UsageError(
                 f"{self._started!r} is running: run %dist_restart for fresh workers, "
                 "or %dist_stop first"
             )
 
-    def _label(self) -> int:
+    def cell_number(self) -> int:
         """Return the prompt number of the running cell. IPython's own counter may be ahead."""
         inputs: list[str] = self.shell.history_manager.input_hist_parsed
         return len(inputs) - 1
 
-    def _bring(self, cluster: Cluster, name: str) -> None:
-        """Move a data set of the notebook to the workers, once, unless they have one."""
+    def move_data(self, cluster: Cluster, name: str) -> None:
+        """Move a data set of the notebook to the workers, unless they have it.
+
+        It moves again if the notebook has changed it.
+        """
         here = self.shell.user_ns.get(name)
         if here is None or not (self._has_changed(name, here) or cluster.lacks(name)):
             return

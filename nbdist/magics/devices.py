@@ -50,8 +50,10 @@ class PlacingMagics(SharedClusterMagics):
     def dist_devices(self, line: str) -> DevicesPicture:
         """Show devices of all workers, and their links; without workers, of this machine."""
         bench = parse(self.dist_devices, line).bench
-        if self._front._runs():
-            return self._front.shown(self._front._cluster("%dist_devices").devices(bench=bench))
+        if self._front.has_cluster():
+            return self._front.shown(
+                self._front.running_cluster("%dist_devices").devices(bench=bench)
+            )
         return self._front.shown(devices_apart(bench=bench))
 
     @command(
@@ -78,21 +80,21 @@ class PlacingMagics(SharedClusterMagics):
         def show(trace: Trace) -> None:
             pictures.append(self._show(trace, args.output))
 
-        if not self._front._runs():
+        if not self._front.has_cluster():
             _refuse_alone(args)
             trace_here(self.shell, cell, keep=keep, show=show, header=header)
             return pictures[0]
-        cluster = self._front._cluster("%%dist_trace")
+        cluster = self._front.running_cluster("%%dist_trace")
         options = options_from(args, keep=None)  # `--keep` of this magic is a folder
         if options.step is not None:
-            self._front._bring(cluster, options.step.data)
+            self._front.move_data(cluster, options.step.data)
         trace_on(
             cluster,
             cell,
             options,
             keep=keep,
             show=show,
-            label=self._front._label(),
+            label=self._front.cell_number(),
             header=header,
         )
         return pictures[0]
@@ -118,7 +120,7 @@ class PlacingMagics(SharedClusterMagics):
         if not _can_view():
             return f"{kept}to see every operation over time, run {_INSTALL}, and trace again"
         try:
-            board = self._front._boards.open_folder(Path(trace.folder), "traces")
+            board = self._front.boards.open_folder(Path(trace.folder), "traces")
         except StartError as error:
             return f"{kept}{error}"
         return f"every operation over time: {board.address}"

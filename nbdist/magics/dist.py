@@ -68,14 +68,14 @@ class DistMagics(ClusterMagics):
         last expression, or `loss`, is reported.
         """
         args = parse(self.dist_run, line)
-        cluster = self._cluster("%%dist_run")
+        cluster = self.running_cluster("%%dist_run")
         check_name(args.output)
         options = options_from(args)
         if options.step is not None and options.step.data:
-            self._bring(cluster, options.step.data)
+            self.move_data(cluster, options.step.data)
         before = cluster.last_run
         try:
-            cluster.run(cell, options, label=self._label(), header=f"%%dist_run {line}")
+            cluster.run(cell, options, label=self.cell_number(), header=f"%%dist_run {line}")
         finally:  # a failed run is stored too, with its reports
             if args.output and cluster.last_run is not before:
                 self.shell.user_ns[args.output] = cluster.last_run
@@ -85,7 +85,7 @@ class DistMagics(ClusterMagics):
     def dist_status(self, line: str) -> StatusPicture:
         """Show host, process, devices, memory and state of every worker, and the seed."""
         parse(self.dist_status, line)
-        return self.shown(self._cluster("%dist_status").status())
+        return self.shown(self.running_cluster("%dist_status").status())
 
     @command(
         Option(flags=("cluster",), nargs="?", default="the only one", help="Id of the cluster."),
@@ -111,7 +111,7 @@ class DistMagics(ClusterMagics):
     def dist_hosts(self, line: str) -> HostsPicture:
         """Show the address, devices, Python, folder and connection of each worker's host."""
         parse(self.dist_hosts, line)
-        return self.shown(self._cluster("%dist_hosts").hosts())
+        return self.shown(self.running_cluster("%dist_hosts").hosts())
 
     @command(*EXAMINING)
     @line_magic
@@ -123,7 +123,7 @@ class DistMagics(ClusterMagics):
         args = parse(self.dist_doctor, line)
         if names_hosts(args):
             return self.shown(examined(args))
-        cluster = self._cluster("%dist_doctor")
+        cluster = self.running_cluster("%dist_doctor")
         return self.shown(cluster.examine(**examination(args)))
 
     @command(
@@ -133,8 +133,8 @@ class DistMagics(ClusterMagics):
     def dist_stop(self, line: str) -> None:
         """End every worker."""
         args = parse(self.dist_stop, line)
-        if self._runs() or not args.all:
-            self._cluster("%dist_stop").stop()
+        if self.has_cluster() or not args.all:
+            self.running_cluster("%dist_stop").stop()
             self._started = None
         for message in stop_all() if args.all else ():
             sys.stdout.write(f"nbdist: {message}\n")
@@ -144,7 +144,7 @@ class DistMagics(ClusterMagics):
     def dist_restart(self, line: str) -> None:
         """Replace every worker by a new one, also a worker that does not respond."""
         parse(self.dist_restart, line)
-        self._cluster("%dist_restart").restart()
+        self.running_cluster("%dist_restart").restart()
 
     @command(*RESIZING)
     @line_magic
@@ -154,14 +154,14 @@ class DistMagics(ClusterMagics):
         Names that cells have defined are lost.
         """
         args = parse(self.dist_resize, line)
-        self._cluster("%dist_resize").resize(resized(args), go_on=args.go_on)
+        self.running_cluster("%dist_resize").resize(resized(args), go_on=args.go_on)
 
     @command(Option(flags=("rank",), nargs="?", kind="number", default="0", help="The rank."))
     @line_magic
     def dist_logs(self, line: str) -> None:
         """Show the whole output of a worker."""
         args = parse(self.dist_logs, line)
-        sys.stdout.write(self._cluster("%dist_logs").logs(args.rank or 0))
+        sys.stdout.write(self.running_cluster("%dist_logs").logs(args.rank or 0))
 
     @command(
         Option(flags=("names",), nargs="+", help="Names in the notebook."),
@@ -171,7 +171,7 @@ class DistMagics(ClusterMagics):
     def dist_push(self, line: str) -> None:
         """Copy objects of the notebook to the workers, under the same names."""
         args = parse(self.dist_push, line)
-        cluster = self._cluster("%dist_push")
+        cluster = self.running_cluster("%dist_push")
         missing = [name for name in args.names if name not in self.shell.user_ns]
         if missing:
             raise UsageError(f"no such name in the notebook: {', '.join(missing)}; define it first")
@@ -195,7 +195,7 @@ class DistMagics(ClusterMagics):
             raise UsageError(
                 f"-o {args.output} is one name for {len(args.names)} objects: pull them one by one"
             )
-        pulled = self._cluster("%dist_pull").pull(args.names, ranks=args.ranks)
+        pulled = self.running_cluster("%dist_pull").pull(args.names, ranks=args.ranks)
         for name in args.names:
             values = [objects[name] for objects in pulled.values()]
             self.shell.user_ns[args.output or name] = values[0] if len(values) == 1 else values
@@ -211,17 +211,17 @@ class DistMagics(ClusterMagics):
     def dist_show(self, line: str) -> PlacementPicture:
         """Show where arrays are: their shards, the device of each shard, and its bytes."""
         args = parse(self.dist_show, line)
-        return self.shown(self._cluster("%dist_show").show(*args.names))
+        return self.shown(self.running_cluster("%dist_show").show(*args.names))
 
     @command(Option(flags=("run",), nargs="?", default="all runs", help="Id of a run."))
     @line_magic
     def dist_tensorboard(self, line: str) -> None:
         """Open TensorBoard on stored runs, also on those in progress."""
-        show_once(self._boards.open(parse(self.dist_tensorboard, line).run))
+        show_once(self.boards.open(parse(self.dist_tensorboard, line).run))
 
     def end(self) -> None:
         """End the cluster with the notebook."""
-        self._boards.close()
+        self.boards.close()
         if self._started is not None:
             self._started.stop()
             self._started = None

@@ -58,7 +58,7 @@ class PlanMagics(SharedClusterMagics):
         in the plan that was shown or run last.
         """
         args = parse(self.dist_plan, line)
-        cluster = self._front._cluster("%%dist_plan")
+        cluster = self._front.running_cluster("%%dist_plan")
         check_name(args.output)
         if cell is None and not args.data:
             return self._show_names(cluster, args)
@@ -67,12 +67,14 @@ class PlanMagics(SharedClusterMagics):
         if cell is not None and args.names:
             raise UsageError(f"{' '.join(args.names)}: remove the names; the cell is planned")
         if args.data:
-            self._front._bring(cluster, args.data)
+            self._front.move_data(cluster, args.data)
         if model:
             cell = _FIT.format(model=model, data=args.data, batch=args.batch)
             args.data = args.batch = None  # they are arguments of `fit`
         options = _plan_options(args)
-        plan = _planned(cluster, cell or "", options, label=self._front._label(), header=header)
+        plan = _planned(
+            cluster, cell or "", options, label=self._front.cell_number(), header=header
+        )
         self._keep(args, plan)
         self._shown = plan, cluster.last_run
         return self._front.shown(PlanPicture(plan))
