@@ -29,6 +29,18 @@ MOST_AT_THE_TOP = 7
 FRAMEWORKS = {"tensorflow", "jax", "jaxlib", "keras"}
 WITH_FRAMEWORKS = {"worker", "jaxpr", "parallel"}
 
+OF_SEVERAL_MODULES = {
+    "worker/jax/keras/test_fit.py",
+    "worker/planning/test_compiler_check_tpus.py",
+    "worker/profiling/test_cell_trace.py",
+    "worker/tensorflow/keras/test_fit.py",
+    "worker/tensorflow/keras/test_fit_local.py",
+    "worker/tensorflow/keras/test_fit_property.py",
+    "worker/tensorflow/replica/test_two_replicas.py",
+    "worker/test_cell_ends.py",
+}
+"""Files of `tests/` whose tests need several modules at once. Others have the name of a module."""
+
 FOUNDATION: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
@@ -110,6 +122,9 @@ PACKAGES: dict[str, set[str]] = {
 
 A package without a row has that of the package around it.
 """
+
+ALONE = ("cli", "strategies")
+"""Modules at the top, which ARCHITECTURE.md does not list."""
 
 STARTED_BY_NAME: dict[str, set[str]] = {
     "nbdist": {
@@ -238,6 +253,27 @@ def test_imports_follow_the_table() -> None:
         if package_of(used) not in {package_of(module), *table[package_of(module)]}
     ]
     assert not wrong
+
+
+def test_the_architecture_page_has_the_same_table() -> None:
+    page = (PACKAGE.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([a-z_, ]+) \| ([a-z_., ]+) \|$", page, re.MULTILINE)[1:]
+    written = {
+        name: set() if cell == "nothing else" else set(cell.split(", "))
+        for names, cell in rows
+        for name in names.split(", ")
+    }
+    assert written.keys() == {name.partition(".")[0] for name in PACKAGES} - set(ALONE)
+    for package, names in written.items():
+        used = set().union(*(may for name, may in PACKAGES.items() if inside(name, package)))
+        unused = {name for name in names if not any(inside(one, name) for one in used)}
+        missing = {one for one in used if not any(inside(one, name) for name in names)}
+        assert (package, unused, missing) == (package, set(), set())
+
+
+def inside(name: str, package: str) -> bool:
+    """Return True if a name is a package or is in it."""
+    return name == package or name.startswith(f"{package}.")
 
 
 def test_no_file_imports_itself_through_others() -> None:
@@ -419,6 +455,22 @@ def test_classes_have_few_instance_attributes() -> None:
         if package_of(name.rpartition(".")[0]) != "records"
     }
     assert {name: n for name, n in counts.items() if n > MOST_ATTRIBUTES} == {}
+
+
+def test_test_files_have_the_names_of_modules() -> None:
+    tests = PACKAGE.parent / "tests"
+    mirrored = [path for path in tests.iterdir() if (PACKAGE / path.name).is_dir()]
+    found = {
+        path.relative_to(tests).as_posix()
+        for folder in mirrored
+        for path in folder.rglob("test_*.py")
+        if folder.name != "labextension"
+    }
+    expected = {
+        path.relative_to(PACKAGE).with_name(f"test_{path.name.lstrip('_')}").as_posix()
+        for path in modules().values()
+    }
+    assert found - expected == OF_SEVERAL_MODULES
 
 
 def test_imports_are_absolute() -> None:
