@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 EXTENSION := hatch_build.py $(wildcard labextension/*.* labextension/s*/*.* labextension/src/*/*.*)
 LINTED := build/lint/passed
 
-.PHONY: demo test test-unit test-full chaos lab bench bench-smoke mutants check docs clean
+.PHONY: demo test test-unit test-full chaos lab bench bench-smoke coverage mutants check docs clean
 
 $(READY): pyproject.toml constraints.txt $(EXTENSION)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3,11) <= sys.version_info < (3,14))' || \
@@ -56,6 +56,12 @@ bench: $(READY)
 
 bench-smoke: $(READY)
 	@$(BIN)/python -m benchmarks --smoke all
+
+coverage: $(READY)
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@PYTHONPATH=$(CURDIR) $(BIN)/coverage run -m pytest
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report
 
 mutants: $(READY)
 	@$(INSTALL) -e '.[mutants]'
