@@ -106,6 +106,6 @@ def _watch(server: JupyterServer, over: threading.Event) -> None:
 
 
 def _is_end(message: Received) -> bool:
-    """Return whether no more messages follow. The server keeps the sockets of ended runs open."""
+    """Return True if no more messages follow. The server keeps the sockets of ended runs open."""
     is_over = isinstance(message, StateMessage) and message.state.is_over
     return is_over or isinstance(message, Closed)

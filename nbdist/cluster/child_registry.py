@@ -33,7 +33,7 @@ def spare_name(number: int) -> str:
 
 
 def is_engine(name: str) -> bool:
-    """Return whether a child of this name is an engine."""
+    """Return True if a child of this name is an engine."""
     return name.startswith((_OF_RANK, _SPARE))
 
 
@@ -100,7 +100,7 @@ class Children:
         return found
 
     def is_frozen(self, name: str) -> bool:
-        """Return whether a signal has stopped a child (state T)."""
+        """Return True if a signal has stopped a child (state T)."""
         for key, fork_server in self._fork_servers().items():
             if name in fork_server.state.pids() and key not in self.disconnected_hosts():
                 return fork_server.poll().get(name, (0, False))[1]

@@ -235,7 +235,7 @@ class Engines:
         return list(taken)
 
     def can_replace(self, ranks: Sequence[int]) -> bool:
-        """Return whether each of these ranks has a running spare on its host."""
+        """Return True if each of these ranks has a running spare on its host."""
         return len(self.places.fitting(self._live_spares(), ranks)) == len(ranks)
 
     def call_spares(
@@ -292,7 +292,7 @@ class Engines:
         return self.fleet.home.state.is_requested
 
     def can_restart(self) -> bool:
-        """Return whether the fork server and the controller, which new engines need, still run."""
+        """Return True if the fork server and the controller, which new engines need, still run."""
         return self.fleet.home.runs() and self.controller.runs
 
     # Using.
@@ -313,11 +313,11 @@ class Engines:
         return {rank: seen[name][0] for rank, name in self._names.items() if name in seen}
 
     def is_frozen(self, rank: int) -> bool:
-        """Return whether a signal has stopped the rank's process (state T)."""
+        """Return True if a signal has stopped the rank's process (state T)."""
         return self.fleet.is_frozen(self._names[rank])
 
     def is_unreachable(self, rank: int) -> bool:
-        """Return whether the connection to the rank's host is broken or being restored."""
+        """Return True if the connection to the rank's host is broken or being restored."""
         return self.places.host(rank) in self.fleet.disconnected_hosts()
 
     def describe_loss(self, rank: int) -> str:

@@ -223,7 +223,7 @@ class Fleet(Children):
         return self._rendezvous.request_hosts([self._place(key) for key in keys], show_message)
 
     def will_be_requeued(self, keys: Collection[str]) -> bool:
-        """Return whether a scheduler replaces these hosts, for example after a preemption.
+        """Return True if a scheduler replaces these hosts, for example after a preemption.
 
         If so, wait until the hosts are gone.
         """

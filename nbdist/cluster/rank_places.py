@@ -77,7 +77,7 @@ class Places:
         return self._request.hosts[self.numbers[rank]].key
 
     def will_be_requeued(self, ranks: Sequence[int]) -> bool:
-        """Return whether a scheduler provides the hosts of these ranks again; see `Fleet`."""
+        """Return True if a scheduler provides the hosts of these ranks again; see `Fleet`."""
         return self._fleet.will_be_requeued({self.host(rank) for rank in ranks})
 
     def of_spare(self, number: int) -> str:

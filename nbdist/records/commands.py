@@ -102,7 +102,7 @@ class CellRequest(Command, frozen=True):
     """A cell to run once on each rank, or once for each batch if `program` is set.
 
     Attributes:
-        source: the code, after as many empty lines as precede it in the notebook cell.
+        source: the code. A comment replaces the line of the magic, so that line numbers stay valid.
         label: execution count of the notebook, for tracebacks.
         strategy: strategy whose scope the cell runs in; None for no scope.
         awaits: the cell uses `await` at top level.

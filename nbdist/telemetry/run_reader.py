@@ -79,7 +79,7 @@ class StoredRun:
         )
 
     def has_ended(self) -> bool:
-        """Return whether the run has ended or its writer is gone. Reads runs of any version.
+        """Return True if the run has ended or its writer is gone. Reads runs of any version.
 
         Returns False if `run.json` does not contain this information.
         """

@@ -49,7 +49,7 @@ def wait_or_kill(process: subprocess.Popen[bytes], wait_s: float) -> None:
 
 
 def is_gone(writer: Writer) -> bool:
-    """Return whether the process has ended. A zombie counts as ended.
+    """Return True if the process has ended. A zombie counts as ended.
 
     Returns False for a process on another host, because its state is unknown here.
     """
@@ -73,7 +73,7 @@ _POLL_S = 0.02
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether the same process still runs. A zombie or a reused pid does not count."""
+    """Return True if the same process still runs. A zombie or a reused pid does not count."""
     with contextlib.suppress(psutil.NoSuchProcess):
         if process.is_running():
             return bool(process.status() != psutil.STATUS_ZOMBIE)

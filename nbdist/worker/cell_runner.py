@@ -321,7 +321,7 @@ class _Cell:
         self._worker.reporter.send(ended, urgent=True)
 
     def _is_collective_failure(self, error: BaseException) -> bool:
-        """Return whether the error reports failed collectives: the cause is then elsewhere."""
+        """Return True if the error reports failed collectives: the cause is then elsewhere."""
         text = _message(error)
         return any(words in text for words in _COLLECTIVE_FAILURES.get(self._request.strategy, ()))
 

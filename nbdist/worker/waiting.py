@@ -46,7 +46,7 @@ def strategy_of(worker: Worker, main: int, *, waits: bool) -> StrategyName | Non
 
 
 def under_way(worker: Worker) -> bool:
-    """Return whether a computation or collective of this rank still runs after its cell ended."""
+    """Return True if a computation or collective of this rank still runs after its cell ended."""
     if _in_callback(sys._current_frames()):
         return True
     if "mirrored" in worker.strategies:
@@ -62,7 +62,7 @@ def under_way(worker: Worker) -> bool:
 
 
 def _in_callback(frames: Mapping[int, FrameType]) -> bool:
-    """Return whether a graph waits for a Python function."""
+    """Return True if a graph waits for a Python function."""
     return any(
         frame.f_globals.get("__name__") in _CALLBACKS
         for innermost in frames.values()

@@ -195,7 +195,7 @@ def _call(frame: FrameType, line: int) -> str:
 
 
 def _waits(module: str) -> bool:
-    """Return whether the main thread, in `module`, waits for a thread of a framework.
+    """Return True if the main thread, in `module`, waits for a thread of a framework.
 
     A framework runs collectives on its own threads. Native code without a Python frame may have
     started the wait, so the module alone does not decide. A wait for a Python lock does not count.
@@ -216,6 +216,6 @@ def _place(frame: FrameType, line: int) -> str:
 
 
 def _is_of_cell(frame: FrameType) -> bool:
-    """Return whether the frame runs code of a cell: its source is in no file and cannot expire."""
+    """Return True if the frame runs code of a cell: its source is in no file and cannot expire."""
     known = linecache.cache.get(frame.f_code.co_filename)
     return known is not None and len(known) == _ENTRY_FIELDS and known[1:2] == (None,)

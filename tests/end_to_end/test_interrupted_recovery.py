@@ -56,7 +56,7 @@ def wait_for_run(folder: Path, condition: Callable[[RunState, int], bool]) -> Ru
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether the rerun set-up blocks on all ranks."""
+    """Return True if the rerun set-up blocks on all ranks."""
     return len(list(folder.glob("held-*"))) == RANKS
 
 

@@ -72,7 +72,7 @@ def collective_s(trace: Trace) -> float:
 
 
 def totals_agree(trace: Trace) -> bool:
-    """Return whether all tables contain the same total seconds for each kind."""
+    """Return True if all tables contain the same total seconds for each kind."""
     device_totals = [
         sum(one.compute_s for one in trace.by_device),
         sum(one.collective_s for one in trace.by_device),

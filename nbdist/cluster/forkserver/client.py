@@ -76,7 +76,7 @@ class ForkServerState:
             return dict(self._pids)
 
     def has_child(self, name: str) -> bool:
-        """Return whether a child of this name runs or has ended."""
+        """Return True if a child of this name runs or has ended."""
         with self.changed:
             return name in self._pids or name in self._codes
 
@@ -228,7 +228,7 @@ class ForkServerClient(abc.ABC):
         self._send_command(op="guard", pid=pid)
 
     def runs(self) -> bool:
-        """Return whether the fork server itself still runs."""
+        """Return True if the fork server itself still runs."""
         return not self.state.is_over
 
     def preload(self, module: str) -> None:

@@ -30,7 +30,7 @@ class HostConnection(Protocol):
         ...
 
     def is_open(self) -> bool:
-        """Return whether the host is connected. Another process may have opened the connection."""
+        """Return True if the host is connected. Another process may have opened the connection."""
         ...
 
     def start_fork_server(self, content: bytes) -> bytes:

@@ -98,7 +98,7 @@ class SshConnection:
         return process.pid
 
     def is_open(self) -> bool:
-        """Return whether an ssh master responds. Another process may have started it."""
+        """Return True if an ssh master responds. Another process may have started it."""
         return (self._folder / self._control).exists() and self._do("-O", "check").returncode == 0
 
     def start_fork_server(self, content: bytes) -> bytes:

@@ -173,19 +173,19 @@ class Allocations:
         return self._states.get(number, (0.0, SUBMITTED))[1]
 
     async def will_be_requeued(self, places: Collection[int]) -> bool:
-        """Return whether the scheduler replaces lost hosts of these places."""
+        """Return True if the scheduler replaces lost hosts of these places."""
         jobs = [self._jobs[number] for number in self.of(places)]
         states = await asyncio.gather(*map(self._settled, jobs))
         return any(map(self._is_requeued, jobs, states))
 
     def _is_requeued(self, job: Job, state: JobState) -> bool:
-        """Return whether a job waits again, or has restarted since the last call."""
+        """Return True if a job waits again, or has restarted since the last call."""
         before = self._restarts.get(job.number, 0)
         self._restarts[job.number] = state.restarts
         return not state.over and (state.waits or job.has_successors or state.restarts > before)
 
     async def _continues(self, job: Job, places: Collection[int]) -> bool:
-        """Return whether a requeued or restarted job will provide hosts for these places."""
+        """Return True if a requeued or restarted job will provide hosts for these places."""
         state = await self._settled(job)
         if state.over or state.waits or job.has_successors:
             return not state.over

@@ -155,7 +155,7 @@ class RendezvousClient:
         return f"{before}the last lines of its log:\n{log}" if log else ""
 
     def will_be_requeued(self, places: Sequence[int]) -> bool:
-        """Return whether the scheduler replaces lost hosts of these places."""
+        """Return True if the scheduler replaces lost hosts of these places."""
         try:
             return bool(self.ask("will_be_requeued", places=list(places))["requeued"])
         except StartError:
@@ -268,7 +268,7 @@ class ReverseConnection:
             time.sleep(_POLL_S)
 
     def is_open(self) -> bool:
-        """Return whether the host is connected."""
+        """Return True if the host is connected."""
         try:
             return bool(self._ask("is_open")["open"])
         except StartError:

@@ -133,7 +133,7 @@ class Checkpoints(Protocol):
         ...
 
     def due(self, step: int) -> bool:
-        """Return whether to save the state after `step`; the same on all ranks."""
+        """Return True if to save the state after `step`; the same on all ranks."""
         ...
 
     def save(self, position: Position) -> None:

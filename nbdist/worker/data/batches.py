@@ -66,7 +66,7 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 def is_branch(tree: Tree) -> bool:
-    """Return whether the tree contains arrays; a list of numbers is an array itself."""
+    """Return True if the tree contains arrays; a list of numbers is an array itself."""
     if isinstance(tree, list):
         return bool(tree) and not isinstance(tree[0], (int, float, str, list, np.generic))
     return isinstance(tree, (tuple, dict))

@@ -203,7 +203,7 @@ def _operations(graph: Any) -> set[str]:
 
 
 def _is_plain(dataset: Any) -> bool:
-    """Return whether all elements are numbers in dense tensors; others cannot be exchanged."""
+    """Return True if all elements are numbers in dense tensors; others cannot be exchanged."""
     tf = sys.modules["tensorflow"]
     specs = tf.nest.flatten(dataset.element_spec)
     return all(isinstance(spec, tf.TensorSpec) and spec.dtype != tf.string for spec in specs)

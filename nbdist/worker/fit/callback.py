@@ -189,7 +189,7 @@ class _FitGuard:
             self._guard = guard_of(worker, lambda: gather_of(worker))
 
     def due(self, step: int) -> bool:
-        """Return whether to compare the state after batch `step` of the cell."""
+        """Return True if to compare the state after batch `step` of the cell."""
         return self._guard.due(step)
 
     def compare(self, step: int) -> None:

@@ -168,7 +168,7 @@ class FitSaver:
                 self._model.reset_metrics()  # they may contain values of the last validation
 
     def due(self, step: int) -> bool:
-        """Return whether to save the state after batch `step` of the cell."""
+        """Return True if to save the state after batch `step` of the cell."""
         return self._cell.checkpoints.due(step)
 
     def save(self, step: int, batches: int) -> None:

@@ -22,7 +22,7 @@ _SETTLE_TIMEOUT_S = 10.0
 
 
 def is_of_all_ranks() -> bool:
-    """Return whether `fit` trains on JAX over the mesh of several ranks."""
+    """Return True if `fit` trains on JAX over the mesh of several ranks."""
     if keras.backend.backend() != "jax" or keras.distribution.distribution() is None:
         return False
     return context.current().world_size > 1

@@ -79,7 +79,7 @@ def _own_object(value: Any) -> Inside | None:
 
 
 def _is_replicated(array: jax.Array) -> bool:
-    """Return whether the array is replicated over all processes."""
+    """Return True if the array is replicated over all processes."""
     if isinstance(array, jax.core.Tracer) or array.is_deleted() or not array.size:
         return False
     if not array.is_fully_replicated or array.is_fully_addressable:
@@ -89,7 +89,7 @@ def _is_replicated(array: jax.Array) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _is_of_all_processes(sharding: jax.sharding.Sharding) -> bool:
-    """Return whether the devices belong to all processes."""
+    """Return True if the devices belong to all processes."""
     processes = {device.process_index for device in sharding.device_set}
     every: int = jax.process_count()
     return len(processes) == every

@@ -54,17 +54,17 @@ def note_unready() -> None:
 
 
 def has_unready() -> bool:
-    """Return whether an array is still being computed. Callable from any thread."""
+    """Return True if an array is still being computed. Callable from any thread."""
     return not all(map(_is_done, (*_unready, *jax.live_arrays())))
 
 
 def on_cpus() -> bool:
-    """Return whether all devices of this rank are CPUs; their computations use processor time."""
+    """Return True if all devices of this rank are CPUs; their computations use processor time."""
     return all(device.platform == "cpu" for device in jax.local_devices())
 
 
 def collective_state() -> CollectiveState:
-    """Return whether earlier cells left collectives running on this rank."""
+    """Return True if earlier cells left collectives running on this rank."""
     note_unready()
     return CollectiveState(under_way=bool(_unready))
 

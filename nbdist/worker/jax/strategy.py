@@ -92,7 +92,7 @@ class PjRTStrategy:
         self._sharded |= {id(array): weakref.ref(array) for array in arrays}
 
     def has_sharded(self, array: jax.Array) -> bool:
-        """Return whether a plan, not the user, sharded an array."""
+        """Return True if a plan, not the user, sharded an array."""
         held = self._sharded.get(id(array))
         return held is not None and held() is array
 

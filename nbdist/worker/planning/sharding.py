@@ -112,14 +112,14 @@ def put_together(array: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
 
 
 def is_cut(array: Any, mesh: Mesh) -> bool:
-    """Return whether an array is sharded over the devices of a mesh."""
+    """Return True if an array is sharded over the devices of a mesh."""
     if not isinstance(array, jax.Array) or array.is_fully_replicated:
         return False
     return bool(array.sharding.device_set == set(mesh.devices.flat))
 
 
 def is_over(sharding: jax.sharding.Sharding, mesh: Mesh) -> TypeGuard[jax.NamedSharding]:
-    """Return whether a sharding uses the axes of this mesh."""
+    """Return True if a sharding uses the axes of this mesh."""
     return isinstance(sharding, jax.NamedSharding) and sharding.mesh == mesh
 
 

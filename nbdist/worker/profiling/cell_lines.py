@@ -52,12 +52,12 @@ class CellLines:
             sys.settrace(None)
 
     def is_current(self, file: str) -> bool:
-        """Return whether a file is a cell that started after `begin`: IPython renews its entry."""
+        """Return True if a file is a cell that started after `begin`: IPython renews its entry."""
         entry = linecache.cache.get(file)
         return entry is not None and entry is not self._before.get(file) and self.is_cell(file)
 
     def is_cell(self, file: str) -> bool:
-        """Return whether a file is a cell of the notebook."""
+        """Return True if a file is a cell of the notebook."""
         return self._shell.compile.format_code_name(file) is not None
 
     def cell(self, file: str) -> str:

@@ -59,17 +59,17 @@ class PjrtTracer:
 
 
 def is_collective(name: str) -> bool:
-    """Return whether an operation is a collective, by its name or its opcode."""
+    """Return True if an operation is a collective, by its name or its opcode."""
     return _COLLECTIVE.match(name) is not None
 
 
 def holds_others(name: str) -> bool:
-    """Return whether an operation only contains others, by its name or its opcode."""
+    """Return True if an operation only contains others, by its name or its opcode."""
     return _CONTROL.match(name) is not None
 
 
 def is_host_copy(span: Span) -> bool:
-    """Return whether a copy was recorded on the host, without a device."""
+    """Return True if a copy was recorded on the host, without a device."""
     return span.name in _TRANSFERS
 
 

@@ -268,7 +268,7 @@ def leave_mark(folder: str, name: str) -> str:
 
 
 def sees_mark(folder: str, name: str) -> bool:
-    """Return whether the file is visible here; wait a short time for slow file systems."""
+    """Return True if the file is visible here; wait a short time for slow file systems."""
     path = Path(folder).expanduser()
     deadline = time.monotonic() + _CONNECT_S
     while time.monotonic() < deadline:

@@ -172,5 +172,5 @@ def cell_strategy() -> Any:
 
 
 def in_cell() -> bool:
-    """Return whether a cell runs in this process."""
+    """Return True if a cell runs in this process."""
     return _worker is not None and _worker.cell != 0

@@ -50,7 +50,7 @@ class Shield:
                 signal.raise_signal(signal.SIGINT)
 
     def defers(self) -> bool:
-        """Return whether to defer the current interrupt, and remember it. Main thread only."""
+        """Return True if to defer the current interrupt, and remember it. Main thread only."""
         self._is_deferred |= self._depth > 0
         return self._depth > 0
 

@@ -31,7 +31,7 @@ class MemoryGauge:
         self._read_at = -math.inf
 
     def is_due(self) -> bool:
-        """Return whether the last measurement is at least `INTERVAL_S` old."""
+        """Return True if the last measurement is at least `INTERVAL_S` old."""
         return time.monotonic() - self._read_at >= INTERVAL_S
 
     def read(self) -> dict[str, float]:

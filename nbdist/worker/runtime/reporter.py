@@ -178,7 +178,7 @@ class Reporter:
 
 
 def _has_ended(ends: zmq.Socket[bytes]) -> bool:
-    """Return whether the connection has ended since the last call, so that a new one is open."""
+    """Return True if the connection has ended since the last call, so that a new one is open."""
     ended = False
     while ends.poll(0):
         recv_monitor_message(ends)

@@ -54,7 +54,7 @@ class StopPoint:
         self._seen_at = -math.inf  # the duration of the first step is unknown
 
     def is_before(self, step: int) -> bool:
-        """Return whether the stop is before `step`. Call it before each step."""
+        """Return True if the stop is before `step`. Call it before each step."""
         now = time.monotonic()
         step_s, self._seen_at = now - self._seen_at, now
         if not self._interrupts.is_pending:

@@ -42,7 +42,7 @@ class Profile:
         self._is_reported = False
 
     def is_due(self, step: int) -> bool:
-        """Return whether to begin; later than `FIRST_STEP` if a sample is under way there."""
+        """Return True if to begin; later than `FIRST_STEP` if a sample is under way there."""
         return step >= FIRST_STEP and not self._taken
 
     def folder(self) -> Path:

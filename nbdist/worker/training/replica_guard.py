@@ -32,7 +32,7 @@ class Guard(Protocol):
     """Comparison of the ranks of one run."""
 
     def due(self, step: int) -> bool:
-        """Return whether to compare the state after `step`; the same on all ranks."""
+        """Return True if to compare the state after `step`; the same on all ranks."""
         ...
 
     def compare(self, step: int, state: Callable[[], State]) -> None:

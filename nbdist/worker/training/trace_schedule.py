@@ -54,7 +54,7 @@ class Plan(Protocol):
     steps: int
 
     def is_due(self, step: int) -> bool:
-        """Return whether to begin a trace before `step`; called before each step."""
+        """Return True if to begin a trace before `step`; called before each step."""
         ...
 
     def folder(self) -> Path:

@@ -119,7 +119,7 @@ class Leaves:
 
 
 def is_array(leaf: Any) -> bool:
-    """Return whether a leaf is data for JAX, or a `ShapeDtypeStruct` for planning."""
+    """Return True if a leaf is data for JAX, or a `ShapeDtypeStruct` for planning."""
     if isinstance(leaf, np.ndarray):
         return bool(jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == np.bool_)
     return isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
@@ -173,12 +173,12 @@ def gathered(array: jax.Array) -> jax.Array:
 
 
 def is_spread(array: jax.Array) -> bool:
-    """Return whether an array is sharded over processes, so that no process has all of it."""
+    """Return True if an array is sharded over processes, so that no process has all of it."""
     return not (array.is_fully_addressable or array.is_fully_replicated)
 
 
 def is_own(leaf: Any) -> bool:
-    """Return whether a leaf is an array of this process alone."""
+    """Return True if a leaf is an array of this process alone."""
     if isinstance(leaf, jax.Array):
         return bool(leaf.is_fully_addressable)
     return isinstance(leaf, np.ndarray)
@@ -228,12 +228,12 @@ def _first_row(array: jax.Array) -> int:
 
 
 def _reaches(was: Any, now: Any) -> bool:
-    """Return whether the dtype of `now` can represent every value of `was`."""
+    """Return True if the dtype of `now` can represent every value of `was`."""
     return bool(was.dtype == now.dtype or jnp.promote_types(was.dtype, now.dtype) == now.dtype)
 
 
 def _is_same(old: Any, new: Any) -> bool:
-    """Return whether two constants are identical objects, or equal numbers or strings."""
+    """Return True if two constants are identical objects, or equal numbers or strings."""
     if old is new:
         return True
     plain = (*_NUMBERS, str, bytes)

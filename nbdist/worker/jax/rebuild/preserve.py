@@ -116,7 +116,7 @@ def _of_the_user(namespace: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _keras_is_on_jax() -> bool:
-    """Return whether the user's program has imported Keras with the JAX backend."""
+    """Return True if the user's program has imported Keras with the JAX backend."""
     keras = sys.modules.get("keras")
     return keras is not None and keras.backend.backend() == "jax"
 

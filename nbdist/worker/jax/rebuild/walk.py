@@ -105,6 +105,6 @@ class Walk:
 
 
 def _is_open(value: Any) -> bool:
-    """Return whether to change the attributes of an object whose class JAX does not know."""
+    """Return True if to change the attributes of an object whose class JAX does not know."""
     known = type(value).__module__ == _USERS_MODULE or isinstance(value, _OURS)
     return (known or dataclasses.is_dataclass(value)) and type(value).__dictoffset__ != 0

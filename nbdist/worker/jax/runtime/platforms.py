@@ -44,12 +44,12 @@ def name_of(device: Device) -> str:
 
 
 def is_called(platform: str, word: str) -> bool:
-    """Return whether a word names this platform: CUDA and ROCm are also called `gpu`."""
+    """Return True if a word names this platform: CUDA and ROCm are also called `gpu`."""
     return word in {platform, _ALSO_CALLED.get(platform, platform)}
 
 
 def is_own(device: Device) -> bool:
-    """Return whether the device belongs to this process."""
+    """Return True if the device belongs to this process."""
     own: bool = device.process_index == device.client.process_index()
     return own
 

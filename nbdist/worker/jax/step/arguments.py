@@ -63,7 +63,7 @@ class Arguments:
 
 
 def is_argument(value: Any, *, planned: bool) -> bool:
-    """Return whether a value contains arrays; a value of numbers only is a constant.
+    """Return True if a value contains arrays; a value of numbers only is a constant.
 
     Args:
         value: Value of a name.

@@ -28,7 +28,7 @@ _EMPTY = CellType()
 
 
 def holds_objects(value: Any) -> bool:
-    """Return whether a value is or contains an object of Flax NNX."""
+    """Return True if a value is or contains an object of Flax NNX."""
     if "flax.nnx" not in sys.modules:
         return False
     from nbdist.worker.jax.step import nnx
@@ -172,7 +172,7 @@ def _closure(function: FunctionType) -> list[tuple[str, Any]]:
 
 
 def _is_split(part: Any) -> bool:
-    """Return whether no rank has all of an array: JAX cannot make a constant of it."""
+    """Return True if no rank has all of an array: JAX cannot make a constant of it."""
     return isinstance(part, jax.Array) and not (
         part.is_fully_addressable or part.is_fully_replicated
     )

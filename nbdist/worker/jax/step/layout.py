@@ -36,7 +36,7 @@ class PlannedMesh(MeshWithTarget, Protocol):
         ...
 
     def has_sharded(self, array: jax.Array) -> bool:
-        """Return whether a plan, not the user, sharded the array."""
+        """Return True if a plan, not the user, sharded the array."""
         ...
 
 
@@ -120,5 +120,5 @@ class StepLayout:
         }
 
     def _stays(self, array: Any) -> bool:
-        """Return whether the user sharded the array; one that an earlier plan sharded may move."""
+        """Return True if the user sharded the array; one that an earlier plan sharded may move."""
         return is_cut(array, self._strategy.mesh) and not self._strategy.has_sharded(array)

@@ -82,6 +82,6 @@ def _path_to(tracers: list[Any], paths: dict[int, str]) -> str | None:
 
 
 def _is_far(thing: Any) -> bool:
-    """Return whether an object leads to a whole module or to running code."""
+    """Return True if an object leads to a whole module or to running code."""
     is_names = type(thing) is dict and "__spec__" in thing
     return is_names or isinstance(thing, (FrameType, ModuleType))

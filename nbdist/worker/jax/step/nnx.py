@@ -71,13 +71,13 @@ class Objects:
 
 
 def holds_objects(value: Any) -> bool:
-    """Return whether a pytree contains an NNX object or variable."""
+    """Return True if a pytree contains an NNX object or variable."""
     leaves = jax.tree.leaves(value, is_leaf=nnx.graph.is_graph_node)
     return any(nnx.graph.is_graph_node(leaf) for leaf in leaves)
 
 
 def is_object(value: Any) -> bool:
-    """Return whether a value is an NNX object or variable."""
+    """Return True if a value is an NNX object or variable."""
     return isinstance(value, (nnx.Pytree, nnx.Variable))
 
 

@@ -207,14 +207,14 @@ class _Variable:
 
 
 def is_data(value: Any) -> bool:
-    """Return whether a value is a number, a string, a NumPy array, or a tuple of those."""
+    """Return True if a value is a number, a string, a NumPy array, or a tuple of those."""
     if type(value) is tuple:
         return all(map(is_data, value))
     return type(value) in _DATA
 
 
 def leads_on(value: Any) -> bool:
-    """Return whether a container may be reachable from a value."""
+    """Return True if a container may be reachable from a value."""
     return not is_data(value) and not isinstance(value, _CLOSED)
 
 
@@ -236,7 +236,7 @@ def container_of(value: Any) -> Container | None:
 
 
 def is_open(value: Any) -> bool:
-    """Return whether a value is an object with its own attributes, as of the user's classes."""
+    """Return True if a value is an object with its own attributes, as of the user's classes."""
     kind: Any = type(value)
     if issubclass(kind, (*_CLOSED, dict, list, deque, type, FunctionType, MethodType, CellType)):
         return False
@@ -249,7 +249,7 @@ def is_open(value: Any) -> bool:
 
 
 def _is_of_nnx(value: Any) -> bool:
-    """Return whether a value is an object of Flax NNX; `nnx.Objects` carries these."""
+    """Return True if a value is an object of Flax NNX; `nnx.Objects` carries these."""
     if "flax.nnx" not in sys.modules:
         return False
     from nbdist.worker.jax.step import nnx
@@ -259,7 +259,7 @@ def _is_of_nnx(value: Any) -> bool:
 
 @functools.cache
 def is_users(module: str | None) -> bool:
-    """Return whether a module is the notebook, or a file of the user outside any package."""
+    """Return True if a module is the notebook, or a file of the user outside any package."""
     if module == "__main__":
         return True
     if module is None or module.partition(".")[0] in _SKIPPED or module not in sys.modules:

@@ -76,11 +76,11 @@ class _Change:
         return self.slot.found.origin is not None
 
     def is_lasting(self) -> bool:
-        """Return whether the new value is a constant, such as a shape: no step depends on it."""
+        """Return True if the new value is a constant, such as a shape: no step depends on it."""
         return all(isinstance(leaf, _FINISHED) for leaf in leaves_in(self.new))
 
     def is_state(self) -> bool:
-        """Return whether the slot is state: the next step would read another value."""
+        """Return True if the slot is state: the next step would read another value."""
         leaves = [leaf for value in (self.old, self.new) for leaf in leaves_in(value)]
         if any(isinstance(leaf, jax.Array) for leaf in leaves):
             return True
@@ -160,7 +160,7 @@ class Trace:
                 container.put(key, change.old)
 
     def _stays(self, change: _Change) -> bool:
-        """Return whether a change stays: another thread made it, or it holds for all steps."""
+        """Return True if a change stays: another thread made it, or it holds for all steps."""
         if change.slot.place in self._carried or change.new is _MISSING or not change.is_lasting():
             return False
         return not (change.is_near and self._again)
@@ -176,7 +176,7 @@ class Trace:
                     yield _Change(Slot(found, key, old), new)
 
     def _has_escaped(self, leaf: Any) -> bool:
-        """Return whether a leaf is a tracer of a transformation within the step."""
+        """Return True if a leaf is a tracer of a transformation within the step."""
         return isinstance(leaf, core.Tracer) and leaf._trace is not self._trace
 
     def _copied(self) -> Iterator[tuple[Slot, np.ndarray]]:

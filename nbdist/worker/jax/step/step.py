@@ -234,7 +234,7 @@ class PjrtStep:
             names.objects.restore()
 
     def _is_whole(self, group: Carried) -> bool:
-        """Return whether no failed step has consumed the buffers: such state cannot be restored."""
+        """Return True if no failed step has consumed the buffers: such state cannot be restored."""
         if any(array.is_deleted() for array in group.arrays):
             names = ", ".join(f"`{name}`" for name in group.names)
             text = f"{names}: lost in the step that failed; run the cell that creates it again"

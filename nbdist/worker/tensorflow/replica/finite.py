@@ -92,7 +92,7 @@ class FiniteWatch:
         self._averaged.discard(replica_id())
 
     def agreed(self, report: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Return whether all values are finite, the same on all replicas.
+        """Return True if all values are finite, the same on all replicas.
 
         A step without gradients, or with gradients in control flow of the graph, needs an
         all-reduce for its reported values.
