@@ -32,11 +32,11 @@ MOST_S = 0.3
 MADE = """
 import jax, numpy as np
 grid = jax.make_mesh((HOSTS,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-cut = jax.NamedSharding(grid, jax.P("data"))
+by_rows = jax.NamedSharding(grid, jax.P("data"))
 
 def put(rows):
     data = np.zeros((rows, 2), "float32")
-    return jax.make_array_from_callback(data.shape, cut, lambda index: data[index])
+    return jax.make_array_from_callback(data.shape, by_rows, lambda index: data[index])
 
 params = {f"layer_{i}": {n: put(HOSTS * (4 * i + n + 1)) for n in range(4)}
           for i in range(ARRAYS // 4)}

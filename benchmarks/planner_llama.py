@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchmarks.pipeline_schedules import step_s
 from benchmarks.planner_rows import table
 from nbdist.planner.cost.collectives import all_gather_s, reduce_scatter_s, send_s
 from nbdist.planner.cost.roofline import ITEM_BYTES, issued_s, matmul_s, memory_s
-from nbdist.planner.graph.pipeline_schedule import step_s
 from nbdist.records.topology import Chip, Level, Topology
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchmarks.pipeline_schedules import in_flight
 from benchmarks.planner_rows import table
-from nbdist.planner.graph.pipeline_schedule import in_flight
 
 _KEPT_BYTES = 6
 """Bytes per weight: the weight (2) and its gradient (4)."""

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.pipeline_schedules import PublishedSchedule, step_s
 from benchmarks.planner_gpt import (
     OPTIMIZER_BYTES,
     Gpt,
@@ -18,7 +19,6 @@ from benchmarks.planner_gpt import (
 )
 from nbdist.planner.cost.collectives import all_gather_s, all_reduce_s, send_s
 from nbdist.planner.cost.roofline import memory_s
-from nbdist.planner.graph.pipeline_schedule import Schedule, step_s
 from nbdist.records.topology import Chip, Level, Topology
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Row:
         stages = [layer_s * self.gpt.layers / self.pipeline] * self.pipeline
         stages[0] += parts.embedding_s
         stages[-1] += parts.head_s
-        schedule: Schedule = "interleaved" if self.chunks > 1 else "1f1b"
+        schedule: PublishedSchedule = "interleaved" if self.chunks > 1 else "1f1b"
         return step_s(schedule, stages, self.microbatches, self.chunks, self._send_s(calibration))
 
     def _send_s(self, calibration: Calibration) -> float:

@@ -29,7 +29,6 @@ SECTIONS = {
     "Cluster.examine": ("Args", "Returns", "Raises"),
     "Cluster.follow": ("Returns", "Raises"),
     "Cluster.hosts": ("Returns", "Raises"),
-    "Cluster.lacks": ("Args", "Returns", "Raises"),
     "Cluster.leave": (),
     "Cluster.logs": ("Args", "Returns", "Raises"),
     "Cluster.pull": ("Args", "Returns", "Raises"),

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAGES = (README, ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md")))
+AT_THE_TOP = ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = (README, *(ROOT / name for name in AT_THE_TOP), *sorted((ROOT / "docs").glob("*.md")))
 LINES = {"README.md": 130, "docs/planner.md": 200}
 WORDS = {"README.md": 900, "ARCHITECTURE.md": 900, "docs/design.md": 2000}
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)

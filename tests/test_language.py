@@ -111,6 +111,27 @@ def test_other_identifiers_of_python_are_allowed(tmp_path: Path, source: str) ->
     assert not list(check_language.check(path))
 
 
+@pytest.mark.parametrize(
+    ("folder", "findings"),
+    [
+        ("planner", ["'Cut': write shard, split or truncate", "'cuts'"]),
+        ("jaxpr/pipeline", ["'Cut'", "'cuts'"]),
+        ("worker", []),
+    ],
+)
+def test_packages_about_shardings_do_not_cut(
+    tmp_path: Path, folder: str, findings: list[str]
+) -> None:
+    path = tmp_path / "nbdist" / folder / "module.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        'class Cut:\n    """Execute a shortcut."""\n\n    is_executed: int  # an axis cuts it'
+    )
+    found = [finding.text for finding in check_language.check(path)]
+    assert len(found) == len(findings)
+    assert all(map(str.startswith, found, findings))
+
+
 def test_coined_module_names(tmp_path: Path) -> None:
     path = tmp_path / "cell_door.py"
     path.write_text("")

@@ -111,6 +111,10 @@ FIELDS = {"said", "max_heals"}
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 """Word of an identifier in snake_case or CamelCase."""
 
+SHARDING_FOLDERS = re.compile(r"nbdist/(?:planner|jaxpr|parallel)/")
+CUT = re.compile(r"(?<![a-z])(?:un)?cut(?:s|ting)?(?![a-z])", re.IGNORECASE)
+"""Word for "shard", "split" or "truncate", which folders about shardings must not use."""
+
 TYPESCRIPT = (".ts", ".tsx")
 NOT_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|'[^'\n]*'|\"[^\"\n]*\"", re.DOTALL)
 """Comments and strings of TypeScript."""
@@ -164,6 +168,15 @@ def check_module(path: Path) -> Iterator[Finding]:
     for line, name in sorted({(1, path.stem), *identifiers(ast.parse(source))}):
         if is_coined(name):
             yield Finding(path, line, f"coined identifier {name!r}")
+    if SHARDING_FOLDERS.search(path.as_posix()):
+        yield from check_sharding(path, source)
+
+
+def check_sharding(path: Path, source: str) -> Iterator[Finding]:
+    """Yield the lines that use "cut" instead of "shard", "split" or "truncate"."""
+    for line, text in enumerate(source.splitlines(), 1):
+        for found in CUT.finditer(text):
+            yield Finding(path, line, f"{found[0]!r}: write shard, split or truncate")
 
 
 def identifiers(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -13,10 +13,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nbdist.magics.devices import PlacingMagics
+from nbdist.magics.devices import DeviceMagics
 from nbdist.magics.dist import DistMagics
 from nbdist.magics.options import MAGICS, Magic
 from nbdist.magics.plan import PlanMagics
+from nbdist.magics.trace import TraceMagics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parents[1] / "docs"
 TARGET = DOCS / "commands.md"
-CLASSES = (DistMagics, PlanMagics, PlacingMagics)
+CLASSES = (DistMagics, PlanMagics, DeviceMagics, TraceMagics)
 HEADER = """<!-- Made by tools/generate_commands.py from definitions of options: change those. -->
 
 # Command reference

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 DOCUMENT = Path(__file__).parents[1] / "docs" / "planner_internals.md"
 TITLE = "## The figures"
 BY_HAND = (
-    "**By hand, not the path of the product:** rows of step times (A100 host, wider models, rank "
-    "correlation, picked plans, Megatron's table 1, Llama 3) use models that are written by hand "
-    "in `benchmarks/planner_gpt.py` and `benchmarks/planner_llama.py`. The row of memory on B200s "
-    "uses `benchmarks/planner_memory.py`. `%%dist_plan` reads a step's jaxpr and uses none of "
-    "them. They share the cost formulas and constants of `planner/` with it. No constant is fitted "
-    "on Megatron's table 1, but one choice of the model's form was made with it in sight. Rows of "
-    "all-reduces test the formulas. Rows of traced, planned and compiled programs test the product."
+    "**By hand, not the path of the product:** rows of step times use models that are written by "
+    "hand in `benchmarks/planner_gpt.py` and `benchmarks/planner_llama.py`. These rows are A100 "
+    "host, wider models, rank correlation, picked plans, Megatron's table 1 and Llama 3. The row "
+    "of memory on B200s uses `benchmarks/planner_memory.py`. `%%dist_plan` reads a step's "
+    "jaxpr and uses none of them. They share the cost formulas and constants of `planner/` with "
+    "it. No constant is fitted on Megatron's table 1, but one choice of the model's form was made "
+    "with it in sight. Rows of all-reduces test the formulas. Rows of traced, planned and compiled "
+    "programs test the product."
 )
 """Scope of the rows of `planner_tables`: they do not test `%%dist_plan`."""
 
@@ -54,8 +55,8 @@ def _section(lines: Sequence[dict[str, Any]], date: str) -> Iterator[str]:
     yield (
         f"A run of `make bench` on {date}, Python "
         f"{platform.python_version()}, {packages}. The target is the largest allowed ratio of ours "
-        "to the peer. The peer is the floor of operations over peak, 18 bytes a weight, an allowed "
-        "value, fewer devices, or the memory of the step's inputs alone."
+        "to the peer. The peer is the floor of operations over peak, 18 bytes a weight, or an "
+        "allowed value. It can also be fewer devices, or the memory of the step's inputs alone."
     )
     yield ""
     yield BY_HAND

@@ -51,7 +51,7 @@ def parse_cell(
         UsageError: the cell is empty, invalid Python or an invalid step, or an option is wrong.
     """
     if not source.strip():
-        raise UsageError("the cell is empty: type the code for the workers under the magic")
+        raise UsageError("the cell is empty: write the code for the workers under the magic")
     step = options.step
     has_head = header or step is not None
     numbered = f"# {header or 'the head of the cell'}\n{source}" if has_head else source

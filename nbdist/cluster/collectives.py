@@ -65,10 +65,6 @@ _LOST = (
 )
 
 
-def _no_places(_names: Iterable[str]) -> str:
-    return ""
-
-
 class Collectives:
     """Collectives between the engines of one cluster.
 
@@ -176,7 +172,7 @@ class Collectives:
         self.rebuild(phases, {"pjrt"})
 
     def rebuild(
-        self, phases: StartView, strategies: Collection[StrategyName], places: Places = _no_places
+        self, phases: StartView, strategies: Collection[StrategyName], places: Places = lambda _: ""
     ) -> list[str]:
         """Restore the cancelled collectives of strategies, in the same processes.
 

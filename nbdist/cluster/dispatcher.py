@@ -17,6 +17,7 @@ import zmq
 from nbdist.errors import StartError, WorkerError
 from nbdist.records import WATCHDOG, AbortCollectives, Diagnose, ForceInterrupt, StatusQuery
 from nbdist.utils.sockets import bind_socket
+from nbdist.views import formatting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,7 +67,11 @@ class Dispatcher:
         while missing:
             left_ms = max(0, int(1000 * (deadline - time.monotonic())))
             if not self._socket.poll(left_ms):
-                raise StartError(f"rank {sorted(missing)} did not connect within {timeout_s:g} s")
+                late = {int(name.decode().removeprefix(WATCHDOG)) for name in missing}
+                raise StartError(
+                    f"rank {formatting.ranks(late)} did not connect within {timeout_s:g} s: "
+                    "set NBDIST_START_TIMEOUT_S to more seconds, and start the workers again"
+                )
             missing.discard(self._socket.recv_multipart()[0])
 
     def send(self, command: Command, ranks: Iterable[int]) -> None:

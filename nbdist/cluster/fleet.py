@@ -384,7 +384,7 @@ class Fleet(Children):
     # Owners.
 
     def leave(self) -> None:
-        """Disconnect without a farewell: the fork servers wait for another owner."""
+        """Close the connections only: the fork servers wait for another owner."""
         for fork_server in self._remote.values():
             fork_server.leave()
         self.home.leave()

@@ -23,7 +23,7 @@ from nbdist.utils.processes import is_gone, process_of, this_process
 
 if TYPE_CHECKING:
     from nbdist.cluster.worker_group import WorkerGroup
-    from nbdist.records import CellRequest, ClusterRequest, Loss, RunningCell
+    from nbdist.records import CellRequest, ClusterRequest, LostRanks, RunningCell
     from nbdist.utils.files import LateFiles
 
 
@@ -109,7 +109,7 @@ class HandoverFile:
             cell = msgspec.structs.replace(self.handover.cell, ranks=ranks)
             self.handover = msgspec.structs.replace(self.handover, cell=cell)
 
-    def lose(self, loss: Loss) -> None:
+    def lose(self, loss: LostRanks) -> None:
         """Record, on disk, that ranks are about to be replaced. `sent` clears the record."""
         self.update(loss=loss)
         self._files.settle()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from nbdist.records import SOON, AbortCollectives, Diagnose, ForceInterrupt, StopAfter, Where
+from nbdist.records import SOON, AbortCollectives, Diagnose, ForceInterrupt, RankPosition, StopAfter
 from nbdist.views import formatting
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ class Positions:
     """
 
     def __init__(self, sender: CellSender, show: Callable[[float], None]) -> None:
-        self.where: dict[int, Where] = {}
+        self.where: dict[int, RankPosition] = {}
         self._sender = sender
         self._show = show
 
-    def receive(self, where: Where) -> None:
+    def receive(self, where: RankPosition) -> None:
         """Store a rank's answer."""
         if where.rank in self._sender.running:
             self.where[where.rank] = where

@@ -39,8 +39,8 @@ _ADVICE: dict[StrategyName, str] = {
     ),
 }
 _EXPECTED: dict[StrategyName, str] = {
-    "pjrt": "though JAX treats it as replicated",
-    "mirrored": "though TensorFlow treats it as mirrored",
+    "pjrt": "but JAX treats them as replicated",
+    "mirrored": "but TensorFlow treats them as mirrored",
 }
 
 
@@ -90,14 +90,13 @@ def _named(request: CellRequest, differing: Mapping[str, Mapping[int, Replicated
 def _text(strategy: StrategyName, paths: list[str], odd: list[int], usual: int) -> str:
     more = f" and {len(paths) - _MOST_NAMES} more" if len(paths) > _MOST_NAMES else ""
     who = (
-        f"rank {formatting.ranks(odd)} has"
+        f"Rank {formatting.ranks(odd)} differs"
         if len(odd) == 1
-        else f"ranks {formatting.ranks(odd)} have"
+        else f"Ranks {formatting.ranks(odd)} differ"
     )
     return (
-        f"not the same on all ranks, {_EXPECTED[strategy]}: "
-        f"{', '.join(paths[:_MOST_NAMES])}{more}. {who} other values than rank {usual}. "
-        f"{_ADVICE[strategy]}"
+        f"values differ between ranks, {_EXPECTED[strategy]}: "
+        f"{', '.join(paths[:_MOST_NAMES])}{more}. {who} from rank {usual}. {_ADVICE[strategy]}"
     )
 
 

@@ -19,7 +19,7 @@ from nbdist.views import formatting
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from nbdist.records import RunStatus, StrategyName, Where
+    from nbdist.records import RankPosition, RunStatus, StrategyName
 
 
 class CellOutcome:
@@ -108,7 +108,7 @@ def cell_error(
 
 
 def lone_collective_error(
-    where: Mapping[int, Where],
+    where: Mapping[int, RankPosition],
     ended: Mapping[int, CellEnded],
     host_of: Mapping[int, str],
     broken: Collection[StrategyName],
@@ -235,7 +235,7 @@ def _words(ended: CellEnded, first: CellEnded) -> str:
     return f"{ended.failure.ename}: {ended.failure.evalue}"
 
 
-def hang(where: Mapping[int, Where], host_of: Mapping[int, str]) -> str:
+def hang(where: Mapping[int, RankPosition], host_of: Mapping[int, str]) -> str:
     """Describe a hang: the positions of ranks, the ranks that wait, and those without a response.
 
     Args:
@@ -263,5 +263,5 @@ def hang(where: Mapping[int, Where], host_of: Mapping[int, str]) -> str:
     return "\n".join(["; ".join(words), *texts])
 
 
-def _at(where: Where) -> str:
+def _at(where: RankPosition) -> str:
     return ", ".join(filter(None, (where.place, f"step {where.step}" if where.step else "")))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 from nbdist.cluster.heartbeats import Heartbeats
 from nbdist.execution.cancellation import POLL_S
 from nbdist.execution.failures import hang, lone_collective_error, lost_error, stuck_error
-from nbdist.records import Diagnose, Where
+from nbdist.records import Diagnose, RankPosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -48,8 +48,8 @@ class _Idle:
         received_at: the time at which the last answer arrived, by this process's clock.
     """
 
-    first: Where
-    last: Where
+    first: RankPosition
+    last: RankPosition
     received_at: float
 
     @property
@@ -75,7 +75,7 @@ class CollectiveDeadlocks:
         self._idle: dict[int, _Idle] = {}
         self._asked_at = 0.0
 
-    def receive(self, where: Where) -> None:
+    def receive(self, where: RankPosition) -> None:
         """Store a rank's answer."""
         if not where.clock_s:
             return  # the answer to another request
@@ -84,7 +84,7 @@ class CollectiveDeadlocks:
             idle = self._idle[where.rank] = _Idle(where, where, 0.0)
         idle.last, idle.received_at = where, time.monotonic()
 
-    def deadlocked(self, ended: Mapping[int, CellEnded]) -> dict[int, Where]:
+    def deadlocked(self, ended: Mapping[int, CellEnded]) -> dict[int, RankPosition]:
         """Return the ranks whose collective cannot end, each with its position.
 
         Args:
@@ -113,7 +113,7 @@ class CollectiveDeadlocks:
         return {} if busy or not all(one.collective for one in where.values()) else where
 
 
-def _stays_idle(first: Where, where: Where) -> bool:
+def _stays_idle(first: RankPosition, where: RankPosition) -> bool:
     """Return True if the rank has been idle since its first answer."""
     used_s = where.process_s - first.process_s
     main_s = where.cpu_s - first.cpu_s
@@ -166,7 +166,7 @@ class RankHealth:
     def receive(self, record: Event) -> None:
         """Store a sign of life."""
         self.heartbeats.receive(record)
-        if isinstance(record, Where):
+        if isinstance(record, RankPosition):
             self._deadlocks.receive(record)
             self._cancellation.positions.receive(record)
 

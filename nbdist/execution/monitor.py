@@ -22,9 +22,9 @@ from nbdist.records import (
     Opened,
     Output,
     Preempted,
+    RankPosition,
     StepBegun,
     Stopping,
-    Where,
 )
 from nbdist.telemetry.frontend_request import kernel_ends
 from nbdist.telemetry.receiver import CellStream
@@ -88,7 +88,7 @@ class CellMonitor:
 
     def _receive(self, record: AnyEvent) -> None:
         """Queue a record on the receiver's thread. After the cell, only the ranks' ends matter."""
-        if not self._is_over or isinstance(record, (Where, CellEnded)):
+        if not self._is_over or isinstance(record, (RankPosition, CellEnded)):
             self._received.put(record)
         if isinstance(record, CellEnded):
             self.running.discard(record.rank)  # last: its record must be in the queue by then
@@ -330,7 +330,7 @@ class CellMonitor:
             self._agreement.receive(record)
         elif isinstance(record, Preempted):
             self._outcome.preempted.add(record.rank)
-        elif not isinstance(record, (Beat, Where)):
+        elif not isinstance(record, (Beat, RankPosition)):
             self._keep(record)
             # Cancelled collectives write to the ranks' output.
             hidden = self._cancellation.broken and isinstance(record, Output)

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from nbdist.errors import NbdistError, ReplayError, StartError, WorkerError
-from nbdist.records import Loss, RecoveryRecord
+from nbdist.records import LostRanks, RecoveryRecord
 from nbdist.views import formatting
 from nbdist.views.cluster.workers import StartView
 from nbdist.worker.remote import transfer
@@ -99,7 +99,7 @@ class Recovery:
         entries = self._journal.needed(request, saved, self._worker_group.world_size)
         # After an interrupted recovery, the state of the workers is unknown.
         is_interrupted = self._handover.handover.loss is not None
-        self._handover.lose(Loss(ranks=lost.ranks, reason=lost.reason))
+        self._handover.lose(LostRanks(ranks=lost.ranks, reason=lost.reason))
         with StartView(f"nbdist: {lost.reason}; recovering") as phases:
             if is_interrupted or not self._in_place(phases, lost, request):
                 self._restart_all(

@@ -295,17 +295,7 @@ class Runner:
             left = True
             raise
         except KeyboardInterrupt:
-            stuck = monitor.interrupted()
-            if self.is_recovery_interrupted:
-                context.view.show_message(
-                    f"interrupted during the replacement of workers: {_INTERRUPTED}"
-                )
-            elif stuck:
-                self.stuck = stuck
-                named = formatting.ranks(self.stuck)
-                context.view.show_message(
-                    f"rank {named} does not respond: nbdist kills it and restarts all workers"
-                )
+            self._interrupted(context, monitor)
             raise
         finally:
             with interrupt_held():
@@ -316,6 +306,20 @@ class Runner:
                     monitor.leave()
                 else:
                     self._close(context, monitor)
+
+    def _interrupted(self, context: RunContext, monitor: CellMonitor) -> None:
+        """Interrupt the ranks, and show the consequence if it is not only the end of the cell."""
+        stuck = monitor.interrupted()
+        if self.is_recovery_interrupted:
+            context.view.show_message(
+                f"interrupted during the replacement of workers: {_INTERRUPTED}"
+            )
+        elif stuck:
+            self.stuck = stuck
+            named = formatting.ranks(self.stuck)
+            context.view.show_message(
+                f"rank {named} does not respond: nbdist kills it and restarts all workers"
+            )
 
     def _close(self, context: RunContext, monitor: CellMonitor) -> None:
         messages = monitor.close_live()

@@ -50,7 +50,7 @@ Kind = Literal["same", "zero", "rows", "sum", "after", "each"]
 microbatch has its rows. `sum`: a sum over microbatches. `after`: computed from such sums. `each`:
 equal for all microbatches, and computed in each of them beside rows or sums."""
 
-Where = Literal["before", "loop", "after"]
+LoopPhase = Literal["before", "loop", "after"]
 
 
 def in_parts(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], parts: int) -> ClosedJaxpr:
@@ -155,7 +155,7 @@ class Kinds:
 
     def __init__(self, rows: Rows) -> None:
         self.of: dict[Var, Kind] = {}
-        self.where: list[Where] = []
+        self.where: list[LoopPhase] = []
         self._dims = rows.dims
 
     def read_step(self, jaxpr: Jaxpr, data: set[Var]) -> None:
@@ -181,7 +181,7 @@ class Kinds:
             self.of.update(zip(eqn.outvars, outs, strict=True))
             self.where.append(where)
 
-    def _placed(self, eqn: Any, ins: list[Kind], *, whole: bool) -> tuple[list[Kind], Where]:
+    def _placed(self, eqn: Any, ins: list[Kind], *, whole: bool) -> tuple[list[Kind], LoopPhase]:
         """Return the kinds of an operation's results, and where it runs.
 
         Args:
@@ -221,7 +221,10 @@ class Kinds:
         self.of |= {var: "rows" if var in self._dims else "same" for var in jaxpr.constvars}
         for eqn in jaxpr.eqns:
             if eqn.effects:
-                raise PlanError(f"{with_line(eqn)} has effects inside a loop")
+                raise PlanError(
+                    f"{with_line(eqn)} has side effects (such as jax.debug.print) inside a loop: "
+                    "remove it from the loop"
+                )
             outs = self._outs(eqn, list(map(self._kind, eqn.invars)))
             if outs is None:
                 raise PlanError(f"{with_line(eqn)} makes rows inside a loop")
@@ -251,7 +254,10 @@ class Kinds:
         if name in OPEN:
             return self.read(eqn.params["jaxpr"], ins)
         if eqn.effects:
-            raise PlanError(f"{with_line(eqn)} has effects")
+            raise PlanError(
+                f"{with_line(eqn)} has side effects (such as jax.debug.print): remove it, or omit "
+                "micro"
+            )
         if is_added_to_zeros(eqn, self._dims) and ins[0] == "zero":
             return ["sum"]
         has_rows = [var in self._dims for var in eqn.outvars]
@@ -281,7 +287,7 @@ class Kinds:
         while True:
             given = [*ins[:first], *carry, *ins[second:]]
             outs = self.read(eqn.params["jaxpr"].jaxpr, given)
-            now = [_carried_kind(*pair) for pair in zip(carry, outs, strict=False)]
+            now = [_kind_in_rows(*pair) for pair in zip(carry, outs, strict=False)]
             if now == carry:
                 return [*carry, *outs[len(carry) :]]
             carry = now
@@ -304,7 +310,7 @@ def _branch_kind(eqn: Any, kinds: set[Kind]) -> Kind:
     raise PlanError(f"{with_line(eqn)}: one branch uses the batch, and another one does not")
 
 
-def _carried_kind(before: Kind, after: Kind) -> Kind:
+def _kind_in_rows(before: Kind, after: Kind) -> Kind:
     """Return the kind of a value that a scan carries."""
     if before == after or after == "zero":
         return before

@@ -88,7 +88,7 @@ class Builder:
         self._notes[text] = None
 
     def part(self, why: str) -> None:
-        """Note why the batch and the model cannot both be cut."""
+        """Note why the batch and the model cannot both be sharded."""
         self._apart = why
 
     def inline(self, jaxpr: Any, args: list[Value]) -> list[Value]:

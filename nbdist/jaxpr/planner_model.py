@@ -121,7 +121,7 @@ def _cond(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def _tie_slices(build: Builder, whole: Value, part: Value) -> None:
-    """Tie an array to its slices; its first dimension, which a scan goes over, is never cut."""
+    """Tie an array to its slices; its first dimension, which a scan goes over, is never sharded."""
     build.dims.block(whole.groups[0], "a scan goes over it")
     build.dims.tie_all(whole.groups[1:], part.groups)
 

@@ -177,14 +177,49 @@ def _forward(first: Scan, lost: set[Var], stacked: dict[Var, Var]) -> Any:
 
 
 def _backward(first: Scan, second: Scan, recomputed: _Recomputation) -> Any:
+    """Return the second scan, which recomputes values of the first."""
     outer = dict(zip(first.body.invars, first.eqn.invars, strict=True))
     constants, _, over = (
         [var for var in part if var in recomputed.needed] for part in first.parts(first.body.invars)
     )
-    names = {var: Var(var.aval) for var in recomputed.needed} | recomputed.remaining
-    inputs, carried, scanned = second.parts(second.body.invars)
     given, given_carried, given_scanned = second.parts(second.eqn.invars)
     left = [place for place, var in enumerate(given_scanned) if var not in recomputed.lost]
+    body = _recomputing_body(second, recomputed, constants, over, left)
+    return second.eqn.replace(
+        invars=[
+            *given,
+            *(outer[var] for var in constants),
+            *given_carried,
+            *(given_scanned[place] for place in left),
+            *recomputed.stacked.values(),
+            *(outer[var] for var in over),
+        ],
+        params={
+            **second.eqn.params,
+            "jaxpr": ClosedJaxpr(body, []),
+            "num_consts": second.constants + len(constants),
+        },
+    )
+
+
+def _recomputing_body(
+    second: Scan,
+    recomputed: _Recomputation,
+    constants: list[Var],
+    over: list[Var],
+    left: list[int],
+) -> Jaxpr:
+    """Return the body of the second scan, which recomputes values of the first before their use.
+
+    Args:
+        second: the backward scan.
+        recomputed: the values.
+        constants: additional constants, as inputs of the first body.
+        over: additional scanned values, as inputs of the first body.
+        left: positions of the scanned values that remain.
+    """
+    names = {var: Var(var.aval) for var in recomputed.needed} | recomputed.remaining
+    inputs, carried, scanned = second.parts(second.body.invars)
     ins = [
         *inputs,
         *(names[var] for var in constants),
@@ -201,26 +236,11 @@ def _backward(first: Scan, second: Scan, recomputed: _Recomputation) -> Any:
         fresh = [Var(var.aval) for var in eqn.outvars]
         eqns.append(eqn.replace(invars=renamed(eqn.invars, names), outvars=fresh))
         names.update(zip(eqn.outvars, fresh, strict=True))
-    slices = dict(zip(given_scanned, scanned, strict=True))
+    slices = dict(zip(second.parts(second.eqn.invars)[2], scanned, strict=True))
     back = {var: behind[var] for var in carried}
     back |= {slices[var]: names[recomputed.inside[var]] for var in recomputed.lost}
     eqns += [eqn.replace(invars=renamed(eqn.invars, back)) for eqn in second.body.eqns]
-    body = second.body.replace(invars=ins, eqns=eqns, outvars=renamed(second.body.outvars, back))
-    return second.eqn.replace(
-        invars=[
-            *given,
-            *(outer[var] for var in constants),
-            *given_carried,
-            *(given_scanned[place] for place in left),
-            *recomputed.stacked.values(),
-            *(outer[var] for var in over),
-        ],
-        params={
-            **second.eqn.params,
-            "jaxpr": ClosedJaxpr(body, []),
-            "num_consts": second.constants + len(constants),
-        },
-    )
+    return second.body.replace(invars=ins, eqns=eqns, outvars=renamed(second.body.outvars, back))
 
 
 def is_scan(eqn: Any) -> bool:

@@ -2,7 +2,7 @@
 
 A rule creates the values of an equation's results. Dimensions of size 1 are never tied, because
 they may stand for any size. Primitives without a rule tie nothing, and their dimensions are not
-cut.
+sharded.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _transpose(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def _reshape(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-    """Tie the first dimension of each merged or split run; the other dimensions cannot be cut."""
+    """Tie the first dimension of each merged or split run; no other dimension can be sharded."""
     (out,) = build.outs(eqn)
     for olds, news in _factors(ins[0].sizes, out.sizes):
         if olds and news:
@@ -141,8 +141,8 @@ def _conv(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
         for dim in spec[2:]:
             build.dims.block(value.groups[dim], "it is a spatial dimension of a convolution")
     if params["batch_group_count"] > 1:
-        # If one of two mesh axes cuts the batch, XLA also sums over the other one (jaxlib 0.10.2):
-        # the gradient is too large by the number of devices of that axis.
+        # If one of two mesh axes shards the batch, XLA also sums over the other one (jaxlib
+        # 0.10.2): the gradient is too large by the number of devices of that axis.
         build.part(
             "XLA computes a wrong gradient of convolutions with feature groups in this layout"
         )
@@ -206,7 +206,7 @@ def _scatter(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 def _sized(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     """Tie dimensions that keep their size: for slices, pads and concatenations.
 
-    Slices of integers, such as tokens, are cheap to move, so that their results may be cut.
+    Slices of integers, such as tokens, are cheap to move, so that their results may be sharded.
     """
     outs = build.outs(eqn)
     for out in outs:

@@ -1,15 +1,15 @@
 """Sharding constraints on results of products, for cases in which XLA would guess wrong.
 
-XLA infers shardings from the step's inputs. If parameters are cut over the data axis (ZeRO-3), XLA
-may cut everything computed from them in the same way: it then gathers the batch instead of the
-parameters, which takes several times the memory. The results of products decide this. So each
-result is constrained to be sharded by rows, and XLA gathers the parameters. With sequence
-parallelism, results that are sums over the model axis are sharded along the sequence (see
+XLA infers shardings from the step's inputs. If parameters are sharded over the data axis (ZeRO-3),
+XLA may then shard everything computed from these parameters. It gathers the batch in place of the
+parameters, and needs several times the memory. The results of products decide this. So each result
+is constrained to be sharded by rows, and XLA gathers the parameters. With sequence parallelism,
+results that are sums over the model axis are sharded along the sequence (see
 `planner/graph/sequence.py`).
 
-Gradients of convolution kernels are constrained not to be cut by `data`. If the optimizer's state
-is cut, XLA for TPUs would compute each gradient in a loop over devices, and keep the images once
-more in another order.
+Gradients of convolution kernels are constrained not to be sharded over `data`. If the optimizer's
+state is sharded, XLA for TPUs would compute each gradient in a loop over devices. It would keep the
+images once more in another order.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class MeshLayout(NamedTuple):
     """Layout of a step on a mesh.
 
     Attributes:
-        mesh: with the axes `data` and, if the sequence is cut, `model`.
-        specs: specs of the step's first inputs; the others are cut by rows only.
-        rows: True if more than rows and optimizer state is cut; XLA infers these two correctly.
-        sequence: True if `model` cuts results of products along the sequence.
+        mesh: with the axes `data` and, if the sequence is sharded, `model`.
+        specs: specs of the step's first inputs; the others are sharded by rows only.
+        rows: True if more than rows and optimizer state is sharded; XLA infers these two.
+        sequence: True if `model` shards results of products along the sequence.
     """
 
     mesh: Mesh | AbstractMesh
@@ -57,7 +57,7 @@ class MeshLayout(NamedTuple):
 
 
 def axes_of(spec: jax.P) -> Spec:
-    """Return the mesh axes that cut each dimension; none if it is whole or unconstrained."""
+    """Return the mesh axes that shard each dimension; none if it is whole or unconstrained."""
     return tuple(
         axes if isinstance(axes, tuple) else () if axes in (None, _OPEN) else (axes,)
         for axes in spec
@@ -138,11 +138,11 @@ class _ShardedProducts:
         return eqn.primitive.name == _CONV and all_rows and STAGE not in self._mesh.shape
 
     def _whole(self, value: Value) -> jax.P:
-        """Return a spec that `data` does not cut and that leaves `model` open."""
+        """Return a spec that does not shard over `data` and leaves `model` open."""
         return jax.P(*(_OPEN if group in self._split else None for group in value.groups))
 
     def _is_sum(self, eqn: Any, made: Value) -> bool:
-        """Return True if it sums over dimensions that the model axis cuts, and leaves none."""
+        """Return True if it sums over dimensions that the model axis shards, and leaves none."""
         if eqn.primitive.name != _DOT or not self._split.isdisjoint(made.groups):
             return False
         (dims, _), _ = eqn.params["dimension_numbers"]

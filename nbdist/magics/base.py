@@ -90,7 +90,7 @@ class ClusterMagics(Magics):
         It moves again if the notebook has changed it.
         """
         here = self.shell.user_ns.get(name)
-        if here is None or not (self._has_changed(name, here) or cluster.lacks(name)):
+        if here is None or not (self._has_changed(name, here) or cluster.inspection.lacks(name)):
             return
         size = cluster.push({name: here})
         self._brought[name] = here, fingerprint(here)

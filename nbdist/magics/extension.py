@@ -7,9 +7,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from nbdist.magics.completion import option_matcher
-from nbdist.magics.devices import PlacingMagics
+from nbdist.magics.devices import DeviceMagics
 from nbdist.magics.dist import DistMagics
 from nbdist.magics.plan import PlanMagics
+from nbdist.magics.trace import TraceMagics
 from nbdist.session.discovery import offer
 from nbdist.views.result_table import ResultTable
 
@@ -22,7 +23,8 @@ _loaded: dict[int, tuple[DistMagics, Any]] = {}
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics (`%load_ext nbdist`)."""
     magics = DistMagics(shell)
-    shell.register_magics(magics, PlacingMagics(shell, magics), PlanMagics(shell, magics))
+    sharing = (PlanMagics, DeviceMagics, TraceMagics)
+    shell.register_magics(magics, *(of(shell, magics) for of in sharing))
     matcher = option_matcher()
     shell.Completer.custom_matchers.append(matcher)
     _printers(shell).for_type(ResultTable, magics.skip_shown)
@@ -45,5 +47,5 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def _printers(shell: Any) -> Any:
-    """Return the formatter that calls functions by the type of what a cell shows."""
+    """Return the formatter that calls functions by the type of the shown object."""
     return shell.display_formatter.ipython_display_formatter

@@ -140,5 +140,11 @@ def options_from(args: Namespace, **changes: Any) -> CellOptions:
 
 def check_name(name: str | None) -> None:
     """Raise UsageError if the value of `-o` is not a Python name."""
-    if name is not None and not name.isidentifier():
-        raise UsageError(f"-o {name}: use a name that Python accepts")
+    for fault in name_faults(name):
+        raise UsageError(fault)
+
+
+def name_faults(name: str | None) -> list[str]:
+    """Return an error text if the value of `-o` is not a Python name."""
+    is_valid = name is None or name.isidentifier()
+    return [] if is_valid else [f"-o {name}: use a name that Python accepts"]

@@ -68,7 +68,7 @@ WATCHDOG = "watchdog "
 
 
 class Diagnose(Command, frozen=True):
-    """Ask the watchdog for the position of the main thread (`Where`).
+    """Ask the watchdog for the position of the main thread (`RankPosition`).
 
     Attributes:
         waits: report also if it waits in a collective. A rank that ended the cell answers.

@@ -391,7 +391,7 @@ class Beat(Event, frozen=True):
     tested: int
 
 
-class Where(Event, frozen=True):
+class RankPosition(Event, frozen=True):
     """Position of a rank in its cell, from the watchdog, while the main thread may hang.
 
     Attributes:
@@ -436,6 +436,6 @@ AnyEvent = (
     | Preempted
     | CellEnded
     | Beat
-    | Where
+    | RankPosition
 )
 """Union of all events that a rank sends to the kernel."""

@@ -15,10 +15,11 @@ from nbdist.records.topology import Bench
 if TYPE_CHECKING:
     from nbdist.records.cell_options import CellOptions
 
-HANDOVER_VERSION = 3
+HANDOVER_VERSION = 4
 """Format of the handover state. Version 1 (`estate.json`) was written before nbdist 0.2.0.
 
-Version 2 named the fork server's socket and log `seed`.
+Version 2 named the fork server's socket and log `seed`. Version 3 had other commands of the fork
+server: `look`, `beat` and `farewell`.
 """
 
 
@@ -79,7 +80,7 @@ class CollectiveLedger(Record, frozen=True):
     bench: Bench | None = None
 
 
-class Loss(Record, frozen=True):
+class LostRanks(Record, frozen=True):
     """A loss of ranks that are not all replaced yet.
 
     Attributes:
@@ -124,7 +125,7 @@ class HandoverState(Record, frozen=True):
     hellos: tuple[WorkerHello, ...] = ()
     ledger: EngineLedger = EngineLedger()
     collectives: CollectiveLedger = CollectiveLedger()
-    loss: Loss | None = None
+    loss: LostRanks | None = None
     cells: int = 0
     ran: tuple[str, ...] = ()
     cell: RunningCell | None = None

@@ -106,7 +106,7 @@ def _bound(
     field: msgspec.structs.FieldInfo,
     parts: tuple[Any, ...],
 ) -> Option:
-    """Return the option with what the field says of it."""
+    """Return the option completed from its field: flags, kind, choices, default."""
     kind = option.kind
     if not kind and bool in parts:
         kind = "switch"

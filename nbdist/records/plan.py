@@ -290,7 +290,7 @@ class Planning(Record, frozen=True):
             metavar="tensor=2,zero=3",
             help="Fixed parts of the layout: data, tensor, stage, zero, remat, micro and others.",
             details="The layout is that of a step, or of the `fit` in a cell, under pjrt. `data`, "
-            "`tensor` and `stage` are sizes of mesh axes, `zero` is 0, 1 or 3. `micro=4` cuts a "
+            "`tensor` and `stage` are sizes of mesh axes, `zero` is 0, 1 or 3. `micro=4` splits a "
             "batch into microbatches. `stage=4` runs the layers of a scan as a pipeline. "
             "`schedule` is `gpipe` or `1f1b`, which keeps few microbatches, and `rounds=2` "
             "interleaves stages. `sequence=1` adds sequence parallelism to `tensor`, and "

@@ -59,12 +59,14 @@ class Cluster:
             for `ssh`: `"gpu1"`, `"gpu2:8"` (8 devices), `"me@gpu3:2222"` (a port), `nbdist.Host`.
         batch: Request for a scheduler, such as Slurm or Kubernetes.
         framework: `tensorflow`, `jax` or `both`. Default: all that are installed.
-        devices_per_host: Virtual CPU devices under JAX, or GPUs, of each engine. Default: all.
-        cpus_per_worker: Cores of each engine. Default: no limit.
+        devices_per_host: Visible GPUs of each engine, or virtual CPU devices (JAX) without GPUs.
+            Default: all GPUs of the host, else one CPU device.
+        cpus_per_worker: Cores that each engine is bound to. Default: no limit.
         env: Environment variables of the engines.
-        communication: Collectives of TensorFlow: `auto`, `ring` or `nccl`.
-        spares: Engines that wait to replace a lost one.
-        min_hosts: Start with this number of hosts if others do not respond. 0 requires all.
+        communication: Collectives of TensorFlow: `ring`, `nccl`, or `auto` (NCCL between GPUs,
+            else ring).
+        spares: Waiting engines that replace lost ones under `pjrt`. Default: none.
+        min_hosts: Start with as few hosts as this if others cannot be reached. Default: all hosts.
         seed: Seed of the generators of Python, NumPy, TensorFlow and Keras on all ranks, from 0 to
             2**32 - 1. Default: a random seed.
         settings: Limits and folders. Default: environment variables.
@@ -72,7 +74,6 @@ class Cluster:
     Attributes:
         running: True if cells can run. False after `stop`, or a restart that failed.
         last_run: `Run` of the newest cell, also if the cell failed.
-        inspection: Read-only views.
 
     Raises:
         UsageError: The request is invalid; nothing started.
@@ -380,16 +381,6 @@ class Cluster:
         self.running = False
         self._lifecycle.leave()
 
-    @property
-    def is_wanted(self) -> bool:
-        """True if a notebook requests the cluster from this detached runner."""
-        return self._worker_group.engines.is_requested
-
-    @property
-    def is_whole(self) -> bool:
-        """True if all ranks are alive and engines can restart."""
-        return self._worker_group.engines.can_restart() and not self._worker_group.engines.dead()
-
     # Cells.
 
     def run(
@@ -535,21 +526,6 @@ class Cluster:
         self.inspection.apply(transfer.put, payload, chosen)
         self._journal.add_push(objects, payload, chosen)
         return len(payload)
-
-    def lacks(self, name: str) -> bool:
-        """Return True if the name does not exist on some rank.
-
-        Args:
-            name: A name of the workers' namespaces, without dots.
-
-        Returns:
-            False if the name exists on all ranks.
-
-        Raises:
-            TransferError: The call on a rank failed.
-            WorkerError: A rank has died, or still runs a cell.
-        """
-        return any(self.inspection.apply(transfer.missing, [name], self.inspection.chosen(None)))
 
     def pull(self, names: Sequence[str], ranks: str | None = None) -> dict[int, dict[str, Any]]:
         """Return objects by rank and name. Arrays of TensorFlow and JAX arrive as NumPy arrays.

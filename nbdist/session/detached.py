@@ -32,8 +32,8 @@ def keep(cluster: Cluster, idle_s: float) -> None:
     except KeyboardInterrupt:  # Stop in a browser ends the cell so
         _log.info("the cell was stopped")
     deadline = time.monotonic() + idle_s
-    while cluster.is_whole and time.monotonic() < deadline:
-        if cluster.is_wanted:
+    while cluster.inspection.is_whole and time.monotonic() < deadline:
+        if cluster.inspection.is_requested:
             cluster.leave()
             return
         time.sleep(_POLL_S)

@@ -12,6 +12,7 @@ from nbdist.worker.remote import devices as rank_devices
 
 if TYPE_CHECKING:
     from nbdist.cluster.worker_group import WorkerGroup
+    from nbdist.records import Topology
 
 _BENCH_S = 300.0
 _NO_JAX = (
@@ -37,17 +38,18 @@ def look(worker_group: WorkerGroup, *, bench: bool) -> DevicesPicture:
     if bench:
         with worker_group.engines.within(_BENCH_S):
             worker_group.collectives.bench = worker_group.engines.apply(rank_devices.bench)[0]
-    topology = worker_group.engines.apply(rank_devices.topology)[0] if has_jax else None
+    topology: Topology | str | None = None
+    if has_jax:
+        topology = worker_group.engines.apply(rank_devices.topology)[0]
+        devices = tuple(itertools.chain(*worker_group.engines.apply(rank_devices.devices)))
+    else:
+        devices = _of_tensorflow(worker_group)
     return DevicesPicture(
-        devices=_of_jax(worker_group) if has_jax else _of_tensorflow(worker_group),
+        devices=devices,
         topology=None if isinstance(topology, str) else topology,
         fault=topology if isinstance(topology, str) else "",
         bench=worker_group.collectives.bench,
     )
-
-
-def _of_jax(worker_group: WorkerGroup) -> tuple[DeviceState, ...]:
-    return tuple(itertools.chain(*worker_group.engines.apply(rank_devices.devices)))
 
 
 def _of_tensorflow(worker_group: WorkerGroup) -> tuple[DeviceState, ...]:

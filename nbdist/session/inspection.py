@@ -11,6 +11,7 @@ from nbdist.session.placement import locate
 from nbdist.views.cluster.hosts import DoctorPicture, HostsPicture
 from nbdist.views.cluster.workers import status
 from nbdist.worker.remote import preflight as rank_preflight
+from nbdist.worker.remote import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +42,17 @@ class ClusterInspection:
     def _request(self) -> ClusterRequest:
         return self._lifecycle.handover.handover.request
 
+    @property
+    def is_requested(self) -> bool:
+        """True if a notebook requests the cluster from this detached runner."""
+        return self._lifecycle.worker_group.engines.is_requested
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all ranks are alive and engines can restart."""
+        engines = self._lifecycle.worker_group.engines
+        return engines.can_restart() and not engines.dead()
+
     def chosen(self, ranks: str | None) -> tuple[int, ...]:
         """Return the ranks that a text such as `0,2:4` names; all ranks without a text."""
         return parse_ranks(ranks, self.world_size) if ranks else tuple(range(self.world_size))
@@ -68,6 +80,15 @@ class ClusterInspection:
             return engines.apply(function, argument, ranks=chosen)
         except WorkerError as error:
             raise TransferError(str(error)) from None
+
+    def lacks(self, name: str) -> bool:
+        """Return True if the name does not exist on some rank.
+
+        Raises:
+            WorkerError: a rank is dead, or still runs a cell.
+            TransferError: the call failed.
+        """
+        return any(self.apply(transfer.missing, [name], self.chosen(None)))
 
     def show(self, names: Sequence[str]) -> PlacementPicture:
         hosts = {rank: hello.host for rank, hello in self._lifecycle.worker_group.hellos.items()}

@@ -250,7 +250,9 @@ class Diagnostics:
         worst = max(slow, key=lambda rank: own[rank].seconds)
         ratio = self._shown("straggler", slow, own[worst].ratio_to(usual))
         others = f" (and {len(slow) - 1} more ranks are slow)" if len(slow) > 1 else ""
-        waits = _usual_input(times[worst]) > (own[worst].seconds - usual.seconds) / 2
+        input_s = times[worst].input_s
+        usual_input_s = median(input_s.values()) if input_s else 0.0
+        waits = usual_input_s > (own[worst].seconds - usual.seconds) / 2
         text = (
             f"{self._name(worst)} is {ratio:.2g} times slower than the "
             f"median over the last {WINDOW} steps{others}: {self._advice.on_straggler(waits=waits)}"
@@ -360,10 +362,6 @@ class _Own(msgspec.Struct, frozen=True):
 
 def _usual_step(times: Times) -> float:
     return median(times.step_s.values())
-
-
-def _usual_input(times: Times) -> float:
-    return median(times.input_s.values()) if times.input_s else 0.0
 
 
 def _last(places: set[Place], *, sampled: bool) -> list[Place] | None:

@@ -62,7 +62,7 @@ class TableFile:
         except OSError as error:
             lost = -(-len(self._held) // self.row_bytes)
             self._held.clear()
-            self.cut()
+            self.truncate()
             raise RowsLostError(lost, error) from error
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class TableFile:
         if not os.fstat(self._file.fileno()).st_nlink:
             raise FileNotFoundError(f"{self._file.name} was deleted")
 
-    def cut(self) -> None:
+    def truncate(self) -> None:
         """Truncate the file to whole rows, after a partial write."""
         with contextlib.suppress(OSError):
             size = os.fstat(self._file.fileno()).st_size
@@ -112,7 +112,7 @@ class TableFiles:
         self._files: dict[Columns, TableFile] = {}
         for table in tables:
             self._files[table.columns] = file = TableFile(folder, table)
-            file.cut()
+            file.truncate()
 
     def take(self, record: Rows | Metrics) -> None:
         """Append the record's rows to their table.

@@ -135,8 +135,8 @@ def _place(one: LineTime) -> tuple[str, str]:
     """Return the number and the text of a line."""
     if not one.line:
         return "", "(no line)"
-    cut = one.text[:_LINE_CHARACTERS]
-    return str(one.line), f"{one.cell}: {cut}" if one.cell else cut
+    text = one.text[:_LINE_CHARACTERS]
+    return str(one.line), f"{one.cell}: {text}" if one.cell else text
 
 
 def _ms(seconds: float) -> str:

@@ -1,9 +1,9 @@
 """Patches of three behaviours of ipykernel that break an engine.
 
-**A top-level `await` hangs the engine for ever.** `IPythonKernel.do_execute` compares the current
+**A top-level `await` hangs the engine forever.** `IPythonKernel.do_execute` compares the current
 thread with `shell_channel_thread.parent_thread` to decide whether SIGINT may cancel the cell.
 ipyparallel's engines have no shell channel thread: the attribute is None, the handler raises
-outside of any reply, and the client waits for ever. Introduced by
+outside of any reply, and the client waits forever. Introduced by
 https://github.com/ipython/ipykernel/pull/1455 (7.1).
 
 **An interrupt ends the engine, or loses a reply.** While ipykernel handles any request, SIGINT

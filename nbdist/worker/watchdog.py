@@ -1,7 +1,7 @@
 """Watchdog thread of the engine: it answers the notebook while the main thread runs a cell.
 
 It sends a heartbeat once a second, reports where the main thread is, and aborts collectives.
-Without that, the main thread would wait for ever after an exception on another rank.
+Without that, the main thread would wait forever after an exception on another rank.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from nbdist.records import (
     Failure,
     ForceInterrupt,
     Preempted,
+    RankPosition,
     StatusQuery,
-    Where,
 )
 from nbdist.worker import waiting
 from nbdist.worker.runtime.reporter import connect
@@ -162,7 +162,7 @@ def _answer_waiting(worker: Worker, cell: int, main: int) -> None:
         answer = msgspec.structs.replace(where, collective=strategy, **found)
     elif worker.ended is not None and worker.ended.cell == cell and not worker.cell:
         found |= {"rank": worker.rank, "cell": cell, "under_way": waiting.under_way(worker)}
-        answer = Where(
+        answer = RankPosition(
             step=worker.progress.step, place="", waits=False, cpu_s=0.0, stack="", **found
         )
     else:
@@ -171,7 +171,7 @@ def _answer_waiting(worker: Worker, cell: int, main: int) -> None:
         worker.reporter.send(answer, urgent=True)
 
 
-def _where(worker: Worker, main: int) -> Where:
+def _where(worker: Worker, main: int) -> RankPosition:
     innermost = sys._current_frames()[main]
     calls = [
         (frame, line or frame.f_code.co_firstlineno)  # some instructions have no line
@@ -179,7 +179,7 @@ def _where(worker: Worker, main: int) -> Where:
         if not frame.f_code.co_filename.startswith(_OURS)
     ][::-1]
     own = [i for i, (frame, _) in enumerate(calls) if _is_of_cell(frame)]
-    return Where(
+    return RankPosition(
         step=worker.progress.step,
         place=_place(*calls[own[-1]]) if own else "",
         cpu_s=time.clock_gettime(time.pthread_getcpuclockid(main)),

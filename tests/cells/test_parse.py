@@ -73,7 +73,7 @@ def test_a_syntax_error_is_reported_with_its_line_in_the_cell() -> None:
 
 @pytest.mark.parametrize("source", ["", "  \n\t\n"])
 def test_an_empty_cell_is_refused(source: str) -> None:
-    with pytest.raises(UsageError, match="empty"):
+    with pytest.raises(UsageError, match=r"^the cell is empty: write the code for the workers"):
         parse(source)
 
 

@@ -28,7 +28,7 @@ from nbdist.records import (
     ClusterRequest,
     HandoverState,
     Host,
-    Loss,
+    LostRanks,
     RunningCell,
     WorkerHello,
     Writer,
@@ -115,7 +115,7 @@ def test_each_change_is_written_for_this_user_only(folder: Path, files: CountedF
 
 
 def test_a_cell_is_on_disk_when_it_is_sent(folder: Path, files: CountedFiles) -> None:
-    file = HandoverFile(folder, new_state(loss=Loss(ranks=(1,), reason="killed")), files)
+    file = HandoverFile(folder, new_state(loss=LostRanks(ranks=(1,), reason="killed")), files)
     cell = new_cell(detach=True)
     file.begin(cell, ("first", "x"))
     files.settle()
@@ -150,7 +150,7 @@ def test_a_cell_on_fewer_ranks_is_written_when_sent(folder: Path, files: Counted
 
 def test_a_loss_is_on_disk_before_ranks_are_replaced(folder: Path, files: CountedFiles) -> None:
     file = HandoverFile(folder, new_state(), files)
-    loss = Loss(ranks=(1,), reason="killed")
+    loss = LostRanks(ranks=(1,), reason="killed")
     file.lose(loss)
     assert files.waits == 1
     assert read_handover(folder).loss == loss

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nbdist.cluster.heartbeats import FIRST_STEP_HANGS_S, HANG_S, HANG_STEPS, SILENT_S, Heartbeats
-from nbdist.records import Beat, Output, Where
+from nbdist.records import Beat, Output, RankPosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +96,7 @@ def test_each_message_except_heartbeats_is_progress(
         vitals.receive(message)
     advance(HANG_S)
     assert not vitals.stalled_s()
-    query = Where(rank=0, cell=1, step=10, place="", waits=True, cpu_s=1.0, stack="")
+    query = RankPosition(rank=0, cell=1, step=10, place="", waits=True, cpu_s=1.0, stack="")
     for message in (beat(0, 10, tested=1), query):
         vitals.receive(message)
     advance(1.0)

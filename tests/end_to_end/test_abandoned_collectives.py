@@ -8,7 +8,7 @@ import pytest
 
 import nbdist
 from nbdist.execution.health import CollectiveDeadlocks
-from nbdist.records import CellEnded, Where
+from nbdist.records import CellEnded, RankPosition
 from tests import clusters
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def slow_total(seconds):
 """
 PJRT = """
 rows = jax.NamedSharding(mesh, jax.P("data"))
-cut = jax.make_array_from_process_local_data(rows, np.full((1, 1 << 18), rank + 1, np.float32))
+sharded = jax.make_array_from_process_local_data(rows, np.full((1, 1 << 18), rank + 1, np.float32))
 summed = jax.jit(lambda a: a.sum(), out_shardings=jax.P())
 def slow(seconds):
     time.sleep(float(seconds))
@@ -64,7 +64,7 @@ square = jax.jit(lambda a: jax.lax.fori_loop(0, 40, lambda i, b: b @ b / 1e3, a)
 
 LAUNCHED = """
 def launched():
-    return summed(cut + (square(np.ones((1500, 1500), np.float32)) if rank == 1 else 0.0))
+    return summed(sharded + (square(np.ones((1500, 1500), np.float32)) if rank == 1 else 0.0))
 if rank == 0: float(launched())
 else: launched()
 rank
@@ -137,10 +137,10 @@ def test_model_trains_after_a_cancelled_collective(cluster: nbdist.Cluster) -> N
 @pytest.mark.parametrize(
     ("lone", "call", "location"),
     [
-        (0, "float(summed(cut))", "line 3"),
-        pytest.param(1, "jax.block_until_ready(summed(cut))", "line 3", marks=pytest.mark.full),
-        (0, "summed(cut).block_until_ready()", "line 3"),
-        (1, "found = summed(cut + 1)", ""),
+        (0, "float(summed(sharded))", "line 3"),
+        pytest.param(1, "jax.block_until_ready(summed(sharded))", "line 3", marks=pytest.mark.full),
+        (0, "summed(sharded).block_until_ready()", "line 3"),
+        (1, "found = summed(sharded + 1)", ""),
     ],
 )
 def test_jax_collective_on_one_rank_is_cancelled(
@@ -150,7 +150,7 @@ def test_jax_collective_on_one_rank_is_cancelled(
     error = check_cancelled(cluster, cell, "pjrt", lone, f"{1 - lone} has")
     assert location in str(error)
     with clusters.bounded(BOUND_S):
-        run = cluster.run("float(summed(cut))", strategy="pjrt")
+        run = cluster.run("float(summed(sharded))", strategy="pjrt")
     assert run.results == dict.fromkeys(range(2), f"{3 * 2.0**18}")
 
 
@@ -214,7 +214,7 @@ def test_error_names_the_waiting_ranks_of_four() -> None:
         cell = "if rank in (0, 2):\n    model.evaluate(x, y, verbose=0)"
         error = check_cancelled(four, cell, "mirrored", 0, "1,3 have")
         assert "rank 2: also waited in the cancelled collective" in error.notes
-        cell = "if rank == 2:\n    float(summed(cut))"
+        cell = "if rank == 2:\n    float(summed(sharded))"
         check_cancelled(four, cell, "pjrt", 2, "0-1,3 have")
         with clusters.bounded(BOUND_S):
             run = four.run("float(total())", strategy="mirrored")
@@ -234,7 +234,7 @@ class RecordingSender:
         self.commands.append((command, ranks))
 
 
-def answer(rank: int, clock_s: float, **fields: Any) -> Where:
+def answer(rank: int, clock_s: float, **fields: Any) -> RankPosition:
     defaults: dict[str, Any] = {
         "cell": 1,
         "step": 0,
@@ -243,15 +243,15 @@ def answer(rank: int, clock_s: float, **fields: Any) -> Where:
         "cpu_s": 1.0,
         "stack": "",
     }
-    return Where(rank=rank, clock_s=clock_s, **defaults | fields)
+    return RankPosition(rank=rank, clock_s=clock_s, **defaults | fields)
 
 
 ENDED = {1: CellEnded(rank=1, cell=1, status="ok", seconds=1.0)}
 
 
 def detected(
-    ended: dict[int, CellEnded], *answers: Where, running: Sequence[int] = (0,)
-) -> dict[int, Where]:
+    ended: dict[int, CellEnded], *answers: RankPosition, running: Sequence[int] = (0,)
+) -> dict[int, RankPosition]:
     sender = RecordingSender(*running)
     lone = CollectiveDeadlocks(cast("CellSender", sender), (0, 1, 2)[: len({*running, *ended})])
     for one in answers:
@@ -259,7 +259,7 @@ def detected(
     return lone.deadlocked(ended)
 
 
-def waiting(clock_s: float, rank: int = 0, **fields: Any) -> Where:
+def waiting(clock_s: float, rank: int = 0, **fields: Any) -> RankPosition:
     return answer(rank, clock_s, **{"collective": "mirrored", "place": "line 3"} | fields)
 
 
@@ -285,7 +285,7 @@ def test_idle_wait_is_detected() -> None:
         (answer(0, 5.0), answer(0, 9.0), *DONE),
     ],
 )
-def test_rank_that_may_continue_is_not_reported(answers: tuple[Where, ...]) -> None:
+def test_rank_that_may_continue_is_not_reported(answers: tuple[RankPosition, ...]) -> None:
     assert detected(ENDED, *answers) == {}
 
 

@@ -1,8 +1,7 @@
 """Number of files that a warm step cell passes from the magic to the screen.
 
 They are the files of nbdist on the call stacks at which the cell is parsed and sent, the user's
-code runs, and a report is handed over, sent, stored and shown. Preparation before the first step,
-such as the plan and the data, checks and bookkeeping of the cluster are not counted.
+code runs, and a report is handed over, sent, stored and shown.
 """
 
 from __future__ import annotations
@@ -17,6 +16,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MOST_FILES = 30
+"""Limit without preparation before the first step, start of the process, and health checks.
+
+Preparation includes the plan and the data. Bookkeeping of the cluster is not counted either.
+"""
 
 KERNEL_HOPS = {
     "parse": {"MainThread"},

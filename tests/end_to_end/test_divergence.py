@@ -32,7 +32,7 @@ def update(model, by):
 """
 SHARDED = """
 on = jax.NamedSharding(mesh, jax.P("data"))
-cut = jax.make_array_from_process_local_data(on, drawn(1))
+sharded = jax.make_array_from_process_local_data(on, drawn(1))
 """
 UNFLATTENABLE = """
 @jax.tree_util.register_pytree_node_class
@@ -78,7 +78,7 @@ def test_differing_array_is_named(cluster: nbdist.Cluster, source: str, names: l
     assert (error.rank, error.ename) == (1, "StepError")
     for name in names:
         assert name in error.evalue
-    assert "rank 1 has other values than rank 0" in error.evalue
+    assert "Rank 1 differs from rank 0" in error.evalue
     assert "np.random.default_rng(0)" in error.evalue
     assert "--guard 0" in error.evalue
 

@@ -263,6 +263,6 @@ def shards(plan: Plan) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 def shard(tensor: PlannedTensor, axes: dict[str, int]) -> tuple[int, ...]:
     return tuple(
-        size // math.prod(axes[axis] for axis in cut)
-        for size, cut in zip(tensor.shape, tensor.spec, strict=True)
+        size // math.prod(axes[axis] for axis in names)
+        for size, names in zip(tensor.shape, tensor.spec, strict=True)
     )

@@ -125,8 +125,8 @@ def test_stages_need_a_scan_over_layers(cluster: nbdist.Cluster) -> None:
 
 MANUAL_SHARDING = """
 mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-cut = jax.NamedSharding(mesh, jax.P(None, None, "data"))
-params["layers"]["up"] = jax.device_put(params["layers"]["up"], cut)
+sharding = jax.NamedSharding(mesh, jax.P(None, None, "data"))
+params["layers"]["up"] = jax.device_put(params["layers"]["up"], sharding)
 """
 
 

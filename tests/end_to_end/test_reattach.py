@@ -423,7 +423,7 @@ def test_run_continues_without_its_controller(
         step = nbdist.records.StepOptions(data="train", steps=STEPS)
         np.testing.assert_array_equal(cluster.run(STEP["jax"], step=step).loss, LOSSES)
         assert capsys.readouterr().err.count("controller has died") == 1
-        assert not cluster.is_whole
+        assert not cluster.inspection.is_whole
         cluster.restart()
         assert cluster.run("rank").results == {0: "0", 1: "1"}
 

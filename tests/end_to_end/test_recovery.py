@@ -264,7 +264,7 @@ def test_run_continues_without_controller_or_fork_server(
     step: int,
 ) -> None:
     """Cells bypass the controller; without the fork server, a recovery restarts all workers."""
-    if not own_cluster.is_whole:  # the previous test killed a part
+    if not own_cluster.inspection.is_whole:  # the previous test killed a part
         own_cluster.restart()
     trial = Trial(own_cluster, form, tmp_path)
     engines = own_cluster._worker_group.engines

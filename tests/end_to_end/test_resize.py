@@ -61,7 +61,7 @@ def test_resize_between_cells(cluster: nbdist.Cluster, capsys: pytest.CaptureFix
     assert "from 2 workers to 3" in capsys.readouterr().out
     assert cluster.world_size == 3
     assert cluster.run("world_size").results == dict.fromkeys(range(3), "3")
-    assert cluster.lacks("x")
+    assert cluster.inspection.lacks("x")
     cluster.run("y = rank")
     cluster.resize(1)
     assert "1 worker is ready, without `x`, `y`, defined in [1]" in capsys.readouterr().out

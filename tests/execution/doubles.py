@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 from nbdist.errors import WorkerError
 from nbdist.execution.live_run import NullRun
 from nbdist.execution.sending import CellSender
-from nbdist.records import CellEnded, CellOptions, CellRequest, Command, Failure, Saving, Where
+from nbdist.records import (
+    CellEnded,
+    CellOptions,
+    CellRequest,
+    Command,
+    Failure,
+    RankPosition,
+    Saving,
+)
 from nbdist.views.run.cell_output import SilentView
 
 if TYPE_CHECKING:
@@ -182,7 +190,7 @@ def failure(
     )
 
 
-def where(rank: int, **fields: Any) -> Where:
+def where(rank: int, **fields: Any) -> RankPosition:
     """Return the position of a rank that computes in line 2."""
     given: dict[str, Any] = {"step": 0, "place": "line 2", "waits": False, "cpu_s": 0.0}
-    return Where(rank=rank, cell=CELL, **({"stack": ""} | given | fields))
+    return RankPosition(rank=rank, cell=CELL, **({"stack": ""} | given | fields))

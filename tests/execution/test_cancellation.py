@@ -17,10 +17,10 @@ from nbdist.records import (
     Diagnose,
     ForceInterrupt,
     Host,
+    RankPosition,
     StatusQuery,
     StopAfter,
     Stopping,
-    Where,
 )
 from tests.execution.doubles import (
     CELL,
@@ -53,7 +53,7 @@ class Ranks:
 
     def __init__(self, clock: Clock, count: int, strategy: StrategyName | None = None) -> None:
         self.clock = clock
-        self.where: dict[int, Where] = {}
+        self.where: dict[int, RankPosition] = {}
         self.busy: set[int] = set()
         self.dispatcher = DispatcherDouble()
         self.dispatcher.deliver = self._receive
@@ -69,7 +69,7 @@ class Ranks:
             self.show,
         )
         self.on_show: Callable[[], None] = lambda: None
-        self._answers: list[Where] = []
+        self._answers: list[RankPosition] = []
 
     def _receive(self, command: Command, rank: int) -> None:
         if isinstance(command, Diagnose) and rank in self.where:

@@ -38,26 +38,26 @@ def test_the_first_rank_that_differs_fails() -> None:
     assert (found.rank, found.status) == (2, "error")
     assert found.failure is not None
     assert found.failure.ename == "StepError"
-    assert "`params` (line 3). ranks 2,4 have other values than rank 0. " in found.failure.evalue
+    assert "`params` (line 3). Ranks 2,4 differ from rank 0. " in found.failure.evalue
 
 
 def test_one_of_two_ranks_differs_from_the_chief() -> None:
     ends = of_ranks((digest("w", 1),), (digest("w", 2),))
-    assert ": `w`. rank 1 has other values than rank 0. Usual causes" in message(ends)
+    assert ": `w`. Rank 1 differs from rank 0. Usual causes" in message(ends)
 
 
 @pytest.mark.parametrize(
     ("strategy", "expected", "advice"),
     [
-        ("pjrt", "though JAX treats it as replicated", "jax.random.key(0)"),
-        ("mirrored", "though TensorFlow treats it as mirrored", "BatchNormalization"),
+        ("pjrt", "but JAX treats them as replicated", "jax.random.key(0)"),
+        ("mirrored", "but TensorFlow treats them as mirrored", "BatchNormalization"),
     ],
 )
 def test_the_message_depends_on_the_strategy(
     strategy: StrategyName, expected: str, advice: str
 ) -> None:
     text = message(of_ranks((digest("w", 1),), (digest("w", 2),)), strategy=strategy)
-    assert text.startswith(f"not the same on all ranks, {expected}: `w`")
+    assert text.startswith(f"values differ between ranks, {expected}: `w`")
     assert advice in text
     assert text.endswith("Use --guard 0 to skip the comparison")
 
@@ -87,17 +87,17 @@ def test_differing_paths_are_named_by_position() -> None:
     ends = of_ranks(
         (digest("w", 1, dense_1=5, dense_2=6),), (digest("w", 2, dense_3=5, dense_4=7),)
     )
-    assert ": `dense_2`. rank 1 has" in message(ends)
+    assert ": `dense_2`. Rank 1 differs" in message(ends)
 
 
 def test_different_numbers_of_paths_name_the_value() -> None:
     ends = of_ranks((digest("key", 1, a=1),), (digest("key", 2, a=1, b=2),))
-    assert ": `key` (line 2). rank" in message(ends)
+    assert ": `key` (line 2). Rank" in message(ends)
 
 
 def test_at_most_five_paths_are_listed() -> None:
     def values(number: int, count: int) -> tuple[Replicated, ...]:
         return tuple(digest(f"v{i}", number) for i in range(count))
 
-    assert "`v0`, `v1`, `v2`, `v3`, `v4`. rank" in message(of_ranks(values(1, 5), values(2, 5)))
-    assert "`v3`, `v4` and 2 more. rank" in message(of_ranks(values(1, 7), values(2, 7)))
+    assert "`v0`, `v1`, `v2`, `v3`, `v4`. Rank" in message(of_ranks(values(1, 5), values(2, 5)))
+    assert "`v3`, `v4` and 2 more. Rank" in message(of_ranks(values(1, 7), values(2, 7)))

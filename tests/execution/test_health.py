@@ -30,7 +30,7 @@ from tests.execution.doubles import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nbdist.records import StrategyName, Where
+    from nbdist.records import RankPosition, StrategyName
 
 
 class CancellationDouble:
@@ -43,13 +43,13 @@ class CancellationDouble:
         self.broken: set[str] = set()
         self.stuck: set[int] = set()
         self.slow: list[int] = []
-        self.where: dict[int, Where] = {}
+        self.where: dict[int, RankPosition] = {}
 
     @property
     def positions(self) -> CancellationDouble:
         return self
 
-    def receive(self, where: Where) -> None:
+    def receive(self, where: RankPosition) -> None:
         self.where[where.rank] = where
 
     def computing(self) -> list[int]:

@@ -13,7 +13,7 @@ from nbdist.execution import recovery as module
 from nbdist.execution.recorder import Recorder
 from nbdist.execution.recovery import Recovery, RecoveryLog
 from nbdist.execution.resume import ResumedRun
-from nbdist.records import Loss, Opened, RecoveryRecord, RunningCell, Saving
+from nbdist.records import LostRanks, Opened, RecoveryRecord, RunningCell, Saving
 from nbdist.worker.remote import transfer
 from tests.execution.doubles import CELL, Clock, LiveDouble, ViewDouble, request
 
@@ -29,7 +29,7 @@ LOST = RanksLostError([1], "rank 1 died after step 7")
 class HandoverDouble:
     """Double of the handover file, without a file."""
 
-    def __init__(self, loss: Loss | None = None) -> None:
+    def __init__(self, loss: LostRanks | None = None) -> None:
         self.loss = loss
         self.saved: list[tuple[str, ...]] = []
 
@@ -37,7 +37,7 @@ class HandoverDouble:
     def handover(self) -> HandoverDouble:
         return self
 
-    def lose(self, loss: Loss) -> None:
+    def lose(self, loss: LostRanks) -> None:
         self.loss = loss
 
     def opened(self, names: tuple[str, ...]) -> None:
@@ -198,9 +198,9 @@ def test_all_engines_restart_if_a_replacement_fails(workers: WorkersDouble) -> N
 
 
 def test_all_engines_restart_after_an_interrupted_recovery(workers: WorkersDouble) -> None:
-    handover = HandoverDouble(Loss(ranks=(0,), reason="before"))
+    handover = HandoverDouble(LostRanks(ranks=(0,), reason="before"))
     assert recover(workers, handover=handover) == restarts(1)
-    assert handover.loss == Loss(ranks=(1,), reason="rank 1 died after step 7")
+    assert handover.loss == LostRanks(ranks=(1,), reason="rank 1 died after step 7")
 
 
 def test_a_recovery_that_cannot_repeat_its_inputs_changes_nothing(workers: WorkersDouble) -> None:

@@ -254,7 +254,11 @@ def all_pairs(w: Any, x: Any) -> Any:
             lambda w, x: jax.lax.scan(
                 lambda h, _: (jax.debug.print("{}", h.sum()) or jnp.tanh(h), None), x, None, 2
             )[0].sum(),
-            "debug_(print|callback) .*has effects inside a loop",
+            r"debug_(print|callback) .*has side effects .*print\) inside a loop: remove it from",
+        ),
+        (
+            lambda w, x: (jax.debug.print("{}", x), (x @ w).sum())[1],
+            r"debug_(print|callback) .*has side effects .*print\): remove it, or omit micro",
         ),
     ],
 )

@@ -92,7 +92,7 @@ def test_parameters_are_gathered_but_no_rows(forward: Forward) -> None:
 @pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "full"])
 def test_sequence_parallelism_gathers_no_parameter(remat: Remat) -> None:
     """Without constraints, XLA gathers parameters if activations are larger."""
-    whole, cut = (
+    whole, sharded = (
         verified_plan(
             scanned, STACKS, LENGTH, WIDTH, remat=remat, data=2, model=4, sequence=sequence
         )
@@ -100,13 +100,13 @@ def test_sequence_parallelism_gathers_no_parameter(remat: Remat) -> None:
     )
     passed = ROWS // 2 * LENGTH * WIDTH * 4
     assert bytes_by_collective(whole)["all-gather"] == passed, "not only the batch is gathered"
-    assert bytes_by_collective(cut)["all-gather"] == (1 + 3) * passed
-    for plan in (whole, cut):
+    assert bytes_by_collective(sharded)["all-gather"] == (1 + 3) * passed
+    for plan in (whole, sharded):
         assert plan.verified is not None
         assert plan.verified.arguments == plan.memory.arguments
     assert whole.verified is not None
-    assert cut.verified is not None
-    saved = whole.verified.temporaries - cut.verified.temporaries
+    assert sharded.verified is not None
+    saved = whole.verified.temporaries - sharded.verified.temporaries
     assert saved >= LAYERS * passed * (1 - 1 / 4), "a layer stores whole activations"
 
 

@@ -175,7 +175,7 @@ WORDS_MODEL = Model(
     groups=tuple(Group(size, "") for size in (8, 64, 128, 16, 64)),
     ops=(UP_DOT, DOWN_DOT, NORM),
 )
-"""A feed-forward layer, whose output can be cut along the sequence."""
+"""A feed-forward layer, whose output can be sharded along the sequence."""
 
 
 A100 = find("A100-80GB")

@@ -273,9 +273,9 @@ def any_rows(draw: st.DrawFn) -> Rows:
         struct.pack(f"<{width}d", *row[:2], draw(st.sampled_from([step, row[2]])), *row[3:])
         for step in range(draw(st.integers(0, 3 * WINDOW)))
     )
-    cut = draw(st.integers(0, 7))
+    missing = draw(st.integers(0, 7))
     return Rows(
-        rank=draw(st.integers(0, 5)), cell=1, columns=columns, values=data[: len(data) - cut]
+        rank=draw(st.integers(0, 5)), cell=1, columns=columns, values=data[: len(data) - missing]
     )
 
 

@@ -90,7 +90,7 @@ def test_a_flush_writes_the_other_tables_after_a_failure(tmp_path: Path) -> None
     files.close()  # it reports no lost rows again
 
 
-def test_a_partial_write_is_cut_to_whole_rows(tmp_path: Path) -> None:
+def test_a_partial_write_is_truncated_to_whole_rows(tmp_path: Path) -> None:
     files = TableFiles(tmp_path)
     files.take(losses(1, 4))
     with largest_file(2 * ROW_BYTES + 7), pytest.raises(RowsLostError, match="too large") as lost:

@@ -171,7 +171,7 @@ def test_occurrences_are_counted() -> None:
     ]
 
 
-def test_a_long_text_is_cut_to_its_width() -> None:
+def test_a_long_text_is_truncated_to_its_width() -> None:
     assert formatting.shortened("abcd", 4) == "abcd"
     assert formatting.shortened("abcde", 4) == "abc…"
 

@@ -15,8 +15,8 @@ from nbdist.records import (
     CellEnded,
     Diagnose,
     ForceInterrupt,
+    RankPosition,
     StatusQuery,
-    Where,
 )
 from nbdist.worker import watchdog
 from nbdist.worker.runtime.cell_state import Progress
@@ -164,7 +164,7 @@ class TestWhere:
 
     def test_rank_that_ended_the_cell_reports_what_still_runs(self) -> None:
         (where,) = Rank(cell=0, ended=CELL).take(Diagnose(number=CELL, waits=True))
-        assert isinstance(where, Where)
+        assert isinstance(where, RankPosition)
         assert (where.cell, where.place, where.waits, where.under_way) == (CELL, "", False, False)
         assert where.clock_s > 0
 

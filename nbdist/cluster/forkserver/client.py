@@ -218,10 +218,10 @@ class ForkServerClient(abc.ABC):
         Empty if the fork server does not respond.
         """
         try:
-            seen = self._ask("seen", _POLL_S, op="look")
+            answer = self._ask("children", _POLL_S, op="list_children")
         except StartError:
             return {}
-        return {name: (size, frozen) for name, (size, frozen) in seen["children"].items()}
+        return {name: (size, frozen) for name, (size, frozen) in answer["children"].items()}
 
     def guard(self, pid: int) -> None:
         """Let the fork server end this process too when the notebook's kernel is gone."""
@@ -357,7 +357,7 @@ class ForkServerProcess(ForkServerClient):
         self.folder = folder
         super().__init__(peer, role, timeout_s)
         self._process = process or psutil.Process(self.state.pid)
-        self._farewell = weakref.finalize(self, _send_farewell, peer, os.getpid(), leaves=True)
+        self._finalizer = weakref.finalize(self, _disconnect, peer, os.getpid(), leaves=True)
 
     def __str__(self) -> str:
         return "the fork server"
@@ -421,15 +421,15 @@ class ForkServerProcess(ForkServerClient):
         return read_tail(self.folder, name, lines)
 
     def leave(self) -> None:
-        """Disconnect without a farewell: the fork server waits for another owner."""
-        self._farewell.detach()
+        """Close the connection only: the fork server waits for another owner."""
+        self._finalizer.detach()
         self._end_connection()
 
     def close(self) -> None:
         """End every child and every guarded process, then the fork server."""
-        if self._farewell.detach() is None:
+        if self._finalizer.detach() is None:
             return
-        _send_farewell(self._peer, os.getpid(), leaves=False)
+        _disconnect(self._peer, os.getpid(), leaves=False)
         for process in await_ends([self._process], END_TIMEOUT_S):  # a signal has stopped it
             process.kill()  # its children die with it (server.py)
             await_ends([process], END_TIMEOUT_S)
@@ -438,7 +438,7 @@ class ForkServerProcess(ForkServerClient):
         self._end_connection()
 
 
-def _send_farewell(peer: Peer, pid: int, *, leaves: bool) -> None:
+def _disconnect(peer: Peer, pid: int, *, leaves: bool) -> None:
     """Tell the fork server to end. Do nothing in a process that was forked from the owner.
 
     Args:
@@ -448,4 +448,4 @@ def _send_farewell(peer: Peer, pid: int, *, leaves: bool) -> None:
     """
     if os.getpid() == pid:
         with contextlib.suppress(OSError):
-            peer.send({"op": "farewell", "leaves": leaves})
+            peer.send({"op": "disconnect", "leaves": leaves})

@@ -9,7 +9,7 @@ is one JSON object:
 
 A kernel remains the owner until its connection closes. When a kernel asks while a detached runner
 is the owner, the fork server asks the runner to leave (`{"event": "leave"}`). It kills a runner
-that does not. If the owner disconnects without a farewell, the fork server waits for a new owner
+that does not. If the connection closes without `disconnect`, the fork server waits for a new owner
 for some time. If the run is detached, it starts a detached runner.
 
 An owner on another host connects through ssh, whose connections may break unnoticed. It therefore
@@ -345,7 +345,7 @@ class ControlSocket:
             return
         self._received_at = time.monotonic()
         for command in commands:
-            if command["op"] == "farewell":
+            if command["op"] == "disconnect":
                 self.over, self.left = True, command["leaves"]
             elif command["op"] == "detach":
                 self._detached = command["on"]

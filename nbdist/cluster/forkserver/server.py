@@ -8,14 +8,14 @@ it receives commands and sends events, one JSON object in a line:
     command                                           event
     {"op": "spawn", "id", "target", "args", "env"}    {"event": "spawned", "id", "pid"}
     {"op": "signal", "id", "signal"}                  {"event": "signalled", "id"}
-    {"op": "look"}                                    {"event": "seen", "children"}
+    {"op": "list_children"}                           {"event": "children", "children"}
     {"op": "tail", "id", "lines"}                     {"event": "tail", "text"}
     {"op": "unlink", "name"}                          {"event": "unlinked"}
     {"op": "preload", "module"}
     {"op": "guard", "pid"}
     {"op": "detach", "on"}
-    {"op": "beat"}
-    {"op": "farewell", "leaves"}
+    {"op": "heartbeat"}
+    {"op": "disconnect", "leaves"}
                                                       {"event": "exited", "id", "pid", "code"}
                                                       {"event": "ready", "versions", "gpus"}
                                                       {"event": "failed", "module", "error"}
@@ -27,10 +27,10 @@ do not.
 `target` is "module:function". The child calls it with `args` and a function `announce`, which sends
 the owner an event. Each child leads its own session.
 
-A fork server on another host passes SIGTERM on to its children, and ends after the last of them. At
-the owner's farewell, or `SECONDS` after the owner died without a successor, the fork server kills
-every child and every guarded process, and ends. Only the fork server signals its children: as their
-parent, it knows that a pid still belongs to the process that it started.
+A fork server on another host passes SIGTERM on to its children, and ends after the last of them.
+When the owner sends `disconnect`, or `SECONDS` after it died without a successor, the fork server
+kills every child and every guarded process, and ends. Only the fork server signals its children: as
+their parent, it knows that a pid still belongs to the process that it started.
 
 Forking is safe only if the parent has started no framework runtime. A TensorFlow op or a JAX
 backend in the parent hangs or crashes the children. In that case the fork server starts each child
@@ -243,9 +243,9 @@ class ForkServer:
             self._spawn(command)
         elif command["op"] == "signal":
             self._signal(command["id"], command["signal"])
-        elif command["op"] == "look":
-            seen = {child: _state_of(pid) for child, pid in self._children.items()}
-            self._control_socket.announce({"event": "seen", "children": seen})
+        elif command["op"] == "list_children":
+            children = {child: _state_of(pid) for child, pid in self._children.items()}
+            self._control_socket.announce({"event": "children", "children": children})
         elif command["op"] == "tail":
             text = read_tail(self._folder, command["id"], command["lines"])
             self._control_socket.announce({"event": "tail", "text": text})

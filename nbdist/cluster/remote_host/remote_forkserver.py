@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 LOST_S = 5.0
 """Time without a connection after which a host is lost, and its engines count as dead."""
 
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 """Interval of heartbeats to the fork server, well below its `SILENCE_S`."""
 
 _OWN_S = 10.0
 _AGAIN_S = 0.5
 _TRIES = 2
-_FAREWELL_S = 3.0
-_FAREWELL = {"op": "farewell", "leaves": True}
+_END_S = 3.0
+_DISCONNECT = {"op": "disconnect", "leaves": True}
 
 
 class RemoteForkServer(ForkServerClient):
@@ -62,9 +62,11 @@ class RemoteForkServer(ForkServerClient):
         super().__init__(self._link.reach(), home.role, _OWN_S, key=home.folder.name)
         self._current = [self._peer]
         arguments = self._current, os.getpid(), self._closing, self.state
-        self._farewell = weakref.finalize(self, _send_farewell, *arguments)
-        self._beating = threading.Thread(target=self._beat, name="nbdist-beat", daemon=True)
-        self._beating.start()
+        self._finalizer = weakref.finalize(self, _disconnect, *arguments)
+        self._heartbeats = threading.Thread(
+            target=self._send_heartbeats, name="nbdist-heartbeat", daemon=True
+        )
+        self._heartbeats.start()
 
     def __str__(self) -> str:
         return f"the fork server on {self.host.key}"
@@ -173,10 +175,10 @@ class RemoteForkServer(ForkServerClient):
         """True while the connection is broken and being restored."""
         return self._link.is_disconnected
 
-    def _beat(self) -> None:
-        while not self._closing.wait(BEAT_S):
+    def _send_heartbeats(self) -> None:
+        while not self._closing.wait(HEARTBEAT_S):
             with contextlib.suppress(OSError), self._sending:
-                self._peer.send({"op": "beat"})
+                self._peer.send({"op": "heartbeat"})
 
     def _send_command(self, **command: Any) -> None:
         """Send a command. While the connection is being restored, wait for it."""
@@ -187,7 +189,10 @@ class RemoteForkServer(ForkServerClient):
                 peer.send(command)
                 return
             self._await_other(peer)  # the listening thread is about to detect the break, too
-        raise StartError(f"{self.host.key} cannot be reached")
+        raise StartError(
+            f"{self.host.key} cannot be reached: check the host and the network, then run "
+            "%dist_restart"
+        )
 
     def _await_connection(self) -> None:
         with self.state.changed:
@@ -253,8 +258,8 @@ class RemoteForkServer(ForkServerClient):
         raise StartError("the fork server does not respond")
 
     def leave(self) -> None:
-        """Disconnect without a farewell. The fork server waits for an owner, and the link stays."""
-        self._farewell.detach()
+        """Close the connection only. The fork server waits for an owner, and the link stays."""
+        self._finalizer.detach()
         self._end()
 
     def close(self) -> None:
@@ -262,23 +267,23 @@ class RemoteForkServer(ForkServerClient):
 
         The fork server of an unreachable host ends its children and itself.
         """
-        if self._farewell.detach() is None:
+        if self._finalizer.detach() is None:
             return
         if not self.is_disconnected:
-            _send_farewell(self._current, os.getpid(), self._closing, self.state)
+            _disconnect(self._current, os.getpid(), self._closing, self.state)
         self._closing.set()
         self._link.close()
         self._end()
 
     def announce_end(self) -> None:
-        """Send the farewell before `close`, so that several fork servers can end in parallel."""
+        """Send `disconnect` before `close`, so that several fork servers can end in parallel."""
         self._closing.set()
         with contextlib.suppress(OSError), self._sending:
-            self._peer.send(_FAREWELL)
+            self._peer.send(_DISCONNECT)
 
     def _end(self) -> None:
         self._closing.set()
-        self._beating.join()
+        self._heartbeats.join()
         self._end_connection()
 
 
@@ -304,7 +309,7 @@ def ports_of(controller: dict[str, Any]) -> list[int]:
     return [port for ports in lists for port in ports if isinstance(port, int)]
 
 
-def _send_farewell(
+def _disconnect(
     current: list[Peer], pid: int, closing: threading.Event, state: ForkServerState
 ) -> None:
     """Tell the fork server to end, and wait until it has ended.
@@ -315,5 +320,5 @@ def _send_farewell(
     if os.getpid() == pid:
         closing.set()
         with contextlib.suppress(OSError):
-            current[0].send(_FAREWELL)
-        state.wait_end(_FAREWELL_S)
+            current[0].send(_DISCONNECT)
+        state.wait_end(_END_S)

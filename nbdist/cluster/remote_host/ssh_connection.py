@@ -9,6 +9,7 @@ by nbdist. All other data goes through standard input, which no shell interprets
 from __future__ import annotations
 
 import contextlib
+import shlex
 import subprocess
 import sys
 import time
@@ -93,7 +94,10 @@ class SshConnection:
                 raise StartError(self._last_log_line())
             if time.monotonic() > deadline:
                 self.close()
-                raise StartError(f"ssh did not connect within {CONNECT_S:g} s")
+                raise StartError(
+                    f"ssh did not connect within {CONNECT_S:g} s: check `{self._login()}` in a "
+                    "terminal"
+                )
             time.sleep(_POLL_S)
         return process.pid
 
@@ -159,10 +163,17 @@ class SshConnection:
             wait_or_kill(self._process, _END_S)
 
     def _command(self, *words: str) -> list[str]:
-        host, config = self.host, [] if "-F" in words else self._config
-        user = ["-l", host.user] if host.user else []
-        port = ["-p", str(host.port)] if host.port else []
-        return ["ssh", *config, "-S", self._control, *user, *port, *words, "--", host.name]
+        config = [] if "-F" in words else self._config
+        login = *self._user_and_port(), *words, "--", self.host.name
+        return ["ssh", *config, "-S", self._control, *login]
+
+    def _login(self) -> str:
+        """Return the command that a user types to log in on the host."""
+        return shlex.join(["ssh", *self._config, *self._user_and_port(), self.host.name])
+
+    def _user_and_port(self) -> list[str]:
+        user = ["-l", self.host.user] if self.host.user else []
+        return user + (["-p", str(self.host.port)] if self.host.port else [])
 
     def _do(
         self,

@@ -284,11 +284,6 @@ def _reason(output: str) -> tuple[str, str]:
     return reason, ", ".join(parts)
 
 
-def _env() -> dict[str, str]:
-    own = (_JOB_VARIABLES, _RANK_VARIABLES)
-    return {n: v for n, v in os.environ.items() if not any(form.match(n) for form in own)}
-
-
 def _is_missing(program: str) -> bool:
     return shutil.which(program) is None
 
@@ -309,6 +304,8 @@ def _run(command: list[str], input: str | None = None) -> str:  # noqa: A002 - a
     """
     if _is_missing(command[0]):
         raise StartError(f"{command[0]} is not installed here")
+    own = (_JOB_VARIABLES, _RANK_VARIABLES)
+    env = {n: v for n, v in os.environ.items() if not any(form.match(n) for form in own)}
     try:
         done = subprocess.run(
             command,
@@ -316,7 +313,7 @@ def _run(command: list[str], input: str | None = None) -> str:  # noqa: A002 - a
             capture_output=True,
             text=True,
             errors="replace",
-            env=_env(),
+            env=env,
             timeout=COMMAND_S,
             check=False,
         )

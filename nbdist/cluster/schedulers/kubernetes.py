@@ -218,8 +218,30 @@ def job_object(name: str, count: int, batch: Batch, pod: dict[str, Any]) -> dict
         batch: the options of the pods.
         pod: additional fields of the pods from the user (`metadata`, `spec`).
     """
+    theirs, ours = pod.get("metadata", {}), {"labels": {_LABEL: name}}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": {_LABEL: name}},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": count,
+            "parallelism": count,
+            "backoffLimit": 1000,  # replace lost pods
+            "ttlSecondsAfterFinished": _TTL_S,
+            **({"activeDeadlineSeconds": seconds(batch.time)} if batch.time else {}),
+            "template": {
+                "metadata": _merged(theirs, ours),
+                "spec": _merged(pod.get("spec", {}), _pod_spec(name, batch)),
+            },
+        },
+    }
+
+
+def _container(batch: Batch) -> dict[str, Any]:
+    """Build the container in which a pod connects to the rendezvous."""
     resources = {"limits": {_GPU: str(batch.gpus)}} if batch.gpus else {}
-    worker = {
+    return {
         "name": _WORKER,
         "image": batch.image,
         "command": [
@@ -234,7 +256,10 @@ def job_object(name: str, count: int, batch: Batch, pod: dict[str, Any]) -> dict
         ],
         **({"resources": resources} if resources else {}),
     }
-    theirs, ours = pod.get("metadata", {}), {"labels": {_LABEL: name}}
+
+
+def _pod_spec(name: str, batch: Batch) -> dict[str, Any]:
+    """Build the spec of a pod. Pods of a Job are on different hosts if possible."""
     apart = {
         "weight": 100,
         "podAffinityTerm": {
@@ -242,7 +267,7 @@ def job_object(name: str, count: int, batch: Batch, pod: dict[str, Any]) -> dict
             "topologyKey": "kubernetes.io/hostname",
         },
     }
-    spec = {
+    return {
         "restartPolicy": "Never",
         "subdomain": name,
         "terminationGracePeriodSeconds": _GRACE_S,
@@ -251,28 +276,11 @@ def job_object(name: str, count: int, batch: Batch, pod: dict[str, Any]) -> dict
         "affinity": {
             "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [apart]}
         },
-        "containers": [worker],
+        "containers": [_container(batch)],
         "volumes": [
             {"name": "nbdist", "secret": {"secretName": name, "defaultMode": 0o400}},
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
         ],
-    }
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name, "labels": {_LABEL: name}},
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": count,
-            "parallelism": count,
-            "backoffLimit": 1000,  # replace lost pods
-            "ttlSecondsAfterFinished": _TTL_S,
-            **({"activeDeadlineSeconds": seconds(batch.time)} if batch.time else {}),
-            "template": {
-                "metadata": _merged(theirs, ours),
-                "spec": _merged(pod.get("spec", {}), spec),
-            },
-        },
     }
 
 

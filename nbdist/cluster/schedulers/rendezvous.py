@@ -1,8 +1,8 @@
 """Rendezvous process, to which a scheduler's hosts connect: `... rendezvous FOLDER PID`.
 
 It runs beside the notebook's kernel, and outlives it like the fork server (`PID`). It submits jobs
-(`allocations.py`), accepts the connections of their hosts on one port, and serves each host like an
-ssh master: it starts the fork server there, and forwards sockets in both directions. A host must
+(`allocations.py`), and accepts the connections of their hosts on one port. It serves each host like
+an ssh master: it starts the fork server there, and forwards sockets in both directions. A host must
 have the key that the jobs received. It executes commands only for the holder of another key, which
 never leaves this process. On SIGTERM, or when the fork server ends, the process cancels the jobs.
 

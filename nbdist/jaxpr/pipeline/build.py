@@ -202,7 +202,7 @@ class _PipelinedStep(ABC):
         if isinstance(value, Skewed):
             return self._schedule.unskewed(value, atom)
         if isinstance(value, Interleaved):
-            return self._schedule.deinterleaved(value.array, is_cut=True)
+            return self._schedule.deinterleaved(value.array, is_sharded=True)
         return value
 
 

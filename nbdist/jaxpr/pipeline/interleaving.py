@@ -17,34 +17,34 @@ import jax.numpy as jnp
 from nbdist.records import STAGE
 
 
-def interleaved(array: Any, stages: int, rounds: int, *, is_cut: bool) -> Any:
+def interleaved(array: Any, stages: int, rounds: int, *, is_sharded: bool) -> Any:
     """Return layers ordered by stage, and for each stage by round.
 
     Args:
         array: [layers, ...], in order.
         stages: number of stages.
         rounds: blocks of each stage.
-        is_cut: True if each stage stores its own layers.
+        is_sharded: True if each stage stores its own layers.
     """
-    return _moved(array, stages, rounds, is_cut=is_cut, is_back=False)
+    return _moved(array, stages, rounds, is_sharded=is_sharded, is_back=False)
 
 
-def deinterleaved(array: Any, stages: int, rounds: int, *, is_cut: bool) -> Any:
+def deinterleaved(array: Any, stages: int, rounds: int, *, is_sharded: bool) -> Any:
     """Undo `interleaved`.
 
     Args:
         array: [layers, ...], ordered by stage and round.
         stages: as in `interleaved`.
         rounds: as in `interleaved`.
-        is_cut: as in `interleaved`.
+        is_sharded: as in `interleaved`.
     """
-    return _moved(array, stages, rounds, is_cut=is_cut, is_back=True)
+    return _moved(array, stages, rounds, is_sharded=is_sharded, is_back=True)
 
 
-def _moved(array: Any, stages: int, rounds: int, *, is_cut: bool, is_back: bool) -> Any:
+def _moved(array: Any, stages: int, rounds: int, *, is_sharded: bool, is_back: bool) -> Any:
     if rounds == 1:
         return array
-    if is_cut and _can_be_sent(array):
+    if is_sharded and _can_be_sent(array):
         spec = jax.P(STAGE)
         own = partial(_sent, stages=stages, rounds=rounds, is_back=is_back)
         names = {STAGE}

@@ -224,7 +224,7 @@ def _kinds(scan: Scan, rows: Rows) -> tuple[list[Kind], list[Kind]]:
     ]
     while True:
         outs = kinds.read(body, [*constants, *carry, *over])
-        now = [_carried_kind(*pair) for pair in zip(carry, outs, strict=False)]
+        now = [_kind_in_layers(*pair) for pair in zip(carry, outs, strict=False)]
         if now == carry:
             break
         carry = now
@@ -252,7 +252,7 @@ def _mixed(scan: Scan, dims: Mapping[Var, Any]) -> set[Var]:
     return found
 
 
-def _carried_kind(before: Kind, after: Kind) -> Kind:
+def _kind_in_layers(before: Kind, after: Kind) -> Kind:
     """Return the kind of a carried value."""
     if before == after or (before, after) == ("same", "zero"):
         return before

@@ -104,7 +104,7 @@ def divide_step(program: ClosedJaxpr, layers: Mapping[int, Layers], rows: Rows) 
     try:
         return _StepDivider(program, layers, rows).divide_step()
     except PlanError as error:
-        raise PlanError(f"no 1F1B: {error}") from None
+        raise PlanError(f"schedule=1f1b is not possible: {error}; use schedule=gpipe") from None
 
 
 class _StepDivider:

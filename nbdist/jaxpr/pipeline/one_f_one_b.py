@@ -2,10 +2,10 @@
 
 In each tick each of S stages computes one forward pass, as in `scan_pipeline`, and one backward
 pass. The last stage starts the backward pass of a microbatch in the tick in which it ends the last
-of its v rounds (1F1B, interleaved if v > 1: arXiv:2104.04473, section 2.2). Here all stages compute
-both passes in each tick; the time that they wait is the same. A stage stores the results of a block
-of layers at most 2 v S - 1 times, for any number of microbatches. The first v S - 1 ticks have no
-backward pass, and the last v S - 1 no forward pass.
+of its v rounds. This is 1F1B, interleaved if v > 1 (arXiv:2104.04473, section 2.2). Here all stages
+compute both passes in each tick; the time that they wait is the same. A stage stores the results of
+a block of layers at most 2 v S - 1 times, for any number of microbatches. The first v S - 1 ticks
+have no backward pass, and the last v S - 1 no forward pass.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class LossSection:
         axes = [None] * len(inputs) + [0] * len(shared)
         run = jax.vmap(self._run, axes, spmd_axis_name=self._axis(STAGE))
         outs = jax.vmap(run, axes, spmd_axis_name=self._axis(DATA))(*inputs, *shared)
-        back, sums, rows, last = _cut(
+        back, sums, rows, last = _split(
             outs, [len(self._backward_inputs), len(self.sums), len(self.rows), len(self.last)]
         )
         backward_inputs = {
@@ -142,8 +142,8 @@ class LossSection:
         """Return [parts, ...] as [parts, shares, ...]."""
         (dim,) = self._dims[var]
         shape = array.shape
-        cut = (*shape[: dim + 1], self._shares, shape[dim + 1] // self._shares, *shape[dim + 2 :])
-        return self._sharded(jnp.moveaxis(array.reshape(cut), dim + 1, 1))
+        split = (*shape[: dim + 1], self._shares, shape[dim + 1] // self._shares, *shape[dim + 2 :])
+        return self._sharded(jnp.moveaxis(array.reshape(split), dim + 1, 1))
 
     def _whole(self, array: Any, var: Var) -> Any:
         """Undo `_shared`."""
@@ -180,6 +180,24 @@ class _BackwardState(NamedTuple):
     state: Arrays
     totals: Arrays
     left: Arrays
+
+
+class _AlternatingState(NamedTuple):
+    """State of both passes, and the sums of the loss section."""
+
+    forward: _ForwardState
+    backward: _BackwardState
+    totals: list[Any]
+
+
+class _Inputs(NamedTuple):
+    """Inputs of all microbatches: see `AlternatingPipeline.run`."""
+
+    forward_work: LayerInputs
+    backward_work: LayerInputs
+    entering: Arrays
+    given: Sequence[Any]
+    over: Sequence[Any]
 
 
 class Results(NamedTuple):
@@ -248,40 +266,12 @@ class AlternatingPipeline:
         def forward_tick(tick: Any, now: _ForwardState) -> _ForwardState:
             return self._forward_tick(forward_work, entering, now, tick)[0]
 
-        def forward_backward_tick(
-            tick: Any, carry: tuple[_ForwardState, _BackwardState, list[Any]]
-        ) -> Any:
-            now, going, totals = carry
-            now, _ = self._forward_tick(forward_work, entering, now, tick)
-            return now, self._backward_tick(backward_work, now.kept, nothing, going, tick), totals
-
-        def loss_tick(carry: tuple[_ForwardState, _BackwardState, list[Any]], tick: Any) -> Any:
-            now, going, totals = carry
-            now, passed = self._forward_tick(forward_work, entering, now, tick)
-            own = _at(list(over), schedule.items_of_tick(tick, stage=self.forward.last).micro)
-            backward_inputs, totals, left = self._loss_section(given, totals, own, passed)
-            return (
-                now,
-                self._backward_tick(backward_work, now.kept, backward_inputs, going, tick),
-                totals,
-            ), left
-
-        each = schedule.stages if schedule.rounds > 1 else schedule.micro
-        apart = schedule.rounds * each
-
-        def group(carry: tuple[_ForwardState, _BackwardState, list[Any]], tick: Any) -> Any:
-            """Run one microbatch for each stage, after the earlier rounds of these microbatches."""
-            if apart > each:
-                first = jnp.where(tick == warmup_ticks, tick, tick + each - apart)
-                carry = jax.lax.fori_loop(first, tick, forward_backward_tick, carry)
-            return jax.lax.scan(loss_tick, carry, tick + jnp.arange(each))
-
         first = jax.lax.fori_loop(
             0, warmup_ticks, forward_tick, self._start(forward_work, entering)
         )
-        begin = first, self._begin(nothing), self._loss_section.zeros()
-        starts = warmup_ticks + apart * jnp.arange(schedule.micro // each)
-        (last, going, totals), others = jax.lax.scan(group, begin, starts)
+        begin = _AlternatingState(first, self._begin(nothing), self._loss_section.zeros())
+        inputs = _Inputs(forward_work, backward_work, entering, given, over)
+        (last, going, totals), others = self._alternate(inputs, nothing, begin)
 
         def backward_tick(tick: Any, going: _BackwardState) -> _BackwardState:
             return self._backward_tick(backward_work, last.kept, nothing, going, tick)
@@ -292,6 +282,51 @@ class AlternatingPipeline:
         returned = {n: self.backward.last_stage_rows(array) for n, array in going.left.items()}
         others = [array.reshape(schedule.micro, *array.shape[2:]) for array in others]
         return Results(last.totals, going.totals, returned, totals, others)
+
+    def _alternate(
+        self, inputs: _Inputs, nothing: Arrays, begin: _AlternatingState
+    ) -> tuple[_AlternatingState, list[Any]]:
+        """Run the ticks between the warm-up and the last forward pass.
+
+        Args:
+            inputs: inputs of all microbatches.
+            nothing: inputs of the backward pass in a tick without loss section.
+            begin: state after the warm-up.
+
+        Returns:
+            The last state; results of the loss section, [groups, microbatches of a group, ...].
+        """
+        schedule, warmup_ticks = self._schedule, self._schedule.warmup_ticks
+        each = schedule.stages if schedule.rounds > 1 else schedule.micro
+        apart = schedule.rounds * each
+
+        def tick_without_loss(tick: Any, carry: _AlternatingState) -> _AlternatingState:
+            now, _ = self._forward_tick(inputs.forward_work, inputs.entering, carry.forward, tick)
+            going = self._backward_tick(
+                inputs.backward_work, now.kept, nothing, carry.backward, tick
+            )
+            return _AlternatingState(now, going, carry.totals)
+
+        def loss_tick(carry: _AlternatingState, tick: Any) -> tuple[_AlternatingState, list[Any]]:
+            now, passed = self._forward_tick(
+                inputs.forward_work, inputs.entering, carry.forward, tick
+            )
+            micro = schedule.items_of_tick(tick, stage=self.forward.last).micro
+            own = _at(list(inputs.over), micro)
+            back, totals, left = self._loss_section(inputs.given, carry.totals, own, passed)
+            going = self._backward_tick(inputs.backward_work, now.kept, back, carry.backward, tick)
+            return _AlternatingState(now, going, totals), left
+
+        def group(carry: _AlternatingState, tick: Any) -> Any:
+            """Run one microbatch for each stage, after the earlier rounds of these microbatches."""
+            if apart > each:
+                first = jnp.where(tick == warmup_ticks, tick, tick + each - apart)
+                carry = jax.lax.fori_loop(first, tick, tick_without_loss, carry)
+            return jax.lax.scan(loss_tick, carry, tick + jnp.arange(each))
+
+        starts = warmup_ticks + apart * jnp.arange(schedule.micro // each)
+        last, others = jax.lax.scan(group, begin, starts)
+        return last, others
 
     def _start(self, forward_work: LayerInputs, entering: Arrays) -> _ForwardState:
         schedule, stages = self._schedule, self.forward
@@ -377,7 +412,7 @@ def _at(tree: Any, place: Any) -> Any:
     return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, place, keepdims=False), tree)
 
 
-def _cut(all_: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
+def _split(all_: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
     """Split a list into pieces of these lengths."""
     rest, found = list(all_), []
     for length in lengths:

@@ -3,7 +3,7 @@
 Each of S stages has as many blocks of layers as there are rounds; stage s has the blocks s, S + s,
 ... Microbatches run in groups of S: through all first blocks, through all second blocks, and so on;
 then the next group starts. Stage s processes item t - s in tick t. Item i is microbatch i % S of
-its group, in round i // S, and no microbatch waits for its next round (Narayanan et al., 2021,
+its group, in round i // S. No microbatch waits for its next round (Narayanan et al., 2021,
 arXiv:2104.04473, section 2.2.2).
 
 Each microbatch is divided into as many parts as the data axis of the mesh has devices, in a
@@ -189,7 +189,7 @@ class Schedule:
         stack = run(skewed.array, jnp.arange(self.stages))
         shape = stack.shape
         rows = self.leaving(stack.reshape(*shape[:2], shape[2] * shape[3], *shape[4:]), var)
-        return self.deinterleaved(rows, is_cut=False)
+        return self.deinterleaved(rows, is_sharded=False)
 
     def entering(self, array: Any, var: Any) -> Any:
         """Return `divided` rows, gathered so that each stage has all rows of a part."""
@@ -206,7 +206,7 @@ class Schedule:
         return jax.lax.with_sharding_constraint(made, spec)
 
     def leaving(self, array: Any, var: Any) -> Any:
-        """Return `joined` rows, cut over the stages, for operations outside of layers."""
+        """Return `joined` rows, sharded over the stages, for operations outside of layers."""
         made, (dim,) = self.joined(array, var), self.rows.dims[var]
         sizes = _mesh().shape
         if STAGE not in sizes:
@@ -216,13 +216,13 @@ class Schedule:
         rest[dim] = axes
         return jax.lax.with_sharding_constraint(made, jax.P(*rest))
 
-    def interleaved(self, array: Any, *, is_cut: bool) -> Any:
+    def interleaved(self, array: Any, *, is_sharded: bool) -> Any:
         """Return [layers, ...] ordered by stage and round."""
-        return interleaved(array, self.stages, self.rounds, is_cut=is_cut)
+        return interleaved(array, self.stages, self.rounds, is_sharded=is_sharded)
 
-    def deinterleaved(self, array: Any, *, is_cut: bool) -> Any:
+    def deinterleaved(self, array: Any, *, is_sharded: bool) -> Any:
         """Undo `interleaved`."""
-        return deinterleaved(array, self.stages, self.rounds, is_cut=is_cut)
+        return deinterleaved(array, self.stages, self.rounds, is_sharded=is_sharded)
 
     def by_stages(self, array: Any, dim: int = 0) -> Any:
         """Split a dimension of `interleaved` layers into stages and their layers."""
@@ -231,7 +231,7 @@ class Schedule:
         return array.reshape(*shape[:dim], *apart, *shape[dim + 1 :])
 
     def sharded(self, array: Any, dim: int = 0, *, parts: bool = True) -> Any:
-        """Constrain a dimension to be cut over the stages of the mesh, if it has some.
+        """Constrain a dimension to be sharded over the stages of the mesh, if it has some.
 
         Args:
             array: array of any shape.
@@ -269,7 +269,7 @@ def inner_equations(jaxpr: Jaxpr) -> Iterator[Any]:
 
 
 def constrains_axis(eqn: Any, axis: str) -> bool:
-    """Return True if an equation constrains how an array is cut over a mesh axis, or may do so."""
+    """Return True if an equation constrains how an array is sharded over a mesh axis, or may."""
     if eqn.primitive.name != "sharding_constraint":
         return False
     sharding = eqn.params["sharding"]
@@ -285,7 +285,7 @@ def parts_of(batch: int, micro: int) -> int:
 
 
 def row_axes(rows: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the mesh axes that cut rows outside of layers: those that divide them.
+    """Return the mesh axes that shard rows outside of layers: those that divide them.
 
     Args:
         rows: number of rows.

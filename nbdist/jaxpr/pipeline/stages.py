@@ -1,7 +1,7 @@
 """The stages of a scan over layers, which run at once on different microbatches.
 
-The stages are an array dimension that is cut over a mesh axis. Values pass to the next stage by a
-roll along it, which XLA compiles to a collective permute. Results of stages in ticks without a
+The stages are an array dimension that is sharded over a mesh axis. Values pass to the next stage by
+a roll along it, which XLA compiles to a collective permute. Results of stages in ticks without a
 microbatch are discarded.
 """
 
@@ -88,8 +88,8 @@ class Stages:
             is_late: True if a microbatch is at the last stage first.
         """
         layers, schedule = self._layers, self._schedule
-        interleave = partial(schedule.interleaved, is_cut=True)
-        deinterleave = partial(schedule.deinterleaved, is_cut=True)
+        interleave = partial(schedule.interleaved, is_sharded=True)
+        deinterleave = partial(schedule.deinterleaved, is_sharded=True)
         precomputed = precompute(layers, dict(enumerate(given)), interleave, deinterleave)
         drawn = [schedule.sharded(array, parts=False) for array in precomputed.draws.values()]
         all_ = [*given, *drawn]
@@ -113,7 +113,9 @@ class Stages:
                 work.slices[n] = all_[n].array
             elif n >= len(constants) + layers.scan.carried and all_[n] is not None:
                 var = layers.scan.eqn.invars[n]
-                rows = all_[n] if n >= len(given) else schedule.interleaved(all_[n], is_cut=False)
+                rows = all_[n]
+                if n < len(given):
+                    rows = schedule.interleaved(rows, is_sharded=False)
                 work.slices[n] = schedule.skewed(rows, var, is_late=is_late).array
         return work
 
@@ -275,7 +277,7 @@ class Stages:
         """Return [stages, parts, layers of all blocks of a stage, ...] as [layers, ...]."""
         summed = self._schedule.sharded(totals.sum(1), parts=False)
         whole = self._total(n, summed.reshape(self._layers.length, *summed.shape[2:]), 0)
-        return self._schedule.deinterleaved(whole, is_cut=True)
+        return self._schedule.deinterleaved(whole, is_sharded=True)
 
     def _total(self, n: int, total: Any, before: Any) -> Any:
         aval: Any = self._layers.scan.eqn.outvars[n].aval

@@ -131,7 +131,7 @@ def offer(
         candidate = _without_what_stays(whole, constraints, leaves, now)
         why = (
             _same(candidate, taken)
-            or _uncut(whole)
+            or _unsharded(whole)
             or _too_big(candidate, leaves, out_bytes, constraints)
         )
         if why:
@@ -217,14 +217,14 @@ def _batch_sizes(leaves: Sequence[Any], arguments: Sequence[int]) -> list[int]:
 
 
 def _layout(name: str, size: int, number: int, mesh: Mesh, leaves: Sequence[Any]) -> Candidate:
-    """Return a layout: `batch` and `full` cut the batch, `model` and `full` other leaves."""
+    """Return a layout: `batch` and `full` shard the batch, `model` and `full` other leaves."""
     rows, others = {
         "batch": ("batch", "replicated"),
         "model": ("replicated", "model"),
         "full": ("batch", "full"),
     }[name]
     shardings = tuple(
-        _cut(rows if shape[:1] == (size,) else others, shape, mesh)
+        _named_or_replicated(rows if shape[:1] == (size,) else others, shape, mesh)
         for shape in map(np.shape, leaves)
     )
     words = {
@@ -236,7 +236,7 @@ def _layout(name: str, size: int, number: int, mesh: Mesh, leaves: Sequence[Any]
     return Candidate(f"{name} {size}" if number else name, f"{words} over {over}", shardings)
 
 
-def _cut(name: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+def _named_or_replicated(name: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
     try:
         return named(name, shape, mesh)
     except UsageError:  # it does not divide
@@ -262,8 +262,8 @@ def _moves(leaf: Any, wanted: Sharding, now: Sharding, constraints: Constraints)
     return isinstance(leaf, np.ndarray) and not constraints.is_shared and not is_there
 
 
-def _uncut(candidate: Candidate) -> str:
-    """Return why a layout cuts nothing; empty if it cuts an array."""
+def _unsharded(candidate: Candidate) -> str:
+    """Return why a layout shards nothing; empty if it shards an array."""
     meshed = [where for where in candidate.shardings if isinstance(where, NamedSharding)]
     if not meshed or any(any(where.spec) for where in meshed):
         return ""

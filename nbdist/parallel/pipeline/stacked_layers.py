@@ -1,9 +1,9 @@
 """Equal layers in a pipeline over a mesh axis, as one program.
 
-The inputs of all stages are one array, whose first dimension is cut over the mesh axis. In each
-tick all stages are one `vmap`, and a roll by one stage passes their outputs on. XLA compiles it to
-a collective permute (the "shifted buffer" of GSPMD: Xu et al., 2021, arXiv:2105.04663, section
-3.3).
+The inputs of all stages are one array, whose first dimension is sharded over the mesh axis. In
+each tick all stages are one `vmap`, and a roll by one stage passes their outputs on. XLA compiles
+it to a collective permute (the "shifted buffer" of GSPMD: Xu et al., 2021, arXiv:2105.04663,
+section 3.3).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def pipelined(
     """Return a pipeline of equal layers over an axis of a mesh.
 
     The pipeline is one program. It runs within `jax.jit` and under `jax.grad`, on one process and
-    on several. Other axes of the mesh may cut rows and weights.
+    on several. Other axes of the mesh may shard rows and weights.
 
     Args:
         layer: `(params of one layer, x) -> x`. x is an array, or a tree of them, of shape
@@ -63,7 +63,7 @@ def pipelined(
         mesh: Mesh with automatic axes, such as `nbdist.meshes` returns.
         axis: Name of the axis whose positions are the stages.
         micro: Number of microbatches. Microbatch m contains rows m, m + micro, m + 2 micro, ..., so
-            that rows which another axis cuts stay on their devices.
+            that rows which another axis shards stay on their devices.
         rounds: Number of times that a microbatch passes all stages. Each stage has this number of
             blocks of layers: the bubble is smaller by this factor, and more is sent. Needs
             `micro` >= stages if above 1.
@@ -131,9 +131,10 @@ class Pipelined:
                 leaf; or a tree of them, with the structure of params or its beginning.
 
         Returns:
-            With one round, leaves of the same shape, whose first dimension is cut over the axis.
-                With more, leaves of shape [rounds, stages, layers / (rounds stages), ...], whose
-                second dimension is cut; `leaf.reshape(-1, *leaf.shape[3:])` restores [layers, ...].
+            With one round, leaves of the same shape, their first dimension sharded over the axis.
+                With more, leaves of shape [rounds, stages, layers / (rounds stages), ...]; their
+                second dimension is sharded, and `leaf.reshape(-1, *leaf.shape[3:])` restores
+                [layers, ...].
 
         Raises:
             UsageError: the layers do not divide, leaves are not arrays, or specs do not fit.
@@ -145,7 +146,9 @@ class Pipelined:
             spread_of(params, specs, lambda spec, _: self._sharding(spec), ("specs", "params")),
         )
         if self.rounds > 1:
-            params = jax.tree.map(lambda leaf: jnp.reshape(leaf, self._cut(leaf.shape)), params)
+            params = jax.tree.map(
+                lambda leaf: jnp.reshape(leaf, self._block_shape(leaf.shape)), params
+            )
         return place(params, spread)
 
     def __call__(self, params: Any, x: Any) -> Any:
@@ -153,7 +156,7 @@ class Pipelined:
 
         Args:
             params: leaves of shape [layers, ...], whose number is a multiple of the stages, best
-                cut over the axis. With several rounds, use the result of `place`.
+                sharded over the axis. With several rounds, use the result of `place`.
             x: leaves of shape [rows, ...]; the rows are a multiple of `micro`.
 
         Returns:
@@ -197,7 +200,7 @@ class Pipelined:
         made = jax.vmap(self._stage, in_axes=(1, 0, 0), spmd_axis_name=self.axis)(
             blocks, fed, t - stage
         )
-        moved = jax.tree.map(lambda leaf: self._cut_over(jnp.roll(leaf, 1, 0)), made)
+        moved = jax.tree.map(lambda leaf: self._sharded(jnp.roll(leaf, 1, 0)), made)
         done = t - (self.stages - 1)
         slot = jnp.where(done >= 0, done % self.micro, self.micro)
         kept = jax.tree.map(
@@ -233,34 +236,34 @@ class Pipelined:
         )
         return picked
 
-    def _cut(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def _block_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape [rounds, stages, layers of a block, ...] for [layers, ...]."""
         per = shape[0] // (self.rounds * self.stages)
         return (self.rounds, self.stages, per, *shape[1:])
 
     def _blocks(self, leaf: jax.Array) -> jax.Array:
-        cut = leaf.reshape(self._cut(leaf.shape)) if self.rounds == 1 else leaf
-        spec = PartitionSpec(_OPEN, self.axis, *[_OPEN] * (cut.ndim - 2))
-        return jax.lax.with_sharding_constraint(cut, NamedSharding(self.mesh, spec))
+        blocks = leaf.reshape(self._block_shape(leaf.shape)) if self.rounds == 1 else leaf
+        spec = PartitionSpec(_OPEN, self.axis, *[_OPEN] * (blocks.ndim - 2))
+        return jax.lax.with_sharding_constraint(blocks, NamedSharding(self.mesh, spec))
 
     def _slots(self, leaf: jax.Array) -> jax.Array:
         """Return rows as [stages, micro + 1, rows of a microbatch, ...]; only stage 0 uses them."""
         micro = leaf.reshape(-1, self.micro, *leaf.shape[1:]).swapaxes(0, 1)
         slots = jnp.concatenate([micro, micro[:1]])
-        return self._cut_over(jnp.broadcast_to(slots, (self.stages, *slots.shape)))
+        return self._sharded(jnp.broadcast_to(slots, (self.stages, *slots.shape)))
 
     def _rows(self, kept: jax.Array) -> jax.Array:
         """Return the final rows, which arrived at the first stage last."""
         own: jax.Array = of_stage(kept[:, : self.micro], 0)
         return own.swapaxes(0, 1).reshape(-1, *own.shape[2:])
 
-    def _cut_over(self, leaf: jax.Array) -> jax.Array:
+    def _sharded(self, leaf: jax.Array) -> jax.Array:
         spec = PartitionSpec(self.axis, *[_OPEN] * (leaf.ndim - 1))
         return jax.lax.with_sharding_constraint(leaf, NamedSharding(self.mesh, spec))
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:
         if not isinstance(spec, PartitionSpec):
-            raise UsageError(f"specs has {spec!r}: give a PartitionSpec over the other axes")
+            raise UsageError(f"specs contains {spec!r}: use a PartitionSpec over the other axes")
         lead = (self.axis,) if self.rounds == 1 else (None, self.axis, None)
         return spec_over(PartitionSpec(*lead, *spec), self.mesh)
 

@@ -59,8 +59,8 @@ class StagePlace:
         """Return a sharding of rows over the first axis; a replicated one if they do not divide."""
         axis = self.mesh.axis_names[0]
         shape = np.shape(leaf)
-        cut = bool(shape) and shape[0] % self.mesh.shape[axis] == 0
-        return self._over(PartitionSpec(axis) if cut else PartitionSpec())
+        divides = bool(shape) and shape[0] % self.mesh.shape[axis] == 0
+        return self._over(PartitionSpec(axis) if divides else PartitionSpec())
 
     def _over(self, spec: PartitionSpec) -> Sharding:
         if self.mesh.size == 1:  # the same as from a plain `device_put`
@@ -122,5 +122,5 @@ def _faults(stages: int, places: Sequence[Any]) -> Iterator[str]:
         elif not all(map(platforms.is_own, _mesh_of(place).devices.flat)):
             yield (
                 f"devices[{number}] belongs to another process, and stages use devices of "
-                "one process: use nbdist.pipelined to cut layers over a mesh of all"
+                "one process: use nbdist.pipelined to shard layers over a mesh of all"
             )

@@ -45,10 +45,11 @@ def stages(
     Args:
         functions: `(params, x) -> y` each. x and y are arrays, or trees of them, of shape
             [rows, ...].
-        devices: One device for each function, or one mesh of this process. Rows are cut over the
-            first axis of a mesh if they divide. Default: the devices of this process in order, an
-            equal number for each function, in meshes with one axis `data` (spare devices are
-            idle). If functions outnumber devices, each device has a block of functions.
+        devices: One device for each function, or one mesh of this process. Rows are sharded over
+            the first axis of a mesh if they divide. Default: the devices of this process in
+            order, an equal number for each function, in meshes with one axis `data` (spare
+            devices are idle). If functions outnumber devices, each device has a block of
+            functions.
         micro: Number of microbatches. A stage works on one while the stage before it works on the
             next.
 

@@ -75,9 +75,9 @@ def decide(leaves: Sequence[Leaf]) -> Choice:
 
     Arrays on devices of the default platform, or over several processes, stay. Others go to the
     default platform if the largest is above the size from which on the transfer pays off (see
-    `crossing`), and otherwise to a CPU. If one device has no room, they are sharded over all.
+    `crossing`). Otherwise they go to a CPU. If one device has no room, they are sharded over all.
     With several processes, a cell computes on the whole mesh, so arrays go there: replicated, or
-    cut if there is no room.
+    sharded if there is no room.
 
     Raises:
         UsageError: they fit nowhere.
@@ -112,7 +112,7 @@ def _is_on(leaf: Leaf, own: Sequence[Device]) -> bool:
 
 
 def _over(leaves: Sequence[Leaf], mesh: Mesh) -> Choice:
-    """Return shardings over a mesh of several processes: replicated, or cut if there is no room."""
+    """Return shardings over a mesh of several processes; they shard if whole arrays do not fit."""
     whole = tuple(named("replicated", leaf.shape, mesh) for leaf in leaves)
     reason = f"on all {mesh.size} devices of the mesh, over which cells compute"
     try:
@@ -159,7 +159,7 @@ def _room(leaves: Sequence[Leaf], devices: Sequence[Device], reason: str) -> Cho
 
 
 def _spread(leaves: Sequence[Leaf], mesh: Mesh, reason: str) -> Choice:
-    """Return shardings that cut each leaf if a dimension divides; others are replicated."""
+    """Return shardings that shard each leaf if a dimension divides; others are replicated."""
     shardings = tuple(_spread_sharding(leaf, mesh) for leaf in leaves)
     capacity.check(leaves, shardings)
     return Choice(shardings, reason)

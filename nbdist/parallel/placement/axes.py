@@ -45,7 +45,7 @@ def role_of(axis: str) -> Role:
 
 
 def batch_axes(mesh: Mesh | AbstractMesh) -> Axes:
-    """Return the axes that cut rows: those of neither the model nor a pipeline."""
+    """Return the axes that shard rows: those of neither the model nor a pipeline."""
     flat = _flat(mesh)
     model = () if len(flat) == 1 else _models(flat)
     rest = tuple(a for a in flat if a not in model and role_of(a) is not SEQUENCE)

@@ -1,7 +1,8 @@
 """Devices that this process knows, with their measured rates.
 
-As a program (`python -m nbdist.parallel.placement.devices [--bench]`) it writes them for a notebook
-whose kernel has not imported JAX: there, JAX would take most of a GPU's memory, which workers need.
+As a program (`python -m nbdist.parallel.placement.devices [--bench]`), it writes the devices for a
+notebook whose kernel has not imported JAX. JAX in the kernel would take most of a GPU's memory, and
+workers need that memory.
 """
 
 from __future__ import annotations

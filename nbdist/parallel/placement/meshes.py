@@ -143,7 +143,7 @@ def _grid(shape: list[int], devices: list[Device]) -> np.ndarray:
         )
         return one
     across = _across(shape, slices)
-    inside = [size // cut for size, cut in zip(shape, across, strict=True)]
+    inside = [size // parts for size, parts in zip(shape, across, strict=True)]
     hybrid: np.ndarray = mesh_utils.create_hybrid_device_mesh(
         inside, across, devices, allow_split_physical_axes=True
     )

@@ -35,15 +35,15 @@ def named(name: str, shape: Sequence[int], mesh: Mesh | AbstractMesh) -> NamedSh
     An array without dimensions is replicated.
 
     Raises:
-        UsageError: a dimension does not divide by the axes that cut it, or the name is unknown.
+        UsageError: a dimension does not divide by the axes that shard it, or the name is unknown.
     """
     if name not in LAYOUTS:
         raise UsageError(f"where={name!r} is not a layout: use {', '.join(LAYOUTS)}")
     return NamedSharding(mesh, _spec(name, tuple(shape), mesh))
 
 
-def cuts(mesh: Mesh | AbstractMesh, axes: Axes) -> int:
-    """Return the number of parts that these axes cut into."""
+def parts_over(mesh: Mesh | AbstractMesh, axes: Axes) -> int:
+    """Return the number of parts of a dimension that is sharded over these axes."""
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
@@ -51,24 +51,24 @@ def _spec(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> Parti
     if name == "replicated" or not shape:
         return PartitionSpec()
     if name == "batch":
-        return _cut(name, shape, mesh, {0: batch_axes(mesh)})
+        return _sharded_spec(name, shape, mesh, {0: batch_axes(mesh)})
     if name == "model":
-        return _cut(name, shape, mesh, {len(shape) - 1: model_axes(mesh)})
+        return _sharded_spec(name, shape, mesh, {len(shape) - 1: model_axes(mesh)})
     rows, model = batch_axes(mesh), model_axes(mesh)
     if len(shape) > 1 and rows != model:
-        return _cut(name, shape, mesh, {0: rows, len(shape) - 1: model})
+        return _sharded_spec(name, shape, mesh, {0: rows, len(shape) - 1: model})
     every = tuple(dict.fromkeys((*rows, *model)))
-    dividing = [i for i, size in enumerate(shape) if size % cuts(mesh, every) == 0]
-    return _cut(name, shape, mesh, {(dividing or [0])[0]: every})
+    dividing = [i for i, size in enumerate(shape) if size % parts_over(mesh, every) == 0]
+    return _sharded_spec(name, shape, mesh, {(dividing or [0])[0]: every})
 
 
-def _cut(
+def _sharded_spec(
     name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, axes: dict[int, Axes]
 ) -> PartitionSpec:
     wrong = [
-        _undivided(name, shape, dimension, cut, cuts(mesh, cut))
-        for dimension, cut in axes.items()
-        if shape[dimension] % cuts(mesh, cut)
+        _undivided(name, shape, dimension, over, parts_over(mesh, over))
+        for dimension, over in axes.items()
+        if shape[dimension] % parts_over(mesh, over)
     ]
     if wrong:
         raise UsageError("; ".join(wrong))
@@ -81,7 +81,7 @@ def _undivided(name: str, shape: tuple[int, ...], dimension: int, axes: Axes, pa
     below, above = size // parts * parts, (size // parts + 1) * parts
     valid = f"{below:,} or {above:,}" if below else f"{above:,}"
     return (
-        f"{name!r} cuts dimension {dimension} of {list(shape)} into {parts} (mesh "
+        f"{name!r} shards dimension {dimension} of {list(shape)} into {parts} parts (mesh "
         f"{' x '.join(axes)}), and {size:,} does not divide: make it {valid}, or "
         f"use another of {', '.join(LAYOUTS)}"
     )

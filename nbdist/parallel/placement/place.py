@@ -49,7 +49,7 @@ def place(tree: Any, where: Any = AUTO, *, mesh: Mesh | None = None, explain: bo
     """Put the arrays of a tree on devices.
 
     Arrays that are in place already are not copied. Values stay the same, bit for bit. NumPy arrays
-    and numbers become JAX arrays of 32 bits, unless `jax_enable_x64` is set: floating-point numbers
+    and numbers become JAX arrays of 32 bits, unless `jax_enable_x64` is set. Floating-point numbers
     are rounded, and integers that do not fit are refused.
 
     With several processes, each must call `place` with the same values. Within `jax.jit` and in

@@ -83,7 +83,7 @@ def is_place(where: Any, part: Any) -> bool:
     """Return True if `where` is one place, and False if it is a tree of places.
 
     A tuple is a `PartitionSpec`, unless `part` is a tuple of the same length and each entry is a
-    place or a spec, as in `place((w, b), ("model", "replicated"))`.
+    place or a spec. An example of a tree is `place((w, b), ("model", "replicated"))`.
 
     Args:
         where: The argument, or a part of it.

@@ -68,7 +68,7 @@ class Given(Target):
 
 
 @dataclass(frozen=True)
-class Cut(Target):
+class Sharded(Target):
     """A `PartitionSpec` over a mesh; None for the current mesh."""
 
     spec: PartitionSpec
@@ -78,7 +78,7 @@ class Cut(Target):
         return checked(leaf, spec_over(self.spec, self.mesh or current_mesh()))
 
     def holds(self, leaf: Leaf) -> bool:
-        return _over_its_mesh(leaf, lambda mesh: Cut(self.spec, mesh), self.mesh)
+        return _over_its_mesh(leaf, lambda mesh: Sharded(self.spec, mesh), self.mesh)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def checked(leaf: Leaf, wanted: Sharding) -> Sharding:
         return wanted
     try:
         wanted.shard_shape(leaf.shape)
-    except (ValueError, IndexError) as error:  # an axis of what has none
+    except (ValueError, IndexError) as error:  # the object has no such axis
         raise UsageError(
             f"{leaf.name} does not fit {wanted}: {str(error).splitlines()[0]}"
         ) from None
@@ -205,7 +205,7 @@ def target_of(where: object, mesh: Mesh | None) -> Target:
     if isinstance(where, Sharding):
         return Given(where)
     if isinstance(where, PartitionSpec):
-        return Cut(where, mesh)
+        return Sharded(where, mesh)
     if isinstance(where, str):
         return Layout(where, mesh) if where in LAYOUTS else _called(where)
     raise UsageError(

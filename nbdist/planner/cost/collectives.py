@@ -1,9 +1,11 @@
 """Times of collectives over a mesh axis, from the levels of links that the axis crosses.
 
 The model is alpha-beta: a number of messages in sequence, each with its latency, and bytes over
-bandwidth (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
-MPICH", 2005). An axis over several levels reduces within the inner level first, so that the slower
+bandwidth. An axis over several levels reduces within the inner level first, so that the slower
 links outside carry only each device's share.
+
+Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
+MPICH", 2005.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ def all_reduce_s(
 ) -> float:
     """Return the seconds to sum arrays of `nbytes`, one on each device, on every device of an axis.
 
-    A ring carries 2 (n - 1)/n of the bytes in 2 (n - 1) messages (Patarasuk and Yuan, "Bandwidth
-    optimal all-reduce algorithms", JPDC 2009). Over levels: reduce-scatter inside, all-reduce of
-    the share outside, all-gather inside (Goyal et al., arXiv:1706.02677, section 4). All devices
-    communicate outside at once, each with its peers. Between hosts of GPUs NCCL uses one ring, or a
-    pair of trees, through all devices (S. Jeaugey, "Massively Scale Your Deep Learning Training
-    with NCCL 2.4", 2019).
+    A ring carries 2 (n - 1)/n of the bytes in 2 (n - 1) messages. Over levels: reduce-scatter
+    inside, all-reduce of the share outside, all-gather inside. All devices communicate outside at
+    once, each with its peers. Between hosts of GPUs NCCL uses one ring, or a pair of trees, through
+    all devices.
+
+    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 2009 (ring). Goyal
+    et al., arXiv:1706.02677, section 4 (levels). S. Jeaugey, "Massively Scale Your Deep Learning
+    Training with NCCL 2.4", 2019 (hosts of GPUs).
     """
     if prod(extent) == 1:
         return 0.0
@@ -68,8 +72,10 @@ def all_to_all_s(
     """Return the seconds in which every device sends an equal part of `nbytes` to each other one.
 
     If links join all pairs, (n - 1)/n of the bytes leave a device in n - 1 messages. On a ring a
-    part travels n/4 links on average, and half of the parts go each way ("How to Scale Your Model",
-    section "Sharded Matrices", jax-ml/scaling-book). Levels are passed in sequence, with all bytes.
+    part travels n/4 links on average, and half of the parts go each way. Levels are passed in
+    sequence, with all bytes.
+
+    Source: "How to Scale Your Model", section "Sharded Matrices", jax-ml/scaling-book (ring).
     """
     if prod(extent) == 1:
         return 0.0
@@ -136,8 +142,10 @@ def _ring_through_s(
 def _trees_s(nbytes: float, extent: Extent, topology: Topology, calibration: Calibration) -> float:
     """Return the seconds of an all-reduce by two trees of hosts, each a chain inside a host.
 
-    It takes fewer messages and all of the bytes (Sanders, Speck and Träff, "Two-tree algorithms for
-    full bandwidth broadcast, reduction and scan", 2009; in NCCL since 2.4).
+    It takes fewer messages and all of the bytes. NCCL contains it since version 2.4.
+
+    Source: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction
+    and scan", 2009.
     """
     ranks, hosts = prod(extent), _hosts(extent, topology)
     near_s, far_s = _latencies(extent, topology)

@@ -3,10 +3,11 @@
 Inputs of the step are counted exactly, as XLA counts them. The rest is the peak of the fused
 program (`planner/graph/fusion.py`), run in its own order; results take the memory of the inputs.
 
-Each stage of a pipeline holds the activations of its own layers: for all ticks (GPipe keeps all
-microbatches), or for the microbatches in flight (1F1B). Rows that pass through the layers are
-counted twice more, at entry and at exit, and the results of a tick once more before they are
-stored. If a stage has several blocks of layers, their parameters are counted once more.
+Each stage of a pipeline holds the activations of its own layers. Under GPipe these are the
+activations of all ticks, and under 1F1B those of the microbatches in flight. Rows that pass through
+the layers are counted twice more, at entry and at exit. The results of a tick are counted once more
+before they are stored. If a stage has several blocks of layers, their parameters are counted once
+more.
 """
 
 from __future__ import annotations
@@ -171,12 +172,12 @@ def _gathered_along(sharded: ShardedModel, op: Op) -> float:
     around = sharded.around(op)
     if around is sharded:
         return 0.0
-    cut = {v.number: v for v in (*op.ins, *op.outs) if sharded.is_cut_along(v)}.values()
-    return sum(around.bytes_of(value) - sharded.bytes_of(value) for value in cut)
+    narrow = {v.number: v for v in (*op.ins, *op.outs) if sharded.is_sequence_sharded(v)}.values()
+    return sum(around.bytes_of(value) - sharded.bytes_of(value) for value in narrow)
 
 
 def _of_all(sharded: ShardedModel, op: Op) -> float:
-    """Return the bytes of rows of all devices that an operation on a cut table holds."""
+    """Return the bytes of rows of all devices that an operation on a sharded table holds."""
     sent = sharded.exchanged(op)
     return sent.nbytes if sent is not None else 0.0
 
@@ -189,9 +190,9 @@ def _ticks(sharded: ShardedModel) -> float:
 def _bytes_of(value: Value, maker: Op, sharded: ShardedModel) -> float:
     """Return the bytes of a value on each device, given the operation that makes it.
 
-    Gradients that a loop sums or stacks are cut like the state that they update (seen in programs
-    of XLA for GPUs with ZeRO-1; other gradients are whole there). Gradients of a pipeline's layers
-    are whole, and at least float32, until all microbatches have ended.
+    Gradients that a loop sums or stacks are sharded like the state that they update. This was seen
+    in programs of XLA for GPUs with ZeRO-1, in which other gradients are whole. Gradients of a
+    pipeline's layers are whole, and at least float32, until all microbatches have ended.
     """
     if maker.name == PIPELINE_1F1B and not sharded.has_rows(value):
         return sharded.summed_bytes(value)

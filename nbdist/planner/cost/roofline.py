@@ -101,9 +101,10 @@ def _peak_rate(dtype: str, chip: Chip, calibration: Calibration) -> float:
 def _late_s(ranks: int, calibration: Calibration) -> float:
     """Return the seconds that a rank waits for the last one, on average.
 
-    If delays are memoryless with one mean, the last of n ranks arrives after H(n) means, the n-th
-    harmonic number, and the average rank after one (Rényi, "On the theory of order statistics",
-    1953).
+    If delays are memoryless with one mean, the last of n ranks arrives after H(n) means. H(n) is
+    the n-th harmonic number. The average rank arrives after one mean.
+
+    Source: Rényi, "On the theory of order statistics", 1953.
     """
     return calibration.straggle_s * (_harmonic(ranks) - 1)
 

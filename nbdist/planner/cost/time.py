@@ -1,11 +1,11 @@
 """Time of a step in a layout: operations on a roofline, collectives over the links they cross.
 
-If a summed group is cut, an all-reduce of the result adds the parts (arXiv:1909.08053, section 3).
-No overlap is assumed, so the time is an upper bound. Loops over layers in stages follow
-`jaxpr/pipeline/stages.py`: in each tick every stage runs its own layers on one microbatch, and
+If a summed group is sharded, an all-reduce of the result adds the parts (arXiv:1909.08053, section
+3). No overlap is assumed, so the time is an upper bound. Loops over layers in stages follow
+`jaxpr/pipeline/stages.py`. In each tick every stage runs its own layers on one microbatch, and
 sends the results to the next stage. Outside of them, stages have their own rows. Values that are
-cut along the sequence are gathered once for all operations that need them whole, and the sums of
-these are scattered.
+sharded along the sequence are gathered once for all operations that need them whole, and the sums
+of these are scattered.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Cost:
         for op in ops:
             around = sharded.around(op)
             if around is not sharded:
-                whole = (value for value in op.ins if sharded.is_cut_along(value))
+                whole = (value for value in op.ins if sharded.is_sequence_sharded(value))
                 found |= {value.number: around.bytes_of(value) for value in whole}
         return list(found.values())
 
@@ -218,13 +218,13 @@ class Cost:
             ):  # kept separate until the last microbatch
                 self._add_collective(totals, axis, nbytes, 1, is_half=False)
                 continue
-            is_scattered = axis == MODEL and any(map(self.sharded.is_cut_along, op.outs))
+            is_scattered = axis == MODEL and any(map(self.sharded.is_sequence_sharded, op.outs))
             self._add_collective(totals, axis, nbytes, times, is_half=is_scattered)
         for nbytes in self._gathers(ops):
             self._add_collective(totals, MODEL, nbytes, times, is_half=True)
 
     def _add_exchange(self, totals: _CostTotals, op: Op, times: int) -> None:
-        """Add the exchange of rows that are looked up in a cut table, without the small indices."""
+        """Add the exchange of rows looked up in a sharded table, without the small indices."""
         sent, extent, target = self.sharded.exchanged(op), self._extents[DATA], self._target
         if sent is None:
             return

@@ -38,7 +38,7 @@ class Dims:
         return dim
 
     def tie(self, a: int, b: int) -> None:
-        """Tie two dimensions: both are cut, or none is."""
+        """Tie two dimensions: both are sharded, or none is."""
         if a < 0 or b < 0:
             return
         a, b = self.find(a), self.find(b)
@@ -56,7 +56,7 @@ class Dims:
             self.tie(x, y)
 
     def block(self, dim: int, why: str) -> None:
-        """Note why a dimension cannot be cut."""
+        """Note why a dimension cannot be sharded."""
         if dim >= 0:
             root = self.find(dim)
             self._blocks[root] = self._blocks[root] or why

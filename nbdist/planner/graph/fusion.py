@@ -3,9 +3,9 @@
 A compiler fuses element-by-element operations with their users, so that most values between them
 are never written. Here, a value is written if more than one operation uses it, or if a dot, a
 convolution, a lookup or a loop does. Constants and broadcasts are never written. A reshape or a
-transpose uses the same memory. (These are the rules of XLA's instruction fusion pass, simplified.)
-Inputs of products are written first, except by compilers for TPUs: these recompute cheap values in
-each user if they depend on one value that is not larger.
+transpose uses the same memory. These are the rules of XLA's instruction fusion pass, simplified.
+Inputs of products are written first, except by compilers for TPUs. These compilers recompute cheap
+values in each user if they depend on one value that is not larger.
 """
 
 from __future__ import annotations

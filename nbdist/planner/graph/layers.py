@@ -1,4 +1,4 @@
-"""Dimensions that are layers, which pipelines cut into stages.
+"""Dimensions that are layers, which pipelines split into stages.
 
 In a scan over layers, rows of the batch pass from iteration to iteration, and each iteration has
 its own parameters. The scan of its backward pass goes over the same layers. (In a scan over time,

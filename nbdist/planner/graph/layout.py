@@ -1,10 +1,10 @@
-"""Layouts of a step: how each array is cut over the axes of a mesh.
+"""Layouts of a step: how each array is sharded over the axes of a mesh.
 
-The axis `data` cuts the batch. `model` cuts groups of dimensions; if a summed group is cut, each
-device has a part of the sum (tensor parallelism, arXiv:1909.08053). Carried arrays may also be cut
-over `data`, and are gathered for their use (ZeRO, arXiv:1910.02054). `stage` cuts the layers of
-scans over layers, which the batch passes in microbatches (GPipe, arXiv:1811.06965; 1F1B,
-arXiv:2104.04473). Values between layers may be cut along the sequence
+`data` shards the batch. `model` shards groups of dimensions. If a summed group is sharded, each
+device has a part of the sum (tensor parallelism, arXiv:1909.08053). Carried arrays may also be
+sharded over `data`, and are gathered for their use (ZeRO, arXiv:1910.02054). `stage` splits the
+layers of scans into stages, which the batch passes in microbatches (GPipe, arXiv:1811.06965; 1F1B,
+arXiv:2104.04473). Values between layers may be sharded along the sequence
 (`planner/graph/sequence.py`).
 """
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from nbdist.records import Remat, Schedule, Spec, Zero
 
 SMALLEST = 2**11
-"""Elements of the smallest array that is cut over the data axis; to gather a smaller one costs a
-message and saves nothing."""
+"""Elements of the smallest array that is sharded over the data axis; to gather a smaller one costs
+a message and saves nothing."""
 
 _SUM_ITEM = 4
 """Bytes of an element of sums over microbatches; see `accumulator_dtype` of `jaxpr/`."""
@@ -42,12 +42,12 @@ class Layout:
     Attributes:
         data: devices that share the batch.
         model: devices that share the model.
-        split: groups that are cut over `model`.
-        zero: ZeRO stage: what is cut over `data` beside the batch.
+        split: groups that are sharded over `model`.
+        zero: ZeRO stage: the arrays that are sharded over `data` beside the batch.
         remat: activations that are recomputed.
         micro: number of microbatches.
-        stage: number of stages that the layers are cut into.
-        sequence: True if `model` cuts results of products along the sequence.
+        stage: number of stages that the layers are split into.
+        sequence: True if `model` shards results of products along the sequence.
         schedule: order in which microbatches pass the stages.
         rounds: passes of a microbatch through all stages; each stage has as many blocks of layers.
     """
@@ -86,11 +86,11 @@ class Layout:
 
 
 class Exchange(NamedTuple):
-    """Transfer over the data axis for a table that is cut.
+    """Transfer over the data axis for a sharded table.
 
     Attributes:
         nbytes: bytes of rows on each device: its own, or those of all.
-        is_by_rows: True if the table is cut by rows; then the rows are those of all devices.
+        is_by_rows: True if the table is sharded by rows; then the rows are those of all devices.
     """
 
     nbytes: float
@@ -118,9 +118,9 @@ class ShardedModel:
         self.layout = layout
         self._states = states
         self._given = given or {}
-        is_cut = model.rows % layout.data == 0  # otherwise every device computes the whole batch
+        divides = model.rows % layout.data == 0  # otherwise every device computes the whole batch
         self._rows = model.batch_groups
-        self._batch = self._rows if is_cut else frozenset()
+        self._batch = self._rows if divides else frozenset()
         self._parts = layout.data
         if model.rows % (layout.data * layout.stage) == 0:
             self._parts *= layout.stage  # outside of pipelines, each stage has its own rows
@@ -162,7 +162,7 @@ class ShardedModel:
 
     @cached_property
     def sequence(self) -> frozenset[int]:
-        """Groups along which the model axis cuts results of products."""
+        """Groups along which the model axis shards results of products."""
         layout = self.layout
         if not layout.sequence:
             return frozenset()
@@ -187,8 +187,8 @@ class ShardedModel:
         is_shared = any(self.by_model({*value.groups, *op.summed}) > 1 for value in values)
         return self._gathered if is_shared else self
 
-    def is_cut_along(self, value: Value) -> bool:
-        """Return True if a value is cut along the sequence where no operation needs it whole."""
+    def is_sequence_sharded(self, value: Value) -> bool:
+        """Return True if the model axis shards a value only along the sequence."""
         groups = set(value.groups)
         is_there = self.has_rows(value) and not self.sequence.isdisjoint(groups)
         return is_there and self.by_model(groups) == 1
@@ -199,7 +199,7 @@ class ShardedModel:
 
     @property
     def by_stage_too(self) -> bool:
-        """True if rows are cut over the stages as well."""
+        """True if rows are sharded over the stages as well."""
         return not self.is_microbatch and self._parts > self.layout.data
 
     def has_rows(self, value: Value) -> bool:
@@ -211,19 +211,21 @@ class ShardedModel:
         return 1 if self._batch.isdisjoint(groups) else self._parts
 
     def by_model(self, groups: set[int]) -> int:
-        """Return the parts that the model axis cuts these groups into."""
+        """Return the number of parts of these groups over the model axis."""
         return 1 if self.layout.split.isdisjoint(groups) else self.layout.model
 
     def by_stage(self, groups: set[int]) -> int:
-        """Return the parts that the stage axis cuts the layers into; it cuts only one dimension."""
-        is_cut = self.by_stage_too and self.by_data(groups) > 1
-        return 1 if is_cut or self.model.layers.isdisjoint(groups) else self.layout.stage
+        """Return the parts of layers over the stage axis, which shards only one dimension."""
+        shards_rows = self.by_stage_too and self.by_data(groups) > 1
+        return 1 if shards_rows or self.model.layers.isdisjoint(groups) else self.layout.stage
 
     def parts(self, value: Value) -> int:
         """Return the number of parts of a value."""
         if value.groups not in self._known:
             groups = set(value.groups)
-            by_model = self.layout.model if self.is_cut_along(value) else self.by_model(groups)
+            by_model = self.by_model(groups)
+            if self.is_sequence_sharded(value):
+                by_model = self.layout.model
             parts = self.by_data(groups) * by_model * self.by_stage(groups)
             self._known[value.groups] = parts
         return self._known[value.groups]
@@ -237,8 +239,8 @@ class ShardedModel:
         """Return the padding factor of a value, for the dimension along lanes that needs least."""
         along = self.model.images.get(value.groups, ())
         sizes = zip(value.groups, value.sizes, strict=True)
-        cut = (n / self.by_data({g}) / self.by_model({g}) for g, n in sizes if g in along)
-        return min(map(padded, cut), default=1.0)
+        shard_sizes = (n / self.by_data({g}) / self.by_model({g}) for g, n in sizes if g in along)
+        return min(map(padded, shard_sizes), default=1.0)
 
     def entering_bytes(self, value: Value) -> float:
         """Return the bytes of rows that enter the stages, for all microbatches, on each device."""
@@ -248,10 +250,10 @@ class ShardedModel:
         """Return the bytes of a sum over microbatches on each device, at least in float32."""
         return max(1.0, _SUM_ITEM / value.itemsize) * self.bytes_of(value)
 
-    def cuts_products(self, ops: tuple[Op, ...]) -> bool:
-        """Return True if the model axis cuts a dot or a convolution of a program."""
+    def shards_products(self, ops: tuple[Op, ...]) -> bool:
+        """Return True if the model axis shards a dot or a convolution of a program."""
         return any(
-            self.cuts_products(op.body)
+            self.shards_products(op.body)
             or (
                 op.kind in ("dot", "conv")
                 and any(self.by_model(set(value.groups)) > 1 for value in (*op.ins, *op.outs))
@@ -270,22 +272,22 @@ class ShardedModel:
         if tensor.path in self._given:
             return self._given[tensor.path]
         value = tensor.value
-        cut: list[tuple[str, ...]] = [() for _ in value.sizes]
+        spec: list[tuple[str, ...]] = [() for _ in value.sizes]
         if tensor.role == "batch":
             axes = tuple(axis for axis, size in self.layout.axes.items() if size > 1)
-            if cut and not value.sizes[0] % prod(self.layout.axes.values()):
-                cut[0] = axes  # as loaded; the step gathers it along the model axis
-            return tuple(cut)
+            if spec and not value.sizes[0] % prod(self.layout.axes.values()):
+                spec[0] = axes  # as loaded; the step gathers it along the model axis
+            return tuple(spec)
         layers = self.model.layers if self.layout.stage > 1 else frozenset()
         for axis, groups in ((STAGE, layers), (MODEL, self.layout.split)):
             dim = next((dim for dim, group in enumerate(value.groups) if group in groups), -1)
             if dim >= 0:
-                cut[dim] = (axis,)
+                spec[dim] = (axis,)
         if self._is_sharded(tensor):
-            dim = self._dimension_for_data(value, cut)
+            dim = self._dimension_for_data(value, spec)
             if dim >= 0:
-                cut[dim] = (*cut[dim], DATA)
-        return tuple(cut)
+                spec[dim] = (*spec[dim], DATA)
+        return tuple(spec)
 
     def device_bytes(self, tensor: Tensor) -> int:
         """Return the exact bytes of an input on each device."""
@@ -298,28 +300,28 @@ class ShardedModel:
         return tensor.value.nbytes // parts
 
     def is_gathered(self, tensor: Tensor) -> bool:
-        """Return True if an input is cut over the data axis and gathered for its use."""
+        """Return True if an input is sharded over the data axis and gathered for its use."""
         is_parameter = self.role(tensor) == "parameter"
         return is_parameter and self._is_sharded(tensor) and not self._is_alone(tensor.value)
 
     def exchanged(self, op: Op) -> Exchange | None:
-        """Return the transfer of an operation that looks up rows of a cut table or adds to them."""
+        """Return the transfer of an operation that reads or updates rows of a sharded table."""
         if op.kind not in ("lookup", "scatter"):
             return None
         groups = (op.ins[0] if op.kind == "lookup" else op.outs[0]).groups
-        if groups not in self._cut_tables:
+        if groups not in self._sharded_tables:
             return None
         sent = filter(self.has_rows, op.outs if op.kind == "lookup" else op.ins)
         rows = max(sent, key=lambda value: value.nbytes, default=None)
         if rows is None:
             return None
         whole = self.bytes_of(rows) * self.by_data(set(rows.groups))
-        is_by_rows = self._cut_tables[groups] in self.model.tables[groups].rows
+        is_by_rows = self._sharded_tables[groups] in self.model.tables[groups].rows
         return Exchange(whole if is_by_rows else self.bytes_of(rows), is_by_rows)
 
     def is_table_gradient(self, value: Value) -> bool:
-        """Return True if a value is the gradient of a table that is cut and never gathered."""
-        return self._is_alone(value) and value.groups in self._cut_tables
+        """Return True if a value is the gradient of a sharded table that is never gathered."""
+        return self._is_alone(value) and value.groups in self._sharded_tables
 
     def _is_alone(self, value: Value) -> bool:
         """Return True if a value has the shape of a table that is only used for look-ups."""
@@ -329,44 +331,44 @@ class ShardedModel:
     def bytes_in(self, op: Op, value: Value) -> float:
         """Return the bytes of an operation's value on each device.
 
-        Operations without rows of the batch are cut like the state that they update.
+        Operations without rows of the batch are sharded like the state that they update.
         """
-        if value.groups not in self._cut_states or op.kind == "lookup":
+        if value.groups not in self._sharded_states or op.kind == "lookup":
             return self.bytes_of(value)
         has_rows = any(map(self.has_rows, (*op.ins, *op.outs)))
         is_apart = not has_rows or (value in op.outs and self.exchanged(op) is not None)
         return self.bytes_of(value) / (self.layout.data if is_apart else 1)
 
     @cached_property
-    def _cut_states(self) -> frozenset[tuple[int, ...]]:
-        """Groups of carried arrays that are cut over the data axis."""
+    def _sharded_states(self) -> frozenset[tuple[int, ...]]:
+        """Groups of carried arrays that are sharded over the data axis."""
         return frozenset(t.value.groups for t in self.model.tensors if self._is_sharded(t))
 
     @cached_property
-    def _cut_tables(self) -> dict[tuple[int, ...], int]:
-        """The group that the data axis cuts, by the groups of a cut table."""
+    def _sharded_tables(self) -> dict[tuple[int, ...], int]:
+        """The group that the data axis shards, by the groups of a table."""
         found: dict[tuple[int, ...], int] = {}
         for tensor in self.model.tensors:
             groups = tensor.value.groups
             if groups in self.model.tables and self.role(tensor) == "parameter":
-                cut = (
+                sharded = (
                     group
                     for group, axes in zip(groups, self.spec(tensor), strict=True)
                     if DATA in axes
                 )
-                found.update((groups, group) for group in cut)
+                found.update((groups, group) for group in sharded)
         return found
 
     def _is_sharded(self, tensor: Tensor) -> bool:
-        """Return True if an input other than the batch is cut over the data axis."""
+        """Return True if an input other than the batch is sharded over the data axis."""
         if self.layout.data == 1 or tensor.value.size < SMALLEST or tensor.role != "carried":
             return False
         return self.layout.zero == 3 or (self.layout.zero == 1 and self.role(tensor) == "state")
 
-    def _dimension_for_data(self, value: Value, cut: list[tuple[str, ...]]) -> int:
-        """Return the largest dimension that can be cut, preferably one that is whole.
+    def _dimension_for_data(self, value: Value, spec: list[tuple[str, ...]]) -> int:
+        """Return the largest dimension that can be sharded, preferably one that is whole.
 
-        If parameters are cut, dimensions of a table that rows are looked up along come last.
+        If parameters are sharded, dimensions of a table that rows are looked up along come last.
         """
         axes = self.layout.axes
         table = self.model.tables.get(value.groups) if self.layout.zero == 3 else None
@@ -374,21 +376,21 @@ class ShardedModel:
         fitting = [
             dim
             for dim, size in enumerate(value.sizes)
-            if not size % (self.layout.data * prod(axes[axis] for axis in cut[dim]))
+            if not size % (self.layout.data * prod(axes[axis] for axis in spec[dim]))
         ]
 
         def worth(dim: int) -> tuple[bool, bool, int, int]:
-            return value.groups[dim] not in looked_up, not cut[dim], value.sizes[dim], -dim
+            return value.groups[dim] not in looked_up, not spec[dim], value.sizes[dim], -dim
 
         return max(fitting, key=worth, default=-1)
 
 
 def split_by(model: Model, specs: Iterable[Spec]) -> frozenset[int]:
-    """Return the groups that the model axis cuts.
+    """Return the groups that the model axis shards.
 
     Args:
         model: the step.
-        specs: specs of its first tensors; those of batches are ignored, as all axes cut them.
+        specs: specs of its first tensors; those of batches are ignored, as all axes shard them.
     """
     return frozenset(
         group

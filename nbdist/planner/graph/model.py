@@ -83,12 +83,12 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Dimensions that operations tie: all are cut, or none is.
+    """Dimensions that operations tie: all are sharded, or none is.
 
     Attributes:
         divisor: the largest number that divides all their sizes.
         name: one of them, `params['w1'] dimension 1`.
-        blocked: reason why the model axis cannot cut them; empty if it can.
+        blocked: reason why the model axis cannot shard them; empty if it can.
     """
 
     divisor: int
@@ -105,7 +105,7 @@ class Op:
         name: name of the primitive.
         ins: values that it reads.
         outs: values that it makes.
-        summed: groups that it sums over; if one is cut, each device has a part of the sum.
+        summed: groups that it sums over; if one is sharded, each device has a part of the sum.
         flops: floating-point operations of one run.
         contract: length of each sum of a `dot` or a `conv`.
         times: number of runs.
@@ -136,7 +136,7 @@ class Model:
         groups: groups of dimensions; `Value.groups` and `Op.summed` are indices of it.
         ops: operations in order.
         results: numbers of the values that it leaves.
-        apart: reason why the batch and the model cannot both be cut; empty if they can.
+        apart: reason why the batch and the model cannot both be sharded; empty if they can.
         notes: parts that the model does not describe exactly.
         layers: groups that scans over layers go over: see `planner/graph/layers.py`.
         added: results of products that are only added: see `added_up` in `planner/graph/fusion.py`.
@@ -183,10 +183,11 @@ def _every(ops: tuple[Op, ...]) -> Iterator[Op]:
 def tables_of(model: Model) -> Mapping[tuple[int, ...], Table]:
     """Return the carried arrays that rows are looked up in, by their groups.
 
-    A table that is cut over the data axis need not be gathered: XLA looks rows up on the device
-    that has them (seen in programs for H100, v5e and CPU). If columns are cut, each device takes
-    its columns of all rows, and an all-to-all returns whole rows; the gradient takes the same way
-    back. If rows are cut, each device takes the rows that it has, and a reduce-scatter sums them.
+    A table that is sharded over the data axis need not be gathered. XLA looks rows up on the device
+    that has them (seen in programs for H100, v5e and CPU). If columns are sharded, each device
+    takes its columns of all rows, and an all-to-all returns whole rows; the gradient takes the same
+    way back. If rows are sharded, each device takes the rows that it has, and a reduce-scatter sums
+    them.
 
     Args:
         model: the step; its `tables` are ignored.

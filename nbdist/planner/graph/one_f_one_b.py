@@ -35,7 +35,8 @@ def as_1f1b(program: tuple[Op, ...], model: Model) -> tuple[Op, ...]:
     loops = [op for op in program if is_over_layers(op, model)]
     if len(loops) != 2:
         raise PlanError(
-            "no 1F1B: the step needs exactly one scan over layers and its backward pass"
+            "schedule=1f1b is not possible: the step needs exactly one scan over layers and its "
+            "backward pass; use schedule=gpipe"
         )
     forward, backward = loops
     batch = model.batch_groups

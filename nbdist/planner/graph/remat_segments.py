@@ -1,7 +1,7 @@
 """Segments of a forward pass that the backward pass recomputes, one at a time.
 
 The inputs of each segment are kept, and the backward pass holds one segment at a time. The best
-cuts keep little and leave no segment long (arXiv:1604.06174, section 4.3).
+ends of segments keep little and leave no segment long (arXiv:1604.06174, section 4.3).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 POINTS = 128
-"""Number of candidate cuts: the best position in each of as many parts of the forward pass."""
+"""Number of candidate ends: the best position in each of as many parts of the forward pass."""
 
 LIMITS = 17
 """Number of tried segment lengths, from half of all down, each shorter by the root of two."""
@@ -36,7 +36,7 @@ def segments(waiting: Sequence[int], crossing: Sequence[int]) -> tuple[int, ...]
     best: tuple[float, tuple[int, ...]] = (total, ())
     for number in range(LIMITS):
         limit = total / 2 ** (1 + number / 2)
-        found = _cut(points, sums, crossing, limit)
+        found = _ends(points, sums, crossing, limit)
         if found is not None:
             longest = max(b - a for a, b in pairwise([0, *(sums[p] for p in found), total]))
             best = min(best, (longest + sum(crossing[p] for p in found), found))
@@ -53,7 +53,7 @@ def _points(sums: list[int], crossing: Sequence[int]) -> Iterator[int]:
     yield from parts.values()
 
 
-def _cut(
+def _ends(
     points: list[int], sums: list[int], crossing: Sequence[int], limit: float
 ) -> tuple[int, ...] | None:
     """Return the ends that keep least with no segment above the limit; None if there are none."""

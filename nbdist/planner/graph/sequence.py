@@ -1,9 +1,9 @@
-"""Sequence parallelism: values between products are cut along the sequence.
+"""Sequence parallelism: values between products are sharded along the sequence.
 
-If the model axis cuts the dimension that a product sums over, each device has a part of the sum.
-The result passes through norms, residual sums and dropout, in which the axis could cut nothing but
-the sequence. Cut along it, the devices of the axis share these operations and their memory. The sum
-is reduce-scattered, and gathered before the next product (Korthikanti et al., arXiv:2205.05198,
+If the model axis shards the dimension that a product sums over, each device has a part of the sum.
+The result passes through norms, residual sums and dropout, in which the axis could shard nothing
+but the sequence. If it does, its devices share these operations and their memory. The sum is
+reduce-scattered, and gathered before the next product (Korthikanti et al., arXiv:2205.05198,
 section 4.2).
 """
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def sequence_of(model: Model, split: frozenset[int], parts: int) -> frozenset[int]:
-    """Return the groups of dimensions along which results of products can be cut.
+    """Return the groups of dimensions along which results of products can be sharded.
 
     Dimensions that a product without the model axis sums over are excluded: its results would be
     parts of sums.
 
     Args:
         model: the step.
-        split: groups that the model axis cuts.
+        split: groups that the model axis shards.
         parts: size of the model axis.
     """
     batch = model.batch_groups

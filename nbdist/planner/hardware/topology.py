@@ -198,8 +198,8 @@ def extents(axes: Mapping[str, int], topology: Topology) -> dict[str, Extent]:
     is innermost. Let devices of an axis be `stride` apart. An aligned run of `run` of them is
     within a block of a level if `stride * run` divides the block. The longest such run that divides
     the axis is its size within that level and the inner ones. If sizes do not divide each other,
-    the extent is the part that is certain to be within: an axis of 6 over hosts of 4 is `(2, 3)`,
-    and an axis whose stride crosses hosts unevenly is wholly across them.
+    the extent is the part that is certain to be within. An axis of 6 over hosts of 4 is `(2, 3)`.
+    An axis whose stride crosses hosts unevenly is wholly across them.
 
     Args:
         axes: sizes by name, outermost first.

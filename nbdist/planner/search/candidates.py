@@ -73,8 +73,8 @@ class Candidate:
         layout = self.sharded.layout
         remat = REMATS.index(layout.remat)
         order = layout.schedule != "gpipe", layout.rounds
-        cut = layout.stage, layout.model, layout.sequence
-        return *cut, remat, *order, layout.micro, layout.zero
+        sizes = layout.stage, layout.model, layout.sequence
+        return *sizes, remat, *order, layout.micro, layout.zero
 
 
 def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -123,7 +123,7 @@ def _crossed_links(
     Sums that each layer waits for belong on links within hosts (arXiv:2104.04473, section 3).
     """
     crossed = slow_links(topology, extent)
-    return crossed[-1] if crossed and sharded.cuts_products(program) else ""
+    return crossed[-1] if crossed and sharded.shards_products(program) else ""
 
 
 def _replicated_table(sharded: ShardedModel, large: list[Tensor]) -> str | None:

@@ -27,8 +27,8 @@ MUCH_BUBBLE = 0.15
 """Share of a step in the pipeline's bubble from which on a warning is given."""
 
 MUCH_INPUT = 1e9
-"""Bytes per second of batches on a host from which on input may limit a step: the best rate at
-which one process reads and copies. Assumed."""
+"""Bytes per second of batches on a host from which on input may limit a step. It is the best rate
+at which one process reads and copies. Assumed."""
 
 NO_SEQUENCE = (
     "no product whose sum the model axis shards has another dimension that "
@@ -82,7 +82,7 @@ def faults_of_stages(
     if reason:
         yield f"no stages: {reason}"
     else:
-        yield from _faults_of_cuts(steps, asked, fitting)
+        yield from _faults_of_splits(steps, asked, fitting)
         if rounds > 1 and fitting:
             yield from _faults_of_rounds(steps, asked, fitting)
     if asked.get("micro", 2) < 2:
@@ -93,10 +93,10 @@ def faults_of_stages(
         yield f"zero is {asked['zero']}: with stages, ZeRO is 0 or 1"
 
 
-def _faults_of_cuts(
+def _faults_of_splits(
     steps: Steps, asked: Mapping[str, int], fitting: Sequence[int]
 ) -> Iterator[str]:
-    """Yield the faults of cuts into stages and blocks."""
+    """Yield the faults of splits into stages and blocks."""
     stages, rounds = asked.get(STAGE), asked.get("rounds", 1)
     counts = ", ".join(map(str, fitting))
     if rounds < 1:

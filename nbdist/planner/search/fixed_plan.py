@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def sharded_as(given: Plan, steps: Steps, devices: int) -> ShardedModel:
     """Return a step in the layout of a plan: its axes, microbatches, rematerialization and specs.
 
-    Specs of the batch are ignored: it is cut over all devices.
+    Specs of the batch are ignored: it is sharded over all devices.
 
     Raises:
         PlanError: the plan is impossible; all faults are listed.
@@ -93,7 +93,7 @@ def _faults(given: Plan, steps: Steps, devices: int) -> Iterator[str]:
         yield f"a batch of {model.rows} cannot be divided into {given.axes[DATA]}{parts}"
     yield from _faults_in_stages(given, steps)
     if model.apart and min(given.axes[DATA], given.axes[MODEL]) > 1:
-        yield f"{sizes} cuts both the batch and the model: {model.apart}"
+        yield f"{sizes} shards both the batch and the model: {model.apart}"
     known = {tensor.path: tensor for tensor in model.tensors}
     for planned in given.tensors:
         if planned.path not in known:

@@ -1,4 +1,4 @@
-"""Possible sizes of mesh axes for a step, before the model axis cuts anything."""
+"""Possible sizes of mesh axes for a step, before the model axis shards anything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LEVELS: tuple[Zero, ...] = (0, 1, 3)
 
 STAGED: tuple[Zero, ...] = LEVELS[:2]
-"""ZeRO stages in pipelines; parameters cut over the data axis would be gathered in each tick."""
+"""ZeRO stages in pipelines; parameters sharded over `data` would be gathered in each tick."""
 
 _ROUNDS = (2, 3, 4)
 """Numbers of rounds that are tried beside one."""
@@ -40,7 +40,7 @@ def bare_layouts(
         crossing: instead, layouts that cross slow links with both stages and tensor parallelism.
             Others come first, because stages keep sums that layers wait for within hosts.
     """
-    # Sequence parallelism is decided later, when the model axis cuts dimensions.
+    # Sequence parallelism is decided later, when the model axis shards dimensions.
     asked = {name: size for name, size in request.fixed.items() if name != "sequence"}
     for stage in _stages(steps, target, request):
         for data, size in _sizes(steps, target, stage):

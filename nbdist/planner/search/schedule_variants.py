@@ -1,4 +1,4 @@
-"""Variants of a layout with the same cuts and another schedule."""
+"""Variants of a layout with the same shardings and another schedule."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def plan(
         step: the step, or its variants with rematerialization and microbatches.
         target: the hardware.
         request: requested sizes and limits.
-        pinned: specs of arrays that the user has cut, by path.
+        pinned: specs of arrays that the user has sharded, by path.
 
     Raises:
         PlanError: no layout fits, or none fulfils the request.
@@ -126,7 +126,7 @@ def layouts(model: Model, target: Target, request: Planning) -> tuple[Layout, ..
 def _candidates(
     steps: Steps, target: Target, request: Planning, pinned: Mapping[str, Spec] | None
 ) -> Iterator[Candidate]:
-    """Yield candidates; if the batch cannot be cut, every device computes all of it."""
+    """Yield candidates; if the batch cannot be sharded, every device computes all of it."""
     bare = bare_layouts(steps, target, request)
     found = list(_candidates_of(bare, steps, target, request, pinned))
     if not any(c.fits and not c.crossed_links for c in found):
@@ -159,7 +159,7 @@ def _candidates_of(
             ways = list(sequence_variants(found, steps, target, request))
             all_ = [one for way in ways for one in schedule_variants(way, steps, target, request)]
             yield from all_
-            kept += ways[-1:]  # a cut sequence needs fewer microbatches
+            kept += ways[-1:]  # a sharded sequence needs fewer microbatches
             if any(c.fits for c in all_) or (
                 all_ and not any(c.exceeds_by_activations for c in all_)
             ):
@@ -210,7 +210,7 @@ def _sharded(
     request: Planning,
     pinned: Mapping[str, Spec] | None,
 ) -> Candidate | None:
-    """Return a candidate with cuts over the model axis; None if nothing can be cut."""
+    """Return a candidate that is sharded over the model axis; None if nothing can be."""
     step, topology = steps.of(bare), target.topology
     budget = request.budget or topology.chip.memory_bytes
     layout = bare
@@ -309,7 +309,7 @@ def _why(best: Candidate, other: Candidate) -> RunnerUp:
     elif other.time.step > best.time.step:
         why = _slower(best, other)
     else:
-        why = "it cuts more, and is not expected to be faster"
+        why = "it shards more, and is not expected to be faster"
     return RunnerUp(
         title=other.title,
         step_s=other.time.step,

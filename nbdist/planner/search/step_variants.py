@@ -67,7 +67,7 @@ class Steps:
         make_variant: makes a model with rematerialization and microbatches. None if there are no
             variants.
         layers: returns the layers of each scan over layers for a rematerialization, as the runtime
-            finds them; raises PlanError if one cannot be cut into stages. None uses the model.
+            finds them; raises PlanError if one cannot be split into stages. None uses the model.
         check_1f1b: raises PlanError if a variant with rematerialization does not allow 1F1B. None
             uses the model.
     """
@@ -96,11 +96,11 @@ class Steps:
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
-        """Numbers of stages that divide its layers; empty if they cannot be cut."""
+        """Numbers of stages that divide its layers; empty if they cannot be split."""
         return () if self.why_no_stages() else self._counts("")
 
     def why_no_stages(self, remat: Remat = "") -> str:
-        """Return why its layers cannot be cut into stages; empty if they can."""
+        """Return why its layers cannot be split into stages; empty if they can."""
         if remat not in self._why_no_stages:
             self._why_no_stages[remat] = self._find_why_no_stages(remat)
         return self._why_no_stages[remat]

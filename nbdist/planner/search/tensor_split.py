@@ -1,8 +1,8 @@
-"""Choice of the dimensions that the model axis cuts, by a small integer program.
+"""Choice of the dimensions that the model axis shards, by a small integer program.
 
-Every group of dimensions is cut or not. At most one group of an operation or an array is cut,
-because one axis cuts an array once. The program minimizes the time of operations, which cuts
-reduce, plus that of the sums that they need; memory of arrays is bounded. HiGHS solves it
+Every group of dimensions is sharded or not. At most one group of an operation or an array is
+sharded, because one axis shards an array once. The program minimizes the time of operations, which
+sharding reduces, plus that of the sums that it needs; memory of arrays is bounded. HiGHS solves it
 (`scipy.optimize.milp`) deterministically.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nbdist.planner.cost.time import Cost
 from nbdist.planner.graph.layout import Layout, ShardedModel
@@ -19,6 +19,8 @@ from nbdist.records import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
 
     from nbdist.planner.cost.time import Target
     from nbdist.planner.graph.model import Model, Op, Tensor
@@ -38,20 +40,20 @@ def split_for(
     budget: float,
     large: Sequence[Tensor],
 ) -> frozenset[int] | None:
-    """Return the groups to cut over `layout.model` devices.
+    """Return the groups to shard over `layout.model` devices.
 
     Args:
         model: the step.
         program: its operations, fused.
-        layout: sizes of the axes, without cuts over the model axis.
+        layout: sizes of the axes, without groups over the model axis.
         states: numbers of carried values that are not parameters.
         target: the hardware.
         extents: extents of the axes.
         budget: bytes for the step's inputs on each device, if possible.
-        large: arrays that are cut, if possible.
+        large: arrays that are sharded, if possible.
 
     Returns:
-        The groups; None if nothing can be cut.
+        The groups; None if nothing can be sharded.
     """
     reasons = splittable(model, layout.model)
     free = {group for group, reason in reasons.items() if not reason}
@@ -64,7 +66,7 @@ def split_for(
 
 
 def _classes(model: Model, free: set[int]) -> dict[int, int]:
-    """Return the representative of each group that may be cut; equal ones are decided together."""
+    """Return the representative of each group that may be sharded; equal ones share one."""
     classes = {group: group for group in free}
     if len(free) <= MANY:
         return classes
@@ -94,10 +96,37 @@ def _is_sound(model: Model, classes: dict[int, int]) -> bool:
     return True
 
 
-class _Program:
-    """The integer program, with a variable for each class (cut) and each bundle (shared).
+class _Constraint(NamedTuple):
+    """Bounds on a weighted sum of all variables."""
 
-    A bundle is the operations, or the arrays, that the same classes would cut.
+    weights: np.ndarray
+    least: float = -math.inf
+    most: float = math.inf
+
+
+def _minimum(costs: np.ndarray, constraints: Sequence[_Constraint]) -> np.ndarray | None:
+    """Return the variables, 0 or 1, with the least cost; None if no values fit the constraints."""
+    import numpy as np
+    from scipy.optimize import (  # type: ignore[import-untyped]
+        Bounds,
+        LinearConstraint,
+        milp,
+    )
+
+    weights, least, most = zip(*constraints, strict=True)
+    found: np.ndarray | None = milp(
+        costs / max(np.abs(costs).max(), 1e-30),
+        constraints=LinearConstraint(np.array(weights), least, most),
+        integrality=np.ones_like(costs),
+        bounds=Bounds(0, 1),
+    ).x
+    return found
+
+
+class _Program:
+    """The integer program, with a variable for each class (sharded) and each bundle (shared).
+
+    A bundle is the operations, or the arrays, that the same classes would shard.
     """
 
     def __init__(
@@ -123,53 +152,64 @@ class _Program:
         self._price(program, Cost(sharded, target, extents))
 
     def solved(self, budget: float, large: Sequence[Tensor]) -> frozenset[int] | None:
-        import numpy as np
-        from scipy.optimize import (  # type: ignore[import-untyped]
-            Bounds,
-            LinearConstraint,
-            milp,
-        )
-
         bundles = sorted({*self._saved, *self._freed} - {frozenset()}, key=sorted)
         width = len(self._order)
         shared = {bundle: width + place for place, bundle in enumerate(bundles)}
-        costs = np.zeros(width + len(bundles))
+        costs, freed = self._coefficients(shared)
+        found = _minimum(costs, self._constraints(freed, shared, budget, large))
+        if found is None:
+            return None
+        sharded = {group for group, place in self._order.items() if found[place] > 0.5}
+        return frozenset(group for group, own in self._classes.items() if own in sharded)
+
+    def _coefficients(self, shared: dict[frozenset[int], int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the seconds that each variable costs, and the bytes that it frees.
+
+        Args:
+            shared: the variable of each bundle.
+        """
+        import numpy as np
+
+        costs = np.zeros(len(self._order) + len(shared))
         for group, seconds in self._summed.items():
             costs[self._order[group]] += seconds
         freed = np.zeros_like(costs)
         for bundle, column in shared.items():
             costs[column] -= self._saved.get(bundle, 0.0)
             freed[column] = self._freed.get(bundle, 0.0)
-        some = np.zeros_like(costs)
-        some[:width] = 1  # the axis must cut something
-        rows, least, most = [freed, some], [self._given - budget, 1], [np.inf, np.inf]
+        return costs, freed
+
+    def _constraints(
+        self,
+        freed: np.ndarray,
+        shared: dict[frozenset[int], int],
+        budget: float,
+        large: Sequence[Tensor],
+    ) -> list[_Constraint]:
+        """Return the constraints on all variables.
+
+        Args:
+            freed: the bytes that each variable frees.
+            shared: the variable of each bundle.
+            budget: the bytes that a device may store.
+            large: the arrays that must be sharded.
+        """
+        import numpy as np
+
+        some = np.zeros_like(freed)
+        some[: len(self._order)] = 1  # the axis must shard something
+        constraints = [_Constraint(freed, least=self._given - budget), _Constraint(some, least=1)]
         for tensor in large:
-            row = np.zeros_like(costs)
+            row = np.zeros_like(freed)
             row[[self._order[group] for group in self._of(tensor.value.groups)]] = 1
-            rows.append(row)
-            least.append(1)
-            most.append(np.inf)
+            constraints.append(_Constraint(row, least=1))
         for bundle, column in shared.items():
-            row = np.zeros_like(costs)
+            row = np.zeros_like(freed)
             row[[self._order[group] for group in bundle]] = 1
-            rows.append(row.copy())  # at most one of them is cut
-            least.append(-np.inf)
-            most.append(1)
-            row[column] = -1  # shared only if one is cut
-            rows.append(row)
-            least.append(0)
-            most.append(np.inf)
-        scale = max(np.abs(costs).max(), 1e-30)
-        found = milp(
-            costs / scale,
-            constraints=LinearConstraint(np.array(rows), least, most),
-            integrality=np.ones_like(costs),
-            bounds=Bounds(0, 1),
-        )
-        if found.x is None:
-            return None
-        cut = {group for group, place in self._order.items() if found.x[place] > 0.5}
-        return frozenset(group for group, own in self._classes.items() if own in cut)
+            constraints.append(_Constraint(row.copy(), most=1))  # at most one of them is sharded
+            row[column] = -1  # shared only if one is sharded
+            constraints.append(_Constraint(row, least=0))
+        return constraints
 
     def _of(self, groups: tuple[int, ...]) -> frozenset[int]:
         return frozenset(self._classes[group] for group in groups if group in self._classes)
@@ -192,9 +232,9 @@ class _Program:
 
 
 def splittable(model: Model, parts: int) -> dict[int, str]:
-    """Return, for each group of carried or read arrays, why it cannot be cut in `parts`.
+    """Return, for each group of carried or read arrays, why it cannot be sharded into `parts`.
 
-    The reason is empty if the group can be cut.
+    The reason is empty if the group can be sharded.
     """
     batch, doubled = model.batch_groups, _doubled(model.ops)
     reasons: dict[int, str] = {}
@@ -222,7 +262,7 @@ def _reason(
 
 
 def _doubled(ops: tuple[Op, ...]) -> frozenset[int]:
-    """Return groups that a value of an operation has twice: one axis cannot cut both."""
+    """Return groups that a value of an operation has twice: one axis cannot shard both."""
     found: set[int] = set()
     for op in ops:
         found |= _doubled(op.body)

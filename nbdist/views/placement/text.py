@@ -159,8 +159,8 @@ def over_axes(layout: Layout) -> str:
 def block(array: PlacedArray, layout: Layout, number: int) -> str:
     """Format a slice: `rows 0:512, cols all`, or `[0:2, :, 4:8]` for more dimensions."""
     spans: list[tuple[int, int]] = []
-    cuts = layout.parts or (1,) * len(array.shape)
-    for length, parts in reversed(list(zip(array.shape, cuts, strict=True))):
+    all_parts = layout.parts or (1,) * len(array.shape)
+    for length, parts in reversed(list(zip(array.shape, all_parts, strict=True))):
         number, place = divmod(number, parts)
         spans.insert(0, (length * place // parts, length * (place + 1) // parts))
     texts = [

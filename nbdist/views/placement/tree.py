@@ -158,7 +158,7 @@ class Row:
     Attributes:
         depth: depth from 0.
         entry: entry of the line, None for the remainder of a branch.
-        hidden: cost of what is not shown below the entry or in the remainder.
+        hidden: cost of the hidden parts.
     """
 
     depth: int
@@ -167,7 +167,7 @@ class Row:
 
 
 def rows(root: Branch, limit: int) -> list[Row]:
-    """Return at most `limit` rows. Long branches are cut, small ones open before large ones."""
+    """Return at most `limit` rows. Small branches open first, and long ones are truncated."""
     return list(_rows(root, 0, limit))
 
 

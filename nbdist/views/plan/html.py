@@ -64,6 +64,7 @@ _GRID = (
     f"align-items:center;vertical-align:middle;padding:1px 0;{_RULE}"
 )
 _INSET = "margin-left:16px"
+_WARNING_SIGN = '<span style="color:var(--jp-warn-color1,#d26900);margin-right:6px">⚠</span>'
 _SUMMARY = f"{_INSET};cursor:pointer;list-style-position:outside"
 """Style of a foldable row. Its marker is left of the row, so that all rows have equal width."""
 
@@ -79,7 +80,10 @@ def page(plan: Plan, placement: Placement, root: Branch) -> str:
     return html.box(
         words.headline(plan),
         *(html.faint(text) for text in words.facts(plan)),
-        *(_warning(text) for text in words.warnings(plan)),
+        *(
+            f'<div style="margin-top:2px">{_WARNING_SIGN}{escape(text)}</div>'
+            for text in words.warnings(plan)
+        ),
         *(html.faint(text) for text in words.verified(plan)),
         _degrees(plan),
         _panels(plan),
@@ -93,11 +97,6 @@ def page(plan: Plan, placement: Placement, root: Branch) -> str:
 def part(title: str, plan: Plan, placement: Placement, root: Branch) -> str:
     """Return the view of some arrays, with a title of its own. See `page` for the arguments."""
     return html.box(title, _tensors(placement, root), _cards(plan, placement))
-
-
-def _warning(text: str) -> str:
-    sign = '<span style="color:var(--jp-warn-color1,#d26900);margin-right:6px">⚠</span>'
-    return f'<div style="margin-top:2px">{sign}{escape(text)}</div>'
 
 
 def _note(text: str) -> str:
@@ -245,8 +244,10 @@ def _card(placement: Placement, array: PlacedArray, count: int, pictures: Blocks
 
 def _lattice(layout: Layout) -> str:
     """Return a picture of many blocks: lines between them, and the block of device 0."""
-    cut = [parts for parts in layout.parts if parts > 1][:2]
-    down, across = cut if len(cut) > 1 else (*cut, 1) if layout.parts[0] > 1 else (1, *cut)
+    sharded = [parts for parts in layout.parts if parts > 1][:2]
+    if len(sharded) == 1:
+        sharded = [*sharded, 1] if layout.parts[0] > 1 else [1, *sharded]
+    down, across = sharded
     rows, columns = min(down, _LINES), min(across, _LINES)
     height, width = _cell(rows), _cell(columns)
     lines = ",".join(

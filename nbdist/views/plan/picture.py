@@ -160,8 +160,8 @@ def _table(
     widths = [max(map(len, column)) for column in zip(header, *table, strict=True)]
     while sum(widths) + 2 * (len(widths) - 1) > WIDTH:
         widths[widths.index(max(widths))] -= 1
-    cut = [list(map(formatting.shortened, row, widths)) for row in table]
-    return html.text_table(header, cut, numbers)
+    fitting = [list(map(formatting.shortened, row, widths)) for row in table]
+    return html.text_table(header, fitting, numbers)
 
 
 def _unfolded(table: Sequence[Sequence[str]]) -> Iterator[list[str]]:

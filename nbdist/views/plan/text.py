@@ -148,10 +148,10 @@ def _model(plan: Plan) -> str:
         for t in plan.tensors
         if t.role == "parameter"
     ]
-    cut = [nbytes for nbytes, spec in wholes if any(MODEL in axes for axes in spec)]
-    share = sum(cut) / (sum(nbytes for nbytes, _ in wholes) or 1)
+    sharded = [nbytes for nbytes, spec in wholes if any(MODEL in axes for axes in spec)]
+    share = sum(sharded) / (sum(nbytes for nbytes, _ in wholes) or 1)
     text = (
-        f"shards {len(cut):,} of {formatting.count(len(wholes), 'parameter')}, "
+        f"shards {len(sharded):,} of {formatting.count(len(wholes), 'parameter')}, "
         f"{formatting.share(share)} of their bytes, and their computations (tensor parallel)"
     )
     along = "activations between them are sharded along the sequence (sequence parallel)"

@@ -8,7 +8,7 @@
 A checkpoint is written as `.step-00000050.part-1a2b3c4d` and renamed when it is complete. It is
 renamed again before it is removed. A folder with the final name is therefore complete, whenever a
 process died. Files of one rank are written the same way. The ranks draw a new number at the end
-when a run begins or resumes: an earlier save may still write while the same step is saved again.
+when a run begins or resumes. An earlier save may still write while the same step is saved again.
 """
 
 from __future__ import annotations

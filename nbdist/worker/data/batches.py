@@ -44,8 +44,8 @@ class Batch(Share, frozen=True):
     everything: Callable[[], tuple[Tree, ...]]
 
 
-class Cut(msgspec.Struct, frozen=True):
-    """Division of global batches into `ranks` parts, each for `replicas / ranks` replicas."""
+class RankRows(msgspec.Struct, frozen=True):
+    """Rows of a rank in global batches: one of `ranks` parts, for `replicas / ranks` replicas."""
 
     rank: int
     ranks: int
@@ -110,7 +110,7 @@ def rows_of(tree: Tree, rows: Any) -> Tree:
 
 
 def slicer(values: tuple[Tree, ...]) -> Callable[[slice], tuple[Tree, ...]]:
-    """Return a function for `Cut.batch` that takes rows of a step's arguments."""
+    """Return a function for `RankRows.batch` that takes rows of a step's arguments."""
     return lambda part: rows_of(values, part)
 
 

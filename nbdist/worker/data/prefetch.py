@@ -1,7 +1,7 @@
 """Prefetching: a thread prepares batches before the steps need them.
 
 Order and values are those of the source. An error of a source is raised at the step that needs the
-batch. Sources that each rank reads in part are not prefetched: ranks exchange their row counts in
+batch. Sources that each rank reads in part are not prefetched. Ranks exchange their row counts in
 collectives while they read, and only one collective may be under way.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from nbdist.records import NoteTopic, StepOptions
-    from nbdist.worker.data.batches import Batch, Cut
+    from nbdist.worker.data.batches import Batch, RankRows
     from nbdist.worker.data.sources import Source
 
 AUTO_BATCHES = 4
@@ -117,17 +117,17 @@ class Feed:
             note("starved", text)
 
     def epoch(
-        self, number: int, cut: Cut, limit: int, first: int = 0
+        self, number: int, rank_rows: RankRows, limit: int, first: int = 0
     ) -> Generator[tuple[Batch, float], None, None]:
         """Yield each batch with the seconds that the step waited for it.
 
         Args:
             number: number of the epoch.
-            cut: division of the batches.
+            rank_rows: rows of this rank in a batch.
             limit: number of batches needed; below 0, all.
             first: number of batches to skip at the beginning.
         """
-        batches: Iterator[Batch] = iter(self._source.epoch(number, cut))
+        batches: Iterator[Batch] = iter(self._source.epoch(number, rank_rows))
         for _ in itertools.islice(batches, first):
             self._passed()
         ahead: PrefetchIterator | None = None

@@ -21,7 +21,7 @@ from nbdist.worker.data.batches import Batch, leaves, map_arrays, map_trees, row
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from nbdist.worker.data.batches import Cut, Tree
+    from nbdist.worker.data.batches import RankRows, Tree
 
 LOOK_AHEAD = 16
 """Number of parts that a rank reads before ranks exchange row counts."""
@@ -63,23 +63,23 @@ class Parts:
         self._gather = gather
         self.sharding = sharding
 
-    def epoch(self, number: int, cut: Cut) -> Iterator[Batch]:
+    def epoch(self, number: int, rank_rows: RankRows) -> Iterator[Batch]:
         del number
         pool: list[Tree] = []
         for own, rows in aligned(iter(self._start()), LOOK_AHEAD, self._gather):
-            if not pool and self._is_even(rows, cut):
+            if not pool and self._is_even(rows, rank_rows):
                 yield self._shared(own, int(rows.sum()))
                 continue
             pool = [p for p in (*pool, *self._exchanged(own)) if p is not None]
             while pool and _rows(pool) >= (self._batch or 1):
                 taken, pool = _take(pool, self._batch or _rows(pool))
-                yield _cut(taken, cut)
+                yield _batch_of(taken, rank_rows)
         if pool:
-            yield _cut(_joined(pool), cut)
+            yield _batch_of(_joined(pool), rank_rows)
 
-    def _is_even(self, rows: np.ndarray, cut: Cut) -> bool:
-        full = not self._batch or rows.sum() == self._batch - self._batch % cut.replicas
-        return bool(full and (rows == rows[0]).all() and rows.sum() % cut.replicas == 0)
+    def _is_even(self, rows: np.ndarray, rank_rows: RankRows) -> bool:
+        full = not self._batch or rows.sum() == self._batch - self._batch % rank_rows.replicas
+        return bool(full and (rows == rows[0]).all() and rows.sum() % rank_rows.replicas == 0)
 
     def _shared(self, own: Tree, rows: int) -> Batch:
         return Batch((own,), rows, whole=False, everything=lambda: (_joined(self._exchanged(own)),))
@@ -223,5 +223,5 @@ def _take(parts: list[Tree], rows: int) -> tuple[Tree, list[Tree]]:
     return rows_of(whole, slice(rows)), [rest] if len(leaves(rest)[0]) else []
 
 
-def _cut(tree: Tree, cut: Cut) -> Batch:
-    return cut.batch(len(leaves(tree)[0]), slicer((tree,)))
+def _batch_of(tree: Tree, rank_rows: RankRows) -> Batch:
+    return rank_rows.batch(len(leaves(tree)[0]), slicer((tree,)))

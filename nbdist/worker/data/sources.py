@@ -15,7 +15,7 @@ from nbdist.worker.data.rank_shards import Parts, own_files, rows_of_files
 
 if TYPE_CHECKING:
     from nbdist.records import StepOptions
-    from nbdist.worker.data.batches import Batch, Cut, Tree
+    from nbdist.worker.data.batches import Batch, RankRows, Tree
 
 
 DISTRIBUTED = "as in the distributed data set"
@@ -45,7 +45,7 @@ class Source(Protocol):
     steps: int
     sharding: str
 
-    def epoch(self, number: int, cut: Cut) -> Iterator[Batch]:
+    def epoch(self, number: int, rank_rows: RankRows) -> Iterator[Batch]:
         """Yield the batches of an epoch; `number` counts from 1."""
         ...
 
@@ -79,13 +79,13 @@ class Arrays:
             raise StepError("the data are empty")
         self.steps = -(-self.samples // batch)
 
-    def epoch(self, number: int, cut: Cut) -> Iterator[Batch]:
+    def epoch(self, number: int, rank_rows: RankRows) -> Iterator[Batch]:
         order = np.arange(self.samples)
         if self._shuffle is not None:
             order = np.random.default_rng([self._shuffle, number]).permutation(self.samples)
         for start in range(0, self.samples, self._batch):
             rows = order[start : start + self._batch]
-            yield cut.batch(len(rows), self._taker(rows))
+            yield rank_rows.batch(len(rows), self._taker(rows))
 
     def _taker(self, rows: np.ndarray) -> Callable[[slice], tuple[Tree, ...]]:
         """Return a function that takes some of the rows; all rows determine the padded length."""
@@ -122,10 +122,10 @@ class Elements:
         self.samples = length if batch else -1
         self.steps = -(-length // batch) if batch and length >= 0 else length
 
-    def epoch(self, number: int, cut: Cut) -> Iterator[Batch]:
+    def epoch(self, number: int, rank_rows: RankRows) -> Iterator[Batch]:
         del number
         for tree in self._batches():
-            yield cut.batch(len(leaves(tree)[0]), slicer(self._padding.of(tree)))
+            yield rank_rows.batch(len(leaves(tree)[0]), slicer(self._padding.of(tree)))
 
     def _batches(self) -> Iterator[Tree]:
         if not self._batch:

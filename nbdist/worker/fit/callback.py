@@ -161,10 +161,10 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
     def on_test_begin(self, logs: Any = None) -> None:
         if self._stop is not None:  # the validation will reset the metrics
             self._own = _own_loss(self.model)
-            self._pace.cut(self._epoch)
+            self._pace.stop_trace(self._epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._pace.cut(self._epoch)
+        self._pace.stop_trace(self._epoch)
         own = self._own or _own_loss(self.model)
         context.current().reporter.report_values(self._epoch, -1, own=own, shared=_scalars(logs))
 

@@ -1,7 +1,7 @@
 """Checkpoints of `fit`: saving during training, and resuming in the middle of an epoch.
 
 If a cell runs again to resume, it skips each finished `fit` and the finished batches of the
-unfinished one: Keras reads these batches in the same order, but does not train on them. Keras's own
+unfinished one. Keras reads these batches in the same order, but does not train on them. Keras's own
 `BackupAndRestore` resumes only at an epoch, from a file that each rank would write.
 """
 

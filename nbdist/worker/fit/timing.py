@@ -93,9 +93,9 @@ class Pace:
         self.settled.notify_all()
         return measured
 
-    def cut(self, epoch: int) -> None:
+    def stop_trace(self, epoch: int) -> None:
         """Stop a trace under way, before work that is no step."""
-        self._tracing.cut(epoch)
+        self._tracing.stop(epoch)
 
     def close(self, epoch: int) -> None:
         """End the tracing; no more steps follow."""

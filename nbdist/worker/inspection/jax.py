@@ -11,7 +11,7 @@ from jax.tree_util import default_registry
 
 from nbdist.jaxpr.sharding_constraints import axes_of
 from nbdist.records import OWN_RANK, LayoutKind, PlacedDevice
-from nbdist.worker.inspection.types import ABSTRACT, DELETED, Found, Inside, Mesh, Where
+from nbdist.worker.inspection.types import ABSTRACT, DELETED, ArrayLocation, Found, Inside, Mesh
 from nbdist.worker.jax.arrays.replicas import PerReplica, Ragged
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class JaxReader:
     """Reader that caches the layout of each sharding: many arrays share one."""
 
     def __init__(self) -> None:
-        self._wheres: dict[tuple[Sharding, int, bool], Where] = {}
+        self._locations: dict[tuple[Sharding, int, bool], ArrayLocation] = {}
         self._places: dict[str, dict[Any, tuple[int, str]]] = {}
 
     def read(self, value: Any) -> Found | Inside | None:
@@ -40,21 +40,21 @@ class JaxReader:
         level = default_registry.flatten_one_level_with_keys(value)
         return None if level is None else Inside([((str(key),), part) for key, part in level[0]])
 
-    def _where(self, array: jax.Array) -> Where:
+    def _where(self, array: jax.Array) -> ArrayLocation:
         """Return the layout; arrays of one rank share it, except those with an empty dimension."""
         key = array.sharding, array.ndim, 0 in array.shape
-        if key not in self._wheres:
-            self._wheres[key] = self._read_sharding(array.sharding, array.shape)
-        return self._wheres[key]
+        if key not in self._locations:
+            self._locations[key] = self._read_sharding(array.sharding, array.shape)
+        return self._locations[key]
 
-    def _read_sharding(self, sharding: Sharding, shape: tuple[int, ...]) -> Where:
+    def _read_sharding(self, sharding: Sharding, shape: tuple[int, ...]) -> ArrayLocation:
         indices = sharding.devices_indices_map(shape)
-        parts, blocks = _cut(list(indices.values()), shape)
+        parts, blocks = _blocks(list(indices.values()), shape)
         own = all(device.process_index == jax.process_index() for device in indices)
         devices = tuple(self._device(d, sharding.memory_kind, own=own) for d in indices)
         named = isinstance(sharding, jax.NamedSharding)
         other = not named and len(devices) > 1
-        return Where(
+        return ArrayLocation(
             kind=_kind(len(devices), math.prod(parts)),
             devices=devices,
             blocks=blocks,
@@ -97,7 +97,7 @@ def _numbered(devices: Sequence[jax.Device]) -> dict[Any, tuple[int, str]]:
     return places
 
 
-def _cut(
+def _blocks(
     indices: Sequence[tuple[slice, ...]], shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the number of parts of each dimension, and the block number of each index."""
@@ -121,5 +121,5 @@ def _kind(devices: int, pieces: int) -> LayoutKind:
 
 
 def _axes(sharding: NamedSharding, ndim: int) -> tuple[tuple[str, ...], ...]:
-    cut = [tuple(map(str, axes)) for axes in axes_of(sharding.spec)]
-    return (*cut, *((),) * (ndim - len(cut)))
+    named = [tuple(map(str, axes)) for axes in axes_of(sharding.spec)]
+    return (*named, *((),) * (ndim - len(named)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from nbdist.records import Layout, MeshShape, PlacedArray, PlacedDevice, PlacementReport
-from nbdist.worker.inspection.types import HOST, Found, Inside, Mesh, Reader, Table, Where
+from nbdist.worker.inspection.types import HOST, ArrayLocation, Found, Inside, Mesh, Reader, Table
 from nbdist.worker.runtime.shell import engine_shell
 
 if TYPE_CHECKING:
@@ -168,14 +168,14 @@ class _Tables:
         self.devices: Table[PlacedDevice] = Table()
         self.meshes: Table[MeshShape] = Table()
         self.layouts: Table[Layout] = Table()
-        self._known: dict[int, tuple[int, Where]] = {}
+        self._known: dict[int, tuple[int, ArrayLocation]] = {}
 
-    def layout(self, where: Where) -> int:
+    def layout(self, where: ArrayLocation) -> int:
         if id(where) not in self._known:  # hashing a layout is slow with many devices
             self._known[id(where)] = self.layouts.index(self._layout(where)), where
         return self._known[id(where)][0]
 
-    def _layout(self, where: Where) -> Layout:
+    def _layout(self, where: ArrayLocation) -> Layout:
         return Layout(
             kind=where.kind,
             devices=tuple(map(self.devices.index, where.devices)),

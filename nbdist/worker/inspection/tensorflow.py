@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from nbdist.records import OWN_RANK, LayoutKind, PlacedDevice
-from nbdist.worker.inspection.types import ABSTRACT, Found, Inside, Where
+from nbdist.worker.inspection.types import ABSTRACT, ArrayLocation, Found, Inside
 
 _CompositeTensor = tf.__internal__.CompositeTensor
 _NO_DATA = (tf.resource, tf.variant)
@@ -62,7 +62,7 @@ def _is_kept_alike(value: Any) -> bool:
     return isinstance(value, tf.types.experimental.distributed.Mirrored)
 
 
-def _found(value: Any, where: Where) -> Found:
+def _found(value: Any, where: ArrayLocation) -> Found:
     """Return the array; 0 bytes for strings, whose size is unknown."""
     shape, dtype = _shape(value), value.dtype
     nbytes = 0 if dtype == tf.string else dtype.size * value.shape.num_elements()
@@ -77,10 +77,10 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 @functools.lru_cache
-def _where(kind: LayoutKind, *devices: str) -> Where:
+def _where(kind: LayoutKind, *devices: str) -> ArrayLocation:
     placed = tuple(map(_device, devices))
     owners = len(placed) if kind == "per replica" else 1
-    return Where(kind, placed, (0,) * len(placed), owners=owners)
+    return ArrayLocation(kind, placed, (0,) * len(placed), owners=owners)
 
 
 def _device(name: str) -> PlacedDevice:

@@ -24,7 +24,7 @@ class Mesh:
 
 
 @dataclass(frozen=True)
-class Where:
+class ArrayLocation:
     """Layout like `records.Layout`, but with devices and mesh instead of indices."""
 
     kind: LayoutKind
@@ -44,7 +44,7 @@ class Found:
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
-    where: Where
+    where: ArrayLocation
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Inside:
 Reader = Callable[[Any], Found | Inside | None]
 """Function that reads an object; returns None for objects of another kind."""
 
-ABSTRACT = Where("abstract")
-DELETED = Where("deleted")
-HOST = Where("host", (PlacedDevice(OWN_RANK, HOST_MEMORY),), (0,))
+ABSTRACT = ArrayLocation("abstract")
+DELETED = ArrayLocation("deleted")
+HOST = ArrayLocation("host", (PlacedDevice(OWN_RANK, HOST_MEMORY),), (0,))
 
 
 class Table(Generic[Item]):

@@ -186,8 +186,8 @@ class PjRTStrategy:
         """
         del options
         context = InputContext(
-            num_input_pipelines=self._placement.cut.ranks,
-            input_pipeline_id=self._placement.cut.rank,
+            num_input_pipelines=self._placement.rank_rows.ranks,
+            input_pipeline_id=self._placement.rank_rows.rank,
             num_replicas_in_sync=self.num_replicas_in_sync,
         )
         source = PartSource(lambda: dataset_fn(context), self._placement)

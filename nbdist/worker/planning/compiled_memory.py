@@ -46,9 +46,9 @@ def compiled(
 def memory_of(made: jax.stages.Compiled, platform: str) -> StepMemory:
     """Return the memory of a compiled step; zeros if the backend does not report it.
 
-    A TPU's compiler counts more temporaries than are in memory at once, and accepts programs with
-    19 GiB of them on a device with 15.75 GiB. It checks the peak instead. Other backends omit the
-    peak or report the same value (docs/facts.md), and older ones do not support it.
+    A TPU's compiler counts more temporaries than are in memory at once. It accepts programs with 19
+    GiB of them on a device with 15.75 GiB. It checks the peak instead. Other backends omit the peak
+    or report the same value (docs/facts.md), and older ones do not support it.
 
     Args:
         made: Compiled step.

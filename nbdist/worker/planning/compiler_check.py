@@ -124,12 +124,8 @@ def _job(
         tuple(found.axes),
         axis_types=(jax.sharding.AxisType.Auto,) * len(found.axes),
     )
-    planned = {tensor.path: tensor.spec for tensor in found.tensors}
     kinds = [variable.aval for variable in traced.jaxpr.invars]
-    specs: list[Spec] = [
-        _rows(kind.shape, found) if role == "batch" else planned.get(path, ())
-        for (path, role), kind in zip(inputs, kinds, strict=True)
-    ]
+    specs = _input_specs(inputs, kinds, found)
     carried = sum(role == "carried" for _, role in inputs)
     reported = len(traced.jaxpr.outvars) - carried
     outputs: list[Spec] = [()] * reported + specs[:carried]
@@ -162,6 +158,17 @@ def _job(
         outputs=tuple(outputs),
         carried=carried,
     )
+
+
+def _input_specs(
+    inputs: Sequence[tuple[str, Role]], kinds: Sequence[Any], found: Plan
+) -> list[Spec]:
+    """Return the spec of each input of the step."""
+    planned = {tensor.path: tensor.spec for tensor in found.tensors}
+    return [
+        _rows(kind.shape, found) if role == "batch" else planned.get(path, ())
+        for (path, role), kind in zip(inputs, kinds, strict=True)
+    ]
 
 
 def _rows(shape: tuple[int, ...], found: Plan) -> Spec:

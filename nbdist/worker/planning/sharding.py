@@ -96,8 +96,8 @@ def mesh_layout_of(
     plan: Plan, mesh: Mesh | AbstractMesh, specs: Sequence[Spec]
 ) -> MeshLayout | None:
     """Return the shardings that constrain a step's products; None if XLA needs no constraints."""
-    is_cut = plan.zero == 3 or plan.devices > plan.axes[DATA]
-    return MeshLayout(mesh, specs, is_cut, plan.sequence) if is_cut or plan.zero else None
+    by_rows = plan.zero == 3 or plan.devices > plan.axes[DATA]
+    return MeshLayout(mesh, specs, by_rows, plan.sequence) if by_rows or plan.zero else None
 
 
 def put_together(array: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
@@ -111,7 +111,7 @@ def put_together(array: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
     return jax.lax.with_sharding_constraint(array, jax.P(axes)) if axes else array
 
 
-def is_cut(array: Any, mesh: Mesh) -> bool:
+def is_sharded(array: Any, mesh: Mesh) -> bool:
     """Return True if an array is sharded over the devices of a mesh."""
     if not isinstance(array, jax.Array) or array.is_fully_replicated:
         return False

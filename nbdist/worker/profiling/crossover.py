@@ -8,7 +8,7 @@ import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from jax import Device
     from jax.sharding import Sharding
 
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
+
 _SIZES = tuple(32 << power for power in range(8))
 _ENOUGH_S = 0.02
 """Seconds after which the series of products ends.
@@ -32,6 +35,14 @@ The next product takes eight times as long, and the whole series should take abo
 """
 
 _ROUNDS = 5
+
+
+def without_mesh(
+    measured: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs
+) -> _Result:
+    """Call a function without the cell's mesh, which is set per thread."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(measured, *args, **kwargs).result()
 
 
 @functools.cache
@@ -44,13 +55,12 @@ def crossing(home: Device, there: tuple[Device, ...]) -> Crossing:
         home: Device with the matrices.
         there: Other device, or several devices over which the rows are split.
     """
-    with ThreadPoolExecutor(1) as executor:  # without the cell's mesh, which is set per thread
-        return executor.submit(_measured, home, there).result()
+    return without_mesh(_measured, home, there)
 
 
 def _measured(home: Device, there: tuple[Device, ...]) -> Crossing:
-    target = _cut(there) if len(there) > 1 else SingleDeviceSharding(there[0])
-    everywhere = _cut(there, whole=True) if len(there) > 1 else target
+    target = _sharding_over(there) if len(there) > 1 else SingleDeviceSharding(there[0])
+    everywhere = _sharding_over(there, whole=True) if len(there) > 1 else target
     ways = []
     for least in _SIZES:
         size = -(-least // len(there)) * len(there)  # a multiple of the number of devices
@@ -119,6 +129,6 @@ def _crossed(ways: list[Way]) -> float | None:
     return last
 
 
-def _cut(devices: tuple[Device, ...], *, whole: bool = False) -> NamedSharding:
+def _sharding_over(devices: tuple[Device, ...], *, whole: bool = False) -> NamedSharding:
     mesh = jax.sharding.Mesh(np.array(devices), ("rows",))
     return NamedSharding(mesh, PartitionSpec() if whole else PartitionSpec("rows"))

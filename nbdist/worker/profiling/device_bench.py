@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,7 +18,7 @@ from nbdist.planner.cost.measured import benched_chip
 from nbdist.planner.hardware.topology_live import live
 from nbdist.records import Bench, Link, Product
 from nbdist.worker.jax.runtime import processes
-from nbdist.worker.profiling.crossover import own_crossing
+from nbdist.worker.profiling.crossover import own_crossing, without_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,8 +50,7 @@ def measure(mesh: jax.sharding.Mesh, per_process: list[LocalDevices]) -> Bench:
     Raises:
         PlanError: The devices form no supported topology; see `planner.hardware.topology_live`.
     """
-    with ThreadPoolExecutor(1) as executor:  # without the cell's mesh, which is set per thread
-        return executor.submit(_measured, mesh, per_process).result()
+    return without_mesh(_measured, mesh, per_process)
 
 
 def _measured(mesh: jax.sharding.Mesh, per_process: list[LocalDevices]) -> Bench:

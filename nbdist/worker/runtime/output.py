@@ -195,8 +195,8 @@ class LogTap:
 
     The output stays in the file: a pipe that the process must read itself would lose its last words
     when it aborts. Some lines stay in the file only: information and float64 warnings of
-    TensorFlow's native code, failed collectives (the raised error reports them too), and
-    ipyparallel's warnings about a busy machine.
+    TensorFlow's native code, and ipyparallel's warnings about a busy machine. So do failed
+    collectives, because the raised error reports them too.
 
     Args:
         write: receives the text.

@@ -30,13 +30,11 @@ def seed_generators(seed: int) -> None:
     """
     random.seed(seed)
     np.random.seed(seed)
-    import_hooks.once_imported("tensorflow", functools.partial(_seed_tensorflow, seed))
+    # Setting TensorFlow's seed creates no op and starts no runtime: a strategy can still be built.
+    import_hooks.once_imported(
+        "tensorflow", lambda: importlib.import_module("tensorflow").random.set_seed(seed)
+    )
     import_hooks.once_imported("keras", functools.partial(_seed_keras, seed))
-
-
-def _seed_tensorflow(seed: int) -> None:
-    """Seed TensorFlow. Creates no op and starts no runtime: a strategy can still be built."""
-    importlib.import_module("tensorflow").random.set_seed(seed)
 
 
 def _seed_keras(seed: int) -> None:

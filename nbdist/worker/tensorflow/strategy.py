@@ -1,6 +1,6 @@
 """MultiWorkerMirroredStrategy on one rank.
 
-This module contains all private calls of TensorFlow's runtime that nbdist uses:
+This module contains all private calls of TensorFlow's runtime that nbdist uses. These are
 `tensorflow.python.eager.context._reset_context`, the state of its context, `abort_collective_ops`,
 `enable_collective_ops`, the instance keys of collectives, and the threads of eager replicas.
 """
@@ -68,8 +68,8 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     """Build the strategy together with all other ranks. Block until they take part.
 
     If an op ran before, for example in a startup file, TensorFlow raises "Collective ops must be
-    configured at program startup". nbdist therefore resets an existing context first, and earlier
-    variables and datasets are lost.
+    configured at program startup". nbdist therefore resets an existing context. Earlier variables
+    and datasets are lost.
 
     Returns:
         Devices of this rank's replicas.

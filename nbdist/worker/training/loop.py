@@ -11,7 +11,7 @@ from nbdist.errors import StepError
 from nbdist.records import Checked, Planned, StepBegun
 from nbdist.worker.checkpoint.folder import Position
 from nbdist.worker.checkpoint.saver import checkpoints
-from nbdist.worker.data.batches import Cut, described
+from nbdist.worker.data.batches import RankRows, described
 from nbdist.worker.data.prefetch import Feed
 from nbdist.worker.data.sources import open_source
 from nbdist.worker.training.prechecks import check_data, remarks
@@ -84,8 +84,8 @@ def run(
 
 def _plan(worker: Worker, source: Source, step_strategy: StepStrategy) -> None:
     """Report the layout of the steps without running any."""
-    cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=step_strategy.shards)
-    plan = step_strategy.layout(next(source.epoch(1, cut)))
+    rank_rows = RankRows(rank=worker.rank, ranks=worker.world_size, replicas=step_strategy.shards)
+    plan = step_strategy.layout(next(source.epoch(1, rank_rows)))
     if worker.rank == 0:
         worker.reporter.send(Planned(plan=plan, only=True, **worker.reporter.record_fields()))
 
@@ -113,7 +113,9 @@ class _Loop:
         self._options = options
         self._step_strategy = step_strategy
         self._source = source
-        self._cut = Cut(rank=worker.rank, ranks=worker.world_size, replicas=step_strategy.shards)
+        self._rank_rows = RankRows(
+            rank=worker.rank, ranks=worker.world_size, replicas=step_strategy.shards
+        )
         reporter = worker.reporter
         self._feed = Feed(source, options, reporter.note, self._pass_over)
         self._flight = StepsInFlight(
@@ -142,8 +144,9 @@ class _Loop:
     def end(self, *raised: object) -> None:
         """End the tracing and the checkpoints of the run; note whether it left steps under way."""
         agreed = self._stops or isinstance(raised[1], StepError)  # all ranks ended at this step
-        cut = isinstance(raised[1], KeyboardInterrupt)  # a step that just began is in no list yet
-        self._worker.cell_state.unfinished = (cut or len(self._flight) > 0) and not agreed
+        # A step that an interrupt ended as it began is in no list yet.
+        interrupted = isinstance(raised[1], KeyboardInterrupt)
+        self._worker.cell_state.unfinished = (interrupted or len(self._flight) > 0) and not agreed
         try:
             self._flight.tracing.close(min(self._at.epoch, self._options.epochs))
         finally:
@@ -155,13 +158,14 @@ class _Loop:
         self._at = self._checkpoints.begin() or self._at
         self._worker.progress.step = self._at.step
         for number in range(1, self._at.epoch) if not self._source.by_number else ():
-            for _ in self._source.epoch(number, self._cut):  # the next epoch's order depends on it
+            # The order of the next epoch depends on these batches.
+            for _ in self._source.epoch(number, self._rank_rows):
                 self._pass_over()
         for number in range(self._at.epoch, options.epochs + 1):
             if not self._left or not self._epoch(number):
                 break
         if not self._begun:  # the checkpoint was at the end of the run
-            self._begin(next(iter(self._source.epoch(1, self._cut))))
+            self._begin(next(iter(self._source.epoch(1, self._rank_rows))))
         self._save()
 
     def _pass_over(self) -> None:
@@ -171,7 +175,7 @@ class _Loop:
     def _epoch(self, number: int) -> bool:
         """Run the steps of an epoch; return False if no step is left to run."""
         first = self._at.batches
-        feed = self._feed.epoch(number, self._cut, self._left, first)
+        feed = self._feed.epoch(number, self._rank_rows, self._left, first)
         with contextlib.closing(feed) as batches:
             for batch, input_s in batches:
                 self._make(batch, input_s)
@@ -223,7 +227,7 @@ class _Loop:
         """Prepare the first step: report settings and remarks, open the checkpoints, run checks."""
         self._begun = True
         options, source = self._options, self._source
-        if source.common and self._cut.ranks > 1:
+        if source.common and self._rank_rows.ranks > 1:
             check_data(options.data, batch, source.samples, self._step_strategy.gather)
         self._step_strategy.prepare(batch)
         reporter = self._worker.reporter

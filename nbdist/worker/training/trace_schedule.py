@@ -160,7 +160,7 @@ class Tracing:
                 return self._start(plan, step)
         return 0.0
 
-    def cut(self, epoch: int) -> None:
+    def stop(self, epoch: int) -> None:
         """Stop a trace under way. Call it before work outside steps."""
         if self._open is not None:
             self._stop(self._open, epoch)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, ClassVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import pytest
@@ -18,9 +19,7 @@ from nbdist.records import Batch, DialInTicket, JobState
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from pathlib import Path
-    from typing import Any
 
-LOOK_S = 0.02
 RUNS = JobState(word="RUNNING")
 WAITS = JobState(word="PENDING", waits=True)
 OVER = JobState(word="FAILED", over=True)
@@ -89,16 +88,45 @@ def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
     scheduler = Scheduler(tmp_path)
     monkeypatch.setitem(allocations._KINDS, "slurm", ScheduledJob)
     monkeypatch.setattr(allocations, "cancel", scheduler.cancel)
-    monkeypatch.setattr(allocations, "LOOK_S", LOOK_S)
-    monkeypatch.setattr(allocations, "_BEGIN_AGAIN_S", 4 * LOOK_S)
-    monkeypatch.setattr(allocations, "_SETTLE_S", 4 * LOOK_S)
     monkeypatch.setattr(ScheduledJob, "submissions", [])
     monkeypatch.setattr(ScheduledJob, "refusal", "")
     return scheduler
 
 
+class InstantLoop(asyncio.SelectorEventLoop):
+    """Event loop whose clock jumps over every wait, so that no result depends on the machine."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        super().__init__()
+        poll = self._selector.select
+
+        def select(timeout: float | None) -> Any:
+            self._now += timeout or 0.0
+            return poll(None if timeout is None else 0)
+
+        self._selector.select = select
+        self.set_default_executor(InlineExecutor())
+
+    def time(self) -> float:
+        return self._now
+
+
+class InlineExecutor(ThreadPoolExecutor):
+    """Executor that calls functions at once, in the calling thread."""
+
+    def submit(self, call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(call(*args, **options))
+        except Exception as error:  # noqa: BLE001 - the future raises it
+            future.set_exception(error)
+        return future
+
+
 def run(scheduler: Scheduler, play: Callable[[Allocations], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(play(scheduler.allocations()))
+    with asyncio.Runner(loop_factory=InstantLoop) as runner:
+        runner.run(play(scheduler.allocations()))
 
 
 # Reservations.
@@ -159,7 +187,7 @@ def test_a_host_that_connects_meanwhile_needs_no_new_job(scheduler: Scheduler) -
         await allocations.reserve([0])
         await allocations.reserve([1])
         ScheduledJob.submissions[0].states = [OVER]
-        asyncio.get_running_loop().call_later(2 * LOOK_S, scheduler.connected.add, 0)
+        asyncio.get_running_loop().call_later(4.0, scheduler.connected.add, 0)
         assert await allocations.reserve([0, 1]) == "Job 3"  # after a wait for job 2
         assert ScheduledJob.submissions[2].places == (1,)
 
@@ -185,7 +213,7 @@ def test_a_running_job_without_a_lost_host_is_replaced_there_only(
 def test_a_restarted_job_has_time_to_connect(scheduler: Scheduler) -> None:
     async def play(allocations: Allocations) -> None:
         await allocations.reserve([0, 1])
-        asyncio.get_running_loop().call_later(2 * LOOK_S, scheduler.connected.update, (0, 1))
+        asyncio.get_running_loop().call_later(4.0, scheduler.connected.update, (0, 1))
         assert await allocations.reserve([0, 1]) == ""
         scheduler.connected.clear()
         assert await allocations.reserve([0, 1]) == "Job 2"
@@ -249,11 +277,7 @@ def test_a_task_of_a_job_has_its_place_until_another_job_provides_it(scheduler: 
 # States.
 
 
-def test_a_recent_state_is_not_queried_again(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(allocations, "LOOK_S", 60.0)
-
+def test_a_recent_state_is_not_queried_again(scheduler: Scheduler) -> None:
     async def play(allocations: Allocations) -> None:
         await allocations.reserve([0])
         (job,) = ScheduledJob.submissions

@@ -293,7 +293,7 @@ def test_another_error_of_the_scheduler_is_raised(tmp_path: Path, commands: Comm
         job.state()
 
 
-def test_the_log_is_cut_to_its_last_lines(tmp_path: Path, commands: Commands) -> None:
+def test_the_log_is_truncated_to_its_last_lines(tmp_path: Path, commands: Commands) -> None:
     job = new_job(tmp_path, "slurm")
     assert job.log_tail() == ""
     (tmp_path / "log" / "job-1.log").write_text("".join(f"line {n}\n" for n in range(7)))

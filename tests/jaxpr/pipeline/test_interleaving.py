@@ -138,7 +138,7 @@ def test_indivisible_sizes_are_refused() -> None:
     step = training(lambda params, x: (through(params, x), None, 0.0))
     rows = rows_of(2, 12, 5)
     closed, inputs = traced(step, stacked(8), (rows[0], rows[1]))
-    with pytest.raises(PlanError, match="multiple of the 4 stages as micro, not 6: take 4 or 8"):
+    with pytest.raises(PlanError, match="multiple of the 4 stages as micro, not 6: use 4 or 8"):
         as_pipeline(closed, inputs, 4, 6, Staging("gpipe", 2))
     with pytest.raises(PlanError, match="8 layers do not divide into 4 stages x 3 rounds"):
         as_pipeline(closed, inputs, 4, 4, Staging("gpipe", 3))

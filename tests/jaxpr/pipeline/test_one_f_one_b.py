@@ -253,7 +253,7 @@ def test_dependent_microbatches_are_refused(forward: Callable[..., Any], message
         lambda: check_1f1b(closed, inputs),
         lambda: as_pipeline(closed, inputs, 2, 4, Staging("1f1b")),
     ):
-        with pytest.raises(PlanError, match=f"no 1F1B: .*{message}"):
+        with pytest.raises(PlanError, match=f"schedule=1f1b is not possible: .*{message}.*; use"):
             refused()
 
 
@@ -261,7 +261,7 @@ def test_step_without_backward_pass_is_refused() -> None:
     closed, inputs = traced(lambda params, x: through(params, x).sum(), stacked(4), rows_of(8, 5))
     with pytest.raises(
         PlanError,
-        match="no 1F1B: the step needs exactly one scan over layers and its backward pass",
+        match="schedule=1f1b is not possible: the step needs exactly one scan over layers and",
     ):
         check_1f1b(closed, inputs)
 
@@ -327,20 +327,20 @@ def test_loss_section_may_constrain_its_sharding() -> None:
     run_on_eight_devices(
         HEAD
         + """
-def saying(cut):
+def saying(spec):
     def step(params, batch):
         def loss_of(params):
             layers = {name: params[name] for name in ("up", "down")}
             out, _ = jax.lax.scan(layer, batch[0], layers)
-            if cut is not None:
-                out = jax.lax.with_sharding_constraint(out, cut)
+            if spec is not None:
+                out = jax.lax.with_sharding_constraint(out, spec)
             return jnp.mean((out @ params["head"]) ** 2)
         loss, grads = jax.value_and_grad(loss_of)(params)
         return loss, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
     return step
 wanted = jax.jit(saying(None))(params, batch)
-for cut in (P("data", "model"), P(("data", "stage"))):
-    step = saying(cut)
+for spec in (P("data", "model"), P(("data", "stage"))):
+    step = saying(spec)
     on((2, 2, 2))
 print(0)
 """

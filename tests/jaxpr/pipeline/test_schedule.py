@@ -144,7 +144,7 @@ def test_stacks_by_tick_return_to_their_layers(rounds: int) -> None:
 
     @jax.jit
     def both(stack: Any) -> Any:
-        skewed = made.skewed(made.interleaved(stack, is_cut=False), COLUMNS, is_late=False)
+        skewed = made.skewed(made.interleaved(stack, is_sharded=False), COLUMNS, is_late=False)
         return skewed.array, made.unskewed(skewed, COLUMNS)
 
     skewed, back = map(np.asarray, both(stack))
@@ -197,7 +197,7 @@ def test_stages_and_parts_are_constrained() -> None:
     ]
 
 
-def test_entering_rows_are_cut_over_data() -> None:
+def test_entering_rows_are_sharded_over_data() -> None:
     """If microbatches do not divide into parts, their rows may divide over the data axis."""
     for parts, each, expected in (
         (2, 1, jax.P(None, DATA, None)),
@@ -209,7 +209,7 @@ def test_entering_rows_are_cut_over_data() -> None:
         assert specs(lambda x, made=made: made.entering(x, VAR), array) == [expected]
 
 
-def test_leaving_rows_are_cut_over_data_and_stages() -> None:
+def test_leaving_rows_are_sharded_over_data_and_stages() -> None:
     made = schedule(2, 2, parts=2)
     array = np.zeros((2, 2, 1))
     assert specs(lambda x: made.leaving(x, VAR), array) == [jax.P((DATA, STAGE))]

@@ -32,11 +32,11 @@ params = dict(up=normal(LAYERS, WIDTH, 4 * WIDTH), down=normal(LAYERS, 4 * WIDTH
 batch = tuple(normal(2, ROWS, WIDTH))
 
 SCHEDULE, ROUNDS = "gpipe", 1
-CUT = None  # sharding of a layer's output
+OUTPUT = None  # sharding of a layer's output
 
 def layer(x, p):
     made = block(x, p)
-    return made if CUT is None else jax.lax.with_sharding_constraint(made, CUT), None
+    return made if OUTPUT is None else jax.lax.with_sharding_constraint(made, OUTPUT), None
 
 def step(params, batch):
     def loss_of(params):
@@ -141,7 +141,7 @@ def test_device_keeps_only_results_of_its_layers() -> None:
 
 
 def test_layer_may_constrain_its_sharding() -> None:
-    run_on_eight_devices("CUT = P('data', 'model')\non((2, 2, 2))\nprint(0)")
+    run_on_eight_devices("OUTPUT = P('data', 'model')\non((2, 2, 2))\nprint(0)")
 
 
 def test_rows_not_divisible_by_devices_are_correct() -> None:

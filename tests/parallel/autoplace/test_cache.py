@@ -41,7 +41,7 @@ def decision(fingerprint: str = "p", function: str = "m.f", made: float = 1.5) -
         why="nothing is faster",
         made=made,
         timed=(timed,),
-        left_out=(LeftOut(name="model", why="nothing to cut"),),
+        left_out=(LeftOut(name="model", why="nothing to shard"),),
     )
 
 

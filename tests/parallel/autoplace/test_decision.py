@@ -142,7 +142,7 @@ def test_call_without_choice_is_not_tried(
 
 
 def test_single_candidate_is_not_tried(trials: Trials, kept: Choices) -> None:
-    """A scalar on one device can be cut nowhere."""
+    """A scalar on one device cannot be sharded."""
     one = jax.device_put(np.float32(1), jax.devices()[0])
     made = decide(call(jnp.tanh, one), kept)
     assert made.decision.why == "there is no other place"

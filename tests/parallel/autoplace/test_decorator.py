@@ -246,9 +246,9 @@ def test_inputs_on_different_devices_are_accepted() -> None:
 
 def test_a_jitted_function_with_shardings_is_not_tried() -> None:
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    cut = jax.NamedSharding(mesh, jax.P("data"))
-    double = autoplace(jax.jit(lambda x: x * 2, in_shardings=cut))
-    assert double(np.ones(8, "f")).sharding.is_equivalent_to(cut, 1)
+    by_rows = jax.NamedSharding(mesh, jax.P("data"))
+    double = autoplace(jax.jit(lambda x: x * 2, in_shardings=by_rows))
+    assert double(np.ones(8, "f")).sharding.is_equivalent_to(by_rows, 1)
     assert only(double).why == "it was jitted with shardings or a device of its own"
 
 

@@ -46,7 +46,7 @@ def double(x: Any) -> Any:
 def test_each_relevant_difference_changes_the_fingerprint() -> None:
     x = jnp.ones((8, 4))
     mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    cut = jax.device_put(x, jax.NamedSharding(mesh, jax.P("d")))
+    sharded = jax.device_put(x, jax.NamedSharding(mesh, jax.P("d")))
     prints = [
         fingerprint_of(double, x),
         fingerprint_of(lambda x: x * 3, x),
@@ -55,7 +55,7 @@ def test_each_relevant_difference_changes_the_fingerprint() -> None:
         fingerprint_of(double, np.ones((8, 4), "f")),
         fingerprint_of(double, jax.device_put(x, jax.devices()[0])),
         fingerprint_of(double, jax.device_put(x, jax.devices()[3])),
-        fingerprint_of(double, cut),
+        fingerprint_of(double, sharded),
         fingerprint_of(double, jax.device_put(x, jax.NamedSharding(mesh, jax.P(None)))),
         fingerprint_of(double, x, mesh=mesh),
         fingerprint_of(double, 1.0),

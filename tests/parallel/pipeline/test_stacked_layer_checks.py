@@ -96,7 +96,7 @@ def test_blocks_are_rounds_by_stages_by_layers() -> None:
 def test_rows_divide_into_microbatches() -> None:
     check_rows({"x": np.ones((12, 3)), "mask": np.ones(12)}, 4)
     assert message(check_rows, np.ones((12, 3)), 5) == (
-        "12 rows do not divide into micro=5: take a micro of 1, 2, 3, 4, 6, 12, or 10 or 15 rows"
+        "12 rows do not divide into micro=5: use a micro of 1, 2, 3, 4, 6, 12, or 10 or 15 rows"
     )
     assert message(check_rows, (np.ones(12), np.ones(6)), 2).endswith("x[0] has 12, x[1] has 6")
 

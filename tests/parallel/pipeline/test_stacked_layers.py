@@ -39,7 +39,7 @@ SPECS = {
 }
 
 def layer(own, x):
-    "Attention and a network of two layers, of which both are cut over the model axis."
+    "Attention and a network of two layers, of which both are sharded over the model axis."
     normal = own["scale"] * x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True))
     q, k, v = jnp.split(normal @ own["mix"], 3, -1)
     mixed = jax.nn.softmax(q @ k.mT / WIDTH**0.5) @ v
@@ -288,10 +288,10 @@ def test_rows_keep_their_sharding(mesh: Mesh) -> None:
 
 def test_layers_may_constrain_their_sharding(mesh: Mesh) -> None:
     params, x, _ = made(2)
-    cut = NamedSharding(mesh, PartitionSpec("data", None, "model"))
+    sharding = NamedSharding(mesh, PartitionSpec("data", None, "model"))
 
     def constrained(own: Any, h: jax.Array) -> jax.Array:
-        return jax.lax.with_sharding_constraint(layer(own, h), cut)
+        return jax.lax.with_sharding_constraint(layer(own, h), sharding)
 
     apply = pipelined(constrained, mesh=mesh, micro=2)
     assert_close(apply(apply.place(params, SPECS), x), plain(params, x))
@@ -323,6 +323,8 @@ def test_specs_may_be_tuples(mesh: Mesh) -> None:
     assert shardings == jax.tree.map(lambda leaf: leaf.sharding, apply.place(params, SPECS))
     with pytest.raises(UsageError, match=r"specs has no place for params\['down'\]"):
         apply.place(params, {name: spec for name, spec in specs.items() if name != "down"})
+    with pytest.raises(UsageError, match=r"^specs contains 3: use a PartitionSpec over the other"):
+        apply.place(params, {**specs, "down": 3})
 
 
 @pytest.mark.parametrize(
@@ -354,7 +356,7 @@ def test_invalid_sizes_are_refused(mesh: Mesh) -> None:
         with pytest.raises(UsageError, match="3 layers do not divide into 2 stages: stack 2 or 4"):
             call()
     params, x, _ = made(4)
-    with pytest.raises(UsageError, match=r"15 rows .* micro=4: take a micro of 1, 3, 5, 15, or 12"):
+    with pytest.raises(UsageError, match=r"15 rows .* micro=4: use a micro of 1, 3, 5, 15, or 12"):
         apply(params, x[:15])
     with pytest.raises(UsageError, match=r"params\['up'\] has 3"):
         apply(params | {"up": params["up"][:3]}, x)

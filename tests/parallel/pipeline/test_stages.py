@@ -21,7 +21,6 @@ from nbdist.parallel.pipeline.schedule import (
 from nbdist.parallel.pipeline.stages import stages
 from nbdist.parallel.pipeline.transfers import Leg
 from nbdist.parallel.placement.meshes import meshes
-from nbdist.planner.graph.pipeline_schedule import in_flight
 from tests import clusters
 
 if TYPE_CHECKING:
@@ -145,10 +144,10 @@ def test_results_are_on_the_devices_of_their_stage() -> None:
     params, x, y = drawn()
     places = devices_and_a_mesh()
     piped = stages(*FUNCTIONS, devices=places, micro=2)
-    cut = NamedSharding(places[1], PartitionSpec(None, "rows"))
-    params[1]["w"] = jax.device_put(params[1]["w"], cut)
+    sharding = NamedSharding(places[1], PartitionSpec(None, "rows"))
+    params[1]["w"] = jax.device_put(params[1]["w"], sharding)
     own = piped.place(params)
-    assert own[1]["w"].sharding == cut
+    assert own[1]["w"].sharding == sharding
     assert own[1]["b"].sharding == NamedSharding(places[1], PartitionSpec())
     assert piped(own, x).devices() == {places[2]}
     _, gradients = piped.value_and_grad(loss)(own, x, y)
@@ -208,7 +207,7 @@ def test_schedules_run_each_task_once_and_in_order(count: int, micro: int) -> No
     for stage, _, forward in tasks:
         held[stage] += 1 if forward else -1
         maximum[stage] = max(maximum[stage], held[stage])
-    assert maximum == [in_flight("1f1b", stage, count, micro) for stage in range(count)]
+    assert maximum == [min(micro, count - stage) for stage in range(count)]
     ahead = forward_only(count, micro)
     assert sorted(ahead) == sorted(task for task in tasks if task.forward)
     assert all(
@@ -355,7 +354,7 @@ def test_invalid_arguments_of_a_call_are_refused() -> None:
     piped = stages(*FUNCTIONS, devices=one_device_each(), micro=3)
     own = piped.place(params)
     with pytest.raises(
-        UsageError, match=r"16 rows .* micro=3: take a micro of 1, 2, 4, 8, 16, or 15"
+        UsageError, match=r"16 rows .* micro=3: use a micro of 1, 2, 4, 8, 16, or 15"
     ):
         piped(own, x)
     with pytest.raises(UsageError, match=r"params has 2 entries for 3 stages \(embed, mix, head\)"):

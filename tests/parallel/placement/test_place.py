@@ -164,7 +164,7 @@ def test_all_indivisible_arrays_are_reported_at_once(mesh: jax.sharding.Mesh) ->
             {"a": np.ones((3, 3)), "b": np.ones((4, 4)), "c": np.ones(5)}, "batch", mesh=mesh
         )
     first, second = str(raised.value).splitlines()
-    assert first.startswith("['a']: 'batch' cuts dimension 0 of [3, 3] into 2")
+    assert first.startswith("['a']: 'batch' shards dimension 0 of [3, 3] into 2")
     assert "make it 2 or 4" in first
     assert second.startswith("['c']")
 
@@ -370,8 +370,8 @@ odd = np.array([1.0, np.nan] * 4, np.float32)
 w = nbdist.place(odd)
 outcomes = [nbdist.where(nbdist.place(odd, "batch")) == "batch", nbdist.where(w) == "replicated"]
 outcomes.append(bool(np.isnan(np.asarray((w + jnp.ones(8)).addressable_data(0))).sum() == 4))
-cut = nbdist.place(odd, "batch")
-outcomes.append(nbdist.place(cut) is cut)
+sharded = nbdist.place(odd, "batch")
+outcomes.append(nbdist.place(sharded) is sharded)
 keys = nbdist.place(jax.random.split(jax.random.key(0), 8), "batch")
 outcomes.append(nbdist.where(keys) == "batch")
 ours = jax.sharding.Mesh(np.array([d for d in jax.devices() if d.process_index < 2]), ("data",))

@@ -14,10 +14,10 @@ import nbdist
 from nbdist.errors import UsageError
 from nbdist.parallel.placement.leaves import leaves_of
 from nbdist.parallel.placement.targets import (
-    Cut,
     Given,
     Layout,
     OneOf,
+    Sharded,
     Target,
     checked,
     is_there,
@@ -58,7 +58,7 @@ def test_device_and_its_names_are_one_place() -> None:
 def test_shardings_and_specs_are_places(mesh: jax.sharding.Mesh) -> None:
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     assert target_of(sharding, None) == Given(sharding)
-    assert target_of(PartitionSpec("data"), mesh) == Cut(PartitionSpec("data"), mesh)
+    assert target_of(PartitionSpec("data"), mesh) == Sharded(PartitionSpec("data"), mesh)
     assert target_of("batch", mesh) == Layout("batch", mesh)
 
 
@@ -124,7 +124,7 @@ def test_target_holds_arrays_that_are_there(mesh: jax.sharding.Mesh) -> None:
     assert not Given(rows).holds(placed(np.ones((8, 4)), columns))
 
 
-@pytest.mark.parametrize("target", [Layout, Cut])
+@pytest.mark.parametrize("target", [Layout, Sharded])
 def test_layout_without_mesh_is_over_the_mesh_of_the_array(
     mesh: jax.sharding.Mesh, target: type[Target]
 ) -> None:
@@ -143,9 +143,9 @@ def test_layout_without_mesh_is_over_the_mesh_of_the_array(
 
 def test_layout_error_names_the_leaf(mesh: jax.sharding.Mesh) -> None:
     ((only,), _) = leaves_of({"w": np.ones((6, 2))}, "place")
-    with pytest.raises(UsageError, match=r"^\['w'\]: 'batch' cuts dimension 0 of \[6, 2\] into 4"):
+    with pytest.raises(UsageError, match=r"^\['w'\]: 'batch' shards dimension 0 of \[6, 2\]"):
         Layout("batch", mesh).sharding(only)
-    with pytest.raises(UsageError, match=r"^the array: 'batch' cuts"):
+    with pytest.raises(UsageError, match=r"^the array: 'batch' shards"):
         Layout("batch", mesh).sharding(leaf(np.ones((6, 2))))
 
 

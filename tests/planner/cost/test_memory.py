@@ -124,12 +124,12 @@ def test_loop_holds_the_peak_of_its_body() -> None:
     assert peaks(linear(Layout(1, 1), loop)) == (inner.nbytes + out.nbytes, 0)
 
 
-def test_zero_1_cuts_gradients_of_loops() -> None:
+def test_zero_1_shards_gradients_of_loops() -> None:
     loop = Op("loop", "scan", (X,), (GRADIENT,), body=(BACKWARD,))
     update = stream("sub", (W, GRADIENT), NEW_W)
-    whole, cut = (linear(Layout(4, 1, zero=zero), loop, update) for zero in (0, 1))
+    whole, sharded = (linear(Layout(4, 1, zero=zero), loop, update) for zero in (0, 1))
     assert whole.gradients == GRADIENT.nbytes
-    assert cut.gradients == GRADIENT.nbytes // 4 + W.nbytes
+    assert sharded.gradients == GRADIENT.nbytes // 4 + W.nbytes
     rows = Op("loop", "scan", (X,), (Y,), body=(FORWARD,))
     assert linear(Layout(4, 1, zero=1), rows).activations == Y.nbytes // 4
 
@@ -141,10 +141,10 @@ def test_operation_on_a_table_by_rows_holds_rows_of_all_devices() -> None:
         sharded = ShardedModel(model, Layout(8, 1, zero=3), frozenset(), given)
         return peaks(memory_of(sharded, model.ops, AVAILABLE))
 
-    cut_gradient = TABLE.nbytes // 8
+    sharded_gradient = TABLE.nbytes // 8
     own = FOUND.nbytes // 8
-    assert peak({}) == (own + own, cut_gradient)  # rows, and those of their exchange
-    assert peak({"table": (("data",), ())}) == (own + FOUND.nbytes, cut_gradient)
+    assert peak({}) == (own + own, sharded_gradient)  # rows, and those of their exchange
+    assert peak({"table": (("data",), ())}) == (own + FOUND.nbytes, sharded_gradient)
 
 
 STAGE, MICRO = 4, 4
@@ -212,13 +212,13 @@ def test_1f1b_stores_values_of_layers_without_rows() -> None:
 def test_products_hold_whole_sequences() -> None:
     """The input of a product is gathered beside its share."""
     layout = Layout(1, 4, frozenset({2}), sequence=True)
-    whole, cut = (
+    whole, sharded = (
         memory_of(ShardedModel(WORDS_MODEL, one, frozenset()), WORDS_MODEL.ops, AVAILABLE)
         for one in (replace(layout, sequence=False), layout)
     )
     inner = INNER.nbytes // 4
     assert whole.activations == max(inner + WORDS_OUT.nbytes, 2 * WORDS_OUT.nbytes)
-    assert cut.activations == inner + WORDS_OUT.nbytes
+    assert sharded.activations == inner + WORDS_OUT.nbytes
 
 
 def test_several_rounds_hold_exchanged_layers_twice() -> None:
@@ -234,8 +234,8 @@ def test_several_rounds_hold_exchanged_layers_twice() -> None:
 def test_gradients_of_pipelines_are_summed_in_float32(dtype: str) -> None:
     narrow = replace(SCALE_SLOPE, dtype=dtype, itemsize=4 if dtype == "float32" else 2)
     backward = SCAN.ops[2]
-    cut = replace(backward, outs=(backward.outs[0], narrow), over=(*backward.over[:2], narrow))
-    ops = (*SCAN.ops[:2], cut, *SCAN.ops[3:])
+    narrowed = replace(backward, outs=(backward.outs[0], narrow), over=(*backward.over[:2], narrow))
+    ops = (*SCAN.ops[:2], narrowed, *SCAN.ops[3:])
     model = replace(SCAN, ops=ops)
     layout = Layout(1, 1, stage=STAGE, micro=MICRO)
     found = memory_of(ShardedModel(model, layout, STATES), ops, AVAILABLE)

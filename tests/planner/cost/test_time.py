@@ -152,7 +152,7 @@ def test_other_operations_move_their_bytes(op: Op, nbytes: int) -> None:
         (Layout(5, 1), BACKWARD, {}),
     ],
 )
-def test_cut_sums_are_reduced(layout: Layout, op: Op, expected: dict[str, float]) -> None:
+def test_sharded_sums_are_reduced(layout: Layout, op: Op, expected: dict[str, float]) -> None:
     assert cost(layout).reduced(op) == expected
 
 
@@ -221,7 +221,7 @@ def test_loops_repeat_their_operations() -> None:
     ],
     ids=["columns", "gradient of columns", "rows", "gradient of rows"],
 )
-def test_rows_of_a_cut_table_are_sent(
+def test_rows_of_a_sharded_table_are_sent(
     given: dict[str, Spec], op: Op, send: Callable[..., float]
 ) -> None:
     target = devices(8)

@@ -1,4 +1,4 @@
-"""Layouts: parts of values, specs of a step's inputs, and transfers for cut tables."""
+"""Layouts: parts of values, specs of a step's inputs, and transfers for sharded tables."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_rounds_multiply_blocks_and_shorten_ticks() -> None:
     assert (few.ticks, few.held) == (5, 5)
 
 
-def test_data_cuts_rows_and_model_cuts_its_groups() -> None:
+def test_data_shards_rows_and_model_shards_its_groups() -> None:
     assert [linear(4).parts(v) for v in (X, Y, W)] == [4, 4, 1]
     assert [linear(2, 3, 0, OUT).parts(v) for v in (X, Y, W, GRADIENT)] == [2, 6, 3, 3]
     assert linear(4).bytes_of(Y) == Y.nbytes / 4
@@ -120,7 +120,7 @@ def test_indivisible_batch_is_computed_by_every_device() -> None:
     assert sharded.has_rows(X)
 
 
-def test_stages_cut_rows_outside_of_layers_if_they_divide() -> None:
+def test_stages_shard_rows_outside_of_layers_if_they_divide() -> None:
     sharded = scan(data=2, stage=4, micro=4)
     assert sharded.by_stage_too
     assert [sharded.parts(v) for v in (INPUT, SAVED, SCALE)] == [8, 8, 4]
@@ -129,7 +129,7 @@ def test_stages_cut_rows_outside_of_layers_if_they_divide() -> None:
     assert [whole.parts(v) for v in (INPUT, SAVED, SCALE)] == [32, 32 * 4, 4]
 
 
-def test_microbatch_is_cut_over_data_and_stages_cut_its_layers() -> None:
+def test_microbatch_is_sharded_over_data_and_stages_shard_its_layers() -> None:
     few = scan(data=2, stage=4, micro=4).microbatch
     assert few.is_microbatch
     assert not few.by_stage_too
@@ -162,12 +162,12 @@ def test_sums_over_microbatches_are_at_least_float32() -> None:
     assert sharded.summed_bytes(narrow) == 2 * narrow.nbytes / 2
 
 
-def test_products_are_cut_by_their_groups_also_in_loops() -> None:
-    assert linear(1, 2, 0, OUT).cuts_products((FORWARD,))
-    assert not linear(2, 1).cuts_products((FORWARD,))
-    assert not linear(1, 2, 0, 7).cuts_products((FORWARD,))
-    assert not linear(1, 2, 0, OUT).cuts_products((stream("sub", (W, M), NEW_W),))
-    assert linear(1, 2, 0, OUT).cuts_products((Op("loop", "scan", (), (), body=(BACKWARD,)),))
+def test_products_are_sharded_by_their_groups_also_in_loops() -> None:
+    assert linear(1, 2, 0, OUT).shards_products((FORWARD,))
+    assert not linear(2, 1).shards_products((FORWARD,))
+    assert not linear(1, 2, 0, 7).shards_products((FORWARD,))
+    assert not linear(1, 2, 0, OUT).shards_products((stream("sub", (W, M), NEW_W),))
+    assert linear(1, 2, 0, OUT).shards_products((Op("loop", "scan", (), (), body=(BACKWARD,)),))
 
 
 def test_roles_separate_parameters_from_states() -> None:
@@ -179,17 +179,17 @@ def test_roles_separate_parameters_from_states() -> None:
     ("zero", "w", "m"),
     [(0, ((), ()), ((), ())), (1, ((), ()), ((), (DATA,))), (3, ((), (DATA,)), ((), (DATA,)))],
 )
-def test_zero_cuts_states_then_parameters(zero: Zero, w: Spec, m: Spec) -> None:
+def test_zero_shards_states_then_parameters(zero: Zero, w: Spec, m: Spec) -> None:
     assert specs(linear(4, 1, zero)) == {"w": w, "m": m, "x": ((DATA,), ())}
 
 
 def test_data_prefers_whole_then_large_then_first_dimensions() -> None:
-    cut = frozenset({1})
-    assert parameter_spec((64, 128), Layout(4, 2, cut, zero=3)) == ((DATA,), (MODEL,))
+    columns = frozenset({1})
+    assert parameter_spec((64, 128), Layout(4, 2, columns, zero=3)) == ((DATA,), (MODEL,))
     assert parameter_spec((64, 128), Layout(4, 1, zero=3)) == ((), (DATA,))
     assert parameter_spec((64, 64), Layout(4, 1, zero=3)) == ((DATA,), ())
-    assert parameter_spec((9, 1024), Layout(4, 2, cut, zero=3)) == ((), (MODEL, DATA))
-    assert parameter_spec((9, 1028), Layout(4, 2, cut, zero=3)) == ((), (MODEL,))
+    assert parameter_spec((9, 1024), Layout(4, 2, columns, zero=3)) == ((), (MODEL, DATA))
+    assert parameter_spec((9, 1028), Layout(4, 2, columns, zero=3)) == ((), (MODEL,))
     assert parameter_spec((63, 127), Layout(4, 1, zero=3)) == ((), ())
 
 
@@ -200,7 +200,7 @@ def test_small_read_and_undivided_arrays_are_whole() -> None:
     assert parameter_spec((64, 128), Layout(1, 1, zero=3)) == ((), ())
 
 
-def test_stages_cut_layers_before_the_model_axis() -> None:
+def test_stages_shard_layers_before_the_model_axis() -> None:
     layout = Layout(1, 2, frozenset({3}), stage=4, micro=4)
     sharded = ShardedModel(SCAN, layout, STATES)
     assert specs(sharded)["scale"] == ((STAGE,), (MODEL,))
@@ -217,7 +217,7 @@ def test_stages_cut_layers_before_the_model_axis() -> None:
         (Layout(2, 1, stage=2), ((STAGE, DATA), ())),
     ],
 )
-def test_all_axes_cut_the_batch_if_they_divide_it(layout: Layout, spec: Spec) -> None:
+def test_all_axes_shard_the_batch_if_they_divide_it(layout: Layout, spec: Spec) -> None:
     assert ShardedModel(LINEAR, layout, STATES).spec(LINEAR.tensors[2]) == spec
 
 
@@ -245,20 +245,20 @@ def test_unused_inputs_take_no_memory() -> None:
 @pytest.mark.parametrize(
     ("zero", "data", "gathered"), [(3, 4, ["w"]), (1, 4, []), (3, 1, []), (0, 4, [])]
 )
-def test_cut_parameters_are_gathered(zero: Zero, data: int, gathered: list[str]) -> None:
+def test_sharded_parameters_are_gathered(zero: Zero, data: int, gathered: list[str]) -> None:
     sharded = linear(data, 1, zero)
     assert [t.path for t in LINEAR.tensors if sharded.is_gathered(t)] == gathered
 
 
-def test_columns_of_a_table_are_cut_before_rows() -> None:
-    """The rows are larger, and they are cut if the columns do not divide."""
+def test_columns_of_a_table_are_sharded_before_rows() -> None:
+    """The rows are larger, and they are sharded if the columns do not divide."""
     assert specs(table(8))["table"] == ((), (DATA,))
     assert specs(table(128))["table"] == ((DATA,), ())
     assert specs(table(8, zero=0))["table"] == ((), ())
     assert not table(8).is_gathered(table(8).model.tensors[0])
 
 
-def test_rows_of_a_cut_table_are_exchanged() -> None:
+def test_rows_of_a_sharded_table_are_exchanged() -> None:
     own, whole = FOUND.nbytes / 8, FOUND.nbytes
     by_rows = table(8, given={"table": ((DATA,), ())})
     for op in (LOOKUP, SCATTER):
@@ -271,7 +271,7 @@ def test_rows_of_a_cut_table_are_exchanged() -> None:
     assert table(8).exchanged(fixed) is None
 
 
-def test_gradient_of_a_cut_table_stays_cut() -> None:
+def test_gradient_of_a_sharded_table_stays_sharded() -> None:
     assert table(8).is_table_gradient(TABLE_SLOPE)
     assert not table(8, zero=0).is_table_gradient(TABLE_SLOPE)
     assert not table(8).is_table_gradient(FOUND)
@@ -282,28 +282,29 @@ def test_gradient_of_a_cut_table_stays_cut() -> None:
 
 
 def shares(sharded: ShardedModel, op: Op, *values: Value) -> list[float]:
-    """Return the parts into which operands of an operation are cut."""
+    """Return the number of parts of each operand of an operation."""
     return [each.nbytes / sharded.bytes_in(op, each) for each in values]
 
 
-def test_update_is_cut_like_its_state() -> None:
+def test_update_is_sharded_like_its_state() -> None:
     update = stream("add", (M, GRADIENT), NEW_W)
     assert shares(linear(4, 1, 1), update, M, GRADIENT) == [4, 4]
     assert shares(linear(4, 1, 0), update, M, GRADIENT) == [1, 1]
     assert shares(linear(4, 1, 1), BACKWARD, X, GRADIENT) == [4, 1]
 
 
-def test_look_up_reads_a_cut_table_whole() -> None:
+def test_look_up_reads_a_sharded_table_whole() -> None:
     assert shares(table(8), LOOKUP, TABLE) == [1]
     assert shares(table(8), SCATTER, TABLE_SLOPE) == [8]
     assert shares(table(8), stream("sub", (TABLE, TABLE_SLOPE), NEW_TABLE), TABLE) == [8]
 
 
-def test_results_of_products_are_cut_along_the_sequence() -> None:
+def test_results_of_products_are_sharded_along_the_sequence() -> None:
     layout = Layout(2, 4, frozenset({2}), sequence=True)
     sharded = ShardedModel(WORDS_MODEL, layout, frozenset())
     assert sharded.sequence == {SEQUENCE}
-    assert [sharded.is_cut_along(v) for v in (WORDS_OUT, INNER, DOWN)] == [True, False, False]
+    along = [sharded.is_sequence_sharded(value) for value in (WORDS_OUT, INNER, DOWN)]
+    assert along == [True, False, False]
     assert sharded.parts(WORDS_OUT) == 8
     assert sharded.around(NORM) is sharded
     for op in (UP_DOT, DOWN_DOT):
@@ -323,7 +324,7 @@ def test_specs_of_parameters_determine_the_split() -> None:
     assert split_by(LINEAR, []) == frozenset()
 
 
-def test_gradient_of_layers_is_cut_over_stages() -> None:
+def test_gradient_of_layers_is_sharded_over_stages() -> None:
     assert scan(stage=4, micro=4).parts(SCALE_SLOPE) == 4
 
 

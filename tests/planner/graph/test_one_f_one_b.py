@@ -87,7 +87,10 @@ def test_metric_of_the_loss_is_part_of_its_section() -> None:
     "program", [(), (FORWARD_SCAN,), (FORWARD_SCAN, LOSS, BACKWARD_SCAN, BACKWARD_SCAN)]
 )
 def test_other_numbers_of_loops_are_refused(program: tuple) -> None:
-    message = "no 1F1B: the step needs exactly one scan over layers and its backward pass"
+    message = (
+        "schedule=1f1b is not possible: the step needs exactly one scan over layers and its "
+        "backward pass; use schedule=gpipe"
+    )
     with pytest.raises(PlanError, match=f"^{re.escape(message)}$"):
         as_1f1b(program, SCAN)
 

@@ -127,28 +127,28 @@ def test_indivisible_sequence_is_refused() -> None:
 
 def test_sequence_parallel_activations_are_kept_once() -> None:
     model = feed_forward()
-    whole, cut = (planned(model, sequence=sequence) for sequence in (0, 1))
-    assert cut.memory.arguments == whole.memory.arguments
-    saved = whole.memory.activations - cut.memory.activations
+    whole, sharded = (planned(model, sequence=sequence) for sequence in (0, 1))
+    assert sharded.memory.arguments == whole.memory.arguments
+    saved = whole.memory.activations - sharded.memory.activations
     assert saved >= LAYERS * ACTIVATION_BYTES / 2 * (1 - 1 / 4)
-    assert cut.title == "data 2 x tensor 4, sequence parallel"
-    assert msgspec.json.decode(msgspec.json.encode(cut), type=Plan) == cut
+    assert sharded.title == "data 2 x tensor 4, sequence parallel"
+    assert msgspec.json.decode(msgspec.json.encode(sharded), type=Plan) == sharded
 
 
 def test_sums_are_scattered_and_inputs_are_gathered() -> None:
     """Each layer has two sums and three gathers: of its input, its gradient, its input again."""
     model = feed_forward()
-    whole, cut = (planned(model, sequence=sequence) for sequence in (0, 1))
+    whole, sharded = (planned(model, sequence=sequence) for sequence in (0, 1))
     assert model_bytes_sent(whole) == LAYERS * 2 * ACTIVATION_BYTES / 2
-    assert model_bytes_sent(cut) == LAYERS * (2 + 3) / 2 * ACTIVATION_BYTES / 2
+    assert model_bytes_sent(sharded) == LAYERS * (2 + 3) / 2 * ACTIVATION_BYTES / 2
 
 
 def test_added_partial_sums_are_reduced_once() -> None:
     """Check the gradients of queries, keys and values: XLA adds them before the all-reduce."""
     model = attention()
-    whole, cut = (planned(model, sequence=sequence) for sequence in (0, 1))
+    whole, sharded = (planned(model, sequence=sequence) for sequence in (0, 1))
     assert model_bytes_sent(whole) == LAYERS * 2 * ACTIVATION_BYTES / 2
-    assert model_bytes_sent(cut) == LAYERS * (2 + 3) / 2 * ACTIVATION_BYTES / 2
+    assert model_bytes_sent(sharded) == LAYERS * (2 + 3) / 2 * ACTIVATION_BYTES / 2
     found = added_up(model.ops, model.results)
     assert len(found) == 3
     assert len(set(found.values())) == 1
@@ -185,8 +185,8 @@ def test_sequence_parallelism_is_tried_before_remat() -> None:
     model, target = feed_forward(), hardware("8xA100")
     sizes = {DATA: 1, MODEL: 8}
     whole = plan(model, target, Planning(fixed={**sizes, "sequence": 0}, remat=""))
-    cut = plan(model, target, Planning(fixed={**sizes, "sequence": 1}, remat=""))
-    taken = (one.memory.total - one.memory.margin for one in (whole, cut))
+    sharded = plan(model, target, Planning(fixed={**sizes, "sequence": 1}, remat=""))
+    taken = (one.memory.total - one.memory.margin for one in (whole, sharded))
     budget = int(sum(taken) / 2 / (1 - MARGIN))
     found = plan(model, target, Planning(fixed=sizes, budget=budget))
     assert (found.sequence, found.remat) == (True, "")

@@ -147,10 +147,12 @@ def test_faults_name_the_fitting_numbers(asked: dict[str, int], found: list[str]
 
 def test_1f1b_is_refused_with_its_reason() -> None:
     def refuse(_: str) -> None:
-        raise PlanError("no 1F1B: the loss needs all rows")
+        raise PlanError("schedule=1f1b is not possible: the loss needs all rows")
 
     steps = Steps(SCAN, None, None, refuse)
-    assert faults(steps, {STAGE: 4}, schedule="1f1b") == ["no 1F1B: the loss needs all rows"]
+    assert faults(steps, {STAGE: 4}, schedule="1f1b") == [
+        "schedule=1f1b is not possible: the loss needs all rows"
+    ]
     assert faults(steps, {STAGE: 4}, schedule="gpipe") == []
     without_layers = Steps(LINEAR, None, None, refuse)
     assert len(faults(without_layers, {STAGE: 4}, schedule="1f1b")) == 1

@@ -153,7 +153,7 @@ def test_every_fault_is_listed() -> None:
 def test_batch_and_model_stay_apart_if_they_must() -> None:
     apart = replace(LINEAR, apart="a reason")
     plan = edited(axes={DATA: 2, MODEL: 4})
-    assert faults(plan, apart) == ["data 2 x model 4 cuts both the batch and the model: a reason"]
+    assert faults(plan, apart) == ["data 2 x model 4 shards both the batch and the model: a reason"]
     assert taken(edited(axes={DATA: 1, MODEL: 8}), apart).layout.model == 8
 
 
@@ -168,8 +168,8 @@ def test_faults_of_stages_are_listed() -> None:
 def test_sequence_parallelism_needs_a_model_axis_and_a_sequence() -> None:
     (flat,) = faults(edited(sequence=True))
     assert flat.startswith("sequence is true: sequence parallelism needs tensor parallelism")
-    (cut,) = faults(edited(specs={"w": ((MODEL,), ())}, axes={DATA: 2, MODEL: 4}, sequence=True))
-    assert cut.startswith("sequence is true: no product")
+    (fault,) = faults(edited(specs={"w": ((MODEL,), ())}, axes={DATA: 2, MODEL: 4}, sequence=True))
+    assert fault.startswith("sequence is true: no product")
 
 
 HOSTS = "2 hosts x 4 A100"
@@ -197,8 +197,8 @@ def test_edited_plan_with_one_stage_has_no_stage_axis() -> None:
     own = plan(plans.stacked(), hardware(HOSTS), fixed(data=8))
     edited = msgspec.structs.replace(own, axes={STAGE: 1, **own.axes})
     first, *others = edited.tensors
-    cut = msgspec.structs.replace(first, spec=((STAGE,), *first.spec[1:]))
-    edited = msgspec.structs.replace(edited, tensors=(cut, *others))
+    staged = msgspec.structs.replace(first, spec=((STAGE,), *first.spec[1:]))
+    edited = msgspec.structs.replace(edited, tensors=(staged, *others))
     accepted = plan(plans.stacked(), hardware(HOSTS), Planning(given=edited))
     assert (accepted.axes, accepted.tensors) == (own.axes, own.tensors)
 

@@ -84,7 +84,7 @@ def refusing_1f1b() -> Steps:
     """Return a step whose rewriter refuses 1F1B because the loss needs all rows."""
 
     def refuse(_: str) -> None:
-        raise PlanError("no 1F1B: the loss needs all rows")
+        raise PlanError("schedule=1f1b is not possible: the loss needs all rows")
 
     model = plans.stacked()
     return Steps(model, None, lambda _: (8, 8), refuse)
@@ -97,8 +97,10 @@ def test_impossible_1f1b_states_the_reason() -> None:
         return str(refused.value)
 
     assert "(schedule=1f1b): " in refusal(refusing_1f1b())
-    assert "no 1F1B: the loss needs all rows" in refusal(refusing_1f1b())
-    assert "no 1F1B: the loss needs" in refusal(refusing_1f1b(), fixed={STAGE: 4})
+    assert "schedule=1f1b is not possible: the loss needs all rows" in refusal(refusing_1f1b())
+    assert "schedule=1f1b is not possible: the loss needs" in refusal(
+        refusing_1f1b(), fixed={STAGE: 4}
+    )
     assert "no stages: there is no scan" in refusal(Steps(model_of_program("MLP")))
     for fixed in ({"micro": 3}, {STAGE: 1}, {DATA: 8}):
         assert "use 2, 4, 8, with the remaining devices" in refusal(
@@ -106,7 +108,7 @@ def test_impossible_1f1b_states_the_reason() -> None:
         )
     assert "divided into 0 stages" in refusal(Steps(plans.stacked()), fixed={STAGE: 0})
     edited = msgspec.structs.replace(pipeline_plan("gpipe", 16), schedule="1f1b")
-    with pytest.raises(PlanError, match="no 1F1B: the loss needs"):
+    with pytest.raises(PlanError, match="schedule=1f1b is not possible: the loss needs"):
         plan(refusing_1f1b(), hardware(HOSTS), Planning(given=edited))
     whole = plan(plans.stacked(), hardware(HOSTS), Planning(fixed={DATA: 8, MODEL: 1}))
     whole = msgspec.structs.replace(whole, schedule="1f1b")

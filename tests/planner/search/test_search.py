@@ -146,7 +146,7 @@ def test_grouped_convolutions_use_only_one_axis() -> None:
     )
     mlp = plan(model_of_program("MLP"), hardware("8xA100"), Planning(fixed={DATA: 2, MODEL: 4}))
     given = msgspec.structs.replace(mlp, tensors=())
-    assert "data 2 x model 4 cuts both the batch and the model" in refusal(
+    assert "data 2 x model 4 shards both the batch and the model" in refusal(
         Planning(given=given), "depthwise CNN"
     )
 
@@ -390,8 +390,8 @@ def test_stages_replace_tensor_parallelism_over_slow_links() -> None:
     found = plan(model, target, Planning(budget=20 * 2**30))
     assert found.axes[STAGE] > 1
     assert found.axes[MODEL] == 1
-    cut = plan(model, target, Planning(budget=20 * 2**30, fixed={STAGE: 1, DATA: 1}))
-    assert cut.time.step > found.time.step
+    split = plan(model, target, Planning(budget=20 * 2**30, fixed={STAGE: 1, DATA: 1}))
+    assert split.time.step > found.time.step
 
 
 @pytest.mark.parametrize(

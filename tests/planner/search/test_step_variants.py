@@ -138,7 +138,8 @@ def test_1f1b_is_checked_for_each_remat_once() -> None:
 
 def test_model_may_not_allow_1f1b() -> None:
     assert Steps(SCAN).why_no_1f1b("") == ""
-    assert Steps(LINEAR).why_no_1f1b("").startswith("no 1F1B: the step needs exactly one scan")
+    reason = Steps(LINEAR).why_no_1f1b("")
+    assert reason.startswith("schedule=1f1b is not possible: the step needs exactly one scan")
     assert Steps(SCAN).why_no_1f1b("full") == (
         "this step cannot be rewritten for remat or microbatches"
     )

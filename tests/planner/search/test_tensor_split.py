@@ -1,4 +1,4 @@
-"""Dimensions that the model axis cuts: reasons against a cut, and the choice of the program."""
+"""Dimensions that the model axis shards: reasons against it, and the choice of the program."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def chosen(
     return split_for(model, model.ops, layout, frozenset(), target, extents, budget, large)
 
 
-def test_inner_dimension_of_a_feed_forward_layer_is_cut() -> None:
+def test_inner_dimension_of_a_feed_forward_layer_is_sharded() -> None:
     """One sum at the end costs less than a sum after each product."""
     assert chosen(FEED_FORWARD) == {OUT}
 
@@ -52,7 +52,7 @@ def test_loops_are_priced_too() -> None:
     assert chosen(replace(FEED_FORWARD, ops=(loop,))) == {OUT}
 
 
-def test_group_that_is_blocked_or_indivisible_is_not_cut() -> None:
+def test_group_that_is_blocked_or_indivisible_is_not_sharded() -> None:
     groups = list(FEED_FORWARD.groups)
     for other in (replace(groups[OUT], blocked="a scan"), replace(groups[OUT], divisor=6)):
         model = replace(FEED_FORWARD, groups=(*groups[:OUT], other))
@@ -71,7 +71,7 @@ MORE = replace(
 """The layer beside a large array that no operation reads."""
 
 
-def test_budget_cuts_arrays_that_save_no_time() -> None:
+def test_budget_shards_arrays_that_save_no_time() -> None:
     given = sum(tensor.value.nbytes for tensor in MORE.tensors)
     saved = EXTRA.nbytes * 3 // 4
     assert chosen(MORE, budget=given - saved) == {OUT, UNUSED_GROUP}
@@ -79,14 +79,14 @@ def test_budget_cuts_arrays_that_save_no_time() -> None:
     assert OUT in (chosen(MORE, budget=1) or ())
 
 
-def test_large_tables_are_cut() -> None:
+def test_large_tables_are_sharded() -> None:
     extra = MORE.tensors[-1]
     assert UNUSED_GROUP in (chosen(MORE, large=(extra,)) or ())
     fixed = replace(extra, value=replace(EXTRA, groups=(-1, -1)))
     assert chosen(FEED_FORWARD, large=(fixed,)) == {OUT}
 
 
-def test_one_dimension_of_an_array_is_cut() -> None:
+def test_one_dimension_of_an_array_is_sharded() -> None:
     """Both dimensions would save time."""
     square = value(0, (4096, 4096), (0, 1))
     other = value(1, (4096, 4096), (0, 1))
@@ -120,19 +120,19 @@ def layers(count: int, *, tied: bool = False) -> Model:
 
 
 @pytest.mark.parametrize("count", [2, MANY, MANY + 1])
-def test_repeated_layers_are_cut_alike(count: int) -> None:
+def test_repeated_layers_are_sharded_alike(count: int) -> None:
     assert chosen(layers(count)) == set(range(2, 2 + count))
 
 
-@pytest.mark.parametrize(("count", "is_cut"), [(MANY - 1, False), (MANY, True)])
-def test_many_equal_groups_are_decided_together(count: int, is_cut: bool) -> None:
-    """The first layer would not be cut alone: its products are replaced by a large sum."""
+@pytest.mark.parametrize(("count", "is_sharded"), [(MANY - 1, False), (MANY, True)])
+def test_many_equal_groups_are_decided_together(count: int, is_sharded: bool) -> None:
+    """The first layer would not be sharded alone: its products are replaced by a large sum."""
     model = layers(count)
     few, large = value(9997, (SIZES[OUT],), (2,)), value(9998, (2**14, 2**14), (-1, -1))
     summed = Op("reduce", "reduce_sum", (few,), (large,), (2,))
     found = chosen(replace(model, ops=(summed, *model.ops[2:])))
     assert found is not None
-    assert (2 in found) is is_cut
+    assert (2 in found) is is_sharded
     assert set(range(3, 2 + count)) <= found
 
 
@@ -147,7 +147,7 @@ def reasons(model: Model, parts: int) -> dict[int, str]:
     return splittable(model, parts)
 
 
-def test_reasons_against_cuts() -> None:
+def test_reasons_against_sharding() -> None:
     assert reasons(LINEAR, 4) == {WIDE: "", OUT: ""}
     assert reasons(LINEAR, 48) == {
         WIDE: "64 is not a multiple of 48 (pad it by 32)",
@@ -165,7 +165,7 @@ def test_reasons_against_cuts() -> None:
 
 
 @pytest.mark.parametrize("is_inner", [False, True])
-def test_dimension_that_an_operation_has_twice_is_not_cut(is_inner: bool) -> None:
+def test_dimension_that_an_operation_has_twice_is_not_sharded(is_inner: bool) -> None:
     square = value(9, (64, 64), (WIDE, WIDE))
     product = Op("dot", "dot_general", (square,), (value(10, (1, 64), (-1, -1)),))
     op = Op("loop", "scan", (), (), body=(product,)) if is_inner else product

@@ -90,7 +90,7 @@ def test_a_block_without_a_device_is_grey() -> None:
     assert tips(drawn).count("on no remaining device") == 2
 
 
-def test_large_pictures_are_cut() -> None:
+def test_large_pictures_are_truncated() -> None:
     rows = cells(picture(sharded(9, 13), 9, 13))
     assert [len(row) for row in rows] == [13] * 8 + [1]
     assert {row[-1] for row in rows} == {"…"}

@@ -168,17 +168,17 @@ def test_the_text_shows_blocks_and_their_devices() -> None:
     assert lines[-1].split()[:4] == ["['w']", "6", "x", "4"]
 
 
-def test_a_long_tree_is_cut_and_counts_the_rest() -> None:
+def test_a_long_tree_is_truncated_and_counts_the_rest() -> None:
     text = many(4000).lines()
-    cut = next(i for i, line in enumerate(text) if line.startswith("array "))
-    assert len(text) - cut - 2 <= SHOWN_ROWS
+    below = next(i for i, line in enumerate(text) if line.startswith("array "))
+    assert len(text) - below - 2 <= SHOWN_ROWS
     rest = re.search(r"… and ([\d,]+) more arrays, ", "\n".join(text))
     assert rest is not None
     shown = sum(int(n) for n in re.findall(r"\] +(\d+) arrays", "\n".join(text)))
     assert shown + int(rest[1].replace(",", "")) == 4000
 
 
-def test_a_flat_tree_is_cut_too() -> None:
+def test_a_flat_tree_is_truncated_too() -> None:
     made = placement(*(array(ROWS, 6, 4, path=("p", f"[{i}]")) for i in range(1000)))
     shown = rows(tree(made), 20)
     assert len(shown) <= 20

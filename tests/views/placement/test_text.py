@@ -80,7 +80,7 @@ def test_copies_are_counted() -> None:
     assert facts(placement(), Cost(1, 100, 100, 0)) == []
 
 
-def test_many_notes_are_cut() -> None:
+def test_many_notes_are_truncated() -> None:
     notes = tuple(f"note {number}" for number in range(14))
     assert facts(placement(notes=notes[:12])) == list(notes[:12])
     assert facts(placement(notes=notes)) == [*notes[:12], "and 2 more notes"]

@@ -152,7 +152,7 @@ def test_a_short_tree_is_shown_whole() -> None:
     assert shown(rows(root, 3)) == ["0 p (2)", "0 q"]
 
 
-def test_a_long_branch_is_cut_in_half() -> None:
+def test_a_long_branch_is_truncated_to_half() -> None:
     root = tree(placement(*"abcdefg"))
     assert shown(rows(root, 7)) == [f"0 {label}" for label in "abcdefg"]
     assert shown(rows(root, 6)) == ["0 a", "0 b", "0 c", "0 ... (4)"]
@@ -184,6 +184,6 @@ def test_large_branches_share_the_rest() -> None:
     assert len(found) <= 12
 
 
-def test_a_branch_with_few_rows_is_not_cut() -> None:
+def test_a_branch_with_few_rows_is_not_truncated() -> None:
     root = tree(placement("p a", "p b", "p c", *(f"q {i}" for i in range(9))))
     assert shown(rows(root, 6)) == ["0 p", "1 a", "1 b", "1 c", "0 q (9)"]

@@ -196,9 +196,9 @@ def test_specs_are_written_as_python_code() -> None:
         "P(('model', 'data'), None, 'x')": (("model", "data"), (), ("x",)),
     }
     for text, spec in specs.items():
-        cut = spec[: max((dim + 1 for dim, axes in enumerate(spec) if axes), default=0)]
+        shown = spec[: max((dim + 1 for dim, axes in enumerate(spec) if axes), default=0)]
         assert written(spec) == text
-        jax_text = str(jax.P(*(a[0] if len(a) == 1 else a or None for a in cut)))
+        jax_text = str(jax.P(*(a[0] if len(a) == 1 else a or None for a in shown)))
         assert text == jax_text.replace(",)", ")")
 
 
@@ -364,7 +364,9 @@ def test_many_devices_make_a_small_page() -> None:
 
 # Unusual plans.
 
-CUTS = st.sampled_from([(), ("data",), ("model",), ("data", "model"), ("model", "data")])
+AXES_OF_A_DIMENSION = st.sampled_from(
+    [(), ("data",), ("model",), ("data", "model"), ("model", "data")]
+)
 PATHS = st.one_of(
     st.text("ab12#['\"].\\<&> é€", max_size=200),
     st.lists(
@@ -376,7 +378,7 @@ PATHS = st.one_of(
 
 @st.composite
 def tensors(draw: st.DrawFn) -> PlannedTensor:
-    spec = draw(st.lists(CUTS, max_size=5))
+    spec = draw(st.lists(AXES_OF_A_DIMENSION, max_size=5))
     used: set[str] = set()
     for place, axes in enumerate(spec):
         spec[place] = axes if used.isdisjoint(axes) else ()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from nbdist.worker.data.batches import (
-    Cut,
+    RankRows,
     described,
     is_branch,
     kind_of,
@@ -26,8 +26,8 @@ from nbdist.worker.data.batches import (
 @given(ranks=some.integers(1, 5), each=some.integers(1, 3), rows=some.integers(1, 40))
 def test_shards_of_all_ranks_are_the_batch(ranks: int, each: int, rows: int) -> None:
     x = np.arange(rows)
-    cuts = [Cut(rank=rank, ranks=ranks, replicas=ranks * each) for rank in range(ranks)]
-    shares = [cut.share(rows, lambda part: x[part]) for cut in cuts]
+    ranks_rows = [RankRows(rank=rank, ranks=ranks, replicas=ranks * each) for rank in range(ranks)]
+    shares = [one.share(rows, lambda part: x[part]) for one in ranks_rows]
     assert {share.rows for share in shares} == {rows}
     assert {share.whole for share in shares} == {rows % (ranks * each) != 0}
     if shares[0].whole:
@@ -38,13 +38,13 @@ def test_shards_of_all_ranks_are_the_batch(ranks: int, each: int, rows: int) -> 
 
 
 def test_batch_that_divides_by_ranks_but_not_by_replicas_is_whole() -> None:
-    share = Cut(rank=1, ranks=2, replicas=4).share(6, lambda part: list(range(6))[part])
+    share = RankRows(rank=1, ranks=2, replicas=4).share(6, lambda part: list(range(6))[part])
     assert (share.values, share.whole) == ([0, 1, 2, 3, 4, 5], True)
 
 
 def test_batch_keeps_access_to_all_rows() -> None:
     x, y = np.arange(8).reshape(4, 2), np.arange(4)
-    batch = Cut(rank=1, ranks=2, replicas=2).batch(4, slicer(({"x": x, "y": y},)))
+    batch = RankRows(rank=1, ranks=2, replicas=2).batch(4, slicer(({"x": x, "y": y},)))
     (own,), (everything,) = batch.values, batch.everything()
     assert (batch.rows, batch.whole) == (4, False)
     assert own["x"].tolist() == [[4, 5], [6, 7]]

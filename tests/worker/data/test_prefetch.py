@@ -14,7 +14,7 @@ import pytest
 import nbdist
 from nbdist.records import StepOptions
 from nbdist.telemetry.run_reader import stored_runs
-from nbdist.worker.data.batches import Cut
+from nbdist.worker.data.batches import RankRows
 from nbdist.worker.data.prefetch import AUTO_BATCHES, STARVED, WINDOW, Feed, PrefetchIterator
 from nbdist.worker.data.rank_shards import Parts
 from nbdist.worker.data.sources import open_source
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from nbdist.worker.data.batches import Batch
 
-CUT = Cut(rank=0, ranks=1, replicas=1)
+ALL_ROWS = RankRows(rank=0, ranks=1, replicas=1)
 WAIT_S = 10.0
 
 
@@ -55,9 +55,9 @@ def wait_until(holds: Callable[[], bool]) -> None:
 def test_prefetch_keeps_batches_and_order(prefetch: Any, limit: int) -> None:
     x = np.random.default_rng(0).normal(size=(101, 3))
     for epoch in (1, 2):
-        plain = first_values(feed(x, batch=8, shuffle=5).epoch(epoch, CUT, limit))
+        plain = first_values(feed(x, batch=8, shuffle=5).epoch(epoch, ALL_ROWS, limit))
         ahead = first_values(
-            feed(x, batch=8, shuffle=5, prefetch=prefetch).epoch(epoch, CUT, limit)
+            feed(x, batch=8, shuffle=5, prefetch=prefetch).epoch(epoch, ALL_ROWS, limit)
         )
         expected = plain if prefetch == "auto" or limit < 0 else plain[:limit]
         assert len(ahead) == len(expected)
@@ -74,7 +74,7 @@ def test_prefetch_is_limited_by_room_and_steps() -> None:
             taken.append(number)
             yield np.full(2, number)
 
-    batches = feed(data(), prefetch=3).epoch(1, CUT, 10)
+    batches = feed(data(), prefetch=3).epoch(1, ALL_ROWS, 10)
     next(batches)
     wait_until(lambda: len(taken) == 4)
     rest = [int(values[0]) for values in first_values(batches)]
@@ -89,7 +89,7 @@ def test_data_error_is_raised_at_its_step() -> None:
         yield np.ones(2)
         raise LookupError("no third")
 
-    batches = feed(data, prefetch=4).epoch(1, CUT, -1)
+    batches = feed(data, prefetch=4).epoch(1, ALL_ROWS, -1)
     next(batches)
     next(batches)
     with pytest.raises(LookupError, match="no third") as caught:
@@ -99,7 +99,7 @@ def test_data_error_is_raised_at_its_step() -> None:
 
 
 def test_thread_ends_with_a_shortened_epoch() -> None:
-    batches = feed(lambda: itertools.repeat(np.ones(2)), prefetch=2).epoch(1, CUT, -1)
+    batches = feed(lambda: itertools.repeat(np.ones(2)), prefetch=2).epoch(1, ALL_ROWS, -1)
     next(batches)
     assert threads()
     batches.close()
@@ -135,7 +135,7 @@ def test_data_read_together_are_not_prefetched() -> None:
     source = Parts(lambda: iter([np.ones((2, 1))] * 5), 0, "by file", gather)
     options = StepOptions(data="data", prefetch=4)
     together = Feed(source, options, lambda topic, text: notes.append(f"{topic}: {text}"), int)
-    assert len(first_values(together.epoch(1, CUT, -1))) == 5
+    assert len(first_values(together.epoch(1, ALL_ROWS, -1))) == 5
     assert calling_threads == {threading.current_thread().name}
     assert notes == ["starved: --prefetch 4: not used, because ranks read their parts together"]
 
@@ -153,7 +153,7 @@ class TestAuto:
 
         notes: list[str] = []
         shares = []
-        for _, waited_s in feed(data, notes, **options).epoch(1, CUT, -1):
+        for _, waited_s in feed(data, notes, **options).epoch(1, ALL_ROWS, -1):
             time.sleep(self.COMPUTE_S)
             shares.append(waited_s / (waited_s + self.COMPUTE_S))
         return shares, notes

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from nbdist.worker.data.batches import Cut
+from nbdist.worker.data.batches import RankRows
 from nbdist.worker.data.rank_shards import LOOK_AHEAD, Parts, aligned, rows_of_files
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def epoch(parts: list[list[int]], batch: int = 0) -> tuple[list[list[Batch]], in
         ends = np.cumsum(parts[rank], dtype=int)
         arrays = np.split(1000 * rank + np.arange(sum(parts[rank])), ends[:-1]) if len(ends) else []
         source = Parts(lambda: arrays, batch, "by file", collectives.of(rank))
-        cut = Cut(rank=rank, ranks=RANKS, replicas=RANKS)
-        return list(source.epoch(1, cut))
+        rank_rows = RankRows(rank=rank, ranks=RANKS, replicas=RANKS)
+        return list(source.epoch(1, rank_rows))
 
     return on_ranks(read), collectives.calls
 
@@ -88,7 +88,7 @@ def test_everything_contains_the_parts_of_all_ranks() -> None:
 
     def read(rank: int) -> list[int]:
         source = Parts(lambda: [np.full(2, rank)], 0, "by file", collectives.of(rank))
-        (batch,) = source.epoch(1, Cut(rank=rank, ranks=RANKS, replicas=RANKS))
+        (batch,) = source.epoch(1, RankRows(rank=rank, ranks=RANKS, replicas=RANKS))
         (rows,) = batch.everything()
         found: list[int] = rows.tolist()
         return found
@@ -141,7 +141,7 @@ def test_parts_of_any_number_of_bytes_are_exchanged(extra: int) -> None:
     def read(rank: int) -> list[int]:
         part = np.full(5 + extra * rank, rank, np.uint8)
         source = Parts(lambda: [part], 0, "by file", collectives.of(rank))
-        (batch,) = source.epoch(1, Cut(rank=rank, ranks=RANKS, replicas=3 * RANKS))
+        (batch,) = source.epoch(1, RankRows(rank=rank, ranks=RANKS, replicas=3 * RANKS))
         found: list[int] = batch.everything()[0].tolist()
         return found
 

@@ -10,7 +10,7 @@ import pytest
 
 from nbdist.errors import StepError
 from nbdist.records import StepOptions
-from nbdist.worker.data.batches import Cut
+from nbdist.worker.data.batches import RankRows
 from nbdist.worker.data.sources import open_source
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from nbdist.worker.data.sources import Source
 
-CUT = Cut(rank=0, ranks=1, replicas=1)
-TWO = [Cut(rank=rank, ranks=2, replicas=2) for rank in range(2)]
+ALL_ROWS = RankRows(rank=0, ranks=1, replicas=1)
+TWO = [RankRows(rank=rank, ranks=2, replicas=2) for rank in range(2)]
 
 
 def source_of(data: Any, **options: Any) -> Source:
@@ -27,15 +27,15 @@ def source_of(data: Any, **options: Any) -> Source:
     return open_source(data, chosen, rank=0, ranks=1, gather=lambda numbers: numbers[None])
 
 
-def batches(source: Source, epoch: int = 1, cut: Cut = CUT) -> list[Any]:
+def batches(source: Source, epoch: int = 1, rank_rows: RankRows = ALL_ROWS) -> list[Any]:
     """Return the first argument of each step."""
-    return [batch.values[0] for batch in source.epoch(epoch, cut)]
+    return [batch.values[0] for batch in source.epoch(epoch, rank_rows)]
 
 
 def refusal(data: Any, **options: Any) -> str:
     """Return the text of the error for the data."""
     with pytest.raises(StepError) as caught:
-        list(source_of(data, **options).epoch(1, CUT))
+        list(source_of(data, **options).epoch(1, ALL_ROWS))
     return str(caught.value)
 
 
@@ -66,13 +66,15 @@ class TestArrays:
 
     def test_ranks_take_halves_of_each_batch(self) -> None:
         source = source_of((np.arange(8),), batch=4)
-        halves = [[part.tolist() for (part,) in batches(source, cut=cut)] for cut in TWO]
+        halves = [
+            [part.tolist() for (part,) in batches(source, rank_rows=rank_rows)] for rank_rows in TWO
+        ]
         assert halves == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
     def test_all_rows_of_a_batch_determine_the_padded_length(self) -> None:
         source = source_of(([[1], [2], [3, 3, 3], [4]], np.arange(4)), batch=4, bucket=(2, 4))
-        for cut in TWO:
-            (batch,) = source.epoch(1, cut)
+        for rank_rows in TWO:
+            (batch,) = source.epoch(1, rank_rows)
             (sequences, _), mask = batch.values
             assert sequences.shape == mask.shape == (2, 4)
 
@@ -137,13 +139,13 @@ class TestElements:
 
     def test_samples_of_different_lengths_are_padded(self) -> None:
         samples = [(np.ones(1), 0), (np.ones(3), 1)]
-        (batch,) = source_of(samples, batch=2, bucket=(4,)).epoch(1, CUT)
+        (batch,) = source_of(samples, batch=2, bucket=(4,)).epoch(1, ALL_ROWS)
         (sequences, labels), mask = batch.values
         assert (sequences.shape, labels.tolist()) == ((2, 4), [0, 1])
         assert mask.sum(axis=1).tolist() == [1, 3]
 
     def test_elements_of_lists_of_different_lengths_are_padded(self) -> None:
-        (batch,) = source_of([([[1], [2, 2]],)], bucket=(2,)).epoch(1, CUT)
+        (batch,) = source_of([([[1], [2, 2]],)], bucket=(2,)).epoch(1, ALL_ROWS)
         ((sequences,), mask) = batch.values
         assert sequences.tolist() == [[1, 0], [2, 2]]
         assert mask.tolist() == [[True, False], [True, True]]
@@ -180,7 +182,7 @@ class TestElements:
     def test_iterator_is_read_once(self) -> None:
         numbers = itertools.count()
         source = source_of(numbers, batch=2, steps=1)
-        epoch = source.epoch(1, CUT)
+        epoch = source.epoch(1, ALL_ROWS)
         assert next(epoch).values[0].tolist() == [0, 1]
         assert next(numbers) == 2
 

@@ -13,8 +13,8 @@ from nbdist.records import Plan, PlannedMemory, PlannedTensor, PlannedTime
 from nbdist.worker.data.batches import Batch
 from nbdist.worker.planning.sharding import (
     Lowered,
-    is_cut,
     is_over,
+    is_sharded,
     mesh_layout_of,
     spec_of,
 )
@@ -82,20 +82,20 @@ def test_step_of_a_plan_without_a_split_is_unchanged(mesh: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("zero", "model", "has_layout", "cuts"),
+    ("zero", "model", "has_layout", "by_rows"),
     [(0, 1, False, False), (1, 1, True, False), (3, 1, True, True), (0, 2, True, True)],
 )
 def test_layout_constrains_only_split_plans(
-    mesh: Any, zero: int, model: int, has_layout: bool, cuts: bool
+    mesh: Any, zero: int, model: int, has_layout: bool, by_rows: bool
 ) -> None:
     layout = mesh_layout_of(plan_of(zero=zero, model=model), mesh, [((),)])
     assert (layout is not None) is has_layout
-    assert layout is None or layout.rows is cuts
+    assert layout is None or layout.rows is by_rows
 
 
-def test_replicated_arrays_are_not_cut(mesh: Any) -> None:
-    assert not is_cut(np.ones(2), mesh)
-    assert not is_cut(jnp.ones(2), mesh)
+def test_replicated_arrays_are_not_sharded(mesh: Any) -> None:
+    assert not is_sharded(np.ones(2), mesh)
+    assert not is_sharded(jnp.ones(2), mesh)
 
 
 def test_sharding_is_over_a_mesh_with_its_axes(mesh: Any) -> None:

@@ -19,7 +19,7 @@ PROGRAM = textwrap.dedent("""
     import numpy as np, tensorflow as tf, keras
     from nbdist.cells.step_program import compile_step
     from nbdist.records import StepOptions, StepRequest
-    from nbdist.worker.data.batches import Cut
+    from nbdist.worker.data.batches import RankRows
     from nbdist.worker.tensorflow.step import MirroredStep
 
     replicas, precision = REPLICAS, PRECISION or None
@@ -57,13 +57,13 @@ PROGRAM = textwrap.dedent("""
 
     x = np.random.default_rng(0).normal(size=(23, 5)).astype("float32")
     y = (x.sum(1) > 0).astype("int32") + (x[:, 0] > 1)
-    cut = Cut(rank=0, ranks=1, replicas=replicas)
+    rank_rows = RankRows(rank=0, ranks=1, replicas=replicas)
     step = MirroredStep(request, define, globals(), strategy, precision)
     values = []
     for start in range(0, 23, 8):
         rows = slice(start, min(start + 8, 23))
         part = lambda p, rows=rows: ((x[rows][p], y[rows][p]),)
-        batch = cut.batch(rows.stop - rows.start, part)
+        batch = rank_rows.batch(rows.stop - rows.start, part)
         if start == 0 and not precision:
             found = step.check(batch)
             assert not found.causes, found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from nbdist.worker.data.batches import Cut, slicer
+from nbdist.worker.data.batches import RankRows, slicer
 from nbdist.worker.training.parity import COARSE_TOLERANCE, TOLERANCES, Findings, Outcome, compare
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class Descent:
 def findings(
     subject: Descent, *, coarse: bool = False, rank: int = 0, replicas: int = REPLICAS
 ) -> Findings:
-    cut = Cut(rank=rank, ranks=replicas, replicas=replicas)
-    return compare(subject, cut.batch(len(ROWS), slicer((ROWS,))), replicas, coarse=coarse)
+    rank_rows = RankRows(rank=rank, ranks=replicas, replicas=replicas)
+    return compare(subject, rank_rows.batch(len(ROWS), slicer((ROWS,))), replicas, coarse=coarse)
 
 
 def cause(found: Findings) -> str:

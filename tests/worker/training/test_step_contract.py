@@ -60,7 +60,7 @@ def test_report_of_another_type_is_refused(value: Any) -> None:
         scalars(request_of(), {"good": 1.0, "bad": value}, np.asarray)
 
 
-def test_long_value_is_cut_in_the_message() -> None:
+def test_long_value_is_truncated_in_the_message() -> None:
     with pytest.raises(StepError) as caught:
         scalars(request_of(), "x" * 100, np.asarray)
     assert str(caught.value) == f"the step reports `loss` as '{'x' * 59}: report scalars"

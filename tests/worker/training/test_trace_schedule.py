@@ -204,12 +204,12 @@ class TestTracing:
         assert tracer.calls == ["start", "stop"]
         assert plan.calls == [("read", 4, [2, 3]), "close"]
 
-    def test_work_outside_of_steps_cuts_the_trace(self, tmp_path: Path) -> None:
+    def test_work_outside_of_steps_stops_the_trace(self, tmp_path: Path) -> None:
         tracer, plan = RecordedTracer(), Recorded(tmp_path / "a", 2, 5, steps=9)
         steps = Steps(tracer, plan)
-        steps.tracing.cut(1)
+        steps.tracing.stop(1)
         steps.make(1, 3)
-        steps.tracing.cut(1)
+        steps.tracing.stop(1)
         assert tracer.calls == ["start", "stop"]
         steps.make(4, 5, epoch=2)
         steps.tracing.close(2)

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from nbdist.errors import StrategyError
-from nbdist.worker.data.batches import Cut, Share
+from nbdist.worker.data.batches import RankRows, Share
 from nbdist.worker.data.rank_shards import aligned
 from nbdist.worker.data.sources import ArrayLike
 from nbdist.worker.jax.runtime import processes
@@ -86,13 +86,17 @@ class Placement:
         self.by_row = jax.NamedSharding(mesh, jax.P("data"))
         self.whole = jax.NamedSharding(mesh, jax.P())
         self.local_devices = len(mesh.local_devices)
-        self.cut = Cut(jax.process_index(), mesh.size // self.local_devices, mesh.size)
+        self.rank_rows = RankRows(jax.process_index(), mesh.size // self.local_devices, mesh.size)
         self.gather = jax.jit(lambda tree: tree, out_shardings=self.whole)
 
-    def cut_global(self, tree: Tree) -> Share:
+    def own_share(self, tree: Tree) -> Share:
         """Return this process's share of a batch that every process has."""
         tree = jax.tree.map(np.asarray, tree)
-        return self.cut.share(rows_of(tree), lambda part: jax.tree.map(lambda a: a[part], tree))
+
+        def taken(part: slice) -> Tree:
+            return jax.tree.map(lambda array: array[part], tree)
+
+        return self.rank_rows.share(rows_of(tree), taken)
 
     def place(self, batch: Share) -> Tree:
         """Place a share as global arrays; a batch that cannot be split is on every device."""
@@ -108,15 +112,16 @@ class Placement:
         return jax.tree.map(lambda a: Uneven(self._parts(a)), batch.values)
 
     def _parts(self, array: np.ndarray) -> tuple[np.ndarray, ...]:
-        first = self.cut.rank * self.local_devices
-        return tuple(np.array_split(array, self.cut.replicas)[first : first + self.local_devices])
+        first = self.rank_rows.rank * self.local_devices
+        parts = np.array_split(array, self.rank_rows.replicas)
+        return tuple(parts[first : first + self.local_devices])
 
     def part_of(self, share: Share) -> Tree:
         """Return the rows of a share that belong to this process."""
         if not share.whole:
             return share.values
-        split = partial(np.array_split, indices_or_sections=self.cut.ranks)
-        return jax.tree.map(lambda a: split(a)[self.cut.rank], share.values)
+        split = partial(np.array_split, indices_or_sections=self.rank_rows.ranks)
+        return jax.tree.map(lambda a: split(a)[self.rank_rows.rank], share.values)
 
     def join(self, part: Tree, counts: np.ndarray) -> Share:
         """Join the parts of all processes to a global batch.
@@ -130,7 +135,7 @@ class Placement:
             return Share(part, rows, whole=False)
         most = int(counts.max())
         padded = jax.tree.map(lambda a: _padded(a, most), part)
-        return self.cut_global(
+        return self.own_share(
             jax.tree.map(
                 lambda a: np.concatenate([a[i, :n] for i, n in enumerate(counts)]),
                 processes.gather(padded),
@@ -163,7 +168,7 @@ class GlobalSource:
         self._placement = placement
 
     def batches(self) -> Iterator[Share]:
-        return map(self._placement.cut_global, self._passes())
+        return map(self._placement.own_share, self._passes())
 
 
 class PartSource:

@@ -110,7 +110,7 @@ def _distribute_data(data: Any, layouts: Any = None) -> Any:
     placement = current()
     if placement is None:
         return _distribute_data_upstream(data, layouts)
-    return placement.place(placement.cut_global(data))
+    return placement.place(placement.own_share(data))
 
 
 def _get_distributed_iterator(self: Any, distribution: Any) -> Iterator[Tree]:
@@ -127,7 +127,7 @@ def _get_distributed_iterator(self: Any, distribution: Any) -> Iterator[Tree]:
     first = list(itertools.islice(batches, 1))
     _refuse_different(first)
     for batch in itertools.chain(first, batches):
-        yield placement.place(placement.cut_global(batch))
+        yield placement.place(placement.own_share(batch))
 
 
 def _draw_alike() -> None:

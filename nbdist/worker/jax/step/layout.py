@@ -15,7 +15,7 @@ from nbdist.worker.planning.plan_step import (
     target_of,
 )
 from nbdist.worker.planning.query import PlanQuery
-from nbdist.worker.planning.sharding import is_cut, is_over, spec_of
+from nbdist.worker.planning.sharding import is_over, is_sharded, spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -121,4 +121,4 @@ class StepLayout:
 
     def _stays(self, array: Any) -> bool:
         """Return True if the user sharded the array; one that an earlier plan sharded may move."""
-        return is_cut(array, self._strategy.mesh) and not self._strategy.has_sharded(array)
+        return is_sharded(array, self._strategy.mesh) and not self._strategy.has_sharded(array)

@@ -103,32 +103,50 @@ def take(request: StepRequest, namespace: dict[str, Any], apart: set[str]) -> St
         if n not in nnx and is_argument(namespace[n], planned=planned)
     }
     read = {n: line for n, line in given.items() if n not in whole}
-
-    def values(names: Iterable[str]) -> tuple[Any, ...]:
-        return tuple(namespace[name] for name in names)
-
-    in_place = values(n for n in nnx if n not in program.carried)
+    in_place = _values(namespace, (n for n in nnx if n not in program.carried))
     donated = {*nnx, *trees}
     closed = {n: line for n, line in lines.items() if n not in donated and n not in read}
     words = {*code_names(compile(source, "<step>", "exec"))}
-    check_captures(closed, set(program.carried), namespace, values(nnx), words)
+    check_captures(closed, set(program.carried), namespace, _values(namespace, nnx), words)
     held = held_elsewhere(namespace, donated, in_place)
-    groups = [Carried(trees, values(trees), Trees())]
-    if nnx:
-        from nbdist.worker.jax.step.nnx import Objects, check_places
-
-        check_places(nnx, values(nnx))
-        groups.append(Carried(nnx, values(nnx), Objects()))
+    groups = _carried_groups(namespace, trees, nnx)
     others = {n: line for n, line in lines.items() if n not in nnx}
     objects = ObjectState(namespace, others, {*trees, *given}, namespace[request.options.data])
     objects.add(Rebound([], whole & given.keys()))
     return StepNames(
         groups=groups,
-        read=Arguments(read, values(read)),
+        read=Arguments(read, _values(namespace, read)),
         objects=objects,
         own=tuple(n for n in assigned if n not in trees),
         held=held | objects.shared(),
     )
+
+
+def _values(namespace: dict[str, Any], names: Iterable[str]) -> tuple[Any, ...]:
+    return tuple(namespace[name] for name in names)
+
+
+def _carried_groups(
+    namespace: dict[str, Any], trees: dict[str, int], nnx: dict[str, int]
+) -> list[Carried]:
+    """Group the carried names: pytrees, and objects of Flax NNX if there are any.
+
+    Args:
+        namespace: Namespace of the user.
+        trees: Names of pytrees, with their lines.
+        nnx: Names of objects of Flax NNX, with their lines.
+
+    Raises:
+        StepError: The place of an object of Flax NNX cannot be carried.
+    """
+    groups = [Carried(trees, _values(namespace, trees), Trees())]
+    if nnx:
+        from nbdist.worker.jax.step.nnx import Objects, check_places
+
+        objects = _values(namespace, nnx)
+        check_places(nnx, objects)
+        groups.append(Carried(nnx, objects, Objects()))
+    return groups
 
 
 def check_numbers(batch: Batch) -> None:

@@ -1,7 +1,7 @@
 """Mutable objects of the user's program, and their contents by slot.
 
-A slot is a binding that Python code can change: an attribute, an item of a dict or a list, a
-variable of an enclosing function, a global name, or an attribute of a class.
+A slot is a binding that Python code can change. It is an attribute of an object or a class, or an
+item of a dict or a list. It can also be a variable of an enclosing function, or a global name.
 """
 
 from __future__ import annotations

@@ -82,9 +82,9 @@ class _CompiledStep:
 class PjrtStep:
     """Step whose carried state is donated and stays on the devices, and whose inputs are arguments.
 
-    The state consists of names that the step reads and then assigns, objects of Flax NNX, and the
-    slots of other objects that it rebinds (`ObjectState`). The layout is planned for the first
-    batch. Until then all arrays stay in the user's sharding.
+    The state consists of names that the step reads and then assigns, and of objects of Flax NNX.
+    Slots of other objects that the step rebinds belong to it too (`ObjectState`). The layout is
+    planned for the first batch. Until then all arrays stay in the user's sharding.
 
     Args:
         request: Request of the step.

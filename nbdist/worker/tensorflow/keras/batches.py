@@ -1,4 +1,4 @@
-"""Global batches of Keras's `fit`, `evaluate` and `predict`, cut for a rank.
+"""Global batches of Keras's `fit`, `evaluate` and `predict`, split over the ranks.
 
 `tf.distribute` shards a data set before it is shuffled, and gives replicas the uneven rest of files
 and partial batches. In nbdist every rank creates the same global batches in the same order, as one
@@ -57,7 +57,7 @@ class Place(msgspec.Struct, frozen=True):
         rank = resolver.task_id if resolver is not None and resolver.task_id else 0
         return cls(rank * local, local, int(strategy.num_replicas_in_sync))
 
-    def cut(self, data: Any, total: int) -> Any:
+    def rank_rows(self, data: Any, total: int) -> Any:
         """Return this rank's rows of a global batch."""
         share = Shares(total, self.replicas, even=False).of(self.first, self.local)
         return rows_of(data, share.offset, share.rows)

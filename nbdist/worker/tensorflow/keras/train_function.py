@@ -3,8 +3,8 @@
 Each function takes global batches and gives every replica its rows
 (`worker/tensorflow/keras/batches.py`). It runs Keras's step on them with the arithmetic of one
 device (`worker/tensorflow/replica/single_device_math.py`). A single all-reduce combines the results
-of a step over all replicas: metrics from the sums of their variables, other scalars as the mean
-over all rows. `worker/tensorflow/keras/fit_patch.py` applies it to Keras 3.15.
+of a step over all replicas. Metrics come from the sums of their variables, other scalars are the
+mean over all rows. `worker/tensorflow/keras/fit_patch.py` applies it to Keras 3.15.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class ReplicatedStep:
                 f"--own-data: every worker must compute all rows of {type(self._model).__name__}'s "
                 "batches, and has only its own: give all ranks the same data and remove --own-data"
             )
-        data = batch.data if whole or batch.is_part else place.cut(batch.data, total)
+        data = batch.data if whole or batch.is_part else place.rank_rows(batch.data, total)
         even = whole or total % place.replicas == 0
         return _call(self._compiled, self._traced, batch, data, whole=whole, even=even)
 
@@ -187,7 +187,7 @@ class ReplicatedStep:
 
     def _trace_trial(self, few: Batch, whole: bool) -> Callable[[Any], TrialResults]:
         """Trace a step for a trial. The trial leaves the model's variables unchanged."""
-        cut = functools.partial(self._place.cut, total=few.total)
+        rank_rows = functools.partial(self._place.rank_rows, total=few.total)
 
         def tried(data: Any) -> tuple[Any, list[tf.Tensor]]:
             recorder = Recorder(is_traced=not self._model.run_eagerly)
@@ -195,13 +195,13 @@ class ReplicatedStep:
             outputs = self._over_shares(data, shares, recorder)
             return outputs, first_of(self._strategy, recorder.gradients)
 
-        data = few.data if whole else cut(few.data)
+        data = few.data if whole else rank_rows(few.data)
         spec = tree.map_structure(tf.type_spec_from_value, data)
         traced = tf.function(tried, autograph=False).get_concrete_function(spec)
 
         def run(data: Any) -> TrialResults:
             with unchanged(traced.graph.variables):
-                outputs, gradients = traced(data if whole else cut(data))
+                outputs, gradients = traced(data if whole else rank_rows(data))
                 written = self._written()
             return _named(outputs, gradients) | written
 
@@ -253,7 +253,7 @@ class ReplicatedPredict:
                 )
             return self._compiled(batch.data, None, gathers=False)
         gathers = 1 < replicas <= total and not self._rows.are_all_needed(batch)
-        data = self._place.cut(batch.data, total) if gathers else batch.data
+        data = self._place.rank_rows(batch.data, total) if gathers else batch.data
         return _call(self._compiled, self._traced, batch, data, gathers=gathers)
 
     def _on_replicas(self, data: Any, total: Any, *, gathers: bool) -> Any:

@@ -2,7 +2,7 @@
 
 If each replica decided alone, one could skip an update or stop, and the others would wait for it in
 the next all-reduce forever. A separate all-reduce of a flag costs nearly a millisecond. The flag is
-therefore part of the gradients: if the loss is not finite, the smallest gradient is made
+therefore part of the gradients. If the loss is not finite, the smallest gradient is made
 non-finite, and so is its mean on all replicas.
 """
 

@@ -12,8 +12,8 @@ same.
 Philox, TensorFlow's generator, is counter-based: draw i depends only on the key and `counter + i`
 (Salmon et al., 2011, doi:10.1145/2063384.2063405). Stateless draws start at the counter of the
 replica's first row and have no extra cost. Draws by rejection (truncated normal) and draws of
-stateful operations (`tf.random.normal`) are made for the global batch and cut. Written for
-TensorFlow 2.21.
+stateful operations (`tf.random.normal`) are made for the global batch, and each replica takes its
+rows. Written for TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _COUNTED = (
 )
 """Operations whose draw i uses its own part of the generator's blocks of 16 bytes."""
 
-_CUT = {
+_SLICED = {
     gen_stateless_random_ops_v2: ("stateless_truncated_normal_v2",),
     gen_random_ops: (
         "random_standard_normal",
@@ -114,7 +114,7 @@ def installed(shares: Division, draws: Draws) -> Iterator[None]:
     draws.begin(learns=shares.whole)
     ours: list[tuple[Any, str, Callable[..., Any]]] = [
         *((gen_stateless_random_ops_v2, name, _counted) for name in _COUNTED),
-        *((owner, name, _cut) for owner, names in _CUT.items() for name in names),
+        *((owner, name, _sliced) for owner, names in _SLICED.items() for name in names),
         *((owner, name, _padded) for owner, name in _BY_LOGITS.items()),
     ]
     with contextlib.ExitStack() as changes:
@@ -145,7 +145,7 @@ def _counted(
     return tf.ensure_shape(own, _static(shape))
 
 
-def _cut(find: Find, draw: Callable[..., Any], shape: Any, *args: Any, **given: Any) -> Any:
+def _sliced(find: Find, draw: Callable[..., Any], shape: Any, *args: Any, **given: Any) -> Any:
     """Return the replica's rows of a draw for the global batch."""
     rows = find(shape)
     if rows is None:

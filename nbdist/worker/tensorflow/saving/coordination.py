@@ -6,8 +6,8 @@ path (`worker/tensorflow/saving/chief_files.py`) and removes the folder. A rank 
 rank 0's files at the path copies them there.
 
 Rank 0 never waits, so a save on rank 0 alone needs no other rank. A rank keeps its own files if
-rank 0 does not make the same save: rank 0 typed another path, has ended the cell, or waits in a
-collective.
+rank 0 does not make the same save. Rank 0 may save to another path, have ended the cell, or wait in
+a collective.
 """
 
 from __future__ import annotations

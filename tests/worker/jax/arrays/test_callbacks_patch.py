@@ -129,11 +129,10 @@ def test_callbacks_in_a_plain_cell(cluster: nbdist.Cluster) -> None:
 
 def test_callback_receives_whole_sharded_operand(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP, strategy="pjrt")
-    cut = "jax.device_put(x, jax.NamedSharding(mesh, jax.P('data')))"
-    assert common_value(cluster, f"listed(jax.pure_callback(double, x, {cut}))") == [0, 2, 4, 6]
-    both = (
-        f"[jax.debug.callback(note, {cut}), jax.jit(lambda x: jax.debug.callback(note, x))({cut})]"
-    )
+    sharded = "jax.device_put(x, jax.NamedSharding(mesh, jax.P('data')))"
+    assert common_value(cluster, f"listed(jax.pure_callback(double, x, {sharded}))") == [0, 2, 4, 6]
+    called = f"jax.debug.callback(note, {sharded})"
+    both = f"[{called}, jax.jit(lambda x: jax.debug.callback(note, x))({sharded})]"
     assert common_value(cluster, f"[{both}, jax.effects_barrier(), seen][-1]") == [[0, 1, 2, 3]] * 2
 
 

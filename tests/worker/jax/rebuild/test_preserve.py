@@ -72,7 +72,7 @@ def test_arrays_are_restored_unchanged() -> None:
     run_in_process("""
     grid = np.arange(8.0, dtype=np.float32).reshape(4, 2)
     ns = {
-        "cut": jax.device_put(grid, on(P("data", "model"))),
+        "sharded": jax.device_put(grid, on(P("data", "model"))),
         "whole": jax.device_put(np.arange(3), on(P())),
         "third": jax.device_put(np.float32(7), jax.devices()[2]),
         "weak": jnp.asarray(3),
@@ -99,9 +99,9 @@ def test_arrays_are_restored_unchanged() -> None:
     assert {n: raw(ns[n]) for n in bits} == bits
     assert np.array_equal(jax.random.normal(ns["key"], 3), drawn)
     assert jax.random.key_data(ns["keys"]).sharding.mesh is mesh
-    assert ns["cut"].sharding.mesh is mesh and ns["rows"].mesh is mesh
+    assert ns["sharded"].sharding.mesh is mesh and ns["rows"].mesh is mesh
     assert ns["device"] is jax.devices()[1] and ns["numpy"] is untouched
-    assert float(jax.jit(jnp.sum)(ns["cut"])) == 28
+    assert float(jax.jit(jnp.sum)(ns["sharded"])) == 28
     """)
 
 
