@@ -59,7 +59,7 @@ bench-smoke: $(READY)
 
 coverage: $(READY)
 	@rm -rf build/coverage && mkdir -p build/coverage
-	@PYTHONPATH=$(CURDIR) $(BIN)/coverage run -m pytest
+	-@PYTHONPATH=$(CURDIR) $(BIN)/coverage run -m pytest
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 
