@@ -27,7 +27,8 @@ class Host(Record, frozen=True):
         name: host name for `ssh`; empty for this machine.
         user: login name; empty for ssh's default.
         port: port of sshd; 0 for ssh's default.
-        devices: GPUs of the engine, or virtual CPU devices under JAX; 0 for all.
+        devices: GPUs of the engine, or virtual CPU devices under JAX; 0 uses the
+            `devices_per_host` of the cluster.
         python: interpreter on the host; empty for the path of this machine's.
         folder: working directory; empty for that of this process, if it exists there.
         address: address for collectives; empty for the one that `ssh` uses.
