@@ -18,9 +18,10 @@ from nbdist.records import Plan, PlannedMemory, PlannedTensor, PlannedTime, Plan
 
 if TYPE_CHECKING:
     from nbdist.planner.graph.model import Model
-    from nbdist.records import Schedule
+    from nbdist.records import Schedule, Spec
 
 LAYERS, WIDE, ROWS = 6, 256, 64
+TWO_HOSTS = "2 hosts x 4 A100"
 HOSTILE = "['<script>alert(1)</script>']"
 ASKED: dict[str, tuple[str, dict[str, int]]] = {
     "one": ("1xH100", {}),
@@ -135,3 +136,13 @@ def tensor(path: str, *sizes: int, role: str = "parameter", first: str = "") -> 
     spec = tuple((first,) if first and not dim else () for dim in range(len(sizes)))
     nbytes = 4 * math.prod(sizes) // (2 if first else 1)
     return PlannedTensor(path, role, sizes, "float32", spec, nbytes)
+
+
+def spec(found: Plan, path: str) -> Spec:
+    """Return the spec of the tensor at a path."""
+    (own,) = [t for t in found.tensors if t.path == path]
+    return own.spec
+
+
+def fixed(**sizes: int) -> Planning:
+    return Planning(fixed=sizes)

@@ -26,22 +26,6 @@ if TYPE_CHECKING:
 CELL = 7
 
 
-class Clock:
-    """Double of the module `time`: it advances when a test or `show` advances it."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 class DispatcherDouble:
     """Double of the dispatcher: it stores commands, and passes them to a simulated rank."""
 

@@ -22,9 +22,9 @@ from nbdist.records import (
     StopAfter,
     Stopping,
 )
+from tests.clock import Clock, replace_time
 from tests.execution.doubles import (
     CELL,
-    Clock,
     DispatcherDouble,
     EnginesDouble,
     LiveDouble,
@@ -100,9 +100,7 @@ class Ranks:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    return clock
+    return replace_time(monkeypatch, module)
 
 
 def test_positions_of_running_ranks_are_stored(clock: Clock) -> None:

@@ -14,9 +14,9 @@ from nbdist.execution.failures import CellOutcome
 from nbdist.execution.health import CollectiveDeadlocks, RankHealth
 from nbdist.records import Beat, Diagnose, RunningCell, StatusQuery
 from nbdist.settings import Settings
+from tests.clock import Clock, replace_time
 from tests.execution.doubles import (
     CELL,
-    Clock,
     DispatcherDouble,
     EnginesDouble,
     LiveDouble,
@@ -106,10 +106,7 @@ class Watched:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    for module in (health, cancellation, heartbeats):
-        monkeypatch.setattr(module, "time", clock)
-    return clock
+    return replace_time(monkeypatch, health, cancellation, heartbeats)
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from nbdist.execution.live_run import (
 )
 from nbdist.records import CellOptions, Device, Finding, StepOptions, StepProgram, WorkerState
 from nbdist.settings import Settings
-from tests.execution.doubles import Clock, request
+from tests.clock import Clock, replace_time
+from tests.execution.doubles import request
 from tests.runs import losses, new_run, read, recover, reports, rows, send
 
 if TYPE_CHECKING:
@@ -44,9 +45,7 @@ WORKERS = tuple(
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    return clock
+    return replace_time(monkeypatch, module)
 
 
 @pytest.fixture

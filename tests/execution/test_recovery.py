@@ -15,7 +15,8 @@ from nbdist.execution.recovery import Recovery, RecoveryLog
 from nbdist.execution.resume import ResumedRun
 from nbdist.records import LostRanks, Opened, RecoveryRecord, RunningCell, Saving
 from nbdist.worker.remote import transfer
-from tests.execution.doubles import CELL, Clock, LiveDouble, ViewDouble, request
+from tests.clock import Clock, replace_time
+from tests.execution.doubles import CELL, LiveDouble, ViewDouble, request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -121,9 +122,7 @@ class WorkersDouble:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    return clock
+    return replace_time(monkeypatch, module)
 
 
 @pytest.fixture

@@ -208,7 +208,7 @@ class _Trial(msgspec.Struct, frozen=True):
 
 
 def _size(a: np.ndarray) -> float:
-    """Return the largest magnitude of a finite element; 0 if there is none."""
+    """Return the largest magnitude of the finite elements; 0 without finite elements."""
     sizes = np.abs(_wide(a))
     return float(sizes[np.isfinite(sizes)].max(initial=0.0))
 

@@ -21,7 +21,7 @@ from nbdist.planner.graph.layout import Layout, ShardedModel
 from nbdist.planner.graph.model import Op
 from nbdist.planner.graph.one_f_one_b import as_1f1b
 from nbdist.planner.search.search import plan
-from nbdist.records import DATA, MODEL, STAGE, Planning
+from nbdist.records import DATA, MODEL, STAGE
 from tests import plans
 from tests.plan_models import hardware
 from tests.planner.steps import (
@@ -56,6 +56,7 @@ from tests.planner.steps import (
     table_step,
     value,
 )
+from tests.plans import fixed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -357,10 +358,6 @@ def test_level_with_fewer_bytes_per_second_is_slower() -> None:
     slow_host = msgspec.structs.replace(host, bytes_per_s=1e9)
     mixed = msgspec.structs.replace(topology, levels=(slow_host, network))
     assert slowest(mixed, (2, 4)).name == "host"
-
-
-def fixed(**sizes: int) -> Planning:
-    return Planning(fixed=sizes)
 
 
 def test_more_microbatches_reduce_the_bubble() -> None:

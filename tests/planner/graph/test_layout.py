@@ -65,6 +65,7 @@ from tests.planner.steps import (
     table_step,
     value,
 )
+from tests.plans import TWO_HOSTS, fixed, spec
 
 if TYPE_CHECKING:
     from nbdist.planner.graph.model import Value
@@ -331,18 +332,6 @@ def test_gradient_of_layers_is_sharded_over_stages() -> None:
 LAYERS = 8
 
 
-HOSTS = "2 hosts x 4 A100"
-
-
-def spec(found: Plan, path: str) -> tuple[tuple[str, ...], ...]:
-    (own,) = [t for t in found.tensors if t.path == path]
-    return own.spec
-
-
-def fixed(**sizes: int) -> Planning:
-    return Planning(fixed=sizes)
-
-
 def test_stages_shard_only_layers_and_their_state() -> None:
     found = plans.piped(stage=4, data=2, micro=8)
     assert found.axes == {STAGE: 4, DATA: 2, MODEL: 1}
@@ -364,7 +353,7 @@ def test_zero_shards_state_within_each_stage() -> None:
 
 def test_stages_combine_with_tensor_parallelism() -> None:
     planning = fixed(stage=2, data=2, model=2, micro=4)
-    found = plan(plans.stacked(LAYERS, 1024, 2048), hardware(HOSTS), planning)
+    found = plan(plans.stacked(LAYERS, 1024, 2048), hardware(TWO_HOSTS), planning)
     assert spec(found, "params['layers']['up']") == ((STAGE,), (), (MODEL,))
     assert spec(found, "params['layers']['down']") == ((STAGE,), (MODEL,), ())
 
@@ -423,12 +412,12 @@ def test_rows_are_sharded_if_devices_outnumber_columns() -> None:
 
 
 def test_both_axes_shard_one_table() -> None:
-    for data, model, spec in (
+    for data, model, expected in (
         (8, 2, ((), (MODEL, DATA))),
         (16, 4, ((DATA,), (MODEL,))),
     ):
         found = planned(data, model)
-        assert found.tensors[0].spec == spec
+        assert found.tensors[0].spec == expected
         assert found.tensors[0].device_bytes == ROWS * COLUMNS * 4 / (data * model)
 
 

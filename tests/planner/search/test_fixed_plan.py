@@ -26,6 +26,7 @@ from nbdist.records import (
 from tests import plans
 from tests.plan_models import hardware
 from tests.planner.steps import LINEAR, OUT, SCAN, WIDE
+from tests.plans import TWO_HOSTS, fixed, spec
 
 if TYPE_CHECKING:
     from nbdist.planner.graph.model import Model
@@ -172,34 +173,22 @@ def test_sequence_parallelism_needs_a_model_axis_and_a_sequence() -> None:
     assert fault.startswith("sequence is true: no product")
 
 
-HOSTS = "2 hosts x 4 A100"
-
-
-def spec(found: Plan, path: str) -> tuple[tuple[str, ...], ...]:
-    (own,) = [t for t in found.tensors if t.path == path]
-    return own.spec
-
-
-def fixed(**sizes: int) -> Planning:
-    return Planning(fixed=sizes)
-
-
 def test_edited_plan_with_stages_is_accepted() -> None:
     own = plans.piped(stage=2, data=4, micro=4)
     edited = msgspec.structs.replace(own, axes={STAGE: 4, DATA: 2, MODEL: 1}, micro=8)
-    accepted = plan(plans.stacked(), hardware(HOSTS), Planning(given=edited))
+    accepted = plan(plans.stacked(), hardware(TWO_HOSTS), Planning(given=edited))
     expected = plans.piped(stage=4, data=2, micro=8)
     assert accepted.axes == expected.axes
     assert (accepted.memory, accepted.time) == (expected.memory, expected.time)
 
 
 def test_edited_plan_with_one_stage_has_no_stage_axis() -> None:
-    own = plan(plans.stacked(), hardware(HOSTS), fixed(data=8))
+    own = plan(plans.stacked(), hardware(TWO_HOSTS), fixed(data=8))
     edited = msgspec.structs.replace(own, axes={STAGE: 1, **own.axes})
     first, *others = edited.tensors
     staged = msgspec.structs.replace(first, spec=((STAGE,), *first.spec[1:]))
     edited = msgspec.structs.replace(edited, tensors=(staged, *others))
-    accepted = plan(plans.stacked(), hardware(HOSTS), Planning(given=edited))
+    accepted = plan(plans.stacked(), hardware(TWO_HOSTS), Planning(given=edited))
     assert (accepted.axes, accepted.tensors) == (own.axes, own.tensors)
 
 
@@ -208,6 +197,6 @@ def test_edited_batch_spec_is_ignored() -> None:
     batch = [msgspec.structs.replace(t, spec=((DATA,), ())) for t in own.tensors if t.path == "x"]
     others = [tensor for tensor in own.tensors if tensor.path != "x"]
     edited = msgspec.structs.replace(own, tensors=(*others, *batch))
-    accepted = plan(plans.stacked(), hardware(HOSTS), Planning(given=edited))
+    accepted = plan(plans.stacked(), hardware(TWO_HOSTS), Planning(given=edited))
     assert spec(accepted, "x") == ((STAGE, DATA), ())
     assert accepted.memory == own.memory

@@ -14,11 +14,10 @@ from nbdist.planner.search.step_variants import Steps
 from nbdist.records import DATA, MODEL, STAGE, Planning
 from tests import plans
 from tests.plan_models import hardware, model_of_program
+from tests.plans import TWO_HOSTS
 
 if TYPE_CHECKING:
     from nbdist.records import Plan, Schedule
-
-HOSTS = "2 hosts x 4 A100"
 
 
 def pipeline_plan(schedule: Schedule, micro: int, stage: int = 4) -> Plan:
@@ -37,7 +36,7 @@ def test_stage_keeps_activations_of_microbatches_in_flight() -> None:
     def activations(schedule: Schedule, rows: int) -> int:
         fixed = {STAGE: 4, DATA: 2, "micro": rows // 16}
         planning = Planning(fixed=fixed, schedule=schedule)
-        return plan(model[rows], hardware(HOSTS), planning).memory.activations
+        return plan(model[rows], hardware(TWO_HOSTS), planning).memory.activations
 
     more = {s: activations(s, 1024) - activations(s, 512) for s in ("gpipe", "1f1b")}
     assert more["1f1b"] < more["gpipe"] / 4
@@ -68,11 +67,11 @@ def test_1f1b_is_chosen_if_gpipe_does_not_fit() -> None:
 
 
 def test_requested_1f1b_is_planned() -> None:
-    found = plan(plans.stacked(), hardware(HOSTS), Planning(schedule="1f1b"))
+    found = plan(plans.stacked(), hardware(TWO_HOSTS), Planning(schedule="1f1b"))
     assert found.schedule == "1f1b"
     assert found.axes[STAGE] > 1
     edited = msgspec.structs.replace(pipeline_plan("gpipe", 16), schedule="1f1b")
-    taken = plan(plans.stacked(), hardware(HOSTS), Planning(given=edited))
+    taken = plan(plans.stacked(), hardware(TWO_HOSTS), Planning(given=edited))
     assert (taken.memory, taken.time) == (
         pipeline_plan("1f1b", 16).memory,
         pipeline_plan("1f1b", 16).time,
@@ -93,7 +92,7 @@ def refusing_1f1b() -> Steps:
 def test_impossible_1f1b_states_the_reason() -> None:
     def refusal(step: Steps, **options: object) -> str:
         with pytest.raises(PlanError) as refused:
-            plan(step, hardware(HOSTS), Planning(schedule="1f1b", **options))
+            plan(step, hardware(TWO_HOSTS), Planning(schedule="1f1b", **options))
         return str(refused.value)
 
     assert "(schedule=1f1b): " in refusal(refusing_1f1b())
@@ -109,11 +108,11 @@ def test_impossible_1f1b_states_the_reason() -> None:
     assert "divided into 0 stages" in refusal(Steps(plans.stacked()), fixed={STAGE: 0})
     edited = msgspec.structs.replace(pipeline_plan("gpipe", 16), schedule="1f1b")
     with pytest.raises(PlanError, match="schedule=1f1b is not possible: the loss needs"):
-        plan(refusing_1f1b(), hardware(HOSTS), Planning(given=edited))
-    whole = plan(plans.stacked(), hardware(HOSTS), Planning(fixed={DATA: 8, MODEL: 1}))
+        plan(refusing_1f1b(), hardware(TWO_HOSTS), Planning(given=edited))
+    whole = plan(plans.stacked(), hardware(TWO_HOSTS), Planning(fixed={DATA: 8, MODEL: 1}))
     whole = msgspec.structs.replace(whole, schedule="1f1b")
     with pytest.raises(PlanError, match="schedule is 1f1b, and there are no stages"):
-        plan(plans.stacked(), hardware(HOSTS), Planning(given=whole))
+        plan(plans.stacked(), hardware(TWO_HOSTS), Planning(given=whole))
 
 
 HOST = "8xH100"

@@ -26,6 +26,7 @@ from tests.plan_models import (
     transformer,
 )
 from tests.plan_programs import BATCH, PROGRAMS
+from tests.plans import TWO_HOSTS, fixed
 
 FAST, SLOW = "4 hosts x 8 A100-80GB", "32 hosts x 1 A100-80GB, 10 Gbps"
 TABLE = 10**9
@@ -287,14 +288,7 @@ def test_microbatches_must_divide_the_batch() -> None:
 LAYERS = 8
 
 
-HOSTS = "2 hosts x 4 A100"
-
-
-def fixed(**sizes: int) -> Planning:
-    return Planning(fixed=sizes)
-
-
-def stage_refusal(planning: Planning, model: Any = None, on: str = HOSTS) -> str:
+def stage_refusal(planning: Planning, model: Any = None, on: str = TWO_HOSTS) -> str:
     with pytest.raises(PlanError) as refused:
         plan(model or plans.stacked(), hardware(on), planning)
     return str(refused.value)
@@ -302,7 +296,7 @@ def stage_refusal(planning: Planning, model: Any = None, on: str = HOSTS) -> str
 
 def test_model_without_layers_has_no_stages() -> None:
     model = model_of_program("MLP")
-    assert all(layout.stage == 1 for layout in layouts(model, hardware(HOSTS), Planning()))
+    assert all(layout.stage == 1 for layout in layouts(model, hardware(TWO_HOSTS), Planning()))
     assert "no stages" in stage_refusal(fixed(stage=2), model)
 
 
@@ -319,21 +313,21 @@ def refusing_stages(reason: str, *remats: Remat) -> Steps:
 
 def test_reason_against_stages_is_stated() -> None:
     steps = refusing_stages("a layer mixes rows: sort")
-    found = plan(steps, hardware(HOSTS), Planning())
+    found = plan(steps, hardware(TWO_HOSTS), Planning())
     assert "no stages: a layer mixes rows (docs/planner.md, Pipelines)" in found.notes
     on_cpus = plan(steps, engines(4, 2), Planning()).notes
     assert not any("no stages" in note for note in on_cpus)
     assert "(stage=2): no stages: a layer mixes rows: sort" in stage_refusal(fixed(stage=2), steps)
     assert not any(
-        "no stages" in note for note in plan(plans.stacked(), hardware(HOSTS), Planning()).notes
+        "no stages" in note for note in plan(plans.stacked(), hardware(TWO_HOSTS), Planning()).notes
     )
 
 
 def test_stages_use_remat_modes_that_are_possible() -> None:
     steps = refusing_stages("it draws in a loop", "full")
     with pytest.raises(PlanError, match="no stages: it draws in a loop"):
-        plan(steps, hardware(HOSTS), Planning(fixed={STAGE: 2}, remat="full"))
-    assert plan(steps, hardware(HOSTS), Planning(fixed={STAGE: 2}, remat="selective")).remat
+        plan(steps, hardware(TWO_HOSTS), Planning(fixed={STAGE: 2}, remat="full"))
+    assert plan(steps, hardware(TWO_HOSTS), Planning(fixed={STAGE: 2}, remat="selective")).remat
 
 
 def test_scan_lengths_without_common_divisor_are_listed() -> None:
@@ -379,7 +373,7 @@ def test_cpus_get_stages_only_on_request() -> None:
 
 
 def test_plan_without_stages_has_no_stage_axis() -> None:
-    found = plan(plans.stacked(), hardware(HOSTS), fixed(data=8))
+    found = plan(plans.stacked(), hardware(TWO_HOSTS), fixed(data=8))
     assert found.axes == {DATA: 8, MODEL: 1}
     assert found.time.bubble == 0
 

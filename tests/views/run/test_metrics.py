@@ -7,23 +7,12 @@ import pytest
 from nbdist.records import Metrics
 from nbdist.views.run import metrics as module
 from nbdist.views.run.metrics import STEP_INTERVAL_S, WAIT_S, MetricsLines, MetricTable, describe
-
-
-class Clock:
-    """Double of the module `time` that a test advances."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.clock import Clock, replace_time
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    return clock
+    return replace_time(monkeypatch, module)
 
 
 def report(

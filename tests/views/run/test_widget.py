@@ -11,6 +11,7 @@ import pytest
 from nbdist.records import Columns, StateMessage, Table, TableMessage, TextMessage
 from nbdist.views.run import widget as module
 from nbdist.views.run.widget import PAGE_OPENS_S, MarimoPlace, RunWidget, WidgetSurface
+from tests.clock import Clock, replace_time
 from tests.runs import new_state
 
 if TYPE_CHECKING:
@@ -18,16 +19,6 @@ if TYPE_CHECKING:
 
 TABLE = Table(number=3, columns=Columns(own=("loss",)))
 PICTURE: Any = None
-
-
-class Clock:
-    """Double of the module `time` that a test advances."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 class FeedDouble:
@@ -68,9 +59,7 @@ class Shown:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    return clock
+    return replace_time(monkeypatch, module)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from nbdist.worker.data.batches import Batch
 from nbdist.worker.training import steps_in_flight, trace_schedule
 from nbdist.worker.training.step_contract import StepResult
 from nbdist.worker.training.steps_in_flight import IN_FLIGHT, StepsInFlight
+from tests.clock import replace_time
 from tests.worker.doubles import Recorder, SumStep
 
 if TYPE_CHECKING:
@@ -79,29 +79,19 @@ def test_values_are_shared_if_the_strategy_reduces_them(reduced: bool) -> None:
     assert (one.epoch, one.step, one.measured) == (1, -1, {"step_s": 1.0})
 
 
-class Clock:
-    """Double of the module `time` whose clock advances by hand."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = 100.0
-        own = SimpleNamespace(perf_counter=lambda: self.now_s)
-        monkeypatch.setattr(steps_in_flight, "time", own)
-        monkeypatch.setattr(trace_schedule, "time", own)
-
-
 def test_time_of_a_step_is_that_since_the_end_of_the_step_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = Clock(monkeypatch)
+    clock = replace_time(monkeypatch, steps_in_flight, trace_schedule)
     measured = StepResult({"loss": 0.0}, finite=True, measured={"collective_s": 0.5})
     flight, reporter = in_flight(SumStep({2: measured}))
     begin(flight, 1)
-    clock.now_s += 3
+    clock.now += 3
     flight.read_all()
-    clock.now_s += 40
+    clock.now += 40
     flight.restart_clock()
     begin(flight, 2)
-    clock.now_s += 2
+    clock.now += 2
     flight.read_all()
     assert [one.measured for one in reporter.values] == [
         {"step_s": 3.0, "input_s": 0.25},
@@ -110,17 +100,17 @@ def test_time_of_a_step_is_that_since_the_end_of_the_step_before(
 
 
 def test_start_of_a_trace_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
+    clock = replace_time(monkeypatch, steps_in_flight, trace_schedule)
     flight, reporter = in_flight(SumStep())
 
     def before(step: int, epoch: int) -> float:
         del step, epoch
-        clock.now_s += 5
+        clock.now += 5
         return 5.0
 
     monkeypatch.setattr(flight.tracing, "before", before)
     begin(flight, 1)
-    clock.now_s += 1
+    clock.now += 1
     flight.read_all()
     assert reporter.values[0].measured["step_s"] == 1.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,19 +16,11 @@ from nbdist.worker.training.trace_schedule import (
     Samples,
     Tracing,
 )
+from tests.clock import replace_time
 from tests.worker.doubles import RecordedTracer, Recorder
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-class Clock:
-    """Double of the module `time` whose clock advances by hand."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = 100.0
-        own = SimpleNamespace(perf_counter=lambda: self.now_s)
-        monkeypatch.setattr(trace_schedule, "time", own)
 
 
 def samples(tracer: RecordedTracer | None = None, each: int = 1) -> tuple[Samples, Recorder]:
@@ -39,14 +30,14 @@ def samples(tracer: RecordedTracer | None = None, each: int = 1) -> tuple[Sample
 
 class TestSamples:
     def test_first_steps_restart_the_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        clock = Clock(monkeypatch)
+        clock = replace_time(monkeypatch, trace_schedule)
         plan, _ = samples()
         for step in range(1, 5):
             assert not plan.is_due(step)
-            clock.now_s += 100
-        clock.now_s += GAP_S - 100.5
+            clock.now += 100
+        clock.now += GAP_S - 100.5
         assert not plan.is_due(5)
-        clock.now_s += 0.5
+        clock.now += 0.5
         assert plan.is_due(5)
 
     @pytest.mark.parametrize(
@@ -56,34 +47,34 @@ class TestSamples:
     def test_stride_grows_with_the_step(
         self, monkeypatch: pytest.MonkeyPatch, step: int, stride: int
     ) -> None:
-        clock = Clock(monkeypatch)
+        clock = replace_time(monkeypatch, trace_schedule)
         plan, _ = samples()
         plan.is_due(1)
-        clock.now_s += 2 * GAP_S
+        clock.now += 2 * GAP_S
         start = -(-step // stride) * stride
         due = [number for number in range(start, start + 2 * stride) if plan.is_due(number)]
         assert due == [start, start + stride]
 
     def test_cheap_sample_keeps_the_gap(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        clock = Clock(monkeypatch)
+        clock = replace_time(monkeypatch, trace_schedule)
         plan, _ = samples()
         plan.is_due(1)
-        clock.now_s += 2 * GAP_S + 1
+        clock.now += 2 * GAP_S + 1
         plan.done(GAP_S * SHARE)
-        clock.now_s += GAP_S - 1.5
+        clock.now += GAP_S - 1.5
         assert not plan.is_due(6)
-        clock.now_s += 0.5
+        clock.now += 0.5
         assert plan.is_due(6)
 
     def test_expensive_sample_doubles_the_gap(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        clock = Clock(monkeypatch)
+        clock = replace_time(monkeypatch, trace_schedule)
         plan, _ = samples()
         plan.is_due(1)
-        clock.now_s += 5 * GAP_S
+        clock.now += 5 * GAP_S
         plan.done(3 * GAP_S * SHARE)
-        clock.now_s += 3 * GAP_S - 0.5
+        clock.now += 3 * GAP_S - 0.5
         assert not plan.is_due(6)
-        clock.now_s += 0.5
+        clock.now += 0.5
         assert plan.is_due(6)
 
     def test_collectives_of_the_steps_are_reported(self) -> None:
