@@ -67,7 +67,7 @@ LEVELS: dict[str, tuple[set[str], ...]] = {
         {"worker.data", "worker.checkpoint", "worker.keras", "worker.jax.runtime"},
         {"worker.jax.arrays", "worker.profiling", "worker.tensorflow.runtime"},
         {"worker.training", "worker.inspection", "worker.tensorflow.replica"},
-        {"worker.planning", "worker.jax.rebuild"}
+        {"worker.planning", "worker.lifting", "worker.jax.rebuild"}
         | {"worker.tensorflow.keras", "worker.tensorflow.saving"},
         {"worker.jax.step", "worker.jax.keras", "worker.tensorflow"},
         {"worker.jax", "worker.fit"},
@@ -92,7 +92,7 @@ PACKAGES: dict[str, set[str]] = {
     "telemetry": set(),
     "views": set(),
     "jaxpr": {"planner.graph"},
-    "worker": {"jaxpr", "jaxpr.pipeline"} | PLANNER,
+    "worker": {"cells", "jaxpr", "jaxpr.pipeline"} | PLANNER,
     "parallel.placement": {"views", "views.cluster", "worker.jax", "worker.jax.runtime"}
     | {"worker.planning", "worker.profiling", "worker.runtime"},
     "parallel.pipeline": {

@@ -188,7 +188,7 @@ def _rewrite(source: str, last: ast.Expr | None, carried: list[str]) -> str:
     if last is not None:  # the position of the statement includes its brackets
         _insert(lines, last.end_lineno, last.end_col_offset, f"){state}")
         _insert(lines, last.lineno, last.col_offset, "return (")
-    starts = _logical_lines(source)
+    starts = logical_lines(source)
     body = [
         _indented(line) if number in starts else line
         for number, line in enumerate(lines[1:], start=2)
@@ -211,7 +211,7 @@ def _insert(lines: list[str], line: int | None, column_bytes: int | None, text: 
     lines[line - 1] = encoded[:column_bytes].decode() + text + encoded[column_bytes:].decode()
 
 
-def _logical_lines(source: str) -> set[int]:
+def logical_lines(source: str) -> set[int]:
     """Return the physical lines on which statements begin. Others may be inside strings."""
     starts, fresh = set(), True
     skipped = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)

@@ -198,6 +198,14 @@ class CellOptions(Record, frozen=True):
             details="Batches have the same number of rows on all ranks. See [Keras](keras.md).",
         ),
     ] = False
+    no_lift: Annotated[
+        bool,
+        Option(
+            help="Run the loops of the cell as they stand, on every worker.",
+            details="Without it, nbdist runs the step of a training loop on all replicas. See "
+            "[training loops](loops.md).",
+        ),
+    ] = False
     precision: Annotated[
         Precision | None,
         Option(

@@ -148,7 +148,7 @@ class StepBegun(Event, frozen=True):
         replicas: replicas that share a batch.
         batch: samples in the first global batch.
         samples: samples in an epoch; -1 if unknown.
-        epochs: epochs of the run.
+        epochs: epochs of the run; 0 if unknown.
         steps: steps of the run; -1 if unknown.
         sharding: description of how samples are distributed over ranks.
         rates: scaled learning rates.

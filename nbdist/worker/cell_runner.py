@@ -24,6 +24,7 @@ from nbdist.errors import AnotherRankError, NbdistError
 from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, Planning, StopAfter
 from nbdist.utils.allocator import return_freed_memory
 from nbdist.worker.keras import backend as keras_backend
+from nbdist.worker.lifting import lifted_loop
 from nbdist.worker.runtime import context, rng_alignment, seeding
 from nbdist.worker.runtime.reporter import connect
 from nbdist.worker.runtime.shell import engine_shell
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from nbdist.records import Replicated, SocketAddress, StepRequest, StrategyName
     from nbdist.worker.inspection.replicated import ReplicatedArrays
+    from nbdist.worker.lifting.rewrite import LoopProgram
     from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
     from nbdist.worker.training.step_contract import StepStrategy
 
@@ -272,6 +274,9 @@ class _Cell:
         tree = ast.parse(source, filename)
         if keras_backend.VARIABLE in source:
             keras_backend.refuse_another(tree)
+        if self._request.strategy is not None and not self._request.options.no_lift:
+            lifted_loop.use("mirrored", self._mirrored_loops)
+            tree = lifted_loop.rewritten(tree, source, self._shell.user_ns)
         value = None
         is_silent = source.rstrip().endswith(";")  # as in IPython
         if tree.body and isinstance(tree.body[-1], ast.Expr) and not is_silent:
@@ -279,6 +284,23 @@ class _Cell:
             value = compile(last, filename, "eval", flags=flags, dont_inherit=True)
         body = compile(tree, filename, "exec", flags=flags, dont_inherit=True)
         return _Program(body, value)
+
+    def _mirrored_loops(self) -> lifted_loop.MakeStep:
+        importlib.import_module("keras")  # first: see `_planned`
+        from nbdist.worker.tensorflow.lifted_step import MirroredLoopStep
+
+        strategy = self._worker.strategies["mirrored"]
+
+        def make(
+            request: StepRequest,
+            program: LoopProgram,
+            values: dict[str, Any],
+            first: lifted_loop.Arguments,
+        ) -> MirroredLoopStep:
+            namespace = {**self._shell.user_ns, **values}
+            return MirroredLoopStep(request, program, namespace, strategy, first)
+
+        return make
 
     def _show(self, value: object) -> None:
         if value is None:

@@ -38,6 +38,13 @@ made.build((None, 2))
 outcome += made.get_weights()[0].ravel().tolist()
 """
 )
+OPERATION_SEEDS = """
+import tensorflow as tf
+numbers = tf.data.Dataset.range(8).shuffle(8, seed=5)
+outcome = [int(n) for n in numbers] + [int(n) for n in numbers]
+outcome += tf.random.uniform([2], seed=7).numpy().tolist()
+outcome += tf.function(lambda: tf.random.normal([2], seed=9))().numpy().tolist()
+"""
 SEEDED = "import keras\nkeras.utils.set_random_seed({seed})\n"
 
 
@@ -53,6 +60,7 @@ def draw(cluster: nbdist.Cluster, source: str, seed: int | None = None) -> list[
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[float]]:
     programs = {str(seed): SEEDED.format(seed=seed) + ALL_DRAWS for seed in (SEED, CELL_SEED)}
+    programs["operations"] = OPERATION_SEEDS
     return plainly(programs, "tensorflow")
 
 

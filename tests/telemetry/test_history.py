@@ -44,10 +44,11 @@ def test_every_value_is_at_its_rank_and_step(metrics_list: list[Metrics]) -> Non
 
 
 def test_a_later_report_of_a_step_replaces_the_earlier_one() -> None:
-    later = Metrics(rank=0, cell=1, epoch=1, step=1, time_s=9.0, own={"loss": 5.0, "new": 1.0})
+    own = {"accuracy": 0.5, "loss": 5.0, "new": 1.0}
+    later = Metrics(rank=0, cell=1, epoch=1, step=1, time_s=9.0, own=own)
     history = Reports.of([later, loss(1)]).history()
     np.testing.assert_array_equal(history["loss"], [[5]])
-    assert list(history) == ["loss", "new"]
+    assert list(history) == ["loss", "accuracy", "new"]
 
 
 @pytest.mark.parametrize("count", range(len(MEASURES) + 1))
@@ -138,6 +139,27 @@ def test_step_time_excludes_the_time_of_a_recovery() -> None:
     reports = [losses(1, 2), losses(3, 3, lost_s=50.0)]
     assert Reports.of(reports, [recover(2, 2, time_s=50.0)]).step_s == pytest.approx(0.1)
     assert Reports.of(reports).step_s > 1
+
+
+def test_step_time_is_that_of_the_first_rank() -> None:
+    reports = [losses(1, 4, rank=1), losses(1, 4, rank=0, lost_s=0.03)]
+    assert Reports.of(reports).step_s == pytest.approx(0.1)
+
+
+def test_a_report_at_the_time_of_a_recovery_follows_it() -> None:
+    recovered = Reports.of([losses(1, 5)], [recover(4, 2, time_s=0.5)])
+    np.testing.assert_array_equal(recovered.history()["loss"], [[1, 2, 5]])
+
+
+def test_epochs_and_steps_may_begin_at_0() -> None:
+    """The user may number them. The history has no column for step 0."""
+    lost = [_at(0, step, step / 10) for step in range(4)]
+    lost.append(_at(0, -1, 0.35))
+    again = [_at(0, step, 1 + step / 10) for step in range(2, 5)]
+    recovered = Reports.of([*lost, *again], [recover(3, 1, time_s=0.4)])
+    assert recovered.places[:, 2].tolist() == [0, 1, 2, 3, 4]
+    assert recovered.history()["loss"].shape == (1, 4)
+    assert recovered.recovered_after() == [1]
 
 
 def test_the_returned_run_has_each_step_once() -> None:

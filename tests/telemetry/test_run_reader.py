@@ -117,6 +117,23 @@ def test_a_spared_run_is_kept_whatever_its_age(tmp_path: Path) -> None:
     assert [run.id for run in stored_runs(tmp_path)] == [ids[3], ids[1]]
 
 
+def test_a_run_that_cannot_be_deleted_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It may belong to another user."""
+    ids = [new_run(tmp_path, began=b, status="finished").state.id for b in (10.0, 20.0, 30.0)]
+    delete = shutil.rmtree
+
+    def refuse(path: Path) -> None:
+        if path.name == ids[1]:
+            raise PermissionError(path)
+        delete(path)
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    assert prune(tmp_path, 1) == (ids[0],)
+    assert [run.id for run in stored_runs(tmp_path)] == [ids[2], ids[1]]
+
+
 def test_the_folder_of_runs_can_be_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("NBDIST_RUNS_FOLDER")
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nbdist.records import Columns, Metrics, Rows, Table
-from nbdist.telemetry.tables import FLOAT_BYTES, MOST_TABLES, RowsLostError, TableFiles, as_rows
+from nbdist.telemetry.tables import FLOAT_BYTES, RowsLostError, TableFiles, as_rows
 from tests.runs import LOSS, largest_file, loss, losses, new_run, read, reports, rows
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 ROW_BYTES = 5 * FLOAT_BYTES
 BUFFER_BYTES = 1 << 16
+MOST_TABLES = 256
 
 
 def size(folder: Path, number: int = 0) -> int:

@@ -82,7 +82,7 @@ class RunView:
 
     def add(self, rows: Rows) -> None:
         """Store the last step of a rank."""
-        if not rows.values or not (rows.columns.own or rows.columns.shared):
+        if not rows.values:
             return
         last = rows.last()
         if self._leader < 0:

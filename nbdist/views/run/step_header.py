@@ -22,15 +22,15 @@ def header_lines(begun: StepBegun) -> Iterator[str]:
     else:
         each = f"{begun.batch // begun.replicas} on each of {begun.replicas} replicas"
     data = formatting.count(begun.samples, "sample") if begun.samples >= 0 else "data"
-    length = formatting.count(begun.epochs, "epoch")
+    length = [formatting.count(begun.epochs, "epoch")] if begun.epochs else []
     if begun.steps >= 0:
-        length += f", {formatting.count(begun.steps, 'step')}"
+        length.append(formatting.count(begun.steps, "step"))
     batch = f"{formatting.count(begun.batch, 'sample')} a batch"
-    yield (
-        f"{batch}, {each}; {data} {begun.sharding}; {length}"
-        if begun.replicas > 1
-        else (f"{batch} on one replica; {data}; {length}")
-    )
+    if begun.replicas > 1:
+        split = [f"{batch}, {each}", f"{data} {begun.sharding}"]
+    else:
+        split = [f"{batch} on one replica", data]
+    yield "; ".join([*split, *([", ".join(length)] if length else [])])
     for rate in begun.rates:
         yield (
             f"learning rate of `{rate.name}`: {rate.before:.4g}, growing to {rate.after:.4g} over "

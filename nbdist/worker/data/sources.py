@@ -28,22 +28,30 @@ class ArrayLike(Protocol):
     def __array__(self) -> np.ndarray: ...
 
 
-class Source(Protocol):
-    """A data set for one or more epochs.
+class Extent(Protocol):
+    """Size of data, and their distribution to ranks.
 
     Attributes:
         samples: number of samples in an epoch; -1 if unknown in advance.
         steps: number of batches in an epoch; -1 if unknown.
         sharding: description of the distribution of samples to ranks.
         common: True if every rank has all data.
-        by_number: True if an epoch does not depend on the epochs read before.
     """
 
-    by_number: bool
     common: bool
     samples: int
     steps: int
     sharding: str
+
+
+class Source(Extent, Protocol):
+    """A data set for one or more epochs.
+
+    Attributes:
+        by_number: True if an epoch does not depend on the epochs read before.
+    """
+
+    by_number: bool
 
     def epoch(self, number: int, rank_rows: RankRows) -> Iterator[Batch]:
         """Yield the batches of an epoch; `number` counts from 1."""

@@ -102,6 +102,7 @@ class CellState:
         order: sample order of the `fit`, `evaluate` or `predict` that began last.
         fits: counter of the fits; None before the first.
         unfinished: True if the cell has left steps under way.
+        loops: training loops of the cell whose steps run on all replicas, by number.
     """
 
     def __init__(
@@ -118,3 +119,4 @@ class CellState:
         self.order = ShuffleOrder()
         self.fits: FitCounter | None = None
         self.unfinished = False
+        self.loops: dict[int, Any] = {}

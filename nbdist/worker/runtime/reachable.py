@@ -47,9 +47,13 @@ def reachable(
             waiting.extend((f"{path}[{i}]", item) for i, item in enumerate(value))
         elif isinstance(value, MethodType):
             waiting.append((path, value.__self__))
-        elif isinstance(value, FunctionType) and value.__globals__ is namespace:
-            used = code_names(value.__code__)
-            waiting.extend((name, namespace[name]) for name in used if name in namespace)
+        elif isinstance(value, FunctionType) and _is_of_user(value, namespace):
+            used, own = code_names(value.__code__), value.__globals__
+            waiting.extend((name, own[name]) for name in used if name in own)
+
+
+def _is_of_user(function: FunctionType, namespace: dict[str, Any]) -> bool:
+    return function.__globals__ is namespace or function.__module__ == "__main__"
 
 
 def of_kinds(

@@ -10,9 +10,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 from nbdist.errors import StepError
 from nbdist.worker.data.batches import kind_of, leaves, map_arrays
+from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.tensorflow.parity import HIDDEN
 from nbdist.worker.tensorflow.replica import layer_state, nested_merge, single_device_math
 from nbdist.worker.tensorflow.replica.batch_share import Shares
@@ -21,14 +23,16 @@ from nbdist.worker.tensorflow.runtime import collective_timing
 from nbdist.worker.training import step_contract
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from nbdist.records import StepRequest
     from nbdist.worker.data.batches import Batch, Tree
     from nbdist.worker.tensorflow.replica.finite import FiniteWatch, LossScaling
+    from nbdist.worker.tensorflow.step_outputs import StepOutputs
 
 FINITE = f"{HIDDEN}finite"
 COLLECTIVES = f"{HIDDEN}collectives"
+OUTPUTS = f"{HIDDEN}outputs"
 """Names that nbdist adds to the values that a step reports."""
 
 
@@ -58,9 +62,9 @@ class _Replicas:
 
     def shares(self, values: tuple[Any, ...], whole: bool) -> Shares:
         """Return the shares of a batch: parts of equal size, or the whole batch."""
-        first = self.strategy.experimental_local_results(leaves(values)[0])[0]
-        total = int(first.shape[0]) * (1 if whole else self.total)
-        return Shares(total, self.total, whole=whole)
+        firsts = (self.strategy.experimental_local_results(leaf)[0] for leaf in leaves(values))
+        rows = next((int(first.shape[0]) for first in firsts if first.shape.rank), 1)
+        return Shares(rows * (1 if whole else self.total), self.total, whole=whole)
 
 
 class CompiledStep:
@@ -72,6 +76,7 @@ class CompiledStep:
             name.
         strategy: strategy of all ranks.
         watch: records values that are not finite.
+        outputs: combines the values that the step assigns; None if nothing else reads them.
     """
 
     def __init__(
@@ -80,8 +85,12 @@ class CompiledStep:
         define: Callable[[str], Callable[..., Any]],
         strategy: tf.distribute.Strategy,
         watch: FiniteWatch | LossScaling,
+        outputs: StepOutputs | None = None,
     ) -> None:
         self._request = request
+        self._outputs = outputs
+        self._shares: Shares | None = None  # None outside of `_all_replicas`
+        self._last_shares = Shares(1, 1)
         self._replicas = _Replicas(strategy)
         self._watch = watch
         # Convert as tf.function does: tf.autograph.to_graph loses the user's line numbers.
@@ -120,7 +129,8 @@ class CompiledStep:
 
     def alone(self, values: tuple[Any, ...]) -> Any:
         """Run the body of the step on every replica, without nbdist's arithmetic around it."""
-        return self._replicas.strategy.run(self._replica, args=values)
+        with inlined_functions():
+            return self._replicas.strategy.run(self._replica, args=values)
 
     def variables(self, batch: Batch) -> tuple[tf.Variable, ...]:
         """Return this rank's parts of all variables that the step uses."""
@@ -134,14 +144,49 @@ class CompiledStep:
         reason = self._watch.reason
         if self._replicas.local == 1:
             measured = self._clock.measured(report.get(COLLECTIVES))
-            values = {n: float(value) for n, value in report.items() if n != COLLECTIVES}
+            ours = COLLECTIVES, OUTPUTS
+            values = {n: float(value) for n, value in report.items() if n not in ours}
             finite = bool(values.pop(FINITE))
             return step_contract.StepResult(values, finite, reason, measured)
         results = self._replicas.strategy.experimental_local_results
-        local = {name: [part.numpy() for part in results(v)] for name, v in report.items()}
+        local = {
+            name: [part.numpy() for part in results(value)]
+            for name, value in report.items()
+            if name != OUTPUTS
+        }
         finite = all(local.pop(FINITE))
         values = {name: float(np.mean(parts)) for name, parts in local.items()}
         return step_contract.StepResult(values, finite, reason)
+
+    def outputs(self, report: Any) -> dict[str, Any]:
+        """Return the values that a step has assigned."""
+        local = self._replicas.strategy.experimental_local_results
+        first: dict[str, Any] = tf.nest.map_structure(lambda v: local(v)[0], report[OUTPUTS])
+        return first
+
+    def last(self, report: Any, names: Sequence[str]) -> tuple[Any, ...]:
+        """Return values of a step that the body of its loop does not read, over all replicas."""
+        assigned = {name: report[OUTPUTS].get(name) for name in names}
+        outputs, shares = self._outputs, self._last_shares
+        assert outputs is not None
+
+        def combined(values: dict[str, Any]) -> dict[str, Any]:
+            return {name: outputs.combined(name, v, shares) for name, v in values.items()}
+
+        strategy = self._replicas.strategy
+        combine = tf.function(lambda v: strategy.run(combined, args=(v,)), autograph=False)
+        combine._omit_frequent_tracing_warning = True  # one trace for each pass through a loop
+        values = combine(assigned)
+        local = strategy.experimental_local_results
+        found = tf.nest.map_structure(lambda v: local(v)[0], values)
+        return tuple(found[name] for name in names)
+
+    def add_up(self, path: str) -> None:
+        """Combine a scalar of the step as a sum over replicas, in new traces."""
+        assert self._outputs is not None
+        self._outputs.add_up(path)
+        self._run = self._compiled()
+        self._traced.clear()
 
     def tracings(self) -> int:
         """Return the number of times that the step was traced."""
@@ -172,7 +217,10 @@ class CompiledStep:
     def _all_replicas(self, values: tuple[Any, ...], *, whole: bool) -> Any:
         """Run the step on all replicas. Parts and whole batches have separate traces."""
         shares, strategy = self._replicas.shares(values, whole), self._replicas.strategy
+        self._last_shares = shares
         with (
+            replaced(self, "_shares", shares),
+            inlined_functions(),
             single_device_math.arithmetic(shares, self._watch, self._draws),
             self._watch.installed(),
             self._clock.installed(),
@@ -184,10 +232,35 @@ class CompiledStep:
     def _replica(self, *values: Any) -> dict[str, tf.Tensor]:
         self._watch.begin()
         self._clock.begin()
-        report, _ = self._body(*values)
+        report, assigned = self._body(*values)
+        ours = {}
+        if self._outputs is not None:
+            report = self._outputs.report(assigned)
+            ours[OUTPUTS] = self._outputs.over_replicas(assigned, self._shares)
         scalars = step_contract.scalars(self._request, report, tf.convert_to_tensor)
         finite = self._watch.agreed(scalars)
-        return {**scalars, FINITE: finite, **self._clock.stamps()}
+        return {**scalars, FINITE: finite, **self._clock.stamps(), **ours}
+
+
+@contextlib.contextmanager
+def inlined_functions() -> Iterator[None]:
+    """Trace functions that the user compiled with `tf.function` as parts of the step.
+
+    TensorFlow allows no synchronization of replicas inside of an inner function. Enter this context
+    outside of replicas, which have threads of their own.
+    """
+
+    def call(function: Function, *args: Any, **kwargs: Any) -> Any:
+        if tf.distribute.in_cross_replica_context():
+            return upstream(function, *args, **kwargs)
+        converted = api.tf_convert(
+            function.python_function, ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
+        )
+        return converted(*args, **kwargs)
+
+    upstream = Function.__call__
+    with replaced(Function, "__call__", call):
+        yield
 
 
 @contextlib.contextmanager

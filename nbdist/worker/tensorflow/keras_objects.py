@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from nbdist.errors import StepError
-from nbdist.worker.runtime.reachable import reachable
+from nbdist.worker.tensorflow.user_objects import objects_behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ class KerasObjects:
     ) -> None:
         self._strategy = strategy
         self._lines = request.program.reads
-        found = list(reachable(request.program.reads, namespace))
+        found = list(objects_behind(request.program.reads, namespace))
         self._owners = [(name, value) for name, value in found if isinstance(value, WITH_VARIABLES)]
         self._bare = [
             (name, value)

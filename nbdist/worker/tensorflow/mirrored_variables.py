@@ -13,27 +13,20 @@ This module must not import Keras: a later cell chooses its backend.
 from __future__ import annotations
 
 import sys
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 from nbdist.worker.checkpoint.digest import WHOLE_BYTES, chunks, of_array, of_sample
 from nbdist.worker.inspection.digests import KnownNumbers, digest_of, found_under
-from nbdist.worker.runtime.reachable import reachable
+from nbdist.worker.tensorflow.user_objects import objects_behind
 from nbdist.worker.tensorflow.variables import is_mirrored, read, variables_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from nbdist.records import Replicated
-
-_MOST_ITEMS = 1000
-"""Maximum length of a searched container. Longer ones contain data."""
-
-_USERS_MODULE = "__main__"
 
 
 class MirroredVariables:
@@ -98,7 +91,7 @@ def _variables(name: str, namespace: dict[str, Any]) -> Iterator[tuple[str, Any]
 
         kinds, described = replica_state.KINDS, replica_state.described
     seen = set()
-    for path, owner in reachable([name], namespace, more=_more, most=_MOST_ITEMS):
+    for path, owner in objects_behind([name], namespace):
         for label, variable in described(path, owner) if isinstance(owner, kinds) else ():
             if _is_compared(variable) and id(variable) not in seen:
                 seen.add(id(variable))
@@ -112,22 +105,3 @@ def _is_compared(variable: Any) -> bool:
 def _of_tensorflow(path: str, owner: Any) -> Iterator[tuple[str, Any]]:
     for variable in variables_of(owner):
         yield path if variable is owner else f"{path}: {variable.name.split(':')[0]}", variable
-
-
-def _more(value: Any) -> Iterable[tuple[str, Any]]:
-    """Return objects that a cell may change through a value, with their relative paths."""
-    if isinstance(value, Function):
-        return [("", value.python_function)]
-    if isinstance(value, FunctionType):
-        return _of_closure(value)
-    if type(value).__module__ == _USERS_MODULE and type(value).__dictoffset__:
-        return [(f".{name}", part) for name, part in vars(value).items() if name[:2] != "__"]
-    return []
-
-
-def _of_closure(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield f".{name}", cell.cell_contents
-        except ValueError:  # the cell is empty
-            continue

@@ -140,6 +140,7 @@ def _single() -> Iterator[None]:
     """Trace a replica as if it were the only one, without communication."""
     with (
         replaced(distribute_lib.ReplicaContext, "all_reduce", lambda _s, _op, v, *_: v),
+        replaced(distribute_lib.ReplicaContext, "all_gather", lambda _s, v, *_, **_o: v),
         replaced(distribute_lib.StrategyBase, "num_replicas_in_sync", 1),
     ):
         yield

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nbdist.worker.data.batches import Batch
     from nbdist.worker.profiling.trace import Tracer
     from nbdist.worker.tensorflow.learning_rate import Rates
+    from nbdist.worker.tensorflow.step_outputs import StepOutputs
     from nbdist.worker.training import step_contract
     from nbdist.worker.training.parity import Findings
 
@@ -44,6 +45,7 @@ class MirroredStep:
         namespace: namespace of the user.
         strategy: strategy of all ranks.
         precision: precision of Keras layers. None leaves their own precision.
+        outputs: combines the values that the step assigns; None if nothing else reads them.
 
     Raises:
         StepError: an object was created outside of the strategy's scope, or cannot be compiled.
@@ -60,6 +62,7 @@ class MirroredStep:
         namespace: dict[str, Any],
         strategy: tf.distribute.Strategy,
         precision: Precision | None,
+        outputs: StepOutputs | None = None,
     ) -> None:
         self.shards = self.replicas = int(strategy.num_replicas_in_sync)
         self.tracer: Tracer = NoTracer()
@@ -73,7 +76,7 @@ class MirroredStep:
         self._rates: Rates = NO_RATES
         scales = precision == "float16" and not self._objects.scales_loss_itself()
         self._watch = LossScaling(strategy) if scales else FiniteWatch()
-        self._compiled = CompiledStep(request, define, strategy, self._watch)
+        self._compiled = CompiledStep(request, define, strategy, self._watch, outputs)
         self._gather = Gather(strategy)
         self._undo.enter_context(self._objects.computing_in(precision))
 

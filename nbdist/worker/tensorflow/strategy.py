@@ -29,7 +29,12 @@ from nbdist.worker.checkpoint.digest import of_keys
 from nbdist.worker.runtime import context as runtime_context
 from nbdist.worker.runtime import import_hooks
 from nbdist.worker.tensorflow.replica import summed_variables
-from nbdist.worker.tensorflow.runtime import dataset_shuffle, running_strategy, variable_scalars
+from nbdist.worker.tensorflow.runtime import (
+    dataset_shuffle,
+    operation_seed,
+    running_strategy,
+    variable_scalars,
+)
 from nbdist.worker.tensorflow.saving import coordination as saving
 from nbdist.worker.tensorflow.saving import tensorflow_patch as tensorflow_save_patch
 
@@ -84,6 +89,7 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     import_hooks.once_imported("keras", _patch_keras)
     running_strategy.apply()
     dataset_shuffle.apply()
+    operation_seed.apply()
     tensorflow_save_patch.apply()
     variable_scalars.apply()
     summed_variables.apply()

@@ -239,7 +239,7 @@ def _variables(value: Any) -> Iterator[Any]:
     owned = value.variables if isinstance(value, _OWNERS) else (value,)
     if isinstance(value, (keras.random.SeedGenerator, tf.random.Generator)):
         owned = (value.state,)
-    if isinstance(value, keras.Model) and value.optimizer is not None:
+    if isinstance(value, keras.Model) and getattr(value, "optimizer", None) is not None:
         owned = (*owned, *value.optimizer.variables)
     for variable in owned:
         yield _unwrapped(variable)

@@ -1,4 +1,4 @@
-"""Loop of a step cell on one rank. The notebook takes no part in a step."""
+"""Loop of a step cell on one rank, and its steps. The notebook takes no part in a step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nbdist.records import Saving, StepOptions, StepRequest
     from nbdist.worker.checkpoint.saver import State
     from nbdist.worker.data.batches import Batch
-    from nbdist.worker.data.sources import Source
+    from nbdist.worker.data.sources import Extent, Source
     from nbdist.worker.profiling.trace import Tracer
     from nbdist.worker.runtime.context import Worker
     from nbdist.worker.runtime.rank_reporter import RankReporter
@@ -75,9 +75,9 @@ def run(
             _plan(worker, source, step_strategy)
             return
         with contextlib.ExitStack() as ending:
-            loop = _Loop(worker, options, step_strategy, source, stop, saving)
-            ending.push(loop.end)
-            loop.run()
+            runner = StepRunner(worker, options, step_strategy, source, stop, saving)
+            ending.push(runner.end)
+            _Loop(worker, options, step_strategy, source, runner).run()
     finally:
         step_strategy.finish()
 
@@ -99,25 +99,98 @@ def _plans(worker: Worker, options: StepOptions, tracer: Tracer) -> tuple[Plan, 
 
 
 class _Loop:
+    """Steps of a run, for all batches of a source."""
+
     def __init__(
         self,
         worker: Worker,
         options: StepOptions,
         step_strategy: StepStrategy,
         source: Source,
-        stop: StopPoint,
-        saving: Saving | None,
+        runner: StepRunner,
     ) -> None:
-        self._stop = stop
         self._worker = worker
         self._options = options
         self._step_strategy = step_strategy
         self._source = source
-        self._rank_rows = RankRows(
-            rank=worker.rank, ranks=worker.world_size, replicas=step_strategy.shards
-        )
+        self._runner = runner
+        self._feed = Feed(source, options, worker.reporter.note, self._pass_over)
+
+    @property
+    def _left(self) -> int:
+        """Number of steps left to run; negative without a limit."""
+        steps = self._options.steps
+        return max(0, steps - self._runner.at.step) if steps else -1
+
+    def run(self) -> None:
+        """Run all steps, from the newest checkpoint if the run resumes."""
+        options, runner, rank_rows = self._options, self._runner, self._runner.rank_rows
+        begin = runner.resume()
+        for number in range(1, begin.epoch) if not self._source.by_number else ():
+            # The order of the next epoch depends on these batches.
+            for _ in self._source.epoch(number, rank_rows):
+                self._pass_over()
+        for number in range(begin.epoch, options.epochs + 1):
+            if not self._left or not self._epoch(number):
+                break
+        if not runner.has_begun:  # the checkpoint was at the end of the run
+            runner.begin(next(iter(self._source.epoch(1, rank_rows))))
+        runner.save()
+
+    def _pass_over(self) -> None:
+        """Count a batch that the rank skips without a step, so that the rank does not seem hung."""
+        self._worker.progress.tested += 1
+
+    def _epoch(self, number: int) -> bool:
+        """Run the steps of an epoch; return False if no step is left to run."""
+        runner = self._runner
+        feed = self._feed.epoch(number, runner.rank_rows, self._left, runner.at.batches)
+        with contextlib.closing(feed) as batches:
+            for batch, input_s in batches:
+                runner.run(batch, input_s)
+                if self._left == 0:
+                    break
+        if not runner.at.rows:
+            raise StepError(f"epoch {number} had no batch: the data are empty")
+        runner.end_epoch(number)
+        if self._left:
+            runner.at = Position(step=runner.at.step, epoch=number + 1, batches=0)
+        return self._left != 0
+
+
+class StepRunner:
+    """Runs the steps of a run, one for each batch that it receives.
+
+    Args:
+        worker: this rank.
+        options: options of the step.
+        step_strategy: runs the steps.
+        extent: size of the data, and their distribution to ranks.
+        stop: agrees with the other ranks on the last step.
+        saving: options of checkpoints; None for none.
+
+    Attributes:
+        at: position after the last step that began.
+        has_begun: True after the preparation of the first step.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        options: StepOptions,
+        step_strategy: StepStrategy,
+        extent: Extent,
+        stop: StopPoint,
+        saving: Saving | None,
+    ) -> None:
+        self.at = Position(step=0, epoch=1, batches=0)
+        self.has_begun = False
+        self._stop = stop
+        self._worker = worker
+        self._options = options
+        self._step_strategy = step_strategy
+        self._extent = extent
         reporter = worker.reporter
-        self._feed = Feed(source, options, reporter.note, self._pass_over)
         self._flight = StepsInFlight(
             reporter, step_strategy, _plans(worker, options, step_strategy.tracer), options.on_nan
         )
@@ -127,19 +200,25 @@ class _Loop:
             reporter,
             ranks=worker.world_size,
             batch=options.batch,
-            common=source.common,
+            common=extent.common,
             gather=step_strategy.gather,
         )
         self._guard = guard_of(worker, lambda: step_strategy.gather)
         self._state: State
-        self._begun = self._stops = False
-        self._at = Position(step=0, epoch=1, batches=0)
+        self._stops = False
 
     @property
-    def _left(self) -> int:
-        """Number of steps left to run; negative without a limit."""
-        steps = self._options.steps
-        return max(0, steps - self._at.step) if steps else -1
+    def rank_rows(self) -> RankRows:
+        """Rows of this rank in a batch."""
+        worker = self._worker
+        shards = self._step_strategy.shards
+        return RankRows(rank=worker.rank, ranks=worker.world_size, replicas=shards)
+
+    def resume(self) -> Position:
+        """Prepare the checkpoints; return the position from which the run continues."""
+        self.at = self._checkpoints.begin() or self.at
+        self._worker.progress.step = self.at.step
+        return self.at
 
     def end(self, *raised: object) -> None:
         """End the tracing and the checkpoints of the run; note whether it left steps under way."""
@@ -148,66 +227,35 @@ class _Loop:
         interrupted = isinstance(raised[1], KeyboardInterrupt)
         self._worker.cell_state.unfinished = (interrupted or len(self._flight) > 0) and not agreed
         try:
-            self._flight.tracing.close(min(self._at.epoch, self._options.epochs))
+            self._flight.tracing.close(min(self.at.epoch, self._options.epochs or self.at.epoch))
         finally:
             self._checkpoints.close(failed=raised[0] is not None and not self._stops)
 
-    def run(self) -> None:
-        """Run all steps, from the newest checkpoint if the run resumes."""
-        options = self._options
-        self._at = self._checkpoints.begin() or self._at
-        self._worker.progress.step = self._at.step
-        for number in range(1, self._at.epoch) if not self._source.by_number else ():
-            # The order of the next epoch depends on these batches.
-            for _ in self._source.epoch(number, self._rank_rows):
-                self._pass_over()
-        for number in range(self._at.epoch, options.epochs + 1):
-            if not self._left or not self._epoch(number):
-                break
-        if not self._begun:  # the checkpoint was at the end of the run
-            self._begin(next(iter(self._source.epoch(1, self._rank_rows))))
-        self._save()
+    def run(self, batch: Batch, input_s: float) -> None:
+        """Begin the next step.
 
-    def _pass_over(self) -> None:
-        """Count a batch that the rank skips without a step, so that the rank does not seem hung."""
-        self._worker.progress.tested += 1
+        Args:
+            batch: batch of the step.
+            input_s: seconds that the step waited for the batch.
 
-    def _epoch(self, number: int) -> bool:
-        """Run the steps of an epoch; return False if no step is left to run."""
-        first = self._at.batches
-        feed = self._feed.epoch(number, self._rank_rows, self._left, first)
-        with contextlib.closing(feed) as batches:
-            for batch, input_s in batches:
-                self._make(batch, input_s)
-                if self._left == 0:
-                    break
-        self._flight.read_all()
-        self._step_strategy.write_back()
-        at = self._at
-        if not at.rows:
-            raise StepError(f"epoch {number} had no batch: the data are empty")
-        means = {name: total / at.rows for name, total in at.sums.items()}
-        self._flight.report(number, -1, means, {})
-        if self._left:
-            self._at = Position(step=at.step, epoch=number + 1, batches=0)
-        return self._left != 0
-
-    def _make(self, batch: Batch, input_s: float) -> None:
-        """Begin the next step."""
-        if self._stop.is_before(self._at.step + 1):
-            if self._begun:
-                self._save()
+        Raises:
+            KeyboardInterrupt: the run stops before this step.
+            StepError: see the function `run`.
+        """
+        if self._stop.is_before(self.at.step + 1):
+            if self.has_begun:
+                self.save()
             self._stops = True
             raise KeyboardInterrupt
-        if not self._begun:
-            self._begin(batch)
+        if not self.has_begun:
+            self.begin(batch)
             self._flight.restart_clock()
-        if self._checkpoints.due(self._at.step):
-            self._save()
-        at = self._at
+        if self._checkpoints.due(self.at.step):
+            self.save()
+        at = self.at
         step = at.step + 1
         at = structs.replace(at, step=step, batches=at.batches + 1, rows=at.rows + batch.rows)
-        self._at = at
+        self.at = at
         self._worker.progress.step = step
         self._flight.begin(at, batch, input_s)
         self._compilations.note(step, batch)
@@ -217,37 +265,46 @@ class _Loop:
             self._guard.compare(step, lambda: self._state)
             self._flight.restart_clock()
 
-    def _save(self) -> None:
+    def end_epoch(self, number: int) -> None:
+        """Wait for the steps of an epoch, write the carried values, and report the means."""
+        self._flight.read_all()
+        self._step_strategy.write_back()
+        at = self.at
+        means = {name: total / at.rows for name, total in at.sums.items()}
+        if means:
+            self._flight.report(number, -1, means, {})
+
+    def save(self) -> None:
         """Save the state after the last step, unless it is saved already."""
         self._flight.read_all()
-        self._checkpoints.save(self._at)
+        self._checkpoints.save(self.at)
         self._flight.restart_clock()
 
-    def _begin(self, batch: Batch) -> None:
+    def begin(self, batch: Batch) -> None:
         """Prepare the first step: report settings and remarks, open the checkpoints, run checks."""
-        self._begun = True
-        options, source = self._options, self._source
-        if source.common and self._rank_rows.ranks > 1:
-            check_data(options.data, batch, source.samples, self._step_strategy.gather)
+        self.has_begun = True
+        options, extent = self._options, self._extent
+        if extent.common and self._worker.world_size > 1:
+            check_data(options.data, batch, extent.samples, self._step_strategy.gather)
         self._step_strategy.prepare(batch)
         reporter = self._worker.reporter
         if self._step_strategy.plan is not None and reporter.rank == 0:
             reporter.send(Planned(plan=self._step_strategy.plan, **reporter.record_fields()))
-        steps = source.steps * options.epochs if source.steps >= 0 else -1
+        steps = extent.steps * options.epochs if extent.steps >= 0 else -1
         if options.steps:
             steps = min(steps, options.steps) if steps >= 0 else options.steps
         rates = (
-            self._step_strategy.scale_rates(warm_up_steps(steps, source.steps), self._at.step)
+            self._step_strategy.scale_rates(warm_up_steps(steps, extent.steps), self.at.step)
             if options.scale_lr
             else ()
         )
         begun = StepBegun(
             replicas=self._step_strategy.replicas,
             batch=options.batch or batch.rows,
-            samples=source.samples,
+            samples=extent.samples,
             epochs=options.epochs,
             steps=steps,
-            sharding=source.sharding,
+            sharding=extent.sharding,
             rates=rates,
             changes=self._step_strategy.changes,
             **reporter.record_fields(),

@@ -56,10 +56,15 @@ class Subject(Protocol):
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """Differences between the values, and their likely causes."""
+    """Differences between the values, and their likely causes.
+
+    Attributes:
+        ordered: reported values that depend on the order of the rows, for example on random draws.
+    """
 
     differences: tuple[Difference, ...]
     causes: tuple[str, ...]
+    ordered: tuple[str, ...] = ()
 
 
 def compare(subject: Subject, batch: Batch, replicas: int, *, coarse: bool) -> Findings:
@@ -107,7 +112,7 @@ class _Trial(msgspec.Struct, frozen=True):
         wrong = [d.name for d in variables if not d.passes]
         failed = wrong or not all(d.passes for d in reports)
         causes = self._causes(ordered, wrong) if failed else []
-        return Findings((*reports, *variables), tuple(causes))
+        return Findings((*reports, *variables), tuple(causes), tuple(ordered))
 
     def _of_report(self, name: str) -> Difference:
         """Compare a reported value, relative to the value itself."""

@@ -40,8 +40,7 @@ class Share(msgspec.Struct, frozen=True):
         """Return this replica's fraction of all rows, or `1 / replicas` for a whole batch."""
         if self.even:
             return tf.constant(1 / self.replicas, dtype)
-        kind = dtype if dtype.is_floating else tf.float64
-        return tf.cast(tf.cast(self.rows, kind) / tf.cast(self.total, kind), dtype)
+        return tf.cast(self.rows / self.total, dtype)  # of integers, so in float64
 
     def weighted(self, value: tf.Tensor) -> tf.Tensor:
         """Return `value` times `weight`."""

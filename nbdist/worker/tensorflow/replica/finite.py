@@ -9,6 +9,7 @@ non-finite, and so is its mean on all replicas.
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -67,7 +68,7 @@ class FiniteWatch:
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
         if not dense:
             return list(gradients)
-        smallest = min(dense, key=lambda i: gradients[i].shape.num_elements() or 1 << 62)
+        smallest = min(dense, key=lambda i: _elements(gradients[i]))
         kind = gradients[smallest].dtype
         losses = [tf.cast(tf.reduce_sum(loss), kind) for loss in tf.nest.flatten(target)]
         changed = list(gradients)
@@ -78,7 +79,7 @@ class FiniteWatch:
         """Return the gradients for the user."""
         dense = [mean for mean in means if isinstance(mean, tf.Tensor)]
         if dense:
-            smallest = min(dense, key=lambda mean: mean.shape.num_elements() or 1 << 62)
+            smallest = min(dense, key=_elements)
             self._flags.append(_all_finite([smallest]))
         return list(means)
 
@@ -186,6 +187,11 @@ class LossScaling(FiniteWatch):
 def _done(_: object) -> tf.Tensor:
     """Return a constant, because the branches of a condition must return the same type."""
     return tf.constant(0)
+
+
+def _elements(tensor: tf.Tensor) -> float:
+    """Return the number of elements, infinity if there are none or their number is unknown."""
+    return tensor.shape.num_elements() or math.inf
 
 
 def _all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

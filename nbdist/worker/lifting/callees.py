@@ -1,0 +1,143 @@
+"""Objects that a cell calls: functions of the user that take gradients, frameworks, metrics."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from types import FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from nbdist.cells.loops import updates
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_USERS = "__main__"
+_FRAMEWORKS = ("tensorflow", "keras", "jax", "optax", "flax", "numpy")
+_GRADIENTS = ("grad", "value_and_grad", "filter_grad", "filter_value_and_grad")
+
+
+class Callees:
+    """Objects behind the calls of a cell, found by name before the cell runs.
+
+    A call of a method, as in `self.train_step(x)`, means every method of this name in the classes
+    of the cell and of the user's namespace.
+
+    Args:
+        tree: the cell.
+        namespace: the user's namespace.
+    """
+
+    def __init__(self, tree: ast.Module, namespace: dict[str, Any]) -> None:
+        self._namespace = namespace
+        self._defined: dict[str, list[ast.AST]] = {}
+        self._methods: dict[str, list[ast.AST]] = {}
+        self._collect(tree)
+        self._visited: dict[str, bool] = {}
+
+    def _collect(self, tree: ast.Module) -> None:
+        """Collect the functions and methods of the cell, and the methods of earlier cells."""
+        classes = [v for v in list(self._namespace.values()) if isinstance(v, type)]
+        for node in [*ast.walk(tree), *(node for value in classes for node in _tree_of(value))]:
+            match node:
+                case ast.ClassDef():
+                    self._collect_methods(node)
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    self._defined.setdefault(name, []).append(node)
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() | ast.Lambda()):
+                    self._defined.setdefault(name, []).append(node.value)
+
+    def _collect_methods(self, node: ast.ClassDef) -> None:
+        for statement in node.body:
+            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                self._methods.setdefault(statement.name, []).append(statement)
+
+    def takes_gradient(self, call: ast.Call) -> bool:
+        """Return True if the called function takes a gradient, itself or in those it calls."""
+        function = call.func
+        if isinstance(function, ast.Name):
+            return self._name_takes(function.id)
+        if isinstance(function, ast.Attribute):
+            owner = _root(function)
+            module = self._namespace.get(owner) if owner is not None else None
+            if isinstance(module, ModuleType) or owner in ("tf", "keras", "jax", "jnp", "np"):
+                return False
+            if function.attr in ("fit", "evaluate", "predict", "train_on_batch", "compile"):
+                return False  # Keras trains by itself
+            return self._method_takes(function.attr)
+        return False
+
+    def _name_takes(self, name: str) -> bool:
+        key = f"name {name}"
+        if key not in self._visited:
+            self._visited[key] = False  # a recursion ends here
+            nodes = self._defined.get(name) or list(_tree_of(self._namespace.get(name)))
+            self._visited[key] = any(map(self._takes, nodes))
+        return self._visited[key]
+
+    def _method_takes(self, name: str) -> bool:
+        key = f"method {name}"
+        if key not in self._visited:
+            self._visited[key] = False
+            self._visited[key] = any(map(self._takes, self._methods.get(name, ())))
+        return self._visited[key]
+
+    def _takes(self, function: ast.AST) -> bool:
+        return any(
+            updates(node) or self.takes_gradient(node)
+            for node in ast.walk(function)
+            if isinstance(node, ast.Call)
+        )
+
+    def computes(self, call: ast.Call) -> bool:
+        """Return True if the called object belongs to a framework, or is a function of the user."""
+        owner = _root(call.func)
+        if owner is None:
+            return False
+        value = self._namespace.get(owner)
+        if isinstance(value, ModuleType):
+            return value.__name__.split(".")[0] in _FRAMEWORKS[:-1]
+        if isinstance(value, FunctionType):
+            return False
+        return type(value).__module__.split(".")[0] in _FRAMEWORKS[:-1]
+
+    def is_metric(self, call: ast.Call) -> bool:
+        """Return True if the call updates a metric: `m.update_state(...)`, or `m(...)`."""
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "update_state":
+            return True
+        keras = sys.modules.get("keras")
+        if keras is None:
+            return False
+        return isinstance(self._value(call.func), keras.metrics.Metric)
+
+    def _value(self, node: ast.expr) -> Any:
+        """Return the object behind a name or an attribute of one; None if it is unknown."""
+        if isinstance(node, ast.Name):
+            return self._namespace.get(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self._value(node.value)
+            return None if owner is None else inspect.getattr_static(owner, node.attr, None)
+        return None
+
+
+def _root(node: ast.expr) -> str | None:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _tree_of(value: Any) -> Iterator[ast.AST]:
+    """Yield the definition of a function or class of the user."""
+    value = getattr(value, "python_function", value)  # of tf.function
+    value = inspect.unwrap(value) if callable(value) else value
+    if isinstance(value, MethodType):
+        value = value.__func__
+    if not isinstance(value, (FunctionType, type)) or value.__module__ != _USERS:
+        return
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(value)))
+    except (OSError, TypeError, SyntaxError):
+        return
+    yield from tree.body

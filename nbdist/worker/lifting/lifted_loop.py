@@ -1,0 +1,291 @@
+"""A training loop of a plain cell, whose steps run on all replicas."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import structs
+
+from nbdist.errors import StepError
+from nbdist.records import StepOptions, StepProgram, StepRequest
+from nbdist.worker.checkpoint.folder import Checkpoint, Position, steps_in
+from nbdist.worker.lifting.callees import Callees
+from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, REFUSE, LoopProgram, lift, returned
+from nbdist.worker.runtime import context
+from nbdist.worker.training.loop import StepRunner
+from nbdist.worker.training.step_contract import StepStrategy
+
+if TYPE_CHECKING:
+    import ast
+    from collections.abc import Sequence
+
+    from nbdist.cells.loops import LoopError
+    from nbdist.records import Saving, StrategyName
+    from nbdist.worker.data.batches import Batch
+    from nbdist.worker.runtime.context import Worker
+
+_PLAIN = (int, float, str)
+_programs: dict[int, LoopProgram | LoopError] = {}
+
+
+class LiftedStep(StepStrategy, Protocol):
+    """Step of a training loop in one framework."""
+
+    def batch(self, arguments: Arguments) -> Batch:
+        """Return this rank's part of the arguments, and select the program for them."""
+        ...
+
+    def outputs(self) -> dict[str, Any]:
+        """Return the outputs of the last step that the body reads, over all replicas."""
+        ...
+
+    def last(self, names: Sequence[str]) -> tuple[Any, ...]:
+        """Return other outputs of the last step, over all replicas."""
+        ...
+
+
+class Arguments:
+    """Values of one step.
+
+    Attributes:
+        given: values that the loop or other statements of the body bind.
+        carried: values that the previous step assigned.
+    """
+
+    def __init__(self, given: tuple[Any, ...], carried: tuple[Any, ...]) -> None:
+        self.given = given
+        self.carried = carried
+
+
+MakeStep = Callable[[StepRequest, LoopProgram, dict[str, Any], Arguments], LiftedStep]
+"""Creates the step of a loop from the values of its first pass."""
+
+_makers: dict[StrategyName, Callable[[], MakeStep]] = {}
+
+
+class Unlimited:
+    """Data whose size only the loop knows."""
+
+    common = True
+    samples = steps = -1
+    sharding = "by element"
+
+
+class LiftedLoop:
+    """Steps of a training loop in one cell. Each pass through the loop is an epoch.
+
+    Args:
+        worker: this rank.
+        program: the loop.
+        make: creates the step from the request and the values that it reads.
+
+    Attributes:
+        ran: True if the last pass ran a step.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        program: LoopProgram,
+        make: MakeStep,
+    ) -> None:
+        self.ran = False
+        self._worker = worker
+        self._program = program
+        self._make = make
+        self._passing = contextlib.ExitStack()
+        self._runner: StepRunner | None = None
+        self._step: LiftedStep
+        self._values: dict[str, Any] = {}
+        # Only the first loop of a cell saves its state.
+        self._saving = None if worker.cell_state.loops else worker.request.saving
+        self._resumed = _newest(self._saving)
+        self._epoch = 0
+        self._skipped = 0
+        self._ended_at = 0.0
+
+    def __enter__(self) -> LiftedLoop:
+        self.ran = False
+        self._epoch += 1
+        self._skipped = 0
+        self._stop = self._passing.enter_context(self._worker.cell_state.stop_point())
+        if self._runner is not None and self._runner.at.epoch < self._epoch:
+            self._runner.at = Position(step=self._runner.at.step, epoch=self._epoch, batches=0)
+        self._ended_at = time.perf_counter()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._passing.close()
+        if kind is None and self._runner is not None and self.ran:
+            self._runner.end_epoch(self._epoch)
+
+    def skips(self) -> bool:
+        """Return True if a resumed run skips this step, because its checkpoint contains it."""
+        if self.ran:
+            return False
+        at = self._resumed if self._runner is None else self._runner.at
+        if at.epoch < self._epoch or (at.epoch == self._epoch and self._skipped >= at.batches):
+            return False
+        self._skipped += 1
+        self._worker.progress.tested += 1
+        return True
+
+    def step(
+        self,
+        given: tuple[Any, ...],
+        carried: tuple[Any, ...],
+        reads: dict[str, Callable[[], Any]],
+    ) -> tuple[Any, ...]:
+        """Run the step on all replicas, and return the outputs that the body reads.
+
+        Args:
+            given: values of the names in `given` of the loop.
+            carried: values of the carried names.
+            reads: functions that return the values of the names that the step reads.
+        """
+        waited_s = time.perf_counter() - self._ended_at
+        arguments = Arguments(given, carried)
+        self._prepare(reads, arguments)
+        assert self._runner is not None
+        batch = self._step.batch(arguments)
+        self._runner.run(batch, waited_s)
+        self.ran = True
+        outputs = self._step.outputs()
+        self._ended_at = time.perf_counter()
+        return tuple(outputs[name] for name in returned(self._program.loop))
+
+    def last(self) -> tuple[Any, ...]:
+        """Return the outputs of the last step that the body does not read."""
+        loop = self._program.loop
+        shown = returned(loop)
+        return self._step.last([name for name in loop.outputs if name not in shown])
+
+    def _prepare(self, reads: dict[str, Callable[[], Any]], arguments: Arguments) -> None:
+        values = {}
+        for name, value in reads.items():
+            with contextlib.suppress(NameError):  # a name that only some paths of the step read
+                values[name] = value()
+        if self._runner is not None and self._are_known(values):
+            return
+        self._values = values
+        at = None if self._runner is None else self._runner.at
+        if self._runner is not None:
+            self._step.finish()
+        self._step = self._make(_request(self._program), self._program, values, arguments)
+        saving = self._saving if at is None else None
+        runner = StepRunner(
+            self._worker, _options(self._program), self._step, Unlimited(), self._stop, saving
+        )
+        if at is not None:
+            runner.at = at
+        else:
+            runner.resume()
+            self._note()
+            self._worker.ending.callback(self._finish)
+            self._worker.ending.push(self._end)
+        self._runner = runner
+
+    def _note(self) -> None:
+        loop = self._program.loop
+        replicas = self._step.shards
+        text = f"line {loop.line}: steps over `{self._program.data}` on {replicas} replicas"
+        self._worker.reporter.note("strategy", text)
+
+    def _are_known(self, values: dict[str, Any]) -> bool:
+        before = self._values
+        return values.keys() == before.keys() and all(
+            value is before[name] or (isinstance(value, _PLAIN) and value == before[name])
+            for name, value in values.items()
+        )
+
+    def _end(self, *raised: Any) -> None:
+        if self._runner is not None:
+            self._runner.end(*raised)
+
+    def _finish(self) -> None:
+        self._step.finish()
+
+
+def _newest(saving: Saving | None) -> Position:
+    """Return the position of the newest checkpoint, if the run resumes."""
+    if saving is not None and saving.resume:
+        for step in steps_in(Path(saving.folder))[-1:]:
+            return Checkpoint(Path(saving.folder), step).manifest().position
+    return Position(step=0, epoch=1, batches=0)
+
+
+def _request(program: LoopProgram) -> StepRequest:
+    loop = program.loop
+    return StepRequest(
+        StepProgram(
+            body="",
+            given=tuple(loop.given),
+            reads=loop.reads,
+            carried=(),
+            carried_lines={},
+            report="",
+        ),
+        _options(program),
+    )
+
+
+def _options(program: LoopProgram) -> StepOptions:
+    return structs.replace(StepOptions(data=program.data), epochs=0, on_nan="warn")
+
+
+def use(strategy: StrategyName, maker: Callable[[], MakeStep]) -> None:
+    """Run the steps of loops under a strategy by the steps that `maker` creates."""
+    _makers[strategy] = maker
+
+
+def rewritten(tree: ast.Module, source: str, namespace: dict[str, Any]) -> ast.Module:
+    """Rewrite the training loops of a cell, and register them.
+
+    Args:
+        tree: the cell.
+        source: its source.
+        namespace: the user's namespace.
+    """
+    tree, programs = lift(tree, source, Callees(tree, namespace))
+    _programs.update(programs)
+    for name, function in ((LIFTS, lifts), (LIFTED, lifted), (REFUSE, refuse)):
+        setattr(builtins, name, function)
+    return tree
+
+
+def lifts(_number: int) -> bool:
+    """Return True if the steps of a loop run on all replicas here."""
+    worker = context.if_any()
+    if worker is None or worker.strategy not in _makers or worker.request.options.no_lift:
+        return False
+    tensorflow = sys.modules.get("tensorflow")
+    return tensorflow is not None and bool(tensorflow.distribute.in_cross_replica_context())
+
+
+def refuse(number: int) -> None:
+    """Raise StepError if the steps of a loop should run on all replicas, but cannot."""
+    if lifts(number):
+        error = _programs[number]
+        raise StepError(
+            f"{error}. nbdist cannot run this loop on all replicas; or make its body a step cell: "
+            "%%dist_run --data NAME"
+        )
+
+
+def lifted(number: int) -> LiftedLoop:
+    """Return the loop of this number in the cell that runs."""
+    worker = context.current()
+    loops = worker.cell_state.loops
+    if number not in loops:
+        program = _programs[number]
+        assert isinstance(program, LoopProgram)
+        assert worker.strategy is not None
+        loops[number] = LiftedLoop(worker, program, _makers[worker.strategy]())
+    loop: LiftedLoop = loops[number]
+    return loop

@@ -1,0 +1,226 @@
+"""Rewriting of a plain cell, so that its training loops can run as steps over all replicas.
+
+A loop becomes two: one whose step nbdist computes on all replicas, and the loop as written.
+
+    for x, y in data:                     if __nbdist_lifts__(3):
+        BEFORE                                with __nbdist_lifted__(3) as nbdist_3:
+        STEP                                      for x, y in data:
+        AFTER                                         if nbdist_3.skips():
+                                                          continue
+                                                      BEFORE
+                                                      (loss,) = nbdist_3.step((x, y), ...)
+                                                      AFTER
+                                              if nbdist_3.ran:
+                                                  (gradients,) = nbdist_3.last()
+                                          else:
+                                              the loop as written
+
+All statements keep their lines, so tracebacks show the user's code.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from nbdist.cells.loops import Loop, LoopError, TrainingLoop, divide, training_loops
+from nbdist.cells.step_program import logical_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nbdist.cells.loops import Callees
+
+LIFTS, LIFTED, REFUSE = "__nbdist_lifts__", "__nbdist_lifted__", "__nbdist_refuse__"
+"""Built-in functions that rewritten cells call; the number of a loop is their argument."""
+
+_numbers = itertools.count(1)
+
+
+class LoopProgram:
+    """A training loop of a cell, ready to be compiled.
+
+    Attributes:
+        loop: the divided loop.
+        source: source of the step function, with the user's line numbers.
+        data: source of the iterable, for messages.
+    """
+
+    def __init__(self, loop: TrainingLoop, cell: str) -> None:
+        self.loop = loop
+        self.source = step_source(loop, cell)
+        node = loop.node
+        self.data = ast.unparse(node.iter if isinstance(node, ast.For) else node.test)
+
+
+def lift(
+    tree: ast.Module, cell: str, callees: Callees
+) -> tuple[ast.Module, dict[int, LoopProgram | LoopError]]:
+    """Rewrite the training loops of a cell.
+
+    Args:
+        tree: the cell.
+        cell: its source.
+        callees: what is known about the objects that it calls.
+
+    Returns:
+        The rewritten cell, and its training loops by number. A loop that cannot be divided is the
+        error that describes it.
+    """
+    programs: dict[int, LoopProgram | LoopError] = {}
+    numbers: dict[Loop, int] = {}
+    for node in list(training_loops(tree, callees)):
+        number = numbers[node] = next(_numbers)
+        try:
+            programs[number] = LoopProgram(divide(node, callees), cell)
+        except LoopError as error:
+            programs[number] = error
+    if not programs:
+        return tree, programs
+    rewritten = _Rewriter(programs, numbers).visit(tree)
+    return ast.fix_missing_locations(rewritten), programs
+
+
+class _Rewriter(ast.NodeTransformer):
+    def __init__(
+        self, programs: dict[int, LoopProgram | LoopError], numbers: dict[Loop, int]
+    ) -> None:
+        self._programs = programs
+        self._numbers = numbers
+
+    def visit_For(self, node: ast.For | ast.While) -> ast.AST | list[ast.stmt]:
+        if node not in self._numbers:
+            return self.generic_visit(node)
+        number = self._numbers[node]
+        program = self._programs[number]
+        if isinstance(program, LoopError):
+            return [*_parsed(f"{REFUSE}({number})", node.lineno), node]
+        return _choice(number, program.loop)
+
+    visit_While = visit_For  # noqa: N815 - ast's own spelling
+
+
+def _choice(number: int, loop: TrainingLoop) -> ast.stmt:
+    """Return the statement that runs the lifted loop, or the loop as written."""
+    name = f"nbdist_{number}"
+    given = [_value(parameter, value) for parameter, value in loop.given.items()]
+    call = f"{name}.step({_tuple(given)}, {_tuple(loop.carried)}, {_thunks(loop)})"
+    used = returned(loop)
+    assign = f"{_tuple(used)} = {call}" if used else call
+    tests = [
+        statement
+        for parameter, value in loop.given.items()
+        if _is_test(parameter)
+        for statement in _parsed(f"{parameter} = bool({ast.unparse(value)})", value.lineno)
+    ]
+    block = [*loop.before, *tests, *_parsed(assign, loop.step[0].lineno), *loop.after]
+    lifted = _with_block(loop.node, loop.block, block)
+    lifted.body = [*_parsed(f"if {name}.skips(): continue", loop.line), *lifted.body]
+    rest = tuple(n for n in loop.outputs if n not in used)
+    last = f"if {name}.ran: {_tuple(rest)} = {name}.last()" if rest else "pass"
+    (choice,) = _parsed(
+        f"if {LIFTS}({number}):\n with {LIFTED}({number}) as {name}: pass\n {last}\nelse: pass",
+        loop.line,
+    )
+    assert isinstance(choice, ast.If)
+    within = choice.body[0]
+    assert isinstance(within, ast.With)
+    within.body = [lifted]
+    choice.orelse = [loop.node]
+    return choice
+
+
+def returned(loop: TrainingLoop) -> tuple[str, ...]:
+    """Return the outputs that each step assigns in the loop."""
+    return loop.used + tuple(name for name in loop.carried if name not in loop.used)
+
+
+def _value(parameter: str, value: ast.expr) -> str:
+    return parameter if _is_test(parameter) else ast.unparse(value)
+
+
+def _is_test(parameter: str) -> bool:
+    """Return True for the value of a condition, which other statements read too."""
+    return parameter.startswith("_nbdist_") and parameter.count("_") == 2
+
+
+def _with_block(node: Any, block: list[ast.stmt], new: list[ast.stmt]) -> Any:
+    """Return a copy of a loop or `if` with other statements in place of a block."""
+    changed = copy.copy(node)
+    for field in ("body", "orelse"):
+        statements = getattr(node, field)
+        if statements is block:
+            setattr(changed, field, new)
+        else:
+            inner = [_with_block(s, block, new) if isinstance(s, ast.If) else s for s in statements]
+            setattr(changed, field, inner)
+    return changed
+
+
+def _thunks(loop: TrainingLoop) -> str:
+    """Return a function of the values that the step reads from its scope, by name."""
+    items = ", ".join(f"{name!r}: (lambda: {name})" for name in loop.reads)
+    return f"{{{items}}}"
+
+
+def _tuple(names: Sequence[str]) -> str:
+    return f"({''.join(f'{name}, ' for name in names)})"
+
+
+def _parsed(text: str, line: int) -> list[ast.stmt]:
+    """Parse statements, and give all their nodes a line."""
+    statements = ast.parse(text).body
+    for statement in statements:
+        for node in ast.walk(statement):
+            if isinstance(node, (ast.stmt, ast.expr)):
+                node.lineno = node.end_lineno = line
+                node.col_offset = node.end_col_offset = 0
+    return statements
+
+
+def step_source(loop: TrainingLoop, cell: str) -> str:
+    """Return the source of the step as a function of its arguments, on the user's lines.
+
+    The function returns None as its report, and its outputs by name.
+    """
+    lines, starts = cell.split("\n"), logical_lines(cell)
+    body: dict[int, str] = {}
+    for statement in loop.step:
+        numbers = range(statement.lineno, _end(statement) + 1)
+        body |= {number: lines[number - 1] for number in numbers}
+    for statement, leaves_empty in loop.hidden:
+        indent = " " * statement.col_offset
+        body |= dict.fromkeys(range(statement.lineno, _end(statement) + 1), "")
+        body[statement.lineno] = f"{indent}pass" if leaves_empty else ""
+    for other in (*loop.before, *loop.after):
+        if not isinstance(other, ast.If) and {other.lineno, _end(other)} & {
+            number for number, text in body.items() if text
+        }:
+            raise LoopError(other.lineno, "two statements in one line: write them in two lines")
+    parts = [value for value in loop.given.values() if hasattr(value, "lineno")]
+    names = {id(value): name for name, value in loop.given.items()}
+    for value in sorted(parts, key=lambda v: (v.lineno, v.col_offset), reverse=True):
+        _replace(body, value, names[id(value)])
+    indent_size, first = loop.step[0].col_offset, min(body)
+    for number in starts & body.keys():
+        body[number] = "    " + body[number][indent_size:]
+    parameters = ", ".join((*loop.given, *loop.carried))
+    outputs = ", ".join(f"{name!r}: {name}" for name in loop.outputs)
+    text = "\n".join(body.get(number, "") for number in range(first, max(body) + 1))
+    head = "\n" * (first - 2)
+    return f"{head}def step({parameters}):\n{text}\n    return None, {{{outputs}}}\n"
+
+
+def _replace(body: dict[int, str], node: ast.expr, text: str) -> None:
+    """Replace an expression by a name. What follows it moves to its first line."""
+    first, last = body[node.lineno].encode(), body[_end(node)].encode()
+    head, tail = first[: node.col_offset], last[node.end_col_offset :]
+    body |= dict.fromkeys(range(node.lineno, _end(node) + 1), "")
+    body[node.lineno] = head.decode() + text + tail.decode()
+
+
+def _end(node: ast.stmt | ast.expr) -> int:
+    assert node.end_lineno is not None
+    return node.end_lineno

@@ -1,0 +1,195 @@
+"""Step of a training loop under the mirrored strategy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from nbdist.worker.data.batches import Batch, RankRows
+from nbdist.worker.runtime import context
+from nbdist.worker.runtime.shell import engine_shell
+from nbdist.worker.tensorflow.compiled_step import CompiledStep
+from nbdist.worker.tensorflow.object_building import build_objects
+from nbdist.worker.tensorflow.step import MirroredStep
+from nbdist.worker.tensorflow.step_outputs import StepOutputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nbdist.records import Difference, StepRequest
+    from nbdist.worker.lifting.lifted_loop import Arguments
+    from nbdist.worker.lifting.rewrite import LoopProgram
+
+_NEAR = 1e-3
+"""Tolerance of the ratio by which nbdist recognizes a sum over the rows of a batch."""
+
+_PLACE = object()
+"""Mark of an array among the arguments of a step."""
+
+
+class _Kind:
+    """Arguments of a step: their structure, the values that are no arrays, and the arrays to split.
+
+    Arrays that a step receives from its loop are split among the replicas if they all have the same
+    number of rows. Otherwise every replica computes the whole step.
+
+    Args:
+        arguments: the arguments.
+
+    Attributes:
+        arrays: the arrays; those to split come first.
+        rows: number of rows of the arrays to split; 0 if none is split.
+        key: equal for arguments that differ only in their arrays.
+    """
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._structure = (arguments.given, arguments.carried)
+        flat = tf.nest.flatten(self._structure)
+        count = len(tf.nest.flatten(arguments.given))
+        arrays = [i for i, value in enumerate(flat) if _is_array(value)]
+        split = [i for i in arrays if i < count and np.ndim(flat[i])]
+        found = {int(flat[i].shape[0]) for i in split}
+        self.rows = found.pop() if len(found) == 1 else 0
+        self._count = len(split) if self.rows else 0
+        self._order = sorted(arrays, key=lambda i: not (self.rows and i in split))
+        self._static = [_PLACE if i in self._order else value for i, value in enumerate(flat)]
+        self.arrays = tuple(flat[i] for i in self._order)
+        places = tf.nest.pack_sequence_as(self._structure, self._static)
+        self.key = repr((places, self._order, self._count))
+
+    def part(self, rows: slice) -> tuple[Any, ...]:
+        """Return the arrays with some of the rows."""
+        split, others = self.arrays[: self._count], self.arrays[self._count :]
+        return (*(array[rows] for array in split), *others)
+
+    def body(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the step as a function of the arrays."""
+
+        def call(*arrays: Any) -> Any:
+            flat = list(self._static)
+            for i, array in zip(self._order, arrays, strict=True):
+                flat[i] = array
+            given, carried = tf.nest.pack_sequence_as(self._structure, flat)
+            return function(*given, *carried)
+
+        return call
+
+
+class _Steps:
+    """Compiled steps, one for each kind of arguments.
+
+    Args:
+        create: compiles a step for arguments.
+        first: the first step, by its key.
+    """
+
+    def __init__(
+        self, create: Callable[[_Kind], CompiledStep], first: dict[str, CompiledStep]
+    ) -> None:
+        self._create = create
+        self._by_key = first
+
+    def of(self, kind: _Kind) -> CompiledStep:
+        if kind.key not in self._by_key:
+            self._by_key[kind.key] = self._create(kind)
+        return self._by_key[kind.key]
+
+
+class MirroredLoopStep(MirroredStep):
+    """Step of a loop, traced once for each kind of arguments.
+
+    Args:
+        request: request for the step.
+        program: the loop.
+        namespace: namespace of the user, with the values that the step reads.
+        strategy: strategy of all ranks.
+        first: values of the first step.
+    """
+
+    def __init__(
+        self,
+        request: StepRequest,
+        program: LoopProgram,
+        namespace: dict[str, Any],
+        strategy: tf.distribute.Strategy,
+        first: Arguments,
+    ) -> None:
+        function = _defined(program, namespace)
+        build_objects(
+            lambda: function(*first.given, *first.carried), program.loop.reads, namespace, strategy
+        )
+        kind, outputs = _Kind(first), StepOutputs(program.loop)
+        body = kind.body(function)
+        super().__init__(request, lambda _source: body, namespace, strategy, None, outputs)
+        self._line = program.loop.line
+        self._report: dict[str, Any] = {}
+        self._is_whole = False
+
+        def compiled(other: _Kind) -> CompiledStep:
+            body = other.body(function)
+            return CompiledStep(request, lambda _source: body, strategy, self._watch, outputs)
+
+        self._steps = _Steps(compiled, {kind.key: self._compiled})
+
+    def batch(self, arguments: Arguments) -> Batch:
+        kind = _Kind(arguments)
+        self._compiled = self._steps.of(kind)
+        if not kind.rows or self._is_whole:
+            rows = kind.rows or 1
+            return Batch(kind.arrays, rows, whole=True, everything=lambda: kind.arrays)
+        worker = context.current()
+        rank_rows = RankRows(rank=worker.rank, ranks=worker.world_size, replicas=self.shards)
+        return rank_rows.batch(kind.rows, kind.part)
+
+    def prepare(self, batch: Batch) -> None:
+        """Compare the step on one replica with the step on all."""
+        if batch.whole or self.replicas == 1:
+            return
+        found = self.check(batch)
+        failed = [d for d in found.differences if not d.passes and d.name not in found.ordered]
+        for difference in list(failed):
+            if difference.reported and abs(difference.largest - 1 + 1 / self.replicas) < _NEAR:
+                self._compiled.add_up(difference.name)
+                failed.remove(difference)
+        if failed and not found.ordered:
+            self._compute_whole(max(failed, key=lambda d: d.largest), found.causes)
+
+    def _compute_whole(self, worst: Difference, causes: Sequence[str]) -> None:
+        """Let every replica compute whole batches from now on, as one device would."""
+        self._is_whole = True
+        text = (
+            f"line {self._line}: every worker computes whole batches, because the "
+            f"step gives other numbers on parts of a batch: `{worst.name}` differs by "
+            f"{worst.largest:.2g}. The numbers are those of one device, without its speed-up. "
+        )
+        note = context.current().reporter.note
+        note("strategy", " ".join([text.strip(), *causes]), warning=True)
+
+    def step(self, batch: Batch) -> Any:
+        if self._is_whole and not batch.whole:
+            rows = batch.everything()
+            batch = Batch(rows, batch.rows, whole=True, everything=batch.everything)
+        self._report = super().step(batch)
+        return self._report
+
+    def outputs(self) -> dict[str, Any]:
+        return self._compiled.outputs(self._report)
+
+    def last(self, names: Sequence[str]) -> tuple[Any, ...]:
+        return self._compiled.last(self._report, names)
+
+
+def _defined(program: LoopProgram, namespace: dict[str, Any]) -> Callable[..., Any]:
+    """Define the step function, with source for tracebacks and for AutoGraph."""
+    filename = engine_shell().compile.cache(program.source, context.current().request.label)
+    own: dict[str, Callable[..., Any]] = {}  # the user may have a function of the same name
+    exec(compile(program.source, filename, "exec", dont_inherit=True), namespace, own)  # noqa: S102
+    return own["step"]
+
+
+def _is_array(value: Any) -> bool:
+    if isinstance(value, (bool, str, bytes)) or value is None:
+        return False
+    return isinstance(value, (int, float, np.ndarray, np.generic)) or tf.is_tensor(value)

@@ -1,0 +1,72 @@
+"""Creation of the variables that models and optimizers would create in the first step.
+
+A step on replicas cannot create variables. nbdist traces the step once, outside of replicas:
+layers create their variables, and each optimizer names the variables that it updates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from nbdist.worker.runtime.replaced_attributes import replaced
+from nbdist.worker.tensorflow.user_objects import objects_behind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+def build_objects(
+    step: Callable[[], Any],
+    names: Iterable[str],
+    namespace: dict[str, Any],
+    strategy: tf.distribute.Strategy,
+) -> None:
+    """Create the variables of unbuilt models and optimizers behind names.
+
+    Args:
+        step: calls the function of the step.
+        names: names that the step reads.
+        namespace: namespace of the user.
+        strategy: strategy of all ranks.
+    """
+    found = [value for _, value in objects_behind(names, namespace)]
+    optimizers = [value for value in found if isinstance(value, BaseOptimizer)]
+    layers = [value for value in found if isinstance(value, keras.layers.Layer)]
+    if all(optimizer.built for optimizer in optimizers) and all(layer.built for layer in layers):
+        return
+    updated: list[tuple[BaseOptimizer, list[Any]]] = []
+
+    def apply(optimizer: BaseOptimizer, grads: Any, trainable_variables: Any = None) -> None:
+        updated.append((optimizer, list(trainable_variables or ())))
+
+    def apply_pairs(optimizer: BaseOptimizer, grads_and_vars: Any, **_: Any) -> None:
+        updated.append((optimizer, [variable for _, variable in grads_and_vars]))
+
+    def gradient(_tape: Any, _target: Any, sources: Any, **_: Any) -> Any:
+        return tf.nest.map_structure(lambda v: tf.zeros(v.shape, v.dtype), sources)
+
+    with (
+        strategy.scope(),
+        replaced(BaseOptimizer, "apply", apply),
+        replaced(BaseOptimizer, "apply_gradients", apply_pairs),
+        replaced(tf.GradientTape, "gradient", gradient),
+        replaced(keras.Metric, "__getattribute__", _without_updates),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        tf.function(step, autograph=False).get_concrete_function()
+    with strategy.scope():
+        for optimizer, variables in updated:
+            if not optimizer.built and variables:
+                optimizer.build(variables)
+
+
+def _without_updates(metric: keras.Metric, name: str) -> Any:
+    if name == "update_state":
+        return lambda *_args, **_options: None
+    return object.__getattribute__(metric, name)

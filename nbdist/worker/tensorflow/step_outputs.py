@@ -1,0 +1,77 @@
+"""Values that a step assigns, over all replicas, as one device would compute them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from nbdist.worker.tensorflow.replica import metrics as keras_metrics
+
+if TYPE_CHECKING:
+    from nbdist.cells.loops import TrainingLoop
+    from nbdist.worker.tensorflow.replica.batch_share import Shares
+
+
+class StepOutputs:
+    """Outputs of a step: those that the loop's body reads are combined in each step.
+
+    A scalar is the mean over all rows, an integer scalar the sum, and an array with this replica's
+    rows is the array of all rows. Other values are equal on all replicas, as gradients are.
+
+    Args:
+        loop: the loop of the step.
+    """
+
+    def __init__(self, loop: TrainingLoop) -> None:
+        self._used = {*loop.used, *loop.carried}
+        self._summed: set[str] = set()
+
+    def report(self, assigned: dict[str, Any]) -> dict[str, Any]:
+        """Return the scalars to report, by name."""
+        return {
+            path: leaf
+            for name, value in assigned.items()
+            for path, leaf in _leaves(name, value)
+            if tf.is_tensor(leaf) and leaf.shape.rank == 0 and leaf.dtype.is_floating
+        }
+
+    def over_replicas(self, assigned: dict[str, Any], shares: Shares | None) -> dict[str, Any]:
+        """Return the outputs. Call it in a replica; without shares, on a single one."""
+        return {
+            name: self.combined(name, value, shares) if name in self._used else value
+            for name, value in assigned.items()
+            if all(leaf is None or tf.is_tensor(leaf) for _, leaf in _leaves(name, value))
+        }
+
+    def add_up(self, path: str) -> None:
+        """Combine a scalar as a sum from now on."""
+        self._summed.add(path)
+
+    def combined(self, name: str, value: Any, shares: Shares | None) -> Any:
+        """Return a value that replicas have assigned to a name, over all of them."""
+        paths = iter([path for path, _ in _leaves(name, value)])
+        return tf.nest.map_structure(lambda leaf: self._leaf(next(paths), leaf, shares), value)
+
+    def _leaf(self, path: str, leaf: Any, shares: Shares | None) -> Any:
+        if shares is None or shares.whole or not tf.is_tensor(leaf) or shares.replicas == 1:
+            return leaf
+        replica = tf.distribute.get_replica_context()
+        if leaf.shape.rank == 0:
+            if leaf.dtype.is_floating and path not in self._summed:
+                return keras_metrics.mean(tf.identity(leaf), shares)
+            if leaf.dtype.is_floating or leaf.dtype.is_integer:
+                return replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(leaf))
+            return leaf
+        if leaf.shape.rank and leaf.shape[0] == shares.total // shares.replicas:
+            return replica.all_gather(tf.identity(leaf), axis=0)
+        return leaf
+
+
+def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the leaves of a value with their paths, such as `losses['a']`."""
+    if isinstance(value, dict):
+        return [pair for key in sorted(value) for pair in _leaves(f"{name}[{key!r}]", value[key])]
+    if isinstance(value, (tuple, list)):
+        return [pair for i, part in enumerate(value) for pair in _leaves(f"{name}[{i}]", part)]
+    return [(name, value)]

@@ -1,0 +1,194 @@
+"""Training loops of plain cells run on all replicas, with the numbers of one device."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from nbdist.errors import CellError
+from nbdist.records import Rows, Saving, StepOptions
+from tests import clusters, references
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import nbdist
+
+SETUP = """
+import keras, numpy as np, tensorflow as tf
+keras.utils.set_random_seed(2)
+rng = np.random.default_rng(0)
+x = rng.normal(size=(40, 4)).astype("float32")
+y = (x @ np.arange(4.0)[:, None]).astype("float32")
+data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+optimizer = keras.optimizers.Adam(0.05)
+mean = keras.metrics.Mean()
+losses, epochs = [], []
+"""
+LOOP = """
+for epoch in range(3):
+    for step, (xb, yb) in enumerate(data):
+        with tf.GradientTape() as tape:
+            predicted = model(xb, training=True)
+            loss = tf.reduce_mean((predicted - yb) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        mean.update_state(loss)
+        losses.append(float(loss))
+    epochs.append(float(mean.result()))
+"""
+OUTCOME = """
+outcome = [losses, epochs, predicted.shape.as_list(), float(loss), step,
+           [w.tolist() for w in model.get_weights()]]
+"""
+COMPILED = """
+@tf.function
+def train_step(xb, yb):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return loss
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=2, framework="tensorflow") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    programs = {"loop": SETUP + LOOP + OUTCOME, "sum": SETUP + SUM + SUM_OUTCOME}
+    return references.plainly(programs, "tensorflow", "keras")
+
+
+def outcome(cluster: nbdist.Cluster, cell: str) -> Any:
+    """Run a cell that assigns `outcome`, and return it; it must be equal on all ranks."""
+    cluster.run(cell)
+    own, *others = (values["outcome"] for values in cluster.pull(["outcome"]).values())
+    assert all(other == own for other in others)
+    return own
+
+
+def test_loop_has_the_numbers_of_one_device(
+    cluster: nbdist.Cluster, expected: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(SETUP)
+    run = cluster.run(LOOP)
+    assert "line 2: steps over `enumerate(data)` on 2 replicas" in capsys.readouterr().out
+    assert len(run.loss) == 3, "one mean for each pass through the inner loop"
+    for actual, one in zip(outcome(cluster, OUTCOME), expected["loop"], strict=True):
+        for a, b in zip(*(_arrays(value) for value in (actual, one)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def _arrays(value: Any) -> list[Any]:
+    return [np.asarray(part) for part in value] if isinstance(value, list) else [value]
+
+
+SUM = """
+for xb, yb in data:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum((model(xb, training=True) - yb) ** 2)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    losses.append(float(loss))
+"""
+SUM_OUTCOME = "outcome = [losses, [w.tolist() for w in model.get_weights()]]"
+
+
+def test_step_that_sums_over_the_batch_computes_whole_batches(
+    cluster: nbdist.Cluster, expected: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(SETUP)
+    cluster.run(SUM)
+    text = capsys.readouterr()
+    assert "line 1: every worker computes whole batches" in text.out + text.err
+    losses, weights = outcome(cluster, SUM_OUTCOME)
+    np.testing.assert_allclose(losses, expected["sum"][0], rtol=1e-5)
+    for a, b in zip(weights, expected["sum"][1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_users_compiled_function_is_traced_into_a_step_cell(
+    cluster: nbdist.Cluster, expected: dict[str, Any]
+) -> None:
+    cluster.run(SETUP + COMPILED)
+    cluster.run("model(x[:1])")
+    step = StepOptions(data="data", epochs=3)
+    run = cluster.run("xb, yb = batch\nloss = train_step(xb, yb)\nloss", step=step)
+    reported = references.reported(run)["loss"]
+    np.testing.assert_allclose(reported, expected["loop"][0], rtol=1e-5)
+
+
+def test_loop_without_lifting_is_refused_by_tensorflow(cluster: nbdist.Cluster) -> None:
+    cluster.run(SETUP + "model(x[:1])\noptimizer.build(model.trainable_variables)")
+    with pytest.raises(CellError, match="a plain cell cannot take gradients"):
+        cluster.run(LOOP, no_lift=True)
+
+
+def test_loop_that_cannot_be_divided_is_refused_with_its_line(cluster: nbdist.Cluster) -> None:
+    cluster.run(SETUP)
+    cell = LOOP.replace("        gradients =", "            print(loss)\n        gradients =")
+    with pytest.raises(CellError, match=re.escape("line 6: `print(loss)` is inside")):
+        cluster.run(cell)
+
+
+STOPPED_AFTER = 60
+"""Step of the interrupt. By then, the notebook knows that the cell has steps."""
+
+ENDLESS = """
+count = 0
+for xb, yb in data.repeat():
+    loss = train_step(xb, yb)
+    count += 1
+"""
+
+
+def test_interrupt_ends_the_loop_after_the_same_step(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.run(SETUP + COMPILED)
+    subscribers = cluster._worker_group.receiver.subscribers
+    deliver, began = subscribers.deliver, threading.Event()
+
+    def interrupting(record: Any) -> None:
+        deliver(record)
+        is_late = isinstance(record, Rows) and record.last().step >= STOPPED_AFTER
+        if is_late and not began.is_set():
+            began.set()
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subscribers, "deliver", interrupting)
+    with clusters.bounded(60), pytest.raises(KeyboardInterrupt):
+        cluster.run(ENDLESS)
+    iterations = outcome(cluster, "outcome = [count, int(optimizer.iterations)]")
+    assert iterations[0] == iterations[1] > 0
+    run = cluster.run("for xb, yb in data:\n    loss = train_step(xb, yb)")
+    assert len(run.loss) == 1, "the next cell trains"
+
+
+def test_loop_resumes_from_its_checkpoint(
+    cluster: nbdist.Cluster, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """The first run fails in the second epoch; the second one continues behind its checkpoint."""
+    cluster.run(SETUP)
+    failing = LOOP.replace("    epochs.append", "    1 / (1 - epoch)\n    epochs.append")
+    saving = Saving(folder=str(tmp_path / "run"), every_steps=4)
+    with pytest.raises(CellError, match="ZeroDivisionError"):
+        cluster.run(failing, saving=saving)
+    cluster.run(SETUP)
+    cluster.run(LOOP, saving=Saving(folder=saving.folder, every_steps=4, resume=True))
+    assert len(outcome(cluster, "outcome = losses")) == 15 - 8
+    weights = outcome(cluster, OUTCOME)[-1]
+    for a, b in zip(weights, expected["loop"][-1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,354 @@
+"""Rewritten cells compute what the cells compute as written.
+
+A double of the tape counts gradients in plain Python, and a double of the loop calls the step
+function on this process. `tests/end_to_end/test_lifted_loops.py` runs real loops on workers.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import linecache
+import traceback
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from nbdist.cells.loops import LoopError
+from nbdist.worker.lifting.callees import Callees
+from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, REFUSE, LoopProgram, lift, returned
+
+
+class GradientTape:
+    """Double of TensorFlow's tape."""
+
+    def __enter__(self) -> GradientTape:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def gradient(self, loss: float, variables: list[float]) -> list[float]:
+        return [loss * v for v in variables]
+
+
+class Optimizer:
+    """Double of an optimizer that records its updates."""
+
+    def __init__(self) -> None:
+        self.updates: list[list[float]] = []
+
+    def apply_gradients(self, gradients: list[float]) -> None:
+        self.updates.append(list(gradients))
+
+
+class LocalLoop:
+    """Double of a lifted loop that calls the step function in this process."""
+
+    def __init__(self, program: LoopProgram, namespace: dict[str, Any]) -> None:
+        self.ran = False
+        self.steps = 0
+        self._program = program
+        self._namespace = namespace
+        self._outputs: dict[str, Any] = {}
+
+    def __enter__(self) -> LocalLoop:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def skips(self) -> bool:
+        return False
+
+    def step(self, given: tuple[Any, ...], carried: tuple[Any, ...], reads: Any) -> tuple[Any, ...]:
+        assert len(given) == len(self._program.loop.given)
+        scope = {**self._namespace, **{name: read() for name, read in reads.items()}}
+        own: dict[str, Any] = {}
+        exec(compile(self._program.source, "cell", "exec"), scope, own)
+        _, self._outputs = own["step"](*given, *carried)
+        self.ran, self.steps = True, self.steps + 1
+        return tuple(self._outputs[name] for name in returned(self._program.loop))
+
+    def last(self) -> tuple[Any, ...]:
+        loop = self._program.loop
+        return tuple(self._outputs[n] for n in loop.outputs if n not in returned(loop))
+
+
+SETUP = """
+optimizer, other = Optimizer(), Optimizer()
+variables, seen, losses = [1.0, 2.0], [], []
+data = [(float(i), 2.0 * i) for i in range(1, 9)]
+"""
+
+CELLS = {
+    "top level": """
+        for epoch in range(2):
+            for x, y in data:
+                with GradientTape() as tape:
+                    loss = x + y
+                grads = tape.gradient(loss, variables)
+                optimizer.apply_gradients(grads)
+                losses.append(loss)
+            print(epoch, loss, grads)
+        """,
+    "enumerate, print and break": """
+        for step, (x, y) in enumerate(data):
+            with GradientTape() as tape:
+                loss = x * y
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+            if step % 2 == 0:
+                seen.append((step, loss))
+            if step == 5:
+                break
+        else:
+            seen.append("else")
+        """,
+    "function with arguments and a local loss": """
+        def train(data, rate):
+            total = 0.0
+            for x, y in data:
+                with GradientTape() as tape:
+                    loss = rate * (x - y)
+                optimizer.apply_gradients(tape.gradient(loss, variables))
+                total += loss
+            return total / len(data)
+        result = [train(data, 0.5), train(data[:3], 2.0)]
+        """,
+    "step function that returns nothing": """
+        def train_step(x, y):
+            with GradientTape() as tape:
+                loss = x + y
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+        for batch in data:
+            train_step(*batch)
+        """,
+    "class with methods": """
+        class Trainer:
+            def __init__(self):
+                self.losses = []
+            def train_step(self, x, y):
+                with GradientTape() as tape:
+                    loss = x - y
+                optimizer.apply_gradients(tape.gradient(loss, variables))
+                return loss
+            def fit(self, data, epochs):
+                for epoch in range(epochs):
+                    for x, y in data:
+                        loss = self.train_step(x, y)
+                        self.losses.append(loss)
+                return self.losses
+        result = Trainer().fit(data, 2)
+        """,
+    "accumulation by hand": """
+        accumulated, running = [0.0, 0.0], 0.0
+        for step, (x, y) in enumerate(data):
+            with GradientTape() as tape:
+                loss = x + y
+            grads = tape.gradient(loss, variables)
+            accumulated = [a + g for a, g in zip(accumulated, grads)]
+            running += loss
+            if (step + 1) % 4 == 0:
+                optimizer.apply_gradients(accumulated)
+                accumulated = [0.0, 0.0]
+                losses.append(running)
+                running = 0.0
+                print("update", step)
+        """,
+    "counter between the parts of a step": """
+        count = 0
+        for x, y in data:
+            with GradientTape() as tape:
+                loss = x + y
+            grads = tape.gradient(loss, variables)
+            count += 1
+            if count % 3 == 0:
+                optimizer.apply_gradients(grads)
+        """,
+    "slices of arrays": """
+        xs, ys = list(range(8)), list(range(8, 16))
+        def step(x, y):
+            with GradientTape() as tape:
+                loss = float(sum(x) + sum(y))
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+            return loss
+        for start in range(0, 8, 2):
+            end = start + 2
+            loss = step(xs[start:end], ys[start:
+                end])
+            losses.append(loss)
+        """,
+    "step inside of an if": """
+        replay = []
+        for x, y in data:
+            replay.append(x)
+            if len(replay) >= 3 and len(replay) % 2:
+                sample = replay[-2:]
+                with GradientTape() as tape:
+                    loss = sum(sample)
+                optimizer.apply_gradients(tape.gradient(loss, variables))
+                losses.append(loss)
+            seen.append(y)
+        """,
+    "two updates of one batch": """
+        def update(one, x):
+            with GradientTape() as tape:
+                loss = x
+            one.apply_gradients(tape.gradient(loss, variables))
+            return loss
+        for x, y in data:
+            for _ in range(3):
+                critic = update(optimizer, x)
+            generator = update(other, y)
+            losses.append(critic + generator)
+        """,
+    "next in a counted loop": """
+        iterator = iter(data)
+        for i in range(6):
+            x, y = next(iterator)
+            with GradientTape() as tape:
+                loss = x * y
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+            losses.append(loss)
+        """,
+    "while": """
+        i = 0
+        while i < len(data):
+            x, y = data[i]
+            with GradientTape() as tape:
+                loss = x + y
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+            i += 1
+            losses.append(loss)
+        """,
+    "dict of losses, strings and comments": """
+        for x, y in data:
+            with GradientTape() as tape:
+                text = '''a
+        b'''
+                # comment
+                parts = {"a": x,
+                         "b": y, "text": text}
+                loss = parts["a"] + parts["b"]
+            grads = tape.gradient(loss, variables)
+
+            optimizer.apply_gradients(grads)
+            seen.append(dict(parts))
+        """,
+}
+
+
+def run(cell: str, *, lifted: bool) -> tuple[dict[str, Any], list[Any]]:
+    """Run a cell as written, or rewritten; return its namespace, and the loops that ran."""
+    namespace: dict[str, Any] = {"GradientTape": GradientTape, "Optimizer": Optimizer}
+    printed: list[Any] = []
+    namespace["print"] = lambda *words: printed.append(words)
+    exec(SETUP, namespace)
+    tree, loops = ast.parse(cell), {}
+    if lifted:
+        tree, programs = lift(tree, cell, Callees(tree, namespace))
+        loops = {
+            number: LocalLoop(program, namespace)
+            for number, program in programs.items()
+            if isinstance(program, LoopProgram)
+        }
+        assert loops, "nothing is lifted"
+        namespace |= {LIFTS: lambda _number: True, LIFTED: loops.__getitem__}
+    exec(compile(tree, "cell", "exec"), namespace)
+    namespace["printed"] = printed
+    namespace["optimizer"], namespace["other"] = (
+        namespace["optimizer"].updates,
+        namespace["other"].updates,
+    )
+    return namespace, list(loops.values())
+
+
+@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
+def test_rewritten_cell_computes_the_same(cell: str) -> None:
+    cell = dedent(cell)
+    expected, _ = run(cell, lifted=False)
+    actual, loops = run(cell, lifted=True)
+    assert all(loop.steps > 0 for loop in loops)
+    names = {
+        name
+        for name, value in expected.items()
+        if isinstance(value, (int, float, str, list, tuple, dict)) and name != "__builtins__"
+    }
+    assert {n: actual[n] for n in names} == {n: expected[n] for n in names}
+
+
+@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
+def test_loop_as_written_remains(cell: str) -> None:
+    """A rank outside of the strategy runs it."""
+    cell = dedent(cell)
+    tree = ast.parse(cell)
+    rewritten, _ = lift(tree, cell, Callees(tree, {}))
+    namespace: dict[str, Any] = {"GradientTape": GradientTape, "Optimizer": Optimizer}
+    exec(SETUP, namespace)
+    namespace |= {LIFTS: lambda _number: False, LIFTED: None, "print": lambda *_words: None}
+    exec(compile(rewritten, "cell", "exec"), namespace)
+    expected, _ = run(cell, lifted=False)
+    assert namespace["optimizer"].updates == expected["optimizer"]
+    assert namespace["losses"] == expected["losses"]
+
+
+REFUSED = {
+    "print in the tape": (
+        """
+        for x, y in data:
+            with GradientTape() as tape:
+                loss = x + y
+                print(loss)
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+        """,
+        "line 5: `print(loss)` is inside the statement that takes the gradient: move it behind",
+    ),
+    "value between two gradients": (
+        """
+        for x, y in data:
+            with GradientTape() as tape:
+                loss = x + y
+            scale = float(loss)
+            optimizer.apply_gradients(tape.gradient(loss * scale, variables))
+        """,
+        "line 5: this statement must run before line 6 of the step, and after an earlier line",
+    ),
+}
+
+
+@pytest.mark.parametrize(("cell", "reason"), REFUSED.values(), ids=REFUSED)
+def test_loop_that_cannot_be_divided_names_the_line(cell: str, reason: str) -> None:
+    cell = dedent(cell)
+    tree = ast.parse(cell)
+    rewritten, programs = lift(tree, cell, Callees(tree, {}))
+    (error,) = programs.values()
+    assert isinstance(error, LoopError)
+    assert str(error).startswith(reason)
+    assert f"{REFUSE}(" in ast.unparse(rewritten)
+
+
+def test_cell_without_a_training_loop_is_unchanged() -> None:
+    cell = "for x in data:\n    total = total + x\n"
+    tree = ast.parse(cell)
+    assert lift(tree, cell, Callees(tree, {})) == (tree, {})
+
+
+def test_errors_of_a_step_have_the_lines_of_the_cell() -> None:
+    cell = dedent(
+        """
+        for x, y in data:
+            with GradientTape() as tape:
+                loss = x + y
+            optimizer.apply_gradients(
+                tape.gradient(loss / 0, variables))
+        """
+    )
+    linecache.cache["cell"] = len(cell), None, cell.splitlines(keepends=True), "cell"
+    with pytest.raises(ZeroDivisionError) as raised:
+        run(cell, lifted=True)
+    lines = [f.lineno for f in traceback.extract_tb(raised.tb) if f.filename == "cell"]
+    assert lines == [3, 6], "the call of the step, and the line of the error"
+
+
+def test_names_of_rewritten_cells_are_no_builtins_yet() -> None:
+    """Only a worker defines them, when it runs a cell."""
+    assert not any(hasattr(builtins, name) for name in (LIFTS, LIFTED, REFUSE))
