@@ -222,5 +222,16 @@ class CellError(NbdistError):
         self.notes = tuple(notes)
         super().__init__("\n".join([f"{ename} on rank {rank}@{host}: {evalue}", *self.notes]))
 
+    def with_note(self, note: str) -> CellError:
+        """Return the error with another line."""
+        return CellError(
+            rank=self.rank,
+            host=self.host,
+            ename=self.ename,
+            evalue=self.evalue,
+            traceback=self.traceback,
+            notes=(*self.notes, note),
+        )
+
     def _render_traceback_(self) -> list[str]:
         return [*self.traceback, "", str(self)] if self.traceback else [str(self)]

@@ -42,6 +42,10 @@ class Callees(Protocol):
         """Return True if the called function takes a gradient, itself or in those it calls."""
         ...
 
+    def distributes(self, call: ast.Call) -> bool:
+        """Return True if the call runs a function on the replicas of a strategy."""
+        ...
+
     def computes(self, call: ast.Call) -> bool:
         """Return True if the called object belongs to the framework, as `tf.reduce_mean`."""
         ...
@@ -361,11 +365,11 @@ def _empty(statement: ast.stmt) -> ast.stmt:
 
 
 def _takes_gradient(statements: Sequence[ast.stmt], callees: Callees) -> bool:
-    for statement in statements:
-        for node in _within(statement):
-            if isinstance(node, ast.Call) and (updates(node) or callees.takes_gradient(node)):
-                return True
-    return False
+    nodes = [node for statement in statements for node in _within(statement)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    if any(map(callees.distributes, calls)):
+        return False
+    return any(updates(call) or callees.takes_gradient(call) for call in calls)
 
 
 def updates(call: ast.Call) -> bool:
@@ -465,8 +469,8 @@ def _loops(statements: Sequence[ast.stmt]) -> Iterator[Loop]:
 
 
 def _within(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and the nodes below it, without the bodies of functions and classes."""
+    """Yield a node and the nodes below it, without the contents of functions and classes."""
     yield node
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, _SCOPES):
+    if not isinstance(node, _SCOPES):
+        for child in ast.iter_child_nodes(node):
             yield from _within(child)

@@ -29,6 +29,12 @@ _REFUSED = {
     ast.Global: "`global` is not allowed in a step: remove it, and assign the name",
     ast.Nonlocal: "`nonlocal` is not allowed at the top of a cell",
 }
+_CHANGING = {
+    *("apply", "apply_gradients", "minimize", "update", "update_state", "reset_state"),
+    *("assign", "assign_add", "assign_sub", "append", "extend", "add"),
+}
+"""Methods whose result is no report."""
+
 _OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -58,22 +64,16 @@ def compile_step(source: str, *, given: Sequence[str], carries: bool) -> StepPro
             *_carry_faults(names, carried, carries=carries),
         ]
     )
-    report = _report(tree, names)
-    if report is None:
-        last = source.count("\n", 0, -1) + 1
-        faults.append(
-            (last, "the cell reports nothing: end it with a scalar or a dict of scalars, or `loss`")
-        )
     if faults:
         raise UsageError("\n".join(f"line {line}: {text}" for line, text in faults))
-    assert report is not None
+    report = _report(tree, names)
     reads = {
         name: line
         for name, line in names.read.items()
         if name not in names.bound and name not in vars(builtins)
     }
     return StepProgram(
-        body=_rewrite(source, _reported(tree, names), carried),
+        body=_rewrite(source, _reported(tree, names), report, carried),
         given=tuple(given),
         reads=reads,
         carried=tuple(carried),
@@ -143,8 +143,9 @@ def _carry_faults(names: Names, carried: list[str], *, carries: bool) -> Iterato
 def _reported(tree: ast.Module, names: Names) -> ast.Expr | None:
     """Return the last expression if the step reports it, else None.
 
-    The step never reports a bare string or `...`. It reports a call other than `dict(...)` only if
-    the cell does not surely assign `loss`: such a call may belong to an optimizer.
+    The step never reports a bare string or `...`, or the result of a method that changes its
+    object. It reports another call than `dict(...)` only if the cell assigns no loss: such a call
+    may belong to an optimizer.
     """
     last = tree.body[-1] if tree.body else None
     if not isinstance(last, ast.Expr):
@@ -154,9 +155,43 @@ def _reported(tree: ast.Module, names: Names) -> ast.Expr | None:
             return last
         case ast.Constant(value=str() | bytes() | None | builtins.Ellipsis):
             return None
+        case ast.Call(func=ast.Attribute(attr=method)) if method in _CHANGING:
+            return None
         case ast.Call() | ast.Constant():
-            return None if names.is_sure("loss") else last
+            return None if _loss(tree, names) else last
     return last
+
+
+def _loss(tree: ast.Module, names: Names) -> str:
+    """Return the name of the loss: `loss`, else the one whose gradient the step takes.
+
+    Without a gradient that is taken in the cell, it is the only name that contains `loss`. Empty if
+    the cell assigns no loss on every path, or several.
+    """
+    targets = list(dict.fromkeys(_gradient_targets(tree)))
+    named = [name for name in names.assigned if "loss" in name.lower()]
+    for found in (["loss"], targets, named):
+        sure = [name for name in found if names.is_sure(name)]
+        if len(sure) == 1:
+            return sure[0]
+    return ""
+
+
+def _gradient_targets(tree: ast.Module) -> Iterator[str]:
+    """Yield the names whose gradients a cell takes, with a tape or `value_and_grad`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="gradient"), args=[ast.Name(id=name), *_]):
+                yield name
+            case ast.Assign(
+                targets=[
+                    ast.Tuple(
+                        elts=[ast.Name(id=name) | ast.Tuple(elts=[ast.Name(id=name), *_]), *_]
+                    )
+                ],
+                value=ast.Call(func=ast.Call(func=function)),
+            ) if ast.unparse(function).endswith("value_and_grad"):
+                yield name
 
 
 def _unreportable(tree: ast.Module, names: Names) -> Iterator[tuple[int, str]]:
@@ -173,15 +208,13 @@ def _unreportable(tree: ast.Module, names: Names) -> Iterator[tuple[int, str]]:
             yield last.lineno, text
 
 
-def _report(tree: ast.Module, names: Names) -> str | None:
-    """Return the text of the reported expression; None if the step reports nothing."""
+def _report(tree: ast.Module, names: Names) -> str:
+    """Return the text of the reported expression; empty if the step reports nothing."""
     last = _reported(tree, names)
-    if last is not None:
-        return ast.unparse(last.value)
-    return "loss" if names.is_sure("loss") else None
+    return _loss(tree, names) if last is None else ast.unparse(last.value)
 
 
-def _rewrite(source: str, last: ast.Expr | None, carried: list[str]) -> str:
+def _rewrite(source: str, last: ast.Expr | None, report: str, carried: list[str]) -> str:
     """Return the indented body with a `return` at its end, without the line of the head."""
     lines = source.removesuffix("\n").split("\n")  # splitlines() also splits at form feeds
     state = f", ({''.join(f'{name}, ' for name in carried)})"
@@ -194,7 +227,7 @@ def _rewrite(source: str, last: ast.Expr | None, carried: list[str]) -> str:
         for number, line in enumerate(lines[1:], start=2)
     ]
     if last is None:
-        body.append(f"    return (loss){state}")
+        body.append(f"    return ({report or None}){state}")
     return "\n".join(body) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,14 +12,23 @@ from IPython.display import display
 from nbdist.errors import NoClusterError, UsageError
 from nbdist.session.tensorboard import Boards
 from nbdist.session.transfer import fingerprint
+from nbdist.views import formatting
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from nbdist.errors import CellError
     from nbdist.session.cluster import Cluster
     from nbdist.views.result_table import ResultTable
 
     ShownT = TypeVar("ShownT", bound=ResultTable[Any])
+
+
+_UNDEFINED = {
+    "NameError": (re.compile("^name "), re.compile(r"'(\w+)'")),
+    "StepError": (re.compile("^not defined on the workers: "), re.compile(r"`(\w+)`")),
+}
+"""Beginning of the message about undefined names, and each name in it, by the error's class."""
 
 
 class ClusterMagics(Magics):
@@ -96,12 +106,30 @@ class ClusterMagics(Magics):
         self._brought[name] = here, fingerprint(here)
         sys.stdout.write(f"nbdist: moved `{name}` from the notebook ({size / 1e6:,.1f} MB)\n")
 
+    def push_hint(self, error: CellError) -> str:
+        """Return a line about names of the notebook that a cell lacked on the workers."""
+        if error.ename not in _UNDEFINED:
+            return ""
+        begin, each = _UNDEFINED[error.ename]
+        found = each.findall(error.evalue) if begin.match(error.evalue) else []
+        names = [name for name in found if name in self.shell.user_ns]
+        described = ", ".join(f"`{name}` ({_describe(self.shell.user_ns[name])})" for name in names)
+        text = f"only the notebook has {described}: run %dist_push {' '.join(names)}"
+        return text if names else ""
+
     def _has_changed(self, name: str, here: object) -> bool:
         """Return True if a moved data set was replaced or changed since."""
         if name not in self._brought:
             return False
         moved, mark = self._brought[name]
         return moved is not here or mark != fingerprint(here)
+
+
+def _describe(value: object) -> str:
+    """Return the type of a value, and its size if it is an array."""
+    size = getattr(value, "nbytes", None)
+    kind = type(value).__name__
+    return f"{kind}, {formatting.size(size)}" if isinstance(size, int) else kind
 
 
 class SharedClusterMagics(Magics):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import cell_magic, line_magic, magics_class
 
-from nbdist.errors import UsageError
+from nbdist.errors import CellError, UsageError
 from nbdist.magics.base import ClusterMagics
 from nbdist.magics.options import (
     OUTPUT,
@@ -76,6 +76,11 @@ class DistMagics(ClusterMagics):
         before = cluster.last_run
         try:
             cluster.run(cell, options, label=self.cell_number(), header=f"%%dist_run {line}")
+        except CellError as error:
+            hint = self.push_hint(error)
+            if not hint:
+                raise
+            raise error.with_note(hint) from None
         finally:  # a failed run is stored too, with its reports
             if args.output and cluster.last_run is not before:
                 self.shell.user_ns[args.output] = cluster.last_run

@@ -4,6 +4,7 @@ import ast
 import builtins
 import textwrap
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -153,6 +154,49 @@ def test_the_last_expression_is_the_report(body: str, report: object) -> None:
 @pytest.mark.parametrize(
     "body",
     [
+        "x = batch",
+        "x = batch\n'a note'",
+        "x = batch\n...",
+        "if batch:\n    loss = 1.0",
+        "optimizer.apply_gradients([])",
+        "seen.append(batch)",
+        "a_loss = b_loss = batch",
+    ],
+)
+def test_a_step_may_report_nothing(body: str) -> None:
+    program = step(body)
+    assert program.report == ""
+    optimizer = SimpleNamespace(apply_gradients=lambda _pairs: 3)
+    assert call(program, 7, optimizer=optimizer, seen=[]) == (None, ())
+
+
+TAPE = """
+with GradientTape() as tape:
+    {name} = batch + 1
+grads = tape.gradient({name}, [])
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (TAPE.format(name="cost"), "cost"),
+        (TAPE.format(name="objective") + "optimizer.apply_gradients(grads)", "objective"),
+        ("cost, grads = jax.value_and_grad(f)(batch)", "cost"),
+        ("(cost, aux), grads = nnx.value_and_grad(f, has_aux=True)(batch)", "cost"),
+        ("loss_value, grads = grad_fn(batch)", "loss_value"),
+        ("train_loss = batch\nprint(train_loss)", "train_loss"),
+        (TAPE.format(name="cost") + "loss = cost / 2", "loss"),
+        (TAPE.format(name="cost") + "cost / 2", "cost / 2"),
+    ],
+)
+def test_the_loss_is_reported_under_its_own_name(body: str, name: str) -> None:
+    assert step(body).report == name
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
         "x = 'a\fb'\nlen(x) + batch",
         "x = 'a\u2028b'\nlen(x) + batch",
         "x = 'a\x1cb'  # \x85\nlen(x) + batch",
@@ -191,15 +235,11 @@ def test_errors_have_the_line_in_the_cell() -> None:
         ("from math import *\nloss = pi", "line 2: `from math import \\*`"),
         ("%time x = 1\nloss = 1", "line 2: IPython's `%time x = 1`"),
         ("!ls\nloss = 1", "line 2: IPython's `!ls`"),
-        ("x = batch", "line 2: the cell reports nothing"),
-        ("x = batch\n'a note'", "line 3: the cell reports nothing"),
-        ("x = batch\n...", "line 3: the cell reports nothing"),
         ("loss = batch\nloss, 3", "line 3: the cell ends with a tuple: report a scalar or a dict"),
         ("[batch,\n 1]", "line 2: the cell ends with a list: report a scalar or a dict"),
         ("{batch}", "line 2: the cell ends with a set: report a scalar or a dict"),
         ("loss = 1.0\n{}", "line 3: the dict is empty"),
         ("dict()", "line 2: the dict is empty"),
-        ("if batch:\n    loss = 1.0", "line 3: the cell reports nothing"),
         ("sum = sum + batch.sum()\nloss = sum", "line 2: `sum` is a built-in until this line"),
         ("loss = max(1, batch)\nmax = 2", "line 3: `max` is a built-in until this line"),
         ("vars = [v + 1 for v in vars]\nloss = 1", "line 2: `vars` is a built-in"),

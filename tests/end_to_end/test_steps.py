@@ -77,6 +77,40 @@ def test_run_stops_after_its_epochs_and_steps(
     assert "epoch 2  loss 3.5" in capsys.readouterr().out
 
 
+SILENT = {"mirrored": "seen.assign_add(1.0)", "pjrt": "total = total + batch.sum()"}
+NAMED = {
+    "mirrored": """
+with tf.GradientTape() as tape:
+    cost = tf.reduce_mean(tf.cast(batch, tf.float32)) * seen
+(slope,) = tape.gradient(cost, [seen])
+seen.assign(seen)
+""",
+    "pjrt": """
+cost, slope = jax.value_and_grad(lambda t: t * batch.mean())(total)
+total = total + 0 * slope
+print("traced")
+""",
+}
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
+def test_step_without_a_report_runs_and_a_loss_of_any_name_is_reported(
+    cluster: nbdist.Cluster, strategy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(
+        "import jax, numpy as np, tensorflow as tf\nnumbers = np.arange(12.0)\n"
+        "total = jax.numpy.ones(())\nseen = tf.Variable(1.0)",
+        strategy="mirrored",
+    )
+    step = StepOptions(data="numbers", batch=4)
+    run = cluster.run(SILENT[strategy], step=step, strategy=strategy)
+    assert not reported(run)
+    assert "step 3 of 3" in plain(capsys.readouterr().out)
+    run = cluster.run(NAMED[strategy], step=step, strategy=strategy)
+    value = {"mirrored": 4.0, "pjrt": 67.0}[strategy]
+    np.testing.assert_allclose(reported(run)["cost"], [1.5 * value, 5.5 * value, 9.5 * value])
+
+
 @pytest.mark.parametrize(
     ("definition", "batch"),
     [

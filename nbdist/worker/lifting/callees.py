@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _USERS = "__main__"
 _FRAMEWORKS = ("tensorflow", "keras", "jax", "optax", "flax", "numpy")
-_GRADIENTS = ("grad", "value_and_grad", "filter_grad", "filter_value_and_grad")
+_OF_KERAS = ("fit", "evaluate", "predict", "train_on_batch", "compile")
+"""Methods in which Keras trains by itself."""
 
 
 class Callees:
@@ -39,35 +40,35 @@ class Callees:
 
     def _collect(self, tree: ast.Module) -> None:
         """Collect the functions and methods of the cell, and the methods of earlier cells."""
-        classes = [v for v in list(self._namespace.values()) if isinstance(v, type)]
-        for node in [*ast.walk(tree), *(node for value in classes for node in _tree_of(value))]:
+        for node in ast.walk(tree):
             match node:
-                case ast.ClassDef():
-                    self._collect_methods(node)
+                case ast.ClassDef(body=body):
+                    for statement in body:
+                        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                            self._methods.setdefault(statement.name, []).append(statement)
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                     self._defined.setdefault(name, []).append(node)
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() | ast.Lambda()):
                     self._defined.setdefault(name, []).append(node.value)
-
-    def _collect_methods(self, node: ast.ClassDef) -> None:
-        for statement in node.body:
-            if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                self._methods.setdefault(statement.name, []).append(statement)
+        for kind in list(self._namespace.values()):
+            if isinstance(kind, type) and kind.__module__ == _USERS:
+                for name, method in vars(kind).items():
+                    function = getattr(method, "__func__", method)  # of class and static methods
+                    self._methods.setdefault(name, []).extend(_tree_of(function))
 
     def takes_gradient(self, call: ast.Call) -> bool:
-        """Return True if the called function takes a gradient, itself or in those it calls."""
+        """Return True if the called function takes a gradient, itself or in those it calls.
+
+        Functions that distribute their work with a strategy of the user do not count.
+        """
         function = call.func
         if isinstance(function, ast.Name):
             return self._name_takes(function.id)
-        if isinstance(function, ast.Attribute):
-            owner = _root(function)
-            module = self._namespace.get(owner) if owner is not None else None
-            if isinstance(module, ModuleType) or owner in ("tf", "keras", "jax", "jnp", "np"):
-                return False
-            if function.attr in ("fit", "evaluate", "predict", "train_on_batch", "compile"):
-                return False  # Keras trains by itself
-            return self._method_takes(function.attr)
-        return False
+        if not isinstance(function, ast.Attribute) or function.attr in _OF_KERAS:
+            return False
+        owner = self._value(function.value)
+        is_known = owner is not None and not _is_of_user(owner)
+        return not is_known and self._method_takes(function.attr)
 
     def _name_takes(self, name: str) -> bool:
         key = f"name {name}"
@@ -85,11 +86,19 @@ class Callees:
         return self._visited[key]
 
     def _takes(self, function: ast.AST) -> bool:
-        return any(
-            updates(node) or self.takes_gradient(node)
-            for node in ast.walk(function)
-            if isinstance(node, ast.Call)
-        )
+        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+        if any(map(self.distributes, calls)):
+            return False
+        return any(updates(call) or self.takes_gradient(call) for call in calls)
+
+    def distributes(self, call: ast.Call) -> bool:
+        """Return True if the call runs a function on the replicas of a strategy."""
+        match call.func:
+            case ast.Attribute(attr="run", value=ast.Name(id=name)):
+                tensorflow = sys.modules.get("tensorflow")
+                kinds = () if tensorflow is None else tensorflow.distribute.Strategy
+                return "strategy" in name or isinstance(self._namespace.get(name), kinds)
+        return False
 
     def computes(self, call: ast.Call) -> bool:
         """Return True if the called object belongs to a framework, or is a function of the user."""
@@ -120,6 +129,11 @@ class Callees:
             owner = self._value(node.value)
             return None if owner is None else inspect.getattr_static(owner, node.attr, None)
         return None
+
+
+def _is_of_user(value: Any) -> bool:
+    kind = value if isinstance(value, type) else type(value)
+    return kind.__module__ == _USERS
 
 
 def _root(node: ast.expr) -> str | None:

@@ -273,8 +273,7 @@ def refuse(number: int) -> None:
     if lifts(number):
         error = _programs[number]
         raise StepError(
-            f"{error}. nbdist cannot run this loop on all replicas; or make its body a step cell: "
-            "%%dist_run --data NAME"
+            f"{error}, or make the body of the loop a step cell: %%dist_run --data NAME"
         )
 
 

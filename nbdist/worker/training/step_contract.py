@@ -139,7 +139,12 @@ def function_source(request: StepRequest, parameters: tuple[str, ...]) -> str:
 
 
 def named(request: StepRequest, report: Any) -> dict[str, Any]:
-    """Return the reported values by name; a single value is named by its expression."""
+    """Return the reported values by name; a single value is named by its expression.
+
+    A step without a report, or whose report is None, reports no values.
+    """
+    if report is None:
+        return {}
     if isinstance(report, dict):
         return dict(report)
     text = request.program.report

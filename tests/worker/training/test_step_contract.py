@@ -31,7 +31,8 @@ def request_of(report: str = "loss", body: str = "    return 1, ()\n") -> StepRe
     [
         ("loss", 2.0, {"loss": 2.0}),
         ("loss / 2", 2.0, {"value": 2.0}),
-        ("", None, {"value": None}),
+        ("", None, {}),
+        ("f(x)", None, {}),
         ("loss", {"a": 1, "b": 2}, {"a": 1, "b": 2}),
         ("loss", {}, {}),
     ],

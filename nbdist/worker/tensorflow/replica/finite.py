@@ -195,4 +195,5 @@ def _elements(tensor: tf.Tensor) -> float:
 
 
 def _all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
+    finite = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]
+    return tf.reduce_all(finite) if finite else tf.constant(value=True)

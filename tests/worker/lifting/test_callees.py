@@ -1,0 +1,107 @@
+"""Which calls of a cell take gradients, by name and by the objects of the namespace."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from textwrap import dedent
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nbdist.cells.loops import training_loops
+from nbdist.worker.lifting.callees import Callees
+
+EARLIER = """
+def update(x):
+    with GradientTape() as tape:
+        loss = x
+    return tape.gradient(loss, [])
+
+def outer(x):
+    return update(x) + 1
+
+def recursive(x):
+    return recursive(x - 1)
+
+def distributed(x):
+    def step(x):
+        with GradientTape() as tape:
+            loss = x
+        return tape.gradient(loss, [])
+    return strategy.run(step, args=(x,))
+
+def harmless(x):
+    return x.numpy()
+
+class Trainer:
+    def train_step(self, x):
+        return update(x)
+
+    def score(self, x):
+        return x
+
+trainer = Trainer()
+"""
+
+
+@pytest.fixture
+def namespace() -> dict[str, Any]:
+    """Return the namespace after a cell of the user, whose source is known."""
+    linecache.cache["<earlier>"] = (
+        len(EARLIER),
+        None,
+        EARLIER.splitlines(keepends=True),
+        "<earlier>",
+    )
+    found: dict[str, Any] = {"__name__": "__main__", "bar": SimpleNamespace(train_step=abs)}
+    exec(compile(EARLIER, "<earlier>", "exec"), found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("call", "takes"),
+    [
+        ("update(x)", True),
+        ("outer(x)", True),
+        ("trainer.train_step(x)", True),
+        ("self.train_step(x)", True),
+        ("recursive(x)", False),
+        ("distributed(x)", False),
+        ("harmless(x)", False),
+        ("trainer.score(x)", False),
+        ("bar.train_step(x)", False),
+        ("model.fit(x)", False),
+        ("unknown(x)", False),
+        ("functions[0](x)", False),
+    ],
+)
+def test_calls_that_take_gradients(namespace: dict[str, Any], call: str, takes: bool) -> None:
+    tree = ast.parse(call)
+    (expression,) = tree.body
+    assert isinstance(expression, ast.Expr)
+    assert isinstance(expression.value, ast.Call)
+    assert Callees(tree, namespace).takes_gradient(expression.value) == takes
+
+
+@pytest.mark.parametrize(
+    ("cell", "lines"),
+    [
+        ("for x in data:\n    update(x)", [1]),
+        ("for e in range(3):\n    for x in data:\n        update(x)", [2]),
+        ("for x in data:\n    for _ in range(2):\n        update(x)", [1]),
+        ("for e in range(3):\n    for i in range(2):\n        update(x[i:])", [2]),
+        ("def f():\n    while True:\n        update(1)", [2]),
+        ("for x in data:\n    strategy.run(update, args=(x,))", []),
+        ("for x in data:\n    distributed(x)", []),
+        ("for x in data:\n    harmless(x)", []),
+        ("for x in data:\n    def f():\n        update(x)", []),
+    ],
+)
+def test_innermost_loops_over_data_are_training_loops(
+    namespace: dict[str, Any], cell: str, lines: list[int]
+) -> None:
+    tree = ast.parse(dedent(cell))
+    found = training_loops(tree, Callees(tree, namespace))
+    assert [loop.lineno for loop in found] == lines
