@@ -22,15 +22,15 @@ path = pathlib.Path(tempfile.mkdtemp()) / "cars.csv"
 fuels = ["petrol", "diesel", "electric"]
 with path.open("w", newline="") as f:
     writer = csv.writer(f)
-    writer.writerow(["age", "km", "power", "fuel", "seats", "price"])
+    writer.writerow(["age", "km", "power", "fuel", "wheels", "price"])
     for _ in range(300):
         age = int(rng.integers(0, 15))
         km = int(rng.integers(1, 20) * 1000 * (age + 1))
         power = int(rng.integers(50, 200))
         fuel = fuels[rng.integers(0, 3)]
-        seats = int(rng.choice([3, 5]))
+        wheels = int(rng.choice([3, 5]))
         price = 30 - 1.5 * age - km / 40000 + 0.05 * power + 4 * (fuel == "electric")
-        writer.writerow([age, km, power, fuel, seats, round(price + rng.normal(), 2)])
+        writer.writerow([age, km, power, fuel, wheels, round(price + rng.normal(), 2)])
 
 # %%
 with path.open() as f:
@@ -39,7 +39,7 @@ with path.open() as f:
 numeric_names = ["age", "km", "power"]
 table = {name: np.array([[float(r[name])] for r in rows], "float32") for name in numeric_names}
 table["fuel"] = np.array([[r["fuel"]] for r in rows])
-table["seats"] = np.array([[int(r["seats"])] for r in rows])
+table["wheels"] = np.array([[int(r["wheels"])] for r in rows])
 target = np.array([float(r["price"]) for r in rows], "float32")
 
 
@@ -72,15 +72,15 @@ fuel_lookup = layers.StringLookup(output_mode="one_hot")
 fuel_lookup.adapt(train_ds.map(lambda x, y: x["fuel"]))
 print(fuel_lookup.get_vocabulary())
 
-seats_lookup = layers.IntegerLookup(vocabulary=[3, 5], output_mode="one_hot")
+wheels_lookup = layers.IntegerLookup(vocabulary=[3, 5], output_mode="one_hot")
 
 # %%
 inputs = {name: tf.keras.Input(shape=(1,), name=name) for name in numeric_names}
 inputs["fuel"] = tf.keras.Input(shape=(1,), name="fuel", dtype="string")
-inputs["seats"] = tf.keras.Input(shape=(1,), name="seats", dtype="int64")
+inputs["wheels"] = tf.keras.Input(shape=(1,), name="wheels", dtype="int64")
 
 numbers = normalizer(layers.Concatenate()([inputs[name] for name in numeric_names]))
-encoded = [numbers, fuel_lookup(inputs["fuel"]), seats_lookup(inputs["seats"])]
+encoded = [numbers, fuel_lookup(inputs["fuel"]), wheels_lookup(inputs["wheels"])]
 
 x = layers.Concatenate()(encoded)
 x = layers.Dense(16, activation="relu")(x)
@@ -93,7 +93,7 @@ model.compile(optimizer=tf.keras.optimizers.Adam(0.05), loss="mae")
 history = model.fit(train_ds, epochs=3, validation_data=test_ds, verbose=2)
 
 # %%
-sample = {"age": 3.0, "km": 42000.0, "power": 110.0, "fuel": "electric", "seats": 5}
+sample = {"age": 3.0, "km": 42000.0, "power": 110.0, "fuel": "electric", "wheels": 5}
 input_dict = {name: tf.convert_to_tensor([[value]]) for name, value in sample.items()}
 new_price = model.predict(input_dict)
 print(f"This car should cost about {new_price[0, 0]:.1f} thousand.")

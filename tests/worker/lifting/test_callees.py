@@ -1,4 +1,4 @@
-"""Which calls of a cell take gradients, by name and by the objects of the namespace."""
+"""Calls of a cell that take gradients, found by name and by the objects of the namespace."""
 
 from __future__ import annotations
 
