@@ -36,7 +36,7 @@ _HOST_METHODS = {
 
 
 class Callees(Protocol):
-    """What is known about the objects that a cell calls."""
+    """Knowledge about the objects that a cell calls."""
 
     def takes_gradient(self, call: ast.Call) -> bool:
         """Return True if the called function takes a gradient, itself or in those it calls."""

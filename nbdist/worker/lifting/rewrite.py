@@ -63,7 +63,7 @@ def lift(
     Args:
         tree: the cell.
         cell: its source.
-        callees: what is known about the objects that it calls.
+        callees: knowledge about the objects that it calls.
 
     Returns:
         The rewritten cell, and its training loops by number. A loop that cannot be divided is the
