@@ -7,8 +7,6 @@ READY := $(VENV)/.ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 EXTENSION := hatch_build.py $(wildcard labextension/*.* labextension/s*/*.* labextension/src/*/*.*)
 LINTED := build/lint/passed
-# Two processes of pytest: one computes while the other waits.
-BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-unit test-full chaos lab bench bench-smoke coverage mutants check docs clean
 
@@ -24,13 +22,13 @@ demo: $(READY)
 	@$(BIN)/python -m notebooks.run notebooks/00_tour.ipynb
 
 test: $(READY) check
-	@$(BIN)/python -m pytest $(BESIDE)
+	@$(BIN)/python -m pytest
 
 test-unit: $(READY)
 	@$(BIN)/python -m pytest --unit -q -n auto --maxprocesses 8 --dist worksteal
 
 test-full: $(READY) check
-	@$(BIN)/python -m pytest --full $(BESIDE)
+	@$(BIN)/python -m pytest --full
 
 chaos: $(READY)
 	@$(BIN)/python -m tools.fault_matrix

@@ -53,9 +53,6 @@ ALLOWED = ("git", "uname")
 FOLDERS = ("browser", "end_to_end")
 """Folders in which every test has the mark `processes`."""
 
-LONGEST = ("test_benchmarks.py",)
-"""Files whose tests run first."""
-
 FIXTURES = frozenset({"cluster", "kernel", "wheel"})
 """Fixtures that start processes: tests that use them have the mark `processes`."""
 
@@ -140,13 +137,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marks = {mark.name for mark in item.iter_markers()}
         (kept if left_out.isdisjoint(marks) else deselected).append(item)
     config.hook.pytest_deselected(items=deselected)
-    items[:] = _longest_first(kept)
-
-
-def _longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return the tests by file. With several processes of pytest, no long file then runs last."""
-    waiting = {item.path for item in items if item.get_closest_marker("processes")}
-    return sorted(items, key=lambda i: (i.path.name not in LONGEST, i.path not in waiting))
+    items[:] = kept
 
 
 @pytest.fixture

@@ -28,11 +28,8 @@ QUICK = {
     "dqn_replay",
     "gan_two_optimizers",
     "gradient_accumulation",
-    "linear_regression_numpy_batches",
-    "loop_function_add_loss",
     "loop_top_level",
     "trainer_class",
-    "validation_early_stop",
 }
 """Notebooks of `make test`; `make test-full` runs all, also on 4 workers."""
 
