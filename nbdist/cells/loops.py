@@ -25,6 +25,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 UPDATES = {"GradientTape", "gradient", "apply_gradients", "minimize"}
 """Tapes, and methods of tapes and optimizers: a statement that calls one belongs to the step."""
 
+_GROWS = {"append", "extend", "insert"}
 _SHOWS = {"print", "display", "input", "open"}
 _READS = {"float", "int", "str", "repr", "format", "len", "list", "round", "bool"}
 _HOST_METHODS = {
@@ -44,6 +45,10 @@ class Callees(Protocol):
 
     def distributes(self, call: ast.Call) -> bool:
         """Return True if the call runs a function on the replicas of a strategy."""
+        ...
+
+    def effect(self, call: ast.Call) -> str:
+        """Return the effect of a called function that a compiled step would lose; or empty."""
         ...
 
     def computes(self, call: ast.Call) -> bool:
@@ -204,6 +209,12 @@ class _Division:
         return self._described()
 
     def _add_seed(self, statement: ast.stmt) -> None:
+        for node in _within(statement):
+            if isinstance(node, ast.Call) and (effect := self._callees.effect(node)):
+                raise LoopError(
+                    statement.lineno,
+                    f"{effect} would run only when nbdist compiles the step: move it to the loop",
+                )
         if isinstance(statement, ast.If):
             statement, rest = self._split(statement)
             self._add(statement)
@@ -405,6 +416,8 @@ def _is_host(statement: ast.stmt) -> bool:
 def _acts_outside(node: ast.AST) -> bool:
     if isinstance(node, (ast.Break, ast.Continue, ast.Return, ast.Yield, ast.YieldFrom, ast.Raise)):
         return True
+    if isinstance(node, (ast.Attribute, ast.Subscript)):
+        return not isinstance(node.ctx, ast.Load)
     if not isinstance(node, ast.Call):
         return False
     if isinstance(node.func, ast.Name):
@@ -426,12 +439,51 @@ def _refuse_host(statement: ast.stmt) -> None:
             and isinstance(node.func, ast.Attribute)
             and node.func.attr in ("numpy", "item", "tolist")
         )
-        if leaves or shows or reads:
+        if leaves or shows or reads or _assigns(node, _own_names([statement])):
             text = ast.unparse(node).split("\n")[0]
             raise LoopError(
                 getattr(node, "lineno", statement.lineno),
                 f"`{text}` is inside the statement that takes the gradient: move it behind",
             )
+
+
+def effect_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST | None:
+    """Return the first statement of a function that changes or shows something outside of it.
+
+    None if there is none, or if `tf.function` compiles the function: it then runs only when
+    TensorFlow traces it, also without nbdist.
+    """
+    if any("function" in ast.unparse(decorator) for decorator in function.decorator_list):
+        return None
+    own = _own_names(function.body)
+    for node in (node for statement in function.body for node in _within(statement)):
+        if isinstance(node, (ast.Global, ast.Nonlocal)) or _assigns(node, own):
+            return node
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name in _SHOWS:
+                return node
+            case ast.Call(func=ast.Attribute(attr=method)) if method in _GROWS:
+                if _root(node.func) not in own:
+                    return node
+    return None
+
+
+def _own_names(statements: Sequence[ast.stmt]) -> set[str]:
+    nodes = (node for statement in statements for node in _within(statement))
+    return {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+
+
+def _assigns(node: ast.AST, own: set[str]) -> bool:
+    """Return True for a target such as `self.count`, or `log["loss"]` unless `log` is in `own`."""
+    if not isinstance(node, (ast.Attribute, ast.Subscript)) or isinstance(node.ctx, ast.Load):
+        return False
+    return isinstance(node, ast.Attribute) or _root(node) not in own
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _independent(host: ast.stmt, statement: ast.stmt) -> bool:
@@ -454,11 +506,9 @@ def _roots(statement: ast.stmt) -> Iterator[str]:
     """Yield the names whose objects a statement changes by a method, as `losses.append(...)`."""
     for node in _within(statement):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            value: ast.expr = node.func
-            while isinstance(value, (ast.Attribute, ast.Subscript)):
-                value = value.value
-            if isinstance(value, ast.Name) and value.id not in ("tf", "np", "jnp"):
-                yield value.id
+            name = _root(node.func)
+            if name and name not in ("tf", "np", "jnp"):
+                yield name
 
 
 def _loops(statements: Sequence[ast.stmt]) -> Iterator[Loop]:

@@ -67,7 +67,11 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, Any]:
-    programs = {"loop": SETUP + LOOP + OUTCOME, "sum": SETUP + SUM + SUM_OUTCOME}
+    programs = {
+        "loop": SETUP + LOOP + OUTCOME,
+        "sum": SETUP + SUM + SUM_OUTCOME,
+        "vectors": SETUP + VECTORS,
+    }
     return references.plainly(programs, "tensorflow", "keras")
 
 
@@ -134,6 +138,33 @@ def test_loop_without_lifting_is_refused_by_tensorflow(cluster: nbdist.Cluster) 
     cluster.run(SETUP + "model(x[:1])\noptimizer.build(model.trainable_variables)")
     with pytest.raises(CellError, match="a plain cell cannot take gradients"):
         cluster.run(LOOP, no_lift=True)
+
+
+VECTORS = """
+total, counts = tf.zeros(2), tf.zeros([2], tf.int32)
+for step, (xb, yb) in enumerate(data):
+    with tf.GradientTape() as tape:
+        predicted = model(xb, training=True)
+        loss = tf.reduce_mean((predicted - yb) ** 2)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    total = total + tf.stack([loss, tf.cast(step, tf.float32)])
+    near = tf.reduce_sum(tf.cast(tf.abs(predicted - yb) < 2.0, tf.int32))
+    losses.append([float(loss), int(near), predicted.shape[0]])
+outcome = [losses, total.numpy().tolist(), [g.numpy().tolist() for g in gradients]]
+"""
+
+
+def test_values_other_than_scalars_are_those_of_all_replicas(
+    cluster: nbdist.Cluster, expected: dict[str, Any]
+) -> None:
+    """Vectors that the loop carries, counts, and a gradient with as many rows as a replica."""
+    cluster.run(SETUP)
+    losses, total, gradients = outcome(cluster, VECTORS)
+    np.testing.assert_allclose(losses, expected["vectors"][0], rtol=1e-5)
+    np.testing.assert_allclose(total, expected["vectors"][1], rtol=1e-5)
+    for a, b in zip(gradients, expected["vectors"][2], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
 def test_loop_that_cannot_be_divided_is_refused_with_its_line(cluster: nbdist.Cluster) -> None:

@@ -39,9 +39,12 @@ class Batch(Share, frozen=True):
 
     Attributes:
         everything: returns the arguments with all rows.
+        divided: number of arguments that contain rows; the others are equal on all replicas. None
+            if all contain rows.
     """
 
     everything: Callable[[], tuple[Tree, ...]]
+    divided: int | None = None
 
 
 class RankRows(msgspec.Struct, frozen=True):

@@ -9,10 +9,10 @@ import textwrap
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from nbdist.cells.loops import updates
+from nbdist.cells.loops import effect_in, updates
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _USERS = "__main__"
 _FRAMEWORKS = ("tensorflow", "keras", "jax", "optax", "flax", "numpy")
@@ -90,6 +90,35 @@ class Callees:
         if any(map(self.distributes, calls)):
             return False
         return any(updates(call) or self.takes_gradient(call) for call in calls)
+
+    def effect(self, call: ast.Call) -> str:
+        """Return the effect of a called function that a compiled step would lose; or empty."""
+        return self._effect(call, set())
+
+    def _effect(self, call: ast.Call, visited: set[int]) -> str:
+        for function in self._functions(call):
+            if id(function) in visited:
+                continue
+            visited.add(id(function))
+            found = effect_in(function)
+            if found is not None:
+                return f"`{ast.unparse(found)}` in `{function.name}`"
+            for inner in ast.walk(function):
+                if isinstance(inner, ast.Call) and (text := self._effect(inner, visited)):
+                    return text
+        return ""
+
+    def _functions(self, call: ast.Call) -> list[ast.FunctionDef]:
+        """Return the definitions of the user's functions that a call may mean."""
+        nodes: Iterable[ast.AST] = ()
+        if isinstance(call.func, ast.Name):
+            name = call.func.id
+            nodes = self._defined.get(name) or _tree_of(self._namespace.get(name))
+        elif isinstance(call.func, ast.Attribute):
+            owner = self._value(call.func.value)
+            if owner is None or _is_of_user(owner):
+                nodes = self._methods.get(call.func.attr, ())
+        return [node for node in nodes if isinstance(node, ast.FunctionDef)]
 
     def distributes(self, call: ast.Call) -> bool:
         """Return True if the call runs a function on the replicas of a strategy."""

@@ -13,9 +13,9 @@ from tensorflow.python.autograph.impl import api
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 from nbdist.errors import StepError
-from nbdist.worker.data.batches import kind_of, leaves, map_arrays
+from nbdist.worker.data.batches import kind_of, leaves, map_arrays, rows_of
 from nbdist.worker.runtime.replaced_attributes import replaced
-from nbdist.worker.tensorflow.parity import HIDDEN
+from nbdist.worker.tensorflow.parity import HIDDEN, single_replica
 from nbdist.worker.tensorflow.replica import layer_state, nested_merge, single_device_math
 from nbdist.worker.tensorflow.replica.batch_share import Shares
 from nbdist.worker.tensorflow.replica.sample_random import Draws
@@ -53,7 +53,9 @@ class _Replicas:
 
         def part_of(context: Any) -> Any:
             start = context.replica_id_in_sync_group % local * each
-            return _as_tensors(map_arrays(lambda array: array[start : start + each], batch.values))
+            own = rows_of(batch.values[: batch.divided], slice(start, start + each))
+            common = () if batch.divided is None else batch.values[batch.divided :]
+            return _as_tensors((*own, *common))
 
         per_replica: tuple[Any, ...] = self.strategy.experimental_distribute_values_from_function(
             part_of
@@ -163,6 +165,25 @@ class CompiledStep:
         local = self._replicas.strategy.experimental_local_results
         first: dict[str, Any] = tf.nest.map_structure(lambda v: local(v)[0], report[OUTPUTS])
         return first
+
+    def compared(self, report: Any) -> dict[str, Any]:
+        """Return the outputs that a check compares, by path."""
+        if self._outputs is None:
+            return {}
+        return self._outputs.compared(self.outputs(report))
+
+    def find_rows(self, batch: Batch) -> None:
+        """Find the outputs with a row for each sample, from a trace on one replica."""
+        assert self._outputs is not None
+        with single_replica():
+            tensors = _as_tensors(batch.everything())
+            step = tf.function(self.alone, autograph=False).get_concrete_function(tensors)
+        local = self._replicas.strategy.experimental_local_results
+        assigned = step.structured_outputs[OUTPUTS]
+        self._outputs.find_rows(
+            {n: tf.nest.map_structure(lambda v: local(v)[0], v) for n, v in assigned.items()},
+            batch.rows,
+        )
 
     def last(self, report: Any, names: Sequence[str]) -> tuple[Any, ...]:
         """Return values of a step that the body of its loop does not read, over all replicas."""

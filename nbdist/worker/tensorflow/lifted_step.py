@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import tensorflow as tf
+from msgspec import structs
 
 from nbdist.worker.data.batches import Batch, RankRows
 from nbdist.worker.runtime import context
@@ -41,6 +42,7 @@ class _Kind:
     Attributes:
         arrays: the arrays; those to split come first.
         rows: number of rows of the arrays to split; 0 if none is split.
+        divided: number of arrays to split.
         key: equal for arguments that differ only in their arrays.
     """
 
@@ -52,16 +54,16 @@ class _Kind:
         split = [i for i in arrays if i < count and np.ndim(flat[i])]
         found = {int(flat[i].shape[0]) for i in split}
         self.rows = found.pop() if len(found) == 1 else 0
-        self._count = len(split) if self.rows else 0
+        self.divided = len(split) if self.rows else 0
         self._order = sorted(arrays, key=lambda i: not (self.rows and i in split))
         self._static = [_PLACE if i in self._order else value for i, value in enumerate(flat)]
-        self.arrays = tuple(flat[i] for i in self._order)
+        self.arrays = tuple(_as_array(flat[i]) for i in self._order)
         places = tf.nest.pack_sequence_as(self._structure, self._static)
-        self.key = repr((places, self._order, self._count))
+        self.key = repr((places, self._order, self.divided))
 
     def part(self, rows: slice) -> tuple[Any, ...]:
         """Return the arrays with some of the rows."""
-        split, others = self.arrays[: self._count], self.arrays[self._count :]
+        split, others = self.arrays[: self.divided], self.arrays[self.divided :]
         return (*(array[rows] for array in split), *others)
 
     def body(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,7 +127,7 @@ class MirroredLoopStep(MirroredStep):
         super().__init__(request, lambda _source: body, namespace, strategy, None, outputs)
         self._line = program.loop.line
         self._report: dict[str, Any] = {}
-        self._is_whole = False
+        self._division: Literal["unchecked", "divided", "whole"] = "unchecked"
 
         def compiled(other: _Kind) -> CompiledStep:
             body = other.body(function)
@@ -136,39 +138,46 @@ class MirroredLoopStep(MirroredStep):
     def batch(self, arguments: Arguments) -> Batch:
         kind = _Kind(arguments)
         self._compiled = self._steps.of(kind)
-        if not kind.rows or self._is_whole:
+        if not kind.rows or self._division == "whole":
             rows = kind.rows or 1
             return Batch(kind.arrays, rows, whole=True, everything=lambda: kind.arrays)
         worker = context.current()
         rank_rows = RankRows(rank=worker.rank, ranks=worker.world_size, replicas=self.shards)
-        return rank_rows.batch(kind.rows, kind.part)
+        return structs.replace(rank_rows.batch(kind.rows, kind.part), divided=kind.divided)
 
-    def prepare(self, batch: Batch) -> None:
+    def _verify(self, batch: Batch) -> None:
         """Compare the step on one replica with the step on all."""
-        if batch.whole or self.replicas == 1:
+        self._division = "divided"
+        if self.replicas == 1:
             return
+        self._compiled.find_rows(batch)
         found = self.check(batch)
         failed = [d for d in found.differences if not d.passes and d.name not in found.ordered]
         for difference in list(failed):
             if difference.reported and abs(difference.largest - 1 + 1 / self.replicas) < _NEAR:
                 self._compiled.add_up(difference.name)
                 failed.remove(difference)
-        if failed and not found.ordered:
-            self._compute_whole(max(failed, key=lambda d: d.largest), found.causes)
+        worst = None if found.ordered else max(failed, key=lambda d: d.largest, default=None)
+        # All ranks must decide the same.
+        if self.gather(np.array([worst is not None], np.int32)).any():
+            self._compute_whole(worst, found.causes)
 
-    def _compute_whole(self, worst: Difference, causes: Sequence[str]) -> None:
+    def _compute_whole(self, worst: Difference | None, causes: Sequence[str]) -> None:
         """Let every replica compute whole batches from now on, as one device would."""
-        self._is_whole = True
+        self._division = "whole"
+        if worst is None:  # another rank has found the difference
+            return
         text = (
-            f"line {self._line}: every worker computes whole batches, because the "
-            f"step gives other numbers on parts of a batch: `{worst.name}` differs by "
-            f"{worst.largest:.2g}. The numbers are those of one device, without its speed-up. "
+            f"line {self._line}: every worker computes whole batches, because the step gives other "
+            f"numbers on parts of a batch: `{worst.name}` differs by {worst.largest:.2g}. The "
+            "numbers are those of one device, without a speed-up."
         )
-        note = context.current().reporter.note
-        note("strategy", " ".join([text.strip(), *causes]), warning=True)
+        context.current().reporter.note("strategy", " ".join([text, *causes]), warning=True)
 
     def step(self, batch: Batch) -> Any:
-        if self._is_whole and not batch.whole:
+        if self._division == "unchecked" and not batch.whole:
+            self._verify(batch)
+        if self._division == "whole" and not batch.whole:
             rows = batch.everything()
             batch = Batch(rows, batch.rows, whole=True, everything=batch.everything)
         self._report = super().step(batch)
@@ -187,6 +196,11 @@ def _defined(program: LoopProgram, namespace: dict[str, Any]) -> Callable[..., A
     own: dict[str, Callable[..., Any]] = {}  # the user may have a function of the same name
     exec(compile(program.source, filename, "exec", dont_inherit=True), namespace, own)  # noqa: S102
     return own["step"]
+
+
+def _as_array(value: Any) -> Any:
+    """Return a number as TensorFlow would convert it in an operation."""
+    return tf.convert_to_tensor(value) if isinstance(value, (int, float)) else value
 
 
 def _is_array(value: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from tensorflow.python.framework import func_graph
 
 from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.tensorflow.user_objects import objects_behind
@@ -59,7 +60,8 @@ def build_objects(
         replaced(keras.Metric, "__getattribute__", _without_updates),
         contextlib.redirect_stdout(io.StringIO()),
     ):
-        tf.function(step, autograph=False).get_concrete_function()
+        # `tf.function` cannot create variables whose copies are initialised from one another.
+        func_graph.func_graph_from_py_func("variables", step, (), {})
     with strategy.scope():
         for optimizer, variables in updated:
             if not optimizer.built and variables:

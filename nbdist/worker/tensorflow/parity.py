@@ -35,6 +35,7 @@ class MirroredSubject:
             a factor in them, even after earlier training.
         together: runs the step on all replicas.
         alone: step function, to be traced as on one replica.
+        outputs: returns further values of a finished step that are compared, by name.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class MirroredSubject:
         slots: Iterable[tf.Variable],
         together: Callable[[Batch], Any],
         alone: Callable[[tuple[Any, ...]], Any],
+        outputs: Callable[[Any], dict[str, Any]],
     ) -> None:
         self._strategy = strategy
         local = strategy.experimental_local_results
@@ -63,6 +65,7 @@ class MirroredSubject:
             sorted((whole[k] for k in found if is_summed(whole[k][1])), key=lambda pair: pair[0])
         )
         self._together = together
+        self._outputs = outputs
         self._alone = tf.function(alone, autograph=False)
         self._means = tf.function(self._all_means, autograph=False)
         self._totals = tf.function(self._all_totals, autograph=False)
@@ -72,7 +75,7 @@ class MirroredSubject:
         return {name: begin[id(variable)] for name, variable in self._named.items()}
 
     def alone(self, values: tuple[Tree, ...]) -> Outcome:
-        with _single():
+        with single_replica():
             tensors = map_arrays(tf.convert_to_tensor, values)
             step = self._alone.get_concrete_function(tensors)
             return self._tried(lambda: step(tensors), self._first)
@@ -110,7 +113,10 @@ class MirroredSubject:
         for variable, _, begin in self._before:
             variable.assign(begin)
         try:
-            report = {name: read(value) for name, value in step().items() if name[0] != HIDDEN}
+            found = step()
+            report = {name: read(value) for name, value in found.items() if name[0] != HIDDEN}
+            outputs = self._outputs(found)
+            report |= {n: self._first(v) for n, v in outputs.items() if n not in report}
             state = {name: variable.numpy() for name, variable in self._named.items()}
             return Outcome(report, state)
         finally:
@@ -136,7 +142,7 @@ def _as_float(value: tf.Tensor) -> tf.Tensor:
 
 
 @contextlib.contextmanager
-def _single() -> Iterator[None]:
+def single_replica() -> Iterator[None]:
     """Trace a replica as if it were the only one, without communication."""
     with (
         replaced(distribute_lib.ReplicaContext, "all_reduce", lambda _s, _op, v, *_: v),

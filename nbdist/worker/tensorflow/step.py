@@ -101,6 +101,7 @@ class MirroredStep:
             slots=self._objects.slots(),
             together=self._compiled.together,
             alone=self._compiled.alone,
+            outputs=self._compiled.compared,
         )
         return compare(subject, batch, self.replicas, coarse=self._objects.is_coarse())
 

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 class StepOutputs:
     """Outputs of a step: those that the loop's body reads are combined in each step.
 
-    A scalar is the mean over all rows, an integer scalar the sum, and an array with this replica's
-    rows is the array of all rows. Other values are equal on all replicas, as gradients are.
+    An array with this replica's rows becomes the array of all rows. Another float is the mean over
+    all rows: values that are equal on all replicas, such as gradients, remain the same. An integer
+    scalar is the sum. Other values must be equal on all replicas. The comparison with one replica
+    before the first step finds values for which this is wrong.
 
     Args:
         loop: the loop of the step.
@@ -26,6 +28,7 @@ class StepOutputs:
     def __init__(self, loop: TrainingLoop) -> None:
         self._used = {*loop.used, *loop.carried}
         self._summed: set[str] = set()
+        self._with_rows: set[str] = set()
 
     def report(self, assigned: dict[str, Any]) -> dict[str, Any]:
         """Return the scalars to report, by name."""
@@ -44,6 +47,31 @@ class StepOutputs:
             if all(leaf is None or tf.is_tensor(leaf) for _, leaf in _leaves(name, value))
         }
 
+    def find_rows(self, assigned: dict[str, Any], rows: int) -> None:
+        """Find the outputs with a row for each sample.
+
+        The first axis of a gradient may have the length of a replica's part by chance.
+
+        Args:
+            assigned: outputs of a step on one replica.
+            rows: rows of the whole batch.
+        """
+        self._with_rows = {
+            path
+            for name, value in assigned.items()
+            for path, leaf in _leaves(name, value)
+            if leaf is not None and leaf.shape.rank and leaf.shape[0] == rows
+        }
+
+    def compared(self, combined: dict[str, Any]) -> dict[str, Any]:
+        """Return the outputs of a step to compare with those of one replica, by path."""
+        return {
+            path: leaf
+            for name in sorted(self._used & combined.keys())
+            for path, leaf in _leaves(name, combined[name])
+            if tf.is_tensor(leaf) and path not in self._with_rows
+        }
+
     def add_up(self, path: str) -> None:
         """Combine a scalar as a sum from now on."""
         self._summed.add(path)
@@ -56,16 +84,13 @@ class StepOutputs:
     def _leaf(self, path: str, leaf: Any, shares: Shares | None) -> Any:
         if shares is None or shares.whole or not tf.is_tensor(leaf) or shares.replicas == 1:
             return leaf
-        replica = tf.distribute.get_replica_context()
-        if leaf.shape.rank == 0:
-            if leaf.dtype.is_floating and path not in self._summed:
-                return keras_metrics.mean(tf.identity(leaf), shares)
-            if leaf.dtype.is_floating or leaf.dtype.is_integer:
-                return replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(leaf))
-            return leaf
-        if leaf.shape.rank and leaf.shape[0] == shares.total // shares.replicas:
-            return replica.all_gather(tf.identity(leaf), axis=0)
-        return leaf
+        replica, own = tf.distribute.get_replica_context(), tf.identity(leaf)
+        if path in self._with_rows and leaf.shape[0] == shares.total // shares.replicas:
+            return replica.all_gather(own, axis=0)
+        is_sum = path in self._summed or (leaf.dtype.is_integer and not leaf.shape.rank)
+        if is_sum:
+            return replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
+        return keras_metrics.mean(own, shares) if leaf.dtype.is_floating else leaf
 
 
 def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:

@@ -81,13 +81,19 @@ def compare(subject: Subject, batch: Batch, replicas: int, *, coarse: bool) -> F
     trial = _Trial(
         before=before,
         one=subject.alone(whole),
-        reverse=subject.alone(map_arrays(lambda array: array[::-1], whole)),
+        reverse=subject.alone(_reversed(whole, batch.divided)),
         local=subject.alone(batch.values),
         every=subject.together(batch),
         replicas=replicas,
         coarse=coarse,
     )
     return trial.findings()
+
+
+def _reversed(whole: tuple[Tree, ...], divided: int | None) -> tuple[Tree, ...]:
+    """Return the arguments of a step with their rows in reverse order."""
+    rows = map_arrays(lambda array: array[::-1], whole[:divided])
+    return (*rows, *(() if divided is None else whole[divided:]))
 
 
 class _Trial(msgspec.Struct, frozen=True):

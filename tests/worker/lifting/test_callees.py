@@ -105,3 +105,61 @@ def test_innermost_loops_over_data_are_training_loops(
     tree = ast.parse(dedent(cell))
     found = training_loops(tree, Callees(tree, namespace))
     assert [loop.lineno for loop in found] == lines
+
+
+EFFECTS = """
+import functools
+counted = [0]
+class Trainer:
+    def __init__(self):
+        self.count = 0
+    def train_step(self, x):
+        self.count += 1
+        return self.inner(x)
+    def clean(self, x):
+        logs = {}
+        logs["x"] = x
+        parts = []
+        parts.append(x)
+        return logs
+    def inner(self, x):
+        return x
+    def through(self, x):
+        return self.train_step(x)
+def grows(x):
+    losses.append(x)
+def shows(x):
+    print(x)
+def declares(x):
+    global seen
+    seen = x
+def fills(x, log):
+    log["loss"] = x
+@tf.function
+def compiled(x):
+    losses.append(x)
+def recursive(x):
+    return recursive(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "effect"),
+    [
+        ("self.train_step(x)", "`self.count` in `train_step`"),
+        ("self.through(x)", "`self.count` in `train_step`"),
+        ("grows(x)", "`losses.append(x)` in `grows`"),
+        ("shows(x)", "`print(x)` in `shows`"),
+        ("declares(x)", "`global seen` in `declares`"),
+        ("fills(x, log)", "`log['loss']` in `fills`"),
+        ("self.clean(x)", ""),
+        ("compiled(x)", ""),
+        ("recursive(x)", ""),
+        ("unknown(x)", ""),
+    ],
+)
+def test_effects_that_a_compiled_step_would_lose(call: str, effect: str) -> None:
+    (expression,) = ast.parse(call).body
+    assert isinstance(expression, ast.Expr)
+    assert isinstance(expression.value, ast.Call)
+    assert Callees(ast.parse(EFFECTS), {}).effect(expression.value) == effect

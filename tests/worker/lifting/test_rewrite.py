@@ -164,6 +164,18 @@ CELLS = {
             if count % 3 == 0:
                 optimizer.apply_gradients(grads)
         """,
+    "attributes and items between the parts of a step": """
+        class State:
+            count = 0
+        state, log = State(), {}
+        for x, y in data:
+            with GradientTape() as tape:
+                loss = x + y
+            state.count += 1
+            log["loss"] = loss
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+        result = [state.count, log]
+        """,
     "slices of arrays": """
         xs, ys = list(range(8)), list(range(8, 16))
         def step(x, y):
@@ -301,6 +313,27 @@ REFUSED = {
             optimizer.apply_gradients(tape.gradient(loss, variables))
         """,
         "line 5: `print(loss)` is inside the statement that takes the gradient: move it behind",
+    ),
+    "attribute in the tape": (
+        """
+        for x, y in data:
+            with GradientTape() as tape:
+                trainer.loss = x + y
+            optimizer.apply_gradients(tape.gradient(trainer.loss, variables))
+        """,
+        "line 4: `trainer.loss` is inside the statement that takes the gradient: move it behind",
+    ),
+    "counter in a function": (
+        """
+        def train_step(x):
+            trainer.count += 1
+            with GradientTape() as tape:
+                loss = x
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+        for x, y in data:
+            train_step(x)
+        """,
+        "line 8: `trainer.count` in `train_step` would run only when nbdist compiles the step",
     ),
     "value between two gradients": (
         """
