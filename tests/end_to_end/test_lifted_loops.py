@@ -71,6 +71,7 @@ def expected() -> dict[str, Any]:
         "loop": SETUP + LOOP + OUTCOME,
         "sum": SETUP + SUM + SUM_OUTCOME,
         "vectors": SETUP + VECTORS,
+        "saliency": SETUP + SALIENCY,
     }
     return references.plainly(programs, "tensorflow", "keras")
 
@@ -165,6 +166,29 @@ def test_values_other_than_scalars_are_those_of_all_replicas(
     np.testing.assert_allclose(total, expected["vectors"][1], rtol=1e-5)
     for a, b in zip(gradients, expected["vectors"][2], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+SALIENCY = """
+maps = []
+model(x[:1])
+for xb, yb in data:
+    xb = tf.convert_to_tensor(xb)
+    with tf.GradientTape() as tape:
+        tape.watch(xb)
+        loss = tf.reduce_mean((model(xb) - yb) ** 2)
+    slope = tape.gradient(loss, xb)
+    maps.append(slope.numpy().tolist())
+outcome = maps
+"""
+
+
+def test_gradients_of_the_batch_are_those_of_one_device(
+    cluster: nbdist.Cluster, expected: dict[str, Any]
+) -> None:
+    """The loss of a part is the mean over its rows: their gradients are larger than in a batch."""
+    cluster.run(SETUP)
+    for a, b in zip(outcome(cluster, SALIENCY), expected["saliency"], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_loop_that_cannot_be_divided_is_refused_with_its_line(cluster: nbdist.Cluster) -> None:

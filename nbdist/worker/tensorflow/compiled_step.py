@@ -20,6 +20,7 @@ from nbdist.worker.tensorflow.replica import layer_state, nested_merge, single_d
 from nbdist.worker.tensorflow.replica.batch_share import Shares
 from nbdist.worker.tensorflow.replica.sample_random import Draws
 from nbdist.worker.tensorflow.runtime import collective_timing
+from nbdist.worker.tensorflow.step_outputs import leaves_of
 from nbdist.worker.training import step_contract
 
 if TYPE_CHECKING:
@@ -166,11 +167,20 @@ class CompiledStep:
         first: dict[str, Any] = tf.nest.map_structure(lambda v: local(v)[0], report[OUTPUTS])
         return first
 
-    def compared(self, report: Any) -> dict[str, Any]:
-        """Return the outputs that a check compares, by path."""
+    def compared(self, report: Any, *, together: bool) -> dict[str, Any]:
+        """Return the values of a step that a check compares, by path.
+
+        Args:
+            report: the report of the step.
+            together: True if the step ran on all replicas.
+        """
         if self._outputs is None:
             return {}
-        return self._outputs.compared(self.outputs(report))
+        found = self.outputs(report)
+        used, others = self._outputs.split(found)
+        if together:
+            found |= dict(zip(others, self.last(report, others), strict=True))
+        return leaves_of({name: found[name] for name in (*used, *others)})
 
     def find_rows(self, batch: Batch) -> None:
         """Find the outputs with a row for each sample, from a trace on one replica."""

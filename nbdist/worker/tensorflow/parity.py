@@ -35,7 +35,8 @@ class MirroredSubject:
             a factor in them, even after earlier training.
         together: runs the step on all replicas.
         alone: step function, to be traced as on one replica.
-        outputs: returns further values of a finished step that are compared, by name.
+        outputs: returns further values of a finished step that are compared, by name. Its option
+            `together` is True for a step on all replicas.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class MirroredSubject:
         slots: Iterable[tf.Variable],
         together: Callable[[Batch], Any],
         alone: Callable[[tuple[Any, ...]], Any],
-        outputs: Callable[[Any], dict[str, Any]],
+        outputs: Callable[..., dict[str, Any]],
     ) -> None:
         self._strategy = strategy
         local = strategy.experimental_local_results
@@ -78,7 +79,7 @@ class MirroredSubject:
         with single_replica():
             tensors = map_arrays(tf.convert_to_tensor, values)
             step = self._alone.get_concrete_function(tensors)
-            return self._tried(lambda: step(tensors), self._first)
+            return self._tried(lambda: step(tensors), self._first, together=False)
 
     def together(self, batch: Batch) -> Outcome:
         """Run the step on all replicas.
@@ -93,7 +94,7 @@ class MirroredSubject:
             after.update(self._sums())
             return report
 
-        outcome = self._tried(step, self._mean)
+        outcome = self._tried(step, self._mean, together=True)
         begin = self.state()
         changed = {name: begin[name] + (after[name] - before[name]) for name in after}
         return Outcome(outcome.report, outcome.state | changed)
@@ -109,13 +110,15 @@ class MirroredSubject:
 
         return self._strategy.run(totals)
 
-    def _tried(self, step: Callable[[], Any], read: Callable[[Any], np.ndarray]) -> Outcome:
+    def _tried(
+        self, step: Callable[[], Any], read: Callable[[Any], np.ndarray], *, together: bool
+    ) -> Outcome:
         for variable, _, begin in self._before:
             variable.assign(begin)
         try:
             found = step()
             report = {name: read(value) for name, value in found.items() if name[0] != HIDDEN}
-            outputs = self._outputs(found)
+            outputs = self._outputs(found, together=together)
             report |= {n: self._first(v) for n, v in outputs.items() if n not in report}
             state = {name: variable.numpy() for name, variable in self._named.items()}
             return Outcome(report, state)

@@ -9,6 +9,8 @@ import tensorflow as tf
 from nbdist.worker.tensorflow.replica import metrics as keras_metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from nbdist.cells.loops import TrainingLoop
     from nbdist.worker.tensorflow.replica.batch_share import Shares
 
@@ -63,14 +65,10 @@ class StepOutputs:
             if leaf is not None and leaf.shape.rank and leaf.shape[0] == rows
         }
 
-    def compared(self, combined: dict[str, Any]) -> dict[str, Any]:
-        """Return the outputs of a step to compare with those of one replica, by path."""
-        return {
-            path: leaf
-            for name in sorted(self._used & combined.keys())
-            for path, leaf in _leaves(name, combined[name])
-            if tf.is_tensor(leaf) and path not in self._with_rows
-        }
+    def split(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Return the names that the loop's body reads, and the others, both in order."""
+        ordered = sorted(names)
+        return [n for n in ordered if n in self._used], [n for n in ordered if n not in self._used]
 
     def add_up(self, path: str) -> None:
         """Combine a scalar as a sum from now on."""
@@ -91,6 +89,12 @@ class StepOutputs:
         if is_sum:
             return replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
         return keras_metrics.mean(own, shares) if leaf.dtype.is_floating else leaf
+
+
+def leaves_of(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors of named values, by path."""
+    pairs = (pair for name in sorted(values) for pair in _leaves(name, values[name]))
+    return {path: leaf for path, leaf in pairs if tf.is_tensor(leaf)}
 
 
 def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:

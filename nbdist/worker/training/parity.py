@@ -111,7 +111,7 @@ class _Trial(msgspec.Struct, frozen=True):
         ordered = [
             name
             for name, value in self.one.report.items()
-            if not self._alike(self.reverse.report[name], value)
+            if not self._alike_in_reverse(self.reverse.report[name], value)
         ]
         reports = [self._of_report(name) for name in self.one.report]
         variables = [self._of_variable(name, rounds=not ordered) for name in self.one.state]
@@ -167,6 +167,11 @@ class _Trial(msgspec.Struct, frozen=True):
         if dtype.kind in "iub":
             return 0.0
         return COARSE_TOLERANCE if self.coarse else TOLERANCES.get(str(dtype), COARSE_TOLERANCE)
+
+    def _alike_in_reverse(self, reverse: np.ndarray, value: np.ndarray) -> bool:
+        """Return True if a value does not depend on the order of the rows, except for its own."""
+        own = reverse[::-1] if reverse.ndim else reverse
+        return self._alike(reverse, value) or self._alike(own, value)
 
     def _alike(self, a: np.ndarray, b: np.ndarray) -> bool:
         return bool(np.allclose(a, b, rtol=self._tolerance(b.dtype), atol=0))
