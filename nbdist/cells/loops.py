@@ -443,7 +443,7 @@ def _refuse_host(statement: ast.stmt) -> None:
             text = ast.unparse(node).split("\n")[0]
             raise LoopError(
                 getattr(node, "lineno", statement.lineno),
-                f"`{text}` is inside the statement that takes the gradient: move it behind",
+                f"`{text}` is inside the statement that takes the gradient: move it after that",
             )
 
 

@@ -312,7 +312,7 @@ REFUSED = {
                 print(loss)
             optimizer.apply_gradients(tape.gradient(loss, variables))
         """,
-        "line 5: `print(loss)` is inside the statement that takes the gradient: move it behind",
+        "line 5: `print(loss)` is inside the statement that takes the gradient: move it after that",
     ),
     "attribute in the tape": (
         """
@@ -321,7 +321,7 @@ REFUSED = {
                 trainer.loss = x + y
             optimizer.apply_gradients(tape.gradient(trainer.loss, variables))
         """,
-        "line 4: `trainer.loss` is inside the statement that takes the gradient: move it behind",
+        "line 4: `trainer.loss` is inside the statement that takes the gradient: move it after that",
     ),
     "counter in a function": (
         """
