@@ -321,7 +321,7 @@ REFUSED = {
                 trainer.loss = x + y
             optimizer.apply_gradients(tape.gradient(trainer.loss, variables))
         """,
-        "line 4: `trainer.loss` is inside the statement that takes the gradient: move it after that",
+        "line 4: `trainer.loss` is inside the statement that takes the gradient",
     ),
     "counter in a function": (
         """
