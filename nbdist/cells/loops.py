@@ -178,16 +178,15 @@ class _Division:
         """Return the statements with the step: those of an `if` if it contains the whole step."""
         seeds = [statement for statement in block if self._is_seed(statement)]
         match seeds:
-            case [ast.If(body=body, orelse=orelse) as only] if not self._take(orelse):
+            case [ast.If(body=body, orelse=orelse) as only] if not _takes_gradient(
+                orelse, self._callees
+            ):
                 self._around += [*(s for s in block if s is not only), *orelse]
                 return self._innermost(body)
         return block
 
     def _is_seed(self, statement: ast.stmt) -> bool:
         return _takes_gradient([statement], self._callees)
-
-    def _take(self, statements: Sequence[ast.stmt]) -> bool:
-        return _takes_gradient(statements, self._callees)
 
     def result(self) -> TrainingLoop:
         block = self._block
@@ -450,8 +449,8 @@ def _refuse_host(statement: ast.stmt) -> None:
 def effect_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST | None:
     """Return the first statement of a function that changes or shows something outside of it.
 
-    None if there is none, or if `tf.function` compiles the function: it then runs only when
-    TensorFlow traces it, also without nbdist.
+    None if the function has no such statement, or if `tf.function` compiles it. TensorFlow then
+    runs it only during a trace, also without nbdist.
     """
     if any("function" in ast.unparse(decorator) for decorator in function.decorator_list):
         return None
@@ -463,7 +462,7 @@ def effect_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST | Non
             case ast.Call(func=ast.Name(id=name)) if name in _SHOWS:
                 return node
             case ast.Call(func=ast.Attribute(attr=method)) if method in _GROWS:
-                if _root(node.func) not in own:
+                if root_name(node.func) not in own:
                     return node
     return None
 
@@ -477,10 +476,11 @@ def _assigns(node: ast.AST, own: set[str]) -> bool:
     """Return True for a target such as `self.count`, or `log["loss"]` unless `log` is in `own`."""
     if not isinstance(node, (ast.Attribute, ast.Subscript)) or isinstance(node.ctx, ast.Load):
         return False
-    return isinstance(node, ast.Attribute) or _root(node) not in own
+    return isinstance(node, ast.Attribute) or root_name(node) not in own
 
 
-def _root(node: ast.expr) -> str:
+def root_name(node: ast.expr) -> str:
+    """Return the name at the start of `a.b[c]`; empty if it starts with another expression."""
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
@@ -506,7 +506,7 @@ def _roots(statement: ast.stmt) -> Iterator[str]:
     """Yield the names whose objects a statement changes by a method, as `losses.append(...)`."""
     for node in _within(statement):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            name = _root(node.func)
+            name = root_name(node.func)
             if name and name not in ("tf", "np", "jnp"):
                 yield name
 

@@ -9,13 +9,13 @@ import textwrap
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from nbdist.cells.loops import effect_in, updates
+from nbdist.cells.loops import effect_in, root_name, updates
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _USERS = "__main__"
-_FRAMEWORKS = ("tensorflow", "keras", "jax", "optax", "flax", "numpy")
+_FRAMEWORKS = ("tensorflow", "keras", "jax", "optax", "flax")
 _OF_KERAS = ("fit", "evaluate", "predict", "train_on_batch", "compile")
 """Methods in which Keras trains by itself."""
 
@@ -130,16 +130,13 @@ class Callees:
         return False
 
     def computes(self, call: ast.Call) -> bool:
-        """Return True if the called object belongs to a framework, or is a function of the user."""
-        owner = _root(call.func)
-        if owner is None:
-            return False
-        value = self._namespace.get(owner)
+        """Return True if the called object belongs to a framework."""
+        value = self._namespace.get(root_name(call.func))
         if isinstance(value, ModuleType):
-            return value.__name__.split(".")[0] in _FRAMEWORKS[:-1]
+            return value.__name__.split(".")[0] in _FRAMEWORKS
         if isinstance(value, FunctionType):
             return False
-        return type(value).__module__.split(".")[0] in _FRAMEWORKS[:-1]
+        return type(value).__module__.split(".")[0] in _FRAMEWORKS
 
     def is_metric(self, call: ast.Call) -> bool:
         """Return True if the call updates a metric: `m.update_state(...)`, or `m(...)`."""
@@ -163,12 +160,6 @@ class Callees:
 def _is_of_user(value: Any) -> bool:
     kind = value if isinstance(value, type) else type(value)
     return kind.__module__ == _USERS
-
-
-def _root(node: ast.expr) -> str | None:
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else None
 
 
 def _tree_of(value: Any) -> Iterator[ast.AST]:

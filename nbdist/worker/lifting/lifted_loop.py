@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import contextlib
 import sys
@@ -22,7 +23,6 @@ from nbdist.worker.training.loop import StepRunner
 from nbdist.worker.training.step_contract import StepStrategy
 
 if TYPE_CHECKING:
-    import ast
     from collections.abc import Sequence
 
     from nbdist.cells.loops import LoopError
@@ -252,6 +252,8 @@ def rewritten(tree: ast.Module, source: str, namespace: dict[str, Any]) -> ast.M
         source: its source.
         namespace: the user's namespace.
     """
+    if not any(isinstance(node, (ast.For, ast.While)) for node in ast.walk(tree)):
+        return tree  # most cells: the search for callees takes longer than such a cell
     tree, programs = lift(tree, source, Callees(tree, namespace))
     _programs.update(programs)
     for name, function in ((LIFTS, lifts), (LIFTED, lifted), (REFUSE, refuse)):

@@ -177,10 +177,10 @@ class CompiledStep:
         if self._outputs is None:
             return {}
         found = self.outputs(report)
-        used, others = self._outputs.split(found)
         if together:
-            found |= dict(zip(others, self.last(report, others), strict=True))
-        return leaves_of({name: found[name] for name in (*used, *others)})
+            unread = self._outputs.unread(found)
+            found |= dict(zip(unread, self.last(report, unread), strict=True))
+        return leaves_of(found)
 
     def find_rows(self, batch: Batch) -> None:
         """Find the outputs with a row for each sample, from a trace on one replica."""

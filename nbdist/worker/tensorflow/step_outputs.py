@@ -65,10 +65,9 @@ class StepOutputs:
             if leaf is not None and leaf.shape.rank and leaf.shape[0] == rows
         }
 
-    def split(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Return the names that the loop's body reads, and the others, both in order."""
-        ordered = sorted(names)
-        return [n for n in ordered if n in self._used], [n for n in ordered if n not in self._used]
+    def unread(self, names: Iterable[str]) -> list[str]:
+        """Return the names that the loop's body does not read, in the same order on all ranks."""
+        return sorted(set(names) - self._used)
 
     def add_up(self, path: str) -> None:
         """Combine a scalar as a sum from now on."""

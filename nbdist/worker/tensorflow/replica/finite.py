@@ -190,7 +190,7 @@ def _done(_: object) -> tf.Tensor:
 
 
 def _elements(tensor: tf.Tensor) -> float:
-    """Return the number of elements, infinity if there are none or their number is unknown."""
+    """Return the number of elements; infinity for an empty tensor or an unknown number."""
     return tensor.shape.num_elements() or math.inf
 
 
