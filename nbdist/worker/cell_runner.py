@@ -254,7 +254,7 @@ class _Cell:
     @contextlib.contextmanager
     def _strategy(self) -> Iterator[None]:
         name = self._request.strategy
-        with self._worker.scope(name):
+        with self._scope():
             if name is not None:
                 self._shell.user_ns["strategy"] = self._worker.strategies[name]
             if self._request.options.precision is None or self._request.step is not None:
@@ -266,6 +266,19 @@ class _Cell:
             with with_precision(self._request.options.precision):
                 yield
 
+    def _scope(self) -> contextlib.AbstractContextManager[object]:
+        """Return the scope of the cell; a plain cell under JAX has a context mesh if it uses it."""
+        name, strategy = self._request.strategy, self._worker.strategies.get("pjrt")
+        if name != "pjrt" or strategy is None or self._request.step is not None:
+            return self._worker.scope(name)
+        from nbdist.worker.jax.cell_mesh import uses_mesh
+
+        source = self._shell.transform_cell(self._request.source)
+        if uses_mesh(source, self._shell.user_ns, strategy.mesh):
+            return self._worker.scope(name)
+        scope: contextlib.AbstractContextManager[object] = strategy.keras_scope()
+        return scope
+
     def _compile(self) -> _Program:
         """Compile under a name that IPython's tracebacks show as `Cell In[label]`."""
         source = self._shell.transform_cell(self._request.source)
@@ -276,7 +289,9 @@ class _Cell:
             keras_backend.refuse_another(tree)
         if self._request.strategy is not None and not self._request.options.no_lift:
             lifted_loop.use("mirrored", self._mirrored_loops)
-            tree = lifted_loop.rewritten(tree, source, self._shell.user_ns)
+            lifted_loop.use("pjrt", self._jax_loops)
+            names, strategy = self._shell.user_ns, self._request.strategy
+            tree = lifted_loop.rewritten(tree, source, names, strategy)
         value = None
         is_silent = source.rstrip().endswith(";")  # as in IPython
         if tree.body and isinstance(tree.body[-1], ast.Expr) and not is_silent:
@@ -299,6 +314,23 @@ class _Cell:
         ) -> MirroredLoopStep:
             namespace = {**self._shell.user_ns, **values}
             return MirroredLoopStep(request, program, namespace, strategy, first)
+
+        return make
+
+    def _jax_loops(self) -> lifted_loop.MakeStep:
+        from nbdist.worker.jax.step.lifted_step import JaxLoopStep
+
+        mesh = self._worker.strategies["pjrt"].mesh
+
+        def make(
+            request: StepRequest,
+            program: LoopProgram,
+            values: dict[str, Any],
+            first: lifted_loop.Arguments,
+        ) -> JaxLoopStep:
+            del request
+            namespace = {**self._shell.user_ns, **values}
+            return JaxLoopStep(program, namespace, mesh, first)
 
         return make
 

@@ -349,7 +349,7 @@ def test_recompilations_are_reported(
     ("rows", "batch", "message"),
     [
         (64, 8, "each replica has 4 samples of a batch of 8.*--batch 16 or more"),
-        (66, 33, "a batch of 33 does not divide over 2 replicas.*--batch 32 or --batch 34"),
+        (66, 33, "a batch of 33 does not divide over 2 replicas.*--batch 32 or 34"),
         (1, 8, "the data have 1 samples for 2 replicas"),
     ],
 )

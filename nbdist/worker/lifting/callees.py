@@ -9,7 +9,8 @@ import textwrap
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from nbdist.cells.loops import effect_in, root_name, updates
+from nbdist.cells.effects import effect_in, root_name
+from nbdist.cells.loops import repeats_batch, training_loops
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -18,6 +19,9 @@ _USERS = "__main__"
 _FRAMEWORKS = ("tensorflow", "keras", "jax", "optax", "flax")
 _OF_KERAS = ("fit", "evaluate", "predict", "train_on_batch", "compile")
 """Methods in which Keras trains by itself."""
+
+_UPDATES = {"GradientTape", "gradient", "apply_gradients", "minimize"}
+"""Methods of tapes and optimizers."""
 
 
 class Callees:
@@ -31,6 +35,8 @@ class Callees:
         namespace: the user's namespace.
     """
 
+    compiles = True
+
     def __init__(self, tree: ast.Module, namespace: dict[str, Any]) -> None:
         self._namespace = namespace
         self._defined: dict[str, list[ast.AST]] = {}
@@ -41,20 +47,37 @@ class Callees:
     def _collect(self, tree: ast.Module) -> None:
         """Collect the functions and methods of the cell, and the methods of earlier cells."""
         for node in ast.walk(tree):
-            match node:
-                case ast.ClassDef(body=body):
-                    for statement in body:
-                        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                            self._methods.setdefault(statement.name, []).append(statement)
-                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                    self._defined.setdefault(name, []).append(node)
-                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() | ast.Lambda()):
-                    self._defined.setdefault(name, []).append(node.value)
+            self._note(node)
         for kind in list(self._namespace.values()):
             if isinstance(kind, type) and kind.__module__ == _USERS:
                 for name, method in vars(kind).items():
                     function = getattr(method, "__func__", method)  # of class and static methods
-                    self._methods.setdefault(name, []).extend(_tree_of(function))
+                    for found in _tree_of(function):
+                        self._methods.setdefault(name, []).append(found)
+                        self._collect_inner(found)
+
+    def _collect_inner(self, function: ast.AST) -> None:
+        """Collect what a function of an earlier cell defines."""
+        for node in ast.walk(function):
+            if node is not function:
+                self._note(node)
+
+    def _note(self, node: ast.AST) -> None:
+        match node:
+            case ast.ClassDef(body=body):
+                for statement in body:
+                    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                        self._methods.setdefault(statement.name, []).append(statement)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                self._defined.setdefault(name, []).append(node)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() | ast.Lambda()):
+                self._defined.setdefault(name, []).append(node.value)
+
+    def updates(self, call: ast.Call) -> bool:
+        """Return True for a tape, and for a method that takes or applies a gradient."""
+        if isinstance(call.func, ast.Name):
+            return call.func.id == "GradientTape"
+        return isinstance(call.func, ast.Attribute) and call.func.attr in _UPDATES
 
     def takes_gradient(self, call: ast.Call) -> bool:
         """Return True if the called function takes a gradient, itself or in those it calls.
@@ -67,14 +90,18 @@ class Callees:
         if not isinstance(function, ast.Attribute) or function.attr in _OF_KERAS:
             return False
         owner = self._value(function.value)
-        is_known = owner is not None and not _is_of_user(owner)
+        is_known = owner is not None and not is_of_user(owner)
         return not is_known and self._method_takes(function.attr)
 
     def _name_takes(self, name: str) -> bool:
         key = f"name {name}"
         if key not in self._visited:
             self._visited[key] = False  # a recursion ends here
-            nodes = self._defined.get(name) or list(_tree_of(self._namespace.get(name)))
+            nodes = self._defined.get(name)
+            if nodes is None:
+                nodes = list(_tree_of(self._namespace.get(name)))
+                for node in nodes:
+                    self._collect_inner(node)
             self._visited[key] = any(map(self._takes, nodes))
         return self._visited[key]
 
@@ -86,13 +113,19 @@ class Callees:
         return self._visited[key]
 
     def _takes(self, function: ast.AST) -> bool:
+        """Return True if a function takes gradients, but not in a training loop of its own."""
+        if not self._body_takes(function):
+            return False
+        return all(repeats_batch(loop) for loop in training_loops(function, self))
+
+    def _body_takes(self, function: ast.AST) -> bool:
         calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
         if any(map(self.distributes, calls)):
             return False
-        return any(updates(call) or self.takes_gradient(call) for call in calls)
+        return any(self.updates(call) or self.takes_gradient(call) for call in calls)
 
     def effect(self, call: ast.Call) -> str:
-        """Return the effect of a called function that a compiled step would lose; or empty."""
+        """Return code of a called function that changes or shows something else; or empty."""
         return self._effect(call, set())
 
     def _effect(self, call: ast.Call, visited: set[int]) -> str:
@@ -116,7 +149,7 @@ class Callees:
             nodes = self._defined.get(name) or _tree_of(self._namespace.get(name))
         elif isinstance(call.func, ast.Attribute):
             owner = self._value(call.func.value)
-            if owner is None or _is_of_user(owner):
+            if owner is None or is_of_user(owner):
                 nodes = self._methods.get(call.func.attr, ())
         return [node for node in nodes if isinstance(node, ast.FunctionDef)]
 
@@ -147,6 +180,11 @@ class Callees:
             return False
         return isinstance(self._value(call.func), keras.metrics.Metric)
 
+    def is_input(self, call: ast.Call, outside: set[str], *, is_first: bool) -> bool:
+        """Return False: calls of a step are compiled with it."""
+        del call, outside, is_first
+        return False
+
     def _value(self, node: ast.expr) -> Any:
         """Return the object behind a name or an attribute of one; None if it is unknown."""
         if isinstance(node, ast.Name):
@@ -157,7 +195,8 @@ class Callees:
         return None
 
 
-def _is_of_user(value: Any) -> bool:
+def is_of_user(value: Any) -> bool:
+    """Return True if a value is an object or a class of the user's own classes."""
     kind = value if isinstance(value, type) else type(value)
     return kind.__module__ == _USERS
 

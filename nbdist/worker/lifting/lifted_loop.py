@@ -17,6 +17,7 @@ from nbdist.errors import StepError
 from nbdist.records import StepOptions, StepProgram, StepRequest
 from nbdist.worker.checkpoint.folder import Checkpoint, Position, steps_in
 from nbdist.worker.lifting.callees import Callees
+from nbdist.worker.lifting.jax_callees import JaxCallees
 from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, REFUSE, LoopProgram, lift, returned
 from nbdist.worker.runtime import context
 from nbdist.worker.training.loop import StepRunner
@@ -31,14 +32,28 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.context import Worker
 
 _PLAIN = (int, float, str)
-_programs: dict[int, LoopProgram | LoopError] = {}
+_programs: dict[int, tuple[StrategyName, LoopProgram | LoopError]] = {}
 
 
 class LiftedStep(StepStrategy, Protocol):
-    """Step of a training loop in one framework."""
+    """Step of a training loop in one framework.
+
+    Attributes:
+        common: True if all ranks must have the same first batch.
+    """
+
+    common: bool
 
     def batch(self, arguments: Arguments) -> Batch:
         """Return this rank's part of the arguments, and select the program for them."""
+        ...
+
+    def rebind(self, values: dict[str, Any]) -> bool:
+        """Use other values for the names that the step reads; return False if it cannot."""
+        ...
+
+    def header(self) -> str:
+        """Describe the first step: its line, its data, and how the replicas share it."""
         ...
 
     def outputs(self) -> dict[str, Any]:
@@ -67,14 +82,21 @@ MakeStep = Callable[[StepRequest, LoopProgram, dict[str, Any], Arguments], Lifte
 """Creates the step of a loop from the values of its first pass."""
 
 _makers: dict[StrategyName, Callable[[], MakeStep]] = {}
+_CALLEES: dict[StrategyName, type[Callees]] = {"mirrored": Callees, "pjrt": JaxCallees}
 
 
 class Unlimited:
-    """Data whose size only the loop knows."""
+    """Data whose size only the loop knows.
 
-    common = True
+    Args:
+        common: True if all ranks must have the same first batch.
+    """
+
     samples = steps = -1
     sharding = "by element"
+
+    def __init__(self, *, common: bool) -> None:
+        self.common = common
 
 
 class LiftedLoop:
@@ -171,31 +193,25 @@ class LiftedLoop:
         for name, value in reads.items():
             with contextlib.suppress(NameError):  # a name that only some paths of the step read
                 values[name] = value()
-        if self._runner is not None and self._are_known(values):
-            return
+        is_bound = self._runner is not None and self._are_known(values)
         self._values = values
+        if is_bound or (self._runner is not None and self._step.rebind(values)):
+            return
         at = None if self._runner is None else self._runner.at
         if self._runner is not None:
             self._step.finish()
-        self._step = self._make(_request(self._program), self._program, values, arguments)
-        saving = self._saving if at is None else None
-        runner = StepRunner(
-            self._worker, _options(self._program), self._step, Unlimited(), self._stop, saving
-        )
+        program = self._program
+        self._step = self._make(_request(program), program, values, arguments)
+        saving, extent = self._saving if at is None else None, Unlimited(common=self._step.common)
+        runner = StepRunner(self._worker, _options(program), self._step, extent, self._stop, saving)
         if at is not None:
             runner.at = at
         else:
             runner.resume()
-            self._note()
+            self._worker.reporter.note("strategy", self._step.header())
             self._worker.ending.callback(self._finish)
             self._worker.ending.push(self._end)
         self._runner = runner
-
-    def _note(self) -> None:
-        loop = self._program.loop
-        replicas = self._step.shards
-        text = f"line {loop.line}: steps over `{self._program.data}` on {replicas} replicas"
-        self._worker.reporter.note("strategy", text)
 
     def _are_known(self, values: dict[str, Any]) -> bool:
         before = self._values
@@ -244,39 +260,54 @@ def use(strategy: StrategyName, maker: Callable[[], MakeStep]) -> None:
     _makers[strategy] = maker
 
 
-def rewritten(tree: ast.Module, source: str, namespace: dict[str, Any]) -> ast.Module:
+def rewritten(
+    tree: ast.Module, source: str, namespace: dict[str, Any], strategy: StrategyName
+) -> ast.Module:
     """Rewrite the training loops of a cell, and register them.
 
     Args:
         tree: the cell.
         source: its source.
         namespace: the user's namespace.
+        strategy: strategy of the cell.
     """
     if not any(isinstance(node, (ast.For, ast.While)) for node in ast.walk(tree)):
         return tree  # most cells: the search for callees takes longer than such a cell
-    tree, programs = lift(tree, source, Callees(tree, namespace))
-    _programs.update(programs)
+    tree, programs = lift(tree, source, _CALLEES[strategy](tree, namespace))
+    _programs.update({number: (strategy, program) for number, program in programs.items()})
     for name, function in ((LIFTS, lifts), (LIFTED, lifted), (REFUSE, refuse)):
         setattr(builtins, name, function)
     return tree
 
 
-def lifts(_number: int) -> bool:
+def lifts(number: int) -> bool:
     """Return True if the steps of a loop run on all replicas here."""
     worker = context.if_any()
-    if worker is None or worker.strategy not in _makers or worker.request.options.no_lift:
+    strategy, _ = _programs[number]
+    if worker is None or worker.strategy != strategy or worker.request.options.no_lift:
         return False
+    if strategy == "pjrt":
+        from jax._src.core import trace_state_clean  # a function of the user may call the loop
+
+        return bool(trace_state_clean())
     tensorflow = sys.modules.get("tensorflow")
     return tensorflow is not None and bool(tensorflow.distribute.in_cross_replica_context())
 
 
 def refuse(number: int) -> None:
-    """Raise StepError if the steps of a loop should run on all replicas, but cannot."""
-    if lifts(number):
-        error = _programs[number]
-        raise StepError(
-            f"{error}, or make the body of the loop a step cell: %%dist_run --data NAME"
-        )
+    """Report that the steps of a loop cannot run on all replicas.
+
+    Raises:
+        StepError: the loop cannot run under the strategy at all.
+    """
+    if not lifts(number):
+        return
+    strategy, error = _programs[number]
+    remedy = "make the body of the loop a step cell: %%dist_run --data NAME"
+    if strategy == "mirrored":
+        raise StepError(f"{error}, or {remedy}")
+    text = f"{error}. Every worker computes the whole loop; to divide it, {remedy}"
+    context.current().reporter.note("strategy", text, warning=True)
 
 
 def lifted(number: int) -> LiftedLoop:
@@ -284,9 +315,8 @@ def lifted(number: int) -> LiftedLoop:
     worker = context.current()
     loops = worker.cell_state.loops
     if number not in loops:
-        program = _programs[number]
+        strategy, program = _programs[number]
         assert isinstance(program, LoopProgram)
-        assert worker.strategy is not None
-        loops[number] = LiftedLoop(worker, program, _makers[worker.strategy]())
+        loops[number] = LiftedLoop(worker, program, _makers[strategy]())
     loop: LiftedLoop = loops[number]
     return loop

@@ -25,7 +25,8 @@ import copy
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from nbdist.cells.loops import Loop, LoopError, TrainingLoop, divide, training_loops
+from nbdist.cells.loop_division import TrainingLoop, divide
+from nbdist.cells.loops import Loop, LoopError, training_loops
 from nbdist.cells.step_program import logical_lines
 
 if TYPE_CHECKING:
@@ -195,10 +196,8 @@ def step_source(loop: TrainingLoop, cell: str) -> str:
         body |= dict.fromkeys(range(statement.lineno, _end(statement) + 1), "")
         body[statement.lineno] = f"{indent}pass" if leaves_empty else ""
     for other in (*loop.before, *loop.after):
-        if not isinstance(other, ast.If) and {other.lineno, _end(other)} & {
-            number for number, text in body.items() if text
-        }:
-            raise LoopError(other.lineno, "two statements in one line: write them in two lines")
+        if not isinstance(other, ast.If):
+            _remove(body, other)
     parts = [value for value in loop.given.values() if hasattr(value, "lineno")]
     names = {id(value): name for name, value in loop.given.items()}
     for value in sorted(parts, key=lambda v: (v.lineno, v.col_offset), reverse=True):
@@ -211,6 +210,22 @@ def step_source(loop: TrainingLoop, cell: str) -> str:
     text = "\n".join(body.get(number, "") for number in range(first, max(body) + 1))
     head = "\n" * (first - 2)
     return f"{head}def step({parameters}):\n{text}\n    return None, {{{outputs}}}\n"
+
+
+def _remove(body: dict[int, str], other: ast.stmt) -> None:
+    """Remove a statement from a line that it shares with the step: `x = step(x); print(x)`.
+
+    Raises:
+        LoopError: the statement also has lines of its own.
+    """
+    if not {other.lineno, _end(other)} & {number for number, text in body.items() if text}:
+        return
+    if other.lineno != _end(other):
+        raise LoopError(other.lineno, "two statements in one line: write them in two lines")
+    line = body[other.lineno].encode()
+    start, end = other.col_offset, other.end_col_offset or 0
+    empty = b"0".ljust(end - start)
+    body[other.lineno] = (line[:start] + empty + line[end:]).decode()
 
 
 def _replace(body: dict[int, str], node: ast.expr, text: str) -> None:

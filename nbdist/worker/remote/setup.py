@@ -84,6 +84,13 @@ def become(identities: dict[int, WorkerIdentity]) -> None:
 def seed(number: int) -> None:
     """Seed every random generator of this process."""
     seeding.seed_generators(seeding.ClusterSeed(number))
+    import_hooks.once_imported("tensorflow", _keep_seeds_of_operations)
+
+
+def _keep_seeds_of_operations() -> None:
+    from nbdist.worker.tensorflow.runtime import operation_seed
+
+    operation_seed.apply()
 
 
 def reserve_port() -> int:

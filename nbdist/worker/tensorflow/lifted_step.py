@@ -110,6 +110,8 @@ class MirroredLoopStep(MirroredStep):
         first: values of the first step.
     """
 
+    common = True
+
     def __init__(
         self,
         request: StepRequest,
@@ -125,7 +127,7 @@ class MirroredLoopStep(MirroredStep):
         kind, outputs = _Kind(first), StepOutputs(program.loop)
         body = kind.body(function)
         super().__init__(request, lambda _source: body, namespace, strategy, None, outputs)
-        self._line = program.loop.line
+        self._program = program
         self._report: dict[str, Any] = {}
         self._division: Literal["unchecked", "divided", "whole"] = "unchecked"
 
@@ -134,6 +136,16 @@ class MirroredLoopStep(MirroredStep):
             return CompiledStep(request, lambda _source: body, strategy, self._watch, outputs)
 
         self._steps = _Steps(compiled, {kind.key: self._compiled})
+
+    def rebind(self, values: dict[str, Any]) -> bool:
+        """Return False: the programs contain the values that they were compiled with."""
+        del values
+        return False
+
+    def header(self) -> str:
+        program = self._program
+        text = f"line {program.loop.line}: steps over `{program.data}`"
+        return f"{text} on {self.shards} replicas"
 
     def batch(self, arguments: Arguments) -> Batch:
         kind = _Kind(arguments)
@@ -168,9 +180,9 @@ class MirroredLoopStep(MirroredStep):
         if worst is None:  # another rank has found the difference
             return
         text = (
-            f"line {self._line}: every worker computes whole batches, because the step gives other "
-            f"numbers on parts of a batch: `{worst.name}` differs by {worst.largest:.2g}. The "
-            "numbers are those of one device, without a speed-up."
+            f"line {self._program.loop.line}: every worker computes whole batches, because the "
+            f"step gives other numbers on parts of a batch: `{worst.name}` differs by "
+            f"{worst.largest:.2g}. The numbers are those of one device, without a speed-up."
         )
         context.current().reporter.note("strategy", " ".join([text, *causes]), warning=True)
 

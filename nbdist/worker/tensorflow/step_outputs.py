@@ -11,7 +11,7 @@ from nbdist.worker.tensorflow.replica import metrics as keras_metrics
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nbdist.cells.loops import TrainingLoop
+    from nbdist.cells.loop_division import TrainingLoop
     from nbdist.worker.tensorflow.replica.batch_share import Shares
 
 

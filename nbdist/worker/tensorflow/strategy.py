@@ -31,7 +31,6 @@ from nbdist.worker.runtime import import_hooks
 from nbdist.worker.tensorflow.replica import summed_variables
 from nbdist.worker.tensorflow.runtime import (
     dataset_shuffle,
-    operation_seed,
     running_strategy,
     variable_scalars,
 )
@@ -89,7 +88,6 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     import_hooks.once_imported("keras", _patch_keras)
     running_strategy.apply()
     dataset_shuffle.apply()
-    operation_seed.apply()
     tensorflow_save_patch.apply()
     variable_scalars.apply()
     summed_variables.apply()

@@ -80,6 +80,7 @@ def remarks(begun: StepBegun) -> list[str]:
     if replicas == 1:
         return []
     found = []
+    use = "use --batch" if begun.epochs else "use a batch of"  # a loop makes its own batches
     if 0 <= begun.samples < replicas:
         found.append(
             f"the data have {begun.samples} samples for {replicas} replicas, so all replicas "
@@ -87,14 +88,14 @@ def remarks(begun: StepBegun) -> list[str]:
         )
     elif rows % replicas:
         below, above = rows - rows % replicas, rows + replicas - rows % replicas
-        fitting = f"{below} or --batch {above}" if below else f"{above}"
+        fitting = f"{below} or {above}" if below else f"{above}"
         found.append(
             f"a batch of {rows} does not divide over {replicas} replicas, so each replica computes "
-            f"all of it: use --batch {fitting}"
+            f"all of it: {use} {fitting}"
         )
     elif rows // replicas <= SMALL_BATCH:
         found.append(
             f"each replica has {rows // replicas} samples of a batch of {rows}, too few for good "
-            f"performance: use --batch {8 * replicas} or more"
+            f"performance: {use} {8 * replicas} or more"
         )
     return found

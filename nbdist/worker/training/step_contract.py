@@ -61,7 +61,6 @@ class StepStrategy(Protocol):
         shards: number of equal parts in which batches arrive at the devices.
         plan: layout of the step if it is planned; known after `prepare`.
         footprint: footprint of the last compilation; None if the framework does not report it.
-        reduced: True if reports are equal on all ranks.
         tracer: profiler of the framework.
         changes: names whose values the steps change.
     """
@@ -69,8 +68,12 @@ class StepStrategy(Protocol):
     replicas: int
     shards: int
     plan: Plan | None
-    reduced: bool
     tracer: Tracer
+
+    @property
+    def reduced(self) -> bool:
+        """True if reports are equal on all ranks."""
+        ...
 
     @property
     def footprint(self) -> Footprint | None: ...

@@ -35,6 +35,14 @@ def distributed(x):
 def harmless(x):
     return x.numpy()
 
+def epoch(data):
+    for x in data:
+        update(x)
+
+def repeated(x):
+    for _ in range(3):
+        update(x)
+
 class Trainer:
     def train_step(self, x):
         return update(x)
@@ -97,6 +105,9 @@ def test_calls_that_take_gradients(namespace: dict[str, Any], call: str, takes: 
         ("for x in data:\n    distributed(x)", []),
         ("for x in data:\n    harmless(x)", []),
         ("for x in data:\n    def f():\n        update(x)", []),
+        ("for e in range(3):\n    epoch(data)", []),
+        ("def own(d):\n    for x in d:\n        update(x)\nfor e in range(3):\n    own(data)", [2]),
+        ("for x in data:\n    repeated(x)", [1]),
     ],
 )
 def test_innermost_loops_over_data_are_training_loops(

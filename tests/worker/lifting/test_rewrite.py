@@ -189,6 +189,26 @@ CELLS = {
                 end])
             losses.append(loss)
         """,
+    "slices in slices, and in a comprehension": """
+        xs, order = list(range(8)), list(range(7, -1, -1))
+        def step(x, y, z):
+            with GradientTape() as tape:
+                loss = float(sum(x) + sum(y) + z)
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+            return loss
+        for i in range(6):
+            loss = step(xs[order[i]:][i:], [xs[i + j] for j in range(2)], xs[order[i]])
+            losses.append(loss)
+        """,
+    "two statements in one line": """
+        def step(x):
+            with GradientTape() as tape:
+                loss = x
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+            return loss
+        for x, y in data:
+            z = "é"; loss = step(x); losses.append(loss); seen.append(z)
+        """,
     "step inside of an if": """
         replay = []
         for x, y in data:

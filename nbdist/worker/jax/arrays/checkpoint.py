@@ -66,7 +66,7 @@ class JaxState:
 
     def assist(self) -> None:
         for array in self._holder.saved().values():
-            gathered(array).block_until_ready()
+            jax.block_until_ready(gathered(array))
 
     def own(self) -> dict[str, np.ndarray]:
         return {}

@@ -154,8 +154,21 @@ def placed(leaf: Any, sharding: NamedSharding) -> jax.Array:
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             data = spread(np.asarray(jax.random.key_data(leaf)), sharding)
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+        if not leaf.committed and sharding.is_fully_replicated:
+            return _shared(leaf, sharding)
     host = np.asarray(leaf)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def _shared(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Return an array of this process as a part of a replicated one; they share the buffer."""
+    if leaf.weak_type:
+        return jax.jit(lambda whole: whole, out_shardings=sharding)(leaf)
+    pieces = [
+        leaf if leaf.device == device else jax.device_put(leaf, device)
+        for device in sharding.addressable_devices
+    ]
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, pieces)
 
 
 def _moved(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -164,7 +177,7 @@ def _moved(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
     return jax.jit(lambda whole: whole, out_shardings=sharding)(leaf)
 
 
-def gathered(array: jax.Array) -> jax.Array:
+def gathered(array: Any) -> Any:
     """Replicate an array on every device if it is sharded over processes. Collective."""
     if not is_spread(array):
         return array
@@ -172,9 +185,11 @@ def gathered(array: jax.Array) -> jax.Array:
     return jax.jit(lambda whole: whole, out_shardings=everywhere)(array)
 
 
-def is_spread(array: jax.Array) -> bool:
+def is_spread(array: Any) -> bool:
     """Return True if an array is sharded over processes, so that no process has all of it."""
-    return not (array.is_fully_addressable or array.is_fully_replicated)
+    return isinstance(array, jax.Array) and not (
+        array.is_fully_addressable or array.is_fully_replicated
+    )
 
 
 def is_own(leaf: Any) -> bool:

@@ -1,0 +1,444 @@
+"""Division of a training loop: statements of its body that a step can compute, and others.
+
+The body has three parts: statements before the step, such as `x, y = batch`, the step, and
+statements after it, such as `print(loss)`. The step contains every statement that takes a gradient
+or updates a metric. The other parts run as written, once for each step.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nbdist.cells.effects import SHOWS, assigns, is_host, own_names, root_name, within
+from nbdist.cells.loops import LoopError, takes_gradient
+from nbdist.cells.names import Names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nbdist.cells.loops import Callees, Loop
+
+
+@dataclass(frozen=True)
+class TrainingLoop:
+    """A training loop whose body is divided.
+
+    Attributes:
+        node: the loop.
+        block: statements of the loop that contain the step: its body, or that of an `if` in it.
+        before: statements of the block before the step.
+        step: statements of the step.
+        after: statements after the step.
+        given: values that the step receives, by the name of its parameter.
+        reads: names that the step reads from outside of the loop, with their first line.
+        carried: names that the step reads and then assigns for the next step.
+        outputs: names that the step assigns.
+        used: those outputs that other statements of the loop read.
+        late: names in `given` that only statements after the step assign, such as averaged weights.
+        hidden: statements inside of the step's text that do not belong to it. True if they leave a
+            branch empty.
+        effect: code of the step that changes or shows something besides its outputs; or empty.
+    """
+
+    node: Loop
+    block: list[ast.stmt]
+    before: list[ast.stmt]
+    step: list[ast.stmt]
+    after: list[ast.stmt]
+    given: dict[str, ast.expr]
+    reads: dict[str, int]
+    carried: tuple[str, ...]
+    outputs: tuple[str, ...]
+    used: tuple[str, ...]
+    late: tuple[str, ...]
+    hidden: list[tuple[ast.stmt, bool]]
+    effect: str
+
+    @property
+    def line(self) -> int:
+        return self.node.lineno
+
+
+def divide(loop: Loop, callees: Callees) -> TrainingLoop:
+    """Divide the body of a training loop.
+
+    Raises:
+        LoopError: statements of the step and others cannot be separated.
+    """
+    return _Division(loop, callees).result()
+
+
+class _Division:
+    """Division of the body of a loop, statement by statement."""
+
+    def __init__(self, loop: Loop, callees: Callees) -> None:
+        self._loop = loop
+        self._callees = callees
+        self._around: list[ast.stmt] = []
+        self._block = self._innermost(loop.body)
+        self._before: list[ast.stmt] = []
+        self._step: list[ast.stmt] = []
+        self._after: list[ast.stmt] = []
+        self._hidden: list[tuple[ast.stmt, bool]] = []
+        self._given: dict[str, ast.expr] = {}
+        self._effect = ""
+
+    def _innermost(self, block: list[ast.stmt]) -> list[ast.stmt]:
+        """Return the statements with the step: those of an `if` if it contains the whole step."""
+        seeds = [statement for statement in block if self._is_seed(statement)]
+        match seeds:
+            case [ast.If(body=body, orelse=orelse) as only] if not takes_gradient(
+                orelse, self._callees
+            ):
+                self._around += [*(s for s in block if s is not only), *orelse]
+                return self._innermost(body)
+        return block
+
+    def _is_seed(self, statement: ast.stmt) -> bool:
+        return takes_gradient([statement], self._callees)
+
+    def result(self) -> TrainingLoop:
+        block = self._block
+        seeds = [number for number, statement in enumerate(block) if self._is_seed(statement)]
+        self._before += block[: seeds[0]]
+        for number, statement in enumerate(block[seeds[0] :], start=seeds[0]):
+            if number in seeds:
+                self._add_seed(statement)
+            elif number < seeds[-1]:
+                if is_host(statement):
+                    self._after.append(statement)
+                else:
+                    self._add(statement)
+            elif _belongs(statement, self._step, self._callees) and not self._blocking(statement):
+                self._step.append(statement)
+            else:
+                self._after.append(statement)
+        self._hoist()
+        return self._described()
+
+    def _add_seed(self, statement: ast.stmt) -> None:
+        for node in within(statement):
+            if isinstance(node, ast.Call) and (effect := self._callees.effect(node)):
+                self._effect = effect
+        if self._effect and self._callees.compiles:
+            raise LoopError(
+                statement.lineno,
+                f"{self._effect} would run only when nbdist compiles the step: move it to the loop",
+            )
+        if isinstance(statement, ast.If):
+            statement, rest = self._split(statement)
+            self._add(statement)
+            if rest is not None:
+                self._after.append(rest)
+            return
+        self._refuse(statement)
+        self._add(statement)
+
+    def _refuse(self, statement: ast.stmt) -> None:
+        _refuse_leaving(statement)
+        if self._callees.compiles:
+            _refuse_host(statement)
+
+    def _add(self, statement: ast.stmt) -> None:
+        """Add a statement to the step. Statements that must run earlier move before the step."""
+        for host in self._blocking(statement):
+            earlier = [*self._step, *self._after[: self._after.index(host)]]
+            if not all(_independent(other, host) for other in earlier):
+                raise LoopError(
+                    host.lineno,
+                    f"this statement must run before line {statement.lineno} of the step, and "
+                    "after an earlier line of it",
+                )
+            self._after.remove(host)
+            self._before.append(host)
+        self._step.append(statement)
+        if is_host(statement):
+            self._effect = f"`{ast.unparse(statement)}`"
+
+    def _blocking(self, statement: ast.stmt) -> list[ast.stmt]:
+        return [host for host in self._after if not _independent(host, statement)]
+
+    def _split(self, statement: ast.If) -> tuple[ast.If, ast.If | None]:
+        """Split an `if` into one of the step and one of other statements, such as `print`.
+
+        The step receives the value of the condition. An update in every fourth step, `if (i + 1) %
+        4 == 0`, then needs one program for each value.
+        """
+        made = Names()
+        made.scan(self._step)
+        condition = Names()
+        condition.visit(statement.test)
+        if condition.read.keys() & made.bound.keys():
+            self._refuse(statement)
+            return statement, None
+        name = f"_nbdist_{statement.lineno}"
+        test = ast.copy_location(ast.Name(name, ast.Load()), statement.test)
+        self._given[name] = statement.test
+        branches = [self._branches(part, made) for part in (statement.body, statement.orelse)]
+        (body, others), (orelse, else_others) = branches
+        ours = ast.copy_location(ast.If(test, body or [_empty(statement)], orelse), statement)
+        if not others and not else_others:
+            return ours, None
+        rest = ast.If(test, others or [_empty(statement)], else_others)
+        return ours, ast.copy_location(rest, statement)
+
+    def _branches(
+        self, statements: list[ast.stmt], made: Names
+    ) -> tuple[list[ast.stmt], list[ast.stmt]]:
+        ours: list[ast.stmt] = []
+        others: list[ast.stmt] = []
+        known = {*made.bound, *made.read}
+        for statement in statements:
+            names = _names(statement)
+            is_known = names.bound and names.bound.keys() <= known & made.bound.keys()
+            is_free = all(_independent(other, statement) for other in others)
+            if self._is_seed(statement) or (is_known and is_free and not is_host(statement)):
+                self._refuse(statement)
+                ours.append(statement)
+            else:
+                others.append(statement)
+        self._hidden += [(s, not ours and s is others[0]) for s in others]
+        return ours, others
+
+    def _hoist(self) -> None:
+        """Let the step receive values that the loop computes for it, such as `x[i : i + 32]`."""
+        own = Names()
+        own.scan(self._step)
+        inputs = _Inputs(self._callees, self._bound_outside(), {*own.bound})
+        for statement in self._step:
+            inputs.visit(statement)
+            inputs.is_first = False
+        for node in inputs.found:
+            self._given.setdefault(f"_nbdist_{node.lineno}_{node.col_offset}", node)
+
+    def _bound_outside(self) -> set[str]:
+        """Return the names that statements of the loop bind outside of the step."""
+        outside = Names()
+        if isinstance(self._loop, ast.For):
+            outside.visit(self._loop.target)
+        outside.scan([*self._around, *self._before, *self._after])
+        return set(outside.bound)
+
+    def _described(self) -> TrainingLoop:
+        replaced = {_position(value): name for name, value in self._given.items()}
+        names = Names(self._given)
+        names.scan([_Replaced(replaced).visit(copy.deepcopy(s)) for s in self._step])
+        own = {name for name in names.read if name not in vars(builtins)}
+        carried = tuple(sorted(name for name in own if name in names.assigned))
+        bound = self._bound_outside()
+        given = [n for n in names.read if n in bound and n not in carried and n not in self._given]
+        managers = {
+            inner.id
+            for statement in self._step
+            for node in within(statement)
+            if isinstance(node, ast.withitem) and node.optional_vars is not None
+            for inner in ast.walk(node.optional_vars)
+            if isinstance(inner, ast.Name)
+        }
+        outputs = tuple(
+            name
+            for name in names.bound
+            if (name in names.assigned and names.is_sure(name) and name not in managers)
+            or name in carried
+        )
+        rest = Names()
+        rest.scan([*self._after, *self._before, *self._around])
+        if isinstance(self._loop, ast.While):
+            rest.visit(self._loop.test)
+        for value in self._given.values():
+            rest.visit(value)
+        early = Names()
+        if isinstance(self._loop, ast.For):
+            early.visit(self._loop.target)
+        early.scan([*self._around, *self._before])
+        return TrainingLoop(
+            node=self._loop,
+            block=self._block,
+            before=self._before,
+            step=self._step,
+            after=self._after,
+            given={**{n: ast.Name(n, ast.Load()) for n in given}, **self._given},
+            reads={
+                name: line
+                for name, line in names.read.items()
+                if name in own and name not in (*given, *carried) and name not in names.bound
+            },
+            carried=carried,
+            outputs=outputs,
+            used=tuple(name for name in outputs if name in rest.read),
+            late=tuple(name for name in given if name not in early.bound),
+            hidden=self._hidden,
+            effect=self._effect,
+        )
+
+
+class _Inputs(ast.NodeVisitor):
+    """Finds the largest expressions of a step that depend on the loop and not on the step.
+
+    Args:
+        callees: knowledge about the objects that the step calls.
+        outside: names that the loop binds outside of the step.
+        own: names that the step binds.
+
+    Attributes:
+        found: the expressions.
+        is_first: True while the first statement of the step is visited.
+    """
+
+    def __init__(self, callees: Callees, outside: set[str], own: set[str]) -> None:
+        self.is_first = True
+        self.found: list[ast.expr] = []
+        self._callees = callees
+        self._outside = outside
+        self._own = own
+        self._may_skip = False  # inside of code that does not always run
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        index = _loaded(node.slice)
+        if isinstance(node.ctx, ast.Load) and index & self._outside and not self._is_own(node):
+            self.found.append(node)
+        else:
+            self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        is_input = (
+            not self._may_skip
+            and not self._is_own(node)
+            and not takes_gradient([ast.Expr(node)], self._callees)
+            and self._callees.is_input(node, self._outside, is_first=self.is_first)
+        )
+        if is_input:
+            self.found.append(node)
+        else:
+            self.generic_visit(node)
+
+    def _is_own(self, node: ast.expr) -> bool:
+        return bool(_loaded(node) & self._own)
+
+    def _skip(self, node: ast.AST) -> None:
+        before, self._may_skip = self._may_skip, True
+        self.generic_visit(node)
+        self._may_skip = before
+
+    visit_IfExp = visit_BoolOp = visit_If = visit_For = visit_While = visit_Try = _skip  # noqa: N815
+
+    def _comprehension(self, node: Any) -> None:
+        """Exclude the variables of a comprehension."""
+        before = self._own
+        targets = (part.target for part in node.generators)
+        self._own = before | {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+        self._skip(node)
+        self._own = before
+
+    visit_ListComp = visit_SetComp = visit_DictComp = _comprehension  # noqa: N815
+    visit_GeneratorExp = _comprehension  # noqa: N815
+
+    def visit_Lambda(self, node: ast.AST) -> None:
+        """Leave out the contents of functions: they run later."""
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda  # noqa: N815
+
+
+def _loaded(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+
+
+class _Replaced(ast.NodeTransformer):
+    """Replaces expressions by names, by their positions."""
+
+    def __init__(self, names: dict[tuple[int, int, int], str]) -> None:
+        self._names = names
+
+    def visit_Subscript(self, node: ast.Subscript | ast.Call) -> ast.AST:
+        name = self._names.get(_position(node))
+        return (
+            self.generic_visit(node)
+            if name is None
+            else ast.copy_location(ast.Name(name, ast.Load()), node)
+        )
+
+    visit_Call = visit_Subscript  # noqa: N815 - ast's own spelling
+
+
+def _position(node: ast.expr) -> tuple[int, int, int]:
+    return node.lineno, node.col_offset, node.end_col_offset or 0
+
+
+def _empty(statement: ast.stmt) -> ast.stmt:
+    return ast.copy_location(ast.Pass(), statement)
+
+
+def _belongs(statement: ast.stmt, step: Sequence[ast.stmt], callees: Callees) -> bool:
+    """Return True if a statement after the last gradient is part of the step.
+
+    It updates a metric, or computes with the framework from values of the step.
+    """
+    calls = [node for node in within(statement) if isinstance(node, ast.Call)]
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Call) and callees.is_metric(statement.value)
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or not calls:
+        return False
+    made = Names()
+    made.scan(step)
+    names = Names()
+    names.visit(statement)
+    return bool(names.read.keys() & made.bound.keys()) and all(map(callees.computes, calls))
+
+
+def _refuse_leaving(statement: ast.stmt) -> None:
+    """Raise LoopError if a statement of the step leaves the loop."""
+    for node in within(statement):
+        if isinstance(node, (ast.Break, ast.Continue, ast.Return, ast.Yield, ast.YieldFrom)):
+            raise _inside(node, statement)
+
+
+def _refuse_host(statement: ast.stmt) -> None:
+    """Raise LoopError if a statement of the step has an effect that a compiled step would lose."""
+    for node in within(statement):
+        shows = (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SHOWS
+        )
+        reads = (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("numpy", "item", "tolist")
+        )
+        if shows or reads or assigns(node, own_names([statement])):
+            raise _inside(node, statement)
+
+
+def _inside(node: ast.AST, statement: ast.stmt) -> LoopError:
+    text = ast.unparse(node).split("\n")[0]
+    return LoopError(
+        getattr(node, "lineno", statement.lineno),
+        f"`{text}` is inside the statement that takes the gradient: move it after that",
+    )
+
+
+def _independent(host: ast.stmt, statement: ast.stmt) -> bool:
+    """Return True if `statement` may run before `host`, which is written before it."""
+    one, other = _names(host), _names(statement)
+    if one.bound.keys() & (other.read.keys() | other.bound.keys()):
+        return False
+    if other.bound.keys() & one.read.keys():
+        return False
+    return not (set(_roots(statement)) & set(_roots(host)))
+
+
+def _names(statement: ast.stmt) -> Names:
+    names = Names()
+    names.visit(statement)
+    return names
+
+
+def _roots(statement: ast.stmt) -> Iterator[str]:
+    """Yield the names whose objects a statement changes by a method, as `losses.append(...)`."""
+    for node in within(statement):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name = root_name(node.func)
+            if name and name not in ("tf", "np", "jnp"):
+                yield name

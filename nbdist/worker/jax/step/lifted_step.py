@@ -1,0 +1,366 @@
+"""Step of a training loop under JAX: the user's code, on batches that are split over the mesh.
+
+JAX computes with a sharded array as with a whole one. The step therefore runs as written. nbdist
+only places its batch, and XLA divides the work. The numbers are those of one device for any step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import numpy as np
+
+from nbdist.errors import PlanError, StepError
+from nbdist.worker.checkpoint.digest import of_arrays
+from nbdist.worker.data.batches import Batch
+from nbdist.worker.jax.arrays.checkpoint import JaxState
+from nbdist.worker.jax.arrays.leaves import as_data, gathered, is_array, is_own, raw
+from nbdist.worker.jax.runtime import processes
+from nbdist.worker.jax.step.loop_state import LoopState, Snapshot
+from nbdist.worker.profiling.jax_profiler import PjrtTracer
+from nbdist.worker.runtime import context
+from nbdist.worker.runtime.shell import engine_shell
+from nbdist.worker.training.step_contract import StepResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from jax.sharding import Mesh
+
+    from nbdist.records import Plan, Rate
+    from nbdist.worker.lifting.lifted_loop import Arguments
+    from nbdist.worker.lifting.rewrite import LoopProgram
+    from nbdist.worker.profiling.trace import Tracer
+    from nbdist.worker.training.parity import Findings
+    from nbdist.worker.training.step_contract import Footprint
+
+_UNSPLIT = ("incompatible devices", "non-addressable")
+"""Parts of JAX's errors for code that needs an array on one device, or all rows of a batch."""
+
+_KEYS = ((2,), (4,))
+"""Shapes of keys that `jax.random.PRNGKey` makes."""
+
+Division = Literal["divided", "rows", "batch", "mesh", "ranks", "rank", "code"]
+"""Division of a batch over the replicas, or the reason why each worker computes the whole batch."""
+
+_REASONS: dict[Division, str] = {
+    "divided": "",
+    "mesh": "",
+    "rows": "a batch of {rows} rows does not divide over {shards} replicas",
+    "batch": "its step receives no batch from the loop",
+    "ranks": "the first batch or the state differs between the workers: set their seeds",
+    "rank": "its step uses `rank`",
+    "code": "its step needs all rows of a batch on one device",
+}
+
+
+class _Inputs:
+    """Values that a loop passes to its step, and the arrays among them that contain a batch.
+
+    The arrays of a value belong to the batch if all have the same number of rows. Of several such
+    numbers, the one with the most elements counts: a key for random numbers is small.
+
+    Args:
+        values: the values, by the name of their parameter.
+        late: names of values that are no batch.
+
+    Attributes:
+        rows: number of rows of the batch; 0 without a batch.
+        arrays: arrays of the batch.
+        is_sharded: True if an array is sharded over devices already.
+    """
+
+    def __init__(self, values: dict[str, Any], late: Sequence[str]) -> None:
+        self._flat = {name: _flattened(value) for name, value in values.items()}
+        every = (leaf for leaves, _ in self._flat.values() for leaf in leaves)
+        self.is_sharded = any(map(_is_sharded, every))
+        sizes: dict[int, int] = {}
+        rows = {n: _rows_of(leaves) for n, (leaves, _) in self._flat.items() if n not in late}
+        for name, count in rows.items():
+            elements = sum(leaf.size for leaf in self._flat[name][0] if _has_rows(leaf))
+            sizes[count] = sizes.get(count, 0) + elements
+        sizes.pop(0, None)
+        self.rows = max(sizes, key=lambda count: sizes[count], default=0)
+        self._batch = {name for name, count in rows.items() if count and count == self.rows}
+        self.arrays = tuple(
+            leaf for name in self._flat for leaf in self._flat[name][0] if self._splits(name, leaf)
+        )
+
+    def _splits(self, name: str, leaf: Any) -> bool:
+        return name in self._batch and _has_rows(leaf)
+
+    def placed(self, place: Callable[[Any], Any]) -> dict[str, Any]:
+        """Return the values of the batch, with its arrays as `place` returns them."""
+        return {
+            name: jax.tree.unflatten(
+                structure, [place(x) if self._splits(name, x) else x for x in leaves]
+            )
+            for name, (leaves, structure) in self._flat.items()
+            if name in self._batch
+        }
+
+
+class JaxLoopStep:
+    """Step of a loop, called with a batch that is split over the mesh.
+
+    Args:
+        program: the loop.
+        namespace: namespace of the user, with the values that the step reads.
+        mesh: mesh of all devices, with one axis `data`.
+        first: values of the first step.
+
+    Attributes:
+        common: False: batches that differ between workers are not divided.
+    """
+
+    common = False
+    plan: Plan | None = None
+    footprint: Footprint | None = None
+
+    def __init__(
+        self, program: LoopProgram, namespace: dict[str, Any], mesh: Mesh, first: Arguments
+    ) -> None:
+        self.shards = self.replicas = mesh.size
+        self.tracer: Tracer = PjrtTracer()
+        self._program = program
+        self._namespace = namespace
+        self._function = _defined(program, namespace)
+        self._by_rows = jax.NamedSharding(mesh, jax.P(mesh.axis_names))
+        self._kinds: set[tuple[Any, ...]] = set()
+        self._outputs: dict[str, Any] | None = None
+        loop = program.loop
+        self._read = {name: namespace[name] for name in loop.reads if name in namespace}
+        carried = dict(zip(loop.carried, first.carried, strict=True))
+        self._state = LoopState(carried, self._read)
+        self._arguments = first
+        self._reads_batch = False
+        self._reads_batch = not self._inputs_of(first).rows
+        self._inputs = self._inputs_of(first)
+        self._division = self._first_division()
+        if self._division == "divided":
+            self._state.adopt()
+        else:
+            self.replicas = 1
+            self._state.is_shared = self._division not in ("rank", "ranks")
+
+    @property
+    def reduced(self) -> bool:
+        """True if reports are equal on all ranks."""
+        return self._division == "divided"
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        return self._state.names
+
+    def _inputs_of(self, arguments: Arguments) -> _Inputs:
+        """Return what the loop gives to the step; without a batch, also what the step reads."""
+        loop = self._program.loop
+        given = dict(zip(loop.given, arguments.given, strict=True))
+        return _Inputs({**self._read, **given} if self._reads_batch else given, loop.late)
+
+    def _first_division(self) -> Division:
+        inputs, state = self._inputs, self._state.saved().values()
+        found: Division = "divided"
+        if inputs.is_sharded or any(map(_is_sharded, state)):
+            found = "mesh"
+        elif not inputs.rows:
+            found = "batch"
+        elif inputs.rows % self.shards:
+            found = "rows"
+        elif "rank" in self._read:
+            found = "rank"
+        arrays = filter(is_own, (*inputs.arrays, *state))
+        own = [list(_REASONS).index(found), inputs.rows, of_arrays(map(as_data, arrays))]
+        every = self.gather(np.array(own, np.int32))
+        return found if (every == every[0]).all() else "ranks"
+
+    def header(self) -> str:
+        program, where = self._program, f"line {self._program.loop.line}:"
+        match self._division:
+            case "divided":
+                return f"{where} steps over `{program.data}` on {self.shards} replicas"
+            case "mesh":
+                return f"{where} the loop runs as written, on the mesh of its arrays"
+        return f"{where} every worker computes the whole loop: {self._reason()}"
+
+    def _reason(self) -> str:
+        return _REASONS[self._division].format(rows=self._inputs.rows, shards=self.shards)
+
+    def rebind(self, values: dict[str, Any]) -> bool:
+        self._read = values
+        self._namespace.update(values)
+        return True
+
+    def batch(self, arguments: Arguments) -> Batch:
+        self._arguments = arguments
+        self._inputs = inputs = self._inputs_of(arguments)
+        self._kinds.add(tuple((array.shape, str(array.dtype)) for array in inputs.arrays))
+        whole = self._division != "divided" or inputs.rows % self.shards > 0
+        return Batch(inputs.arrays, inputs.rows or 1, whole, everything=lambda: inputs.arrays)
+
+    def step(self, batch: Batch) -> Any:
+        carried = self._arguments.carried
+        if self._state.is_changed:
+            carried = self._state.changed()
+        if batch.whole:
+            outputs = self._whole(carried)
+        elif self._outputs is not None:
+            outputs = self._divided(carried)
+        else:
+            outputs = self._tried(carried)
+        self._outputs = outputs
+        self._state.carried = {name: outputs[name] for name in self._state.carried}
+        loop = self._program.loop
+        return _scalars({n: v for n, v in outputs.items() if n not in loop.carried})
+
+    def _whole(self, carried: tuple[Any, ...]) -> dict[str, Any]:
+        """Run the step as written, on the whole batch."""
+        self._namespace.update(self._read)
+        return self._called(self._arguments.given, carried)
+
+    def _divided(self, carried: tuple[Any, ...]) -> dict[str, Any]:
+        """Run the step on a batch that is split over the mesh."""
+        placed = self._inputs.placed(self._place)
+        if self._reads_batch:
+            self._namespace.update({n: v for n, v in placed.items() if n in self._read})
+        pairs = zip(self._program.loop.given, self._arguments.given, strict=True)
+        given = tuple(placed.get(name, value) for name, value in pairs)
+        outputs: dict[str, Any] = jax.tree.map(gathered, self._called(given, carried))
+        return outputs
+
+    def _tried(self, carried: tuple[Any, ...]) -> dict[str, Any]:
+        """Run the first step on a split batch, or on the whole one if its code needs all rows."""
+        before = Snapshot(self._state, self._namespace)
+        try:
+            return self._divided(carried)
+        except StepError as error:
+            cause = error.__cause__
+            if cause is None or self._program.loop.effect:  # the step cannot run a second time
+                raise
+        before.restore()
+        self._division, self.replicas = "code", 1
+        text = f"{self.header()} ({cause})"
+        context.current().reporter.note("strategy", text, warning=True)
+        return self._whole(carried)
+
+    def _called(self, given: tuple[Any, ...], carried: tuple[Any, ...]) -> dict[str, Any]:
+        """Call the step.
+
+        Raises:
+            StepError: The step needs all rows of a batch in one place.
+        """
+        try:
+            _, outputs = self._function(*given, *carried)
+        except (ValueError, RuntimeError) as error:
+            if self._division != "divided" or not any(text in str(error) for text in _UNSPLIT):
+                raise
+            raise StepError(
+                f"line {self._program.loop.line}: nbdist splits the batch over the workers, but "
+                f"the step needs all of it on one device ({error}): convert arrays to NumPy and "
+                "put them on devices outside of the step, or run the cell with --no-lift"
+            ) from error
+        return dict(outputs)
+
+    def _place(self, array: Any) -> jax.Array:
+        """Split an array that every process has over the mesh."""
+        if isinstance(array, jax.Array):
+            whole = np.asarray(array.addressable_data(0))
+            rows = whole.__getitem__
+        else:
+            whole = raw(array)
+
+            def rows(index: Any) -> np.ndarray:
+                return np.array(whole[index], copy=True)  # the user may change the array
+
+        return jax.make_array_from_callback(whole.shape, self._by_rows, rows)
+
+    def read(self, report: Any) -> StepResult:
+        values = {name: float(value) for name, value in report.items()}
+        return StepResult(values, all(map(math.isfinite, values.values())))
+
+    def outputs(self) -> dict[str, Any]:
+        return self._outputs or {}
+
+    def last(self, names: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(self.outputs()[name] for name in names)
+
+    def gather(self, numbers: np.ndarray) -> np.ndarray:
+        gathered_numbers: np.ndarray = processes.gather(numbers)
+        return gathered_numbers
+
+    def compilations(self) -> int:
+        return len(self._kinds)
+
+    def state(self) -> JaxState:
+        """Return the checkpoint state of the step."""
+        return JaxState(self._state, self.changes)
+
+    def scale_rates(self, warmup_steps: int, made: int) -> tuple[Rate, ...]:
+        del warmup_steps, made
+        raise StepError("--scale-lr works in step cells: %%dist_run --data NAME --scale-lr")
+
+    def check(self, batch: Batch) -> Findings:
+        del batch
+        raise StepError("--check works in step cells: %%dist_run --data NAME --check")
+
+    def layout(self, batch: Batch) -> Plan:
+        del batch
+        raise PlanError("plans are for step cells: %%dist_plan --data NAME")
+
+    def prepare(self, batch: Batch) -> None:
+        """Do nothing: the step is compiled by the functions of the user."""
+
+    def write_back(self) -> None:
+        """Do nothing: the loop assigns the outputs of every step."""
+
+    def finish(self) -> None:
+        """Do nothing: nbdist has not changed the user's objects."""
+
+
+def _defined(program: LoopProgram, namespace: dict[str, Any]) -> Callable[..., Any]:
+    """Define the step function, with source for tracebacks."""
+    filename = engine_shell().compile.cache(program.source, context.current().request.label)
+    own: dict[str, Callable[..., Any]] = {}  # the user may have a function of the same name
+    exec(compile(program.source, filename, "exec", dont_inherit=True), namespace, own)  # noqa: S102
+    return own["step"]
+
+
+def _flattened(value: Any) -> tuple[list[Any], Any]:
+    try:
+        leaves, structure = jax.tree.flatten(value)
+        return leaves, structure
+    except (TypeError, ValueError):  # keys that cannot be sorted
+        return [value], jax.tree.structure(0)
+
+
+def _rows_of(leaves: Sequence[Any]) -> int:
+    """Return the number of rows of arrays; 0 if they have no rows, or different numbers."""
+    found = {leaf.shape[0] for leaf in leaves if _has_rows(leaf)}
+    return found.pop() if len(found) == 1 else 0
+
+
+def _has_rows(leaf: Any) -> bool:
+    """Return True if a leaf can be split by rows; a key for random numbers cannot."""
+    if (
+        not is_array(leaf)
+        or not leaf.ndim
+        or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    ):
+        return False
+    return not (leaf.dtype == np.uint32 and leaf.shape in _KEYS)
+
+
+def _is_sharded(leaf: Any) -> bool:
+    """Return True if an array is split over devices, by the user or by an earlier cell."""
+    return isinstance(leaf, jax.Array) and not leaf.is_fully_replicated
+
+
+def _scalars(outputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the float scalars of values, by name and path."""
+    return {
+        f"{path[0].key}{jax.tree_util.keystr(path[1:])}": leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(outputs)
+        if is_array(leaf) and not leaf.ndim and jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
+    }

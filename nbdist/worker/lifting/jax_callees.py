@@ -1,0 +1,129 @@
+"""Objects that a cell calls under JAX: functions that take gradients, and inputs of a step."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from nbdist.cells.effects import root_name
+from nbdist.worker.lifting.callees import Callees, is_of_user
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_GRADIENTS = {
+    *("grad", "value_and_grad", "filter_grad", "filter_value_and_grad", "vjp", "filter_vjp"),
+    *("value_and_grad_from_state", "jacrev", "jacfwd", "hessian"),
+}
+"""Transformations of JAX, Flax NNX, Equinox and Optax that differentiate a function."""
+
+_DIFFERENTIATES = ("grad", "jacrev", "jacfwd", "vjp")
+"""Parts of the names of the functions that these transformations return."""
+
+_WRAPPERS = 8
+"""Largest number of wrappers around a function of the user that nbdist looks into."""
+
+
+class JaxCallees(Callees):
+    """Objects behind the calls of a cell under JAX.
+
+    A function that a call passes on, as in `jax.jit(train_step)`, counts as called.
+    """
+
+    compiles = False
+
+    def _note(self, node: ast.AST) -> None:
+        super()._note(node)
+        match node:
+            case ast.Assign(targets=[ast.Attribute(attr=name)], value=ast.Call() as value):
+                self._methods.setdefault(name, []).append(value)  # self.step = jax.jit(step)
+
+    def updates(self, call: ast.Call) -> bool:
+        """Return True for a transformation that takes gradients."""
+        return any(_last_name(node) in _GRADIENTS for node in ast.walk(call.func))
+
+    def takes_gradient(self, call: ast.Call) -> bool:
+        """Return True if a called function takes a gradient, itself or in those it calls."""
+        return any(map(self._reference_takes, ast.walk(call)))
+
+    def _reference_takes(self, node: ast.AST) -> bool:
+        if isinstance(node, ast.Name):  # `grad` alone is often a gradient
+            return node.id not in _GRADIENTS and self._name_takes(node.id)
+        if not isinstance(node, ast.Attribute):
+            return False
+        owner = self._value(node.value)
+        if owner is None or is_of_user(owner):
+            return self._method_takes(node.attr) or _differentiates(self._value(node))
+        return False
+
+    def _name_takes(self, name: str) -> bool:
+        is_known = name not in self._defined
+        return (is_known and _differentiates(self._namespace.get(name))) or super()._name_takes(
+            name
+        )
+
+    def _body_takes(self, function: ast.AST) -> bool:
+        nodes = list(ast.walk(function))
+        return any(_last_name(node) in _GRADIENTS for node in nodes) or any(
+            map(self._reference_takes, nodes)
+        )
+
+    def distributes(self, call: ast.Call) -> bool:
+        """Return False: arrays on a mesh of the user are found when the loop runs."""
+        del call
+        return False
+
+    def is_metric(self, call: ast.Call) -> bool:
+        """Return False: metrics are arrays, and need no step."""
+        del call
+        return False
+
+    def is_input(self, call: ast.Call, outside: set[str], *, is_first: bool) -> bool:
+        """Return True if the loop may make the call and pass its result to the step.
+
+        These are `next(...)`, methods such as `x.numpy()`, and functions of a framework. Other
+        functions must be called before the step.
+        """
+        if isinstance(call.func, ast.Name) and call.func.id == "next":
+            return True
+        names = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
+        if not names & outside:
+            return False
+        return is_first or self.computes(call) or root_name(call.func) in outside
+
+
+def _last_name(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _differentiates(value: Any) -> bool:
+    """Return True if a function is the result of a transformation that takes gradients."""
+    return callable(value) and any(
+        any(part in name for part in _DIFFERENTIATES) for name in _wrappers(value)
+    )
+
+
+def _wrappers(value: Any) -> Iterator[str]:
+    """Yield the lower-case names of a function's wrappers that libraries have made."""
+    waiting = [value]
+    for _ in range(_WRAPPERS):
+        if not waiting:
+            return
+        part = waiting.pop(0)
+        if isinstance(part, functools.partial):
+            waiting.append(part.func)
+        elif isinstance(part, FunctionType) and part.__code__.co_filename in linecache.cache:
+            continue  # of a cell
+        elif isinstance(part, FunctionType):
+            yield part.__code__.co_qualname.lower()
+            waiting += [v for v in inspect.getclosurevars(part).nonlocals.values() if callable(v)]
+        elif not is_of_user(part):
+            yield type(part).__qualname__.lower()
+        if (inner := getattr(part, "__wrapped__", None)) is not None:
+            waiting.append(inner)

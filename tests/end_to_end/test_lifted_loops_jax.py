@@ -1,0 +1,402 @@
+"""Training loops of JAX in plain cells run on batches that are split over the mesh."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from nbdist.errors import CellError
+from nbdist.records import Rows, Saving
+from tests import clusters, references
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import nbdist
+
+SETUP = """
+import jax, jax.numpy as jnp, numpy as np, optax
+from functools import partial
+from jax import grad, jit, value_and_grad
+rng = np.random.default_rng(0)
+X = rng.normal(size=(44, 4)).astype("float32")
+Y = (X @ np.arange(4.0)[:, None]).astype("float32")
+batches = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 44, 8)]  # the last one has 4 rows
+
+def init():
+    k1, k2 = jax.random.split(jax.random.key(0))
+    return {
+        "a": jax.random.normal(k1, (4, 16)) * 0.3,
+        "b": jnp.zeros(16),
+        "c": jax.random.normal(k2, (16, 1)) * 0.3,
+    }
+
+def predict(p, x):
+    return jnp.tanh(x @ p["a"] + p["b"]) @ p["c"]
+
+def loss_fn(p, x, y):
+    return ((predict(p, x) - y) ** 2).mean()
+
+@jit
+def update(p, x, y):
+    loss, g = value_and_grad(loss_fn)(p, x, y)
+    return jax.tree.map(lambda a, b: a - 0.05 * b, p, g), loss
+
+def plain(tree):
+    return [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(tree)]
+
+tx = optax.adam(0.01)
+params = init()
+opt_state = tx.init(params)
+losses = []
+"""
+
+CELLS = {
+    "steps without jit, and predictions of all rows": """
+for epoch in range(2):
+    for i, batch in enumerate(batches):
+        x, y = batch
+        (loss, seen), grads = value_and_grad(
+            lambda p: (loss_fn(p, x, y), predict(p, x)), has_aux=True
+        )(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+        losses.append(loss.item())
+        if i == 3:
+            rows = np.asarray(seen).tolist()
+outcome = [plain(params), losses, rows, plain(loss_fn(params, X, Y))]
+""",
+    "function with a donated state and a nested function": """
+@partial(jax.jit, donate_argnums=(0, 1))
+def step(p, s, key, x, y):
+    def noisy(p):
+        hidden = jnp.tanh(x @ p["a"] + p["b"])
+        keep = jax.random.bernoulli(key, 0.8, hidden.shape)
+        return ((jnp.where(keep, hidden / 0.8, 0) @ p["c"] - y) ** 2).mean()
+    loss, g = value_and_grad(noisy)(p)
+    updates, s = tx.update(g, s, p)
+    return optax.apply_updates(p, updates), s, {"loss": loss, "norm": optax.global_norm(g)}
+
+def fit(params, data, epochs):
+    s, best, key = tx.init(params), 1e9, jax.random.PRNGKey(1)
+    def note(value):
+        nonlocal best
+        best = min(best, value)
+    for epoch in range(epochs):
+        for x, y in data:
+            key, sub = jax.random.split(key)
+            params, s, m = step(params, s, sub, jnp.asarray(x), jnp.asarray(y)); losses.append(m)
+            note(float(m["norm"]))
+    return params, best
+
+params, best = fit(params, batches, 2)
+outcome = [plain(params), plain(losses), best]
+""",
+    "one pass as a function, called for each epoch": """
+def train_one_epoch(p, data):
+    total, it = 0.0, iter(data)
+    for _ in range(len(data)):
+        p, loss = update(p, *next(it))
+        total += loss
+    return p, total / len(data)
+
+for epoch in range(3):
+    params, average = train_one_epoch(params, batches)
+    losses.append(float(average))
+outcome = [plain(params), losses]
+""",
+    "whole data in each step, read by name": """
+data, targets, i = jnp.asarray(X), Y.copy(), 0
+while i < 20:
+    params, loss = update(params, data, targets)
+    i += 1
+    targets[i] = i  # NumPy arrays change in place
+outcome = [plain(params), float(loss)]
+""",
+    "trainer with a compiled method, and Flax objects": """
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.one = nnx.Linear(4, 16, rngs=rngs)
+        self.norm = nnx.BatchNorm(16, rngs=rngs)
+        self.two = nnx.Linear(16, 1, rngs=rngs)
+    def __call__(self, x):
+        return self.two(self.norm(nnx.tanh(self.one(x))))
+
+class Trainer:
+    def __init__(self):
+        self.model = Net(nnx.Rngs(0))
+        self.optimizer = nnx.Optimizer(self.model, optax.sgd(0.01), wrt=nnx.Param)
+        self.history = []
+        def train_step(model, optimizer, x, y):
+            loss, g = nnx.value_and_grad(lambda m: ((m(x) - y) ** 2).mean())(model)
+            optimizer.update(model, g)
+            return loss
+        self.train_step = nnx.jit(train_step)
+    def fit(self, data, epochs):
+        for epoch in range(epochs):
+            for x, y in data:
+                self.history.append(self.train_step(self.model, self.optimizer, x, y))
+
+trainer = Trainer()
+trainer.fit(batches, 2)
+outcome = [plain(nnx.state(trainer.model)), plain(trainer.history)]
+""",
+    "accumulation by hand, averaged weights, a seeded shuffle of tf.data": """
+import tensorflow as tf
+data = tf.data.Dataset.from_tensor_slices({"x": X, "y": Y}).shuffle(44, seed=1).batch(4)
+gradients = jax.jit(value_and_grad(loss_fn))
+total = jax.tree.map(jnp.zeros_like, params)
+averaged = params
+for i, batch in enumerate(data.as_numpy_iterator()):
+    loss, g = gradients(params, batch["x"], batch["y"])
+    total = jax.tree.map(jnp.add, total, g)
+    if (i + 1) % 3 == 0:
+        updates, opt_state = tx.update(jax.tree.map(lambda t: t / 3, total), opt_state, params)
+        params = optax.apply_updates(params, updates)
+        total = jax.tree.map(jnp.zeros_like, params)
+        averaged = jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, averaged, params)
+    losses.append(loss)
+outcome = [plain(params), plain(averaged), plain(losses)]
+""",
+    "state in global names, and losses noted by the step itself": """
+def train_step(x, y):
+    global params, opt_state
+    loss, g = value_and_grad(loss_fn)(params, x, y)
+    updates, opt_state = tx.update(g, opt_state)
+    params = optax.apply_updates(params, updates)
+    losses.append(loss)
+
+for x, y in batches:
+    train_step(x, y)
+outcome = [plain(params), plain(losses)]
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=2, framework="jax") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    programs = {name: SETUP + cell for name, cell in CELLS.items()}
+    return references.plainly(programs, "jax", "optax")
+
+
+def outcome(cluster: nbdist.Cluster) -> Any:
+    """Return the value of `outcome`, which must be equal on all ranks."""
+    own, *others = (values["outcome"] for values in cluster.pull(["outcome"]).values())
+    assert all(other == own for other in others)
+    return own
+
+
+def assert_near(actual: Any, expected: Any) -> None:
+    if isinstance(expected, list) and expected and isinstance(expected[0], list):
+        assert len(actual) == len(expected)
+        for a, b in zip(actual, expected, strict=True):
+            assert_near(a, b)
+    else:
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", list(CELLS))
+def test_loop_has_the_numbers_of_one_device(
+    cluster: nbdist.Cluster,
+    expected: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    cluster.run(SETUP)
+    cluster.run(CELLS[name])
+    printed = capsys.readouterr().out
+    assert re.search(r"line \d+: steps over `.*` on 2 replicas", printed)
+    for actual, one in zip(outcome(cluster), expected[name], strict=True):
+        assert_near(actual, one)
+
+
+def test_work_of_a_step_is_divided(cluster: nbdist.Cluster) -> None:
+    """Each device computes with its rows of the batch; the loop keeps its own arrays."""
+    cluster.run(SETUP)
+    run = cluster.run("""
+spread = []
+def recorded(p, x, y):
+    spread.append([x.shape, x.addressable_data(0).shape, type(x).__name__])
+    return update(p, x, y)
+for x, y in batches:
+    params, loss = recorded(params, x, y)
+    spread.append(type(x).__name__)
+outcome = [spread[0], spread[1], spread[-2]]
+""")
+    assert outcome(cluster) == [
+        [(8, 4), (4, 4), "ArrayImpl"],
+        "ndarray",
+        [(4, 4), (2, 4), "ArrayImpl"],
+    ]
+    assert len(run.loss) == 1, "one mean for the pass through the loop"
+
+
+UNDIVIDED = {
+    "its step receives no batch from the loop": """
+def closed(p):
+    return update(p, X, Y)
+for i in range(3):
+    params, loss = closed(params)
+""",
+    "its step needs all rows of a batch on one device": """
+for x, y in batches:
+    params, loss = jit(lambda p: update(p, x, y))(params)
+""",
+    "its step uses `rank`": """
+for x, y in batches:
+    params, loss = update(params, x + rank, y)
+""",
+    "its step needs all rows": """
+draw = np.random.default_rng(3)
+def step(p, x, y):
+    noise = draw.normal() + np.random.normal()
+    p, loss = update(p, x, y)
+    return p, loss * np.asarray(x).mean() * noise
+for x, y in batches:
+    params, loss = step(params, x, y)
+drawn = [draw.normal(), np.random.normal()]
+""",
+    "a batch of 7 rows does not divide over 2 replicas": """
+for i in range(0, 42, 7):
+    params, loss = update(params, X[i : i + 7], Y[i : i + 7])
+""",
+    "the first batch or the state differs between the workers": """
+for x, y in batches:
+    x = x + rank
+    params, loss = update(params, x, y)
+""",
+    "`break` is inside the statement that takes the gradient": """
+for x, y in batches:
+    with jax.default_matmul_precision("float32"):
+        params, loss = update(params, x, y)
+        break
+""",
+}
+
+
+@pytest.mark.parametrize("reason", list(UNDIVIDED))
+def test_reason_is_printed_when_every_worker_computes_the_loop(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str], reason: str
+) -> None:
+    cluster.run(SETUP)
+    cluster.run(UNDIVIDED[reason], guard=0)  # workers may end with different values
+    printed = capsys.readouterr()
+    (line,) = [text for text in (printed.out + printed.err).splitlines() if reason in text]
+    assert "very worker computes the whole loop" in line
+
+
+def test_step_with_effects_that_needs_all_rows_is_refused_with_its_line(
+    cluster: nbdist.Cluster,
+) -> None:
+    """The step may have run in part, so it cannot run again on whole batches."""
+    cluster.run(SETUP)
+    cell = """
+def step(p, x, y):
+    losses.append(1)
+    p, loss = update(p, x, y)
+    return p, loss * np.asarray(x).mean()
+for x, y in batches:
+    params, loss = step(params, x, y)
+"""
+    with pytest.raises(CellError, match=r"line 5: .* run the cell with --no-lift"):
+        cluster.run(cell)
+    cluster.run(SETUP)
+    cluster.run(cell, no_lift=True)
+
+
+def test_step_that_runs_again_draws_the_numbers_of_one_device(cluster: nbdist.Cluster) -> None:
+    cluster.run(SETUP + "np.random.seed(1)" + UNDIVIDED["its step needs all rows"])
+    drawn = cluster.pull(["drawn"], ranks="0")[0]["drawn"]
+    own, shared = np.random.default_rng(3), np.random.RandomState(1)
+    for _ in range(6):
+        own.normal(), shared.normal()
+    assert drawn == [own.normal(), shared.normal()]
+
+
+STOPPED_AFTER = 60
+"""Step of the interrupt. By then, the notebook knows that the cell has steps."""
+
+ENDLESS = """
+count = 0
+while True:
+    for x, y in batches:
+        params, loss = update(params, x, y)
+        count += 1
+"""
+
+
+def test_interrupt_ends_the_loop_after_the_same_step(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.run(SETUP)
+    subscribers = cluster._worker_group.receiver.subscribers
+    deliver, began = subscribers.deliver, threading.Event()
+
+    def interrupting(record: Any) -> None:
+        deliver(record)
+        is_late = isinstance(record, Rows) and record.last().step >= STOPPED_AFTER
+        if is_late and not began.is_set():
+            began.set()
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subscribers, "deliver", interrupting)
+    with clusters.bounded(60), pytest.raises(KeyboardInterrupt):
+        cluster.run(ENDLESS)
+    cluster.run("outcome = [count, plain(params)]")
+    assert outcome(cluster)[0] >= STOPPED_AFTER, "all ranks made the same steps"
+    run = cluster.run("for x, y in batches:\n    params, loss = update(params, x, y)")
+    assert len(run.loss) == 1, "the next cell trains"
+
+
+RESUMABLE = """
+from flax import nnx
+class Counter:
+    def __init__(self):
+        self.seen, self.total = 0, jnp.zeros(2)
+    def step(self, params, opt_state, x, y):
+        loss, g = value_and_grad(loss_fn)(params, x, y)
+        updates, opt_state = tx.update(g, opt_state)
+        self.seen += 1
+        self.total = self.total + jnp.stack([loss, jnp.float32(1)])
+        scale[...] = scale[...] * 0.9
+        return optax.apply_updates(params, updates), opt_state, loss
+counter, scale = Counter(), nnx.Variable(jnp.ones(3))
+for epoch in range(3):
+    for x, y in batches:
+        params, opt_state, loss = counter.step(params, opt_state, x, y)
+        scale = scale
+        losses.append(float(loss))
+    FAIL
+outcome = [plain(params), plain(opt_state), counter.seen, plain(counter.total), losses]
+"""
+
+
+def test_loop_resumes_from_its_checkpoint(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    """The first run fails in the second epoch; the second one continues behind its checkpoint."""
+    whole = RESUMABLE.replace("FAIL", "pass")
+    cluster.run(SETUP)
+    cluster.run(whole)
+    expected = outcome(cluster)
+    saving = Saving(folder=str(tmp_path / "run"), every_steps=4)
+    cluster.run(SETUP)
+    with pytest.raises(CellError, match="ZeroDivisionError"):
+        cluster.run(RESUMABLE.replace("FAIL", "1 / (1 - epoch)"), saving=saving)
+    cluster.run(SETUP)
+    cluster.run(whole, saving=Saving(folder=saving.folder, every_steps=4, resume=True))
+    resumed = outcome(cluster)
+    assert resumed[:4] == expected[:4]
+    assert resumed[4] == expected[4][8:], "lists are not restored"

@@ -1,0 +1,187 @@
+"""Loops and calls under JAX that take gradients, found by name and by the wrappers of functions."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from nbdist.cells.loop_division import divide
+from nbdist.cells.loops import LoopError, training_loops
+from nbdist.worker.lifting.jax_callees import JaxCallees
+
+EARLIER = """
+import functools
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax import grad, value_and_grad
+
+def loss_fn(p, x):
+    return (p * x).sum()
+
+@jax.jit
+def train_step(p, x):
+    loss, g = jax.value_and_grad(loss_fn)(p, x)
+    return p - g, loss
+
+@eqx.filter_value_and_grad
+def decorated(p, x):
+    return (p * x).sum()
+
+@functools.partial(jax.value_and_grad, has_aux=True)
+def partly(p, x):
+    return (p * x).sum(), x
+
+def make_step():
+    def step(p, x):
+        return grad(loss_fn)(p, x)
+    return jax.jit(step)
+
+made = make_step()
+of_jax = jax.value_and_grad(loss_fn)
+compiled = jax.jit(jax.grad(loss_fn))
+of_flax = nnx.jit(nnx.value_and_grad(loss_fn))
+of_equinox = eqx.filter_jit(decorated)
+of_optax = optax.value_and_grad_from_state(loss_fn)
+plain = jax.jit(loss_fn)
+solver = optax.adam(0.1)
+
+def epoch(p, data):
+    for x in data:
+        p, loss = train_step(p, x)
+    return p
+
+class Trainer:
+    def __init__(self):
+        def inner(p, x):
+            return jax.grad(loss_fn)(p, x)
+        self.step = jax.jit(inner)
+        self.score = jax.jit(loss_fn)
+
+    def eval(self, x):
+        return self.score(1.0, x)
+
+trainer = Trainer()
+"""
+
+
+@pytest.fixture(scope="module")
+def namespace() -> dict[str, Any]:
+    """Return the namespace after a cell of the user, whose source is known."""
+    name, lines = "<earlier jax>", EARLIER.splitlines(keepends=True)
+    linecache.cache[name] = (len(EARLIER), None, lines, name)
+    found: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(EARLIER, name, "exec"), found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("call", "takes"),
+    [
+        ("train_step(p, x)", True),
+        ("decorated(p, x)", True),
+        ("partly(p, x)", True),
+        ("made(p, x)", True),
+        ("of_jax(p, x)", True),
+        ("compiled(p, x)", True),
+        ("of_flax(p, x)", True),
+        ("of_equinox(p, x)", True),
+        ("of_optax(p, state=x)", True),
+        ("jax.lax.scan(train_step, p, x)", True),
+        ("trainer.step(p, x)", True),
+        ("self.step(p, x)", True),
+        ("plain(p, x)", False),
+        ("trainer.eval(x)", False),
+        ("self.score(p, x)", False),
+        ("epoch(p, x)", False),
+        ("solver.update(g, s)", False),
+        ("jnp.sum(x)", False),
+        ("unknown(x)", False),
+    ],
+)
+def test_calls_that_take_gradients(namespace: dict[str, Any], call: str, takes: bool) -> None:
+    tree = ast.parse(call)
+    (expression,) = tree.body
+    assert isinstance(expression, ast.Expr)
+    assert isinstance(expression.value, ast.Call)
+    assert JaxCallees(tree, namespace).takes_gradient(expression.value) == takes
+
+
+@pytest.mark.parametrize(
+    ("cell", "lines"),
+    [
+        ("for x in data:\n    g = jax.grad(loss_fn)(p, x)", [1]),
+        ("for x in data:\n    l, g = value_and_grad(loss_fn)(p, x)", [1]),
+        ("for x in data:\n    l = jax.jit(loss_fn)(p, x)", []),
+        ("for e in range(3):\n    p = epoch(p, data)", []),
+        ("for e in range(3):\n    for x in data:\n        p, loss = train_step(p, x)", [2]),
+        ("for name, grad in pairs:\n    print(name, grad)", []),
+        ("step = jax.jit(train_step)\nfor x in data:\n    p, l = step(p, x)", [2]),
+    ],
+)
+def test_innermost_loops_over_data_are_training_loops(
+    namespace: dict[str, Any], cell: str, lines: list[int]
+) -> None:
+    tree = ast.parse(cell)
+    found = training_loops(tree, JaxCallees(tree, namespace))
+    assert [loop.lineno for loop in found] == lines
+
+
+@pytest.mark.parametrize(
+    ("body", "given", "late"),
+    [
+        ("p, loss = train_step(p, x)", ["x"], ()),
+        ("p, loss = train_step(p, jnp.asarray(x))", ["jnp.asarray(x)"], ()),
+        ("p, loss = train_step(p, x.numpy())", ["x.numpy()"], ()),
+        ("p, loss = train_step(p, next(it))", ["next(it)"], ()),
+        ("p, loss = train_step(p, X[order[x]])", ["X[order[x]]"], ()),
+        ("p, loss = train_step(p, pick(x, data))", ["pick(x, data)"], ()),
+        ("p, loss = train_step(p, pick(p, x))", ["x"], ()),
+        ("p, loss = train_step(p, x)\n    q, l = train_step(q, pick(x))", ["x"], ()),
+        (
+            "p, loss = train_step(p, x)\n    q, l = train_step(q, jnp.sin(x))",
+            ["x", "jnp.sin(x)"],
+            (),
+        ),
+        ("p, loss = train_step(p, jnp.sin(x) if x else 0)", ["x"], ()),
+        ("loss, g = of_jax(p, x)\n    if x:\n        p = apply(p, g)", ["p", "x"], ("p",)),
+        ("print(x)\n    p, loss = train_step(p, x)\n    print(loss)", ["x"], ()),
+    ],
+)
+def test_loop_gives_the_inputs_of_its_step(
+    namespace: dict[str, Any], body: str, given: list[str], late: tuple[str, ...]
+) -> None:
+    cell = f"for x in data:\n    {body}"
+    tree = ast.parse(cell)
+    callees = JaxCallees(tree, namespace)
+    (loop,) = training_loops(tree, callees)
+    divided = divide(loop, callees)
+    assert [ast.unparse(value) for value in divided.given.values()] == given
+    assert divided.late == late
+
+
+def test_only_statements_that_leave_the_loop_are_refused(namespace: dict[str, Any]) -> None:
+    """A step of JAX runs as written, so its prints and its other effects remain."""
+    kept = """
+        for x in data:
+            with scope:
+                p, loss = train_step(p, x)
+                print(loss.item())
+                log["loss"] = loss
+        """
+    tree = ast.parse(dedent(kept))
+    callees = JaxCallees(tree, namespace)
+    (loop,) = training_loops(tree, callees)
+    assert divide(loop, callees).outputs == ("p", "loss")
+
+    tree = ast.parse(dedent(kept).replace("print(loss.item())", "break"))
+    (loop,) = training_loops(tree, callees)
+    with pytest.raises(LoopError, match="line 5: `break` is inside the statement"):
+        divide(loop, callees)
