@@ -39,7 +39,7 @@ for epoch in range(3):
             predicted = model(xb, training=True)
             loss = tf.reduce_mean((predicted - yb) ** 2)
         gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        optimizer.apply(gradients, model.trainable_variables)
         mean.update_state(loss)
         losses.append(float(loss))
     epochs.append(float(mean.result()))

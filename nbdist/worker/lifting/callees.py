@@ -75,9 +75,21 @@ class Callees:
 
     def updates(self, call: ast.Call) -> bool:
         """Return True for a tape, and for a method that takes or applies a gradient."""
-        if isinstance(call.func, ast.Name):
-            return call.func.id == "GradientTape"
-        return isinstance(call.func, ast.Attribute) and call.func.attr in _UPDATES
+        match call.func:
+            case ast.Name(id=name):
+                return name == "GradientTape"
+            case ast.Attribute(attr="apply", value=owner):
+                return self._is_optimizer(owner)
+            case ast.Attribute(attr=name):
+                return name in _UPDATES
+        return False
+
+    def _is_optimizer(self, node: ast.expr) -> bool:
+        """Return True for a Keras optimizer; before it exists, for a name such as `self.opt`."""
+        value, keras = self._value(node), sys.modules.get("keras")
+        if value is not None and keras is not None:
+            return isinstance(value, keras.optimizers.Optimizer)
+        return "opt" in ast.unparse(node).split(".")[-1]
 
     def takes_gradient(self, call: ast.Call) -> bool:
         """Return True if the called function takes a gradient, itself or in those it calls.

@@ -108,6 +108,8 @@ def test_calls_that_take_gradients(namespace: dict[str, Any], call: str, takes: 
         ("for e in range(3):\n    epoch(data)", []),
         ("def own(d):\n    for x in d:\n        update(x)\nfor e in range(3):\n    own(data)", [2]),
         ("for x in data:\n    repeated(x)", [1]),
+        ("for x in data:\n    self.optimizer.apply(x)", [1]),
+        ("for x in data:\n    model.apply(x)", []),
     ],
 )
 def test_innermost_loops_over_data_are_training_loops(
