@@ -26,11 +26,12 @@ class Recorder:
 
     Args:
         number: the number of the cell.
-        is_step: True for a step cell. It selects the tables that count for the result.
+        is_step: True for a step cell. The history then contains its steps, and not only epochs. The
+            history of a training loop also contains its steps.
 
     Attributes:
         opened: the names that the checkpoint contains; None before the first save.
-        begun: the batch and the replicas of a step cell.
+        begun: the batch and the replicas of a step cell, or of a training loop.
     """
 
     def __init__(self, number: int, *, is_step: bool) -> None:
@@ -48,8 +49,9 @@ class Recorder:
 
     def keep(self, record: AnyEvent) -> None:
         """Add a record to the result. Records of other types are ignored."""
+        is_step = self._is_step or self.begun is not None
         if isinstance(record, Metrics) or (
-            isinstance(record, Rows) and record.values and record.columns.counts(self._is_step)
+            isinstance(record, Rows) and record.values and record.columns.counts(is_step)
         ):
             self._reports.append(record)
         elif isinstance(record, Display) and record.result:

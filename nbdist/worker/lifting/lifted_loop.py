@@ -175,8 +175,10 @@ class LiftedLoop:
         arguments = Arguments(given, carried)
         self._prepare(reads, arguments)
         assert self._runner is not None
-        batch = self._step.batch(arguments)
-        self._runner.run(batch, waited_s)
+        batch, runner = self._step.batch(arguments), self._runner
+        # Other loops of the cell may have made steps. The steps of a cell have different numbers.
+        runner.at = structs.replace(runner.at, step=max(runner.at.step, self._worker.progress.step))
+        runner.run(batch, waited_s)
         self.ran = True
         outputs = self._step.outputs()
         self._ended_at = time.perf_counter()

@@ -217,7 +217,8 @@ class StepRunner:
     def resume(self) -> Position:
         """Prepare the checkpoints; return the position from which the run continues."""
         self.at = self._checkpoints.begin() or self.at
-        self._worker.progress.step = self.at.step
+        progress = self._worker.progress
+        progress.step = max(progress.step, self.at.step)
         return self.at
 
     def end(self, *raised: object) -> None:
