@@ -16,7 +16,7 @@ _HEADER = ("value", "shape", "type", "largest difference", "tolerance", "")
 
 
 def header_lines(begun: StepBegun) -> Iterator[str]:
-    """Yield the split of a run over replicas as text."""
+    """Yield the split of a run over replicas as text; for a loop, only that of a batch."""
     if begun.batch % begun.replicas:
         each = f"all on each of {begun.replicas} replicas"
     else:
@@ -30,6 +30,10 @@ def header_lines(begun: StepBegun) -> Iterator[str]:
         split = [f"{batch}, {each}", f"{data} {begun.sharding}"]
     else:
         split = [f"{batch} on one replica", data]
+    if not begun.epochs:  # nbdist knows neither the size of its data nor their order
+        split = split[:1] if begun.replicas > 1 else []
+    if not split:
+        return
     yield "; ".join([*split, *([", ".join(length)] if length else [])])
     for rate in begun.rates:
         yield (

@@ -241,7 +241,7 @@ class JaxLoopStep:
                 raise
         before.restore()
         self._division, self.replicas = "code", 1
-        text = f"{self.header()} ({cause})"
+        text = f"{self.header()} ({str(cause).split('. ')[0]})"
         context.current().reporter.note("strategy", text, warning=True)
         return self._whole(carried)
 
@@ -256,10 +256,11 @@ class JaxLoopStep:
         except (ValueError, RuntimeError) as error:
             if self._division != "divided" or not any(text in str(error) for text in _UNSPLIT):
                 raise
+            reason = str(error).split(". ")[0]
             raise StepError(
                 f"line {self._program.loop.line}: nbdist splits the batch over the workers, but "
-                f"the step needs all of it on one device ({error}): convert arrays to NumPy and "
-                "put them on devices outside of the step, or run the cell with --no-lift"
+                f"the step needs all of it on one device: convert arrays to NumPy and put them on "
+                f"devices outside of the step, or run the cell with --no-lift ({reason})"
             ) from error
         return dict(outputs)
 
