@@ -203,9 +203,10 @@ STOPPED_AFTER = 60
 
 ENDLESS = """
 count = 0
-for xb, yb in data.repeat():
-    loss = train_step(xb, yb)
-    count += 1
+while True:
+    for xb, yb in data:
+        loss = train_step(xb, yb)
+        count += 1
 """
 
 

@@ -356,25 +356,47 @@ while True:
 """
 
 
-def test_interrupt_ends_the_loop_after_the_same_step(
-    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster.run(SETUP)
+def interrupt_after(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Interrupt the next cell when a rank reports a step."""
     subscribers = cluster._worker_group.receiver.subscribers
     deliver, began = subscribers.deliver, threading.Event()
 
     def interrupting(record: Any) -> None:
         deliver(record)
-        is_late = isinstance(record, Rows) and record.last().step >= STOPPED_AFTER
+        is_late = isinstance(record, Rows) and record.last().step >= step
         if is_late and not began.is_set():
             began.set()
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(subscribers, "deliver", interrupting)
+
+
+def test_interrupt_ends_the_loop_after_the_same_step(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.run(SETUP)
+    interrupt_after(cluster, monkeypatch, STOPPED_AFTER)
     with clusters.bounded(60), pytest.raises(KeyboardInterrupt):
         cluster.run(ENDLESS)
     cluster.run("outcome = [count, plain(params)]")
     assert outcome(cluster)[0] >= STOPPED_AFTER, "all ranks made the same steps"
+    run = cluster.run("for x, y in batches:\n    params, loss = update(params, x, y)")
+    assert len(run.loss) == 6, "the next cell trains"
+
+
+def test_interrupt_stops_the_code_after_a_loop(
+    cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.run(SETUP)
+    interrupt_after(cluster, monkeypatch, 6)
+    with clusters.bounded(30), pytest.raises(KeyboardInterrupt):
+        cluster.run("""
+import time
+for x, y in batches:
+    params, loss = update(params, x, y)
+while True:
+    time.sleep(0.01)
+""")
     run = cluster.run("for x, y in batches:\n    params, loss = update(params, x, y)")
     assert len(run.loss) == 6, "the next cell trains"
 

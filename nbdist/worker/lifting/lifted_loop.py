@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nbdist.records import Saving, StrategyName
     from nbdist.worker.data.batches import Batch
     from nbdist.worker.runtime.context import Worker
+    from nbdist.worker.runtime.stop_point import StopPoint
 
 _PLAIN = (int, float, str)
 _programs: dict[int, tuple[StrategyName, LoopProgram | LoopError]] = {}
@@ -136,7 +137,9 @@ class LiftedLoop:
         self.ran = False
         self._epoch += 1
         self._skipped = 0
-        self._stop = self._passing.enter_context(self._worker.cell_state.stop_point())
+        worker = self._worker
+        self._stop = _stop_of_cell(worker)
+        self._passing.enter_context(worker.interrupts.deferred_to_step())
         if self._runner is not None and self._runner.at.epoch < self._epoch:
             self._runner.at = Position(step=self._runner.at.step, epoch=self._epoch, batches=0)
         self._ended_at = time.perf_counter()
@@ -228,6 +231,14 @@ class LiftedLoop:
 
     def _finish(self) -> None:
         self._step.finish()
+
+
+def _stop_of_cell(worker: Worker) -> StopPoint:
+    """Return the last step before a stop, for all loops of the cell."""
+    state = worker.cell_state
+    if state.loop_stop is None:
+        state.loop_stop = worker.ending.enter_context(state.stop_point())
+    return state.loop_stop
 
 
 def _newest(saving: Saving | None) -> Position:

@@ -103,6 +103,7 @@ class CellState:
         fits: counter of the fits; None before the first.
         unfinished: True if the cell has left steps under way.
         loops: training loops of the cell whose steps run on all replicas, by number.
+        loop_stop: last step of these loops before a stop; None before the first.
     """
 
     def __init__(
@@ -120,3 +121,4 @@ class CellState:
         self.fits: FitCounter | None = None
         self.unfinished = False
         self.loops: dict[int, Any] = {}
+        self.loop_stop: StopPoint | None = None

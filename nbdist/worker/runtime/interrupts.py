@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType, TracebackType
 
+OUTSIDE_S = 1.0
+"""Time after which an interrupt stops the code between the training loops of a cell (seconds)."""
+
 AGAIN_S = 0.2
 """Ignore a second interrupt within this time (seconds): the first one's cleanup may still run."""
 
@@ -66,6 +69,8 @@ class Interrupts:
     def __init__(self) -> None:
         self.is_pending = False
         self._defers = False
+        self._is_outside = False
+        self._wait: threading.Timer | None = None
         self._inside = False
         self._task: asyncio.Task[None] | None = None
         self._raised_at = -AGAIN_S
@@ -101,6 +106,38 @@ class Interrupts:
         finally:
             self._defers = False
 
+    @contextlib.contextmanager
+    def deferred_to_step(self) -> Iterator[None]:
+        """Defer interrupts during a pass through a training loop of a plain cell, and after it.
+
+        The ranks may have agreed on a step of a later loop, so an interrupt remains deferred after
+        the pass. Code outside of loops is interrupted if no loop begins within `OUTSIDE_S`.
+        """
+        self._end_wait()
+        self._defers, self._is_outside = True, False
+        try:
+            yield
+        finally:
+            self._is_outside = True
+            if self.is_pending:
+                self._wait_for_loop()
+
+    def _wait_for_loop(self) -> None:
+        """Interrupt the code outside of loops after `OUTSIDE_S`, unless a loop begins."""
+        self._end_wait()
+        self._wait = threading.Timer(OUTSIDE_S, self._interrupt_outside)
+        self._wait.daemon = True
+        self._wait.start()
+
+    def _interrupt_outside(self) -> None:
+        self._defers = False
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def _end_wait(self) -> None:
+        if self._wait is not None:
+            self._wait.cancel()
+            self._wait = None
+
     def force_interrupt(self) -> None:
         """Stop deferring interrupts in this cell. Thread-safe."""
         self._defers = False
@@ -109,6 +146,8 @@ class Interrupts:
         """Ignore interrupts: the user's code is over, even if `admitted` has not exited."""
         self._inside = False
         self._task = None
+        self._end_wait()
+        self._is_outside = False
         self._defers = False  # a `fit` that raised does not reset it
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -119,6 +158,8 @@ class Interrupts:
             return
         if self._defers:
             self.is_pending = True
+            if self._is_outside:
+                self._wait_for_loop()
             return
         self._raised_at = now
         task = self._task
