@@ -177,7 +177,11 @@ class ForkServer:
     def _import(self, name: str) -> None:
         wanted = name.removesuffix(IF_THERE)
         if wanted == name or importlib.util.find_spec(wanted) is not None:
-            module = importlib.import_module(wanted)
+            gc.disable()  # nearly all objects remain; TensorFlow takes a quarter less time
+            try:
+                module = importlib.import_module(wanted)
+            finally:
+                gc.enable()
             self._versions[wanted] = getattr(module, "__version__", "")
 
     def _begin_import(self, name: str) -> None:

@@ -110,6 +110,7 @@ class Elements:
         options: options of the step; if `batch` is 0, the elements are global batches.
         length: number of elements; -1 if unknown.
         sharding: description of the distribution of samples to ranks.
+        reuses: True if the iterable may change the arrays of an element for the next one.
     """
 
     by_number = False
@@ -121,8 +122,11 @@ class Elements:
         options: StepOptions,
         length: int = -1,
         sharding: str = "by element",
+        *,
+        reuses: bool = False,
     ) -> None:
         self._start = start
+        self._reuses = reuses
         self._name = options.data
         self._batch = batch = options.batch
         self._padding = Padding(options.bucket)
@@ -133,7 +137,9 @@ class Elements:
     def epoch(self, number: int, rank_rows: RankRows) -> Iterator[Batch]:
         del number
         for tree in self._batches():
-            yield rank_rows.batch(len(leaves(tree)[0]), slicer(self._padding.of(tree)))
+            part = slicer(self._padding.of(tree))
+            rows = len(leaves(tree)[0])
+            yield rank_rows.batch(rows, _copied(part) if self._reuses else part)
 
     def _batches(self) -> Iterator[Tree]:
         if not self._batch:
@@ -145,12 +151,21 @@ class Elements:
             return
         waiting: list[Tree] = []
         for element in self._start():
-            waiting.append(element)
+            waiting.append(map_arrays(_copy, element) if self._reuses else element)
             if len(waiting) == self._batch:
                 yield map_trees(_stack, waiting)
                 waiting = []
         if waiting:
             yield map_trees(_stack, waiting)
+
+
+def _copied(part: Callable[[slice], tuple[Tree, ...]]) -> Callable[[slice], tuple[Tree, ...]]:
+    """Copy the rows that a function takes: JAX and a prefetching thread use them later."""
+    return lambda rows: map_arrays(_copy, part(rows))
+
+
+def _copy(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def open_source(
@@ -200,12 +215,12 @@ def _of_python(value: Any, options: StepOptions) -> Source:
                 f"{name} is an iterator, which can be read only once, but --epochs is "
                 f"{options.epochs}: name a function that creates the iterator"
             )
-        return Elements(lambda: value, options)
+        return Elements(lambda: value, options, reuses=True)
     if isinstance(value, Iterable):
         length = len(value) if isinstance(value, Sized) else -1
-        return Elements(lambda: value, options, length)
+        return Elements(lambda: value, options, length, reuses=not isinstance(value, list))
     if callable(value):
-        return Elements(value, options)
+        return Elements(value, options, reuses=True)
     raise StepError(
         f"--data {name} has type {type(value).__name__}: name arrays, a tf.data.Dataset, an "
         "iterable or a function that creates one"

@@ -179,6 +179,19 @@ class TestElements:
     ) -> None:
         assert message in refusal(data, **options)
 
+    @pytest.mark.parametrize(("batch", "expected"), [(0, [[0, 0], [1, 1], [2, 2]]), (3, None)])
+    def test_generator_may_use_one_array_for_all_elements(
+        self, batch: int, expected: list[list[int]] | None
+    ) -> None:
+        def elements() -> Iterator[np.ndarray]:
+            array = np.zeros(2, int)
+            for number in range(3):
+                array[:] = number
+                yield array
+
+        found = [part.tolist() for part in batches(source_of(elements, batch=batch))]
+        assert found == (expected or [[[0, 0], [1, 1], [2, 2]]])
+
     def test_iterator_is_read_once(self) -> None:
         numbers = itertools.count()
         source = source_of(numbers, batch=2, steps=1)
