@@ -325,6 +325,25 @@ outcome["evaluate"] = model.evaluate(x, y, verbose=0)
         history = model.fit(x, epochs=2, batch_size=32, verbose=0)
         """
     ),
+    "a train_step that uses layers without call()": program(
+        """
+        class Parts(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.encoder, self.decoder = layers.Dense(2), layers.Dense(8)
+            def call(self, x):
+                raise ValueError("the model has no single output")
+            def train_step(self, x):
+                with tf.GradientTape() as tape:
+                    loss = ops.mean(ops.square(self.decoder(self.encoder(x)) - x))
+                weights = self.trainable_weights
+                self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+                return {"loss": loss}
+        model = Parts()
+        model.compile(keras.optimizers.Adam(0.01))
+        history = model.fit(x, epochs=2, batch_size=32, verbose=0)
+        """
+    ),
     "float64": program(
         """
         keras.config.set_floatx("float64")

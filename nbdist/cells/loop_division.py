@@ -305,16 +305,16 @@ class _Inputs(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        is_input = (
-            not self._may_skip
-            and not self._is_own(node)
-            and not takes_gradient([ast.Expr(node)], self._callees)
-            and self._callees.is_input(node, self._outside, is_first=self.is_first)
-        )
-        if is_input:
+        is_input = self._callees.is_input(node, self._outside, is_first=self.is_first)
+        if is_input and self._may_move(node):
             self.found.append(node)
         else:
             self.generic_visit(node)
+
+    def _may_move(self, node: ast.expr) -> bool:
+        """Return True if an expression always runs, and depends on nothing of the step."""
+        is_free = not self._may_skip and not self._is_own(node)
+        return is_free and not takes_gradient([ast.Expr(node)], self._callees)
 
     def _is_own(self, node: ast.expr) -> bool:
         return bool(_loaded(node) & self._own)
@@ -327,7 +327,11 @@ class _Inputs(ast.NodeVisitor):
     visit_IfExp = visit_BoolOp = visit_If = visit_For = visit_While = visit_Try = _skip  # noqa: N815
 
     def _comprehension(self, node: Any) -> None:
-        """Exclude the variables of a comprehension."""
+        """Take a whole comprehension, or exclude its variables."""
+        is_input = self.is_first and not self._callees.compiles and _loaded(node) & self._outside
+        if is_input and self._may_move(node):
+            self.found.append(node)
+            return
         before = self._own
         targets = (part.target for part in node.generators)
         self._own = before | {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
@@ -353,7 +357,7 @@ class _Replaced(ast.NodeTransformer):
     def __init__(self, names: dict[tuple[int, int, int], str]) -> None:
         self._names = names
 
-    def visit_Subscript(self, node: ast.Subscript | ast.Call) -> ast.AST:
+    def visit_Subscript(self, node: ast.expr) -> ast.AST:
         name = self._names.get(_position(node))
         return (
             self.generic_visit(node)
@@ -361,7 +365,8 @@ class _Replaced(ast.NodeTransformer):
             else ast.copy_location(ast.Name(name, ast.Load()), node)
         )
 
-    visit_Call = visit_Subscript  # noqa: N815 - ast's own spelling
+    visit_Call = visit_ListComp = visit_SetComp = visit_Subscript  # noqa: N815 - ast's spelling
+    visit_DictComp = visit_GeneratorExp = visit_Subscript  # noqa: N815
 
 
 def _position(node: ast.expr) -> tuple[int, int, int]:

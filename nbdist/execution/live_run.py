@@ -22,6 +22,7 @@ from nbdist.views.run.live_display import RunView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from nbdist.records import AnyEvent, CellRequest, RecoveryRecord, RunStatus, WorkerState
     from nbdist.settings import Settings
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 FLUSH_INTERVAL_S = 0.05
 STATE_INTERVAL_S = 0.5
+
+_pruned: set[Path] = set()
+"""Folders whose removed runs were reported in this session."""
 
 
 class LiveRun(Protocol):
@@ -234,7 +238,10 @@ class StoredLiveRun:
         gone = prune(self._directory.path.parent, self._kept_runs, spared=self.id)
         removed = f"removed {formatting.count(len(gone), 'old run')}, keeping "
         kept = f"{removed}{self._kept_runs} (the setting NBDIST_KEPT_RUNS)"
-        return (*(loss.text for loss in self._losses()), *((kept,) if gone else ()))
+        folder = self._directory.path.parent
+        is_first = bool(gone) and folder not in _pruned
+        _pruned.update([folder] if gone else [])
+        return (*(loss.text for loss in self._losses()), *((kept,) if is_first else ()))
 
 
 class NullRun:

@@ -11,13 +11,13 @@ import functools
 import itertools
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import NbdistError, ReplayError, StartError, WorkerError
+from nbdist.execution import pushing
 from nbdist.records import LostRanks, RecoveryRecord
 from nbdist.views import formatting
 from nbdist.views.cluster.workers import StartView
-from nbdist.worker.remote import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -154,10 +154,15 @@ class Recovery:
         for entry in entries:
             ranks = [rank for rank in entry.ranks if rank < self._worker_group.world_size]
             if entry.request is None:
-                self._worker_group.engines.apply(transfer.put, entry.payload, ranks=ranks)
+                pushing.bind(self._apply, entry.payload, ranks, self._worker_group.world_size)
             elif ranks:
                 self._run(entry.request, ranks)
         return " ".join(entry.place for entry in entries)
+
+    def _apply(
+        self, function: Callable[..., Any], argument: Any, ranks: Sequence[int]
+    ) -> list[Any]:
+        return self._worker_group.engines.apply(function, argument, ranks=ranks)
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from nbdist.cluster import host_request
 from nbdist.cluster import resources as host_rules
 from nbdist.cluster.preflight import require_shared
 from nbdist.errors import ClosedError, LeftError, UsageError
-from nbdist.execution import live_run
+from nbdist.execution import live_run, pushing
 from nbdist.execution.result import Run
 from nbdist.records import ClusterRequest, Communication, RunningCell
 from nbdist.session.inspection import ClusterInspection
@@ -25,7 +25,6 @@ from nbdist.session.transfer import pull, write_objects
 from nbdist.settings import Settings
 from nbdist.utils.signals import interrupt_held
 from nbdist.views.cluster.workers import StartView
-from nbdist.worker.remote import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -523,12 +522,14 @@ class Cluster:
         """
         payload = write_objects(objects)
         chosen = self.inspection.chosen(ranks)
-        self.inspection.apply(transfer.put, payload, chosen)
+        pushing.bind(self.inspection.apply, payload, chosen, self.world_size)
         self._journal.add_push(objects, payload, chosen)
         return len(payload)
 
     def pull(self, names: Sequence[str], ranks: str | None = None) -> dict[int, dict[str, Any]]:
         """Return objects by rank and name. Arrays of TensorFlow and JAX arrive as NumPy arrays.
+
+        All ranks gather arrays of JAX that are sharded over them.
 
         Args:
             names: Names of the workers' namespaces, without dots.
@@ -540,8 +541,10 @@ class Cluster:
         Raises:
             UsageError: `ranks` is invalid, or a rank does not exist.
             TransferError: A name does not exist on a rank, an object cannot be pickled there or
-                read here, or the copy failed. An array of JAX that is sharded over ranks cannot be
-                pickled.
+                read here, or the copy failed. The ranks have different arrays of JAX that are
+                sharded over them.
             WorkerError: A rank has died, or still runs a cell.
         """
-        return pull(self.inspection.apply, names, self.inspection.chosen(ranks))
+        inspection = self.inspection
+        every = inspection.chosen(None)
+        return pull(inspection.apply, names, inspection.chosen(ranks), every)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import sys
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
 _FRAMEWORKS = frozenset({"tensorflow", "keras", "jax", "jaxlib", "flax"})
 
 
-def pull(apply: Apply, names: Sequence[str], ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
+def pull(
+    apply: Apply, names: Sequence[str], ranks: Sequence[int], every: Sequence[int]
+) -> dict[int, dict[str, Any]]:
     """Return objects by rank and name; see `Cluster.pull`.
 
     Args:
         apply: calls a function with an argument on ranks.
         names: names on the ranks.
         ranks: the ranks to copy from.
+        every: all ranks, which gather the arrays that are split over them.
     """
     missing = apply(transfer.missing, list(names), ranks)
     lacking = {rank: lost for rank, lost in zip(ranks, missing, strict=True) if lost}
@@ -34,7 +38,22 @@ def pull(apply: Apply, names: Sequence[str], ranks: Sequence[int]) -> dict[int, 
         text = "; ".join(f"rank {rank}: {', '.join(lost)}" for rank, lost in lacking.items())
         raise TransferError(f"no such name on the workers ({text}): define it in a %%dist_run cell")
     payloads = apply(transfer.get, list(names), ranks)
+    if not all(isinstance(payload, bytes) for payload in payloads):
+        _require_equal(apply(transfer.get, list(names), every))
+        gathered = dict(zip(every, apply(transfer.get_gathered, list(names), every), strict=True))
+        payloads = [gathered[rank] for rank in ranks]
     return {rank: read_objects(p) for rank, p in zip(ranks, payloads, strict=True)}
+
+
+def _require_equal(split: Sequence[bytes | tuple[str, ...]]) -> None:
+    """Raise TransferError unless all ranks list the same split arrays, in the same order."""
+    if len(set(split)) > 1:
+        texts = ["; ".join(s) if isinstance(s, tuple) else "none" for s in split]
+        listed = "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
+        raise TransferError(
+            f"the ranks have different arrays that are split over them:\n{listed}\n"
+            "Gather each in a cell first: multihost_utils.process_allgather(x, tiled=True)"
+        )
 
 
 def write_objects(objects: Mapping[str, object]) -> bytes:
@@ -44,13 +63,11 @@ def write_objects(objects: Mapping[str, object]) -> bytes:
         TransferError: objects cannot be pickled. The message contains all of them.
     """
     try:
-        return bytes(cloudpickle.dumps(dict(objects)))
+        return _pickled(dict(objects))
     except Exception:  # noqa: BLE001 - an object's own pickling raises anything: find the object
         faults = [fault for fault in map(_fault, objects.items()) if fault]
     text = "\n".join(faults)
-    raise TransferError(
-        f"{text}\nNothing was pushed. Create such objects in a %%dist_run cell instead"
-    )
+    raise TransferError(f"{text}\nNothing was pushed")
 
 
 def fingerprint(value: object) -> bytes:
@@ -61,10 +78,34 @@ def fingerprint(value: object) -> bytes:
 def _fault(item: tuple[str, object]) -> str:
     name, value = item
     try:
-        cloudpickle.dumps(value)
+        _pickled(value)
+    except TransferError as error:
+        return f"{name} ({type(value).__name__}) {error}"
     except Exception as error:  # noqa: BLE001 - an object's own pickling raises anything
-        return f"{name} ({type(value).__name__}) cannot be pickled: {error}"
+        return (
+            f"{name} ({type(value).__name__}) cannot be pickled ({error}): "
+            "create it in a %%dist_run cell"
+        )
     return ""
+
+
+def _pickled(value: object) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles objects of the notebook. It imports no framework."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if "keras" in sys.modules:
+            from nbdist.worker.remote import keras_transfer
+
+            found = keras_transfer.reduced(obj)
+            if found is not None:
+                return found
+        return super().reducer_override(obj)
 
 
 def read_objects(payload: bytes) -> dict[str, Any]:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from nbdist.records import Replicated, SocketAddress, StepRequest, StrategyName
     from nbdist.worker.inspection.replicated import ReplicatedArrays
+    from nbdist.worker.jax.cell_mesh import ContextMesh
     from nbdist.worker.lifting.rewrite import LoopProgram
     from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
     from nbdist.worker.training.step_contract import StepStrategy
@@ -271,10 +272,8 @@ class _Cell:
         name, strategy = self._request.strategy, self._worker.strategies.get("pjrt")
         if name != "pjrt" or strategy is None or self._request.step is not None:
             return self._worker.scope(name)
-        from nbdist.worker.jax.cell_mesh import uses_mesh
-
-        source = self._shell.transform_cell(self._request.source)
-        if uses_mesh(source, self._shell.user_ns, strategy.mesh):
+        source, names = self._shell.transform_cell(self._request.source), self._shell.user_ns
+        if _context_mesh().is_needed(source, names, strategy.mesh):
             return self._worker.scope(name)
         scope: contextlib.AbstractContextManager[object] = strategy.keras_scope()
         return scope
@@ -403,6 +402,13 @@ def _values_under(strategy: StrategyName) -> ReplicatedArrays | MirroredVariable
     from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
 
     return MirroredVariables()
+
+
+@functools.cache
+def _context_mesh() -> ContextMesh:
+    from nbdist.worker.jax.cell_mesh import ContextMesh
+
+    return ContextMesh()
 
 
 def _failure(

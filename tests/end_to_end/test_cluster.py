@@ -50,9 +50,21 @@ def test_jax_arrays_are_pulled_as_numpy(cluster: nbdist.Cluster) -> None:
     pulled = cluster.pull(["local", "whole"], ranks="1")[1]
     assert type(pulled["local"]["w"]) is np.ndarray
     assert pulled["whole"].tolist() == [0, 1, 2, 3, 4, 5]
-    with pytest.raises(nbdist.TransferError, match="split over ranks"):
-        cluster.pull(["split"])
+    assert cluster.pull(["split"], ranks="1")[1]["split"].tolist() == [0, 1, 2, 3, 4, 5]
+    trees = cluster.pull(["split", "local"]).values()
+    assert [tree["split"].tolist() for tree in trees] == [[0, 1, 2, 3, 4, 5]] * len(trees)
     assert ("jax" in sys.modules) == has_jax
+
+
+def test_pull_of_different_split_arrays_is_refused(cluster: nbdist.Cluster) -> None:
+    """Ranks that gather different arrays would wait for each other."""
+    cluster.run(
+        "import jax, jax.numpy as jnp\n"
+        "split = jax.device_put(jnp.arange(6.0), jax.NamedSharding(mesh, jax.P('data')))\n"
+        "unlike = [split] if rank == 0 else 1"
+    )
+    with pytest.raises(nbdist.TransferError, match=r"(?s)rank 0: float\d+\[6\] .*rank 1: none"):
+        cluster.pull(["unlike"])
 
 
 def test_pull_of_an_undefined_name_is_refused(cluster: nbdist.Cluster) -> None:

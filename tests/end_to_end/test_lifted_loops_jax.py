@@ -116,7 +116,8 @@ data, targets, i = jnp.asarray(X), Y.copy(), 0
 while i < 20:
     params, loss = update(params, data, targets)
     i += 1
-    targets[i] = i  # NumPy arrays change in place
+    loss.block_until_ready()  # JAX may still read the array
+    targets[i] = i
 outcome = [plain(params), float(loss)]
 """,
     "trainer with a compiled method, and Flax objects": """

@@ -206,6 +206,17 @@ def test_the_end_deletes_the_oldest_runs(tmp_path: Path, clock: Clock) -> None:
     assert [run.path.exists() for run in old] == [False, False, True]
 
 
+def test_removed_runs_are_reported_once_in_a_session(tmp_path: Path, clock: Clock) -> None:
+    messages = []
+    for day in (1, 2, 3):
+        new_run(tmp_path, id=f"2026010{day}-000000-abcdef", status="finished", began=float(day))
+        live = StoredLiveRun(new_run(tmp_path, id=f"2026020{day}-000000-abcdef"), 1)
+        send(live, losses(1, 1))
+        messages += live.end("finished")
+    assert len(messages) == 1
+    assert "removed 1 old run" in messages[0]
+
+
 def test_the_end_keeps_its_own_run(tmp_path: Path, clock: Clock) -> None:
     """A changed clock makes it look old."""
     newer = new_run(tmp_path, status="finished", began=9e9)

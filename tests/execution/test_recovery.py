@@ -115,9 +115,12 @@ class WorkersDouble:
     def seed(self) -> None:
         self.calls.append("seed")
 
-    def apply(self, function: Callable[..., Any], payload: bytes, ranks: Sequence[int]) -> None:
+    def apply(
+        self, function: Callable[..., Any], payload: bytes, ranks: Sequence[int]
+    ) -> list[bool]:
         assert function is transfer.put
         self.calls.append(("put", payload, ranks))
+        return [False] * len(ranks)
 
 
 @pytest.fixture

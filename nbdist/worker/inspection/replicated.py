@@ -1,7 +1,8 @@
 """Replicated arrays of JAX, and their digests.
 
-A replicated array over several processes has a copy on each. JAX does not compare the copies: if
-each rank draws values from a generator with another seed, the copies differ.
+A replicated array over several processes has a copy on each. So has an array that each process
+makes without a mesh. JAX does not compare the copies: if each rank draws values from a generator
+with another seed, the copies differ.
 """
 
 from __future__ import annotations
@@ -79,10 +80,15 @@ def _own_object(value: Any) -> Inside | None:
 
 
 def _is_replicated(array: jax.Array) -> bool:
-    """Return True if the array is replicated over all processes."""
+    """Return True if the array is replicated over all processes.
+
+    An uncommitted array counts too: JAX copies it to all devices if another operand is there.
+    """
     if isinstance(array, jax.core.Tracer) or array.is_deleted() or not array.size:
         return False
-    if not array.is_fully_replicated or array.is_fully_addressable:
+    if array.is_fully_addressable:
+        return not array.committed
+    if not array.is_fully_replicated:
         return False
     return _is_of_all_processes(array.sharding)
 

@@ -7,6 +7,7 @@ the client abort the process when a peer dies. This module makes its private cal
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -20,11 +21,13 @@ from jax._src.lib import _jax
 
 from nbdist.records import CollectiveState, Device
 from nbdist.worker.jax.arrays import callbacks_patch
+from nbdist.worker.jax.rebuild.arrays import Devices
 from nbdist.worker.jax.rebuild.preserve import PreservedArrays
-from nbdist.worker.jax.runtime import compile_cache, processes
+from nbdist.worker.jax.rebuild.walk import LostValue
+from nbdist.worker.jax.runtime import compile_cache, initialize_patch, processes
 from nbdist.worker.jax.runtime.coordinator import HEARTBEAT_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 from nbdist.worker.jax.strategy import PjRTStrategy
-from nbdist.worker.runtime import context, gloo_connections
+from nbdist.worker.runtime import context, gloo_connections, import_hooks
 from nbdist.worker.runtime.shell import engine_shell
 
 if TYPE_CHECKING:
@@ -35,6 +38,9 @@ _make_gloo = _jax.make_gloo_tcp_collectives
 _preserved = PreservedArrays()
 _unready: list[jax.Array] = []
 """Arrays that were being computed when a cell failed."""
+
+_users: dict[str, jax.sharding.Mesh] = {}
+"""Context mesh and `mesh` of the user while the backend is rebuilt."""
 
 _listeners: set[int] = set()
 """Inodes of the sockets that peers connect to for collectives."""
@@ -79,11 +85,13 @@ def leave() -> None:
     Meanwhile the user's arrays are kept on the host.
     """
     global _preserved  # noqa: PLW0603 - kept from one request to a later one
-    if context.current().strategies.pop("pjrt", None) is None:
+    strategy = context.current().strategies.pop("pjrt", None)
+    if strategy is None:
         return
     _unready.clear()
     abort_collectives()  # an abandoned step may be running and never end
     _preserved = PreservedArrays.take(engine_shell().user_ns)
+    _leave_meshes(strategy)
     distributed.global_state.client = None
     dispatch.runtime_tokens.clear()  # tokens of a failed step would raise
     gc.collect()
@@ -95,7 +103,30 @@ def put_back() -> tuple[str, ...]:
     """Restore the user's arrays; returns the names that are lost."""
     global _preserved
     preserved, _preserved = _preserved, PreservedArrays()
+    _restore_meshes()
     return preserved.put_back(engine_shell().user_ns)
+
+
+def _leave_meshes(strategy: PjRTStrategy) -> None:
+    """Record the user's context mesh and a `mesh` of the user: their devices end now."""
+    _users.clear()
+    if not jax.sharding.get_mesh().empty:
+        _users["context"] = jax.sharding.get_mesh()
+    jax.set_mesh(None)
+    own = engine_shell().user_ns.get("mesh", strategy.mesh)
+    if isinstance(own, jax.sharding.Mesh) and own != strategy.mesh:
+        _users["mesh"] = own
+
+
+def _restore_meshes() -> None:
+    """Restore the user's context mesh and `mesh`, on the devices of the same ids."""
+    devices = Devices()
+    with contextlib.suppress(LostValue):
+        if "context" in _users:
+            jax.set_mesh(devices.renewed(_users["context"]))
+        if "mesh" in _users:
+            engine_shell().user_ns["mesh"] = devices.renewed(_users["mesh"])
+    _users.clear()
 
 
 def build(wiring: PjrtWiring) -> tuple[Device, ...]:
@@ -144,6 +175,8 @@ def _prove_collectives(mesh: jax.sharding.Mesh) -> None:
 def _configure(wiring: PjrtWiring) -> None:
     compile_cache.keep_in(wiring.compiled)
     callbacks_patch.apply()
+    _patch_orbax_once_imported()
+    initialize_patch.apply()
     jax.config.update("jax_enable_preemption_service", False)  # the service swallows SIGTERM
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -153,6 +186,17 @@ def _configure(wiring: PjrtWiring) -> None:
     if wiring.cpu_devices > 1:
         # With fewer threads than devices in flight, gloo's collectives deadlock (docs/facts.md).
         os.environ["NPROC"] = str(max(16, 4 * wiring.cpu_devices))
+
+
+@functools.cache
+def _patch_orbax_once_imported() -> None:
+    import_hooks.once_imported("orbax.checkpoint", _patch_orbax)
+
+
+def _patch_orbax() -> None:
+    from nbdist.worker.jax import orbax_patch
+
+    orbax_patch.apply()
 
 
 def _gloo_listens_on(address: str) -> None:

@@ -40,6 +40,7 @@ class PjRTStrategy:
 
     Attributes:
         mesh: `jax.sharding.Mesh` with one axis `data` over all devices.
+        outer_mesh: Context mesh outside of an open scope; None without a scope.
 
     Raises:
         StrategyError: The number of processes or devices is not that of `resolver`.
@@ -64,6 +65,7 @@ class PjRTStrategy:
         self._runner = Runner(self.mesh)
         self._sharded: dict[int, weakref.ref[jax.Array]] = {}
         self._bench: Bench | None = None
+        self.outer_mesh: jax.sharding.Mesh | None = None
 
     @functools.cached_property
     def target(self) -> Target:
@@ -108,8 +110,17 @@ class PjRTStrategy:
 
         On exit the previous mesh is restored. Scopes may be nested.
         """
+        self.outer_mesh = jax.sharding.get_mesh()
+        try:
+            with jax.set_mesh(self.mesh), self.keras_scope():
+                yield self
+        finally:
+            self.outer_mesh = None
+
+    @contextlib.contextmanager
+    def keras_scope(self) -> Iterator[PjRTStrategy]:
+        """Let Keras on JAX train over this mesh, without a context mesh for other code."""
         with contextlib.ExitStack() as scopes:
-            scopes.enter_context(jax.set_mesh(self.mesh))
             open_scope = scopes, self._placement
             _scopes.append(open_scope)
             try:

@@ -151,12 +151,17 @@ def mesh_to_trace(request: Planning, live: Mesh) -> Mesh | AbstractMesh:
 
 
 def outline(array: Any, mesh: Mesh | AbstractMesh) -> jax.ShapeDtypeStruct:
-    """Return an array's shape and type, replicated: one trace serves the plan and the step."""
+    """Return an array's shape and type, replicated: one trace serves the plan and the step.
+
+    An array over a mesh with explicit axes keeps its sharding, which is a part of its type.
+    """
     kind = jax.typeof(array)
-    everywhere = jax.NamedSharding(mesh, jax.P())
-    return jax.ShapeDtypeStruct(
-        kind.shape, kind.dtype, sharding=everywhere, weak_type=kind.weak_type
-    )
+    sharding = jax.NamedSharding(mesh, jax.P())
+    if AxisType.Explicit in mesh.axis_types and isinstance(array, jax.Array):
+        own = array.sharding
+        is_over = isinstance(own, jax.NamedSharding) and own.mesh == mesh
+        sharding = own if is_over else sharding
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=sharding, weak_type=kind.weak_type)
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ class Lowered:
 
     Attributes:
         mesh: Mesh of the plan; the strategy's own if neither the model nor its layers are split.
+        replicas: Number of replicas that share a global batch.
 
     Args:
         plan: The plan.
@@ -40,6 +41,7 @@ class Lowered:
 
     def __init__(self, plan: Plan, whole: Mesh) -> None:
         self.mesh = whole
+        self.replicas = plan.axes[DATA]
         rows: Any = DATA
         self._is_split = plan.devices > plan.axes[DATA]
         if self._is_split:

@@ -190,6 +190,38 @@ _NOISE = re.compile(
 )
 
 
+_REMATERIALIZED = re.compile(
+    r"[WE]\d{4} [\d:.]+ +\d+ (?:spmd_partitioner|hlo_rematerialization)\.cc:\d+\] (?P<text>.*)"
+)
+_OPERATION = re.compile(r'op_name="([^"]*)"')
+
+
+class WarningFold:
+    """Fold of XLA's warnings about rematerialization: one line in each cell.
+
+    XLA writes a warning for each array, of 700 characters, and each rank writes its own.
+    """
+
+    def __init__(self) -> None:
+        self._has_shown = False
+
+    def shown(self, line: str) -> str:
+        """Return the text to show for a line; empty if it is a further warning."""
+        warning = _REMATERIALIZED.match(line)
+        if warning is None:
+            return line
+        if self._has_shown:
+            return ""
+        self._has_shown = True
+        operation = _OPERATION.search(line)
+        place = f"for {operation[1]}" if operation else f'"{warning["text"]:.100}"'
+        return f"XLA rematerializes arrays, first {place}. %dist_logs shows each warning\n"
+
+    def begin(self) -> None:
+        """Show the next warning again."""
+        self._has_shown = False
+
+
 class LogTap:
     """Forwards what is written to descriptor 2, the engine's log file.
 
@@ -200,9 +232,13 @@ class LogTap:
 
     Args:
         write: receives the text.
+
+    Attributes:
+        fold: fold of XLA's warnings.
     """
 
     def __init__(self, write: Callable[[str], int]) -> None:
+        self.fold = WarningFold()
         self._write = write
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         self._log = Path("/proc/self/fd/2").open("rb", buffering=0)  # noqa: SIM115 - never closed
@@ -218,7 +254,7 @@ class LogTap:
                 whole, end, rest = (self._rest + self._decode(chunk)).rpartition("\n")
                 self._rest = rest if _NATIVE.match(rest) else ""
                 lines = (whole + end).splitlines(keepends=True)
-                shown = "".join(line for line in lines if not _NOISE.match(line))
+                shown = "".join(self.fold.shown(ln) for ln in lines if not _NOISE.match(ln))
                 if shown or not self._rest:
                     self._write(shown + rest[len(self._rest) :])
 
@@ -293,3 +329,5 @@ class RankOutput:
         """Wait until all output written so far has been forwarded."""
         for tap in self._taps:
             tap.settle()
+            if isinstance(tap, LogTap):
+                tap.fold.begin()

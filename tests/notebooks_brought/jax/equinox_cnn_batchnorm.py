@@ -62,7 +62,7 @@ class CNN(eqx.Module):
 
     def __init__(self, key):
         key1, key2 = jr.split(key)
-        self.conv = eqx.nn.Conv2d(1, 4, kernel_size=3, padding=1, key=key1)
+        self.conv = eqx.nn.Conv2d(1, 4, kernel_size=3, padding=1, use_bias=False, key=key1)
         self.norm = eqx.nn.BatchNorm(4, axis_name="batch", mode="batch")
         self.pool = eqx.nn.MaxPool2d(kernel_size=2, stride=2)
         self.linear = eqx.nn.Linear(4 * 4 * 4, 4, key=key2)

@@ -24,7 +24,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x, train: bool):
-        x = nn.Dense(features=32)(x)
+        x = nn.Dense(features=32, use_bias=False)(x)
         x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
         x = nn.relu(x)
         return nn.Dense(features=self.num_classes)(x)

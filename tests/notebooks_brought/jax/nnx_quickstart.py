@@ -14,7 +14,7 @@ from flax import nnx
 # %%
 class Model(nnx.Module):
     def __init__(self, din, dmid, dout, rngs: nnx.Rngs):
-        self.linear = nnx.Linear(din, dmid, rngs=rngs)
+        self.linear = nnx.Linear(din, dmid, use_bias=False, rngs=rngs)
         self.bn = nnx.BatchNorm(dmid, rngs=rngs)
         self.dropout = nnx.Dropout(0.0, rngs=rngs)
         self.linear_out = nnx.Linear(dmid, dout, rngs=rngs)
@@ -24,7 +24,7 @@ class Model(nnx.Module):
         return self.linear_out(x)
 
 
-model = Model(1, 32, 1, rngs=nnx.Rngs(0))
+model = Model(2, 32, 1, rngs=nnx.Rngs(0))
 optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
 nnx.display(model)
 
@@ -45,8 +45,9 @@ def train_step(model, optimizer, x, y):
 # The data is a parabola. Each step draws its own minibatch.
 
 # %%
-X = np.linspace(0, 1, 128, dtype=np.float32)[:, None]
-Y = 0.8 * X**2 + 0.1
+t = np.linspace(0, 1, 128, dtype=np.float32)[:, None]
+X = np.concatenate([t, np.sin(3 * t)], axis=1)
+Y = 0.8 * t**2 + 0.1
 rng = np.random.default_rng(0)
 
 losses = []
@@ -59,6 +60,7 @@ for step in range(80):
 
 # %% Evaluation
 model.eval()
-x_grid = jnp.linspace(0, 1, 9)[:, None]
+t_grid = jnp.linspace(0, 1, 9)[:, None]
+x_grid = jnp.concatenate([t_grid, jnp.sin(3 * t_grid)], axis=1)
 test_loss = jnp.mean((model(X) - Y) ** 2)
 print("test loss:", test_loss)

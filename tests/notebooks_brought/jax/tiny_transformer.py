@@ -53,7 +53,7 @@ class Block(nn.Module):
     def __call__(self, x, mask, *, training):
         h = nn.LayerNorm()(x)
         h = nn.MultiHeadDotProductAttention(
-            num_heads=n_head, dropout_rate=dropout, deterministic=not training
+            num_heads=n_head, use_bias=False, dropout_rate=dropout, deterministic=not training
         )(h, h, mask=mask)
         x = x + h
         h = nn.LayerNorm()(x)

@@ -7,7 +7,6 @@ import pytest
 from nbdist.records import StepBegun
 from nbdist.views.run.step_header import header_lines
 
-
 FOUR = "64 samples a batch, 16 on each of 4 replicas; 1,280 samples by element; 2 epochs, 40 steps"
 
 

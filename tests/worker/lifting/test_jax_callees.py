@@ -144,6 +144,8 @@ def test_innermost_loops_over_data_are_training_loops(
         ("p, loss = train_step(p, X[order[x]])", ["X[order[x]]"], ()),
         ("p, loss = train_step(p, pick(x, data))", ["pick(x, data)"], ()),
         ("p, loss = train_step(p, pick(p, x))", ["x"], ()),
+        ("p, loss = train_step(p, {k: x[k] for k in x})", ["{k: x[k] for k in x}"], ()),
+        ("p, loss = train_step(p, [p[k] + x for k in p])", ["x"], ()),
         ("p, loss = train_step(p, x)\n    q, l = train_step(q, pick(x))", ["x"], ()),
         (
             "p, loss = train_step(p, x)\n    q, l = train_step(q, jnp.sin(x))",

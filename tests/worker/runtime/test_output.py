@@ -87,6 +87,30 @@ def test_text_similar_to_a_greeting_is_shown() -> None:
     assert filtered.feed(b"[Gloo]", ends=True) == b"[Gloo]"
 
 
+WARNING = (
+    "W1125 16:53:31.775503    2536 spmd_partitioner.cc:656] [SPMD] Involuntary full "
+    "rematerialization. The compiler cannot go from sharding {devices=[4,1]<=[4]} to ... for HLO "
+    'operation %s = copy(%r), metadata={op_name="jit(step)/transpose" stack_frame_id=25}.'
+)
+SECOND = (
+    "W1125 16:53:32.000001    2536 hlo_rematerialization.cc:3204] Can't reduce memory use below "
+    "1.5GiB by rematerialization; only reduced to 2.5GiB"
+)
+
+
+def test_warnings_about_rematerialization_are_one_line_in_a_cell(cluster: nbdist.Cluster) -> None:
+    text = f"{WARNING}\n" * 3 + f"a line\n{SECOND}\n"
+    for _ in range(2):
+        cluster.run(f"import os\nos.write(2, {text.encode()!r})\nNone")
+    cluster.run(f"os.write(2, {SECOND.encode()!r} + bytes([10]))\nNone")
+    output, log = cluster.logs(0).split("--- engine log")
+    assert output.count("XLA rematerializes arrays, first for jit(step)/transpose. ") == 2
+    assert output.count("XLA rematerializes arrays, first \"Can't reduce memory use") == 1
+    assert "a line" in output
+    assert "Involuntary" not in output
+    assert log.count("Involuntary") >= 3
+
+
 def test_native_log_lines_stay_in_the_log(cluster: nbdist.Cluster) -> None:
     """TensorFlow's native code logs to descriptor 2, several lines for each float64 graph."""
     lines = (

@@ -10,6 +10,7 @@ Problems of the patched functions:
   process then continues with its own values.
 - `JaxVariable._initialize_with_initializer` lets each process draw its own values for some
   initializers and for large arrays, with the same effect.
+- `Trainer._symbolic_build` names no remedy for a model without `call`.
 - `clear_session` removes the distribution inside its scope.
 
 Tested with Keras 3.15.1 and JAX 0.10.2. `tests/worker/jax/keras/test_fit.py` fails when a patch is
@@ -38,6 +39,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from nbdist.errors import StrategyError
 from nbdist.worker.jax.arrays.distributed_dataset import DistributedDataset
+from nbdist.worker.jax.arrays.leaves import placed
 from nbdist.worker.jax.runtime import processes
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ _adapter_upstream = data_adapters.get_data_adapter
 _make_predict_upstream = keras_trainer.JAXTrainer.make_predict_function
 _distribute_tensor_upstream = distribution_lib.distribute_tensor
 _initialize_upstream = keras_core.JaxVariable._initialize_with_initializer
+_build_upstream = keras_trainer.JAXTrainer._symbolic_build
 _clear_upstream = keras.utils.clear_session
 _placements: list[tuple[Any, Placement]] = []
 
@@ -81,6 +84,7 @@ def apply() -> bool:
     keras_trainer.JAXEpochIterator._get_distributed_iterator = _get_distributed_iterator
     data_adapters.get_data_adapter = _get_data_adapter
     keras_trainer.JAXTrainer.make_predict_function = _make_predict_function
+    keras_trainer.JAXTrainer._symbolic_build = _symbolic_build
     distribution_lib.distribute_tensor = _distribute_tensor
     keras_core.JaxVariable._initialize_with_initializer = _initialize_with_initializer
     keras.utils.clear_session = keras.backend.clear_session = _clear_session
@@ -206,12 +210,32 @@ def _predict(predict: Callable[..., Any], state: Any, iterator: Any) -> Any:
     return (outputs if placement is None else placement.gather(outputs)), state
 
 
+def _symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    """Build a model, and refuse one that cannot be called: Keras on JAX builds it by a call."""
+    if current() is not None and type(self).call is keras.Model.call:
+        name = type(self).__name__
+        if "call" not in vars(self) and not all(layer.built for layer in self._flatten_layers()):
+            raise StrategyError(
+                f"{name} has no call(), and Keras on JAX builds a model by a call: define call(), "
+                "or set `built = True` after all its layers are built"
+            )
+    _build_upstream(self, iterator, data_batch)
+
+
 def _distribute_tensor(tensor: Any, layout: Any) -> Any:
-    """Distribute a variable's value from rank 0, as TensorFlow does from the chief."""
+    """Distribute a variable's value from rank 0, as TensorFlow does from the chief.
+
+    An array that each process has made without a mesh, such as a counter, is not sent: a process
+    may create it alone, for example to save a model.
+    """
     local = not isinstance(tensor, jax.core.Tracer) and (
         not isinstance(tensor, jax.Array) or tensor.is_fully_addressable
     )
     if local and current() is not None and jax.process_count() > 1:
+        sharding = getattr(layout, "backend_layout", layout)
+        is_made_alike = isinstance(tensor, jax.Array) and not tensor.committed
+        if is_made_alike and isinstance(sharding, jax.sharding.Sharding):
+            return placed(tensor, sharding)
         tensor = processes.chiefs(np.asarray(tensor))
     return _distribute_tensor_upstream(tensor, layout)
 

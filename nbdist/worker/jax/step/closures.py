@@ -12,7 +12,7 @@ import inspect
 import itertools
 import sys
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
@@ -34,6 +34,65 @@ def holds_objects(value: Any) -> bool:
     from nbdist.worker.jax.step import nnx
 
     return nnx.holds_objects(value)
+
+
+class FunctionalNames(Protocol):
+    """Names with functional state of Flax NNX, which a step uses as pytrees."""
+
+    names: frozenset[str]
+
+    def shared(self, values: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+        """Return the name, the variable and its value, for variables of several names."""
+        ...
+
+    def check(self, before: list[tuple[str, Any, Any]]) -> None:
+        """Check that a step changed no variable of several names in place.
+
+        Raises:
+            StepError: A variable changed.
+        """
+        ...
+
+
+class NoFunctionalNames:
+    """Names with functional state, of a program that does not use Flax NNX."""
+
+    names: frozenset[str] = frozenset()
+
+    def shared(self, values: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+        del values
+        return []
+
+    def check(self, before: list[tuple[str, Any, Any]]) -> None:
+        del before
+
+
+def functional_names(
+    assigned: dict[str, Any], read: dict[str, Any], lines: dict[str, int]
+) -> FunctionalNames:
+    """Return the names with functional state of Flax NNX.
+
+    Args:
+        assigned: Values by name that the step assigns.
+        read: Values by name that the step only reads.
+        lines: First line of each name.
+    """
+    objects = {n: value for n, value in {**assigned, **read}.items() if holds_objects(value)}
+    if not objects:
+        return NoFunctionalNames()
+    from nbdist.worker.jax.step.nnx_state import FunctionalState
+
+    return FunctionalState(
+        {name: value for name, value in objects.items() if name in assigned},
+        {name: value for name, value in objects.items() if name not in assigned},
+        lines,
+    )
+
+
+def _is_functional(value: Any) -> bool:
+    from nbdist.worker.jax.step import nnx_state
+
+    return nnx_state.is_functional(value)
 
 
 def parts(value: Any) -> Iterator[Any]:
@@ -111,7 +170,7 @@ def check_captures(
                     f"the workers: pass it to `{name}` as an argument"
                 )
         for attribute, value in _attributes(namespace[name]):
-            if holds_objects(value):
+            if holds_objects(value) and not _is_functional(value):
                 raise StepError(
                     f"`{name}` (line {line}) contains NNX objects (.{attribute}) but is not one: "
                     f"use their names in the step, or make its class an nnx.Module"

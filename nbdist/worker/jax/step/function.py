@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from nbdist.worker.jax.step.leaked_tracers import check_leaks, live_tracers
 from nbdist.worker.jax.step.names import check_same, take
+from nbdist.worker.jax.step.trace_hints import hints
 from nbdist.worker.planning.plan_step import batch_inputs, outline, over
 from nbdist.worker.training import step_contract
 from nbdist.worker.training.warmup import rates_by_name
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
     from nbdist.planner.graph.model import Role
     from nbdist.records import StepRequest
     from nbdist.worker.jax.step.carried import Carried
-
-_ON_ARRAYS = (
-    "In a step, Python's if, while, and, or cannot use the value of an array: "
-    "use jnp.where(condition, a, b), jax.lax.cond or jax.lax.while_loop"
-)
 
 
 class StepFunction:
@@ -106,12 +102,8 @@ class StepFunction:
         tracers = live_tracers()
         while True:
             shapes = jax.tree.map(lambda array: outline(array, mesh), self.arguments())
-            try:
-                with over(mesh):
-                    traced = jax.jit(self.call).trace(*shapes, 1.0, batch)
-            except jax.errors.TracerBoolConversionError as error:
-                error.args = (f"{error}\n{_ON_ARRAYS}",)
-                raise
+            with over(mesh), hints():
+                traced = jax.jit(self.call).trace(*shapes, 1.0, batch)
             if self.names.settle(self._namespace):
                 self._body = self._defined()
                 self.call = functools.partial(self._pure)
@@ -139,7 +131,9 @@ class StepFunction:
         with names.objects.tracing(before) as trace:
             given |= {name: self._namespace[name] for name in names.own}
             given |= {name: before[name] for group in names.groups for name in group.names}
+            shared = names.states.shared(before | values)
             report, assigned = self._body(**values, **given)
+            names.states.check(shared)
             after = before | dict(zip(program.carried, assigned, strict=True))
             self._namespace.update({name: after[name] for name in names.own})
             after |= names.objects.after(trace, names.read.changed(read, values))

@@ -16,7 +16,7 @@ from nbdist.errors import PlanError, StepError
 from nbdist.worker.checkpoint.digest import of_arrays
 from nbdist.worker.data.batches import Batch
 from nbdist.worker.jax.arrays.checkpoint import JaxState
-from nbdist.worker.jax.arrays.leaves import as_data, gathered, is_array, is_own, raw
+from nbdist.worker.jax.arrays.leaves import as_data, gathered, is_array, is_own, is_spread, raw
 from nbdist.worker.jax.runtime import processes
 from nbdist.worker.jax.step.loop_state import LoopState, Snapshot
 from nbdist.worker.profiling.jax_profiler import PjrtTracer
@@ -227,8 +227,7 @@ class JaxLoopStep:
             self._namespace.update({n: v for n, v in placed.items() if n in self._read})
         pairs = zip(self._program.loop.given, self._arguments.given, strict=True)
         given = tuple(placed.get(name, value) for name, value in pairs)
-        outputs: dict[str, Any] = jax.tree.map(gathered, self._called(given, carried))
-        return outputs
+        return {n: _gathered(value) for n, value in self._called(given, carried).items()}
 
     def _tried(self, carried: tuple[Any, ...]) -> dict[str, Any]:
         """Run the first step on a split batch, or on the whole one if its code needs all rows."""
@@ -351,6 +350,13 @@ def _has_rows(leaf: Any) -> bool:
     ):
         return False
     return not (leaf.dtype == np.uint32 and leaf.shape in _KEYS)
+
+
+def _gathered(value: Any) -> Any:
+    """Replicate the arrays of a value that are split over the mesh, such as predictions."""
+    if not any(map(is_spread, jax.tree.leaves(value))):
+        return value  # also an object whose identity matters
+    return jax.tree.map(gathered, value)
 
 
 def _is_sharded(leaf: Any) -> bool:

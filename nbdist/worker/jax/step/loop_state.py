@@ -18,8 +18,6 @@ from nbdist.worker.runtime import rng_alignment
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.worker.jax.step.carried import Place
-
 _NUMBERS = (bool, int, float)
 
 
@@ -40,7 +38,7 @@ class LoopState:
         self.carried = carried
         self.is_changed = False
         self.is_shared = True
-        self._objects = {n: v for n, v in read.items() if holds_objects(v) or _is_of_user(v)}
+        self._objects = {n: v for n, v in read.items() if _is_live(v) or _is_of_user(v)}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,7 +95,7 @@ class LoopState:
         """Replace every leaf by `function` of its path and the leaf."""
         self.carried = {n: _mapped(n, v, function) for n, v in self.carried.items()}
         for name, value in self._objects.items():
-            if holds_objects(value):
+            if _is_live(value):
                 _mapped(name, value, function)
                 continue
             for attribute, part in list(vars(value).items()):
@@ -131,35 +129,37 @@ class Snapshot:
 
 def _mapped(name: str, value: Any, function: Callable[[str, Any], Any]) -> Any:
     """Return a value with other leaves; an NNX object receives them itself."""
-    if holds_objects(value):
+    is_live, tree = _is_live(value), (value,)
+    if is_live:
         from flax import nnx
 
-        _, state = nnx.split((value,), graph=True)
-        leaves = jax.tree_util.tree_flatten_with_path(state)
-        new = _leaves_after(leaves[0], lambda place: f"{name}{place[1]}", function)
-        nnx.update((value,), jax.tree.unflatten(leaves[1], new))
-        return value
+        _, tree = nnx.split(tree, graph=True)
     try:
-        pairs, structure = jax.tree_util.tree_flatten_with_path((value,))
+        pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
     except (TypeError, ValueError):  # keys that cannot be sorted: no state of JAX
         return value
-    new = _leaves_after(pairs, lambda place: f"{name}{place[1]}", function)
-    if all(a is b for a, (_, b) in zip(new, pairs, strict=True)):
-        return value
-    return jax.tree.unflatten(structure, new)[0]
-
-
-def _leaves_after(
-    pairs: list[tuple[Any, Any]],
-    named: Callable[[Place], str],
-    function: Callable[[str, Any], Any],
-) -> list[Any]:
-    return [
-        function(named(place_of(path)), leaf)
+    new = [
+        function(f"{name}{place_of(path)[1]}", leaf)
         if is_array(leaf) or isinstance(leaf, _NUMBERS)
         else leaf
         for path, leaf in pairs
     ]
+    if all(a is b for a, (_, b) in zip(new, pairs, strict=True)):
+        return value
+    changed = jax.tree.unflatten(structure, new)
+    if not is_live:
+        return changed[0]
+    nnx.update((value,), changed)
+    return value
+
+
+def _is_live(value: Any) -> bool:
+    """Return True if a value contains NNX objects that change in place."""
+    if not holds_objects(value):
+        return False
+    from nbdist.worker.jax.step.nnx_state import is_functional
+
+    return not is_functional(value)
 
 
 def _is_of_user(value: Any) -> bool:

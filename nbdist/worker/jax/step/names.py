@@ -14,7 +14,12 @@ from nbdist.worker.jax.arrays.leaves import as_data, is_own
 from nbdist.worker.jax.runtime import processes
 from nbdist.worker.jax.step.arguments import Arguments, is_argument
 from nbdist.worker.jax.step.carried import Carried, Trees
-from nbdist.worker.jax.step.closures import check_captures, held_elsewhere, holds_objects
+from nbdist.worker.jax.step.closures import (
+    check_captures,
+    functional_names,
+    held_elsewhere,
+    holds_objects,
+)
 from nbdist.worker.jax.step.code_names import changed_later
 from nbdist.worker.jax.step.object_slots import is_open
 from nbdist.worker.jax.step.object_state import ObjectState, Rebound
@@ -25,8 +30,9 @@ from nbdist.worker.training.step_contract import function_source
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nbdist.records import StepRequest
+    from nbdist.records import StepProgram, StepRequest
     from nbdist.worker.data.batches import Batch
+    from nbdist.worker.jax.step.closures import FunctionalNames
 
 
 @dataclasses.dataclass
@@ -39,6 +45,7 @@ class StepNames:
         objects: Slots of other objects that the step rebinds.
         own: Names that the step assigns and whose objects it uses without a copy.
         held: Identities of arrays that must not be donated.
+        states: Those names with functional state of Flax NNX.
     """
 
     groups: list[Carried]
@@ -46,6 +53,7 @@ class StepNames:
     objects: ObjectState
     own: tuple[str, ...]
     held: set[int]
+    states: FunctionalNames
 
     @property
     def carried(self) -> list[Carried]:
@@ -87,15 +95,21 @@ def take(request: StepRequest, namespace: dict[str, Any], apart: set[str]) -> St
     program = request.program
     reads = {n: line for n, line in program.reads.items() if n not in apart}
     lines = {**reads, **program.carried_lines}
-    nnx = {n: line for n, line in lines.items() if holds_objects(namespace[n])}
+    source = function_source(request, ())
+    later = changed_later(source)
+    states = _functional(program, namespace, {n: reads[n] for n in reads if n not in later})
+    nnx = {
+        n: line
+        for n, line in lines.items()
+        if n not in states.names and holds_objects(namespace[n])
+    }
     assigned = {n: line for n, line in program.carried_lines.items() if n not in nnx}
     trees = {
         n: line
         for n, line in assigned.items()
         if not any(map(is_open, jax.tree.leaves(namespace[n])))
     }
-    source = function_source(request, ())
-    whole = changed_later(source) & reads.keys()
+    whole = later & reads.keys()
     planned = request.options.planning.only
     given = {
         n: line
@@ -119,11 +133,27 @@ def take(request: StepRequest, namespace: dict[str, Any], apart: set[str]) -> St
         objects=objects,
         own=tuple(n for n in assigned if n not in trees),
         held=held | objects.shared(),
+        states=states,
     )
 
 
 def _values(namespace: dict[str, Any], names: Iterable[str]) -> tuple[Any, ...]:
     return tuple(namespace[name] for name in names)
+
+
+def _functional(
+    program: StepProgram, namespace: dict[str, Any], read: dict[str, int]
+) -> FunctionalNames:
+    """Return the names with functional state of Flax NNX.
+
+    Args:
+        program: The step.
+        namespace: Namespace of the user.
+        read: Names that the step reads and that no inner function changes.
+    """
+    assigned = {n: namespace[n] for n in program.carried_lines}
+    read_only = {n: namespace[n] for n in read if n not in assigned}
+    return functional_names(assigned, read_only, {**read, **program.carried_lines})
 
 
 def _carried_groups(

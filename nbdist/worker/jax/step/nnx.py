@@ -19,12 +19,18 @@ if TYPE_CHECKING:
 
     from nbdist.worker.jax.step.carried import Place, Values
 
+    Path = tuple[int, ...]
+    """Positions of children in a pytree, from the outside in."""
+
+_SHARED = "a part of another value (use nnx.clone in an earlier cell to make it separate)"
+"""Description of a variable that an earlier value contains too."""
+
 
 class Objects:
     """Form of NNX object graphs: after the run the same objects contain the new state."""
 
     def __init__(self) -> None:
-        self._kept: tuple[bool, ...] = ()
+        self._kept: set[Path] = set()
 
     def flatten(self, values: Values) -> tuple[list[Any], Any]:
         graph, state = nnx.split(values, graph=True)
@@ -41,33 +47,98 @@ class Objects:
         return [place_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
 
     def outline(self, values: Values) -> dict[Place, str]:
-        return {
+        found = {
             (path[0], _written(path[1:])): _described(part)
             for path, part in nnx.iter_graph(values, graph=True)
             if path and not str(path[-1]).startswith("_pytree__")
         }
+        for index, value in enumerate(values):
+            for path, part in nnx.iter_graph((value,), graph=True):
+                if isinstance(part, nnx.Variable):
+                    found.setdefault((index, _written(path[1:])), _SHARED)
+        return found
 
     def note(self, names: dict[str, int], before: Values, after: Values) -> None:
-        self._kept = tuple(old is new for old, new in zip(before, after, strict=True))
-        kept = {id(part) for part in variables(self._pick(after, kept=True))}
-        for index, (name, line) in enumerate(names.items()):
-            if not self._kept[index] and kept & {id(part) for part in variables((after[index],))}:
+        self._kept = set(_kept(before, after))
+        kept: list[tuple[Path, Any]] = []
+        new: list[tuple[Path, Any]] = []
+        for path, part in _parts_of(after):
+            if nnx.graph.is_graph_node(part):
+                (kept if path in self._kept else new).append((path, part))
+        shared = {id(part) for part in variables(tuple(part for _, part in kept))}
+        for path, part in new:
+            if shared & {id(variable) for variable in variables((part,))}:
+                name, line = list(names.items())[path[0]]
                 raise StepError(
                     f"`{name}` (line {line}) is created in every step and shares parts with an "
                     "object that is not: create it in an earlier cell, and change it in place"
                 )
 
     def put_back(self, originals: Values, finals: Values) -> Values:
-        """Update the objects that the step changed in place, and return new ones for the others."""
-        _, state = nnx.split(self._pick(finals, kept=True), graph=True)
-        nnx.update(self._pick(originals, kept=True), state)
-        return tuple(
-            old if kept else new
-            for old, new, kept in zip(originals, finals, self._kept, strict=True)
-        )
+        """Update what the step changed in place, and return new values for the rest."""
+        pairs = zip(originals, finals, strict=True)
+        return tuple(self._restored(old, new, (index,)) for index, (old, new) in enumerate(pairs))
 
-    def _pick(self, values: Values, *, kept: bool) -> Values:
-        return tuple(v for v, was_kept in zip(values, self._kept, strict=True) if was_kept == kept)
+    def _restored(self, old: Any, new: Any, path: Path) -> Any:
+        """Return the final value of a part: the old object if the step kept it."""
+        kept = path in self._kept
+        if nnx.graph.is_graph_node(new):
+            if kept:
+                _, state = nnx.split((new,), graph=True)
+                nnx.update((old,), state)
+            return old if kept else new
+        olds, news = _children(old), _children(new)
+        if not news:
+            return new
+        items = [
+            self._restored(one, other, (*path, index))
+            for index, (one, other) in enumerate(zip(olds, news, strict=True))
+        ]
+        if not kept:
+            return _with_children(new, items)
+        if isinstance(old, (dict, list, nnx.State)):
+            for key, item in zip(_keys(old), items, strict=True):
+                old[key] = item
+            return old
+        unchanged = all(one is item for one, item in zip(olds, items, strict=True))
+        return old if unchanged else _with_children(old, items)
+
+
+def _kept(before: Any, after: Any, path: Path = ()) -> Iterator[Path]:
+    """Yield the paths of the containers and NNX objects that a step did not replace."""
+    if before is after:
+        yield path
+    if nnx.graph.is_graph_node(after):
+        return
+    pairs = zip(_children(before), _children(after), strict=True)
+    for index, (old, new) in enumerate(pairs):
+        yield from _kept(old, new, (*path, index))
+
+
+def _parts_of(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield the parts of a pytree with their paths; NNX objects are not entered."""
+    yield path, value
+    if not nnx.graph.is_graph_node(value):
+        for index, part in enumerate(_children(value)):
+            yield from _parts_of(part, (*path, index))
+
+
+def _children(value: Any) -> list[Any]:
+    children = jax.tree_util.default_registry.flatten_one_level(value)
+    return [] if children is None else list(children[0])
+
+
+def _keys(value: Any) -> list[Any]:
+    """Return the keys of a mutable container, in the order of its children."""
+    children = jax.tree_util.default_registry.flatten_one_level_with_keys(value)
+    keys = [key for key, _ in children[0]]
+    return [key.idx if isinstance(key, jax.tree_util.SequenceKey) else key.key for key in keys]
+
+
+def _with_children(value: Any, children: list[Any]) -> Any:
+    """Return a copy of a pytree with other children."""
+    structure = jax.tree.structure(value, is_leaf=lambda part: part is not value)
+    return jax.tree.unflatten(structure, children)
 
 
 def holds_objects(value: Any) -> bool:
@@ -96,16 +167,17 @@ def check_places(names: dict[str, int], values: Values) -> None:
     """Check that objects can be changed in place.
 
     Raises:
-        StepError: A value mixes NNX objects with arrays and cannot be updated in place.
+        StepError: An object has arrays that cannot be updated in place.
     """
     for (name, line), value in zip(names.items(), values, strict=True):
-        _, own = nnx.split((value,), graph=True)
+        objects = tuple(part for _, part in _parts_of(value) if nnx.graph.is_graph_node(part))
+        _, own = nnx.split(objects, graph=True)
         try:
-            nnx.update((value,), own)
+            nnx.update(objects, own)
         except ValueError as error:
             raise StepError(
-                f"`{name}` (line {line}) mixes NNX objects with arrays that cannot be restored "
-                f"({error}): give the arrays a separate name"
+                f"`{name}` (line {line}) contains arrays that nnx.update cannot restore "
+                f"({error}): put each of them into an nnx.Variable"
             ) from None
 
 

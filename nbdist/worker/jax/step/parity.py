@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy as np
+    from jax.sharding import Mesh
 
     from nbdist.worker.data.batches import Batch, Tree
     from nbdist.worker.jax.step.arguments import Arguments
     from nbdist.worker.jax.step.carried import Carried
     from nbdist.worker.training.parity import Values
-
-_OF_THE_MESH = ("mesh", "strategy")
 
 
 class PjrtSubject:
@@ -35,8 +34,9 @@ class PjrtSubject:
         step: Compiled step over all devices.
         pure: The step as a pure function.
         place: Places a batch on the mesh.
-        namespace: Namespace of the user; during a trial on one device, `mesh` is a mesh of that
-            device.
+        namespace: Namespace of the user; during a trial on one device, `mesh` and other names of
+            the step's mesh are a mesh of that device.
+        mesh: Mesh of the step.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class PjrtSubject:
         pure: Callable[..., Any],
         place: Callable[[Batch], Any],
         namespace: dict[str, Any],
+        mesh: Mesh,
     ) -> None:
         self._carried = carried
         self._read = read
@@ -55,11 +56,12 @@ class PjrtSubject:
         self._place = place
         self._namespace = namespace
         self._device = jax.make_mesh(
-            (1,),
-            ("data",),
-            axis_types=(jax.sharding.AxisType.Auto,),
+            (1,) * len(mesh.axis_names),
+            mesh.axis_names,
+            axis_types=mesh.axis_types,
             devices=jax.local_devices()[:1],
         )
+        self._meshes = {n for n, value in namespace.items() if value is mesh} | {"mesh"}
         self._alone = jax.jit(functools.partial(pure))  # traced separately from the step
 
     def state(self) -> Values:
@@ -69,8 +71,9 @@ class PjrtSubject:
         state = [group.arrays for group in self._carried]
         arguments = jax.tree.map(self._here, (state, self._read.arrays))
         rows = map_arrays(self._here, values)
-        kept = {name: self._namespace[name] for name in _OF_THE_MESH if name in self._namespace}
-        self._namespace["mesh"] = self._device
+        names = {*self._meshes, "strategy"} & self._namespace.keys()
+        kept = {name: self._namespace[name] for name in names}
+        self._namespace.update(dict.fromkeys(self._meshes, self._device))
         try:
             with jax.set_mesh(self._device):
                 report, after = self._alone(*arguments, 1.0, rows)

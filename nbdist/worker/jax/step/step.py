@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from nbdist.records import DATA
 from nbdist.worker.data.batches import kind_of
 from nbdist.worker.jax.arrays import callbacks_patch
 from nbdist.worker.jax.arrays.checkpoint import JaxState, check_fits, placed_like
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from nbdist.worker.data.batches import Batch
     from nbdist.worker.jax.step.carried import Carried
     from nbdist.worker.jax.step.layout import PlannedMesh
+    from nbdist.worker.jax.step.own_mesh import OwnMesh
     from nbdist.worker.profiling.trace import Tracer
     from nbdist.worker.training.parity import Findings
 
@@ -42,13 +42,13 @@ class _CompiledStep:
 
     Args:
         function: Function of the step.
-        lowered: Plan on the live devices; the arrays of the step are already placed.
+        lowered: Shardings on the live devices; the arrays of the step are already placed.
 
     Attributes:
         footprint: Memory of the program that was compiled last.
     """
 
-    def __init__(self, function: StepFunction, lowered: Lowered) -> None:
+    def __init__(self, function: StepFunction, lowered: Lowered | OwnMesh) -> None:
         given = function.arguments()
         shardings = jax.tree.map(lambda leaf: leaf.sharding, given)
         self.lowered = lowered
@@ -148,6 +148,7 @@ class PjrtStep:
             pure=function.call,
             place=compiled.lowered.batch,
             namespace=self._namespace,
+            mesh=compiled.lowered.mesh,
         )
         with callbacks_patch.muted():
             return compare(subject, batch, self.replicas, coarse=False)
@@ -165,13 +166,16 @@ class PjrtStep:
 
     def _prepared(self, batch: Batch) -> _CompiledStep:
         if self._compiled is None:
-            self.plan = self.layout(batch)
+            lowered = self._layout.on_own_mesh(batch) or self._planned(batch)
             self._function.settle()
-            self.replicas = self.plan.axes[DATA]
-            lowered = Lowered(self.plan, self._strategy.mesh)
+            self.replicas = lowered.replicas
             self._layout.place(lowered)
             self._compiled = _CompiledStep(self._function, lowered)
         return self._compiled
+
+    def _planned(self, batch: Batch) -> Lowered:
+        self.plan = self.layout(batch)
+        return Lowered(self.plan, self._strategy.mesh)
 
     def state(self) -> JaxState:
         """Return the checkpoint state of the step."""
@@ -240,5 +244,6 @@ class PjrtStep:
             text = f"{names}: lost in the step that failed; run the cell that creates it again"
             warnings.warn(text, stacklevel=2)
             return False
-        self._strategy.note_sharded(group.arrays)
+        if self.plan is not None:
+            self._strategy.note_sharded(group.arrays)
         return True

@@ -26,6 +26,7 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 from keras.src.losses import loss as keras_loss
 from keras.src.trainers.epoch_iterator import EpochIterator
 
+from nbdist.errors import StepError
 from nbdist.worker.keras.train_function_timing import TimedFunction
 from nbdist.worker.runtime.tested_versions import is_tested
 from nbdist.worker.tensorflow.keras import inputs as keras_inputs
@@ -111,9 +112,28 @@ def _make(self: Any, kind: str, replicated: Callable[[Any], Any], force: bool = 
         return _make_upstream[kind](self, force)
     name, strategies = f"{kind}_function", _strategies.setdefault(self, {})
     if getattr(self, name) is None or force or strategies.get(kind) is not self.distribute_strategy:
+        _check_call(self, f"{kind}_step")
         setattr(self, name, replicated(self))
         strategies[kind] = self.distribute_strategy
     return getattr(self, name)
+
+
+def _check_call(model: Any, step: str) -> None:
+    """Check that a model can be called if its step is Keras's own.
+
+    Raises:
+        StepError: the step calls the model, and the model has no `call`.
+    """
+    own_step = getattr(type(model), step) is not getattr(keras.Model, step)
+    if _has_no_call(model) and not own_step and step not in vars(model):
+        name = type(model).__name__
+        raise StepError(
+            f"{name} has no call(), but Keras's {step} calls it: define call() or {step}()"
+        )
+
+
+def _has_no_call(model: Any) -> bool:
+    return type(model).call is keras.Model.call and "call" not in vars(model)
 
 
 def _replicated_train(model: Any) -> Any:
@@ -141,7 +161,7 @@ def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = Non
     if strategy is None or not _is_ours(strategy):
         _build_upstream(self, iterator, data_batch)
         return
-    if type(self).call is keras.Model.call:
+    if _has_no_call(self):
         return  # its own `train_step` calls other models
     if isinstance(getattr(iterator, "_distributed_dataset", None), GlobalBatches):
         data_batch = iterator._distributed_dataset.symbols()
@@ -155,7 +175,7 @@ def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = Non
 def _build(model: Any, data_batch: Any) -> None:
     """Build the model, unless a user's `train_step` takes batches that `call` does not accept.
 
-    Such a model is complete if its layers are built: `call` runs in the step.
+    The step then builds the layers that it calls, as on one device.
     """
     metrics = model._compile_metrics
     are_built = metrics is None or metrics.built
@@ -163,10 +183,8 @@ def _build(model: Any, data_batch: Any) -> None:
         model._symbolic_build(data_batch=data_batch)
         if not are_built:
             _skip_first_reset(metrics)
-    except RuntimeError:
-        layers = list(model._flatten_layers(include_self=False))
-        own_step = type(model).train_step is not keras.Model.train_step
-        if not (own_step and layers and all(layer.built for layer in layers)):
+    except (RuntimeError, ValueError):
+        if type(model).train_step is keras.Model.train_step:
             raise
 
 

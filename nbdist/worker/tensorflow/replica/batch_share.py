@@ -34,13 +34,13 @@ class Share(msgspec.Struct, frozen=True):
         """Return the factor from a mean over replicas to the mean over all rows. None means 1."""
         if self.even:
             return None
-        return tf.cast(self.rows * self.replicas, dtype) / tf.cast(self.total, dtype)
+        return _ratio(self.rows * self.replicas, self.total, dtype)
 
     def part(self, dtype: tf.DType) -> tf.Tensor:
         """Return this replica's fraction of all rows, or `1 / replicas` for a whole batch."""
         if self.even:
             return tf.constant(1 / self.replicas, dtype)
-        return tf.cast(self.rows / self.total, dtype)  # of integers, so in float64
+        return _ratio(self.rows, self.total, dtype)
 
     def weighted(self, value: tf.Tensor) -> tf.Tensor:
         """Return `value` times `weight`."""
@@ -51,7 +51,12 @@ class Share(msgspec.Struct, frozen=True):
         """Scale a sum over own rows: its weighted mean over replicas is the sum over all rows."""
         if self.whole:
             return value
-        return value * (tf.cast(self.total, value.dtype) / tf.cast(self.rows, value.dtype))
+        return value * _ratio(self.total, self.rows, value.dtype)
+
+
+def _ratio(one: Count, other: Count, dtype: tf.DType) -> tf.Tensor:
+    """Divide in float64: in float16, numbers above 65504 are infinite, and above 2048 inexact."""
+    return tf.cast(tf.cast(one, tf.float64) / tf.cast(other, tf.float64), dtype)
 
 
 class Division(Protocol):

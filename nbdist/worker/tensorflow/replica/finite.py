@@ -162,7 +162,7 @@ class LossScaling(FiniteWatch):
         watch = self
 
         def apply(optimizer: BaseOptimizer, grads: Any, trainable_variables: Any = None) -> None:
-            if not watch._flags or not optimizer.built:
+            if not watch._flags:
                 _apply_upstream(optimizer, grads, trainable_variables)
                 return
             tf.distribute.get_replica_context().merge_call(
@@ -175,7 +175,14 @@ class LossScaling(FiniteWatch):
     def _apply_on_all(
         self, strategy: Any, finite: Any, optimizer: Any, grads: Any, variables: Any
     ) -> None:
-        """Apply the update in a condition. TensorFlow requires it outside of the replicas."""
+        """Apply the update in a condition. TensorFlow requires it outside of the replicas.
+
+        An unbuilt optimizer is built here: in a replica, the first thread would create its
+        variables, and the other threads would find it built.
+        """
+        if not optimizer.built and variables is not None:
+            with tf.init_scope(), strategy.scope():
+                optimizer.build(list(variables))
         replicas = strategy.extended.call_for_each_replica
         tf.cond(
             strategy.experimental_local_results(finite)[0],

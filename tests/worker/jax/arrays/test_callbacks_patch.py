@@ -163,6 +163,7 @@ from jax._src import callback as callbacks
 from jax._src.interpreters import mlir
 from nbdist.worker.jax.arrays import callbacks_patch
 mlir.register_lowering(callbacks.pure_callback_p, callbacks_patch._pure_lowering, cacheable=False)
+x = jax.device_put(x, jax.NamedSharding(mesh, jax.P()))
 outcome = listed(jax.jit(lambda x: jax.pure_callback(double, x, x + 0))(x))
 callbacks_patch.apply()
 """

@@ -350,3 +350,44 @@ def test_other_keras_version_is_not_patched(cluster: nbdist.Cluster) -> None:
         ranks="0",
     )
     assert run.results == {0: "'None'"}
+
+
+WITHOUT_CALL = """
+import jax, keras, numpy as np
+from keras import layers, ops
+x = np.random.default_rng(0).normal(size=(70, 8)).astype("float32")
+keras.utils.set_random_seed(1)
+class Bare(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.net = keras.Sequential([keras.Input((8,)), layers.Dense(4, "tanh"), layers.Dense(8)])
+    def train_step(self, state, x):
+        trained, fixed, optimizer, metrics = state
+        def loss_fn(trained):
+            return ops.mean(ops.square(self.net.stateless_call(trained, fixed, x)[0] - x))
+        loss, gradients = jax.value_and_grad(loss_fn)(trained)
+        trained, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trained)
+        return {"loss": loss}, (trained, fixed, optimizer, metrics)
+model = Bare()
+model.compile(keras.optimizers.Adam(0.01))
+"""
+
+
+def test_model_without_call_trains_if_it_is_built(cluster: nbdist.Cluster) -> None:
+    code = (
+        WITHOUT_CALL + "model.built = True\nhistory = model.fit(x, epochs=2, verbose=0)\n"
+        "outcome = {'history': history.history,"
+        " 'weights': [w.tolist() for w in model.get_weights()]}\n"
+    )
+    reference = one_process({"it": code})["it"]
+    for ours in outcomes(cluster, code):
+        assert_same(ours, reference)
+
+
+def test_unbuilt_model_without_call_is_refused(cluster: nbdist.Cluster) -> None:
+    message = (
+        r"Bare has no call\(\), and Keras on JAX builds a model by a call: define call\(\), or set "
+        "`built = True` after all its layers are built"
+    )
+    with pytest.raises(nbdist.CellError, match=message):
+        cluster.run(WITHOUT_CALL + "model.fit(x, verbose=0)")

@@ -65,7 +65,13 @@ def test_fit_gives_the_results_of_one_process(cluster: nbdist.Cluster, name: str
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["everything", "accumulated gradients and an average of weights"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("everything", marks=pytest.mark.full),
+        "accumulated gradients and an average of weights",
+    ],
+)
 def test_one_worker_gives_the_results_of_one_process(name: str) -> None:
     with clusters.cluster(hosts=1, framework="tensorflow") as one:
         (outcome,) = outcomes(one, FITS[name])
@@ -353,4 +359,25 @@ def test_xla_compilation_on_several_cpus_is_refused(cluster: nbdist.Cluster) -> 
         cluster.run(
             START + "model = dense()\nmodel.compile('sgd', 'mse', jit_compile=True)\n"
             "model.fit(x, y, verbose=0)"
+        )
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("model.fit(x, y, verbose=0)", "train"),
+        ("model.evaluate(x, y, verbose=0)", "test"),
+        ("model.predict(x, verbose=0)", "predict"),
+    ],
+)
+def test_model_without_call_is_refused_for_a_step_that_calls_it(
+    cluster: nbdist.Cluster, code: str, kind: str
+) -> None:
+    message = (
+        rf"Bare has no call\(\), but Keras's {kind}_step calls it: define call\(\) or {kind}_st"
+    )
+    with pytest.raises(nbdist.CellError, match=message):
+        cluster.run(
+            START + "class Bare(keras.Model):\n    pass\nmodel = Bare()\n"
+            f"model.dense = layers.Dense(1)\nmodel.compile('sgd', 'mse')\n{code}"
         )

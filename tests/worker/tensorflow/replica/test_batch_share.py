@@ -47,6 +47,8 @@ def test_parts_of_a_large_batch_in_float16() -> None:
 
     parts = [Shares(140_001, 2, even=False).of(replica) for replica in (0, 1)]
     assert [float(part.part(tf.float16)) for part in parts] == [0.5, 0.5]
+    assert [float(part.weight(tf.float16)) for part in parts] == [1, 1]
+    assert [float(part.summed(tf.constant(3, tf.float16))) for part in parts] == [6, 6]
 
 
 def test_parts_that_the_user_distributed_are_counted(strategy: Any) -> None:

@@ -187,3 +187,19 @@ def test_gradients_without_a_tape_are_not_scaled(scaled: Scaled) -> None:
         return tf.identity(scaled.vector)
 
     close(scaled.replicas.run(step), before - X.mean(0))
+
+
+@pytest.mark.parametrize("values", [FINE, BAD])
+def test_first_update_of_an_unbuilt_optimizer_is_scaled(
+    strategy: Any, vector: Any, values: Any
+) -> None:
+    import keras
+
+    scaled = Scaled(strategy, vector)
+    with strategy.scope():
+        scaled.optimizer = keras.optimizers.Adam(1.0)
+    before = scaled.vector.numpy()
+    assert scaled.run(values)[0]
+    expected = before - np.sign(X.mean(0)) if values is FINE else before
+    np.testing.assert_allclose(scaled.vector.numpy(), expected, atol=1e-4)
+    assert int(scaled.optimizer.iterations.numpy()) == (values is FINE)

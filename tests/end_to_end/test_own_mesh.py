@@ -1,0 +1,186 @@
+"""Cells with a mesh of the user: plain cells, `jax.set_mesh`, and step cells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import nbdist
+from nbdist.records import Planning, StepOptions
+from tests import clusters
+from tests.clusters import evaluate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SETUP = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+rng = np.random.default_rng(0)
+xs, ys = rng.normal(size=(32, 4)).astype("f4"), rng.normal(size=(32, 2)).astype("f4")
+train, start = (xs, ys), rng.normal(size=(4, 2)).astype("f4")
+"""
+MESHES = """
+explicit = jax.make_mesh((jax.device_count(),), ("i",))
+auto = jax.make_mesh((jax.device_count(),), ("i",), axis_types=(AxisType.Auto,))
+grid = jax.make_mesh((jax.device_count() // 2, 2), ("rows", "columns"))
+auto_grid = jax.make_mesh(
+    (jax.device_count() // 2, 2), ("rows", "columns"), axis_types=(AxisType.Auto,) * 2)
+"""
+STEP = """
+x, y = batch
+loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
+w = w - 0.1 * gradient
+"""
+OPTIONS = StepOptions(data="train", batch=8)
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.full)])
+def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=request.param, framework="jax") as running:
+        running.run(SETUP)
+        running.run(MESHES)
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def without_mesh(cluster: nbdist.Cluster) -> Iterator[None]:
+    yield
+    cluster.run("jax.set_mesh(None);")
+
+
+def trained() -> np.ndarray:
+    """Return the weights that four steps of gradient descent give in NumPy."""
+    rng = np.random.default_rng(0)
+    xs, ys = rng.normal(size=(32, 4)).astype("f4"), rng.normal(size=(32, 2)).astype("f4")
+    w = rng.normal(size=(4, 2)).astype("f4")
+    for first in range(0, 32, 8):
+        x, y = xs[first : first + 8], ys[first : first + 8]
+        w = w - 0.1 * 2 * x.T @ (x @ w - y) / y.size
+    return w
+
+
+def pulled(cluster: nbdist.Cluster, name: str) -> list[Any]:
+    return [objects[name] for objects in cluster.pull([name]).values()]
+
+
+# Plain cells.
+
+
+@pytest.mark.parametrize("kind", ["explicit", "auto"])
+def test_cell_computes_on_a_mesh_of_its_own(cluster: nbdist.Cluster, kind: str) -> None:
+    cluster.run(
+        f"m = jax.make_mesh((jax.device_count(),), ('i',), axis_types={kind}.axis_types)\n"
+        "a = jax.device_put(np.arange(8.), NamedSharding(m, P('i')))\n"
+        "total = jnp.sin(a).sum() + jnp.ones(3).sum()"
+    )
+    for total in pulled(cluster, "total"):
+        assert total == pytest.approx(np.sin(np.arange(8.0)).sum() + 3, rel=1e-5)
+
+
+def test_plain_cell_has_no_context_mesh(cluster: nbdist.Cluster) -> None:
+    cell = "a = jnp.arange(4.0)\na.committed, len(a.devices()), jax.sharding.get_mesh().empty"
+    assert evaluate(cluster, cell) == "(False, 1, True)"
+    assert evaluate(cluster, "jax.device_put(a, jax.local_devices()[0]).sum().item()") == "6.0"
+
+
+def test_cell_that_uses_the_mesh_of_nbdist_has_it(cluster: nbdist.Cluster) -> None:
+    devices = evaluate(cluster, "a = jnp.arange(4.0)\nlen(a.devices()) == mesh.size")
+    assert devices == "True"
+    assert evaluate(cluster, "jax.sharding.get_mesh().empty") == "True"
+
+
+def test_mesh_that_is_set_stays_in_force(cluster: nbdist.Cluster) -> None:
+    cluster.run("jax.set_mesh(explicit);")
+    assert evaluate(cluster, "jax.sharding.get_mesh() == explicit") == "True"
+    cluster.run("a = jax.device_put(np.arange(8.), P('i'))\nb = jnp.sin(a)")
+    assert evaluate(cluster, "jax.typeof(b).sharding.spec") == "P('i',)"
+    assert evaluate(cluster, "strategy.num_replicas_in_sync == mesh.size") == "True"
+    assert evaluate(cluster, "jax.sharding.get_mesh() == explicit") == "True"
+    cluster.run("w = jnp.asarray(start)")
+    cluster.run(STEP, step=OPTIONS)
+    assert evaluate(cluster, "jax.sharding.get_mesh() == explicit == w.sharding.mesh") == "True"
+
+
+def test_meshes_survive_restored_collectives(cluster: nbdist.Cluster) -> None:
+    ours = evaluate(cluster, "str(strategy.mesh == mesh)")
+    assert ours == "'True'"
+    cluster.run("own, mesh = mesh, explicit\njax.set_mesh(mesh);")
+    cluster.run("a = jax.device_put(np.arange(8.), P('i'))")
+    fails = "if rank == 0:\n    raise ValueError('first')\nfloat(jnp.sin(a).sum())"
+    with pytest.raises(nbdist.CellError, match="first"):
+        cluster.run(fails)
+    is_own = "jax.sharding.get_mesh() == mesh == explicit == a.sharding.mesh"
+    assert evaluate(cluster, f"{is_own}, float(a.sum())") == "(True, 28.0)"
+    cluster.run("mesh = own")
+
+
+def test_initialize_returns_with_a_note(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run("jax.distributed.initialize()\njax.distributed.initialize('host:1', 2, 0)")
+    processes = cluster.world_size
+    note = f"jax.distributed.initialize: already done, {processes} processes with {processes}"
+    assert capsys.readouterr().out.count(note) == 1
+
+
+# Step cells.
+
+
+@pytest.mark.parametrize(
+    ("mesh", "spec"),
+    [
+        ("explicit", "P()"),
+        ("explicit", "P('i')"),
+        ("auto", "P()"),
+        ("auto", "P('i')"),
+        ("grid", "P(None, 'columns')"),
+        ("auto_grid", "P(None, 'columns')"),
+    ],
+)
+def test_step_uses_the_mesh_of_its_arrays(cluster: nbdist.Cluster, mesh: str, spec: str) -> None:
+    cluster.run(f"own = NamedSharding({mesh}, {spec})\nw = jax.device_put(start, own)")
+    bare = f"w = jax.device_put(w, jax.{spec})\n" if mesh == "explicit" else ""
+    cluster.run(STEP + bare, step=OPTIONS)
+    assert evaluate(cluster, "w.sharding == own") == "True"
+    for w in pulled(cluster, "w"):
+        np.testing.assert_allclose(w, trained(), rtol=1e-5, atol=1e-6)
+    assert evaluate(cluster, "jax.sharding.get_mesh().empty") == "True"
+
+
+def test_step_is_checked_on_one_device(cluster: nbdist.Cluster) -> None:
+    cluster.run("w = jax.device_put(start, NamedSharding(explicit, P()))")
+    options = StepOptions(data="train", batch=8, check=True)
+    cluster.run("w = jax.reshard(w, NamedSharding(explicit, P()))" + STEP, step=options)
+    for w in pulled(cluster, "w"):
+        np.testing.assert_allclose(w, trained(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (
+            "jax.device_put(np.ones(8, 'f4'), NamedSharding(mesh, P('data')))",
+            r"`w` over the mesh \(i: \d; Explicit\) and `scale` over the mesh \(data: \d; Auto\)",
+        ),
+        (
+            "jax.device_put(np.ones(8, 'f4'), NamedSharding(auto, P()))",
+            r"`w` over the mesh \(i: \d; Explicit\) and `scale` over the mesh \(i: \d; Auto\)",
+        ),
+    ],
+    ids=["ours", "two"],
+)
+def test_mixed_meshes_are_refused(cluster: nbdist.Cluster, scale: str, message: str) -> None:
+    cluster.run("w = jax.device_put(start, NamedSharding(explicit, P()))")
+    cluster.run(f"scale = {scale}")
+    with pytest.raises(nbdist.CellError, match=message):
+        cluster.run(STEP + "loss = loss * scale.mean()", step=OPTIONS)
+
+
+def test_options_of_the_planner_are_refused(cluster: nbdist.Cluster) -> None:
+    cluster.run("w = jax.device_put(start, NamedSharding(explicit, P()))")
+    options = StepOptions(data="train", batch=8, planning=Planning(fixed={"zero": 3}))
+    with pytest.raises(nbdist.CellError, match=r"\(i: \d; Explicit\).*plans no layout"):
+        cluster.run(STEP, step=options)
