@@ -21,7 +21,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import both, ours, results
-from benchmarks.case import Scale
+from benchmarks.case import STRATEGIES, Scale
 from benchmarks.limits import limited
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ NAMES = (
     "scaling",
     "telemetry",
     "overhead",
+    "loop",
     "chart",
     "reload",
     "placement",
@@ -48,7 +49,7 @@ NAMES = (
     "compiled",
     "autoplace",
 )
-WITH_CLUSTERS = ("step", "scaling", "overhead", "placement", "recovery")
+WITH_CLUSTERS = ("step", "scaling", "overhead", "loop", "placement", "recovery")
 """Benchmarks that share clusters in a smoke run."""
 
 LIMIT_S, SMOKE_LIMIT_S = 1800.0, 180.0
@@ -58,6 +59,7 @@ LIMIT_S, SMOKE_LIMIT_S = 1800.0, 180.0
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="+", choices=[*NAMES, "all"])
+    parser.add_argument("--strategy", choices=STRATEGIES, help="measure only this strategy")
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--smoke", action="store_true", help="run each case at a tiny size")
     kinds.add_argument("--save", action="store_true", help="store and compare the results")
@@ -66,9 +68,10 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     names = NAMES if "all" in args.names else tuple(args.names)
     if args.smoke and "all" in args.names:
-        return _run_lanes()
+        return _run_lanes(("--strategy", args.strategy) if args.strategy else ())
+    scale = Scale(args.smoke, (args.strategy,) if args.strategy else STRATEGIES)
     with _own_folders():
-        lines, failed = _run(names, Scale(smoke=args.smoke))
+        lines, failed = _run(names, scale)
     if args.save:
         _save(lines)
     if failed:
@@ -76,10 +79,10 @@ def main() -> int:
     return int(bool(failed))
 
 
-def _run_lanes() -> int:
+def _run_lanes(options: Sequence[str]) -> int:
     """Run all benchmarks at a tiny size, in two processes. Return 1 if a case failed."""
     lanes = WITH_CLUSTERS, tuple(name for name in NAMES if name not in WITH_CLUSTERS)
-    command = (sys.executable, "-m", "benchmarks", "--smoke")
+    command = (sys.executable, "-m", "benchmarks", "--smoke", *options)
     with contextlib.ExitStack() as undo:
         processes = [undo.enter_context(subprocess.Popen([*command, *lane])) for lane in lanes]
         try:

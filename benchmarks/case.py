@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
+STRATEGIES = "mirrored", "pjrt"
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,11 @@ class Scale:
 
     Attributes:
         smoke: True to run each case once at a tiny size. The figures then mean nothing.
+        strategies: strategies to measure, in this order.
     """
 
     smoke: bool = False
+    strategies: tuple[str, ...] = STRATEGIES
 
     def of(self, full: T, smoke: T) -> T:
         """Return the size of this run."""

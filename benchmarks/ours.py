@@ -32,8 +32,10 @@ def cluster(
 ) -> Iterator[nbdist.Cluster]:
     """Start workers for one strategy, each with its own core and one thread.
 
-    Cases of a smoke run share clusters, which have both frameworks. `stop_shared` stops these.
+    Cases of a smoke run share clusters, which have the frameworks of all its strategies.
+    `stop_shared` stops these.
     """
+    shares = scale.smoke
     key = repr((hosts, settings, spares))
     if unused := _shared.get(key):
         running = unused.pop()
@@ -41,7 +43,7 @@ def cluster(
         with quiet():
             running = nbdist.Cluster(
                 hosts=hosts,
-                framework="both" if scale.smoke else FRAMEWORK[strategy],
+                framework="both" if shares and len(scale.strategies) > 1 else FRAMEWORK[strategy],
                 cpus_per_worker=1,
                 settings=settings,
                 spares=spares,
@@ -51,7 +53,7 @@ def cluster(
     except BaseException:
         running.stop()
         raise
-    if scale.smoke:
+    if shares:
         _shared.setdefault(key, []).append(running)
     else:
         running.stop()
@@ -76,9 +78,11 @@ def move(cluster: nbdist.Cluster, like: nbdist.Cluster) -> None:
 
 
 def step_ends(
-    cluster: nbdist.Cluster, cell: str, options: StepOptions, strategy: str
+    cluster: nbdist.Cluster, cell: str, options: StepOptions | None, strategy: str
 ) -> list[float]:
     """Run a step cell and return the time of each step's report, by `time.perf_counter`.
+
+    Without options, the cell contains a training loop.
 
     The times are rank 0's, relative to the time at which the cell was sent. This is some
     milliseconds too early.

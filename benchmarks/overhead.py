@@ -49,7 +49,7 @@ def cases(scale: Scale) -> Iterator[Case]:
     settings = Settings.from_environment()
     silence = msgspec.structs.replace(settings, telemetry=False)
     with JupyterServer(settings.runs_path.parent) as server:
-        for strategy in ("mirrored", "pjrt"):
+        for strategy in scale.strategies:
             with (
                 ours.cluster(scale, PROCESSES, strategy) as reporting,
                 ours.cluster(scale, PROCESSES, strategy, silence) as silent,

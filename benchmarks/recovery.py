@@ -118,13 +118,13 @@ jax.block_until_ready(step(params, velocity, batch))
 
 
 def cases(scale: Scale) -> Iterator[Case]:
-    for strategy in ("mirrored", "pjrt"):
+    for strategy in scale.strategies:
         with tempfile.TemporaryDirectory() as folder:
             by_hand = partial(_by_hand_s, scale.of(HOSTS, 1), strategy, scale.of(EVERY, 4))
             peer = cache(by_hand) if scale.smoke else by_hand
             for spares in (1, 0):
                 yield _recover(scale, strategy, spares, folder, peer)
-    for strategy in ("mirrored", "pjrt"):
+    for strategy in scale.strategies:
         yield _overhead(scale, strategy)
 
 

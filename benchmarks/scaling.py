@@ -39,7 +39,7 @@ RUNS = 9
 
 
 def cases(scale: Scale) -> Iterator[Case]:
-    for strategy in ("mirrored", "pjrt"):
+    for strategy in scale.strategies:
         with (
             ours.cluster(scale, 1, strategy) as one,
             ours.cluster(scale, 1, strategy) as load,

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from benchmarks.case import Case, Skipped, interleave
+from benchmarks.ours import FRAMEWORK
 from tests.netns import Hosts, missing
 
 if TYPE_CHECKING:
@@ -148,8 +149,8 @@ cluster.stop_cluster_sync()
 def cases(scale: Scale) -> Iterator[Case | Skipped]:
     runs = scale.runs(RUNS)
     engines, light = scale.of((ENGINES, LIGHT_ENGINES), (1, 2))
-    for strategy, framework in (("mirrored", "tensorflow"), ("pjrt", "jax")):
-        code = START.format(engines=engines, framework=framework, step=OURS[strategy])
+    for strategy in scale.strategies:
+        code = START.format(engines=engines, framework=FRAMEWORK[strategy], step=OURS[strategy])
         peer = PEER.format(engines=engines, cell=CELLS[strategy], wire=BY_HAND[strategy])
         both, theirs = _pairs(code, peer, runs)
         step = f"{engines} engines to the first {strategy} step"

@@ -65,7 +65,7 @@ def lengths(scale: Scale, strategy: str) -> tuple[tuple[str, Size, int, float], 
 
 
 def cases(scale: Scale) -> Iterator[Case]:
-    for strategy in ("mirrored", "pjrt"):
+    for strategy in scale.strategies:
         with ours.cluster(scale, PROCESSES, strategy) as cluster:
             for length in lengths(scale, strategy):
                 yield _case(scale, cluster, strategy, *length)

@@ -1,6 +1,7 @@
 """Clusters for the tests. Each module gets fresh engines from kept controllers and fork servers.
 
-A start takes 10 s of one core, mostly for imports and the controller. A restart takes 1 s.
+A start takes 2 s of one core with JAX and 5 s with TensorFlow, mostly for imports and the
+controller. A restart takes 0.5 s.
 """
 
 from __future__ import annotations
@@ -73,38 +74,67 @@ def bounded(seconds: float) -> Iterator[None]:
         late.cancel()
 
 
-_kept: dict[str, tuple[nbdist.Cluster, Held]] = {}
+@dataclass(frozen=True)
+class Kept:
+    """A cluster that is kept for the next module, and its resources.
+
+    Attributes:
+        options: all options of its start except the number of hosts.
+        running: the cluster.
+        held: processes, threads and sockets of the cluster.
+    """
+
+    options: str
+    running: nbdist.Cluster
+    held: Held
+
+
+_kept: list[Kept] = []
+"""Kept clusters. The last one was used last."""
 
 
 @contextlib.contextmanager
-def cluster(**options: Any) -> Iterator[nbdist.Cluster]:
-    """Provide a cluster with fresh engines. It is kept for reuse unless the body fails."""
+def cluster(hosts: int, **options: Any) -> Iterator[nbdist.Cluster]:
+    """Provide a cluster with fresh engines. It is kept for reuse unless the body fails.
+
+    A kept cluster of another size is resized, because a start imports the frameworks again.
+    """
     key = repr(sorted(options.items()))
-    if key in _kept:
-        running, held = _kept.pop(key)
-        running.restart()
+    if reused := _reusable(key, hosts):
+        _kept.remove(reused)
+        running, held = reused.running, reused.held
+        if running.world_size == hosts:
+            running.restart()
+        else:
+            running.resize(hosts)
     else:
         before = Held.now()
-        running = nbdist.Cluster(**options)
+        running = nbdist.Cluster(hosts=hosts, **options)
         held = Held.now().beyond(before)
     try:
         yield running
     except BaseException:
         running.stop()
         raise
-    _kept[key] = running, held
+    _kept.append(Kept(key, running, held))
     while len(_kept) > MOST_KEPT:
-        _kept.pop(next(iter(_kept)))[0].stop()
+        _kept.pop(0).running.stop()
+
+
+def _reusable(key: str, hosts: int) -> Kept | None:
+    """Return a kept cluster with these options, preferably of the same size."""
+    found = [each for each in _kept if each.options == key]
+    return min(found, key=lambda each: each.running.world_size != hosts, default=None)
 
 
 def kept() -> list[Held]:
     """Return the resources of the clusters that are kept for the next module."""
-    return [held for _, held in _kept.values()]
+    return [each.held for each in _kept]
 
 
 def stop_all() -> None:
     while _kept:
-        _kept.popitem()[1][0].stop()
+        _kept.pop().running.stop()
 
 
 def evaluate(cluster: nbdist.Cluster, cell: str) -> str:

@@ -21,6 +21,7 @@ from nbdist.session import discovery
 from tests import clusters, training
 from tests.clusters import Held, kept, stop_all
 from tests.kernels import Kernel
+from tests.site import sitecustomize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,6 +110,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Restore SIGINT: a shell ignores it in background jobs and in all their children."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(QUICK)
+    python_path = [str(Path(sitecustomize.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
     # No deadline: a busy machine is not a failure.
     examples = 100 if config.getoption("--full") else 25
     hypothesis.settings.register_profile("nbdist", deadline=None, max_examples=examples)

@@ -1,20 +1,36 @@
-"""Reference training by hand on one device. Step cells must produce the same results."""
+"""Reference training by hand on one device. Step cells must produce the same results.
+
+Outcomes are stored in build/references, because they depend only on the programs, the environment
+and the installed packages. Programs that use nbdist, the tests or temporary files run each time.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import nbdist
+
+STORE = Path(__file__).parents[1] / "build" / "references"
+FRAMEWORK_VARIABLES = ("JAX_", "KERAS_", "TF_", "XLA_")
+"""Prefixes of environment variables that change the numbers of a program."""
+
+_NOT_STORED = re.compile(rf"\b(nbdist|tests)\b|{re.escape(tempfile.gettempdir())}")
 
 _PROGRAM = textwrap.dedent("""
     import json, sys
@@ -92,6 +108,17 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def by_hand(trainings: dict[str, Training]) -> dict[str, Outcome]:
     """Run all trainings one after the other in a process without nbdist."""
+    texts = msgspec.json.encode(trainings).decode()
+    key = _key(_PROGRAM, texts)
+    found = _stored(key)
+    if found is None:
+        found = _train(texts)
+        _store(key, found)
+    return msgspec.convert(found, dict[str, Outcome])
+
+
+def _train(trainings: str) -> Any:
+    """Return the outcomes of trainings, given and returned as JSON values."""
     with tempfile.TemporaryDirectory() as compiled:  # compile once for all optimizers
         environment = {
             **os.environ,
@@ -100,7 +127,7 @@ def by_hand(trainings: dict[str, Training]) -> dict[str, Outcome]:
         }
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM],
-            input=msgspec.json.encode(trainings).decode(),
+            input=trainings,
             env=environment,
             capture_output=True,
             text=True,
@@ -108,8 +135,7 @@ def by_hand(trainings: dict[str, Training]) -> dict[str, Outcome]:
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    return msgspec.convert(found, dict[str, Outcome])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def plainly(programs: dict[str, str], *modules: str, **env: str) -> dict[str, Any]:
@@ -121,6 +147,16 @@ def plainly(programs: dict[str, str], *modules: str, **env: str) -> dict[str, An
             forks.
         env: further environment variables.
     """
+    key = _key(_PLAIN, json.dumps(programs), *modules, json.dumps(env))
+    found = _stored(key)
+    if found is None:
+        found = _run(programs, modules, env)
+        _store(key, found)
+    outcomes: dict[str, Any] = found
+    return outcomes
+
+
+def _run(programs: dict[str, str], modules: Sequence[str], env: dict[str, str]) -> Any:
     done = subprocess.run(
         [sys.executable, "-c", _PLAIN, *modules],
         input=json.dumps(programs),
@@ -131,8 +167,33 @@ def plainly(programs: dict[str, str], *modules: str, **env: str) -> dict[str, An
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    outcomes: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return outcomes
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _key(*texts: str) -> str:
+    """Return the name of the stored outcome of these texts. Empty if it must not be stored."""
+    if any(map(_NOT_STORED.search, texts)):
+        return ""
+    packages = sorted(path.name for path in Path(sysconfig.get_path("purelib")).glob("*.dist-info"))
+    variables = sorted(
+        item for item in os.environ.items() if item[0].startswith(FRAMEWORK_VARIABLES)
+    )
+    parts = [texts, packages, variables, sys.version, os.cpu_count()]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _stored(key: str) -> Any:
+    """Return a stored outcome, or None."""
+    path = STORE / f"{key}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if key and path.exists() else None
+
+
+def _store(key: str, outcome: Any) -> None:
+    if key:
+        STORE.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=STORE, encoding="utf-8", delete=False) as part:
+            json.dump(outcome, part)
+        Path(part.name).replace(STORE / f"{key}.json")  # another process may read it
 
 
 def reported(run: nbdist.Run) -> dict[str, list[float]]:

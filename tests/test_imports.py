@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.site.sitecustomize import HIDDEN
+
 HEAVY = {
     *("tensorflow", "jax", "jaxlib", "keras", "numpy", "ipyparallel", "ipywidgets", "sklearn"),
     *("jupyter_server", "tornado", "anywidget", "google.protobuf"),
@@ -31,6 +33,17 @@ def test_importing_the_package_loads_no_heavy_packages() -> None:
 @pytest.mark.parametrize("name", ["tensorflow", "jax", "keras", "anywidget", "jupyter_server"])
 def test_the_notebook_side_loads_no_framework_and_no_widgets(name: str) -> None:
     assert name not in loaded_after("import nbdist.magics.extension, nbdist.session.cluster")
+
+
+@pytest.mark.processes
+def test_keras_finds_no_optional_packages_and_cells_do() -> None:
+    """If this test fails with loaded packages, Keras imports them later: remove `tests.site`."""
+    program = (
+        "import os; os.environ['KERAS_BACKEND'] = 'jax'\n"
+        f"import keras, sys; assert not set({HIDDEN}) & set(sys.modules)\n"
+        f"import {', '.join(HIDDEN)}"
+    )
+    assert set(HIDDEN) <= loaded_after(program)
 
 
 def test_every_public_name_is_available() -> None:

@@ -1,4 +1,4 @@
-"""One JupyterLab for all tests, and one browser for the tests of a module."""
+"""One JupyterLab and one browser for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def lab(shared_lab: Lab) -> Iterator[Lab]:
     shared_lab.end_kernels()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def window() -> Iterator[BrowserContext]:
+    """Provide one browser for all modules. Its cache contains JupyterLab's compiled scripts."""
     with browser() as opened:
         yield opened
 

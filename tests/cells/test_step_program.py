@@ -336,7 +336,7 @@ class Recording(dict[str, object]):
         super().__setitem__(name, value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=4 * settings.default.max_examples, deadline=None)
 @given(st.lists(STATEMENTS, min_size=1, max_size=5).map("\n".join))
 def test_the_analysis_covers_all_reads_and_bindings_of_python(source: str) -> None:
     names = Names()
@@ -350,7 +350,7 @@ def test_the_analysis_covers_all_reads_and_bindings_of_python(source: str) -> No
     assert ran.bound <= names.bound.keys()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=4 * settings.default.max_examples, deadline=None)
 @given(st.lists(STATEMENTS, min_size=1, max_size=5).map("\n".join), NAMES)
 def test_a_step_computes_the_same_values_as_the_cell(source: str, reported: str) -> None:
     source = f"{source}\n{{'is': {reported}}}"

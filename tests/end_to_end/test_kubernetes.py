@@ -60,23 +60,22 @@ BATCH = nbdist.Batch(
 )
 
 
-def test_three_pods_train_and_restart(server: Server, tmp_path: Path) -> None:
-    with nbdist.Cluster(3, batch=BATCH, framework="jax") as cluster:
+@pytest.mark.parametrize(
+    ("pods", "number"),
+    [(2, signal.SIGTERM), pytest.param(3, signal.SIGKILL, marks=pytest.mark.full)],
+)
+def test_pods_restart_and_a_lost_one_is_replaced(
+    server: Server, tmp_path: Path, pods: int, number: signal.Signals
+) -> None:
+    """After a node failure or an eviction, the run ends with the same losses."""
+    with nbdist.Cluster(pods, batch=BATCH, framework="jax") as cluster:
         indices = cluster.run("import os\nos.environ['JOB_COMPLETION_INDEX']").results
-        assert indices == {0: "'0'", 1: "'1'", 2: "'2'"}
+        assert indices == {rank: f"'{rank}'" for rank in range(pods)}
         assert sorted(kind for kind, _ in server.objects) == ["Job", "Secret", "Service"]
         assert all(o["metadata"]["namespace"] == "research" for o in server.objects.values())
-        np.testing.assert_array_equal(exact.train(cluster, tmp_path, STEPS).loss, losses(STEPS))
+        before = server.running()
         cluster.restart()
-        assert len(server.running()) == 3, "the restart keeps the pods"
-
-
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.full), signal.SIGTERM]
-)
-def test_lost_pod_is_replaced(server: Server, tmp_path: Path, number: signal.Signals) -> None:
-    """After a node failure or an eviction, the run ends with the same losses."""
-    with nbdist.Cluster(2, batch=BATCH, framework="jax") as cluster:
+        assert server.running() == before, "the restart keeps the pods"
         victim = server.running()[1]
         run = exact.train(cluster, tmp_path, STEPS, meanwhile=lambda: server.kill(victim, number))
         np.testing.assert_array_equal(run.loss, losses(STEPS))

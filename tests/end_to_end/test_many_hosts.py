@@ -70,20 +70,22 @@ def train(cluster: nbdist.Cluster, folder: Path, **saving: object) -> nbdist.Run
     return exact.train(cluster, folder, STEPS, **saving)
 
 
-def test_four_hosts_train_and_leave_no_processes(hosts: Hosts, tmp_path: Path) -> None:
-    with nbdist.Cluster(hosts=hosts.names, framework="jax") as cluster:
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_hosts_train_and_leave_no_processes(hosts: Hosts, tmp_path: Path, count: int) -> None:
+    names, each = hosts.names[:count], hosts.each[:count]
+    with nbdist.Cluster(hosts=names, framework="jax") as cluster:
         answers = cluster.run(RANK_AND_HOST).results
-        assert answers == {rank: str((rank, name)) for rank, name in enumerate(hosts.names)}
+        assert answers == {rank: str((rank, name)) for rank, name in enumerate(names)}
         run = train(cluster, tmp_path)
         np.testing.assert_array_equal(run.loss, LOSSES)
         assert {w.host: w.memory_bytes > 1e8 for w in cluster.workers()} == dict.fromkeys(
-            hosts.names, True
+            names, True
         )
-        listening = [host.listening() for host in hosts.each]
+        listening = [host.listening() for host in each]
         folders = [
             location.folder for location in cluster._worker_group.engines.fleet.locations.values()
         ]
-    for host, listeners in zip(hosts.each, listening, strict=True):
+    for host, listeners in zip(each, listening, strict=True):
         others = {port for address, port in listeners if address != "127.0.0.1"} - {22}
         assert len(others) == 1, f"gloo is the only listener besides sshd: {listeners}"
         assert {address for address, _ in listeners} == {host.address, "127.0.0.1"}

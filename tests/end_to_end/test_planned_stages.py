@@ -65,9 +65,10 @@ CASES = [
         (1, Degrees(4, 2, 1, 0, 8, "selective", schedule="1f1b"), pytest.mark.full),
         (1, Degrees(2, 4, 1, 0, 4, "selective", schedule="1f1b", rounds=2), pytest.mark.full),
         (1, Degrees(2, 2, 2, 1, 4, rounds=2), ()),
+        (2, Degrees(2, 2, 2, 1, 4, "full", True, "1f1b", 2), ()),
         (4, Degrees(4, 2, 1, 1, 4), pytest.mark.full),
         (4, Degrees(4, 2, 1, 0, 8, schedule="1f1b"), pytest.mark.full),
-        (4, Degrees(2, 2, 2, 1, 4, "full", True, "1f1b", 2), ()),
+        (4, Degrees(2, 2, 2, 1, 4, "full", True, "1f1b", 2), pytest.mark.full),
         (4, Degrees(2, 4, 1, 0, 4, rounds=2), pytest.mark.full),
         (4, Degrees(2, 2, 2, 0, 8, "full"), pytest.mark.full),
     )

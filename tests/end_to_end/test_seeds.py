@@ -60,7 +60,7 @@ def draw(cluster: nbdist.Cluster, source: str, seed: int | None = None) -> list[
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[float]]:
     programs = {str(seed): SEEDED.format(seed=seed) + ALL_DRAWS for seed in (SEED, CELL_SEED)}
-    programs["operations"] = OPERATION_SEEDS
+    programs |= {"operations": OPERATION_SEEDS, **RANK_DRAWS, **USER_SEEDED}
     return plainly(programs, "tensorflow")
 
 
@@ -206,23 +206,25 @@ outcome += [random.gauss(0, 1), np.random.normal(), *tf.random.normal([2]).numpy
 )
 
 
+RANK_DRAWS = {
+    "rank 1 drew": SEEDED.format(seed=4) + MORE_DRAWS,
+    "rank 0 drew": (
+        SEEDED.format(seed=4) + DRAW_ON_RANK.replace("if rank == {rank}:\n    ", "") + MORE_DRAWS
+    ),
+}
+
+
 def test_draw_on_one_rank_does_not_shift_the_next_cell(
-    tensorflow_cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+    tensorflow_cluster: nbdist.Cluster,
+    expected: dict[str, list[float]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The next cell continues from rank 0's generators, whichever rank drew numbers."""
-    draws = DRAW_ON_RANK.replace("if rank == {rank}:\n    ", "")
-    reference = plainly(
-        {
-            "rank 1 drew": SEEDED.format(seed=4) + MORE_DRAWS,
-            "rank 0 drew": SEEDED.format(seed=4) + draws + MORE_DRAWS,
-        },
-        "tensorflow",
-    )
-    for rank, numbers in ((1, reference["rank 1 drew"]), (0, reference["rank 0 drew"])):
+    for rank in (1, 0):
         tensorflow_cluster.run("pass", seed=4)
         tensorflow_cluster.run(DRAW_ON_RANK.format(rank=rank))
         capsys.readouterr()
-        assert draw(tensorflow_cluster, MORE_DRAWS) == numbers
+        assert draw(tensorflow_cluster, MORE_DRAWS) == expected[f"rank {rank} drew"]
         output = capsys.readouterr()
         assert "rank 1 drew other random numbers than rank 0 (NumPy, random)" in (
             output.out + output.err
@@ -253,30 +255,24 @@ USER_SEEDED = {
 }
 
 
-@pytest.fixture(scope="module")
-def expected_orders() -> dict[str, list[float]]:
-    found: dict[str, list[float]] = plainly(USER_SEEDED, "tensorflow")
-    return found
-
-
 @pytest.mark.parametrize("name", USER_SEEDED)
 def test_seed_set_in_a_cell_gives_the_order_of_one_device(
-    tensorflow_cluster: nbdist.Cluster, expected_orders: dict[str, list[float]], name: str
+    tensorflow_cluster: nbdist.Cluster, expected: dict[str, list[float]], name: str
 ) -> None:
     """A cell may also set the seed of the cluster."""
     own = draw(tensorflow_cluster, USER_SEEDED[name])
-    assert own == pytest.approx(expected_orders[name], rel=1e-5)
+    assert own == pytest.approx(expected[name], rel=1e-5)
 
 
 def test_seed_option_of_a_cell_gives_the_order_of_one_device(
-    tensorflow_cluster: nbdist.Cluster, expected_orders: dict[str, list[float]]
+    tensorflow_cluster: nbdist.Cluster, expected: dict[str, list[float]]
 ) -> None:
     own = draw(tensorflow_cluster, f"import tensorflow as tf\n{SHUFFLED}", seed=SEED)
-    assert own == expected_orders[f"tf.random.set_seed {SEED}"][: len(own)]
+    assert own == expected[f"tf.random.set_seed {SEED}"][: len(own)]
 
 
 def test_seed_set_on_rank_0_applies_to_all_ranks(
-    tensorflow_cluster: nbdist.Cluster, expected_orders: dict[str, list[float]]
+    tensorflow_cluster: nbdist.Cluster, expected: dict[str, list[float]]
 ) -> None:
     """All ranks copy rank 0's generators and the flag that a cell seeded them."""
     tensorflow_cluster.restart()
@@ -286,4 +282,4 @@ def test_seed_set_on_rank_0_applies_to_all_ranks(
     assert draw(tensorflow_cluster, shuffled) == unseeded
     tensorflow_cluster.run(f"if rank == 0: tf.random.set_seed({SEED})")
     own = draw(tensorflow_cluster, shuffled)
-    assert own == expected_orders[f"tf.random.set_seed {SEED}"][: len(own)]
+    assert own == expected[f"tf.random.set_seed {SEED}"][: len(own)]

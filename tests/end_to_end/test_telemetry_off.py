@@ -54,8 +54,11 @@ ends = context.current().reporter.step_ends
 
 @pytest.fixture(scope="module", params=[True, False], ids=["on", "off"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
-    settings = msgspec.structs.replace(Settings.from_environment(), telemetry=request.param)
-    with clusters.cluster(hosts=2, framework="both", settings=settings) as running:
+    """Start workers with both frameworks. Telemetry is on by default."""
+    silent = msgspec.structs.replace(Settings.from_environment(), telemetry=False)
+    options = {} if request.param else {"settings": silent}
+    with clusters.cluster(hosts=2, **options) as running:
+        assert running.settings.telemetry == request.param
         yield running
 
 

@@ -75,7 +75,10 @@ def assert_same_in_stages(
     assert_same(made, jax.jit(step)(params, batch))
 
 
-@pytest.mark.parametrize(("stages", "micro", "per"), [(2, 1, 3), (3, 5, 1), (4, 2, 2)])
+@pytest.mark.parametrize(
+    ("stages", "micro", "per"),
+    [(2, 1, 3), (3, 5, 1), pytest.param(4, 2, 2, marks=pytest.mark.full)],
+)
 def test_stages_give_the_results_of_one_stage(stages: int, micro: int, per: int) -> None:
     """Include one microbatch, more and fewer than stages, and several layers of a stage."""
     assert_same_for_sizes(stages, micro, per)
@@ -98,7 +101,7 @@ def assert_same_for_sizes(stages: int, micro: int, per: int) -> None:
     )
 
 
-@pytest.mark.parametrize("remat", ["", "selective", "full"])
+@pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "selective", "full"])
 def test_remat_in_stages_gives_the_same_results(remat: Remat) -> None:
     step = step_of(scanned)
     assert_same(
@@ -113,7 +116,13 @@ def test_transformer_trains_as_in_one_stage(remat: Remat) -> None:
     assert second_loss(name, remat, 8, 2) == pytest.approx(plain_loss(name), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["transformer", "LSTM", "experts", "U-Net"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transformer",
+        *(pytest.param(n, marks=pytest.mark.full) for n in ("LSTM", "experts", "U-Net")),
+    ],
+)
 def test_step_without_layer_scan_gets_an_example(name: str) -> None:
     """A scan over time does not count: each of its iterations reads its own rows."""
     with pytest.raises(PlanError, match=r"no scan over layers .* x, _ = jax.lax.scan\("):
@@ -239,7 +248,7 @@ def test_other_scans_are_unchanged() -> None:
     assert layers_of(*traced(step, params, (rows[0], rows[1]))) == (4, 4)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 6])
+@pytest.mark.parametrize("rows", [1, pytest.param(3, marks=pytest.mark.full), 6])
 def test_last_batch_may_have_fewer_rows(rows: int) -> None:
     """Rows that microbatches do not divide pass the layers as one batch."""
     step = step_of(scanned)

@@ -35,7 +35,10 @@ SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b")
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(("stages", "rounds", "turns", "per"), [(2, 3, 1, 2), (4, 2, 2, 1)])
+@pytest.mark.parametrize(
+    ("stages", "rounds", "turns", "per"),
+    [(2, 3, 1, 2), pytest.param(4, 2, 2, 1, marks=pytest.mark.full)],
+)
 def test_interleaving_gives_the_results_of_one_stage(
     schedule: Schedule, stages: int, rounds: int, turns: int, per: int
 ) -> None:
@@ -67,8 +70,15 @@ def assert_same_for_sizes(
     assert_same_in_stages(step, *own, stages, turns * stages, "", Staging(schedule, rounds))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("remat", ["selective", "full"])
+@pytest.mark.parametrize(
+    ("schedule", "remat"),
+    [
+        ("gpipe", "selective"),
+        ("1f1b", "full"),
+        pytest.param("gpipe", "full", marks=pytest.mark.full),
+        pytest.param("1f1b", "selective", marks=pytest.mark.full),
+    ],
+)
 def test_remat_with_interleaving_gives_the_same_results(schedule: Schedule, remat: Remat) -> None:
     assert_same_in_stages(step_of(scanned), *params_and_batch(), 3, 6, remat, Staging(schedule, 2))
 

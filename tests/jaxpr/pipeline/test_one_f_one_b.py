@@ -45,7 +45,8 @@ assert_same_in_1f1b = partial(assert_same_in_stages, staging=Staging("1f1b"))
 
 
 @pytest.mark.parametrize(
-    ("stages", "micro", "per", "own"), [(4, 2, 1, 3), (2, 9, 2, 1), (3, 4, 1, 2)]
+    ("stages", "micro", "per", "own"),
+    [(4, 2, 1, 3), (2, 9, 2, 1), pytest.param(3, 4, 1, 2, marks=pytest.mark.full)],
 )
 def test_1f1b_gives_the_results_of_one_stage(stages: int, micro: int, per: int, own: int) -> None:
     """Include fewer microbatches than stages, more than are stored, and uneven row counts."""
@@ -72,7 +73,9 @@ def assert_same_for_sizes(stages: int, micro: int, per: int, own: int) -> None:
     assert_same_in_1f1b(step, stacked(stages * per), (rows[0], rows[1]), stages, micro)
 
 
-@pytest.mark.parametrize("remat", ["", pytest.param("selective", marks=pytest.mark.full), "full"])
+@pytest.mark.parametrize(
+    "remat", [*(pytest.param(r, marks=pytest.mark.full) for r in ("", "selective")), "full"]
+)
 def test_remat_with_1f1b_gives_the_same_results(remat: Remat) -> None:
     assert_same_in_1f1b(step_of(scanned), *params_and_batch(), 3, 8, remat)
 
@@ -117,7 +120,7 @@ def params_and_batch_beside_rows(layers: int) -> tuple[Any, Any]:
     return params, (rows_of(16, 5), np.abs(rows_of(2, 16)[1]))
 
 
-@pytest.mark.parametrize("remat", ["", "full"])
+@pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "full"])
 def test_layers_carry_keys_sums_and_shared_weights(remat: Remat) -> None:
     assert_same_in_1f1b(beside_rows, *params_and_batch_beside_rows(6), 3, 8, remat)
 

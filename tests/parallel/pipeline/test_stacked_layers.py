@@ -109,7 +109,13 @@ def assert_close(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize(
     ("micro", "rounds", "remat"),
-    [(1, 1, False), (4, 1, True), (8, 1, False), (2, 2, True), (8, 4, False)],
+    [
+        (1, 1, False),
+        (4, 1, True),
+        (8, 4, False),
+        pytest.param(8, 1, False, marks=pytest.mark.full),
+        pytest.param(2, 2, True, marks=pytest.mark.full),
+    ],
 )
 def test_training_over_data_model_and_stage_equals_one_device(
     mesh: Mesh, micro: int, rounds: int, remat: bool

@@ -104,9 +104,9 @@ def devices_and_a_mesh() -> list[Any]:
     [
         (lambda: None, 1),
         (one_device_each, 4),
-        (one_device_each, 16),
-        (devices_and_a_mesh, 1),
         (devices_and_a_mesh, 4),
+        pytest.param(one_device_each, 16, marks=pytest.mark.full),
+        pytest.param(devices_and_a_mesh, 1, marks=pytest.mark.full),
         pytest.param(lambda: None, 4, marks=pytest.mark.full),
         pytest.param(lambda: None, 16, marks=pytest.mark.full),
         pytest.param(one_device_each, 1, marks=pytest.mark.full),
