@@ -36,7 +36,8 @@ def cell_options(given: Mapping[str, Any]) -> CellOptions:
     """
     fields, faults = _read(given)
     step, saving = fields[StepOptions], fields[Saving]
-    faults += _needless(StepOptions, step, "data", "the data set of the step")
+    others = {field: value for field, value in step.items() if field != "check"}  # loops have it
+    faults += _needless(StepOptions, others, "data", "the data set of the step")
     faults += _needless(Saving, saving, "folder", "the folder")
     if faults:
         raise UsageError("\n".join(faults))

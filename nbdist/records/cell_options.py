@@ -69,7 +69,8 @@ class StepOptions(Record, frozen=True):
         Option(
             help="First compare one step on one replica with the same step on all replicas.",
             details="nbdist names frequent errors, such as a sum over the batch in place of a "
-            "mean. Nothing is trained if values differ.",
+            "mean. Nothing is trained if values differ. In a plain cell, nbdist checks the first "
+            "step of each training loop.",
         ),
     ] = False
     jit: Annotated[
@@ -155,7 +156,7 @@ class CellOptions(Record, frozen=True):
 
     Attributes:
         step: run the cell as a step on these data. With empty `data`, the planning options apply
-            to the `fit` in the cell.
+            to the `fit` in the cell, and `check` to its training loops.
         saving: checkpoints of the run; None for none.
     """
 

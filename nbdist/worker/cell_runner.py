@@ -157,6 +157,13 @@ class _Cell:
             text = "the cell trains no Keras model on JAX with `fit`: layout options have no effect"
             self._worker.reporter.note("compiled", text, warning=True)
 
+    def _check_lifted(self) -> None:
+        """Warn if `--check` had no effect."""
+        step = self._request.options.step
+        if step is not None and step.check and not self._worker.cell_state.loops:
+            text = "--check: the cell has no training loop whose batches nbdist divides"
+            self._worker.reporter.note("strategy", text, warning=True)
+
     def _digests(self) -> tuple[Replicated, ...]:
         """Digest the values that must be equal on all ranks; the notebook compares the digests.
 
@@ -175,6 +182,7 @@ class _Cell:
         """Run the cell, then digest the values that must be equal on all ranks."""
         self._run_once()
         self._check_fitted()
+        self._check_lifted()
         self._replicated = self._digests()
 
     async def run_async(self) -> None:

@@ -124,6 +124,21 @@ def test_step_that_sums_over_the_batch_computes_whole_batches(
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+def test_check_compares_the_first_step_of_a_loop(
+    cluster: nbdist.Cluster, expected: dict[str, Any]
+) -> None:
+    cluster.run(SETUP)
+    with pytest.raises(CellError, match=r"most of all .* nothing was trained"):
+        cluster.run(SUM, check=True)
+    cluster.run(SETUP)
+    run = cluster.run(LOOP, check=True)
+    assert run.checked is not None
+    assert all(difference.passes for difference in run.checked.differences)
+    weights = outcome(cluster, OUTCOME)[-1]
+    for a, b in zip(weights, expected["loop"][-1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
 def test_users_compiled_function_is_traced_into_a_step_cell(
     cluster: nbdist.Cluster, expected: dict[str, Any]
 ) -> None:

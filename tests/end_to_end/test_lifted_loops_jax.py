@@ -246,6 +246,32 @@ outcome = [spread[0], spread[1], spread[-2]]
     assert len(run.loss) == 6, "one value for each step"
 
 
+def test_check_compares_the_first_step_and_changes_nothing(
+    cluster: nbdist.Cluster, expected: dict[str, Any]
+) -> None:
+    name = "steps without jit, and predictions of all rows"
+    cluster.run(SETUP)
+    run = cluster.run(CELLS[name], check=True)
+    assert run.checked is not None
+    assert all(difference.passes for difference in run.checked.differences)
+    assert {"loss", "params['a']"} <= {d.name for d in run.checked.differences}
+    for actual, one in zip(outcome(cluster), expected[name], strict=True):
+        assert_near(actual, one)
+
+
+def test_check_refuses_a_step_with_effects(cluster: nbdist.Cluster) -> None:
+    cluster.run(SETUP)
+    with pytest.raises(CellError, match=r"--check runs the step of line 10 on trial, but `global"):
+        cluster.run(CELLS["state in global names, and losses noted by the step itself"], check=True)
+
+
+def test_check_without_a_loop_has_a_warning(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run("x = 1", check=True)
+    assert "--check: the cell has no training loop" in capsys.readouterr().err
+
+
 def test_steps_of_two_loops_have_different_numbers(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP)
     run = cluster.run("""

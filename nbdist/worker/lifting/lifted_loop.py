@@ -206,9 +206,10 @@ class LiftedLoop:
         if self._runner is not None:
             self._step.finish()
         program = self._program
-        self._step = self._make(_request(program), program, values, arguments)
+        request = _request(program, check=self._checks)
+        self._step = self._make(request, program, values, arguments)
         saving, extent = self._saving if at is None else None, Unlimited(common=self._step.common)
-        runner = StepRunner(self._worker, _options(program), self._step, extent, self._stop, saving)
+        runner = StepRunner(self._worker, request.options, self._step, extent, self._stop, saving)
         if at is not None:
             runner.at = at
         else:
@@ -217,6 +218,12 @@ class LiftedLoop:
             self._worker.ending.callback(self._finish)
             self._worker.ending.push(self._end)
         self._runner = runner
+
+    @property
+    def _checks(self) -> bool:
+        """True if the cell has the option `--check`."""
+        step = self._worker.request.options.step
+        return step is not None and step.check
 
     def _are_known(self, values: dict[str, Any]) -> bool:
         before = self._values
@@ -249,8 +256,9 @@ def _newest(saving: Saving | None) -> Position:
     return Position(step=0, epoch=1, batches=0)
 
 
-def _request(program: LoopProgram) -> StepRequest:
+def _request(program: LoopProgram, *, check: bool) -> StepRequest:
     loop = program.loop
+    options = StepOptions(data=program.data, check=check)
     return StepRequest(
         StepProgram(
             body="",
@@ -260,12 +268,8 @@ def _request(program: LoopProgram) -> StepRequest:
             carried_lines={},
             report="",
         ),
-        _options(program),
+        structs.replace(options, epochs=0, on_nan="warn"),
     )
-
-
-def _options(program: LoopProgram) -> StepOptions:
-    return structs.replace(StepOptions(data=program.data), epochs=0, on_nan="warn")
 
 
 def use(strategy: StrategyName, maker: Callable[[], MakeStep]) -> None:

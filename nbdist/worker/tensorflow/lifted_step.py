@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nbdist.records import Difference, StepRequest
     from nbdist.worker.lifting.lifted_loop import Arguments
     from nbdist.worker.lifting.rewrite import LoopProgram
+    from nbdist.worker.training.parity import Findings
 
 _NEAR = 1e-3
 """Tolerance of the ratio by which nbdist recognizes a sum over the rows of a batch."""
@@ -157,12 +158,15 @@ class MirroredLoopStep(MirroredStep):
         rank_rows = RankRows(rank=worker.rank, ranks=worker.world_size, replicas=self.shards)
         return structs.replace(rank_rows.batch(kind.rows, kind.part), divided=kind.divided)
 
+    def check(self, batch: Batch) -> Findings:
+        self._compiled.find_rows(batch)
+        return super().check(batch)
+
     def _verify(self, batch: Batch) -> None:
         """Compare the step on one replica with the step on all."""
         self._division = "divided"
         if self.replicas == 1:
             return
-        self._compiled.find_rows(batch)
         found = self.check(batch)
         failed = [d for d in found.differences if not d.passes and d.name not in found.ordered]
         for difference in list(failed):

@@ -14,14 +14,16 @@ import numpy as np
 
 from nbdist.errors import PlanError, StepError
 from nbdist.worker.checkpoint.digest import of_arrays
-from nbdist.worker.data.batches import Batch
+from nbdist.worker.data.batches import Batch, RankRows, slicer
 from nbdist.worker.jax.arrays.checkpoint import JaxState
 from nbdist.worker.jax.arrays.leaves import as_data, gathered, is_array, is_own, is_spread, raw
 from nbdist.worker.jax.runtime import processes
+from nbdist.worker.jax.step.loop_check import LoopSubject
 from nbdist.worker.jax.step.loop_state import LoopState, Snapshot
 from nbdist.worker.profiling.jax_profiler import PjrtTracer
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.shell import engine_shell
+from nbdist.worker.training.parity import Findings, compare
 from nbdist.worker.training.step_contract import StepResult
 
 if TYPE_CHECKING:
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from nbdist.worker.lifting.lifted_loop import Arguments
     from nbdist.worker.lifting.rewrite import LoopProgram
     from nbdist.worker.profiling.trace import Tracer
-    from nbdist.worker.training.parity import Findings
     from nbdist.worker.training.step_contract import Footprint
 
 _UNSPLIT = ("incompatible devices", "non-addressable")
@@ -212,8 +213,7 @@ class JaxLoopStep:
             outputs = self._tried(carried)
         self._outputs = outputs
         self._state.carried = {name: outputs[name] for name in self._state.carried}
-        loop = self._program.loop
-        return _scalars({n: v for n, v in outputs.items() if n not in loop.carried})
+        return self._report(outputs)
 
     def _whole(self, carried: tuple[Any, ...]) -> dict[str, Any]:
         """Run the step as written, on the whole batch."""
@@ -222,12 +222,15 @@ class JaxLoopStep:
 
     def _divided(self, carried: tuple[Any, ...]) -> dict[str, Any]:
         """Run the step on a batch that is split over the mesh."""
-        placed = self._inputs.placed(self._place)
+        outputs = self._on_batch(self._inputs.placed(self._place), carried)
+        return {name: _gathered(value) for name, value in outputs.items()}
+
+    def _on_batch(self, placed: dict[str, Any], carried: tuple[Any, ...]) -> dict[str, Any]:
+        """Run the step with these values of the batch, by the name of their parameter."""
         if self._reads_batch:
             self._namespace.update({n: v for n, v in placed.items() if n in self._read})
         pairs = zip(self._program.loop.given, self._arguments.given, strict=True)
-        given = tuple(placed.get(name, value) for name, value in pairs)
-        return {n: _gathered(value) for n, value in self._called(given, carried).items()}
+        return self._called(tuple(placed.get(name, value) for name, value in pairs), carried)
 
     def _tried(self, carried: tuple[Any, ...]) -> dict[str, Any]:
         """Run the first step on a split batch, or on the whole one if its code needs all rows."""
@@ -302,8 +305,38 @@ class JaxLoopStep:
         raise StepError("--scale-lr works in step cells: %%dist_run --data NAME --scale-lr")
 
     def check(self, batch: Batch) -> Findings:
-        del batch
-        raise StepError("--check works in step cells: %%dist_run --data NAME --check")
+        """Compare the step on split batches with the step on whole ones.
+
+        Raises:
+            StepError: The step changes or shows something besides its outputs.
+        """
+        if batch.whole:
+            return Findings((), ())
+        loop = self._program.loop
+        if loop.effect:
+            raise StepError(
+                f"--check runs the step of line {loop.line} on trial, but {loop.effect} would "
+                "also run then: move it out of the step"
+            )
+        rank = RankRows(
+            rank=context.current().rank, ranks=jax.process_count(), replicas=self.shards
+        )
+        own = rank.batch(batch.rows, slicer(self._inputs.arrays))
+        subject = LoopSubject(self._state, self._namespace, self._on_trial, self._report)
+        return compare(subject, own, self.shards, coarse=False)
+
+    def _on_trial(self, rows: tuple[Any, ...] | None) -> dict[str, Any]:
+        """Run the step on these rows of the batch; on the split batch if they are None."""
+        carried = tuple(self._state.carried.values())
+        if rows is None:
+            return self._divided(carried)
+        left = iter(rows)
+        return self._on_batch(self._inputs.placed(lambda _: next(left)), carried)
+
+    def _report(self, outputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the float scalars that the step assigns and does not carry."""
+        carried = self._program.loop.carried
+        return _scalars({n: v for n, v in outputs.items() if n not in carried})
 
     def layout(self, batch: Batch) -> Plan:
         del batch
