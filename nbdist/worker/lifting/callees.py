@@ -15,7 +15,9 @@ from nbdist.cells.loops import repeats_batch, training_loops
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_USERS = "__main__"
+USERS = "__main__"
+"""Module of the functions and classes of cells."""
+
 _FRAMEWORKS = ("tensorflow", "keras", "jax", "optax", "flax")
 _OF_KERAS = ("fit", "evaluate", "predict", "train_on_batch", "compile")
 """Methods in which Keras trains by itself."""
@@ -49,10 +51,10 @@ class Callees:
         for node in ast.walk(tree):
             self._note(node)
         for kind in list(self._namespace.values()):
-            if isinstance(kind, type) and kind.__module__ == _USERS:
+            if isinstance(kind, type) and kind.__module__ == USERS:
                 for name, method in vars(kind).items():
                     function = getattr(method, "__func__", method)  # of class and static methods
-                    for found in _tree_of(function):
+                    for found in tree_of(function):
                         self._methods.setdefault(name, []).append(found)
                         self._collect_inner(found)
 
@@ -111,7 +113,7 @@ class Callees:
             self._visited[key] = False  # a recursion ends here
             nodes = self._defined.get(name)
             if nodes is None:
-                nodes = list(_tree_of(self._namespace.get(name)))
+                nodes = list(tree_of(self._namespace.get(name)))
                 for node in nodes:
                     self._collect_inner(node)
             self._visited[key] = any(map(self._takes, nodes))
@@ -158,7 +160,7 @@ class Callees:
         nodes: Iterable[ast.AST] = ()
         if isinstance(call.func, ast.Name):
             name = call.func.id
-            nodes = self._defined.get(name) or _tree_of(self._namespace.get(name))
+            nodes = self._defined.get(name) or tree_of(self._namespace.get(name))
         elif isinstance(call.func, ast.Attribute):
             owner = self._value(call.func.value)
             if owner is None or is_of_user(owner):
@@ -210,16 +212,16 @@ class Callees:
 def is_of_user(value: Any) -> bool:
     """Return True if a value is an object or a class of the user's own classes."""
     kind = value if isinstance(value, type) else type(value)
-    return kind.__module__ == _USERS
+    return kind.__module__ == USERS
 
 
-def _tree_of(value: Any) -> Iterator[ast.AST]:
+def tree_of(value: Any) -> Iterator[ast.AST]:
     """Yield the definition of a function or class of the user."""
     value = getattr(value, "python_function", value)  # of tf.function
     value = inspect.unwrap(value) if callable(value) else value
     if isinstance(value, MethodType):
         value = value.__func__
-    if not isinstance(value, (FunctionType, type)) or value.__module__ != _USERS:
+    if not isinstance(value, (FunctionType, type)) or value.__module__ != USERS:
         return
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(value)))

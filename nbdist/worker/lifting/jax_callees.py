@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import linecache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from nbdist.cells.effects import root_name
-from nbdist.worker.lifting.callees import Callees, is_of_user
+from nbdist.worker.lifting.callees import USERS, Callees, is_of_user, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +19,12 @@ _GRADIENTS = {
     *("value_and_grad_from_state", "jacrev", "jacfwd", "hessian"),
 }
 """Transformations of JAX, Flax NNX, Equinox and Optax that differentiate a function."""
+
+_TRANSFORMATIONS = _GRADIENTS | {
+    *("jit", "pmap", "vmap", "partial", "checkpoint", "remat", "shard_map", "named_call"),
+    *("filter_jit", "filter_pmap", "filter_vmap", "custom_vjp", "custom_jvp", "cached_partial"),
+}
+"""Functions that return a function."""
 
 _DIFFERENTIATES = ("grad", "jacrev", "jacfwd", "vjp")
 """Parts of the names of the functions that these transformations return."""
@@ -37,10 +42,23 @@ class JaxCallees(Callees):
     compiles = False
 
     def _note(self, node: ast.AST) -> None:
+        match node:
+            case ast.Assign(targets=[ast.Name()], value=ast.Call() as value) if not (
+                self._makes_function(value)
+            ):
+                return  # state = train_step(state, x)
         super()._note(node)
         match node:
             case ast.Assign(targets=[ast.Attribute(attr=name)], value=ast.Call() as value):
                 self._methods.setdefault(name, []).append(value)  # self.step = jax.jit(step)
+
+    def _makes_function(self, call: ast.Call) -> bool:
+        """Return True if a call returns a function: `jax.jit(f)`, or a function of the user."""
+        word = _last_name(call.func)
+        if word in _TRANSFORMATIONS or isinstance(call.func, ast.Call):
+            return True
+        nodes = self._defined.get(word) or list(tree_of(self._namespace.get(word)))
+        return any(map(_returns_function, nodes))
 
     def updates(self, call: ast.Call) -> bool:
         """Return True for a transformation that takes gradients."""
@@ -96,6 +114,22 @@ class JaxCallees(Callees):
         return is_first or self.computes(call) or root_name(call.func) in outside
 
 
+def _returns_function(function: ast.AST) -> bool:
+    """Return True if a function returns one that it defines, or a transformation of one."""
+    own = {
+        node.name
+        for node in ast.walk(function)
+        if isinstance(node, ast.FunctionDef) and node is not function
+    }
+    returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+    return any(
+        isinstance(value, ast.Lambda)
+        or (isinstance(value, ast.Name) and value.id in own)
+        or (isinstance(value, ast.Call) and _last_name(value.func) in _TRANSFORMATIONS)
+        for value in returned
+    )
+
+
 def _last_name(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
@@ -118,8 +152,8 @@ def _wrappers(value: Any) -> Iterator[str]:
         part = waiting.pop(0)
         if isinstance(part, functools.partial):
             waiting.append(part.func)
-        elif isinstance(part, FunctionType) and part.__code__.co_filename in linecache.cache:
-            continue  # of a cell
+        elif isinstance(part, FunctionType) and part.__globals__.get("__name__") == USERS:
+            continue
         elif isinstance(part, FunctionType):
             yield part.__code__.co_qualname.lower()
             waiting += [v for v in inspect.getclosurevars(part).nonlocals.values() if callable(v)]

@@ -8,6 +8,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+from jax._src import traceback_util
 
 from nbdist.cells.loop_division import divide
 from nbdist.cells.loops import LoopError, training_loops
@@ -114,6 +115,16 @@ def test_calls_that_take_gradients(namespace: dict[str, Any], call: str, takes: 
     assert JaxCallees(tree, namespace).takes_gradient(expression.value) == takes
 
 
+def test_source_of_a_library_that_python_has_read_changes_nothing(
+    namespace: dict[str, Any],
+) -> None:
+    """Ranks must agree, and a traceback on one rank reads sources of libraries."""
+    linecache.getlines(traceback_util.__file__)
+    tree = ast.parse("compiled(p, x)")
+    (expression,) = tree.body
+    assert JaxCallees(tree, namespace).takes_gradient(expression.value)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("cell", "lines"),
     [
@@ -123,6 +134,11 @@ def test_calls_that_take_gradients(namespace: dict[str, Any], call: str, takes: 
         ("for e in range(3):\n    p = epoch(p, data)", []),
         ("for e in range(3):\n    for x in data:\n        p, loss = train_step(p, x)", [2]),
         ("for name, grad in pairs:\n    print(name, grad)", []),
+        ("made_here = make_step()\nfor x in data:\n    p = made_here(p, x)", [2]),
+        (
+            "for x in data:\n    p = train_step(p, x)\n    for t in test:\n        l = plain(p, t)",
+            [1],
+        ),
         ("step = jax.jit(train_step)\nfor x in data:\n    p, l = step(p, x)", [2]),
     ],
 )
