@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import threading
 from typing import TYPE_CHECKING, Any
@@ -48,6 +47,10 @@ OUTCOME = """
 outcome = [losses, epochs, predicted.shape.as_list(), float(loss), step,
            [w.tolist() for w in model.get_weights()]]
 """
+OPTIMIZERS = {
+    "sgd": "optimizer = keras.optimizers.SGD(0.05, momentum=0.9)",
+    "adam": "optimizer = keras.optimizers.Adam(0.05)",
+}
 COMPILED = """
 @tf.function
 def train_step(xb, yb):
@@ -72,7 +75,11 @@ def expected() -> dict[str, Any]:
         "sum": SETUP + SUM + SUM_OUTCOME,
         "vectors": SETUP + VECTORS,
         "saliency": SETUP + SALIENCY,
+        "parts": SETUP + PARTS,
     }
+    for rule, optimizer in OPTIMIZERS.items():
+        loop = LOOP.replace("range(3)", "range(1)")
+        programs[rule] = SETUP + optimizer + loop + OUTCOME
     return references.plainly(programs, "tensorflow", "keras")
 
 
@@ -139,6 +146,118 @@ def test_check_compares_the_first_step_of_a_loop(
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+ONES = """
+import keras, numpy as np, tensorflow as tf
+keras.utils.set_random_seed(0)
+ones = tf.data.Dataset.from_tensor_slices(np.ones((256, 4), "float32")).batch(64)
+w = tf.Variable(1.0)
+seen = []
+"""
+MASKED = """
+import keras, numpy as np, tensorflow as tf
+values = np.random.default_rng(0).normal(size=(64, 5)).astype("float32")
+mask = np.ones((64, 5), "float32")
+mask[16:24, 1:] = 0  # the padding begins in the second batch
+masked = tf.data.Dataset.from_tensor_slices((values, mask)).batch(16)
+w = tf.Variable(1.0)
+optimizer = keras.optimizers.SGD(0.1)
+for a, m in masked:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum((w * a - 1.0) ** 2 * m) / tf.reduce_sum(m)
+    optimizer.apply_gradients(zip(tape.gradient(loss, [w]), [w]))
+outcome = float(w)
+"""
+DIFFICULT = {
+    "a sum over the batch, beside random numbers": (
+        ONES
+        + """
+optimizer = keras.optimizers.SGD(0.0)
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        noise = tf.random.normal(tf.shape(x))
+        loss = tf.reduce_sum(w * (x + 1e-6 * noise))
+    g = tape.gradient(loss, [w])
+    optimizer.apply_gradients(zip(g, [w]))
+    return g[0]
+for x in ones:
+    g = step(x)
+    seen.append(float(g))
+outcome = seen[-1]
+""",
+        256.0,
+    ),
+    "random numbers for a fixed number of rows": (
+        ONES
+        + """
+optimizer = keras.optimizers.SGD(1e-6)
+for x in ones:
+    with tf.GradientTape() as tape:
+        made = tf.concat([1e-6 * tf.random.normal((64, 4)), x], 0)
+        loss = tf.reduce_mean(w * made)
+    (g,) = tape.gradient(loss, [w])
+    optimizer.apply_gradients([(g, w)])
+outcome = float(g)
+""",
+        0.5,
+    ),
+    "a learning rate of zero in the first step": (
+        ONES
+        + """
+optimizer = keras.optimizers.SGD(
+    keras.optimizers.schedules.CosineDecay(0.0, 1000, warmup_target=1e-2, warmup_steps=10)
+)
+for x in ones.repeat(3):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(w * x)
+    optimizer.apply_gradients(zip(tape.gradient(loss, [w]), [w]))
+outcome = float(w)
+""",
+        1 - 256 * sum(1e-2 * min(1, i / 10) for i in range(12)),
+    ),
+    "a mask that is unequal from the second batch on": (MASKED, 0.35135347),
+}
+"""Loops whose step is wrong on parts of a batch, and their outcome on one device."""
+
+
+@pytest.mark.parametrize("name", list(DIFFICULT))
+def test_step_that_is_wrong_on_parts_of_a_batch_is_found(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    cell, expected = DIFFICULT[name]
+    np.testing.assert_allclose(outcome(cluster, cell), expected, rtol=1e-4)
+    printed = capsys.readouterr()
+    assert "every worker computes whole batches" in printed.out + printed.err
+
+
+def test_reported_sum_is_that_of_the_batch(cluster: nbdist.Cluster) -> None:
+    cluster.run(SETUP)
+    run = cluster.run("""
+for xb, yb in data:
+    with tf.GradientTape() as tape:
+        squares = (model(xb, training=True) - yb) ** 2
+        total = tf.reduce_sum(squares)
+        loss = tf.reduce_mean(squares)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    losses.append(float(total))
+""")
+    reported = np.mean(
+        [[m.own["total"] for m in run.metrics if m.rank == r and m.step > 0] for r in range(2)],
+        axis=0,
+    )
+    np.testing.assert_allclose(outcome(cluster, "outcome = losses"), reported, rtol=1e-5)
+
+
+def test_batch_that_does_not_divide_is_noted(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(SETUP.replace("batch(8)", "batch(5)"))
+    cluster.run(LOOP)
+    text = "one of 5 rows does not divide over 2 replicas"
+    assert text in capsys.readouterr().out
+
+
 def test_users_compiled_function_is_traced_into_a_step_cell(
     cluster: nbdist.Cluster, expected: dict[str, Any]
 ) -> None:
@@ -150,10 +269,42 @@ def test_users_compiled_function_is_traced_into_a_step_cell(
     np.testing.assert_allclose(reported, expected["loop"][0], rtol=1e-5)
 
 
-def test_loop_without_lifting_is_refused_by_tensorflow(cluster: nbdist.Cluster) -> None:
-    cluster.run(SETUP + "model(x[:1])\noptimizer.build(model.trainable_variables)")
-    with pytest.raises(CellError, match="a plain cell cannot take gradients"):
-        cluster.run(LOOP, no_lift=True)
+def test_loop_without_lifting_has_the_numbers_of_one_device(
+    cluster: nbdist.Cluster, expected: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rule, optimizer in OPTIMIZERS.items():
+        cluster.run(SETUP + optimizer)
+        cluster.run(LOOP.replace("range(3)", "range(1)"), no_lift=True)
+        for actual, one in zip(outcome(cluster, OUTCOME), expected[rule], strict=True):
+            for a, b in zip(*(_arrays(value) for value in (actual, one)), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    text = capsys.readouterr()
+    assert "line 2" not in text.out + text.err, "the user has asked for the loop as written"
+
+
+PARTS = """
+class Autoencoder(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.encode = keras.Sequential([keras.layers.Dense(3, activation="tanh")])
+        self.decode = keras.Sequential([keras.layers.Dense(4)])
+model = Autoencoder()
+for xb, yb in data:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model.decode(model.encode(xb)) - xb) ** 2)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    losses.append(float(loss))
+outcome = losses
+"""
+
+
+def test_step_calls_the_parts_of_a_model_without_call(
+    cluster: nbdist.Cluster, expected: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(SETUP)
+    np.testing.assert_allclose(outcome(cluster, PARTS), expected["parts"], rtol=1e-5)
+    assert "steps over `data` on 2 replicas" in capsys.readouterr().out
 
 
 VECTORS = """
@@ -206,11 +357,18 @@ def test_gradients_of_the_batch_are_those_of_one_device(
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_loop_that_cannot_be_divided_is_refused_with_its_line(cluster: nbdist.Cluster) -> None:
+def test_loop_that_cannot_be_divided_runs_as_written_with_one_warning(
+    cluster: nbdist.Cluster, expected: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster.run(SETUP)
-    cell = LOOP.replace("        gradients =", "            print(loss)\n        gradients =")
-    with pytest.raises(CellError, match=re.escape("line 6: `print(loss)` is inside")):
-        cluster.run(cell)
+    cluster.run(LOOP.replace("        gradients =", "            print(loss)\n        gradients ="))
+    text = capsys.readouterr()
+    lines = [line for line in (text.out + text.err).splitlines() if "line 6: `print(loss)`" in line]
+    assert len(lines) == 1
+    assert "move it after that. Every worker computes the whole loop; to divide it" in lines[0]
+    for actual, one in zip(outcome(cluster, OUTCOME), expected["loop"], strict=True):
+        for a, b in zip(*(_arrays(value) for value in (actual, one)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 STOPPED_AFTER = 60

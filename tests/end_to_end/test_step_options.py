@@ -276,6 +276,44 @@ class TestScope:
         with pytest.raises(nbdist.CellError, match=r"no variables yet: `lazy` \(line 2\)"):
             step(cluster, "loss = tf.reduce_mean(lazy(batch[0]))")
 
+    PAIR = """
+class Pair(keras.Model):
+    def __init__(self, *start):
+        super().__init__()
+        self.encode = keras.Sequential([*start, keras.layers.Dense(8)])
+        self.decode = keras.Sequential([keras.Input((8,)), keras.layers.Dense(64)])
+"""
+
+    def test_model_without_call_trains_if_its_parts_have_variables(
+        self, cluster: nbdist.Cluster
+    ) -> None:
+        cluster.run(
+            MODEL.replace("optimizer.build(model.trainable_variables)", "")
+            + self.PAIR
+            + "model = Pair(keras.Input((64,)))"
+        )
+        body = STEP.replace("loss_of(y, model(x, training=True))", "tf.reduce_mean(decoded**2)")
+        cell = body.replace(
+            "    loss =", "    decoded = model.decode(model.encode(x)) - x\n    loss ="
+        )
+        losses = step(cluster, cell, steps=3).loss
+        assert losses[2] < losses[0]
+
+    @pytest.mark.parametrize("made", ["Pair()", "Model()", "Own()"])
+    def test_model_without_call_is_refused_without_variables(
+        self, cluster: nbdist.Cluster, made: str
+    ) -> None:
+        own = """
+class Own(Pair):
+    def build(self, shape):
+        self.scale = self.add_weight(shape=())
+Model = keras.Model
+"""
+        made = made.replace("Own()", "Own(keras.Input((64,)))")
+        cluster.run(MODEL + self.PAIR + own + f"lazy = {made}")
+        with pytest.raises(nbdist.CellError, match="no variables yet: `lazy`"):
+            step(cluster, "loss = tf.reduce_mean(lazy.encode(batch[0]))")
+
     def test_optimizer_is_built_for_the_step(self, cluster: nbdist.Cluster) -> None:
         cluster.run(MODEL.replace("optimizer.build(model.trainable_variables)", ""))
         run = step(cluster, STEP, steps=2)

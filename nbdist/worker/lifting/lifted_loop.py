@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import structs
 
-from nbdist.errors import StepError
 from nbdist.records import StepOptions, StepProgram, StepRequest
 from nbdist.worker.checkpoint.folder import Checkpoint, Position, steps_in
 from nbdist.worker.lifting.callees import Callees
@@ -312,19 +311,15 @@ def lifts(number: int) -> bool:
 
 
 def refuse(number: int) -> None:
-    """Report that the steps of a loop cannot run on all replicas.
-
-    Raises:
-        StepError: the loop cannot run under the strategy at all.
-    """
+    """Warn that the steps of a loop cannot run on all replicas. The loop then runs as written."""
     if not lifts(number):
         return
-    strategy, error = _programs[number]
-    remedy = "make the body of the loop a step cell: %%dist_run --data NAME"
-    if strategy == "mirrored":
-        raise StepError(f"{error}, or {remedy}")
-    text = f"{error}. Every worker computes the whole loop; to divide it, {remedy}"
-    context.current().reporter.note("strategy", text, warning=True)
+    _, error = _programs[number]
+    text = (
+        f"{error}. Every worker computes the whole loop; to divide it, make the body of the loop a "
+        "step cell: %%dist_run --data NAME"
+    )
+    context.current().reporter.note_once("strategy", text, warning=True)
 
 
 def lifted(number: int) -> LiftedLoop:

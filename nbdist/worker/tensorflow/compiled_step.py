@@ -266,7 +266,7 @@ class CompiledStep:
         report, assigned = self._body(*values)
         ours = {}
         if self._outputs is not None:
-            report = self._outputs.report(assigned)
+            report = self._outputs.report(assigned, self._shares)
             ours[OUTPUTS] = self._outputs.over_replicas(assigned, self._shares)
         scalars = step_contract.scalars(self._request, report, tf.convert_to_tensor)
         finite = self._watch.agreed(scalars)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.utils.python_utils import is_default
 
 from nbdist.errors import StepError
 from nbdist.worker.tensorflow.user_objects import objects_behind
@@ -99,7 +100,7 @@ class KerasObjects:
         unbuilt = [
             f"`{name}`{self._line(name)}"
             for name, value in self._owners
-            if isinstance(value, keras.Model) and not value.built
+            if isinstance(value, keras.Model) and _is_unbuilt(value)
         ]
         if unbuilt:
             raise StepError(
@@ -152,6 +153,21 @@ class KerasObjects:
 def tensorflow_variable(variable: Any) -> Any:
     """Return the TensorFlow variable of a Keras variable, and any other variable as it is."""
     return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _is_unbuilt(model: keras.Model) -> bool:
+    """Return True if a model has no variables, or its layers will create more.
+
+    A model whose parts are called one by one, such as `model.encode(x)`, is never `built` itself.
+    """
+    return not model.built and (_creates_variables(model) or not model.variables)
+
+
+def _creates_variables(layer: keras.layers.Layer) -> bool:
+    """Return True if the first call of the layer creates variables in it."""
+    if layer.built:
+        return False
+    return not is_default(layer.build) or any(map(_creates_variables, layer._layers))
 
 
 def _is_distributed(value: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +12,7 @@ from nbdist.worker.data.batches import Batch, RankRows
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.shell import engine_shell
 from nbdist.worker.tensorflow.compiled_step import CompiledStep
+from nbdist.worker.tensorflow.loop_trials import LoopTrials
 from nbdist.worker.tensorflow.object_building import build_objects
 from nbdist.worker.tensorflow.step import MirroredStep
 from nbdist.worker.tensorflow.step_outputs import StepOutputs
@@ -19,13 +20,10 @@ from nbdist.worker.tensorflow.step_outputs import StepOutputs
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nbdist.records import Difference, StepRequest
+    from nbdist.records import StepRequest
     from nbdist.worker.lifting.lifted_loop import Arguments
     from nbdist.worker.lifting.rewrite import LoopProgram
     from nbdist.worker.training.parity import Findings
-
-_NEAR = 1e-3
-"""Tolerance of the ratio by which nbdist recognizes a sum over the rows of a batch."""
 
 _PLACE = object()
 """Mark of an array among the arguments of a step."""
@@ -85,16 +83,22 @@ class _Steps:
 
     Args:
         create: compiles a step for arguments.
-        first: the first step, by its key.
+        kind: kind of the first arguments.
+        first: their step.
+
+    Attributes:
+        kind: kind of the last arguments.
     """
 
     def __init__(
-        self, create: Callable[[_Kind], CompiledStep], first: dict[str, CompiledStep]
+        self, create: Callable[[_Kind], CompiledStep], kind: _Kind, first: CompiledStep
     ) -> None:
+        self.kind = kind
         self._create = create
-        self._by_key = first
+        self._by_key = {kind.key: first}
 
     def of(self, kind: _Kind) -> CompiledStep:
+        self.kind = kind
         if kind.key not in self._by_key:
             self._by_key[kind.key] = self._create(kind)
         return self._by_key[kind.key]
@@ -130,13 +134,18 @@ class MirroredLoopStep(MirroredStep):
         super().__init__(request, lambda _source: body, namespace, strategy, None, outputs)
         self._program = program
         self._report: dict[str, Any] = {}
-        self._division: Literal["unchecked", "divided", "whole"] = "unchecked"
 
         def compiled(other: _Kind) -> CompiledStep:
             body = other.body(function)
             return CompiledStep(request, lambda _source: body, strategy, self._watch, outputs)
 
-        self._steps = _Steps(compiled, {kind.key: self._compiled})
+        self._steps = _Steps(compiled, kind, self._compiled)
+        self._trials = LoopTrials(
+            self._subject,
+            lambda: compiled(self._steps.kind),
+            line=program.loop.line,
+            replicas=self.replicas,
+        )
 
     def rebind(self, values: dict[str, Any]) -> bool:
         """Return False: the programs contain the values that they were compiled with."""
@@ -145,13 +154,21 @@ class MirroredLoopStep(MirroredStep):
 
     def header(self) -> str:
         program = self._program
-        text = f"line {program.loop.line}: steps over `{program.data}`"
-        return f"{text} on {self.shards} replicas"
+        where = f"line {program.loop.line}:"
+        if self._trials.needs_whole:
+            return f"{where} every worker computes whole batches, as found by the last run"
+        rows = self._steps.kind.rows
+        if rows % self.shards:
+            return (
+                f"{where} every worker computes whole batches: one of {rows} rows does not divide "
+                f"over {self.shards} replicas"
+            )
+        return f"{where} steps over `{program.data}` on {self.shards} replicas"
 
     def batch(self, arguments: Arguments) -> Batch:
         kind = _Kind(arguments)
         self._compiled = self._steps.of(kind)
-        if not kind.rows or self._division == "whole":
+        if not kind.rows or self._trials.needs_whole:
             rows = kind.rows or 1
             return Batch(kind.arrays, rows, whole=True, everything=lambda: kind.arrays)
         worker = context.current()
@@ -162,38 +179,10 @@ class MirroredLoopStep(MirroredStep):
         self._compiled.find_rows(batch)
         return super().check(batch)
 
-    def _verify(self, batch: Batch) -> None:
-        """Compare the step on one replica with the step on all."""
-        self._division = "divided"
-        if self.replicas == 1:
-            return
-        found = self.check(batch)
-        failed = [d for d in found.differences if not d.passes and d.name not in found.ordered]
-        for difference in list(failed):
-            if difference.reported and abs(difference.largest - 1 + 1 / self.replicas) < _NEAR:
-                self._compiled.add_up(difference.name)
-                failed.remove(difference)
-        worst = None if found.ordered else max(failed, key=lambda d: d.largest, default=None)
-        # All ranks must decide the same.
-        if self.gather(np.array([worst is not None], np.int32)).any():
-            self._compute_whole(worst, found.causes)
-
-    def _compute_whole(self, worst: Difference | None, causes: Sequence[str]) -> None:
-        """Let every replica compute whole batches from now on, as one device would."""
-        self._division = "whole"
-        if worst is None:  # another rank has found the difference
-            return
-        text = (
-            f"line {self._program.loop.line}: every worker computes whole batches, because the "
-            f"step gives other numbers on parts of a batch: `{worst.name}` differs by "
-            f"{worst.largest:.2g}. The numbers are those of one device, without a speed-up."
-        )
-        context.current().reporter.note("strategy", " ".join([text, *causes]), warning=True)
-
     def step(self, batch: Batch) -> Any:
-        if self._division == "unchecked" and not batch.whole:
-            self._verify(batch)
-        if self._division == "whole" and not batch.whole:
+        if not batch.whole:
+            self._trials.verify(self._compiled, batch, self.gather)
+        if self._trials.needs_whole and not batch.whole:
             rows = batch.everything()
             batch = Batch(rows, batch.rows, whole=True, everything=batch.everything)
         self._report = super().step(batch)

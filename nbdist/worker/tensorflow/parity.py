@@ -54,11 +54,10 @@ class MirroredSubject:
         local = strategy.experimental_local_results
         whole = {id(local(variable)[0]): (name, variable) for name, variable in names}
         parts = list(variables)
-        at_zero = {id(part) for slot in slots for part in local(slot)}
-        self._before = [
-            (part, part.numpy(), 0 * part.numpy() if id(part) in at_zero else part.numpy())
-            for part in parts
-        ]
+        self._at_zero = {id(part) for slot in slots for part in local(slot)}
+        self._parts = parts
+        self._later = 0
+        self._before: list[tuple[tf.Variable, np.ndarray, np.ndarray]] = []
         found = {id(part): part for part in parts if id(part) in whole}
         self._named = {whole[key][0]: part for key, part in found.items()}
         # Sort, as each is a collective and a graph's variables have another order on each rank.
@@ -70,8 +69,29 @@ class MirroredSubject:
         self._alone = tf.function(alone, autograph=False)
         self._means = tf.function(self._all_means, autograph=False)
         self._totals = tf.function(self._all_totals, autograph=False)
+        for function in (self._alone, self._means, self._totals):
+            function._omit_frequent_tracing_warning = True  # each value has a shape of its own
+
+    @contextlib.contextmanager
+    def one_step_later(self) -> Iterator[None]:
+        """Try the step that follows: optimizers have made one step more."""
+        self._later = 1
+        try:
+            yield
+        finally:
+            self._later = 0
+
+    def _begin(self, part: tf.Variable, value: np.ndarray) -> np.ndarray:
+        """Return the value of a variable at the beginning of a trial."""
+        if id(part) in self._at_zero:
+            return 0 * value
+        is_count = part.dtype == tf.int64 and part.name.split(":")[0].endswith("iteration")
+        return value + self._later if is_count else value
 
     def state(self) -> Values:
+        """Return the variables before the step, as they are now."""
+        values = [(part, part.numpy()) for part in self._parts]
+        self._before = [(part, value, self._begin(part, value)) for part, value in values]
         begin = {id(part): value for part, _, value in self._before}
         return {name: begin[id(variable)] for name, variable in self._named.items()}
 

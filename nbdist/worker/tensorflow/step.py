@@ -94,16 +94,20 @@ class MirroredStep:
         return self._gather(numbers)
 
     def check(self, batch: Batch) -> Findings:
-        subject = MirroredSubject(
+        subject = self._subject(self._compiled, batch)
+        return compare(subject, batch, self.replicas, coarse=self._objects.is_coarse())
+
+    def _subject(self, compiled: CompiledStep, batch: Batch) -> MirroredSubject:
+        """Return the trial of a compiled step."""
+        return MirroredSubject(
             self._strategy,
-            variables=self._compiled.variables(batch),
+            variables=compiled.variables(batch),
             names=self._objects.variables(),
             slots=self._objects.slots(),
-            together=self._compiled.together,
-            alone=self._compiled.alone,
-            outputs=self._compiled.compared,
+            together=compiled.together,
+            alone=compiled.alone,
+            outputs=compiled.compared,
         )
-        return compare(subject, batch, self.replicas, coarse=self._objects.is_coarse())
 
     def layout(self, batch: Batch) -> Plan:
         raise PlanError(

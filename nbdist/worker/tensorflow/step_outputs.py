@@ -32,10 +32,11 @@ class StepOutputs:
         self._summed: set[str] = set()
         self._with_rows: set[str] = set()
 
-    def report(self, assigned: dict[str, Any]) -> dict[str, Any]:
-        """Return the scalars to report, by name."""
+    def report(self, assigned: dict[str, Any], shares: Shares | None) -> dict[str, Any]:
+        """Return the scalars to report, by name. The notebook shows their mean over replicas."""
+        times = 1 if shares is None or shares.whole else shares.replicas
         return {
-            path: leaf
+            path: leaf * times if path in self._summed else leaf
             for name, value in assigned.items()
             for path, leaf in _leaves(name, value)
             if tf.is_tensor(leaf) and leaf.shape.rank == 0 and leaf.dtype.is_floating

@@ -60,11 +60,13 @@ class Findings(msgspec.Struct, frozen=True):
 
     Attributes:
         ordered: reported values that depend on the order of the rows, for example on random draws.
+        moved: True if the step changes a variable, apart from counters.
     """
 
     differences: tuple[Difference, ...]
     causes: tuple[str, ...]
     ordered: tuple[str, ...] = ()
+    moved: bool = True
 
 
 def compare(subject: Subject, batch: Batch, replicas: int, *, coarse: bool) -> Findings:
@@ -118,7 +120,11 @@ class _Trial(msgspec.Struct, frozen=True):
         wrong = [d.name for d in variables if not d.passes]
         failed = wrong or not all(d.passes for d in reports)
         causes = self._causes(ordered, wrong) if failed else []
-        return Findings((*reports, *variables), tuple(causes), tuple(ordered))
+        moved = any(
+            after.dtype.kind not in "iub" and _span(after, self.before[name]) > 0
+            for name, after in self.one.state.items()
+        )
+        return Findings((*reports, *variables), tuple(causes), tuple(ordered), moved)
 
     def _of_report(self, name: str) -> Difference:
         """Compare a reported value, relative to the value itself."""
@@ -174,7 +180,8 @@ class _Trial(msgspec.Struct, frozen=True):
         return self._alike(reverse, value) or self._alike(own, value)
 
     def _alike(self, a: np.ndarray, b: np.ndarray) -> bool:
-        return bool(np.allclose(a, b, rtol=self._tolerance(b.dtype), atol=0))
+        equal_shapes = a.shape == b.shape
+        return equal_shapes and bool(np.allclose(a, b, rtol=self._tolerance(b.dtype), atol=0))
 
     def _causes(self, ordered: Sequence[str], wrong: Sequence[str]) -> list[str]:
         """Return the mistakes that match the differences."""
@@ -230,8 +237,13 @@ def _size(a: np.ndarray) -> float:
 
 
 def _span(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the largest difference of an element; infinite if only one of both is finite."""
+    """Return the largest difference of an element.
+
+    It is infinite if only one of both is finite, or if the shapes differ.
+    """
     a, b = _wide(a), _wide(b)
+    if a.shape != b.shape:
+        return float("inf")
     differs = (a != b) & ~(np.isnan(a) & np.isnan(b))
     widest = float(np.abs(a[differs] - b[differs]).max(initial=0.0))
     return widest if np.isfinite(widest) else float("inf")
@@ -240,6 +252,8 @@ def _span(a: np.ndarray, b: np.ndarray) -> float:
 def _ratio(a: np.ndarray, b: np.ndarray) -> float:
     """Return the factor from `b` to `a` if they are proportional, else 0."""
     a, b = _wide(a).ravel(), _wide(b).ravel()
+    if a.shape != b.shape:
+        return 0.0
     square = float(np.vdot(b, b).real)
     if not square or not np.isfinite(square):
         return 0.0

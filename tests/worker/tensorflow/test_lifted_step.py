@@ -33,7 +33,7 @@ PROGRAM = textwrap.dedent("""
     InteractiveShell.instance()
     context._worker = SimpleNamespace(
         rank=0, world_size=1, request=SimpleNamespace(label=1),
-        identity=SimpleNamespace(telemetry=False),
+        identity=SimpleNamespace(telemetry=False), cell_state=SimpleNamespace(source=1),
         reporter=SimpleNamespace(note=lambda *_words, **_options: None))
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(

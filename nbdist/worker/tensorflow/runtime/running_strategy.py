@@ -12,26 +12,31 @@ graph and with it TensorFlow's list of entered scopes. The end of the cell would
 IndexError, so nbdist skips the reset in a scope. The only cost: graphs that eager code never uses
 stay in memory.
 
-In that scope TensorFlow cannot take gradients with respect to mirrored variables. Its error names
-an internal property, and nbdist raises one with a remedy.
+A plain cell computes the whole batch on every worker. In the scope, TensorFlow refuses gradients
+with respect to mirrored variables, and Keras refuses updates. nbdist takes the gradients with
+respect to the local component that the cell has read. It applies an update to all components of the
+worker, without a reduction: all workers compute the same gradients.
 `tests/worker/tensorflow/runtime/test_running_strategy.py` covers each constructor.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from tensorflow.python.distribute.values import DistributedVariable
 
-from nbdist.errors import StepError, StrategyError
-from nbdist.worker.runtime import context
+from nbdist.errors import StrategyError
+from nbdist.worker.runtime import context, import_hooks
 from nbdist.worker.runtime.tested_versions import is_tested
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATCHED_SERIES = "2.21."
+PATCHED_KERAS = "3.15."
 _RETURNED: tuple[type, ...] = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
@@ -65,7 +70,11 @@ def apply() -> None:
         _answer(kind, _return_running)
     for kind in _REFUSED:
         _answer(kind, _refuse)
-    tf.GradientTape.gradient = _in_replicas(tf.GradientTape.gradient)
+    tf.GradientTape.gradient = _of_components(tf.GradientTape.gradient)
+    tf.GradientTape.watch = _watching_components(tf.GradientTape.watch)
+    interim = tf.__internal__.distribute.interim
+    interim.maybe_merge_call = _without_replicas(interim.maybe_merge_call)
+    import_hooks.once_imported("keras", _patch_loss_scale)
     tf.compat.v1.reset_default_graph = _reset_outside_of_scopes(tf.compat.v1.reset_default_graph)
 
 
@@ -75,20 +84,76 @@ def running() -> Any:
     return strategy if isinstance(strategy, tf.distribute.Strategy) else None
 
 
-def _in_replicas(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def _of_components(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace mirrored variables among the sources of a gradient, outside of replicas."""
+
     @functools.wraps(upstream)
-    def gradient(*args: Any, **options: Any) -> Any:
-        try:
-            return upstream(*args, **options)
-        except ValueError as error:
-            if "DistributedVariable.handle is not available" not in str(error):
-                raise
-        raise StepError(
-            "a plain cell cannot take gradients of mirrored variables outside of replicas: run the "
-            "body of the loop as a step cell (%%dist_run --data NAME), or with strategy.run(step)"
-        )
+    def gradient(
+        self: tf.GradientTape, target: Any, sources: Any, *args: Any, **options: Any
+    ) -> Any:
+        if self._tape is not None and tf.distribute.in_cross_replica_context():
+            watched = {id(variable) for variable in self.watched_variables()}
+
+            def component(source: Any) -> Any:
+                own = _components(source)
+                return next((one for one in own if id(one) in watched), own[0])
+
+            sources = tf.nest.map_structure(component, sources)
+        return upstream(self, target, sources, *args, **options)
 
     return gradient
+
+
+def _watching_components(upstream: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(upstream)
+    def watch(self: tf.GradientTape, tensor: Any) -> None:
+        if tf.distribute.in_cross_replica_context():
+            tensor = tf.nest.map_structure(_components, tensor)
+        upstream(self, tensor)
+
+    return watch
+
+
+def _components(value: Any) -> tuple[Any, ...]:
+    """Return the components of a mirrored variable on this worker, and `(value,)` otherwise."""
+    if not isinstance(value, DistributedVariable):
+        variable = getattr(value, "value", None)  # a Keras variable
+        if not isinstance(variable, DistributedVariable):
+            return (value,)
+        value = variable
+    components: tuple[Any, ...] = value.values
+    return components
+
+
+def _without_replicas(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """Call the function of a merge at once where no replica runs, as TensorFlow does after one."""
+
+    @functools.wraps(upstream)
+    def maybe_merge_call(
+        function: Callable[..., Any], strategy: Any, *args: Any, **options: Any
+    ) -> Any:
+        if tf.distribute.in_cross_replica_context():
+            return function(strategy, *args, **options)
+        return upstream(function, strategy, *args, **options)
+
+    return maybe_merge_call
+
+
+def _patch_loss_scale() -> None:
+    """Let optimizers that scale the loss update outside of replicas. Keras refuses it."""
+    keras = sys.modules["keras"]
+    if not is_tested("Keras", keras.__version__, PATCHED_KERAS, "LossScaleOptimizer.apply"):
+        return
+    kind: Any = keras.optimizers.LossScaleOptimizer
+    upstream = kind._tf_apply
+
+    @functools.wraps(upstream)
+    def apply_scaled(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        in_replica = not tf.distribute.in_cross_replica_context()
+        update = functools.partial(upstream, self) if in_replica else self._common_apply
+        update(grads, trainable_variables)
+
+    kind._tf_apply = apply_scaled
 
 
 def _reset_outside_of_scopes(upstream: Callable[[], None]) -> Callable[[], None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -90,20 +90,147 @@ def test_cell_on_some_ranks_constructs_its_own_strategy(cluster: nbdist.Cluster)
             cluster.run(f"tf.distribute.{made}", ranks="0")
 
 
-@pytest.mark.parametrize("decorator", ["", "@tf.function"])
-def test_gradients_outside_of_replicas_are_refused(cluster: nbdist.Cluster, decorator: str) -> None:
-    cell = f"""
+PLAIN = """
+import keras, numpy as np, tensorflow as tf
+keras.utils.set_random_seed(3)
+x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+y = (x @ np.arange(4.0)[:, None]).astype("float32")
+model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+loss_fn = keras.losses.MeanSquaredError()
+"""
+STEP = """
+with tf.GradientTape() as tape:
+    loss = loss_fn(y, model(x, training=True))
+gradients = tape.gradient(loss, model.trainable_variables)
+optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+"""
+WEIGHTS = "outcome = [w.tolist() for w in model.get_weights()]"
+UPDATES = {
+    "sgd": PLAIN + "optimizer = keras.optimizers.SGD(0.1, momentum=0.9)" + STEP * 2 + WEIGHTS,
+    "adam": PLAIN + "optimizer = keras.optimizers.Adam(0.05)" + STEP * 2 + WEIGHTS,
+    "apply": PLAIN
+    + """
+optimizer = keras.optimizers.AdamW(0.05, weight_decay=0.1, use_ema=True, global_clipnorm=0.5)
+with tf.GradientTape() as tape:
+    loss = loss_fn(y, model(x))
+gradients = tape.gradient(loss, model.trainable_weights)
+optimizer.apply(gradients, model.trainable_weights)
+optimizer.apply(gradients)
+outcome = [np.asarray(v).tolist() for v in model.variables + optimizer.variables]
+""",
+    "scaled loss": PLAIN
+    + """
+optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.05))
+with tf.GradientTape() as tape:
+    loss = optimizer.scale_loss(loss_fn(y, model(x)))
+optimizer.apply(tape.gradient(loss, model.trainable_weights), model.trainable_weights)
+"""
+    + WEIGHTS,
+    "compiled": PLAIN
+    + """
+optimizer = keras.optimizers.Adam(0.05)
+@tf.function
+def train_step(x, y):
+    with tf.GradientTape() as tape:
+        loss = loss_fn(y, model(x, training=True))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return loss
+losses = [float(train_step(x, y)), float(train_step(x, y))]
+outcome = [losses, *(w.tolist() for w in model.get_weights())]
+""",
+    "layers with state": PLAIN
+    + """
+layers = [keras.layers.Embedding(9, 4), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+model = keras.Sequential([layers[0], keras.layers.Flatten(), *layers[1:]])
+optimizer, x = keras.optimizers.SGD(0.1), np.arange(40).reshape(20, 2) % 9
+y = y[:20]
+"""
+    + STEP * 2
+    + WEIGHTS,
+    "variables": """
+import tensorflow as tf
+weights, bias = tf.Variable([1.0, 2.0]), tf.Variable(0.5)
+for _ in range(3):
+    with tf.GradientTape(persistent=True) as tape:
+        values = weights**2 + bias
+        loss = tf.reduce_sum(values)
+    slopes = tape.gradient(loss, {"weights": weights, "others": [bias]})
+    rows = tape.jacobian(values, weights)
+    weights.assign_sub(0.1 * slopes["weights"])
+    bias.assign_sub(slopes["others"][0] * 0.1)
+with tf.GradientTape(watch_accessed_variables=False) as tape:
+    tape.watch([weights])
+    loss = tf.reduce_sum(weights**3) * bias
+watched = tape.gradient(loss, [weights, bias])
+assert watched[1] is None
+outcome = [v.numpy().tolist() for v in (weights, bias, rows, watched[0])]
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def in_one_process() -> dict[str, Any]:
+    return plainly(UPDATES, "tensorflow")
+
+
+@pytest.mark.parametrize("case", UPDATES)
+def test_plain_cell_updates_variables_as_in_one_process(
+    cluster: nbdist.Cluster, in_one_process: dict[str, Any], case: str
+) -> None:
+    cluster.run(UPDATES[case])
+    own, other = (values["outcome"] for values in cluster.pull(["outcome"]).values())
+    assert own == other
+    for a, b in zip(own, in_one_process[case], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+TWO_DEVICES = """
+import numpy as np, tensorflow as tf
+from nbdist.worker.tensorflow.keras import fit_patch
+from nbdist.worker.tensorflow.runtime import running_strategy
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+running_strategy.apply()
+fit_patch.apply()
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+results = {}
+for name, cell in CELLS.items():
+    space = {}
+    with strategy.scope():
+        exec(cell, space)
+    owners = [space[n] for n in ("model", "optimizer") if n in space]
+    variables = [getattr(v, "value", v) for owner in owners for v in owner.variables]
+    variables += [space[n] for n in ("weights", "bias") if n in space]
+    assert all(len(v.values) == 2 for v in variables)
+    for variable in variables:
+        np.testing.assert_array_equal(*(part.numpy() for part in variable.values))
+    results[name] = space["outcome"]
+outcome = results
+"""
+
+
+@pytest.mark.processes
+def test_all_devices_of_a_worker_receive_the_updates(in_one_process: dict[str, Any]) -> None:
+    program = f"CELLS = {UPDATES!r}\n" + TWO_DEVICES
+    results = plainly({"all": program}, "tensorflow")["all"]
+    for case, outcome in results.items():
+        for a, b in zip(outcome, in_one_process[case], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=case)
+
+
+def test_gradients_in_replicas_remain_those_of_each_replica(cluster: nbdist.Cluster) -> None:
+    cell = """
 import tensorflow as tf
 weights = tf.Variable([1.0, 2.0])
-{decorator}
-def gradient():
+def slope():
+    factor = 1 + tf.distribute.get_replica_context().replica_id_in_sync_group
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(weights**2)
+        loss = tf.cast(factor, tf.float32) * tf.reduce_sum(weights**2)
     return tape.gradient(loss, weights)
-gradient()
+strategy.reduce("SUM", strategy.run(slope), axis=None).numpy().tolist()
 """
-    with pytest.raises(nbdist.CellError, match=r"run the body of the loop as a step cell"):
-        cluster.run(cell)
+    assert set(cluster.run(cell).results.values()) == {"[6.0, 12.0]"}
 
 
 def test_other_tensorflow_version_is_not_patched(cluster: nbdist.Cluster) -> None:

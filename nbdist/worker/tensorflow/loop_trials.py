@@ -1,0 +1,216 @@
+"""Trials of the step of a training loop: parts of a batch on all replicas, against the whole batch.
+
+A step may be wrong on parts of a batch only for some batches: a mean over the positions of a mask
+differs when a replica's rows have more padding than others. nbdist therefore tries the first batch
+with its rare rows first too, batches 2, 3, 5, 9, ..., and batches with a new kind of row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from msgspec import structs
+
+from nbdist.worker.data.batches import RankRows
+from nbdist.worker.runtime import context
+from nbdist.worker.tensorflow.keras.row_kinds import RowKinds
+from nbdist.worker.tensorflow.keras.step_trial import repeatable
+from nbdist.worker.training.parity import compare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nbdist.records import Difference
+    from nbdist.worker.data.batches import Batch
+    from nbdist.worker.tensorflow.compiled_step import CompiledStep
+    from nbdist.worker.tensorflow.parity import MirroredSubject
+    from nbdist.worker.training.parity import Findings
+
+    MakeSubject = Callable[[CompiledStep, Batch], MirroredSubject]
+
+_NEAR = 1e-3
+"""Tolerance of the ratio by which nbdist recognizes a sum over the rows of a batch."""
+
+_OF_DRAWS = 1e-2
+"""Tolerance for steps that draw random numbers: the rounding of their values is unknown."""
+
+_LAST = 1 << 10
+"""Number of the last batch that is tried for its number."""
+
+_EXAMINED = 1 << 20
+"""Largest number of elements of a batch whose rows are examined in each step."""
+
+
+_known: set[tuple[int, int]] = set()
+"""Cells and lines of the loops that need whole batches."""
+
+
+class LoopTrials:
+    """Trials of a step with some of its batches.
+
+    Args:
+        make_subject: creates the trial of a compiled step.
+        make_step: compiles the step again, for draws that are the same in all trials.
+        line: line of the loop in its cell.
+        replicas: number of replicas.
+
+    Attributes:
+        needs_whole: True if every replica must compute whole batches.
+    """
+
+    def __init__(
+        self,
+        make_subject: MakeSubject,
+        make_step: Callable[[], CompiledStep],
+        *,
+        line: int,
+        replicas: int,
+    ) -> None:
+        self._key = context.current().cell_state.source, line
+        self.needs_whole = self._key in _known
+        self._make_subject = make_subject
+        self._make_step = make_step
+        self._replicas = replicas
+        self._kinds = RowKinds()
+        self._batches = 0
+        self._subjects: dict[int, MirroredSubject] = {}
+
+    def verify(
+        self, step: CompiledStep, batch: Batch, gather: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        """Compare the step on parts of a batch with the step on all of it, if a trial is due.
+
+        Args:
+            step: the step.
+            batch: a batch that is divided over the replicas.
+            gather: gathers int32 numbers from all ranks, which must decide the same.
+        """
+        if self.needs_whole or self._replicas == 1 or not self._is_due(batch):
+            return
+        is_first = self._batches == 1
+        worst, causes = self._wrong(step, batch)
+        if worst is None and is_first and (ordered := self._rare_first(batch)) is not None:
+            worst, causes = self._wrong(step, ordered)
+        if gather(np.array([worst is not None], np.int32)).any():
+            self.needs_whole = True
+            _known.add(self._key)
+            if worst is not None:  # else another rank has found the difference
+                self._warn(worst, causes, is_first=is_first)
+
+    def _warn(self, worst: Difference, causes: Sequence[str], *, is_first: bool) -> None:
+        text = (
+            f"line {self._key[1]}: every worker computes whole batches, because the step gives "
+            f"other numbers on parts of a batch: `{worst.name}` differs by {worst.largest:.2g}. "
+        )
+        text += (
+            "The numbers are those of one device, without a speed-up."
+            if is_first
+            else "Earlier steps may have other numbers than on one device: run the loop again from "
+            "new variables to compute whole batches from the first step on."
+        )
+        context.current().reporter.note("strategy", " ".join([text, *causes]), warning=True)
+
+    def _is_due(self, batch: Batch) -> bool:
+        """Return True if a batch must be tried. Call it for each batch."""
+        number, self._batches = self._batches, self._batches + 1
+        if number and number & (number - 1) == 0 and number <= _LAST:
+            return True
+        arrays = batch.everything()[: batch.divided]
+        if number and sum(int(tf.size(array)) for array in arrays) > _EXAMINED:
+            return False
+        is_new, _ = self._look(batch)
+        return is_new or not number
+
+    def _look(self, batch: Batch) -> tuple[bool, np.ndarray | None]:
+        arrays = batch.everything()[: batch.divided]
+        return self._kinds.look([tf.convert_to_tensor(array) for array in arrays])
+
+    def _rare_first(self, batch: Batch) -> Batch | None:
+        """Return the batch with its rare rows first, all of them on one replica; None if equal."""
+        _, order = self._look(batch)
+        if order is None or (order[:-1] < order[1:]).all():
+            return None
+        arrays, divided = batch.everything(), batch.divided or 0
+        ordered = (*(tf.gather(array, order) for array in arrays[:divided]), *arrays[divided:])
+
+        def part(rows: slice) -> tuple[Any, ...]:
+            return (*(array[rows] for array in ordered[:divided]), *ordered[divided:])
+
+        worker = context.current()
+        rows = RankRows(rank=worker.rank, ranks=worker.world_size, replicas=self._replicas)
+        return structs.replace(rows.batch(batch.rows, part), divided=divided)
+
+    def _wrong(self, step: CompiledStep, batch: Batch) -> tuple[Difference | None, Sequence[str]]:
+        """Compare the step on parts of a batch with the step on the whole batch.
+
+        Scalars that the step adds up over rows are combined as sums from then on.
+
+        Returns:
+            The largest difference, or None. Its likely causes.
+        """
+        found = self._found(step, batch)
+        failed = _failed(found)
+        if failed and found.ordered:
+            found = self._found_with_equal_draws(batch)
+            failed = _failed(found)
+        for difference in list(failed):
+            is_sum = abs(difference.largest - 1 + 1 / self._replicas) < _NEAR
+            if difference.reported and is_sum and found.moved:
+                step.add_up(difference.name)
+                failed.remove(difference)
+        return max(failed, key=lambda d: d.largest, default=None), found.causes
+
+    def _found(self, step: CompiledStep, batch: Batch) -> Findings:
+        key = id(step)
+        if key not in self._subjects:
+            step.find_rows(batch)
+            self._subjects[key] = self._make_subject(step, batch)
+        return self._moved(self._subjects[key], batch)
+
+    def _found_with_equal_draws(self, batch: Batch) -> Findings:
+        """Compare steps that draw the same random numbers in each trial."""
+        step = self._make_step()
+        with repeatable():
+            step.find_rows(batch)
+        with repeatable():
+            subject = self._make_subject(_Repeatable(step), batch)  # type: ignore[arg-type]
+        return self._moved(subject, batch)
+
+    def _moved(self, subject: MirroredSubject, batch: Batch) -> Findings:
+        """Compare; if no variable changes, compare the step that follows.
+
+        The learning rate of the first step may be zero.
+        """
+        found = compare(subject, batch, self._replicas, coarse=False)
+        if found.moved:
+            return found
+        with subject.one_step_later():
+            return compare(subject, batch, self._replicas, coarse=False)
+
+
+class _Repeatable:
+    """Step whose traces all draw the same random numbers."""
+
+    def __init__(self, step: CompiledStep) -> None:
+        self._step = step
+        self.compared = step.compared
+
+    def variables(self, batch: Batch) -> tuple[tf.Variable, ...]:
+        with repeatable():
+            return self._step.variables(batch)
+
+    def together(self, batch: Batch) -> Any:
+        with repeatable():
+            return self._step.together(batch)
+
+    def alone(self, values: tuple[Any, ...]) -> Any:
+        with repeatable():
+            return self._step.alone(values)
+
+
+def _failed(found: Findings) -> list[Difference]:
+    """Return the differences that are too large."""
+    least = _OF_DRAWS if found.ordered else 0.0
+    return [d for d in found.differences if d.largest > max(d.tolerance, least)]
