@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from nbdist.records import AnyEvent, Plan, RecoveryRecord
 
 
+_MOST_EARLY = 64
+"""Largest number of tables that wait for the record that a training loop has begun.
+
+A rank may report its first steps before the first rank reports the beginning.
+"""
+
+
 class Recorder:
     """Builder of a `Run` from records.
 
@@ -40,6 +47,7 @@ class Recorder:
         self._number = number
         self._is_step = is_step
         self._reports: list[Metrics | Rows] = []
+        self._early: list[Rows] = []
         self._results: dict[int, str] = {}
         self._checked: Checked | None = None
         self._plan: Plan | None = None
@@ -49,15 +57,16 @@ class Recorder:
 
     def keep(self, record: AnyEvent) -> None:
         """Add a record to the result. Records of other types are ignored."""
-        is_step = self._is_step or self.begun is not None
-        if isinstance(record, Metrics) or (
-            isinstance(record, Rows) and record.values and record.columns.counts(is_step)
-        ):
+        if isinstance(record, Metrics):
             self._reports.append(record)
+        elif isinstance(record, Rows):
+            self._keep_rows(record)
         elif isinstance(record, Display) and record.result:
             self._results[record.rank] = str(record.data.get("text/plain", ""))
         elif isinstance(record, StepBegun):
             self.begun = record
+            self._reports += self._early
+            self._early = []
         elif isinstance(record, Opened):
             self.opened = record
         elif isinstance(record, Checked):
@@ -68,6 +77,13 @@ class Recorder:
             self._compiled = self._compiled or record
         elif isinstance(record, Note):
             self._notes.append(record)
+
+    def _keep_rows(self, rows: Rows) -> None:
+        is_step = self._is_step or self.begun is not None
+        if rows.values and rows.columns.counts(is_step):
+            self._reports.append(rows)
+        elif rows.values and rows.columns.counts(is_step=True) and len(self._early) < _MOST_EARLY:
+            self._early.append(rows)
 
     def recovered(self, recovery: RecoveryRecord) -> None:
         """Add a recovery. Earlier reports of steps after `recovery.step` are superseded."""
