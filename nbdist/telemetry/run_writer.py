@@ -49,9 +49,7 @@ def new_id(began: float) -> str:
     Args:
         began: start of the run, in seconds since 1970.
     """
-    second = time.strftime("%Y%m%d-%H%M%S", time.localtime(began))
-    # Runs of the same second are in the order of their milliseconds.
-    return f"{second}-{int(began % 1 * 1000):03x}{secrets.randbelow(1 << 12):03x}"
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(began))}-{secrets.token_hex(3)}"
 
 
 class RunDirectory:
