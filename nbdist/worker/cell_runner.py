@@ -318,9 +318,13 @@ class _Cell:
             program: LoopProgram,
             values: dict[str, Any],
             first: lifted_loop.Arguments,
+            like: lifted_loop.LiftedStep | None,
         ) -> MirroredLoopStep:
             namespace = {**self._shell.user_ns, **values}
-            return MirroredLoopStep(request, program, namespace, strategy, first)
+            step = MirroredLoopStep(request, program, namespace, strategy, first)
+            if isinstance(like, MirroredLoopStep):
+                step.continue_trials(like)
+            return step
 
         return make
 
@@ -334,8 +338,9 @@ class _Cell:
             program: LoopProgram,
             values: dict[str, Any],
             first: lifted_loop.Arguments,
+            like: lifted_loop.LiftedStep | None,
         ) -> JaxLoopStep:
-            del request
+            del request, like
             namespace = {**self._shell.user_ns, **values}
             return JaxLoopStep(program, namespace, mesh, first)
 

@@ -249,6 +249,31 @@ for xb, yb in data:
     np.testing.assert_allclose(outcome(cluster, "outcome = losses"), reported, rtol=1e-5)
 
 
+def test_metric_that_each_epoch_creates_repeats_no_trial(cluster: nbdist.Cluster) -> None:
+    cell = """
+from nbdist.worker.tensorflow.loop_trials import LoopTrials
+tried, upstream = [], LoopTrials._wrong
+LoopTrials._wrong = lambda *given: (tried.append(given[2].rows), upstream(*given))[1]
+try:
+    for epoch in range(6):
+        mean = keras.metrics.Mean()
+        for xb, yb in data.take(1):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply(gradients, model.trainable_variables)
+            mean.update_state(loss)
+        epochs.append(float(mean.result()))
+finally:
+    LoopTrials._wrong = upstream
+outcome = [len(tried), epochs]
+"""
+    cluster.run(SETUP)
+    trials, epochs = outcome(cluster, cell)
+    assert trials == 4, "batches 1, 2, 3 and 5"
+    assert epochs == sorted(epochs, reverse=True)
+
+
 def test_batch_that_does_not_divide_is_noted(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,8 +78,13 @@ class Arguments:
         self.carried = carried
 
 
-MakeStep = Callable[[StepRequest, LoopProgram, dict[str, Any], Arguments], LiftedStep]
-"""Creates the step of a loop from the values of its first pass."""
+MakeStep = Callable[
+    [StepRequest, LoopProgram, dict[str, Any], Arguments, LiftedStep | None], LiftedStep
+]
+"""Creates the step of a loop from the values of its first pass.
+
+The last argument is an earlier step with other metrics; None if other values changed too.
+"""
 
 _makers: dict[StrategyName, Callable[[], MakeStep]] = {}
 _CALLEES: dict[StrategyName, type[Callees]] = {"mirrored": Callees, "pjrt": JaxCallees}
@@ -198,6 +203,7 @@ class LiftedLoop:
             with contextlib.suppress(NameError):  # a name that only some paths of the step read
                 values[name] = value()
         is_bound = self._runner is not None and self._are_known(values)
+        like = self._step if self._runner is not None and self._has_new_metrics(values) else None
         self._values = values
         if is_bound or (self._runner is not None and self._step.rebind(values)):
             return
@@ -206,7 +212,7 @@ class LiftedLoop:
             self._step.finish()
         program = self._program
         request = _request(program, check=self._checks)
-        self._step = self._make(request, program, values, arguments)
+        self._step = self._make(request, program, values, arguments, like)
         saving, extent = self._saving if at is None else None, Unlimited(common=self._step.common)
         runner = StepRunner(self._worker, request.options, self._step, extent, self._stop, saving)
         if at is not None:
@@ -217,6 +223,14 @@ class LiftedLoop:
             self._worker.ending.callback(self._finish)
             self._worker.ending.push(self._end)
         self._runner = runner
+
+    def _has_new_metrics(self, values: dict[str, Any]) -> bool:
+        """Return True if only metrics and plain values have changed, as in each epoch of a loop."""
+        keras, before = sys.modules.get("keras"), self._values
+        kinds = _PLAIN if keras is None else (*_PLAIN, keras.metrics.Metric)
+        return all(
+            value is before.get(name) or isinstance(value, kinds) for name, value in values.items()
+        )
 
     @property
     def _checks(self) -> bool:

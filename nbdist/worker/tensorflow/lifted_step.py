@@ -147,6 +147,10 @@ class MirroredLoopStep(MirroredStep):
             replicas=self.replicas,
         )
 
+    def continue_trials(self, like: MirroredLoopStep) -> None:
+        """Do not repeat the trials of a step that differs only in its metrics."""
+        self._trials.continue_from(like._trials)
+
     def rebind(self, values: dict[str, Any]) -> bool:
         """Return False: the programs contain the values that they were compiled with."""
         del values

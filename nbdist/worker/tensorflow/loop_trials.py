@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 _NEAR = 1e-3
 """Tolerance of the ratio by which nbdist recognizes a sum over the rows of a batch."""
 
-_OF_DRAWS = 1e-2
-"""Tolerance for steps that draw random numbers: the rounding of their values is unknown."""
+_LEAST, _OF_DRAWS = 3e-4, 1e-2
+"""Least difference that counts, and that for steps that draw random numbers.
+
+Smaller ones are rounding, which an optimizer amplifies. Its size is unknown for random numbers.
+"""
 
 _LAST = 1 << 10
 """Number of the last batch that is tried for its number."""
@@ -76,6 +79,12 @@ class LoopTrials:
         self._kinds = RowKinds()
         self._batches = 0
         self._subjects: dict[int, MirroredSubject] = {}
+
+    def continue_from(self, other: LoopTrials) -> None:
+        """Take over which batches have been tried."""
+        self.needs_whole = other.needs_whole
+        self._kinds = other._kinds
+        self._batches = other._batches
 
     def verify(
         self, step: CompiledStep, batch: Batch, gather: Callable[[np.ndarray], np.ndarray]
@@ -212,5 +221,5 @@ class _Repeatable:
 
 def _failed(found: Findings) -> list[Difference]:
     """Return the differences that are too large."""
-    least = _OF_DRAWS if found.ordered else 0.0
+    least = _OF_DRAWS if found.ordered else _LEAST
     return [d for d in found.differences if d.largest > max(d.tolerance, least)]
