@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType, TracebackType
 
-OUTSIDE_S = 1.0
+OUTSIDE_S = 2.0
 """Time after which an interrupt stops the code between the training loops of a cell (seconds)."""
 
 AGAIN_S = 0.2
