@@ -209,7 +209,7 @@ def test_progress_is_one_line_that_the_run_replaces(kernel: Kernel) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--check --scale-lr", "--scale-lr, --check without --data"),
+        ("--check --scale-lr", "--scale-lr without --data"),
         ("--data x --bucket 8,y", "--bucket 8,y: use lengths"),
         ("--data x --bucket 0", "--bucket 0: use a whole number from 1"),
         ("--guard -1", "--guard -1: use a whole number from 0"),
