@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 import nbdist
+from nbdist.records import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +73,21 @@ def bounded(seconds: float) -> Iterator[None]:
         pytest.fail("the cell does not end")
     finally:
         late.cancel()
+
+
+def interrupt_after(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Interrupt the next cell when a rank reports a step."""
+    subscribers = cluster._worker_group.receiver.subscribers
+    deliver, began = subscribers.deliver, threading.Event()
+
+    def interrupting(record: Any) -> None:
+        deliver(record)
+        is_late = isinstance(record, Rows) and record.last().step >= step
+        if is_late and not began.is_set():
+            began.set()
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subscribers, "deliver", interrupting)
 
 
 @dataclass(frozen=True)

@@ -280,15 +280,19 @@ class _Cell:
         name, strategy = self._request.strategy, self._worker.strategies.get("pjrt")
         if name != "pjrt" or strategy is None or self._request.step is not None:
             return self._worker.scope(name)
-        source, names = self._shell.transform_cell(self._request.source), self._shell.user_ns
-        if _context_mesh().is_needed(source, names, strategy.mesh):
+        if _context_mesh().is_needed(self._source, self._shell.user_ns, strategy.mesh):
             return self._worker.scope(name)
         scope: contextlib.AbstractContextManager[object] = strategy.keras_scope()
         return scope
 
+    @functools.cached_property
+    def _source(self) -> str:
+        """Text of the cell, without magics."""
+        return str(self._shell.transform_cell(self._request.source))
+
     def _compile(self) -> _Program:
         """Compile under a name that IPython's tracebacks show as `Cell In[label]`."""
-        source = self._shell.transform_cell(self._request.source)
+        source = self._source
         filename = self._shell.compile.cache(source, self._request.label, self._request.source)
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if self._request.awaits else 0
         tree = ast.parse(source, filename)
@@ -301,9 +305,11 @@ class _Cell:
             tree = lifted_loop.rewritten(tree, source, names, strategy)
         value = None
         is_silent = source.rstrip().endswith(";")  # as in IPython
-        if tree.body and isinstance(tree.body[-1], ast.Expr) and not is_silent:
-            last = ast.Expression(tree.body.pop().value)
-            value = compile(last, filename, "eval", flags=flags, dont_inherit=True)
+        if tree.body and isinstance(last := tree.body[-1], ast.Expr) and not is_silent:
+            tree.body.pop()
+            value = compile(
+                ast.Expression(last.value), filename, "eval", flags=flags, dont_inherit=True
+            )
         body = compile(tree, filename, "exec", flags=flags, dont_inherit=True)
         return _Program(body, value)
 
@@ -316,11 +322,10 @@ class _Cell:
         def make(
             request: StepRequest,
             program: LoopProgram,
-            values: dict[str, Any],
+            namespace: dict[str, Any],
             first: lifted_loop.Arguments,
             like: lifted_loop.LiftedStep | None,
         ) -> MirroredLoopStep:
-            namespace = {**self._shell.user_ns, **values}
             step = MirroredLoopStep(request, program, namespace, strategy, first)
             if isinstance(like, MirroredLoopStep):
                 step.continue_trials(like)
@@ -332,19 +337,9 @@ class _Cell:
         from nbdist.worker.jax.step.lifted_step import JaxLoopStep
 
         mesh = self._worker.strategies["pjrt"].mesh
-
-        def make(
-            request: StepRequest,
-            program: LoopProgram,
-            values: dict[str, Any],
-            first: lifted_loop.Arguments,
-            like: lifted_loop.LiftedStep | None,
-        ) -> JaxLoopStep:
-            del request, like
-            namespace = {**self._shell.user_ns, **values}
-            return JaxLoopStep(program, namespace, mesh, first)
-
-        return make
+        return lambda _request, program, namespace, first, _like: JaxLoopStep(
+            program, namespace, mesh, first
+        )
 
     def _show(self, value: object) -> None:
         if value is None:

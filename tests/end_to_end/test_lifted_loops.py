@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from nbdist.errors import CellError
-from nbdist.records import Rows, Saving, StepOptions
+from nbdist.records import Saving, StepOptions
 from tests import clusters, references
 
 if TYPE_CHECKING:
@@ -412,17 +410,7 @@ def test_interrupt_ends_the_loop_after_the_same_step(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.run(SETUP + COMPILED)
-    subscribers = cluster._worker_group.receiver.subscribers
-    deliver, began = subscribers.deliver, threading.Event()
-
-    def interrupting(record: Any) -> None:
-        deliver(record)
-        is_late = isinstance(record, Rows) and record.last().step >= STOPPED_AFTER
-        if is_late and not began.is_set():
-            began.set()
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(subscribers, "deliver", interrupting)
+    clusters.interrupt_after(cluster, monkeypatch, STOPPED_AFTER)
     with clusters.bounded(60), pytest.raises(KeyboardInterrupt):
         cluster.run(ENDLESS)
     iterations = outcome(cluster, "outcome = [count, int(optimizer.iterations)]")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import signal
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from nbdist.errors import CellError
-from nbdist.records import Rows, Saving
+from nbdist.records import Saving
 from tests import clusters, references
 
 if TYPE_CHECKING:
@@ -383,26 +381,11 @@ while True:
 """
 
 
-def interrupt_after(cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Interrupt the next cell when a rank reports a step."""
-    subscribers = cluster._worker_group.receiver.subscribers
-    deliver, began = subscribers.deliver, threading.Event()
-
-    def interrupting(record: Any) -> None:
-        deliver(record)
-        is_late = isinstance(record, Rows) and record.last().step >= step
-        if is_late and not began.is_set():
-            began.set()
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(subscribers, "deliver", interrupting)
-
-
 def test_interrupt_ends_the_loop_after_the_same_step(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.run(SETUP)
-    interrupt_after(cluster, monkeypatch, STOPPED_AFTER)
+    clusters.interrupt_after(cluster, monkeypatch, STOPPED_AFTER)
     with clusters.bounded(60), pytest.raises(KeyboardInterrupt):
         cluster.run(ENDLESS)
     cluster.run("outcome = [count, plain(params)]")
@@ -415,7 +398,7 @@ def test_interrupt_stops_the_code_after_a_loop(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.run(SETUP)
-    interrupt_after(cluster, monkeypatch, 6)
+    clusters.interrupt_after(cluster, monkeypatch, 6)
     with clusters.bounded(30), pytest.raises(KeyboardInterrupt):
         cluster.run("""
 import time

@@ -19,6 +19,7 @@ from nbdist.worker.lifting.callees import Callees
 from nbdist.worker.lifting.jax_callees import JaxCallees
 from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, REFUSE, LoopProgram, lift, returned
 from nbdist.worker.runtime import context
+from nbdist.worker.runtime.shell import engine_shell
 from nbdist.worker.training.loop import StepRunner
 from nbdist.worker.training.step_contract import StepStrategy
 
@@ -81,7 +82,7 @@ class Arguments:
 MakeStep = Callable[
     [StepRequest, LoopProgram, dict[str, Any], Arguments, LiftedStep | None], LiftedStep
 ]
-"""Creates the step of a loop from the values of its first pass.
+"""Creates the step of a loop from the user's namespace, with the values that the step reads.
 
 The last argument is an earlier step with other metrics; None if other values changed too.
 """
@@ -110,7 +111,7 @@ class LiftedLoop:
     Args:
         worker: this rank.
         program: the loop.
-        make: creates the step from the request and the values that it reads.
+        make: creates the step.
 
     Attributes:
         ran: True if the last pass ran a step.
@@ -212,7 +213,8 @@ class LiftedLoop:
             self._step.finish()
         program = self._program
         request = _request(program, check=self._checks)
-        self._step = self._make(request, program, values, arguments, like)
+        namespace = {**engine_shell().user_ns, **values}
+        self._step = self._make(request, program, namespace, arguments, like)
         saving, extent = self._saving if at is None else None, Unlimited(common=self._step.common)
         runner = StepRunner(self._worker, request.options, self._step, extent, self._stop, saving)
         if at is not None:
@@ -283,6 +285,14 @@ def _request(program: LoopProgram, *, check: bool) -> StepRequest:
         ),
         structs.replace(options, epochs=0, on_nan="warn"),
     )
+
+
+def defined(program: LoopProgram, namespace: dict[str, Any]) -> Callable[..., Any]:
+    """Define the step function of a loop, with source for tracebacks and for AutoGraph."""
+    filename = engine_shell().compile.cache(program.source, context.current().request.label)
+    own: dict[str, Callable[..., Any]] = {}  # the user may have a function of the same name
+    exec(compile(program.source, filename, "exec", dont_inherit=True), namespace, own)  # noqa: S102
+    return own["step"]
 
 
 def use(strategy: StrategyName, maker: Callable[[], MakeStep]) -> None:

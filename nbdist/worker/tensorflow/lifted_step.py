@@ -9,8 +9,8 @@ import tensorflow as tf
 from msgspec import structs
 
 from nbdist.worker.data.batches import Batch, RankRows
+from nbdist.worker.lifting.lifted_loop import defined
 from nbdist.worker.runtime import context
-from nbdist.worker.runtime.shell import engine_shell
 from nbdist.worker.tensorflow.compiled_step import CompiledStep
 from nbdist.worker.tensorflow.loop_trials import LoopTrials
 from nbdist.worker.tensorflow.object_building import build_objects
@@ -125,7 +125,7 @@ class MirroredLoopStep(MirroredStep):
         strategy: tf.distribute.Strategy,
         first: Arguments,
     ) -> None:
-        function = _defined(program, namespace)
+        function = defined(program, namespace)
         build_objects(
             lambda: function(*first.given, *first.carried), program.loop.reads, namespace, strategy
         )
@@ -197,14 +197,6 @@ class MirroredLoopStep(MirroredStep):
 
     def last(self, names: Sequence[str]) -> tuple[Any, ...]:
         return self._compiled.last(self._report, names)
-
-
-def _defined(program: LoopProgram, namespace: dict[str, Any]) -> Callable[..., Any]:
-    """Define the step function, with source for tracebacks and for AutoGraph."""
-    filename = engine_shell().compile.cache(program.source, context.current().request.label)
-    own: dict[str, Callable[..., Any]] = {}  # the user may have a function of the same name
-    exec(compile(program.source, filename, "exec", dont_inherit=True), namespace, own)  # noqa: S102
-    return own["step"]
 
 
 def _as_array(value: Any) -> Any:

@@ -20,9 +20,9 @@ from nbdist.worker.jax.arrays.leaves import as_data, gathered, is_array, is_own,
 from nbdist.worker.jax.runtime import processes
 from nbdist.worker.jax.step.loop_check import LoopSubject
 from nbdist.worker.jax.step.loop_state import LoopState, Snapshot
+from nbdist.worker.lifting.lifted_loop import defined
 from nbdist.worker.profiling.jax_profiler import PjrtTracer
 from nbdist.worker.runtime import context
-from nbdist.worker.runtime.shell import engine_shell
 from nbdist.worker.training.parity import Findings, compare
 from nbdist.worker.training.step_contract import StepResult
 
@@ -127,7 +127,7 @@ class JaxLoopStep:
         self.tracer: Tracer = PjrtTracer()
         self._program = program
         self._namespace = namespace
-        self._function = _defined(program, namespace)
+        self._function = defined(program, namespace)
         self._by_rows = jax.NamedSharding(mesh, jax.P(mesh.axis_names))
         self._kinds: set[tuple[Any, ...]] = set()
         self._outputs: dict[str, Any] | None = None
@@ -350,14 +350,6 @@ class JaxLoopStep:
 
     def finish(self) -> None:
         """Do nothing: nbdist has not changed the user's objects."""
-
-
-def _defined(program: LoopProgram, namespace: dict[str, Any]) -> Callable[..., Any]:
-    """Define the step function, with source for tracebacks."""
-    filename = engine_shell().compile.cache(program.source, context.current().request.label)
-    own: dict[str, Callable[..., Any]] = {}  # the user may have a function of the same name
-    exec(compile(program.source, filename, "exec", dont_inherit=True), namespace, own)  # noqa: S102
-    return own["step"]
 
 
 def _flattened(value: Any) -> tuple[list[Any], Any]:

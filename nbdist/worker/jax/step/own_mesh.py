@@ -27,8 +27,8 @@ _PLANNED_AXES = {DATA, MODEL, STAGE}
 class OwnMesh:
     """Shardings of a step over a mesh of the user, with the methods of `Lowered`.
 
-    Batches arrive split over all devices. The step then shards their rows over the axes that no
-    other array of the step uses, or over all axes if there are none left.
+    Batches arrive split over all devices. The step then shards their rows over the axes that its
+    other arrays do not use. If these use all axes, it shards the rows over all axes.
 
     Attributes:
         mesh: The mesh.
