@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import ours
 from benchmarks.bare import PROCESSES
+from benchmarks.limits import wait_until
 from benchmarks.models import STEP
 from benchmarks.step import lengths
 from benchmarks.turns import in_turns, take_turns
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     import nbdist
     from benchmarks.case import Case, Scale
     from benchmarks.models import Size
+    from benchmarks.turns import Turn
 
 TARGET = 1.02
 _LIMIT_S = 600
 """Time limit of the steps."""
+_START_LIMIT_S = 60
 
 _BATCHES = """
 batches = [
@@ -82,8 +85,8 @@ def _case(
     with ours.quiet(), ThreadPoolExecutor(2) as pool:
         for cluster in (looping, stepping):
             cluster.run(setup, strategy=strategy)
-        turns = pool.submit(take_turns, ours.pids(looping), ours.pids(stepping), turn_s, over)
         other = pool.submit(ours.step_ends, stepping, body, options, strategy)
+        turns = pool.submit(_turns_once_busy, looping, stepping, turn_s, over)
         try:
             ends = ours.step_ends(looping, loop, None, strategy)
         finally:
@@ -91,3 +94,19 @@ def _case(
         peer_ends = other.result(_LIMIT_S)
     title = f"{strategy}, a {name} on 2 workers, in a loop against a step cell"
     return in_turns(scale, title, turns.result(_LIMIT_S), ends, peer_ends, TARGET)
+
+
+def _turns_once_busy(
+    looping: nbdist.Cluster, stepping: nbdist.Cluster, turn_s: float, over: threading.Event
+) -> tuple[Turn, ...]:
+    """Take turns once the workers of both sides have received their cell.
+
+    A worker that is stopped before counts the seconds of its cell from the next turn on.
+    """
+
+    def busy() -> bool:
+        workers = (*looping.workers(measure=False), *stepping.workers(measure=False))
+        return over.is_set() or all(worker.state == "busy" for worker in workers)
+
+    wait_until(busy, _START_LIMIT_S, "cells on the workers of both sides")
+    return take_turns(ours.pids(looping), ours.pids(stepping), turn_s, over)

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import psutil
 from nbdist.records import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 _TOLERANCE_S = 0.5  # start times are computed from a clock that may be adjusted in between
@@ -101,3 +102,19 @@ def cause_of(code: int) -> str:
     if code == -signal.SIGKILL:
         return "its process was killed (SIGKILL), possibly because the machine ran out of memory"
     return f"its process was killed by signal {-code} ({signal.strsignal(-code)})"
+
+
+@contextlib.contextmanager
+def batch_scheduling() -> Iterator[None]:
+    """Give threads that start meanwhile the Linux policy SCHED_BATCH, with an unchanged priority.
+
+    Such a thread does not interrupt a running thread when it wakes up.
+    """
+    if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        yield
+        return
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))

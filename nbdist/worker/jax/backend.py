@@ -11,7 +11,7 @@ import contextlib
 import functools
 import gc
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.extend.backend
@@ -20,6 +20,7 @@ from jax._src import dispatch, distributed, xla_bridge
 from jax._src.lib import _jax
 
 from nbdist.records import CollectiveState, Device
+from nbdist.utils.processes import batch_scheduling
 from nbdist.worker.jax.arrays import callbacks_patch
 from nbdist.worker.jax.rebuild.arrays import Devices
 from nbdist.worker.jax.rebuild.preserve import PreservedArrays
@@ -180,7 +181,7 @@ def _configure(wiring: PjrtWiring) -> None:
     jax.config.update("jax_enable_preemption_service", False)  # the service swallows SIGTERM
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    _gloo_listens_on(wiring.address)
+    _configure_gloo(wiring.address)
     if wiring.cpu_devices:
         jax.config.update("jax_num_cpu_devices", wiring.cpu_devices)
     if wiring.cpu_devices > 1:
@@ -199,10 +200,17 @@ def _patch_orbax() -> None:
     orbax_patch.apply()
 
 
-def _gloo_listens_on(address: str) -> None:
-    """Bind gloo to an address: by default the host name may resolve to 127.0.1.1."""
-    made = functools.partial(_make_gloo, hostname=address)
-    xla_bridge._jax.make_gloo_tcp_collectives = made
+def _configure_gloo(address: str) -> None:
+    """Bind gloo to an address: by default the host name may resolve to 127.0.1.1.
+
+    The thread that polls its connections then yields to the thread that it waits for.
+    """
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        with batch_scheduling():
+            return _make_gloo(*args, hostname=address, **kwargs)
+
+    xla_bridge._jax.make_gloo_tcp_collectives = make
 
 
 def _join(wiring: PjrtWiring) -> None:

@@ -54,6 +54,16 @@ def test_many_steps_in_flight_do_not_deadlock(cluster: nbdist.Cluster) -> None:
     assert set(run.results.values()) == {"(4,)"}
 
 
+def test_thread_of_gloo_does_not_preempt_other_threads(cluster: nbdist.Cluster) -> None:
+    """Otherwise it polls its connections while the thread with the lock waits for the processor."""
+    run = cluster.run(
+        "import os\n"
+        "threads = map(int, os.listdir('/proc/self/task'))\n"
+        "sum(os.sched_getscheduler(thread) == os.SCHED_BATCH for thread in threads)"
+    )
+    assert set(run.results.values()) == {"1"}
+
+
 def test_no_rank_hosts_the_coordination_service(cluster: nbdist.Cluster) -> None:
     run = cluster.run("from jax._src import distributed\ndistributed.global_state.service is None")
     assert set(run.results.values()) == {"True"}

@@ -143,7 +143,7 @@ class JaxLoopStep:
         if self._division == "divided":
             self._state.adopt()
         else:
-            self.replicas = 1
+            self.replicas = max(map(_parts, self._inputs.arrays), default=1)
             self._state.is_shared = self._division not in ("rank", "ranks")
 
     @property
@@ -387,6 +387,14 @@ def _gathered(value: Any) -> Any:
 def _is_sharded(leaf: Any) -> bool:
     """Return True if an array is split over devices, by the user or by an earlier cell."""
     return isinstance(leaf, jax.Array) and not leaf.is_fully_replicated
+
+
+def _parts(array: Any) -> int:
+    """Return the number of parts of an array's rows, as its sharding defines it."""
+    if not _is_sharded(array):
+        return 1
+    indices = array.sharding.devices_indices_map(array.shape).values()
+    return len({(index[0].start, index[0].stop) for index in indices})
 
 
 def _scalars(outputs: dict[str, Any]) -> dict[str, Any]:
