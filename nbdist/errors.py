@@ -23,6 +23,8 @@
     ├── PlanError               no layout fits, or the requested one is not possible
     └── CellError               the user's cell raised an exception on a rank
 
+`CellInterrupt` is a KeyboardInterrupt: an interrupt or Stop ended a cell.
+
 Each message contains the failure, the value received and the remedy.
 """
 
@@ -235,3 +237,11 @@ class CellError(NbdistError):
 
     def _render_traceback_(self) -> list[str]:
         return [*self.traceback, "", str(self)] if self.traceback else [str(self)]
+
+
+class CellInterrupt(KeyboardInterrupt):
+    """A cell that an interrupt of the kernel or Stop has ended on all ranks."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the line that IPython shows, in place of the frames of nbdist."""
+        return [f"KeyboardInterrupt: {self}"]

@@ -10,6 +10,7 @@ import pytest
 from nbdist import errors
 from nbdist.errors import (
     CellError,
+    CellInterrupt,
     LeftError,
     NbdistError,
     NoClusterError,
@@ -35,7 +36,7 @@ def test_the_tree_in_the_docstring_is_that_of_the_classes() -> None:
     classes = [
         one
         for _, one in inspect.getmembers(errors, inspect.isclass)
-        if one.__module__ == errors.__name__
+        if one.__module__ == errors.__name__ and issubclass(one, Exception)
     ]
     bases = {one.__name__: one.__bases__[0].__name__ for one in classes}
     assert found == {**bases, "NbdistError": None}
@@ -44,6 +45,12 @@ def test_the_tree_in_the_docstring_is_that_of_the_classes() -> None:
 def test_a_notebook_shows_an_error_without_frames() -> None:
     error = NbdistError("what failed:\nwhat to do")
     assert error._render_traceback_() == ["NbdistError: what failed:\nwhat to do"]
+
+
+def test_a_notebook_shows_an_interrupt_in_one_line() -> None:
+    stopped = CellInterrupt("stopped after step 3")
+    assert isinstance(stopped, KeyboardInterrupt)
+    assert stopped._render_traceback_() == ["KeyboardInterrupt: stopped after step 3"]
 
 
 def test_the_message_of_a_missing_row_is_not_quoted() -> None:

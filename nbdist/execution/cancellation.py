@@ -109,6 +109,7 @@ class Cancellation:
 
     Attributes:
         interrupted: True after the first interrupt.
+        is_forced: True after an interrupt that does not wait for the end of a step.
         positions: the positions of the ranks.
     """
 
@@ -122,7 +123,7 @@ class Cancellation:
     ) -> None:
         self.interrupted = False
         self.positions = Positions(sender, show)
-        self._is_forced = False
+        self.is_forced = False
         self._sender = sender
         self._strategies = sorted(collectives.strategies, key=lambda name: name != strategy)
         self._engines = engines
@@ -150,7 +151,7 @@ class Cancellation:
         again = 0.0
         while self.running and time.monotonic() < deadline:
             if time.monotonic() >= again:
-                if self._is_forced:  # before each interrupt: a rank may have begun steps since
+                if self.is_forced:  # before each interrupt: a rank may have begun steps since
                     self._sender.send_command(
                         ForceInterrupt(number=self._sender.number), sorted(self.running)
                     )
@@ -195,7 +196,7 @@ class Cancellation:
         if not self.running:
             return
         deadline = time.monotonic() + bound_s
-        self._is_forced = True
+        self.is_forced = True
         self.interrupt(POLL_S if at_once else bound_s / 3)
         while self.running and time.monotonic() < deadline:  # a computing rank may wait later
             self.request_ends()

@@ -8,6 +8,7 @@ from nbdist.cluster.collectives import RESTORED
 from nbdist.errors import (
     AnotherRankError,
     CellError,
+    CellInterrupt,
     LoneCollectiveError,
     PreemptedError,
     RanksLostError,
@@ -175,6 +176,31 @@ def stuck_error(running: Collection[int], reason: str) -> RanksLostError:
     """Return the error of a cancelled cell. Ranks that still run it do not respond."""
     advice = f"\nrank {formatting.ranks(running)} is stuck: run %dist_restart" if running else ""
     return RanksLostError(sorted(running), reason, advice)
+
+
+def interrupt(
+    ended: Collection[CellEnded], step: int, killed: Collection[int], *, forced: bool, saves: bool
+) -> CellInterrupt:
+    """Return the interrupt that ended a cell: where it stopped, and what is left of its state.
+
+    Args:
+        ended: the ends of the ranks.
+        step: the last step that a rank began; 0 for none.
+        killed: the ranks that nbdist kills, because they do not respond.
+        forced: True if nbdist has cancelled the step.
+        saves: True if the run has a checkpoint.
+    """
+    if step:
+        where = f" in step {step:,}" if forced else f" after step {step:,}"
+    else:
+        failures = (end.failure for end in ended if end.failure is not None)
+        where = next((f" at {line}" for failed in failures for line in failed.traceback[:1]), "")
+    left = "the workers keep their variables"
+    if killed:
+        left = "all workers restart without their variables"
+    if saves:
+        left += ", and --resume continues the run"
+    return CellInterrupt(f"stopped{where}; {left}")
 
 
 def preempted_error(

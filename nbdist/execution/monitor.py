@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 from nbdist.errors import LeftError, RanksLostError
 from nbdist.execution.cancellation import POLL_S, Cancellation, StopAgreement, StopRequests
 from nbdist.execution.divergence import drifted
-from nbdist.execution.failures import CellOutcome, cell_error, preempted_error, root
+from nbdist.execution.failures import (
+    CellOutcome,
+    cell_error,
+    interrupt,
+    preempted_error,
+    root,
+)
 from nbdist.execution.health import RankHealth
 from nbdist.execution.sending import CellSender
 from nbdist.records import (
@@ -32,9 +38,10 @@ from nbdist.utils.signals import interrupt_held
 from nbdist.views import formatting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from nbdist.cluster.worker_group import WorkerGroup
+    from nbdist.errors import CellInterrupt
     from nbdist.execution.context import RunContext
     from nbdist.execution.resume import ResumedRun
     from nbdist.records import CellRequest, Rows
@@ -255,6 +262,17 @@ class CellMonitor:
         """Set the status after an interrupt or a second stop request. Return the ranks to kill."""
         self._outcome.stop(requested=bool(self._stops.count))
         return sorted(self.running) if self._may_kill else []
+
+    def interrupt(self, killed: Collection[int]) -> CellInterrupt:
+        """Return the interrupt to raise for the user.
+
+        Args:
+            killed: the ranks that nbdist kills.
+        """
+        step = max(map(self._health.heartbeats.step, self._context.host_of))
+        saves = self._context.cell.request.saving is not None
+        forced = self._cancellation.is_forced
+        return interrupt(self.ends.values(), step, killed, forced=forced, saves=saves)
 
     def close_live(self) -> tuple[str, ...]:
         """End the stored run. Return messages for the user."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from nbdist.cells.dependencies import Entry
     from nbdist.cluster.handover import HandoverFile
     from nbdist.cluster.worker_group import WorkerGroup
+    from nbdist.errors import CellInterrupt
     from nbdist.execution.live_run import LiveRun
     from nbdist.execution.replay_journal import Journal
     from nbdist.execution.resume import ResumedRun
@@ -295,8 +296,7 @@ class Runner:
             left = True
             raise
         except KeyboardInterrupt:
-            self._interrupted(context, monitor)
-            raise
+            raise self._interrupted(context, monitor) from None
         finally:
             with interrupt_held():
                 self.last_run = context.recorder.run()
@@ -307,8 +307,12 @@ class Runner:
                 else:
                     self._close(context, monitor)
 
-    def _interrupted(self, context: RunContext, monitor: CellMonitor) -> None:
-        """Interrupt the ranks, and show the consequence if it is not only the end of the cell."""
+    def _interrupted(self, context: RunContext, monitor: CellMonitor) -> CellInterrupt:
+        """Show the consequence of an interrupt if it is not only the end of the cell.
+
+        Returns:
+            The interrupt to raise.
+        """
         stuck = monitor.interrupted()
         if self.is_recovery_interrupted:
             context.view.show_message(
@@ -320,6 +324,7 @@ class Runner:
             context.view.show_message(
                 f"rank {named} does not respond: nbdist kills it and restarts all workers"
             )
+        return monitor.interrupt(stuck)
 
     def _close(self, context: RunContext, monitor: CellMonitor) -> None:
         messages = monitor.close_live()

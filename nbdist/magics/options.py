@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from argparse import ArgumentTypeError
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from IPython.core.error import UsageError as ParserError
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from nbdist.cells.options import OPTIONS, cell_options
-from nbdist.errors import UsageError
+from nbdist.errors import CellInterrupt, UsageError
 from nbdist.records import Option
 
 if TYPE_CHECKING:
@@ -49,11 +50,28 @@ def command(*options: Option) -> Callable[[Callable[..., Any]], Any]:
     def decorate(function: Callable[..., Any]) -> Any:
         name = function.__name__
         MAGICS[name] = Magic(name, inspect.getdoc(function) or "", options)
+        function = _interruptible(function)
         for option in reversed(options):
             function = as_argument(option)(function)
         return magic_arguments()(function)
 
     return decorate
+
+
+def _interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a magic that shows one line after an interrupt, in place of the frames of nbdist."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **given: Any) -> Any:
+        try:
+            return function(*args, **given)
+        except CellInterrupt:
+            raise
+        except KeyboardInterrupt as error:  # perhaps a second one, during the end of the cell
+            first = error.__context__
+            raise first if isinstance(first, CellInterrupt) else CellInterrupt("stopped") from None
+
+    return run
 
 
 def as_argument(option: Option) -> argument:

@@ -27,7 +27,7 @@ from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.lifting import lifted_loop
 from nbdist.worker.runtime import context, rng_alignment, seeding
 from nbdist.worker.runtime.reporter import connect
-from nbdist.worker.runtime.shell import engine_shell
+from nbdist.worker.runtime.shell import engine_shell, place, source
 from nbdist.worker.runtime.stop_point import StopPoint
 from nbdist.worker.training import loop as training_loop
 
@@ -391,9 +391,11 @@ class _Cell:
         if isinstance(error, NbdistError):  # its message is complete: our own frames would not help
             return _failure(error, [], own, follows=isinstance(error, AnotherRankError))
         follows = follows or bool(self._worker.broken)
-        if follows or isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+        if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
+            return _failure(error, _innermost(own), own, follows=follows)
+        if follows:
             lines = [line.rstrip() for line in traceback.format_tb(own)]  # plain: rarely read
-            return _failure(error, lines, own, follows=follows)
+            return _failure(error, lines, own, follows=True)
         try:
             lines = self._shell.InteractiveTB.structured_traceback(type(error), error, own)
         except Exception as trouble:  # noqa: BLE001 - an exception whose own repr raises
@@ -422,12 +424,12 @@ def _context_mesh() -> ContextMesh:
 def _failure(
     error: BaseException, lines: list[str], own: TracebackType | None, *, follows: bool
 ) -> Failure:
-    place = own.tb_lineno if own else 0
+    line = own.tb_lineno if own else 0
     return Failure(
         ename=type(error).__name__,
         evalue=_message(error),
         traceback=tuple(lines),
-        same=f"{type(error).__name__}:{place}",
+        same=f"{type(error).__name__}:{line}",
         follows=follows,
     )
 
@@ -451,6 +453,17 @@ def _user_frames(traceback: TracebackType | None) -> TracebackType | None:
     for frame in reversed([*own, *frames[-1:]]):
         chain = TracebackType(chain, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return chain
+
+
+def _innermost(traceback: TracebackType | None) -> list[str]:
+    """Return the innermost place in the user's code, with its line; empty without one."""
+    places = []
+    while traceback is not None:
+        frame, line = traceback.tb_frame, traceback.tb_lineno
+        if not _is_library(frame.f_code.co_filename):
+            places = [f"{place(frame, line)}: {source(frame, line)}"]
+        traceback = traceback.tb_next
+    return places
 
 
 def _is_library(filename: str) -> bool:

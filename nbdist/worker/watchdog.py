@@ -36,7 +36,7 @@ from nbdist.records import (
 )
 from nbdist.worker import waiting
 from nbdist.worker.runtime.reporter import connect
-from nbdist.worker.runtime.shell import engine_shell
+from nbdist.worker.runtime.shell import place, source
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -181,7 +181,7 @@ def _where(worker: Worker, main: int) -> RankPosition:
     own = [i for i, (frame, _) in enumerate(calls) if _is_of_cell(frame)]
     return RankPosition(
         step=worker.progress.step,
-        place=_place(*calls[own[-1]]) if own else "",
+        place=place(*calls[own[-1]]) if own else "",
         cpu_s=time.clock_gettime(time.pthread_getcpuclockid(main)),
         waits=_waits(str(innermost.f_globals.get("__name__", ""))),
         stack="\n".join(_call(*call) for call in calls[own[0] :]) if own else "",
@@ -190,8 +190,7 @@ def _where(worker: Worker, main: int) -> RankPosition:
 
 
 def _call(frame: FrameType, line: int) -> str:
-    code = linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip()
-    return f"  {_place(frame, line)}, in {frame.f_code.co_name}\n    {code}"
+    return f"  {place(frame, line)}, in {frame.f_code.co_name}\n    {source(frame, line)}"
 
 
 def _waits(module: str) -> bool:
@@ -206,13 +205,6 @@ def _waits(module: str) -> bool:
     except OSError:  # the machine does not provide the file
         return package in _FRAMEWORKS
     return call == _FUTEX.get(platform.machine()) and package not in _LOCKS
-
-
-def _place(frame: FrameType, line: int) -> str:
-    """Format a place like IPython's tracebacks do: `Cell In[3], line 14`."""
-    file = frame.f_code.co_filename
-    name = engine_shell().compile.format_code_name(file)
-    return f"{' '.join(name) if name else file}, line {line}"
 
 
 def _is_of_cell(frame: FrameType) -> bool:

@@ -143,7 +143,7 @@ def test_interrupt_cancels_the_job(slurm: Slurm, batch: nbdist.Batch) -> None:
             request = kernel.send(options)
             assert repeat_until(lambda: len(slurm.jobs()) == 2, 30)
             kernel.manager.interrupt_kernel()
-            assert kernel.collect(request).ename == "KeyboardInterrupt"
+            assert kernel.collect(request).ename == "CellInterrupt"
             assert repeat_until(lambda: list(slurm.jobs()) == [other], END_S)
     finally:
         slurm.cancel(other)

@@ -94,13 +94,14 @@ def test_interrupted_ranks_stop_at_the_same_step(
 ) -> None:
     before = eval(cluster.run(STATE[strategy], strategy=strategy).results[0])
     interrupt_on(has_reported(step), 0)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as stopped:
         cluster.run(CELLS[strategy], step=ENDLESS, strategy=strategy)
     last_steps = {m.rank: m.step for m in cluster.last_run.metrics if m.step > 0}
     assert len(last_steps) == 3
     assert len(set(last_steps.values())) == 1
     (steps,) = set(last_steps.values())
     assert steps >= step
+    assert str(stopped.value) == f"stopped after step {steps:,}; the workers keep their variables"
     after = {
         eval(text) for text in cluster.run(STATE[strategy], strategy=strategy).results.values()
     }

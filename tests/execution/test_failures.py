@@ -12,12 +12,14 @@ from nbdist.execution.failures import (
     CellOutcome,
     cell_error,
     hang,
+    interrupt,
     lone_collective_error,
     lost_error,
     preempted_error,
     root,
     stuck_error,
 )
+from nbdist.records import Failure
 from tests.execution.doubles import ended, failure, where
 
 if TYPE_CHECKING:
@@ -150,6 +152,32 @@ def test_other_ranks_in_a_cancelled_collective_waited_too() -> None:
     alone = ended(0, "error", failure("LoneCollectiveError", "waits"))
     notes = notes_of(0, alone, ended(1, "error", failure("InternalError", follows=True)))
     assert notes == ["rank 1: also waited in the cancelled collective"]
+
+
+@pytest.mark.parametrize(
+    ("step", "killed", "forced", "saves", "text"),
+    [
+        (1200, (), False, False, "after step 1,200; the workers keep their variables"),
+        (3, (), True, False, "in step 3; the workers keep their variables"),
+        (0, (), True, False, "at Cell In[3], line 2: f(x); the workers keep their variables"),
+        (3, (1,), True, False, "in step 3; all workers restart without their variables"),
+        (
+            3,
+            (),
+            False,
+            True,
+            "after step 3; the workers keep their variables, and --resume continues the run",
+        ),
+    ],
+)
+def test_an_interrupt_is_described_by_its_place_and_the_kept_state(
+    step: int, killed: tuple[int, ...], forced: bool, saves: bool, text: str
+) -> None:
+    stopped = Failure(
+        ename="KeyboardInterrupt", evalue="", traceback=("Cell In[3], line 2: f(x)",), same=""
+    )
+    ends = [ended(0), ended(1, "interrupted", stopped)]
+    assert str(interrupt(ends, step, killed, forced=forced, saves=saves)) == f"stopped {text}"
 
 
 def test_a_consequence_is_replaced_by_its_cause() -> None:

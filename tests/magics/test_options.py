@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from IPython.core.error import UsageError as ParserError
 
-from nbdist.errors import UsageError
+from nbdist.errors import CellInterrupt, UsageError
 from nbdist.magics import options as module
 from nbdist.magics.options import (
     MAGICS,
@@ -112,6 +112,24 @@ def test_invalid_lines_name_the_valid_options(
     with pytest.raises(ParserError) as refused:
         parse(magic, line)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("first", [None, CellInterrupt("stopped after step 3")])
+def test_an_interrupt_of_a_magic_is_shown_without_frames(
+    monkeypatch: pytest.MonkeyPatch, first: CellInterrupt | None
+) -> None:
+    monkeypatch.setattr(module, "MAGICS", dict(MAGICS))
+
+    @command()
+    def dist_example(line: str) -> None:
+        """Do nothing, until the second interrupt."""
+        error = KeyboardInterrupt()
+        error.__context__ = first
+        raise error
+
+    with pytest.raises(CellInterrupt) as stopped:
+        dist_example("")
+    assert str(stopped.value) == ("stopped after step 3" if first else "stopped")
 
 
 def test_an_unknown_short_option_has_no_suggestion(magic: Callable[..., Any]) -> None:

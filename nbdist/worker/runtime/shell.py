@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+import linecache
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.getipython import get_ipython
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 
 def engine_shell() -> Any:
     """Return ipykernel's shell, whose namespace is the user's. Call it only in an engine."""
     return get_ipython()
+
+
+def place(frame: FrameType, line: int) -> str:
+    """Format a place like IPython's tracebacks do: `Cell In[3], line 14`."""
+    file = frame.f_code.co_filename
+    name = engine_shell().compile.format_code_name(file)
+    return f"{' '.join(name) if name else file}, line {line}"
+
+
+def source(frame: FrameType, line: int) -> str:
+    """Return a line of the code of a frame, without its indentation."""
+    return linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip()
