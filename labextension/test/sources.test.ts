@@ -1,4 +1,5 @@
 import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
 
 import type { IFinding, IRunState } from '../src/records';
@@ -15,7 +16,7 @@ import {
   throughputSources
 } from '../src/run/sources';
 import { LINE_COLOURS } from '../src/run/theme';
-import { amount, clock, recovered, plain, ranks, ticks } from '../src/run/words';
+import { amount, duration, recovered, plain, ranks, ticks } from '../src/run/words';
 import { stragglersOf } from '../src/run/workers';
 import { recovery, runState } from './states';
 
@@ -180,7 +181,7 @@ test('amounts are written in the unit that fits them', () => {
       amount(2.5, 'seconds'),
       amount(0, 'seconds')
     ],
-    ['12.3 ms', '12.0 µs', '2.50 s', '0 s']
+    ['12.3 ms', '12 µs', '2.5 s', '0 s']
   );
   assert.deepEqual([amount(1.5e9, 'bytes'), amount(0.231, 'share')], ['1.50 GB', '23.1 %']);
   assert.deepEqual(
@@ -196,11 +197,18 @@ test('marks of an axis are told apart', () => {
   assert.deepEqual(ticks([0.005, 0.01], 'seconds', 0.005), ['5 ms', '10 ms']);
 });
 
-test('clocks and ranks', () => {
+test('durations have one format, that of Python', () => {
+  const cases = JSON.parse(readFileSync('../tests/views/durations.json', 'utf8')) as [
+    number,
+    string
+  ][];
   assert.deepEqual(
-    [clock(7), clock(725), clock(3723), clock(-1)],
-    ['0:07', '12:05', '1:02:03', '0:00']
+    cases.map(([seconds]) => duration(seconds)),
+    cases.map(([, text]) => text)
   );
+});
+
+test('ranks are ranges', () => {
   assert.equal(ranks([4, 0, 2, 3]), '0, 2–4');
 });
 
@@ -212,7 +220,7 @@ test('a recovery in words, in those of the reader', () => {
   );
   assert.equal(
     recovered(recovery(0, 9, 65), translate),
-    'recovered: rank 2 died after step 7, restarted, 1:05 lost'
+    'recovered: rank 2 died after step 7, restarted, 1 min 05 s lost'
   );
   assert.equal(
     recovered({ ...recovery(1050, 9), workers: 2 }, translate),

@@ -67,8 +67,8 @@ class Summary:
         counted = (self.epochs, "epoch"), (self.steps, "step")
         parts += [formatting.count(number, noun) for number, noun in counted if number]
         if self.step_s:
-            parts.append(f"{1000 * self.step_s:.3g} ms a step")
-        parts.append(f"{self.seconds:.1f} s")
+            parts.append(f"{formatting.duration(self.step_s)} a step")
+        parts.append(formatting.duration(self.seconds))
         if self.recoveries:
             parts.append(f"recovered {formatting.times(self.recoveries)}")
         parts += [f"{name} {value:.4g}" for name, value in self.last.items()]

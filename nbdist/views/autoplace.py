@@ -121,8 +121,8 @@ def _rows(decision: Decision) -> list[list[str]]:
             "✓" if one.name == decision.chosen else "",
             one.name,
             one.words,
-            formatting.brief(one.median_s),
-            formatting.brief(one.spread_s),
+            formatting.duration(one.median_s),
+            formatting.duration(one.spread_s),
             str(one.rounds),
             one.note,
         ]
@@ -142,7 +142,7 @@ def _draw(axes: Axes, decision: Decision) -> None:
     axes.barh(names, medians, color=colours, xerr=halves, ecolor="0.25", capsize=2)
     for place, one in enumerate(decision.timed):
         axes.annotate(
-            formatting.brief(one.median_s),
+            formatting.duration(one.median_s),
             (medians[place] + halves[place], place),
             (4, 0),
             textcoords="offset points",

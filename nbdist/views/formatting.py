@@ -73,23 +73,18 @@ def flops(rate: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds: `4.2 s`, `3 min 05 s`, `2 h 07 min`."""
-    if seconds < 60:
-        return f"{max(seconds, 0):.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
-    )
+    """Format seconds: `85 µs`, `3.1 ms`, `16.6 s`, `3 min 05 s`, `2 h 07 min`.
 
-
-def brief(seconds: float) -> str:
-    """Format short times: `85 µs`, `3.1 ms`, `16.6 s`. Uses `duration` from a minute on."""
+    The front end has the same function in `labextension/src/run/words.ts`.
+    """
     if seconds < 0:
-        return f"-{brief(-seconds)}"
+        return f"-{duration(-seconds)}"
     if seconds >= 59.95:
-        return duration(seconds)
+        minutes, rest = divmod(int(seconds + 0.5), 60)
+        short = minutes < 60
+        return f"{minutes} min {rest:02} s" if short else f"{minutes // 60} h {minutes % 60:02} min"
     for scale, unit in ((1e6, "µs"), (1e3, "ms")):
-        if seconds * scale < 999.5:
+        if 0 < seconds * scale < 999.5:
             return f"{seconds * scale:.3g} {unit}"
     return f"{seconds:.3g} s"
 

@@ -126,16 +126,16 @@ def test_a_summary_of_a_plain_cell_has_no_step() -> None:
     summary = Run(1, results={0: "1", 2: "1"}, notes=(note("compiled for 8 rows"),)).summary
     assert (summary.ranks, summary.steps, summary.step_s) == (2, 0, 0.0)
     assert (summary.replicas, summary.batch, summary.compilations) == (0, 0, 0)
-    assert repr(summary) == "2 ranks, 0.0 s"
+    assert repr(summary) == "2 ranks, 0 s"
 
 
 def test_a_summary_in_words() -> None:
     one = Summary(1, 1, 2, 3.14, 0.01234, 1, 8, 1, 2, {"loss": 0.123456, "acc": 1.0})
     assert repr(one) == (
-        "1 rank, 8 samples a batch on 1 replica, 1 epoch, 2 steps, 12.3 ms a step, 3.1 s, "
+        "1 rank, 8 samples a batch on 1 replica, 1 epoch, 2 steps, 12.3 ms a step, 3.14 s, "
         "recovered 2 times, loss 0.1235, acc 1"
     )
-    assert repr(Run(4)) == "<nbdist run 4: 0 ranks, 0.0 s>"
+    assert repr(Run(4)) == "<nbdist run 4: 0 ranks, 0 s>"
 
 
 def test_a_result_without_values_has_no_chart() -> None:

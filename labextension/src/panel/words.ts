@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { IClusterState, IDevice, IRunState, IWorkerState } from '../records';
 import type { IFigures } from '../run/figures';
-import { count, plain } from '../run/words';
+import { count, duration, plain } from '../run/words';
 
 const NAMES: Readonly<Record<string, string>> = { tensorflow: 'TensorFlow', jax: 'JAX' };
 
@@ -83,16 +83,6 @@ function stepText({ step, steps }: IFigures, trans: TranslationBundle): string {
   return Number.isNaN(steps)
     ? trans.__('step %1', count(step))
     : trans.__('step %1 of %2', count(step), count(steps));
-}
-
-function duration(seconds: number): string {
-  if (seconds < 60) {
-    return `${Math.max(0, Math.round(10 * seconds) / 10).toLocaleString()} s`;
-  }
-  const minutes = Math.floor(seconds / 60);
-  return minutes < 60
-    ? `${minutes} min ${Math.round(seconds % 60)} s`
-    : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
 function nameOf(device: IDevice): string {

@@ -5,13 +5,13 @@ import type { Axis } from './grid';
 import type { IEntry } from './legend';
 import type { Picture, ISettings } from './picture';
 import type { Translate } from './words';
-import { amount, clock, count, counted, fill, recovered, ranks as spans } from './words';
+import { amount, count, counted, duration, fill, recovered, ranks as spans } from './words';
 
 const AXES: Record<Axis, string> = { step: 'step', epoch: 'epoch', report: 'report' };
 
-/** Format a position on the x axis: `step 1,234` or `1:05`. */
+/** Format a position on the x axis: `step 1,234` or `1 min 05 s`. */
 export function place(x: number, axis: Axis, settings: ISettings, translate: Translate): string {
-  return settings.x === 'time' ? clock(x) : `${translate(AXES[axis])} ${count(x)}`;
+  return settings.x === 'time' ? duration(x) : `${translate(AXES[axis])} ${count(x)}`;
 }
 
 /** Return the value of a strip in a column, or the latest value for column -1. */

@@ -43,7 +43,10 @@ export function figures(model: RunModel, now: number): IFigures {
     stepSeconds,
     samplesPerSecond: batch > 0 ? batch / stepSeconds : NaN,
     elapsed,
-    left: state !== null && isOpen(state.status) ? ((steps - step) * far.seconds) / step : NaN
+    left:
+      state !== null && isOpen(state.status)
+        ? Math.round(((steps - step) * far.seconds) / step)
+        : NaN
   };
 }
 
@@ -74,5 +77,5 @@ function elapsedOf(state: IRunState | null, reported: number, now: number): numb
   }
   const since = now - state.began;
   const isLikely = since >= reported && since < reported + CLOCKS_DIFFER_S;
-  return isOpen(state.status) && isLikely ? since : reported;
+  return isOpen(state.status) && isLikely ? Math.floor(since) : reported;
 }

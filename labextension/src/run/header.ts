@@ -5,7 +5,7 @@ import { figures } from './figures';
 import type { Connection, RunModel } from './model';
 import { RECOVERING, isOpen, RUN_LOOKS } from './status';
 import type { Translate } from './words';
-import { amount, clock, count, fill, plain, refusal } from './words';
+import { amount, count, duration, fill, plain, refusal } from './words';
 
 const CONNECTIONS: Readonly<Partial<Record<Connection, string>>> = {
   connecting: 'connecting …',
@@ -172,8 +172,8 @@ export class Header {
       amount(value, 'seconds')
     );
     this.number('rate', this.translate('samples/s'), known.samplesPerSecond, plain);
-    this.number('elapsed', this.translate('elapsed'), known.elapsed, clock);
-    this.number('left', this.translate('remaining'), known.left, clock);
+    this.number('elapsed', this.translate('elapsed'), known.elapsed, duration);
+    this.number('left', this.translate('remaining'), known.left, duration);
   }
 
   private number(

@@ -7,7 +7,7 @@ import type { IArea } from './paint';
 import type { ISpan } from './span';
 import type { Theme } from './theme';
 import type { Unit } from './words';
-import { clock, ticks } from './words';
+import { duration, ticks } from './words';
 
 const HEIGHT = 260;
 const LEAST_WIDTH = 120;
@@ -165,7 +165,7 @@ export class Plot {
       values: (_chart, splits, _axis, _space, increment) =>
         this.isTime
           ? splits.map(value =>
-              increment >= 1 ? clock(value) : (ticks([value], 'seconds', increment)[0] ?? '')
+              increment >= 1 ? duration(value) : (ticks([value], 'seconds', increment)[0] ?? '')
             )
           : ticks(splits, 'number', increment)
     };

@@ -11,6 +11,7 @@ const COUNT = new Intl.NumberFormat(undefined, { maximumFractionDigits: 0 });
 const WHOLE = new Intl.NumberFormat(undefined, { maximumSignificantDigits: DIGITS });
 const PLAIN = digits(DIGITS);
 const SHORT = digits(3);
+const THREE = new Intl.NumberFormat(undefined, { maximumSignificantDigits: 3 });
 
 /** Return a format with a fixed number of significant digits, to align numbers in columns. */
 function digits(number: number): Intl.NumberFormat {
@@ -95,6 +96,9 @@ export function amount(value: number, unit: Unit): string {
   if (unit === 'number' || !Number.isFinite(value)) {
     return plain(value);
   }
+  if (unit === 'seconds') {
+    return duration(value);
+  }
   const { factor, suffix } = scaleOf(unit, Math.abs(value));
   if (value === 0) {
     return `0${suffix}`;
@@ -132,16 +136,30 @@ function fractions(number: number): Intl.NumberFormat {
   return format;
 }
 
-/** Format seconds as a clock: `0:07`, `12:05`, `1:02:03`. */
-export function clock(seconds: number): string {
-  const whole = Math.max(0, Math.floor(seconds));
-  const [hours, minutes, rest] = [
-    Math.floor(whole / 3600),
-    Math.floor(whole / 60) % 60,
-    whole % 60
-  ];
+/**
+ * Format seconds: `85 µs`, `3.1 ms`, `16.6 s`, `3 min 05 s`, `2 h 07 min`.
+ *
+ * Python has the same function in `nbdist/views/formatting.py`.
+ */
+export function duration(seconds: number): string {
+  if (seconds < 0) {
+    return `-${duration(-seconds)}`;
+  }
+  if (seconds < 59.95) {
+    const [factor, unit] =
+      seconds === 0 || seconds >= 0.9995
+        ? [1, 's']
+        : seconds >= 0.9995e-3
+          ? [1e3, 'ms']
+          : [1e6, 'µs'];
+    return `${THREE.format(seconds * factor)} ${unit}`;
+  }
+  const whole = Math.round(seconds);
+  const minutes = Math.floor(whole / 60);
   const two = (value: number): string => String(value).padStart(2, '0');
-  return hours > 0 ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
+  return minutes < 60
+    ? `${minutes} min ${two(whole % 60)} s`
+    : `${Math.floor(minutes / 60)} h ${two(minutes % 60)} min`;
 }
 
 /** Format a recovery: `recovered: rank 2 died after step 73, resumed after step 50, 1.4 s lost`. */
@@ -156,8 +174,7 @@ export function recovered(
     step > 0
       ? translate('recovered: {0}, resumed after step {1}{3}, {2} lost')
       : translate('recovered: {0}, restarted{3}, {2} lost');
-  const time = lost < 60 ? `${lost.toFixed(1)} s` : clock(lost);
-  return fill(text, what!, count(step), time, fewer);
+  return fill(text, what!, count(step), duration(lost), fewer);
 }
 
 /** Format ranks as ranges: `0, 2–4` for 0, 2, 3, 4. */

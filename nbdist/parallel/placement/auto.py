@@ -128,8 +128,8 @@ def _words(measured: Crossing) -> str:
         last = measured.ways[-1]
         return (
             f"{way} did not pay off for any measured product, up to {last.size:,} x "
-            f"{last.size:,} ({formatting.brief(last.home_s)} on {measured.home}, "
-            f"{formatting.brief(last.there_s)} there)"
+            f"{last.size:,} ({formatting.duration(last.home_s)} on {measured.home}, "
+            f"{formatting.duration(last.there_s)} there)"
         )
     return (
         f"{way} pays off from {formatting.size(measured.nbytes)} on (measured: "

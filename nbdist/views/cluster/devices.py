@@ -103,7 +103,7 @@ class DevicesPicture(ResultTable[DeviceState]):
                 yield [
                     level.name,
                     str(level.size),
-                    formatting.brief(link.latency_s),
+                    formatting.duration(link.latency_s),
                     f"{formatting.size(link.bytes_per_s)}/s",
                     "measured" if level.name in measured else "from tables",
                 ]
@@ -111,7 +111,7 @@ class DevicesPicture(ResultTable[DeviceState]):
     def _notes(self) -> Iterator[str]:
         if self.bench is not None:
             yield f"copies within a device's memory: {formatting.size(self.bench.bytes_per_s)}/s"
-            yield f"the smallest program takes {formatting.brief(self.bench.dispatch_s)}"
+            yield f"the smallest program takes {formatting.duration(self.bench.dispatch_s)}"
             yield from _crossed(self.bench.crossing)
         if self.topology is not None:
             yield f"{self.topology.chip.name}: {self.topology.chip.source}"
@@ -139,7 +139,7 @@ def _device(device: DeviceState) -> list[str]:
 
 
 def _transfer(name: str, link: Link) -> list[str]:
-    return [name, formatting.brief(link.latency_s), f"{formatting.size(link.bytes_per_s)}/s"]
+    return [name, formatting.duration(link.latency_s), f"{formatting.size(link.bytes_per_s)}/s"]
 
 
 def _advice(crossing: Crossing) -> Table:
@@ -147,8 +147,8 @@ def _advice(crossing: Crossing) -> Table:
         [
             f"{way.size:,} x {way.size:,}",
             formatting.size(4 * way.size**2),
-            formatting.brief(way.home_s),
-            formatting.brief(way.there_s),
+            formatting.duration(way.home_s),
+            formatting.duration(way.there_s),
             crossing.there if way.pays else crossing.home,
         ]
         for way in crossing.ways

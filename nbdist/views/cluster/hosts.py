@@ -165,7 +165,7 @@ class DoctorPicture(ResultTable[Trouble]):
                 formatting.memory(one.free_bytes),
                 formatting.memory(one.disk_bytes),
                 self._clock(examined.skew_s.get(one.rank, 0.0)),
-                formatting.brief(median(latencies)) if latencies else _UNKNOWN,
+                formatting.duration(median(latencies)) if latencies else _UNKNOWN,
                 f"{formatting.size(max(speeds))}/s" if speeds else _UNKNOWN,
             ]
 
@@ -173,8 +173,8 @@ class DoctorPicture(ResultTable[Trouble]):
         """Format a clock difference, or the error if the difference is smaller."""
         error_s = self.examination.skew_error_s
         if abs(skew_s) <= error_s:
-            return f"± {formatting.brief(error_s)}"
-        return f"{'+' if skew_s > 0 else '-'}{formatting.brief(abs(skew_s))}"
+            return f"± {formatting.duration(error_s)}"
+        return f"{'+' if skew_s > 0 else '-'}{formatting.duration(abs(skew_s))}"
 
     def _found(self) -> Sequence[tuple[tuple[str, str], str, str]]:
         """Return a sign, a description and advice for each problem."""

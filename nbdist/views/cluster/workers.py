@@ -78,7 +78,7 @@ class StartPicture:
 
     def html(self) -> str:
         rows = [
-            _row_of(_DONE, phase.name, f"{phase.seconds:.1f} s", phase.detail)
+            _row_of(_DONE, phase.name, formatting.duration(phase.seconds), phase.detail)
             for phase in self.done
         ]
         if self.under_way:
@@ -92,9 +92,10 @@ class StartPicture:
         return html.box(self.title, *parts)
 
     def lines(self) -> list[str]:
+        times = [formatting.duration(phase.seconds) for phase in self.done]
         text = [
-            f"  ✓ {phase.name.ljust(_NAME_WIDTH)} {phase.seconds:5.1f} s  {phase.detail}".rstrip()
-            for phase in self.done
+            f"  ✓ {phase.name.ljust(_NAME_WIDTH)} {time:>7}  {phase.detail}".rstrip()
+            for phase, time in zip(self.done, times, strict=True)
         ]
         if self.failed:
             text.append(f"  ✗ {self.under_way}")
@@ -162,7 +163,7 @@ class StartView:
 
     def finish(self, title: str, workers: tuple[WorkerState, ...]) -> None:
         seconds = sum(phase.seconds for phase in self._picture.done)
-        self._show(title=f"{title} ({seconds:.1f} s)", workers=workers)
+        self._show(title=f"{title} ({formatting.duration(seconds)})", workers=workers)
 
     def __enter__(self) -> Self:
         return self

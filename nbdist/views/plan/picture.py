@@ -95,7 +95,7 @@ class PlanPicture(ResultTable[PlannedTensor]):
         yield from ("", words.memory_title(plan))
         yield from _bars(words.memory_parts(plan), formatting.binary)
         yield from ("", words.time_title(plan))
-        yield from _bars(words.time_parts(plan), formatting.brief)
+        yield from _bars(words.time_parts(plan), formatting.duration)
         yield f"  ({words.EXACT})"
         yield from ("", *self._tree_lines(), "")
         yield from self._block_lines()

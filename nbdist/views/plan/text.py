@@ -60,7 +60,7 @@ def headline(plan: Plan) -> str:
     """Return one line with the main figures."""
     hardware = plan.on.partition(",")[0]
     return (
-        f"{plan.title} on {hardware}: about {formatting.brief(plan.time.step)} a step, "
+        f"{plan.title} on {hardware}: about {formatting.duration(plan.time.step)} a step, "
         f"MFU {formatting.share(plan.time.mfu)}, {memory(plan)} on each device"
     )
 
@@ -101,7 +101,7 @@ def verified(plan: Plan) -> Iterator[str]:
         return
     expected = plan.memory.needed
     yield (
-        f"compiled by XLA for this hardware in {formatting.brief(found.seconds)}: "
+        f"compiled by XLA for this hardware in {formatting.duration(found.seconds)}: "
         f"{formatting.binary(found.total)} on each device, and "
         f"{formatting.binary(expected)} were expected"
     )
@@ -203,7 +203,7 @@ def time_parts(plan: Plan) -> list[Part]:
 
 
 def time_title(plan: Plan) -> str:
-    return f"time of a step: about {formatting.brief(plan.time.step)}"
+    return f"time of a step: about {formatting.duration(plan.time.step)}"
 
 
 def memory_title(plan: Plan) -> str:
@@ -215,7 +215,7 @@ EXACT = "parameters, state and batch are exact; gradients, activations and times
 
 def runners_up(plan: Plan) -> list[list[str]]:
     return [
-        [other.title, formatting.brief(other.step_s), _each(other), other.why]
+        [other.title, formatting.duration(other.step_s), _each(other), other.why]
         for other in plan.runners_up
     ]
 

@@ -138,7 +138,7 @@ class RunView:
         known = [loss for loss in losses if loss is not None]
         if known:
             words.append(f"loss {sum(known) / len(known):.4g}")
-        words += [*self._pace_words(), f"{latest.time_s:.1f} s"]
+        words += [*self._pace_words(), formatting.duration(latest.time_s)]
         if self._recovering:
             words.insert(0, f"recovering: {self._recovering}")
         if self._recoveries:
@@ -149,7 +149,9 @@ class RunView:
         if not self._pace:
             return []
         (first, since), (last, until) = self._pace[0], self._pace[-1]
-        return [f"{1000 * (until - since) / (last - first):.3g} ms a step"] if last > first else []
+        if last <= first:
+            return []
+        return [f"{formatting.duration((until - since) / (last - first))} a step"]
 
 
 def _load_matplotlib() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nbdist.views import html
+from nbdist.views import formatting, html
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -83,7 +83,7 @@ def describe(group: Mapping[int, Metrics]) -> str:
         alike = len(own) < 2 or all(value == own[0] for value in own)
         each = "" if alike else f" [{' '.join(f'{value:.4g}' for value in own)}]"
         parts.append(f"{name} {whole:.4g}{each}")
-    parts.append(f"{max(m.time_s for m in group.values()):.1f} s")
+    parts.append(formatting.duration(max(m.time_s for m in group.values())))
     return "  ".join(part for part in parts if part)
 
 

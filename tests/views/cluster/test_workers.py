@@ -14,7 +14,7 @@ def worker(rank: int, python: str = "3.11") -> WorkerState:
 
 def test_a_start_shows_finished_and_current_phases() -> None:
     picture = StartPicture("t", (Phase(name="one", seconds=1.25, detail="<x>"),), "two")
-    assert picture.lines() == ["t", "  ✓ one                              1.2 s  <x>"]
+    assert picture.lines() == ["t", "  ✓ one                             1.25 s  <x>"]
     assert "…</span><span>two</span>" in picture.html()
     assert "&lt;x&gt;" in picture.html()
 

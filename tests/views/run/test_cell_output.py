@@ -110,12 +110,12 @@ def test_an_epoch_is_shown_after_the_reports_of_all_ranks(
     assert capsys.readouterr().out == ""
     cell.add(report(2, 1, 3.0))
     cell.flush()
-    assert capsys.readouterr().out == "epoch 1  loss 2 [1 2 3]  1.0 s\n"
+    assert capsys.readouterr().out == "epoch 1  loss 2 [1 2 3]  1 s\n"
 
 
 def test_a_reduced_value_is_shown_before_those_of_ranks() -> None:
     group = {0: report(0, 2, 1.0, loss=1.6, accuracy=0.5), 1: report(1, 2, 2.0, loss=1.6)}
-    assert describe(group) == "epoch 2  loss 1.6 [1 2]  accuracy 0.5  1.0 s"
+    assert describe(group) == "epoch 2  loss 1.6 [1 2]  accuracy 0.5  1 s"
 
 
 def test_a_metric_is_shown_as_a_table_by_rank() -> None:

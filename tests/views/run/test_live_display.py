@@ -54,11 +54,11 @@ def test_a_terminal_shows_a_line_per_interval_and_the_last_one(
     assert capsys.readouterr().out == ""
     now += runs.LINE_INTERVAL_S
     feed(view, 4, 5)
-    assert capsys.readouterr().out == "step 5 · loss 5 · 100 ms a step · 0.5 s\n"
+    assert capsys.readouterr().out == "step 5 · loss 5 · 100 ms a step · 500 ms\n"
     feed(view, 6, 7)
     assert capsys.readouterr().out == ""
     view.close(lambda: ({}, {}))
-    assert capsys.readouterr().out == "step 7 · loss 7 · 100 ms a step · 0.7 s\n"
+    assert capsys.readouterr().out == "step 7 · loss 7 · 100 ms a step · 700 ms\n"
 
 
 def test_the_line_shows_a_recovery_and_continues_after_it(
@@ -69,7 +69,7 @@ def test_the_line_shows_a_recovery_and_continues_after_it(
     view = RunView(LineSurface())
     feed(view, 1, 7)
     view.recovering("rank 1 died in the cell\nand more")
-    line = "recovering: rank 1 died in the cell · step 7 · loss 7 · 0.7 s\n"
+    line = "recovering: rank 1 died in the cell · step 7 · loss 7 · 700 ms\n"
     assert capsys.readouterr().out == line
     view.recovered(recover(7, 4, time_s=2.0))
     now += runs.LINE_INTERVAL_S

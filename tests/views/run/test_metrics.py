@@ -38,7 +38,7 @@ def test_a_line_waits_for_all_ranks(clock: Clock) -> None:
     made = lines(report(0, 1, loss=0.5))
     assert list(made.take()) == []
     made.add(report(1, 1, loss=0.25))
-    assert list(made.take()) == ["epoch 1  loss 0.375 [0.5 0.25]  2.0 s"]
+    assert list(made.take()) == ["epoch 1  loss 0.375 [0.5 0.25]  2 s"]
     assert list(made.take(everything=True)) == []
 
 
@@ -47,9 +47,9 @@ def test_a_line_waits_only_for_a_time(clock: Clock) -> None:
     clock.now += WAIT_S / 2
     made.add(report(0, 2, loss=0.25))
     clock.now += WAIT_S / 2
-    assert list(made.take()) == ["epoch 1  loss 0.5  1.0 s"]
+    assert list(made.take()) == ["epoch 1  loss 0.5  1 s"]
     clock.now += WAIT_S / 2
-    assert list(made.take()) == ["epoch 2  loss 0.25  1.0 s"]
+    assert list(made.take()) == ["epoch 2  loss 0.25  1 s"]
 
 
 def test_the_end_shows_incomplete_lines(clock: Clock) -> None:
@@ -63,17 +63,17 @@ def test_a_second_report_of_a_rank_extends_its_first(clock: Clock) -> None:
         report(0, 1, shared={"norm": 2.0}, val_loss=0.75),
         ranks=(0,),
     )
-    assert list(made.take()) == ["epoch 1  loss 0.5  acc 0.5  norm 2  val_loss 0.75  1.0 s"]
+    assert list(made.take()) == ["epoch 1  loss 0.5  acc 0.5  norm 2  val_loss 0.75  1 s"]
 
 
 def test_only_some_steps_are_shown(clock: Clock) -> None:
     made = lines(*(report(0, step=step, loss=step) for step in (1, 2, 3)), ranks=(0,))
-    assert list(made.take()) == ["step 1  loss 1  1.0 s"]
+    assert list(made.take()) == ["step 1  loss 1  1 s"]
     made.add(report(0, 1, loss=9.0))  # epochs are always shown
-    assert list(made.take()) == ["epoch 1  loss 9  1.0 s"]
+    assert list(made.take()) == ["epoch 1  loss 9  1 s"]
     clock.now += STEP_INTERVAL_S
     made.add(report(0, step=4, loss=4.0))
-    assert list(made.take()) == ["step 4  loss 4  1.0 s"]
+    assert list(made.take()) == ["step 4  loss 4  1 s"]
     assert list(made.take(everything=True)) == ["(2 further steps are in the run's metrics)"]
 
 
@@ -82,17 +82,17 @@ def test_the_loss_is_first_and_reduced_values_are_alone() -> None:
         1: report(1, 2, 7, shared={"acc": 0.5}, x=2.0, loss=3.0),
         0: report(0, 2, 7, shared={"acc": 0.5}, x=2.0, loss=1.0),
     }
-    assert describe(group) == "epoch 2 step 7  loss 2 [1 3]  acc 0.5  x 2  2.0 s"
+    assert describe(group) == "epoch 2 step 7  loss 2 [1 3]  acc 0.5  x 2  2 s"
 
 
 def test_a_reduced_value_precedes_those_of_the_ranks() -> None:
     group = {0: report(0, shared={"loss": 5.0}, loss=1.0), 1: report(1, loss=2.0)}
-    assert describe(group) == "loss 5 [1 2]  2.0 s"
+    assert describe(group) == "loss 5 [1 2]  2 s"
 
 
 def test_a_value_of_another_rank_only_is_shown() -> None:
     group = {0: report(0, loss=1.0), 1: report(1, x=2.0)}
-    assert describe(group) == "loss 1  x 2  2.0 s"
+    assert describe(group) == "loss 1  x 2  2 s"
 
 
 def rows(*reports: Metrics, name: str = "loss") -> list[list[str]]:
