@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 EXTENSION := hatch_build.py $(wildcard labextension/*.* labextension/s*/*.* labextension/src/*/*.*)
 LINTED := build/lint/passed
+# Store bytecode. Without it, each process of the tests compiles the source of nbdist.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-unit test-full chaos lab bench bench-smoke coverage mutants check docs clean
 
@@ -63,6 +65,7 @@ coverage: $(READY)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report
 
+mutants: export PYTHONDONTWRITEBYTECODE := 1
 mutants: $(READY)
 	@$(INSTALL) -e '.[mutants]'
 	@$(BIN)/python -m tools.mutation_check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -109,6 +110,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Restore SIGINT: a shell ignores it in background jobs and in all their children."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # until the end of the collection, which creates millions of permanent objects
     os.environ.update(QUICK)
     python_path = [str(Path(sitecustomize.__file__).parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, python_path))
@@ -141,6 +143,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (kept if left_out.isdisjoint(marks) else deselected).append(item)
     config.hook.pytest_deselected(items=deselected)
     items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the objects of the collection from garbage collection."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
