@@ -27,18 +27,12 @@ MODULES = {"tensorflow": ("tensorflow", "keras"), "jax": ("jax", "optax", "flax.
 """Modules that most notebooks of a framework import."""
 
 QUICK = {
-    "jax/linear_regression",
-    "jax/named_sharding",
     "jax/optax_multisteps_ema",
     "jax/orbax_checkpoint",
-    "jax/shard_map_step",
     "jax/trainer_class",
-    "tensorflow/custom_train_step",
     "tensorflow/dqn_replay",
     "tensorflow/gan_two_optimizers",
-    "tensorflow/gradient_accumulation",
     "tensorflow/loop_top_level",
-    "tensorflow/trainer_class",
 }
 """Notebooks of `make test`; `make test-full` runs all, also on 4 workers."""
 

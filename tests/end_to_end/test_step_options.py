@@ -94,7 +94,7 @@ class TestCheck:
         }
         assert "on one replica and on 2: the same" in capsys.readouterr().out
 
-    @pytest.mark.parametrize("setup", [MODEL, FLOAT32])
+    @pytest.mark.parametrize("setup", [MODEL, pytest.param(FLOAT32, marks=pytest.mark.full)])
     @pytest.mark.parametrize(
         ("old", "new", "message"),
         [
@@ -132,7 +132,13 @@ class TestCheck:
         for a, b in zip(before, weights(cluster), strict=True):
             np.testing.assert_array_equal(a, b)
 
-    @pytest.mark.parametrize("dropped", ["tf.nn.dropout(x, 0.3)", "drop(x, training=True)"])
+    @pytest.mark.parametrize(
+        "dropped",
+        [
+            pytest.param("tf.nn.dropout(x, 0.3)", marks=pytest.mark.full),
+            "drop(x, training=True)",
+        ],
+    )
     def test_dropout_equals_that_of_one_replica(
         self, cluster: nbdist.Cluster, dropped: str
     ) -> None:
@@ -220,7 +226,9 @@ class TestPrecision:
         exact = np.abs(weights(cluster)[0] - before[0]).max()
         assert moved == pytest.approx(exact, rel=0.05)
 
-    @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+    @pytest.mark.parametrize(
+        "precision", [pytest.param("bfloat16", marks=pytest.mark.full), "float16"]
+    )
     def test_fit_computes_in_the_precision(self, cluster: nbdist.Cluster, precision: str) -> None:
         """The finite check of Keras decides on each worker and deadlocks (docs/facts.md)."""
         cluster.run("keras.config.set_dtype_policy('float32')")
@@ -299,7 +307,9 @@ class Pair(keras.Model):
         losses = step(cluster, cell, steps=3).loss
         assert losses[2] < losses[0]
 
-    @pytest.mark.parametrize("made", ["Pair()", "Model()", "Own()"])
+    @pytest.mark.parametrize(
+        "made", ["Pair()", *(pytest.param(m, marks=pytest.mark.full) for m in ("Model()", "Own()"))]
+    )
     def test_model_without_call_is_refused_without_variables(
         self, cluster: nbdist.Cluster, made: str
     ) -> None:
@@ -340,7 +350,7 @@ optimizer.apply(gradients, model.trainable_variables)
 loss
 """
 
-    @pytest.mark.parametrize("value", ["'nan'", "'inf'"])
+    @pytest.mark.parametrize("value", ["'nan'", pytest.param("'inf'", marks=pytest.mark.full)])
     def test_all_ranks_stop_at_the_same_step(self, cluster: nbdist.Cluster, value: str) -> None:
         cluster.run(MODEL)
         with pytest.raises(nbdist.CellError, match="`loss` is not finite at step 4 on rank 1"):

@@ -101,7 +101,9 @@ def assert_same_for_sizes(stages: int, micro: int, per: int) -> None:
     )
 
 
-@pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "selective", "full"])
+@pytest.mark.parametrize(
+    "remat", [*(pytest.param(r, marks=pytest.mark.full) for r in ("", "full")), "selective"]
+)
 def test_remat_in_stages_gives_the_same_results(remat: Remat) -> None:
     step = step_of(scanned)
     assert_same(
@@ -129,7 +131,7 @@ def test_step_without_layer_scan_gets_an_example(name: str) -> None:
         second_loss(name, "", 4, 2)
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("checkpointed", [pytest.param(False, marks=pytest.mark.full), True])
 def test_layers_carry_keys_sums_and_shared_weights(checkpointed: bool) -> None:
     """Include keys, accumulated sums, masks, shared weights and reused results of each layer."""
 
@@ -158,7 +160,7 @@ def test_layers_carry_keys_sums_and_shared_weights(checkpointed: bool) -> None:
 
 
 @pytest.mark.parametrize("checkpointed", [False, pytest.param(True, marks=pytest.mark.full)])
-@pytest.mark.parametrize("remat", ["", "full"])
+@pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "full"])
 def test_dropout_matches_the_whole_batch(checkpointed: bool, remat: Remat) -> None:
     def forward(params: Any, x: Any) -> Any:
         def layer(carry: Any, own: Any) -> Any:
@@ -248,7 +250,7 @@ def test_other_scans_are_unchanged() -> None:
     assert layers_of(*traced(step, params, (rows[0], rows[1]))) == (4, 4)
 
 
-@pytest.mark.parametrize("rows", [1, pytest.param(3, marks=pytest.mark.full), 6])
+@pytest.mark.parametrize("rows", [*(pytest.param(n, marks=pytest.mark.full) for n in (1, 3)), 6])
 def test_last_batch_may_have_fewer_rows(rows: int) -> None:
     """Rows that microbatches do not divide pass the layers as one batch."""
     step = step_of(scanned)

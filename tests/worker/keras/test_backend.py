@@ -64,7 +64,10 @@ def test_first_importing_cell_chooses_the_backend(restarted: nbdist.Cluster) -> 
     assert set(restarted.run(BACKEND).results.values()) == {"'jax'"}
 
 
-@pytest.mark.parametrize(("strategy", "backend"), [("pjrt", "jax"), ("mirrored", "tensorflow")])
+@pytest.mark.parametrize(
+    ("strategy", "backend"),
+    [("pjrt", "jax"), pytest.param("mirrored", "tensorflow", marks=pytest.mark.full)],
+)
 def test_default_backend_follows_the_strategy(
     restarted: nbdist.Cluster, strategy: str, backend: str
 ) -> None:
@@ -130,7 +133,10 @@ def test_unset_distribution_is_noted(restarted: nbdist.Cluster) -> None:
 @pytest.mark.parametrize(
     ("framework", "backend", "strategy", "message"),
     [
-        ("tensorflow", "jax", "mirrored", "%dist_start 2 hosts --framework jax"),
+        pytest.param(
+            *("tensorflow", "jax", "mirrored", "%dist_start 2 hosts --framework jax"),
+            marks=pytest.mark.full,
+        ),
         ("jax", "tensorflow", "pjrt", "%dist_start 2 hosts --framework tensorflow"),
     ],
 )

@@ -242,6 +242,7 @@ def test_scope_restores_previous_distribution(cluster: nbdist.Cluster) -> None:
     assert set(cluster.run("now() is None", ranks="0").results.values()) == {"True"}
 
 
+@pytest.mark.full  # `worker/tensorflow/keras/test_fit.py` trains on one rank of several
 def test_single_rank_trains_alone(cluster: nbdist.Cluster) -> None:
     run = cluster.run(MODEL + FIT + OUTCOME, ranks="1")
     assert_same(cluster.pull(["outcome"], ranks="1")[1]["outcome"], references()["arrays"])

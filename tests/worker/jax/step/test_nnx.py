@@ -128,13 +128,16 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", ["multi_steps", pytest.param("multi_transform", marks=pytest.mark.full)]
+)
 def test_state_of_an_optax_optimizer_is_carried_with_the_state_of_a_model(name: str) -> None:
     setup = textwrap.dedent(OPTIMIZERS[name]) + "\nopt_state = tx.init(state)"
     ours = assert_equal(setup, STEP, "state, opt_state")
     assert isinstance(ours["state"]["up"]["kernel"], ours["nnx"].Param)
 
 
+@pytest.mark.full
 def test_lookahead_parameters_with_functional_state_are_carried() -> None:
     setup = """
         tx = optax.lookahead(optax.sgd(0.1, momentum=0.9), 2, 0.5)
@@ -156,7 +159,7 @@ FIELDS = "state=optax.apply_updates(train.state, updates), opt=opt, step=train.s
     ("kind", "new"),
     [
         ("Tuple", f"Tuple({FIELDS})"),
-        ("Struct", f"train.replace({FIELDS})"),
+        pytest.param("Struct", f"train.replace({FIELDS})", marks=pytest.mark.full),
         ("Plain", f"dataclasses.replace(train, {FIELDS})"),
     ],
 )
@@ -166,6 +169,7 @@ def test_record_with_functional_state_is_carried(kind: str, new: str) -> None:
     assert int(ours["train"].step) == len(BATCHES)
 
 
+@pytest.mark.full
 def test_fields_of_a_record_with_functional_state_are_assigned() -> None:
     setup = "tx = optax.adam(0.1)\ntrain = Plain(state, tx.init(state), 0)\nold = train"
     body = """
@@ -219,18 +223,25 @@ loss = loss + teacher[1] * (with_rest(batch) ** 2).mean()
     assert float(ours["weight"]) == 1.0  # another name of an array in a tuple with NNX variables
 
 
-def test_live_model_is_updated_with_carried_state() -> None:
+@pytest.mark.parametrize(
+    ("name", "get", "new"),
+    [
+        ("pair", "net, opt = pair", "net, opt"),
+        pytest.param(
+            *("table", "net, opt = table['net'], table['opt']", '{"net": net, "opt": opt}'),
+            marks=pytest.mark.full,
+        ),
+    ],
+    ids=["tuple", "dict"],
+)
+def test_live_model_is_updated_with_carried_state(name: str, get: str, new: str) -> None:
     """The tuple and the dict of the model are new in each step, and the model is the same."""
     setup = """
         tx = optax.adam(0.1)
         pair = net, tx.init(state)
         table = {"net": net, "opt": tx.init(state)}
     """
-    for name, get, new in [
-        ("pair", "net, opt = pair", "net, opt"),
-        ("table", "net, opt = table['net'], table['opt']", '{"net": net, "opt": opt}'),
-    ]:
-        body = f"""
+    body = f"""
 def train_once():
     {get}
     loss, grads = nnx.value_and_grad(lambda model: (model(batch) ** 2).mean())(net)
@@ -239,9 +250,9 @@ def train_once():
     return loss, ({new})
 loss, {name} = train_once()
 """
-        first = "pair[0]" if name == "pair" else "table['net']"
-        ours = assert_equal(setup, body, f"jax.tree.leaves(nnx.to_pure_dict(nnx.state({name})))")
-        assert eval(first, ours) is ours["net"]
+    first = "pair[0]" if name == "pair" else "table['net']"
+    ours = assert_equal(setup, body, f"jax.tree.leaves(nnx.to_pure_dict(nnx.state({name})))")
+    assert eval(first, ours) is ours["net"]
 
 
 def test_item_of_a_container_with_nnx_objects_is_replaced_in_place() -> None:
@@ -265,7 +276,9 @@ table["state"] = optax.apply_updates(table["state"], updates)
 @pytest.mark.parametrize(
     ("setup", "change"),
     [
-        ("teacher = state", "teacher['up']['kernel'][...] *= 2.0"),
+        pytest.param(
+            "teacher = state", "teacher['up']['kernel'][...] *= 2.0", marks=pytest.mark.full
+        ),
         ("teacher = {'it': (state, 1)}", "teacher['it'][0]['up']['kernel'][...] *= 2.0"),
         ("teacher = state", "teacher['up']['kernel'][...] *= 2.0\nteacher = state"),
     ],
