@@ -57,8 +57,8 @@ class LiftedStep(StepStrategy, Protocol):
         """Describe the first step: its line, its data, and how the replicas share it."""
         ...
 
-    def outputs(self) -> dict[str, Any]:
-        """Return the outputs of the last step that the body reads, over all replicas."""
+    def outputs(self, names: Sequence[str]) -> tuple[Any, ...]:
+        """Return outputs of the last step that the body reads, over all replicas."""
         ...
 
     def last(self, names: Sequence[str]) -> tuple[Any, ...]:
@@ -188,9 +188,9 @@ class LiftedLoop:
         runner.at = structs.replace(runner.at, step=max(runner.at.step, self._worker.progress.step))
         runner.run(batch, waited_s)
         self.ran = True
-        outputs = self._step.outputs()
+        outputs = self._step.outputs(returned(self._program.loop))
         self._ended_at = time.perf_counter()
-        return tuple(outputs[name] for name in returned(self._program.loop))
+        return outputs
 
     def last(self) -> tuple[Any, ...]:
         """Return the outputs of the last step that the body does not read."""

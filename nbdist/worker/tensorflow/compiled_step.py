@@ -24,7 +24,7 @@ from nbdist.worker.tensorflow.step_outputs import leaves_of
 from nbdist.worker.training import step_contract
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from nbdist.records import StepRequest
     from nbdist.worker.data.batches import Batch, Tree
@@ -105,6 +105,7 @@ class CompiledStep:
         self._clock = collective_timing.choose(strategy, COLLECTIVES, jit=request.options.jit)
         self._run = self._compiled()
         self._traced: dict[Any, Callable[..., Any]] = {}  # by kind of batch
+        self._combined: dict[Any, Callable[..., Any]] = {}  # by share of a batch
 
     def __call__(self, batch: Batch) -> Any:
         """Start a step and return its report.
@@ -161,11 +162,12 @@ class CompiledStep:
         values = {name: float(np.mean(parts)) for name, parts in local.items()}
         return step_contract.StepResult(values, finite, reason)
 
-    def outputs(self, report: Any) -> dict[str, Any]:
-        """Return the values that a step has assigned."""
-        local = self._replicas.strategy.experimental_local_results
-        first: dict[str, Any] = tf.nest.map_structure(lambda v: local(v)[0], report[OUTPUTS])
-        return first
+    def outputs(self, report: Any, names: Iterable[str]) -> dict[str, Any]:
+        """Return values that a step has assigned."""
+        local, assigned = self._replicas.strategy.experimental_local_results, report[OUTPUTS]
+        return {
+            name: tf.nest.map_structure(lambda v: local(v)[0], assigned[name]) for name in names
+        }
 
     def compared(self, report: Any, *, together: bool) -> dict[str, Any]:
         """Return the values of a step that a check compares, by path.
@@ -176,7 +178,7 @@ class CompiledStep:
         """
         if self._outputs is None:
             return {}
-        found = self.outputs(report)
+        found = self.outputs(report, report[OUTPUTS])
         if together:
             unread = self._outputs.unread(found)
             found |= dict(zip(unread, self.last(report, unread), strict=True))
@@ -194,23 +196,30 @@ class CompiledStep:
             {n: tf.nest.map_structure(lambda v: local(v)[0], v) for n, v in assigned.items()},
             batch.rows,
         )
+        self._combined.clear()
 
     def last(self, report: Any, names: Sequence[str]) -> tuple[Any, ...]:
         """Return values of a step that the body of its loop does not read, over all replicas."""
-        assigned = {name: report[OUTPUTS].get(name) for name in names}
-        outputs, shares = self._outputs, self._last_shares
-        assert outputs is not None
-
-        def combined(values: dict[str, Any]) -> dict[str, Any]:
-            return {name: outputs.combined(name, v, shares) for name, v in values.items()}
-
-        strategy = self._replicas.strategy
-        combine = tf.function(lambda v: strategy.run(combined, args=(v,)), autograph=False)
-        combine._omit_frequent_tracing_warning = True  # one trace for each pass through a loop
-        values = combine(assigned)
-        local = strategy.experimental_local_results
+        combine = self._combine(self._last_shares)
+        values = combine({name: report[OUTPUTS].get(name) for name in names})
+        local = self._replicas.strategy.experimental_local_results
         found = tf.nest.map_structure(lambda v: local(v)[0], values)
         return tuple(found[name] for name in names)
+
+    def _combine(self, shares: Shares) -> Callable[..., Any]:
+        """Return a function that combines values over replicas, traced once for each kind."""
+        key = shares.total, shares.whole
+        if key not in self._combined:
+            outputs, strategy = self._outputs, self._replicas.strategy
+            assert outputs is not None
+
+            def combined(values: dict[str, Any]) -> dict[str, Any]:
+                return {name: outputs.combined(name, v, shares) for name, v in values.items()}
+
+            self._combined[key] = tf.function(
+                lambda values: strategy.run(combined, args=(values,)), autograph=False
+            )
+        return self._combined[key]
 
     def add_up(self, path: str) -> None:
         """Combine a scalar of the step as a sum over replicas, in new traces."""
@@ -218,6 +227,7 @@ class CompiledStep:
         self._outputs.add_up(path)
         self._run = self._compiled()
         self._traced.clear()
+        self._combined.clear()
 
     def tracings(self) -> int:
         """Return the number of times that the step was traced."""

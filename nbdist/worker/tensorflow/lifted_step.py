@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from msgspec import structs
 
 from nbdist.worker.data.batches import Batch, RankRows
 from nbdist.worker.lifting.lifted_loop import defined
@@ -47,29 +46,40 @@ class _Kind:
 
     def __init__(self, arguments: Arguments) -> None:
         self._structure = (arguments.given, arguments.carried)
-        flat = tf.nest.flatten(self._structure)
-        count = len(tf.nest.flatten(arguments.given))
-        arrays = [i for i, value in enumerate(flat) if _is_array(value)]
-        split = [i for i in arrays if i < count and np.ndim(flat[i])]
-        found = {int(flat[i].shape[0]) for i in split}
-        self.rows = found.pop() if len(found) == 1 else 0
-        self.divided = len(split) if self.rows else 0
-        self._order = sorted(arrays, key=lambda i: not (self.rows and i in split))
-        self._static = [_PLACE if i in self._order else value for i, value in enumerate(flat)]
-        self.arrays = tuple(_as_array(flat[i]) for i in self._order)
-        places = tf.nest.pack_sequence_as(self._structure, self._static)
-        self.key = repr((places, self._order, self.divided))
+        self._flat, count = [*arguments.given, *arguments.carried], len(arguments.given)
+        has_others = not all(map(_is_array, self._flat))
+        if has_others:
+            self._flat = tf.nest.flatten(self._structure)
+            count = len(tf.nest.flatten(arguments.given))
+        found = {i: _as_array(value) for i, value in enumerate(self._flat) if _is_array(value)}
+        split = [i for i, array in found.items() if i < count and len(array.shape)]
+        rows = {int(found[i].shape[0]) for i in split}
+        self.rows = rows.pop() if len(rows) == 1 else 0
+        split = split if self.rows else []
+        self.divided = len(split)
+        self._order = [*split, *(i for i in found if i not in split)]
+        self.arrays = tuple(found[i] for i in self._order)
+        places = repr(self._places()) if has_others else str(count)
+        self.key = places, *self._order, self.divided
+
+    def _places(self) -> Any:
+        """Return the structure of the arguments with its values that are no arrays."""
+        return tf.nest.pack_sequence_as(self._structure, self._static())
+
+    def _static(self) -> list[Any]:
+        return [_PLACE if i in self._order else value for i, value in enumerate(self._flat)]
 
     def part(self, rows: slice) -> tuple[Any, ...]:
         """Return the arrays with some of the rows."""
         split, others = self.arrays[: self.divided], self.arrays[self.divided :]
-        return (*(array[rows] for array in split), *others)
+        return (*(_rows_of(array, rows) for array in split), *others)
 
     def body(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the step as a function of the arrays."""
+        static = self._static()
 
         def call(*arrays: Any) -> Any:
-            flat = list(self._static)
+            flat = list(static)
             for i, array in zip(self._order, arrays, strict=True):
                 flat[i] = array
             given, carried = tf.nest.pack_sequence_as(self._structure, flat)
@@ -177,7 +187,9 @@ class MirroredLoopStep(MirroredStep):
             return Batch(kind.arrays, rows, whole=True, everything=lambda: kind.arrays)
         worker = context.current()
         rank_rows = RankRows(rank=worker.rank, ranks=worker.world_size, replicas=self.shards)
-        return structs.replace(rank_rows.batch(kind.rows, kind.part), divided=kind.divided)
+        share = rank_rows.share(kind.rows, kind.part)
+        everything, divided = (lambda: kind.arrays), kind.divided
+        return Batch(share.values, kind.rows, share.whole, everything=everything, divided=divided)
 
     def check(self, batch: Batch) -> Findings:
         self._compiled.find_rows(batch)
@@ -192,8 +204,9 @@ class MirroredLoopStep(MirroredStep):
         self._report = super().step(batch)
         return self._report
 
-    def outputs(self) -> dict[str, Any]:
-        return self._compiled.outputs(self._report)
+    def outputs(self, names: Sequence[str]) -> tuple[Any, ...]:
+        found = self._compiled.outputs(self._report, names)
+        return tuple(found[name] for name in names)
 
     def last(self, names: Sequence[str]) -> tuple[Any, ...]:
         return self._compiled.last(self._report, names)
@@ -208,3 +221,15 @@ def _is_array(value: Any) -> bool:
     if isinstance(value, (bool, str, bytes)) or value is None:
         return False
     return isinstance(value, (int, float, np.ndarray, np.generic)) or tf.is_tensor(value)
+
+
+def _rows_of(array: Any, rows: slice) -> Any:
+    """Return rows of an array. A tensor in host memory needs no operation of TensorFlow for it."""
+    if (
+        isinstance(array, tf.__internal__.EagerTensor)
+        and array.backing_device.endswith("CPU:0")
+        and array.dtype.is_numpy_compatible
+        and array.dtype is not tf.string
+    ):
+        return np.asarray(array)[rows]
+    return array[rows]

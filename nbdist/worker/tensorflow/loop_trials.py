@@ -2,11 +2,13 @@
 
 A step may be wrong on parts of a batch only for some batches: a mean over the positions of a mask
 differs when a replica's rows have more padding than others. nbdist therefore tries the first batch
-with its rare rows first too, batches 2, 3, 5, 9, ..., and batches with a new kind of row.
+with its rare rows first too, batches 2, 3, 5, 9, ..., and batches with a new kind of row. It looks
+for new kinds in the first 1,000 batches, and then in every 8th.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from msgspec import structs
 
 from nbdist.worker.data.batches import RankRows
 from nbdist.worker.runtime import context
-from nbdist.worker.tensorflow.keras.row_kinds import RowKinds
+from nbdist.worker.tensorflow.keras.row_kinds import RowKinds, rare_first
 from nbdist.worker.tensorflow.keras.step_trial import repeatable
 from nbdist.worker.training.parity import compare
 
@@ -43,7 +45,10 @@ _LAST = 1 << 10
 """Number of the last batch that is tried for its number."""
 
 _EXAMINED = 1 << 20
-"""Largest number of elements of a batch whose rows are examined in each step."""
+"""Largest number of elements of a batch whose rows are examined."""
+
+_ALL, _EVERY = 1000, 8
+"""Number of the first batches whose rows are all examined, and the interval after them."""
 
 
 _known: set[tuple[int, int]] = set()
@@ -126,22 +131,19 @@ class LoopTrials:
         number, self._batches = self._batches, self._batches + 1
         if number and number & (number - 1) == 0 and number <= _LAST:
             return True
-        arrays = batch.everything()[: batch.divided]
-        if number and sum(int(tf.size(array)) for array in arrays) > _EXAMINED:
+        if number > _ALL and number % _EVERY:
             return False
-        is_new, _ = self._look(batch)
-        return is_new or not number
-
-    def _look(self, batch: Batch) -> tuple[bool, np.ndarray | None]:
         arrays = batch.everything()[: batch.divided]
-        return self._kinds.look([tf.convert_to_tensor(array) for array in arrays])
+        if number and sum(math.prod(array.shape) for array in arrays) > _EXAMINED:
+            return False
+        return self._kinds.is_new(arrays) or not number
 
     def _rare_first(self, batch: Batch) -> Batch | None:
         """Return the batch with its rare rows first, all of them on one replica; None if equal."""
-        _, order = self._look(batch)
+        arrays, divided = batch.everything(), batch.divided or 0
+        order = rare_first(arrays[:divided])
         if order is None or (order[:-1] < order[1:]).all():
             return None
-        arrays, divided = batch.everything(), batch.divided or 0
         ordered = (*(tf.gather(array, order) for array in arrays[:divided]), *arrays[divided:])
 
         def part(rows: slice) -> tuple[Any, ...]:

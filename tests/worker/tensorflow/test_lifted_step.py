@@ -77,10 +77,9 @@ PROGRAM = textwrap.dedent("""
             made = MirroredLoopStep(request, program, globals(), strategy, arguments)
         batch = made.batch(arguments)
         made.read(made.step(batch))
-        outputs = made.outputs()
-        total = outputs["total"]
-        seen.append([float(outputs["loss"]), int(outputs["near"]),
-                     outputs["predicted"].numpy().ravel().tolist()])
+        names = "total", "loss", "near", "predicted"
+        total, loss, near, predicted = made.outputs(names)
+        seen.append([float(loss), int(near), predicted.numpy().ravel().tolist()])
     (gradients,) = made.last(["grads"])
     made.finish()
     outcome = {

@@ -283,11 +283,12 @@ class JaxLoopStep:
         values = {name: float(value) for name, value in report.items()}
         return StepResult(values, all(map(math.isfinite, values.values())))
 
-    def outputs(self) -> dict[str, Any]:
-        return self._outputs or {}
+    def outputs(self, names: Sequence[str]) -> tuple[Any, ...]:
+        outputs = self._outputs or {}
+        return tuple(outputs[name] for name in names)
 
     def last(self, names: Sequence[str]) -> tuple[Any, ...]:
-        return tuple(self.outputs()[name] for name in names)
+        return self.outputs(names)
 
     def gather(self, numbers: np.ndarray) -> np.ndarray:
         gathered_numbers: np.ndarray = processes.gather(numbers)

@@ -18,7 +18,7 @@ from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 
 from nbdist.worker.runtime import context
 from nbdist.worker.tensorflow.keras.batches import has_equal_rows
-from nbdist.worker.tensorflow.keras.row_kinds import RowKinds
+from nbdist.worker.tensorflow.keras.row_kinds import RowKinds, rare_first
 from nbdist.worker.tensorflow.keras.step_trial import Trials
 from nbdist.worker.tensorflow.replica.metrics import is_of_keras
 
@@ -52,7 +52,6 @@ class Rows:
         self._predicts = predicts
         self._all_needed = self._tried = False
         self._kinds = RowKinds()
-        self._order: np.ndarray | None = None
 
     def are_all_needed(self, batch: Batch) -> bool:
         """Return True if every replica must compute all rows of this batch.
@@ -80,7 +79,7 @@ class Rows:
     def _is_due(self, batch: Batch) -> bool:
         if self._tried and (batch.is_part or (batch.number and not batch.is_new)):
             return False
-        has_new, self._order = self._kinds.look(batch.data)
+        has_new = self._kinds.is_new(batch.data)
         if not self._tried or batch.number & (batch.number - 1) == 0:
             return True
         return bool(self._trials.agree(has_new))
@@ -98,7 +97,7 @@ class Rows:
         if not self._tried and self._trials.agree(_is_known(model)):
             _note(model, "needed all rows in an earlier run of this cell")
             return True
-        found = self._trials.difference(batch, self._order)
+        found = self._trials.difference(batch, rare_first(batch.data))
         if found and self._tried:
             _known.add(_key(model))
         if found:
