@@ -23,6 +23,8 @@ ROOTS = (
     records.RunState,
     records.RunOutput,
     records.RunList,
+    records.RunTable,
+    records.RunCurve,
     records.ClusterState,
     records.StateMessage,
     records.TableMessage,
@@ -166,11 +168,16 @@ def typescript(kind: types.Type) -> str:
         case types.LiteralType(values=values):
             return LITERALS[frozenset(values)]
         case types.VarTupleType(item_type=item) | types.ListType(item_type=item):
-            return f"readonly {typescript(item)}[]"
+            name = typescript(item)
+            return (
+                f"readonly ({name})[]"
+                if isinstance(item, types.UnionType)
+                else f"readonly {name}[]"
+            )
         case types.DictType(value_type=value):
             return f"Readonly<Record<string, {typescript(value)}>>"
         case types.UnionType(types=members):
-            return " | ".join(typescript(member) for member in members)
+            return " | ".join(dict.fromkeys(typescript(member) for member in members))
     if type(kind) not in SCALARS:
         raise TypeError(f"records.ts: no TypeScript for {kind}")
     return SCALARS[type(kind)]

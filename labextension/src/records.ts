@@ -20,6 +20,8 @@ export const RUN_IS_GONE = 4410;
 
 export const UNREADABLE_RUN = 4422;
 
+export type CurveAxis = 'step' | 'epoch' | 'report';
+
 export type FindingTopic =
   | 'network'
   | 'straggler'
@@ -168,6 +170,8 @@ export interface IPlanCheck {
  *     plan: predicted and measured cost of the steps; None without a plan.
  *     seed: seed of the cluster's random generators; None in runs of older versions.
  *     cell_seed: seed of the generators at the start of the cell (`--seed`); None if not given.
+ *     hyperparameters: options of the cell, numbers that it assigns, and its optimizers, by name.
+ *     notebook: path of the notebook in the file system; empty if unknown.
  */
 export interface IRunState {
   readonly id: string;
@@ -198,6 +202,8 @@ export interface IRunState {
   readonly plan: IPlanCheck | null;
   readonly seed: number | null;
   readonly cell_seed: number | null;
+  readonly hyperparameters: Readonly<Record<string, number | string>>;
+  readonly notebook: string;
   readonly version: number;
 }
 
@@ -225,6 +231,65 @@ export interface IRunOutput {
 export interface IRunList {
   readonly runs: readonly IRunState[];
   readonly refused: Readonly<Record<string, string>>;
+}
+
+/**
+ * Edits of a user: content of `annotations.json` in the directory of a run.
+ *
+ * Attributes:
+ *     name: name that replaces the default one; empty to keep that.
+ *     tags: tags, in the order of the user.
+ *     note: text.
+ *     pinned: nbdist does not delete the run when it deletes old ones.
+ */
+export interface IAnnotations {
+  readonly name: string;
+  readonly tags: readonly string[];
+  readonly note: string;
+  readonly pinned: boolean;
+}
+
+/**
+ * A run in the table of all runs.
+ *
+ * Attributes:
+ *     state: state of the run, without its workers, versions, findings and plan.
+ *     annotations: edits of the user.
+ *     metrics: mean over ranks of the last value of each metric; None if it is not finite.
+ *     step: last reported step; -1 if none was reported.
+ *     ranks: number of workers.
+ *     notebook: path of the notebook on the Jupyter server; empty if the server has none.
+ */
+export interface IRunRow {
+  readonly state: IRunState;
+  readonly annotations: IAnnotations;
+  readonly metrics: Readonly<Record<string, number | null>>;
+  readonly step: number;
+  readonly ranks: number;
+  readonly notebook: string;
+}
+
+/**
+ * Response to `GET runs/table`: all runs that this version can read, newest first.
+ */
+export interface IRunTable {
+  readonly rows: readonly IRunRow[];
+}
+
+/**
+ * Response to `GET runs/<id>/curve`: the mean of a metric over ranks.
+ *
+ * Attributes:
+ *     axis: unit of `x`.
+ *     x: steps, epochs, or numbers of reports from 1.
+ *     seconds: seconds of the run at each of them.
+ *     y: values; None if they are not finite.
+ */
+export interface IRunCurve {
+  readonly axis: CurveAxis;
+  readonly x: readonly number[];
+  readonly seconds: readonly number[];
+  readonly y: readonly (number | null)[];
 }
 
 /**

@@ -31,6 +31,8 @@ export function runState(change: Partial<IRunState>): IRunState {
     plan: null,
     seed: 7,
     cell_seed: null,
+    hyperparameters: {},
+    notebook: '',
     version: 1,
     ...change
   };

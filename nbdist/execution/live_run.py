@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from nbdist.cells.hyperparameters import hyperparameters
 from nbdist.records import Finding, Metrics, Rows, RunState, RunWorker
-from nbdist.telemetry.frontend_request import this_request
+from nbdist.telemetry.frontend_request import notebook_path, this_request
 from nbdist.telemetry.run_reader import StoredRun, prune
 from nbdist.telemetry.run_state import RunChanges, RunFindings
 from nbdist.telemetry.run_writer import EVENTS_FOLDER, RunDirectory, new_id
@@ -353,6 +354,8 @@ def begin(
         cell=asked.cell,
         seed=seed,
         cell_seed=request.options.seed,
+        hyperparameters=hyperparameters(request),
+        notebook=notebook_path(),
     )
     try:
         directory = RunDirectory.create(settings.runs_path, state, "\n\n".join(cells))

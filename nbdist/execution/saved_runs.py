@@ -13,6 +13,7 @@ from nbdist.execution.result import Run
 from nbdist.records import RUN_MIME, Rows, RunOutput, StepBegun
 from nbdist.settings import Settings
 from nbdist.telemetry import run_reader
+from nbdist.telemetry.annotations import read_annotations
 from nbdist.views import formatting
 from nbdist.views.result_table import ResultTable, require_pandas
 from nbdist.views.run.runs_table import RunLine, RunsPicture
@@ -23,12 +24,16 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from nbdist.records import Metrics, MimeBundle, RunState, Table
+    from nbdist.records import Annotations, Metrics, MimeBundle, RunState, Table
     from nbdist.telemetry.history import Reports
 
 SHOWN_RUNS = 30
 _COLUMNS = (
     "id",
+    "name",
+    "tags",
+    "note",
+    "pinned",
     "began",
     "ended",
     "seconds",
@@ -53,8 +58,9 @@ def runs() -> Runs:
 
     Returns:
         A sequence of `SavedRun`. Index it by position, by slice or by id. `to_dataframe()` has one
-        line for each run, with times in seconds and UTC. A run of another version of nbdist is
-        listed below the table with the reason, and is no row.
+        line for each run, with times in seconds and UTC, the last values of metrics as
+        `metrics.NAME`, and hyperparameters as `hyperparameters.NAME`. A run of another version of
+        nbdist is listed below the table with the reason, and is no row.
 
     Examples:
         >>> runs = nbdist.runs()
@@ -175,6 +181,22 @@ class SavedRun:
     def __hash__(self) -> int:
         return hash(self._kept.path)
 
+    @property
+    def annotations(self) -> Annotations:
+        """The name, tags, note and pin that the user has set."""
+        return read_annotations(self._kept.path)
+
+    def values(self) -> dict[str, float | str | None]:
+        """Return the last metrics as `metrics.NAME`, and `hyperparameters.NAME`."""
+        from nbdist.telemetry.run_table import last_values
+
+        state = self.state
+        _, metrics = last_values(self._kept, state)
+        return {
+            **{f"metrics.{name}": value for name, value in metrics.items()},
+            **{f"hyperparameters.{name}": v for name, v in state.hyperparameters.items()},
+        }
+
     def line(self, position: int) -> RunLine:
         """Return one line on the run. It reads only the last rows."""
         end = Run(0, self._metrics(_ROWS_OF_THE_END), recoveries=self.state.recoveries)
@@ -279,10 +301,14 @@ class Runs(ResultTable[SavedRun]):
         import pandas as pd
 
         line = row.line(0)
-        state = line.state
+        state, annotations = line.state, row.annotations
         ended = pd.to_datetime(state.ended, unit="s", utc=True) if state.ended else pd.NaT
         return {
             "id": state.id,
+            "name": annotations.name,
+            "tags": list(annotations.tags),
+            "note": annotations.note,
+            "pinned": annotations.pinned,
             "began": pd.to_datetime(state.began, unit="s", utc=True),
             "ended": ended,
             "seconds": state.ended - state.began if state.ended else float("nan"),
@@ -300,6 +326,22 @@ class Runs(ResultTable[SavedRun]):
 
     def _columns(self) -> list[str]:
         return list(_COLUMNS)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return a row for each run, with its metrics and hyperparameters.
+
+        Columns of hyperparameters contain text if one of their values is text.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        frame = super().to_dataframe()
+        import pandas as pd
+
+        values = pd.DataFrame([row.values() for row in self._items], index=frame.index)
+        for name in values.select_dtypes("object"):
+            values[name] = values[name].map(str, na_action="ignore")
+        return pd.concat([frame, values], axis=1)
 
     def compare(self, *chosen: int | str, metric: str = "loss") -> Comparison:
         """Show one metric of several runs in one chart.

@@ -153,6 +153,7 @@ class StepBegun(Event, frozen=True):
         sharding: description of how samples are distributed over ranks.
         rates: scaled learning rates.
         changes: names whose values the steps change.
+        hyperparameters: name and learning rate of each optimizer that the step reads.
     """
 
     replicas: int
@@ -163,6 +164,7 @@ class StepBegun(Event, frozen=True):
     sharding: str
     rates: tuple[Rate, ...]
     changes: tuple[str, ...] = ()
+    hyperparameters: dict[str, float | str] = {}
 
 
 class Planned(Event, frozen=True):
@@ -208,10 +210,12 @@ class FitBegun(Event, frozen=True):
     Attributes:
         epochs: epochs of the fit.
         steps: steps of all epochs; -1 if unknown.
+        hyperparameters: name and learning rate of the optimizer.
     """
 
     epochs: int
     steps: int
+    hyperparameters: dict[str, float | str] = {}
 
 
 class Note(Event, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -38,6 +38,9 @@ FindingTopic = Literal[
     "nan",
     "strategy",
 ]
+
+
+CurveAxis = Literal["step", "epoch", "report"]
 
 
 class Table(Record, frozen=True):
@@ -176,6 +179,8 @@ class RunState(Record, frozen=True):
         plan: predicted and measured cost of the steps; None without a plan.
         seed: seed of the cluster's random generators; None in runs of older versions.
         cell_seed: seed of the generators at the start of the cell (`--seed`); None if not given.
+        hyperparameters: options of the cell, numbers that it assigns, and its optimizers, by name.
+        notebook: path of the notebook in the file system; empty if unknown.
     """
 
     id: str
@@ -206,6 +211,8 @@ class RunState(Record, frozen=True):
     plan: PlanCheck | None = None
     seed: int | None = None
     cell_seed: int | None = None
+    hyperparameters: dict[str, float | str] = msgspec.field(default_factory=dict)
+    notebook: str = ""
     version: int = RUN_VERSION
 
     @property
@@ -223,6 +230,66 @@ class RunList(Record, frozen=True):
 
     runs: tuple[RunState, ...]
     refused: dict[str, str]
+
+
+class Annotations(Record, frozen=True):
+    """Edits of a user: content of `annotations.json` in the directory of a run.
+
+    Attributes:
+        name: name that replaces the default one; empty to keep that.
+        tags: tags, in the order of the user.
+        note: text.
+        pinned: nbdist does not delete the run when it deletes old ones.
+    """
+
+    name: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    tags: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=60)], ...], msgspec.Meta(max_length=20)
+    ] = ()
+    note: Annotated[str, msgspec.Meta(max_length=20_000)] = ""
+    pinned: bool = False
+
+
+class RunRow(Record, frozen=True):
+    """A run in the table of all runs.
+
+    Attributes:
+        state: state of the run, without its workers, versions, findings and plan.
+        annotations: edits of the user.
+        metrics: mean over ranks of the last value of each metric; None if it is not finite.
+        step: last reported step; -1 if none was reported.
+        ranks: number of workers.
+        notebook: path of the notebook on the Jupyter server; empty if the server has none.
+    """
+
+    state: RunState
+    annotations: Annotations
+    metrics: dict[str, float | None]
+    step: int
+    ranks: int
+    notebook: str
+
+
+class RunTable(Record, frozen=True):
+    """Response to `GET runs/table`: all runs that this version can read, newest first."""
+
+    rows: tuple[RunRow, ...]
+
+
+class RunCurve(Record, frozen=True):
+    """Response to `GET runs/<id>/curve`: the mean of a metric over ranks.
+
+    Attributes:
+        axis: unit of `x`.
+        x: steps, epochs, or numbers of reports from 1.
+        seconds: seconds of the run at each of them.
+        y: values; None if they are not finite.
+    """
+
+    axis: CurveAxis
+    x: tuple[float, ...]
+    seconds: tuple[float, ...]
+    y: tuple[float | None, ...]
 
 
 class RunOutput(Record, frozen=True):

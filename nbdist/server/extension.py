@@ -11,8 +11,15 @@ from jupyter_server.utils import url_path_join
 
 from nbdist._version import __version__
 from nbdist.server.handlers import ClustersHandler, PlacementHandler, RunsHandler
+from nbdist.server.run_handlers import (
+    RunCellsHandler,
+    RunCurveHandler,
+    RunHandler,
+    RunTableHandler,
+)
 from nbdist.server.run_socket import LiveRunHandler
 from nbdist.settings import Settings
+from nbdist.telemetry.run_table import RunRows
 
 if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp
@@ -26,12 +33,18 @@ def _load_jupyter_server_extension(app: ServerApp) -> None:
     """Add the handlers of nbdist. The server checks who may use them."""
     _check_labextension(app)
     base = url_path_join(app.web_app.settings["base_url"], "nbdist")
-    runs = {"root": Settings.from_environment().runs_path}
+    root = Settings.from_environment().runs_path
+    runs = {"root": root}
+    rows = {"rows": RunRows(root, Path(app.root_dir))}
     clusters = {"folder": Path(jupyter_runtime_dir()) / "nbdist"}
     app.web_app.add_handlers(  # type: ignore[no-untyped-call]
         ".*$",
         [
             (url_path_join(base, "runs"), RunsHandler, runs),
+            (url_path_join(base, "runs", "table"), RunTableHandler, rows),
+            (url_path_join(base, "runs", "([^/]+)"), RunHandler, runs),
+            (url_path_join(base, "runs", "([^/]+)", "cells"), RunCellsHandler, runs),
+            (url_path_join(base, "runs", "([^/]+)", "curve"), RunCurveHandler, runs),
             (url_path_join(base, "clusters"), ClustersHandler, clusters),
             (url_path_join(base, "clusters", "([^/]+)", "placement"), PlacementHandler, clusters),
             (url_path_join(base, "runs", "([^/]+)", "live"), LiveRunHandler, runs),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,11 @@ def this_request() -> Request:
     message = app.kernel.get_parent("shell")
     cell = message.get("metadata", {}).get("cellId", "")
     return Request(message.get("header", {}).get("msg_id", ""), str(cell))
+
+
+def notebook_path() -> str:
+    """Return the path of the notebook when its kernel started. Empty without a Jupyter server."""
+    return os.environ.get("JPY_SESSION_NAME", "") if kernel_app() is not None else ""
 
 
 def kernel_ends(meanwhile: Callable[[float], None]) -> bool:

@@ -11,6 +11,7 @@ import msgspec
 
 from nbdist.errors import UsageError
 from nbdist.records import RUN_ID, RUN_VERSION, RunState, RunStatus, Table, Writer
+from nbdist.telemetry.annotations import read_annotations
 from nbdist.telemetry.output_logs import OutputLogs
 from nbdist.telemetry.run_writer import (
     CELLS_FILE,
@@ -228,8 +229,8 @@ def stored_runs(root: Path) -> tuple[StoredRun, ...]:
 def prune(root: Path, keep: int, spared: str = "") -> tuple[str, ...]:
     """Delete the oldest ended runs beyond the newest `keep`. 0 keeps all.
 
-    Runs that this version cannot read count too. Their age is that of `run.json`. A run stays if
-    its `run.json` does not show that it has ended.
+    Pinned runs stay and do not count. Runs that this version cannot read count too. Their age is
+    that of `run.json`. A run stays if its `run.json` does not show that it has ended.
 
     Args:
         root: folder of the runs.
@@ -239,8 +240,10 @@ def prune(root: Path, keep: int, spared: str = "") -> tuple[str, ...]:
     Returns:
         The ids of the deleted runs.
     """
-    old = _newest_first(root)[keep:] if keep else []
-    return tuple(run.id for run, _ in old if run.id != spared and _deleted(run))
+    if not keep:
+        return ()
+    runs = [run for run, _ in _newest_first(root) if not read_annotations(run.path).pinned]
+    return tuple(run.id for run in runs[keep:] if run.id != spared and delete(run))
 
 
 def _newest_first(root: Path) -> list[tuple[StoredRun, str]]:
@@ -266,7 +269,8 @@ def _dated(run: StoredRun) -> tuple[float, StoredRun, str]:
         return (run.path / RUN_FILE).stat().st_mtime, run, why_unreadable(error)
 
 
-def _deleted(run: StoredRun) -> bool:
+def delete(run: StoredRun) -> bool:
+    """Delete an ended run. Returns False if it has not ended, or its files cannot be deleted."""
     try:
         if not run.has_ended():
             return False

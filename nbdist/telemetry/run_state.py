@@ -56,6 +56,7 @@ class RunChanges:
         self._lock = threading.Lock()
         self._workers = Roster(state.workers)
         self._plan = PlanComparison(state.plan)
+        self._hyperparameters = state.hyperparameters
         self._notes = {note.text: note for note in state.findings if note.topic in _NOTED}
         self._changes: dict[str, object] = {}
 
@@ -74,8 +75,10 @@ class RunChanges:
                     steps=record.steps,
                     split=record.sharding,
                 )
+                self._add(record.hyperparameters)
             elif isinstance(record, FitBegun):
                 self._change(epochs=record.epochs, steps=record.steps)
+                self._add(record.hyperparameters)
             elif isinstance(record, (Planned, Compiled)):
                 self._plan.note(record)
             elif isinstance(record, Note):
@@ -119,6 +122,10 @@ class RunChanges:
     def _change(self, **changes: object) -> None:
         self.reported = True
         self._changes |= changes
+
+    def _add(self, hyperparameters: Mapping[str, float | str]) -> None:
+        self._hyperparameters = {**self._hyperparameters, **hyperparameters}
+        self._change(hyperparameters=self._hyperparameters)
 
 
 class RunFindings:

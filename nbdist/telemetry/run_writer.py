@@ -9,6 +9,7 @@
     events/             event files for TensorBoard
     cells.py            executed cells
     stop                created when a user asks the run to stop
+    annotations.json    edits of a user, replaced as a whole (`annotations.py`)
 """
 
 from __future__ import annotations

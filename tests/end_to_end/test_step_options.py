@@ -10,6 +10,7 @@ import pytest
 
 import nbdist
 from nbdist.records import StepOptions
+from tests.runs import latest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -245,6 +246,12 @@ spoiled.layers[0].compute_dtype, bool(moved)
 """
         run = cluster.run(cell, precision=precision)
         assert set(run.results.values()) == {f"('{precision}', {precision == 'bfloat16'})"}
+        assert latest(cluster).state().hyperparameters == {
+            "--precision": precision,
+            "batch_size": 96,
+            "optimizer": "SGD",
+            "learning_rate": 0.01,
+        }
         assert set(cluster.run("keras.config.dtype_policy().name").results.values()) == {
             "'float32'"
         }
@@ -396,6 +403,8 @@ class TestScaledRates:
         np.testing.assert_allclose(rates[:3], [0.15, 0.2, 0.2], rtol=1e-6)
         assert run.begun is not None
         assert run.begun.rates[0].after == pytest.approx(0.2)
+        named = "PiecewiseConstantDecay" if "Piece" in rate else 0.1
+        assert run.begun.hyperparameters == {"optimizer": "SGD", "learning_rate": named}
         out = capsys.readouterr().out
         assert "96 samples a batch, 48 on each of 2 replicas" in out
         assert "learning rate of `optimizer`: 0.1, growing to 0.2 over 2 steps" in out
@@ -407,6 +416,7 @@ class TestScaledRates:
         cell = "{'loss': batch.mean(), 'rate': learning_rate}"
         run = step(cluster, cell, "pjrt", data="numbers", batch=20, scale_lr=True)
         np.testing.assert_allclose(run.history["rate"][0, :3], [0.15, 0.2, 0.2], rtol=1e-6)
+        assert latest(cluster).state().hyperparameters["learning_rate"] == 0.1
         assert cluster.run("learning_rate").results[0] == "0.1"
 
     @pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])

@@ -271,6 +271,8 @@ def test_a_begun_run_describes_its_workers(tmp_path: Path) -> None:
     assert path.name == live.id
     assert (path / "cells.py").read_text() == "# one\n\n# two"
     state = live._directory.state
+    assert state.hyperparameters == {"--seed": 3}
+    assert state.notebook == ""
     assert state.framework == "jax 0.10, tensorflow 2.21"
     assert [(w.rank, w.pid, w.devices) for w in state.workers] == [
         (0, 10, "2 x cpu"),

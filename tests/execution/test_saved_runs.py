@@ -8,11 +8,13 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import nbdist
 from nbdist.execution.saved_runs import SHOWN_RUNS
 from nbdist.records import RUN_MIME, Columns, Metrics, Output
+from nbdist.telemetry.annotations import annotate
 from tests.runs import losses, new_run, recover, rows, writing_process
 
 if TYPE_CHECKING:
@@ -294,4 +296,22 @@ def test_runs_become_a_data_frame(root: Path) -> None:
     assert str(frame["began"].dtype).startswith("datetime64")
     assert frame.sort_values("loss")["id"].tolist() == [run.id for run in reversed(nbdist.runs())]
     empty = nbdist.runs()[:0].to_dataframe()
-    assert list(empty.columns) == list(frame.columns)
+    assert [*empty.columns, "metrics.loss"] == list(frame.columns)
+
+
+def test_a_data_frame_has_edits_and_hyperparameters_and_becomes_parquet(
+    root: Path, tmp_path: Path
+) -> None:
+    scheduled: dict[str, float | str] = {"learning_rate": "CosineDecay", "width": 64}
+    for began, hyperparameters in enumerate((scheduled, {"learning_rate": 0.1}, {})):
+        run = trained(root, began=float(began), hyperparameters=hyperparameters)
+    annotate(run.path, {"name": "best", "tags": ["a", "b"], "note": "kept", "pinned": True})
+    frame = nbdist.runs().to_dataframe()
+    edits = frame.loc[0, ["name", "tags", "note", "pinned"]]
+    assert edits.tolist() == ["best", ["a", "b"], "kept", True]
+    assert frame["metrics.loss"].tolist() == frame["loss"].tolist()
+    assert frame["hyperparameters.learning_rate"].tolist()[1:] == ["0.1", "CosineDecay"]
+    assert frame["hyperparameters.width"].tolist()[2] == 64
+    assert frame["hyperparameters.width"].isna().tolist() == [True, True, False]
+    frame.to_parquet(tmp_path / "runs.parquet")
+    assert pd.read_parquet(tmp_path / "runs.parquet")["id"].tolist() == frame["id"].tolist()

@@ -16,6 +16,7 @@ import pytest
 from nbdist.errors import UsageError
 from nbdist.records import Writer
 from nbdist.settings import Settings
+from nbdist.telemetry.annotations import annotate
 from nbdist.telemetry.run_reader import find, prune, search, stored_runs
 from nbdist.telemetry.run_writer import RUN_FILE, new_id
 from nbdist.utils.processes import this_process
@@ -206,3 +207,14 @@ def opened(run: StoredRun) -> str:
             np.testing.assert_array_equal(array[:, 4], array[:, 2])
     assert run.cells.startswith("# %%")
     return state.status
+
+
+def test_pinned_runs_stay_and_do_not_count(tmp_path: Path) -> None:
+    runs = [new_run(tmp_path, began=float(i), status="finished") for i in range(1, 5)]
+    for run in runs:
+        run.close()
+    annotate(runs[0].path, {"pinned": True})
+    annotate(runs[3].path, {"pinned": True})
+    assert prune(tmp_path, 1) == (runs[1].state.id,)
+    left = {run.id for run in stored_runs(tmp_path)}
+    assert left == {runs[0].state.id, runs[2].state.id, runs[3].state.id}

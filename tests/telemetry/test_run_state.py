@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nbdist.records import Compiled, Planned, StepFigures
+from nbdist.records import Compiled, FitBegun, Planned, StepFigures
 from nbdist.telemetry.diagnostics import Pace
-from nbdist.telemetry.run_state import PlanComparison
+from nbdist.telemetry.run_state import PlanComparison, RunChanges
 from tests.plans import made
+from tests.runs import new_state
 
 PLAN = made("both")
 
@@ -66,3 +67,12 @@ def test_a_plan_without_a_run_is_not_compared() -> None:
     created.note(Planned(rank=0, cell=1, plan=PLAN, only=True))
     created.note(compiled(100, 20))
     assert created.check(Pace(step_s=0.5)) is None
+
+
+def test_hyperparameters_of_the_workers_are_added() -> None:
+    changes = RunChanges(new_state(hyperparameters={"width": 64}), reported=False)
+    for rank in (0, 1):
+        found = {"optimizer": "Adam", "learning_rate": 0.1}
+        changes.receive(FitBegun(rank=rank, cell=1, epochs=1, steps=1, hyperparameters=found))
+    written = changes.take((), (), Pace())
+    assert written["hyperparameters"] == {"width": 64, "optimizer": "Adam", "learning_rate": 0.1}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -156,6 +156,7 @@ class SumStep:
     plan: Plan | None = None
     footprint: Footprint | None = None
     changes = ("w",)
+    hyperparameters: ClassVar[dict[str, float | str]] = {"learning_rate": 0.1}
 
     def __init__(self, results: dict[int, StepResult] | None = None) -> None:
         self.reduced = False

@@ -18,6 +18,7 @@ from nbdist.worker.fit import checkpoint as fit_checkpoint
 from nbdist.worker.fit.checkpoint import FitSaver, gather_of, state_of
 from nbdist.worker.fit.timing import Pace, is_of_all_ranks
 from nbdist.worker.keras import backend as keras_backend
+from nbdist.worker.keras.optimizer_config import hyperparameters_of
 from nbdist.worker.runtime import context
 from nbdist.worker.training.replica_guard import NoGuard, guard_of
 
@@ -156,7 +157,12 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         total = -1 if steps is None else self._made + (epochs - first) * steps
         assert self._before is not None
         fields = context.current().reporter.record_fields()
-        return FitBegun(epochs=self._before + epochs, steps=total, **fields)
+        return FitBegun(
+            epochs=self._before + epochs,
+            steps=total,
+            hyperparameters=hyperparameters_of({"": self.model.optimizer}),
+            **fields,
+        )
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self._stop is not None:  # the validation will reset the metrics

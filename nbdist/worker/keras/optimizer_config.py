@@ -26,6 +26,33 @@ def flags(owners: Mapping[str, Any]) -> dict[str, object]:
     return settings
 
 
+def hyperparameters_of(optimizers: Mapping[str, Any]) -> dict[str, float | str]:
+    """Return class and learning rate of Keras optimizers, as `optimizer` and `learning_rate`.
+
+    With several optimizers, the names contain theirs: `optimizer of NAME`.
+    """
+    found: dict[str, float | str] = {}
+    for name, optimizer in optimizers.items():
+        suffix = f" of {name}" if len(optimizers) > 1 else ""
+        found[f"optimizer{suffix}"] = type(_inner(optimizer)).__name__
+        found[f"learning_rate{suffix}"] = _rate(_inner(optimizer))
+    return found
+
+
+def _inner(optimizer: Any) -> Any:
+    """Return the optimizer in one that scales the loss."""
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return optimizer.inner_optimizer if scales else optimizer
+
+
+def _rate(optimizer: Any) -> float | str:
+    """Return the learning rate, or the class of its schedule."""
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.Variable):
+        return float(f"{float(rate.numpy()):.7g}")  # the digits of float32
+    return type(rate).__name__
+
+
 def _plain(thing: object) -> dict[str, object]:
     return {
         word: value

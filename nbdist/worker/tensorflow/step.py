@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from nbdist.errors import PlanError, StepError
-from nbdist.worker.keras.optimizer_config import flags
+from nbdist.worker.keras.optimizer_config import flags, hyperparameters_of
 from nbdist.worker.profiling.trace import NoTracer
 from nbdist.worker.runtime.reachable import names_in
 from nbdist.worker.tensorflow.checkpoint import TensorFlowState
@@ -83,6 +83,10 @@ class MirroredStep:
     @property
     def changes(self) -> tuple[str, ...]:
         return names_in(self._objects.roots())
+
+    @property
+    def hyperparameters(self) -> dict[str, float | str]:
+        return hyperparameters_of(dict(self._objects.optimizers))
 
     def scale_rates(self, warmup_steps: int, made: int) -> tuple[Rate, ...]:
         scaled = ScaledRates(self._objects, self._strategy, self.replicas, warmup_steps, made)

@@ -294,6 +294,7 @@ class StepRunner:
         steps = extent.steps * options.epochs if extent.steps >= 0 else -1
         if options.steps:
             steps = min(steps, options.steps) if steps >= 0 else options.steps
+        hyperparameters = self._step_strategy.hyperparameters  # with the rates before scaling
         rates = (
             self._step_strategy.scale_rates(warm_up_steps(steps, extent.steps), self.at.step)
             if options.scale_lr
@@ -308,6 +309,7 @@ class StepRunner:
             sharding=extent.sharding,
             rates=rates,
             changes=self._step_strategy.changes,
+            hyperparameters=hyperparameters,
             **reporter.record_fields(),
         )
         reporter.send(begun)

@@ -63,6 +63,7 @@ class StepStrategy(Protocol):
         footprint: footprint of the last compilation; None if the framework does not report it.
         tracer: profiler of the framework.
         changes: names whose values the steps change.
+        hyperparameters: name and learning rate of each optimizer that the step reads.
     """
 
     replicas: int
@@ -80,6 +81,9 @@ class StepStrategy(Protocol):
 
     @property
     def changes(self) -> tuple[str, ...]: ...
+
+    @property
+    def hyperparameters(self) -> dict[str, float | str]: ...
 
     def scale_rates(self, warmup_steps: int, made: int) -> tuple[Rate, ...]:
         """Multiply every learning rate by the number of replicas, after `warmup_steps` steps.

@@ -187,6 +187,7 @@ class TestBegin:
         begun = Trained().run(epochs=2).begun
         assert (begun.batch, begun.samples, begun.epochs, begun.steps) == (4, 10, 2, 6)
         assert (begun.replicas, begun.sharding, begun.changes) == (1, "by element", ("w",))
+        assert begun.hyperparameters == {"learning_rate": 0.1}
 
     @pytest.mark.parametrize(
         ("data", "steps", "total"),

@@ -155,6 +155,10 @@ class JaxLoopStep:
     def changes(self) -> tuple[str, ...]:
         return self._state.names
 
+    @property
+    def hyperparameters(self) -> dict[str, float | str]:
+        return {}
+
     def _inputs_of(self, arguments: Arguments) -> _Inputs:
         """Return what the loop gives to the step; without a batch, also what the step reads."""
         loop = self._program.loop

@@ -127,6 +127,10 @@ class PjrtStep:
         return self._function.names.changes
 
     @property
+    def hyperparameters(self) -> dict[str, float | str]:
+        return {**self._rates_read}
+
+    @property
     def footprint(self) -> step_contract.Footprint | None:
         return None if self._compiled is None else self._compiled.footprint
 

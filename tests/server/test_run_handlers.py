@@ -1,0 +1,159 @@
+"""Table of runs, edits and deletion, requested from a real Jupyter server as by a browser."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
+import pytest
+
+from nbdist.records import Annotations, RunCurve, RunTable
+from nbdist.telemetry.annotations import MOST_BYTES, annotate, read_annotations
+from tests.runs import losses, new_run
+from tests.server.jupyter import BASE, TIMEOUT_S, TOKEN, JupyterServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from nbdist.telemetry.run_writer import RunDirectory
+
+pytestmark = pytest.mark.processes
+
+OUTSIDE = ("..", quote("../../etc", safe=""), "%00", "20260101-000000-abcdef%0a", "other")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
+    with JupyterServer(tmp_path_factory.mktemp("jupyter")) as running:
+        yield running
+
+
+@pytest.fixture
+def run(server: JupyterServer) -> Iterator[RunDirectory]:
+    """Provide an ended run of three steps."""
+    created = new_run(server.runs, status="finished")
+    created.take(losses(1, 3))
+    created.close()
+    yield created
+    created.discard()
+
+
+def ask(
+    server: JupyterServer,
+    path: str,
+    method: str = "GET",
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+) -> tuple[int, bytes]:
+    """Send a request, with the token unless there are other headers."""
+    request = urllib.request.Request(
+        f"http://{server.at}/{BASE}/nbdist/runs/{path}",
+        data=body,
+        headers=headers or {"Authorization": f"token {TOKEN}"},
+        method=method,
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def edit(server: JupyterServer, run: RunDirectory, changes: object) -> tuple[int, bytes]:
+    return ask(server, run.state.id, "PATCH", json.dumps(changes).encode())
+
+
+def test_all_runs_are_rows(server: JupyterServer, run: RunDirectory) -> None:
+    status, body = ask(server, "table")
+    assert status == 200
+    (row,) = msgspec.json.decode(body, type=RunTable).rows
+    assert (row.state.id, row.metrics, row.step) == (run.state.id, {"loss": 3.0}, 3)
+
+
+def test_edits_are_stored_and_returned(server: JupyterServer, run: RunDirectory) -> None:
+    status, body = edit(server, run, {"name": "best", "tags": ["a"], "pinned": True})
+    assert status == 200
+    expected = Annotations(name="best", tags=("a",), pinned=True)
+    assert msgspec.json.decode(body, type=Annotations) == expected
+    assert read_annotations(run.path) == expected
+
+
+@pytest.mark.parametrize("changes", [{"path": "x"}, {"tags": "a"}, ["a"], 1, {"note": 3}])
+def test_invalid_edits_are_refused(
+    server: JupyterServer, run: RunDirectory, changes: object
+) -> None:
+    assert edit(server, run, changes)[0] == 400
+    assert ask(server, run.state.id, "PATCH", b'{"name": "\xff"}')[0] == 400
+    assert ask(server, run.state.id, "PATCH", b" " * (MOST_BYTES + 1))[0] == 413
+    assert read_annotations(run.path) == Annotations()
+
+
+def test_an_ended_run_is_deleted(server: JupyterServer, run: RunDirectory) -> None:
+    assert ask(server, run.state.id, "DELETE") == (204, b"")
+    assert not run.path.exists()
+    assert ask(server, run.state.id, "DELETE")[0] == 404
+
+
+def test_an_active_run_is_not_deleted(server: JupyterServer) -> None:
+    active = new_run(server.runs)
+    assert ask(server, active.state.id, "DELETE")[0] == 409
+    assert active.path.exists()
+    active.discard()
+
+
+def test_cells_and_curves_are_read(server: JupyterServer, run: RunDirectory) -> None:
+    status, cells = ask(server, f"{run.state.id}/cells")
+    assert (status, cells) == (200, b"# %% [3] %%dist_run --data train\n")
+    status, body = ask(server, f"{run.state.id}/curve?metric=loss")
+    assert (status, msgspec.json.decode(body, type=RunCurve).y) == (200, (1, 2, 3))
+    assert ask(server, f"{run.state.id}/curve?metric=accuracy")[0] == 404
+    assert ask(server, f"{run.state.id}/curve")[0] == 400
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_ids_that_leave_the_folder_are_not_found(
+    server: JupyterServer, run: RunDirectory, name: str
+) -> None:
+    assert ask(server, name, "PATCH", b'{"name": "x"}')[0] in (404, 405)
+    assert ask(server, name, "DELETE")[0] in (404, 405)
+    for path in ("cells", "curve?metric=loss"):
+        assert ask(server, f"{name}/{path}")[0] == 404
+    assert run.path.exists()
+
+
+def test_a_link_out_of_the_folder_is_refused(
+    server: JupyterServer, run: RunDirectory, tmp_path: Path
+) -> None:
+    outside = new_run(tmp_path, status="finished")
+    outside.close()
+    (server.runs / outside.state.id).symlink_to(outside.path)
+    assert ask(server, outside.state.id, "DELETE")[0] == 404
+    assert ask(server, outside.state.id, "PATCH", b'{"name": "x"}')[0] == 404
+    assert read_annotations(outside.path) == Annotations()
+    assert run.state.id in ask(server, "table")[1].decode()
+    assert outside.state.id not in ask(server, "table")[1].decode()
+    (server.runs / outside.state.id).unlink()
+
+
+def test_requests_need_the_token_and_writes_an_xsrf_token(
+    server: JupyterServer, run: RunDirectory
+) -> None:
+    wrong = {"Authorization": "token wrong"}
+    for path in ("table", f"{run.state.id}/cells", f"{run.state.id}/curve?metric=loss"):
+        assert ask(server, path, headers=wrong)[0] == 403
+    cookies = {"Cookie": server.login()}
+    assert ask(server, "table", headers=cookies)[0] == 200
+    for headers in (wrong, cookies):
+        assert ask(server, run.state.id, "PATCH", b'{"name": "x"}', headers)[0] == 403
+        assert ask(server, run.state.id, "DELETE", headers=headers)[0] == 403
+    assert read_annotations(run.path) == Annotations()
+    token = "0123456789abcdef" * 2
+    with_token = {"Cookie": f"{server.login()}; _xsrf={token}", "X-XSRFToken": token}
+    assert ask(server, run.state.id, "PATCH", b'{"name": "x"}', with_token)[0] == 200
+    annotate(run.path, {"name": ""})
