@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 SIZES = [1, 2, 4]
 PARAMS = [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(4, marks=pytest.mark.full)]
 OPTIMIZERS = list(models.TF_OPTIMIZERS)
-STRATEGIES = pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
-SHORT = ("mlp", "cnn", "lstm", "transformer")
-"""Models that contain all parts of the other models."""
+QUICK = {"mirrored": ("cnn", "transformer"), "pjrt": ("mlp", "lstm")}
+"""Models of `make test`, each in one framework. They contain all parts of the other models."""
 
-LONG = tuple(name for name in models.NAMES if name not in SHORT)
 MODELS = pytest.mark.parametrize(
-    "name", [*SHORT, *(pytest.param(name, marks=pytest.mark.full) for name in LONG)]
+    ("strategy", "name"),
+    [
+        pytest.param(strategy, name, marks=() if name in quick else pytest.mark.full)
+        for strategy, quick in QUICK.items()
+        for name in models.NAMES
+    ],
 )
 
 
@@ -57,7 +60,7 @@ def references(strategy: str, workers: int, names: tuple[str, ...]) -> dict[str,
     trainings = {
         name: training(strategy, name, optimizer_of(name, workers), "float64") for name in names
     }
-    if workers == 2 and strategy == "mirrored" and names == SHORT:
+    if workers == 2 and strategy == "mirrored" and names == QUICK[strategy]:
         trainings |= models.KERAS
     return by_hand(trainings)
 
@@ -86,20 +89,19 @@ def assert_same(ours: list[Outcome], reference: Outcome) -> None:
     assert all(rank.after == ours[0].after for rank in ours)
 
 
-@STRATEGIES
 @MODELS
 def test_model_gives_the_numbers_of_one_device(
     cluster: nbdist.Cluster, name: str, strategy: str
 ) -> None:
     optimizer = optimizer_of(name, cluster.world_size)
     ours = on_each_rank(cluster, strategy, training(strategy, name, optimizer, "float64"))
-    names = SHORT if name in SHORT else LONG
+    quick = QUICK[strategy]
+    names = quick if name in quick else tuple(n for n in models.NAMES if n not in quick)
     assert_same(ours, references(strategy, cluster.world_size, names)[name])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("cluster", [2], indirect=True)
-@STRATEGIES
 @MODELS
 def test_float32_is_within_rounding_of_one_device(
     cluster: nbdist.Cluster, name: str, strategy: str
@@ -120,4 +122,4 @@ def test_float32_is_within_rounding_of_one_device(
 def test_keras_metrics_and_weighted_means_are_exact(cluster: nbdist.Cluster, case: str) -> None:
     """Metrics, and losses averaged over a mask or over sample weights."""
     ours = on_each_rank(cluster, "mirrored", models.KERAS[case])
-    assert_same(ours, references("mirrored", 2, SHORT)[case])
+    assert_same(ours, references("mirrored", 2, QUICK["mirrored"])[case])

@@ -16,6 +16,8 @@ from tests import clusters
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from _pytest.mark.structures import ParameterSet
+
 STRATEGIES = ("mirrored", "pjrt")
 SUM = {"mirrored": "tf.reduce_sum", "pjrt": "jnp.sum"}
 
@@ -43,6 +45,19 @@ def read(paths):
     return records.map(lambda r: tf.reshape(tf.io.decode_raw(r, tf.float32), []))
 """
 NUMBERS = [*range(1, 6), *range(101, 107), *range(201, 231)]
+
+
+def alternating(defined: dict[str, str]) -> list[ParameterSet]:
+    """Return all pairs of a strategy and a definition. `make test` runs each definition once."""
+    return [
+        pytest.param(
+            *(strategy, define),
+            marks=() if STRATEGIES[(number + 1) % 2] == strategy else pytest.mark.full,
+            id=f"{strategy}-{name}",
+        )
+        for number, (name, define) in enumerate(defined.items())
+        for strategy in STRATEGIES
+    ]
 
 
 def step(cluster: nbdist.Cluster, cell: str, strategy: str, **options: Any) -> nbdist.Run:
@@ -213,15 +228,17 @@ HUGGING_FACE = (
 )
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
-    "define",
-    [
-        "import pandas as pd\nstream = pd.DataFrame({'x': np.arange(10.0), 'y': range(10)})",
-        HUGGING_FACE,
-        "stream = {'x': list(np.arange(10.0)), 'y': np.arange(10)}",
-    ],
-    ids=["pandas", "Hugging Face", "lists"],
+    ("strategy", "define"),
+    alternating(
+        {
+            "pandas": (
+                "import pandas as pd\nstream = pd.DataFrame({'x': np.arange(10.0), 'y': range(10)})"
+            ),
+            "Hugging Face": HUGGING_FACE,
+            "lists": "stream = {'x': list(np.arange(10.0)), 'y': np.arange(10)}",
+        }
+    ),
 )
 def test_columns_are_accepted(cluster: nbdist.Cluster, strategy: str, define: str) -> None:
     cluster.run(define)
@@ -252,15 +269,17 @@ TEXTS = "texts = [np.arange(1, n + 1) for n in (3, 9, 4, 2, 7, 5, 8)]\n"
 class TestBuckets:
     """`--bucket`: sequences of different lengths, padded to few lengths, with a mask."""
 
-    @pytest.mark.parametrize("strategy", STRATEGIES)
     @pytest.mark.parametrize(
-        "define",
-        [
-            "stream = texts, np.arange(7.0)",
-            "stream = tf.ragged.constant([t.tolist() for t in texts]), np.arange(7.0)",
-            "stream = [(t, float(i)) for i, t in enumerate(texts)]",
-        ],
-        ids=["lists", "ragged tensor", "elements"],
+        ("strategy", "define"),
+        alternating(
+            {
+                "lists": "stream = texts, np.arange(7.0)",
+                "ragged tensor": (
+                    "stream = tf.ragged.constant([t.tolist() for t in texts]), np.arange(7.0)"
+                ),
+                "elements": "stream = [(t, float(i)) for i, t in enumerate(texts)]",
+            }
+        ),
     )
     def test_sequences_are_padded_and_masked(
         self, cluster: nbdist.Cluster, strategy: str, define: str
