@@ -165,6 +165,20 @@ for i, batch in enumerate(data.as_numpy_iterator()):
     losses.append(loss)
 outcome = [plain(params), plain(averaged), plain(losses)]
 """,
+    "convolution with clipped gradients of each sample": """
+kernel = jax.random.normal(jax.random.key(2), (3, 1, 2))
+def filtered(w, x, y):
+    layout = ("NWC", "WIO", "NWC")
+    z = jax.lax.conv_general_dilated(x[None, :, None], w, (1,), "SAME", dimension_numbers=layout)
+    return (jnp.tanh(z).sum() - y[0]) ** 2
+each = jit(jax.vmap(grad(filtered), in_axes=(None, 0, 0)))
+for x, y in batches:
+    g = each(kernel, x, y)
+    norms = jnp.sqrt((g ** 2).sum((1, 2, 3)))
+    kernel = kernel - 0.1 * (g / jnp.maximum(1, norms)[:, None, None, None]).mean(0)
+    losses.append(norms)
+outcome = [plain(kernel), plain(losses)]
+""",
     "state in global names, and losses noted by the step itself": """
 def train_step(x, y):
     global params, opt_state

@@ -1,0 +1,72 @@
+"""Patch of JAX: right values of grouped convolutions over several devices.
+
+`jax.vmap(jax.grad(loss), in_axes=(None, 0))` of a convolution, as in differentially private
+training, is a convolution with one group of features for each sample. If the samples are sharded
+over devices, XLA also shards the groups, and the gradients of all devices but the first are wrong:
+another program gives other values, without an error (JAX 0.10.2).
+
+This module keeps the features of grouped convolutions unsharded in programs over several devices.
+Depthwise convolutions on a sharded batch are unchanged: their features are not sharded.
+
+`tests/worker/jax/arrays/test_convolution_patch.py` fails when the patch is no longer needed.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax._src.interpreters import mlir
+from jax._src.lax import convolution
+from jax._src.sharding_impls import ShardingContext
+
+from nbdist.worker.runtime.tested_versions import is_tested
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+PATCHED_SERIES = "0.10."
+
+
+@functools.cache
+def apply() -> None:
+    """Patch the tested versions of JAX; for other versions log a warning."""
+    if not is_tested("JAX", jax.__version__, PATCHED_SERIES, "grouped convolutions"):
+        return
+    lower = convolution._conv_general_dilated_lower
+    primitive = convolution.conv_general_dilated_p
+    mlir.register_lowering(primitive, _patched(lower))
+    for platform in ("cpu", "gpu"):  # as upstream: it computes complex numbers in parts
+        complex_lower = functools.partial(lower, expand_complex_convolutions=True)
+        mlir.register_lowering(primitive, _patched(complex_lower), platform=platform)
+
+
+def _patched(lower: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    def patched(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Sequence[Any]:
+        devices = ctx.module_context.axis_context
+        if params["feature_group_count"] == 1 or not isinstance(devices, ShardingContext):
+            return lower(ctx, lhs, rhs, **params)
+        unsharded = functools.partial(_unsharded, ctx, devices.num_devices)
+        lhs_spec, rhs_spec, out_spec = params["dimension_numbers"]
+        lhs_aval, rhs_aval = ctx.avals_in
+        lhs = unsharded(lhs, lhs_aval, lhs_spec[1])
+        rhs = unsharded(rhs, rhs_aval, rhs_spec[0])
+        (out,) = lower(ctx, lhs, rhs, **params)
+        return [unsharded(out, ctx.avals_out[0], out_spec[1])]
+
+    return patched
+
+
+def _unsharded(ctx: Any, devices: int, value: Any, aval: Any, dimension: int) -> Any:
+    """Return a value of a program with one dimension unsharded, and the others as XLA chooses."""
+    if devices == 1:
+        return value
+    mesh = jax.sharding.AbstractMesh((devices,), ("device",))
+    entries = [None if each == dimension else jax.P.UNCONSTRAINED for each in range(aval.ndim)]
+    sharding = jax.NamedSharding(mesh, jax.P(*entries))
+    if jax.config.jax_use_shardy_partitioner:
+        return mlir.wrap_with_sharding_op(ctx, value, aval, sharding._to_sdy_sharding(aval.ndim))
+    form = sharding._to_xla_hlo_sharding(aval.ndim).to_proto()
+    others = set(range(aval.ndim)) - {dimension}
+    return mlir.wrap_with_sharding_op(ctx, value, aval, form, unspecified_dims=others)
