@@ -20,7 +20,7 @@ from nbdist.cells.names import Names
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nbdist.cells.loops import Callees, Loop
+    from nbdist.cells.loops import Callees, Loop, Scan
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class TrainingLoop:
         hidden: statements inside of the step's text that do not belong to it. True if they leave a
             branch empty.
         effect: code of the step that changes or shows something besides its outputs; or empty.
+        scan: loop of JAX in the step, around its gradients.
     """
 
     node: Loop
@@ -57,6 +58,7 @@ class TrainingLoop:
     late: tuple[str, ...]
     hidden: list[tuple[ast.stmt, bool]]
     effect: str
+    scan: Scan
 
     @property
     def line(self) -> int:
@@ -273,7 +275,18 @@ class _Division:
             late=tuple(name for name in given if name not in early.bound),
             hidden=self._hidden,
             effect=self._effect,
+            scan=self._scan(),
         )
+
+    def _scan(self) -> Scan:
+        calls = [
+            node
+            for statement in self._step
+            for node in within(statement)
+            if isinstance(node, ast.Call) and self._callees.takes_gradient(node)
+        ]
+        found = {self._callees.scan(call) for call in calls}
+        return found.pop() if len(found) == 1 else ""
 
 
 class _Inputs(ast.NodeVisitor):

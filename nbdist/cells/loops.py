@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from nbdist.cells.effects import within
 
@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 Loop = ast.For | ast.While
+
+Scan = Literal["", "batches", "inside"]
+"""Loop of JAX around the gradients of a compiled function: none, over batches that the function
+receives along their first axis, or over batches that it takes from its data itself.
+"""
 
 
 class Callees(Protocol):
@@ -33,6 +38,10 @@ class Callees(Protocol):
 
     def distributes(self, call: ast.Call) -> bool:
         """Return True if the call runs a function on the replicas of a strategy."""
+        ...
+
+    def scan(self, call: ast.Call) -> Scan:
+        """Describe the loop of JAX around the gradients of the called function."""
         ...
 
     def effect(self, call: ast.Call) -> str:

@@ -179,6 +179,24 @@ for x, y in batches:
     losses.append(norms)
 outcome = [plain(kernel), plain(losses)]
 """,
+    "one compiled function for each epoch, which scans over batches": """
+@jit
+def epoch(p, s, data):
+    def body(carry, batch):
+        p, s = carry
+        loss, g = value_and_grad(loss_fn)(p, *batch)
+        updates, s = tx.update(g, s)
+        return (optax.apply_updates(p, updates), s), loss
+    (p, s), found = jax.lax.scan(body, (p, s), data)
+    return p, s, found
+key = jax.random.key(3)
+for i in range(2):
+    key, sub = jax.random.split(key)
+    order = jax.random.permutation(sub, 44)[:40].reshape(5, 8)
+    params, opt_state, found = epoch(params, opt_state, (X[order], Y[order]))
+    losses.append(found)
+outcome = [plain(params), plain(losses)]
+""",
     "state in global names, and losses noted by the step itself": """
 def train_step(x, y):
     global params, opt_state
@@ -258,6 +276,23 @@ outcome = [spread[0], spread[1], spread[-2]]
     assert len(run.loss) == 6, "one value for each step"
 
 
+def test_scan_divides_each_of_its_batches(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(SETUP)
+    cluster.run("""
+parts = []
+def epoch(p, xs, ys):
+    parts.append(xs.addressable_data(0).shape)
+    return jax.lax.scan(lambda p, batch: update(p, *batch), p, (xs, ys))
+for i in range(2):
+    params, found = epoch(params, X[:40].reshape(5, 8, 4), Y[:40].reshape(5, 8, 1))
+outcome = parts[0]
+""")
+    assert list(outcome(cluster)) == [5, 4, 4]
+    assert "8 samples a batch, 4 on each of 2 replicas" in capsys.readouterr().out
+
+
 def test_check_compares_the_first_step_and_changes_nothing(
     cluster: nbdist.Cluster, expected: dict[str, Any]
 ) -> None:
@@ -328,6 +363,20 @@ drawn = [draw.normal(), np.random.normal()]
     "a batch of 7 rows does not divide over 2 replicas": """
 for i in range(0, 42, 7):
     params, loss = update(params, X[i : i + 7], Y[i : i + 7])
+""",
+    "its step takes batches from the data in a compiled loop": """
+@jit
+def epoch(p, x, y):
+    take = lambda data, i: jax.lax.dynamic_slice_in_dim(data, i * 8, 8)
+    body = lambda i, p: update(p, take(x, i), take(y, i))[0]
+    return jax.lax.fori_loop(0, 5, body, p)
+for i in range(2):
+    params = epoch(params, X, Y)
+""",
+    "its step uses jax.pmap, whose collectives also add over the 2 workers": """
+mapped = jax.pmap(lambda p, x: jax.lax.pmean(grad(loss_fn)(p, x, Y[:8]), "i"), axis_name="i")
+for x, y in batches[:5]:
+    gradients = mapped(jax.tree.map(lambda leaf: leaf[None], params), x[None])
 """,
     "the first batch or the state differs between the workers": """
 for x, y in batches:

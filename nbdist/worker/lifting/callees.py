@@ -15,6 +15,8 @@ from nbdist.cells.loops import repeats_batch, training_loops
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from nbdist.cells.loops import Scan
+
 USERS = "__main__"
 """Module of the functions and classes of cells."""
 
@@ -175,6 +177,11 @@ class Callees:
                 kinds = () if tensorflow is None else tensorflow.distribute.Strategy
                 return "strategy" in name or isinstance(self._namespace.get(name), kinds)
         return False
+
+    def scan(self, call: ast.Call) -> Scan:
+        """Return "": loops of TensorFlow in a step have batches of their own."""
+        del call
+        return ""
 
     def computes(self, call: ast.Call) -> bool:
         """Return True if the called object belongs to a framework."""

@@ -8,11 +8,13 @@ import inspect
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from nbdist.cells.effects import root_name
+from nbdist.cells.effects import root_name, within
 from nbdist.worker.lifting.callees import USERS, Callees, is_of_user, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from nbdist.cells.loops import Scan
 
 _GRADIENTS = {
     *("grad", "value_and_grad", "filter_grad", "filter_value_and_grad", "vjp", "filter_vjp"),
@@ -25,6 +27,12 @@ _TRANSFORMATIONS = _GRADIENTS | {
     *("filter_jit", "filter_pmap", "filter_vmap", "custom_vjp", "custom_jvp", "cached_partial"),
 }
 """Functions that return a function."""
+
+_LOOPS = {"scan", "fori_loop", "while_loop"}
+"""Loops of JAX in a compiled function."""
+
+_TAKES_ROWS = ("dynamic_slice", "dynamic_index", "choice", "permutation")
+"""Parts of the names of functions that take some rows of an array."""
 
 _DIFFERENTIATES = ("grad", "jacrev", "jacfwd", "vjp")
 """Parts of the names of the functions that these transformations return."""
@@ -90,6 +98,50 @@ class JaxCallees(Callees):
             map(self._reference_takes, nodes)
         )
 
+    def scan(self, call: ast.Call) -> Scan:
+        """Describe the loop of JAX around the gradients of the called function."""
+        if self._loops(call):
+            return "" if "" in _scanned_names(call) else "batches"
+        name = _last_name(call.func)
+        nodes = self._defined.get(name) or list(tree_of(self._namespace.get(name)))
+        found = {self._scan_of(node) for node in nodes if isinstance(node, ast.FunctionDef)}
+        return found.pop() if len(found) == 1 else ""
+
+    def _scan_of(self, function: ast.FunctionDef) -> Scan:
+        nodes = [node for statement in function.body for node in within(statement)]
+        loops = [node for node in nodes if isinstance(node, ast.Call) and self._loops(node)]
+        bodies = [part for loop in loops for part in ast.walk(loop)]
+        inside = set(map(id, bodies))
+        if not loops or any(
+            _last_name(node) in _GRADIENTS or self._reference_takes(node)
+            for node in nodes
+            if id(node) not in inside
+        ):
+            return ""
+        given = _given_names(function)
+        if all(_scanned_names(loop) <= given for loop in loops):
+            return "batches"
+        return "inside" if self._takes_rows(function, set()) else ""
+
+    def _takes_rows(self, function: ast.AST, visited: set[str]) -> bool:
+        """Return True if a function takes some rows of an array, itself or in those it calls."""
+        for node in ast.walk(function):
+            match node:
+                case ast.Subscript(ctx=ast.Load(), slice=ast.Name() | ast.BinOp()):
+                    return True
+                case ast.Call() if any(part in _last_name(node.func) for part in _TAKES_ROWS):
+                    return True
+                case ast.Name(id=name) if name not in visited:
+                    visited.add(name)
+                    nodes = self._defined.get(name) or list(tree_of(self._namespace.get(name)))
+                    if any(self._takes_rows(inner, visited) for inner in nodes):
+                        return True
+        return False
+
+    def _loops(self, call: ast.Call) -> bool:
+        """Return True for a loop of JAX whose body takes a gradient."""
+        return _last_name(call.func) in _LOOPS and self.takes_gradient(call)
+
     def distributes(self, call: ast.Call) -> bool:
         """Return False: arrays on a mesh of the user are found when the loop runs."""
         del call
@@ -130,10 +182,37 @@ def _returns_function(function: ast.AST) -> bool:
     )
 
 
+def _given_names(function: ast.FunctionDef) -> set[str]:
+    """Return the parameters of a function, and names of parts of them, as in `x, y = batch`."""
+    given = {argument.arg for argument in function.args.args}
+    for statement in function.body:
+        match statement:
+            case ast.Assign(targets=[target], value=ast.Name(id=name)) if name in given:
+                given |= {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
+    return given
+
+
+def _scanned_names(loop: ast.Call) -> set[str]:
+    """Return the names in the third argument of `scan`; a name that is no parameter without one."""
+    scanned = [*loop.args[2:3], *(word.value for word in loop.keywords if word.arg == "xs")]
+    if _last_name(loop.func) != "scan" or not scanned:
+        return {""}
+    (value,) = scanned
+    plain = (ast.Name, ast.Tuple, ast.Dict, ast.Constant, ast.Load)
+    if not all(isinstance(node, plain) for node in ast.walk(value)):
+        return {""}
+    return {node.id for node in ast.walk(value) if isinstance(node, ast.Name)} or {""}
+
+
 def _last_name(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def is_pmapped(value: Any) -> bool:
+    """Return True if a function is the result of `jax.pmap`."""
+    return callable(value) and any(name.startswith("pmap.") for name in _wrappers(value))
 
 
 def _differentiates(value: Any) -> bool:

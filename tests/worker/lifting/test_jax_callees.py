@@ -59,6 +59,33 @@ def epoch(p, data):
         p, loss = train_step(p, x)
     return p
 
+@jax.jit
+def scanned_epoch(p, batches):
+    xs, ys = batches
+    def body(p, batch):
+        loss, g = jax.value_and_grad(loss_fn)(p, batch[0])
+        return p - g, loss
+    return jax.lax.scan(body, p, (xs, ys))
+
+def slices(data, i):
+    return jax.lax.dynamic_slice_in_dim(data, i * 4, 4)
+
+@jax.jit
+def sliced_epoch(p, data):
+    return jax.lax.fori_loop(0, 9, lambda i, p: train_step(p, slices(data, i))[0], p)
+
+def indexed_epoch(p, data, rows):
+    return jax.lax.scan(lambda p, i: train_step(p, data[i]), p, rows + 1)
+
+def whole_data(p, data):
+    return jax.lax.scan(lambda p, _: train_step(p, data), p, None, length=9)
+
+@jax.jit
+def through_scan(p, x):
+    def inner(p, x):
+        return jax.lax.scan(train_step, p, x)[0].sum()
+    return p - jax.grad(inner)(p, x)
+
 class Trainer:
     def __init__(self):
         def inner(p, x):
@@ -113,6 +140,25 @@ def test_calls_that_take_gradients(namespace: dict[str, Any], call: str, takes: 
     assert isinstance(expression, ast.Expr)
     assert isinstance(expression.value, ast.Call)
     assert JaxCallees(tree, namespace).takes_gradient(expression.value) == takes
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("scanned_epoch(p, x)", "batches"),
+        ("jax.lax.scan(train_step, p, x)", "batches"),
+        ("sliced_epoch(p, x)", "inside"),
+        ("indexed_epoch(p, x, rows)", "inside"),
+        ("whole_data(p, x)", ""),
+        ("through_scan(p, x)", ""),
+        ("train_step(p, x)", ""),
+    ],
+)
+def test_compiled_loops_over_batches(namespace: dict[str, Any], call: str, expected: str) -> None:
+    cell = f"for x in data:\n    out = {call}"
+    callees = JaxCallees(ast.parse(cell), namespace)
+    (loop,) = training_loops(ast.parse(cell), callees)
+    assert divide(loop, callees).scan == expected
 
 
 def test_source_of_a_library_that_python_has_read_changes_nothing(

@@ -20,6 +20,7 @@ from nbdist.worker.jax.arrays.leaves import as_data, gathered, is_array, is_own,
 from nbdist.worker.jax.runtime import processes
 from nbdist.worker.jax.step.loop_check import LoopSubject
 from nbdist.worker.jax.step.loop_state import LoopState, Snapshot
+from nbdist.worker.lifting.jax_callees import is_pmapped
 from nbdist.worker.lifting.lifted_loop import defined
 from nbdist.worker.profiling.jax_profiler import PjrtTracer
 from nbdist.worker.runtime import context
@@ -43,7 +44,7 @@ _UNSPLIT = ("incompatible devices", "non-addressable")
 _KEYS = ((2,), (4,))
 """Shapes of keys that `jax.random.PRNGKey` makes."""
 
-Division = Literal["divided", "rows", "batch", "mesh", "ranks", "rank", "code"]
+Division = Literal["divided", "rows", "batch", "mesh", "ranks", "rank", "code", "scan", "pmap"]
 """Division of a batch over the replicas, or the reason why each worker computes the whole batch."""
 
 _REASONS: dict[Division, str] = {
@@ -54,6 +55,8 @@ _REASONS: dict[Division, str] = {
     "ranks": "the first batch or the state differs between the workers: set their seeds",
     "rank": "its step uses `rank`",
     "code": "its step needs all rows of a batch on one device",
+    "scan": "its step takes batches from the data in a compiled loop",
+    "pmap": "its step uses jax.pmap, whose collectives also add over the {shards} workers",
 }
 
 
@@ -66,6 +69,7 @@ class _Inputs:
     Args:
         values: the values, by the name of their parameter.
         late: names of values that are no batch.
+        axis: axis of the rows; 1 if the first one is that of a scan over batches.
 
     Attributes:
         rows: number of rows of the batch; 0 without a batch.
@@ -73,14 +77,15 @@ class _Inputs:
         is_sharded: True if an array is sharded over devices already.
     """
 
-    def __init__(self, values: dict[str, Any], late: Sequence[str]) -> None:
+    def __init__(self, values: dict[str, Any], late: Sequence[str], axis: int = 0) -> None:
+        self._axis = axis
         self._flat = {name: _flattened(value) for name, value in values.items()}
         every = (leaf for leaves, _ in self._flat.values() for leaf in leaves)
         self.is_sharded = any(map(_is_sharded, every))
         sizes: dict[int, int] = {}
-        rows = {n: _rows_of(leaves) for n, (leaves, _) in self._flat.items() if n not in late}
+        rows = {n: _rows_of(leaves, axis) for n, (leaves, _) in self._flat.items() if n not in late}
         for name, count in rows.items():
-            elements = sum(leaf.size for leaf in self._flat[name][0] if _has_rows(leaf))
+            elements = sum(leaf.size for leaf in self._flat[name][0] if _has_rows(leaf, axis))
             sizes[count] = sizes.get(count, 0) + elements
         sizes.pop(0, None)
         self.rows = max(sizes, key=lambda count: sizes[count], default=0)
@@ -90,7 +95,7 @@ class _Inputs:
         )
 
     def _splits(self, name: str, leaf: Any) -> bool:
-        return name in self._batch and _has_rows(leaf)
+        return name in self._batch and _has_rows(leaf, self._axis)
 
     def placed(self, place: Callable[[Any], Any]) -> dict[str, Any]:
         """Return the values of the batch, with its arrays as `place` returns them."""
@@ -128,7 +133,8 @@ class JaxLoopStep:
         self._program = program
         self._namespace = namespace
         self._function = defined(program, namespace)
-        self._by_rows = jax.NamedSharding(mesh, jax.P(mesh.axis_names))
+        scanned = [None] if program.loop.scan == "batches" else []
+        self._by_rows = jax.NamedSharding(mesh, jax.P(*scanned, mesh.axis_names))
         self._kinds: set[tuple[Any, ...]] = set()
         self._outputs: dict[str, Any] | None = None
         loop = program.loop
@@ -163,13 +169,18 @@ class JaxLoopStep:
         """Return what the loop gives to the step; without a batch, also what the step reads."""
         loop = self._program.loop
         given = dict(zip(loop.given, arguments.given, strict=True))
-        return _Inputs({**self._read, **given} if self._reads_batch else given, loop.late)
+        values = {**self._read, **given} if self._reads_batch else given
+        return _Inputs(values, loop.late, len(self._by_rows.spec) - 1)
 
     def _first_division(self) -> Division:
         inputs, state = self._inputs, self._state.saved().values()
         found: Division = "divided"
         if inputs.is_sharded or any(map(_is_sharded, state)):
             found = "mesh"
+        elif self._program.loop.scan == "inside":
+            found = "scan"
+        elif any(map(is_pmapped, self._read.values())):
+            found = "pmap"
         elif not inputs.rows:
             found = "batch"
         elif inputs.rows % self.shards:
@@ -323,6 +334,11 @@ class JaxLoopStep:
                 f"--check runs the step of line {loop.line} on trial, but {loop.effect} would "
                 "also run then: move it out of the step"
             )
+        if loop.scan == "batches":
+            raise StepError(
+                f"--check compares rows of a batch, but the step of line {loop.line} scans over "
+                "several batches: run the cell without --check"
+            )
         rank = RankRows(
             rank=context.current().rank, ranks=jax.process_count(), replicas=self.shards
         )
@@ -365,21 +381,21 @@ def _flattened(value: Any) -> tuple[list[Any], Any]:
         return [value], jax.tree.structure(0)
 
 
-def _rows_of(leaves: Sequence[Any]) -> int:
+def _rows_of(leaves: Sequence[Any], axis: int) -> int:
     """Return the number of rows of arrays; 0 if they have no rows, or different numbers."""
-    found = {leaf.shape[0] for leaf in leaves if _has_rows(leaf)}
+    found = {leaf.shape[axis] for leaf in leaves if _has_rows(leaf, axis)}
     return found.pop() if len(found) == 1 else 0
 
 
-def _has_rows(leaf: Any) -> bool:
+def _has_rows(leaf: Any, axis: int) -> bool:
     """Return True if a leaf can be split by rows; a key for random numbers cannot."""
     if (
         not is_array(leaf)
-        or not leaf.ndim
+        or leaf.ndim <= axis
         or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     ):
         return False
-    return not (leaf.dtype == np.uint32 and leaf.shape in _KEYS)
+    return not (leaf.dtype == np.uint32 and leaf.shape[axis:] in _KEYS)
 
 
 def _gathered(value: Any) -> Any:
