@@ -23,10 +23,11 @@ _HOST_METHODS = {
 
 def is_host(statement: ast.stmt) -> bool:
     """Return True if a statement has an effect outside of the step, such as `print`."""
-    return any(map(_acts_outside, within(statement)))
+    return any(map(acts_outside, within(statement)))
 
 
-def _acts_outside(node: ast.AST) -> bool:
+def acts_outside(node: ast.AST) -> bool:
+    """Return True if a node itself has such an effect, by its form and name."""
     if isinstance(node, (ast.Break, ast.Continue, ast.Return, ast.Yield, ast.YieldFrom, ast.Raise)):
         return True
     if isinstance(node, (ast.Attribute, ast.Subscript)):

@@ -13,7 +13,7 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nbdist.cells.effects import SHOWS, assigns, is_host, own_names, root_name, within
+from nbdist.cells.effects import SHOWS, acts_outside, assigns, is_host, own_names, root_name, within
 from nbdist.cells.loops import LoopError, takes_gradient
 from nbdist.cells.names import Names
 
@@ -158,8 +158,14 @@ class _Division:
             self._after.remove(host)
             self._before.append(host)
         self._step.append(statement)
-        if is_host(statement):
+        if any(acts_outside(node) and not self._trains(node) for node in within(statement)):
             self._effect = f"`{ast.unparse(statement)}`"
+
+    def _trains(self, node: ast.AST) -> bool:
+        """Return True for a call that takes a gradient, as `trainer.update(x)`."""
+        if not isinstance(node, ast.Call):
+            return False
+        return self._callees.takes_gradient(ast.Call(node.func, args=[], keywords=[]))
 
     def _blocking(self, statement: ast.stmt) -> list[ast.stmt]:
         return [host for host in self._after if not _independent(host, statement)]

@@ -96,6 +96,9 @@ class Trainer:
     def eval(self, x):
         return self.score(1.0, x)
 
+    def update(self, p, x):
+        return p - self.step(p, x)
+
 trainer = Trainer()
 """
 
@@ -159,6 +162,22 @@ def test_compiled_loops_over_batches(namespace: dict[str, Any], call: str, expec
     callees = JaxCallees(ast.parse(cell), namespace)
     (loop,) = training_loops(ast.parse(cell), callees)
     assert divide(loop, callees).scan == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "effect"),
+    [
+        ("p = trainer.update(p, x)", ""),
+        ("losses.append(trainer.update(p, x))", "`losses.append(trainer.update(p, x))`"),
+    ],
+)
+def test_method_with_the_name_of_an_effect(
+    namespace: dict[str, Any], line: str, effect: str
+) -> None:
+    tree = ast.parse(f"for x in data:\n    {line}")
+    callees = JaxCallees(tree, namespace)
+    (loop,) = training_loops(tree, callees)
+    assert divide(loop, callees).effect == effect
 
 
 def test_source_of_a_library_that_python_has_read_changes_nothing(
