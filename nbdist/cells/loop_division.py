@@ -292,7 +292,20 @@ class _Division:
             if isinstance(node, ast.Call) and self._callees.takes_gradient(node)
         ]
         found = {self._callees.scan(call) for call in calls}
-        return found.pop() if len(found) == 1 else ""
+        scan = found.pop() if len(found) == 1 else ""
+        if scan == "batches" and not all(map(self._is_given, calls)):
+            return "inside"  # as in f(x.reshape(5, 8, -1)): only the step has these batches
+        return scan
+
+    def _is_given(self, call: ast.Call) -> bool:
+        """Return True if all arguments of a call are names, or values that the loop passes."""
+        known = (ast.Name, ast.Attribute, ast.Constant, ast.Lambda)
+        given = set(map(id, self._given.values()))
+        values: list[ast.expr] = [*call.args, *(word.value for word in call.keywords)]
+        for value in values:
+            if isinstance(value, ast.Tuple):
+                values += value.elts
+        return all(isinstance(value, (*known, ast.Tuple)) or id(value) in given for value in values)
 
 
 class _Inputs(ast.NodeVisitor):

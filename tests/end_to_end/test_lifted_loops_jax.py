@@ -285,8 +285,9 @@ parts = []
 def epoch(p, xs, ys):
     parts.append(xs.addressable_data(0).shape)
     return jax.lax.scan(lambda p, batch: update(p, *batch), p, (xs, ys))
+some, targets = X[:40].reshape(5, 8, 4), Y[:40].reshape(5, 8, 1)
 for i in range(2):
-    params, found = epoch(params, X[:40].reshape(5, 8, 4), Y[:40].reshape(5, 8, 1))
+    params, found = epoch(params, some, targets)
 outcome = parts[0]
 """)
     assert list(outcome(cluster)) == [5, 4, 4]

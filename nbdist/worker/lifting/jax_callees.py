@@ -115,7 +115,7 @@ class JaxCallees(Callees):
         if not loops or any(
             _last_name(node) in _GRADIENTS or self._reference_takes(node)
             for node in nodes
-            if id(node) not in inside
+            if id(node) not in inside and not isinstance(getattr(node, "ctx", None), ast.Store)
         ):
             return ""
         given = _given_names(function)

@@ -74,6 +74,10 @@ def slices(data, i):
 def sliced_epoch(p, data):
     return jax.lax.fori_loop(0, 9, lambda i, p: train_step(p, slices(data, i))[0], p)
 
+def named_lambda(p, data):
+    body = lambda i, p: train_step(p, slices(data, i))[0]
+    return jax.lax.fori_loop(0, 9, body, p)
+
 def indexed_epoch(p, data, rows):
     return jax.lax.scan(lambda p, i: train_step(p, data[i]), p, rows + 1)
 
@@ -150,7 +154,10 @@ def test_calls_that_take_gradients(namespace: dict[str, Any], call: str, takes: 
     [
         ("scanned_epoch(p, x)", "batches"),
         ("jax.lax.scan(train_step, p, x)", "batches"),
+        ("scanned_epoch(p, (x[i], labels))", "batches"),
+        ("scanned_epoch(p, all_data.reshape(5, 8, 4))", "inside"),
         ("sliced_epoch(p, x)", "inside"),
+        ("named_lambda(p, x)", "inside"),
         ("indexed_epoch(p, x, rows)", "inside"),
         ("whole_data(p, x)", ""),
         ("through_scan(p, x)", ""),
@@ -158,7 +165,7 @@ def test_calls_that_take_gradients(namespace: dict[str, Any], call: str, takes: 
     ],
 )
 def test_compiled_loops_over_batches(namespace: dict[str, Any], call: str, expected: str) -> None:
-    cell = f"for x in data:\n    out = {call}"
+    cell = f"for i, x in enumerate(data):\n    out = {call}"
     callees = JaxCallees(ast.parse(cell), namespace)
     (loop,) = training_loops(ast.parse(cell), callees)
     assert divide(loop, callees).scan == expected
