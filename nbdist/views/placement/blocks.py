@@ -37,10 +37,15 @@ _ALL_CELLS = 3000
 
 
 def chip(device: int) -> str:
-    return _cell(_COLOURS[device % len(_COLOURS)], "", str(device))
+    return cell(colour_of(device), "", str(device))
 
 
-def _cell(colour: str, tip: str, text: str) -> str:
+def colour_of(number: int) -> str:
+    """Return the colour of a device or a host by its number."""
+    return _COLOURS[number % len(_COLOURS)]
+
+
+def cell(colour: str, tip: str, text: str) -> str:
     """Return one cell. It is narrow without a text."""
     tip = f' title="{escape(tip)}"' if tip else ""
     kind = "" if text else ' class="nbd-o"'
@@ -95,10 +100,10 @@ class Blocks:
                 for column in range(min(grid.columns, _COLUMNS))
             ]
             if grid.columns > _COLUMNS:
-                cells.append(_cell(_GREY, f"{grid.columns} columns in total", "…"))
+                cells.append(cell(_GREY, f"{grid.columns} columns in total", "…"))
             lines.append("".join(cells))
         if grid.rows > _ROWS:
-            lines.append(_cell(_GREY, f"{grid.rows} rows in total", "…"))
+            lines.append(cell(_GREY, f"{grid.rows} rows in total", "…"))
         label = escape(self._label(layout))
         count = min(grid.rows, _ROWS) * min(grid.columns, _COLUMNS)
         picture = f'<span class="nbd-p" role="img" aria-label="{label}">{"<br>".join(lines)}</span>'
@@ -111,10 +116,10 @@ class Blocks:
         blocks = dict.fromkeys(block for _, block in held)
         devices = sorted(device for device, _ in held)
         if not devices:
-            return _cell(_GREY, "on no remaining device", "-")
+            return cell(_GREY, "on no remaining device", "-")
         slices = "; ".join(words.block(array, layout, block) for block in list(blocks)[:4])
         tip = f"{slices} on {words.devices(self._placement, devices)}"
-        return _cell(
+        return cell(
             _COLOURS[devices[0] % len(_COLOURS)], tip, formatting.ranks(devices) if named else ""
         )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbdist.views import formatting, html
+from nbdist.views.placement import mesh
 from nbdist.views.placement import text as words
 from nbdist.views.placement.blocks import Blocks, chip
 from nbdist.views.placement.tree import Leaf, on_devices, total
@@ -49,8 +50,11 @@ def page(placement: Placement, root: Branch) -> str:
     """Return the whole view."""
     title = words.title(placement, root.cost)
     facts = "".join(html.line(text) for text in words.facts(placement, root.cost))
+    meshes = "".join(mesh.picture(placement, shape) for shape in placement.meshes)
     tree = _Tree(placement, root.cost.arrays <= OPEN_ROWS).html(root)
-    return html.box(title, f'{STYLE}<div class="nbd">{facts}', _devices(placement), tree, "</div>")
+    return html.box(
+        title, f'{STYLE}<div class="nbd">{facts}{meshes}', _devices(placement), tree, "</div>"
+    )
 
 
 def _devices(placement: Placement) -> str:
