@@ -25,7 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from nbdist.records import AnyEvent, CellRequest, RecoveryRecord, RunStatus, WorkerState
+    from nbdist.records import (
+        AnyEvent,
+        CellRequest,
+        RecoveryRecord,
+        RunStatus,
+        StepOptions,
+        WorkerState,
+    )
     from nbdist.settings import Settings
     from nbdist.telemetry.receiver import Subscriber
 
@@ -54,12 +61,8 @@ class LiveRun(Protocol):
         """Return the cell with the folder for the files that the ranks write."""
         ...
 
-    def tick(self) -> tuple[str, ...]:
-        """Write new records. Call it many times per second.
-
-        Returns:
-            New messages for the user. Each one is returned once.
-        """
+    def tick(self) -> None:
+        """Write new records. Call it many times per second."""
         ...
 
     def stops_requested(self) -> int:
@@ -98,7 +101,7 @@ class LiveRun(Protocol):
         """Store the end of the run.
 
         Returns:
-            Messages for the user about its storage.
+            Messages for the user: the first finding, and remarks about the storage.
         """
         ...
 
@@ -109,15 +112,23 @@ class StoredLiveRun:
     Args:
         directory: the directory of the run.
         kept_runs: the number of runs to keep. The end of this run deletes the oldest ones.
+        step: options of a step cell; None for other cells.
         reported: True if another process has already stored reports of the run.
     """
 
-    def __init__(self, directory: RunDirectory, kept_runs: int, *, reported: bool = False) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        kept_runs: int,
+        step: StepOptions | None = None,
+        *,
+        reported: bool = False,
+    ) -> None:
         self.id = directory.state.id
         self._directory = directory
         self._kept_runs = kept_runs
         self._changes = RunChanges(directory.state, reported=reported)
-        self._findings = RunFindings(directory.state)
+        self._findings = RunFindings(directory.state, step)
         self._is_recovering = False
         self._left = False
         self._shown: list[str] = []
@@ -135,17 +146,16 @@ class StoredLiveRun:
         step = msgspec.structs.replace(request.step.options, profile_folder=folder)
         return request.with_options(step=step)
 
-    def tick(self) -> tuple[str, ...]:
+    def tick(self) -> None:
         now = time.monotonic()
         if not self._is_recovering and now - self._flushed_at >= FLUSH_INTERVAL_S:
             self._flush()
             self._flushed_at = now
         if now - self._updated_at < STATE_INTERVAL_S:
-            return ()
+            return
         self._updated_at = now
         self._findings.look_if_due(now)
         self._update()
-        return self._findings.fresh()
 
     def _update(self) -> None:
         """Write the state if it has changed."""
@@ -242,7 +252,8 @@ class StoredLiveRun:
         folder = self._directory.path.parent
         is_first = bool(gone) and folder not in _pruned
         _pruned.update([folder] if gone else [])
-        return (*(loss.text for loss in self._losses()), *((kept,) if is_first else ()))
+        losses = (loss.text for loss in self._losses())
+        return (*self._findings.summary(), *losses, *((kept,) if is_first else ()))
 
 
 class NullRun:
@@ -267,8 +278,7 @@ class NullRun:
     def _receive(self, record: AnyEvent) -> None:
         self._reported |= isinstance(record, Rows | Metrics)
 
-    def tick(self) -> tuple[str, ...]:
-        return ()
+    def tick(self) -> None: ...
 
     def stops_requested(self) -> int:
         return 0
@@ -361,7 +371,12 @@ def begin(
         directory = RunDirectory.create(settings.runs_path, state, "\n\n".join(cells))
     except OSError as error:
         return NullRun(f"this run is not stored: {error}")
-    return StoredLiveRun(directory, settings.kept_runs)
+    return StoredLiveRun(directory, settings.kept_runs, data_step(request))
+
+
+def data_step(request: CellRequest) -> StepOptions | None:
+    """Return the options of a step cell; None for other cells."""
+    return request.step.options if request.step is not None else None
 
 
 def shown(run: LiveRun, settings: Settings) -> RunView:

@@ -333,8 +333,7 @@ class CellMonitor:
             return
         self._agreement.send_agreed_step(self._context.host_of.keys() - self.ends.keys())
         self._context.view.flush()
-        for line in self._context.live.tick():
-            self._context.view.show_message(line)
+        self._context.live.tick()
 
     def _drain(self) -> None:
         while not self._received.empty():

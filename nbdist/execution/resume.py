@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nbdist.errors import UsageError
-from nbdist.execution.live_run import NullRun, StoredLiveRun
+from nbdist.execution.live_run import NullRun, StoredLiveRun, data_step
 from nbdist.execution.result import Run
 from nbdist.execution.saved_runs import SavedRun, step_begun
 from nbdist.records import PLACE, FitBegun, Rows, StepBegun
@@ -70,7 +70,12 @@ def reopen(cell: RunningCell, settings: Settings) -> ResumedRun:
         directory.update(writer=this_process(), **place)
     except (UsageError, OSError, msgspec.DecodeError) as error:
         return ResumedRun(NullRun(f"this run is no longer stored: {error}"))
-    live = StoredLiveRun(directory, settings.kept_runs, reported=bool(tables or state.replicas))
+    live = StoredLiveRun(
+        directory,
+        settings.kept_runs,
+        data_step(cell.request),
+        reported=bool(tables or state.replicas),
+    )
     stopping, age_s = state.status == "stopping", time.time() - state.began
     return ResumedRun(live, reports, _begun(state), stopping, age_s, state.recoveries)
 

@@ -27,7 +27,7 @@ from nbdist.telemetry.diagnostics import Diagnostics, Pace
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from nbdist.records import AnyEvent, FindingTopic, Plan, RankStatus, RunState, RunWorker
+    from nbdist.records import AnyEvent, Plan, RankStatus, RunState, RunWorker, StepOptions
 
 _LOOK_SHARE = 0.005
 """The largest share of a core for diagnostics. With many ranks, they run less often."""
@@ -133,19 +133,20 @@ class RunFindings:
 
     Args:
         state: state of the run.
+        step: options of a step cell; None for other cells.
 
     Attributes:
         found: findings of the last computation.
     """
 
-    def __init__(self, state: RunState) -> None:
+    def __init__(self, state: RunState, step: StepOptions | None = None) -> None:
         self.found: tuple[Finding, ...] = ()
         self._host_of = {worker.rank: worker.host for worker in state.workers}
         self._strategy = state.strategy
         self._batch = state.batch
-        self._diagnostics = Diagnostics(self._host_of, self._strategy, self._batch)
+        self._step = step
+        self._diagnostics = self._new()
         self._look_at = 0.0
-        self._reported: set[FindingTopic] = set()
 
     @property
     def pace(self) -> Pace:
@@ -158,7 +159,10 @@ class RunFindings:
             self._diagnostics.take(record)
         elif isinstance(record, StepBegun) and not self._batch:  # equal on all ranks
             self._batch = record.batch
-            self._diagnostics = Diagnostics(self._host_of, self._strategy, self._batch)
+            self._diagnostics = self._new()
+
+    def _new(self) -> Diagnostics:
+        return Diagnostics(self._host_of, self._strategy, self._batch, self._step)
 
     def forget(self) -> None:
         """Discard the times of steps, because the ranks restart."""
@@ -179,11 +183,9 @@ class RunFindings:
             self.look()
             self._look_at = now + (time.thread_time() - began) / _LOOK_SHARE
 
-    def fresh(self) -> tuple[str, ...]:
-        """Return the texts of new findings, once per topic."""
-        fresh = [finding for finding in self.found if finding.topic not in self._reported]
-        self._reported.update(finding.topic for finding in fresh)
-        return tuple(finding.text for finding in fresh)
+    def summary(self) -> tuple[str, ...]:
+        """Return the first finding in one line, for the end of the run. Empty without findings."""
+        return tuple(finding.text for finding in self.found[:1])
 
 
 class Roster:

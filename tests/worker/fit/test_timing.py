@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from nbdist.records import Finding
 
 SLEEP_S = 0.03
-STEPS = 40
-"""Number of steps: twice the number that diagnostics read."""
+STEPS = 96
+"""Number of steps, more than diagnostics read."""
 ATTEMPTS = 3
 """Number of attempts; one must run without disturbance by other processes."""
 STEP_WAIT_S = 10.0
@@ -29,7 +29,7 @@ MODEL = f"""
 import time
 import numpy as np, keras
 from nbdist.worker.training import trace_schedule
-trace_schedule.GAP_S, trace_schedule.SHARE = 0.3, 1.0  # samples enough, however noisy the machine
+trace_schedule.GAP_S, trace_schedule.SHARE = 0.1, 1.0  # samples enough, however noisy the machine
 class Batches(keras.utils.PyDataset):
     def __init__(self, sleep_s):
         super().__init__()
@@ -114,20 +114,20 @@ def test_fit_that_waits_for_data_is_starved(
     # The other rank's data may be ready by the time that the late rank's data arrive.
     assert max(input_share(sent_rows, rank) for rank in HOSTS) > 0.3
     starved = findings(sent_rows, framework)["starved"]
-    assert "type .prefetch(tf.data.AUTOTUNE)" in starved.text
+    assert "append .prefetch(tf.data.AUTOTUNE)" in starved.text
 
 
 @with_frameworks("jax")
 @pytest.mark.full
-def test_rank_with_slow_data_is_the_straggler(
+def test_rank_with_slow_data_is_starved(
     cluster: nbdist.Cluster, sent_rows: SentRows, framework: str
 ) -> None:
     cluster.run(f"{MODEL}build().fit(Batches({SLEEP_S} * rank), epochs=2, verbose=0)")
     assert input_share(sent_rows, 1) > 2 * input_share(sent_rows, 0)
-    straggler = findings(sent_rows, framework)["straggler"]
-    assert straggler.ranks == (1,)
-    assert "it waits for its data" in straggler.text
-    assert "prefetch(tf.data.AUTOTUNE)" in straggler.text
+    found = findings(sent_rows, framework)
+    assert found["starved"].ranks == (1,)
+    assert "prefetch(tf.data.AUTOTUNE)" in found["starved"].text
+    assert "straggler" not in found
 
 
 @with_frameworks("jax")
@@ -135,7 +135,7 @@ def test_slow_rank_is_the_straggler_but_not_starved(
     cluster: nbdist.Cluster, sent_rows: SentRows, framework: str
 ) -> None:
     slow = SLOW_RANK[framework]
-    code = "x = np.ones((640, 8), 'float32')\nmodel.fit(x, x[:, :1], batch_size=16, epochs=2);"
+    code = "x = np.ones((1600, 8), 'float32')\nmodel.fit(x, x[:, :1], batch_size=16, epochs=2);"
     cluster.run(f"SLOW = rank == {slow}\n{MODEL}{NAP[framework]}model = build(Nap())\n{code}")
     waited = {rank: median(sent_rows.column(rank, "collective_s")) for rank in HOSTS}
     assert waited[1 - slow] > 0.5 * SLEEP_S

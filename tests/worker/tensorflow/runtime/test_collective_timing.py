@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nbdist.records import Rows, StepOptions
+from nbdist.telemetry import confidence, diagnostics
 from nbdist.telemetry.diagnostics import Diagnostics
 from nbdist.worker.runtime.spans import covered
 from nbdist.worker.training.trace_schedule import SAMPLED_STEPS
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from nbdist.records import AnyEvent, Finding
 
 SLEEP_S = 0.03
-STEPS = 40
+STEPS = 90
+LASTS_S, ALPHA = 0.5, 0.01
+"""Seconds and confidence that a finding needs here, so that runs can be short."""
+
 HOSTS = {0: "hostA", 1: "hostB"}
 SETUP = f"""
 import time
@@ -45,7 +49,7 @@ import time
 import numpy as np, jax, jax.numpy as jnp
 from nbdist.worker.training import trace_schedule as tracing
 from tests import clusters
-tracing.GAP_S, tracing.SHARE = 0.3, 1.0  # samples enough, however noisy the machine
+tracing.GAP_S, tracing.SHARE = 0.1, 1.0  # samples enough, however noisy the machine
 def data():
     for number in range(200):
         yield np.ones((8, 64), "float32") * number / 200
@@ -74,6 +78,8 @@ class SentRows:
 
     def __init__(self, cluster: nbdist.Cluster, patch: pytest.MonkeyPatch) -> None:
         self.rows: list[Rows] = []
+        patch.setattr(diagnostics, "LASTING_S", LASTS_S)
+        patch.setattr(confidence, "ALPHA", ALPHA)
         deliver = cluster._worker_group.receiver.subscribers.deliver
 
         def record_rows(record: AnyEvent) -> None:
@@ -97,6 +103,7 @@ class SentRows:
         analyst = Diagnostics(HOSTS, strategy, batch)
         for rows in self.rows:
             analyst.take(rows)
+            analyst.findings()
         return {finding.topic: finding for finding in analyst.findings()}
 
 
@@ -128,7 +135,7 @@ class TestMirrored:
         assert waited[1] < 0.5 * waited[0]
         found = sent_rows.findings("mirrored")
         assert found["straggler"].ranks == (1,)
-        assert found["straggler"].text.startswith("rank 1@hostB is ")
+        assert found["straggler"].text.startswith("rank 1@hostB computes ")
 
     def test_equally_slow_ranks_are_no_stragglers(
         self, cluster: nbdist.Cluster, sent_rows: SentRows
