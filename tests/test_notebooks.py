@@ -128,7 +128,7 @@ def test_the_placement_notebook(tmp_path: Path) -> None:
     """Test measured devices, placed data and the time of each line of a cell."""
     text = "\n".join(executed("05_placement.ipynb", tmp_path))
     assert "nbdist: 8 devices on 1 host" in text
-    assert "float32[4096, 256]  4.2 MB  whole  cpu:3" in text
+    assert "float32[4096, 256]  4.0 MiB  whole  cpu:3" in text
     assert "P('data', 'model'): parts of [1024, 256]" in text
     assert "as the batch: True\nwhole on each: False" in text
     assert "gradients are the same: True" in text

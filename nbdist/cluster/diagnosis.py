@@ -153,13 +153,13 @@ def _free_space(facts: Sequence[HostFacts]) -> Iterator[Trouble]:
         if one.disk_bytes < LEAST_DISK_BYTES:
             yield Trouble(
                 where=one.host,
-                what=f"only {formatting.memory(one.disk_bytes)} of disk are free in {one.folder}",
+                what=f"only {formatting.size(one.disk_bytes)} of disk are free in {one.folder}",
                 advice='free disk space, or set another `folder = "..."` in hosts.toml',
             )
         if len(one.gpus) > 1 and one.shm_bytes < LEAST_SHM_BYTES:
             yield Trouble(
                 where=one.host,
-                what=f"only {formatting.memory(one.shm_bytes)} of shared memory are free for NCCL",
+                what=f"only {formatting.size(one.shm_bytes)} of shared memory are free for NCCL",
                 advice="use --shm-size=1g for a container, or free space in /dev/shm",
             )
 
@@ -183,7 +183,7 @@ def _gpus(facts: Sequence[HostFacts], request: ClusterRequest) -> Iterator[Troub
             yield Trouble(
                 where=one.host,
                 what=f"GPU {formatting.ranks(busy)} in use: "
-                f"{formatting.memory(used)} of its memory are allocated",
+                f"{formatting.size(used)} of its memory are allocated",
                 advice=f"wait, or use the others: {env}" if free else "wait, or use another host",
             )
     asked: Counter[str] = Counter()
@@ -205,7 +205,7 @@ def _slow(facts: Sequence[HostFacts], reaches: Mapping[int, Sequence[Reach]]) ->
     for rank, reached in reaches.items():
         for reach in reached:
             if 0 < reach.bytes_per_s < SLOW_BYTES_PER_S:
-                speed = f"{formatting.size(reach.bytes_per_s)}/s"
+                speed = formatting.rate(reach.bytes_per_s)
                 takes = formatting.duration(2 * 100e6 / reach.bytes_per_s)
                 yield Trouble(
                     where=facts[rank].host,

@@ -38,19 +38,14 @@ def devices(driven: Iterable[Device]) -> str:
     )
 
 
-def memory(size_bytes: float) -> str:
-    """Format bytes in decimal MB or GB: `362 MB`, `1.4 GB`."""
-    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
-
-
 def size(size_bytes: float) -> str:
-    """Format bytes in decimal units: `12 B`, `3.4 kB`, `512 MB`."""
-    return _scaled(size_bytes, 1000, ("B", "kB", "MB", "GB", "TB"))
-
-
-def binary(size_bytes: float) -> str:
-    """Format bytes in powers of 1024, the usual units of device memory: `3.4 KiB`, `79.1 GiB`."""
+    """Format bytes in powers of 1024: `12 B`, `3.4 KiB`, `79.1 GiB`."""
     return _scaled(size_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def rate(bytes_per_s: float) -> str:
+    """Format bytes per second in decimal units, as networks are specified: `12.5 GB/s`."""
+    return _scaled(bytes_per_s, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
 
 
 def _scaled(amount: float, base: int, units: Sequence[str]) -> str:
@@ -104,6 +99,19 @@ def recovered(recovery: RecoveryRecord) -> str:
     onward = f"resumed after step {recovery.step:,}" if recovery.step else "restarted"
     onward += f" with {count(recovery.workers, 'worker')}" if recovery.workers else ""
     return f"recovered: {reason}, {onward}, {duration(recovery.lost_s)} lost"
+
+
+def joined(rows: Iterable[list[str]]) -> list[list[str]]:
+    """Join the rows of a table that differ in the first cell only, which is a rank."""
+    ranks_of: dict[tuple[str, ...], list[int]] = {}
+    for rank, *cells in rows:
+        ranks_of.setdefault(tuple(cells), []).append(int(rank))
+    return [[ranks(numbers), *cells] for cells, numbers in ranks_of.items()]
+
+
+def names(found: Iterable[str]) -> str:
+    """Format names of variables: `xs`, `ys`, each in backquotes."""
+    return ", ".join(f"`{name}`" for name in found)
 
 
 def times(number: int) -> str:

@@ -96,10 +96,10 @@ def test_clock_skew_is_reported() -> None:
 
 def test_lack_of_disk_and_shared_memory_is_reported() -> None:
     assert found(facts(0, disk_bytes=GB)) == [
-        "minor gpu0: only 1.1 GB of disk are free in /home/me"
+        "minor gpu0: only 1.0 GiB of disk are free in /home/me"
     ]
     assert found(facts(0, gpus=(A100, A100), shm_bytes=1 << 20)) == [
-        "minor gpu0: only 1 MB of shared memory are free for NCCL"
+        "minor gpu0: only 1.0 MiB of shared memory are free for NCCL"
     ]
     assert found(facts(0, gpus=(A100,), shm_bytes=1 << 20)) == []
 
@@ -108,7 +108,7 @@ def test_busy_and_missing_gpus_are_reported() -> None:
     busy = msgspec.structs.replace(A100, busy=0.5)
     full = msgspec.structs.replace(A100, used_bytes=30 * GB)
     (problem,) = found(facts(0, gpus=(A100, busy, full)))
-    assert problem == "minor gpu0: GPU 1-2 in use: 32.2 GB of its memory are allocated"
+    assert problem == "minor gpu0: GPU 1-2 in use: 30.0 GiB of its memory are allocated"
     requested = ClusterRequest((Host(name="gpu0", devices=8),), ("jax",))
     assert found(facts(0, gpus=(A100,) * 4), request=requested) == [
         "fatal gpu0: it has 4 GPUs, and 8 were requested"

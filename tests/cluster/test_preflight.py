@@ -155,7 +155,7 @@ def test_gpus_are_read_from_nvidia_smi(hosts: Hosts, tmp_path: Path) -> None:
         (facts,) = cluster.examine().examination.facts
     assert facts.driver == "580.65"
     assert [gpu.busy for gpu in facts.gpus] == [0.97, 0.0]
-    assert trouble.what == "GPU 0 in use: 21.0 GB of its memory are allocated"
+    assert trouble.what == "GPU 0 in use: 19.5 GiB of its memory are allocated"
     assert 'CUDA_VISIBLE_DEVICES = "1"' in trouble.advice
 
 

@@ -44,33 +44,27 @@ def test_devices_are_counted_by_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size_bytes", "text"),
-    [(0, "0 MB"), (362e6, "362 MB"), (999e6, "999 MB"), (1e9, "1.0 GB"), (1.44e9, "1.4 GB")],
-)
-def test_memory_is_in_megabytes_or_gigabytes(size_bytes: float, text: str) -> None:
-    assert formatting.memory(size_bytes) == text
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "decimal", "binary"),
+    ("amount", "size", "rate"),
     [
-        (0, "0 B", "0 B"),
-        (12, "12 B", "12 B"),
-        (999, "999 B", "999 B"),
-        (999.4, "999 B", "999 B"),
-        (999.5, "1.0 kB", "1,000 B"),
-        (1023.5, "1.0 kB", "1.0 KiB"),
-        (3400, "3.4 kB", "3.3 KiB"),
-        (99_940, "99.9 kB", "97.6 KiB"),
-        (99_950, "100 kB", "97.6 KiB"),
-        (5e11, "500 GB", "466 GiB"),
-        (2**40, "1.1 TB", "1.0 TiB"),
-        (5e15, "5,000 TB", "4,547 TiB"),
+        (0, "0 B", "0 B/s"),
+        (12, "12 B", "12 B/s"),
+        (999.4, "999 B", "999 B/s"),
+        (999.5, "1,000 B", "1.0 kB/s"),
+        (1023.5, "1.0 KiB", "1.0 kB/s"),
+        (3400, "3.3 KiB", "3.4 kB/s"),
+        (99_950, "97.6 KiB", "100 kB/s"),
+        (5e11, "466 GiB", "500 GB/s"),
+        (2**40, "1.0 TiB", "1.1 TB/s"),
+        (5e15, "4,547 TiB", "5,000 TB/s"),
     ],
 )
-def test_sizes_have_a_unit_and_three_digits(size_bytes: float, decimal: str, binary: str) -> None:
-    assert formatting.size(size_bytes) == decimal
-    assert formatting.binary(size_bytes) == binary
+def test_sizes_are_binary_and_rates_are_decimal(amount: float, size: str, rate: str) -> None:
+    assert (formatting.size(amount), formatting.rate(amount)) == (size, rate)
+
+
+def test_rows_that_differ_in_the_rank_only_are_joined() -> None:
+    rows = [["0", "a", "x"], ["1", "a", "x"], ["2", "b", "x"], ["3", "a", "x"]]
+    assert formatting.joined(rows) == [["0-1,3", "a", "x"], ["2", "b", "x"]]
 
 
 @pytest.mark.parametrize(

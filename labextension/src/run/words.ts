@@ -67,10 +67,10 @@ const SECONDS: readonly IScale[] = [
   { factor: 1e6, suffix: ' µs' }
 ];
 const BYTES: readonly IScale[] = [
-  { factor: 1e-12, suffix: ' TB' },
-  { factor: 1e-9, suffix: ' GB' },
-  { factor: 1e-6, suffix: ' MB' },
-  { factor: 1e-3, suffix: ' kB' },
+  { factor: 1024 ** -4, suffix: ' TiB' },
+  { factor: 1024 ** -3, suffix: ' GiB' },
+  { factor: 1024 ** -2, suffix: ' MiB' },
+  { factor: 1024 ** -1, suffix: ' KiB' },
   { factor: 1, suffix: ' B' }
 ];
 const LARGE: readonly IScale[] = [
@@ -91,7 +91,7 @@ function scaleOf(unit: Unit, size: number): IScale {
   return fitting ?? least ?? NO_SCALE;
 }
 
-/** Format a value with its unit: `12.3 ms`, `1.44 GB`, `23 %`, `0.4127`. */
+/** Format a value with its unit: `12.3 ms`, `1.44 GiB`, `23 %`, `0.4127`. */
 export function amount(value: number, unit: Unit): string {
   if (unit === 'number' || !Number.isFinite(value)) {
     return plain(value);

@@ -80,7 +80,7 @@ class DevicesPicture(ResultTable[DeviceState]):
         return f"nbdist: {formatting.count(len(self.devices), 'device')}{of} on {places}"
 
     def _tables(self) -> Iterator[Table]:
-        yield _DEVICES, list(map(_device, self.devices)), (0, 4, 5)
+        yield _DEVICES, formatting.joined(map(_device, self.devices)), (0, 4, 5)
         links = list(self._links())
         if links:
             yield _LINKS, links, (1, 2, 3)
@@ -104,13 +104,13 @@ class DevicesPicture(ResultTable[DeviceState]):
                     level.name,
                     str(level.size),
                     formatting.duration(link.latency_s),
-                    f"{formatting.size(link.bytes_per_s)}/s",
+                    formatting.rate(link.bytes_per_s),
                     "measured" if level.name in measured else "from tables",
                 ]
 
     def _notes(self) -> Iterator[str]:
         if self.bench is not None:
-            yield f"copies within a device's memory: {formatting.size(self.bench.bytes_per_s)}/s"
+            yield f"copies within a device's memory: {formatting.rate(self.bench.bytes_per_s)}"
             yield f"the smallest program takes {formatting.duration(self.bench.dispatch_s)}"
             yield from _crossed(self.bench.crossing)
         if self.topology is not None:
@@ -132,14 +132,14 @@ def _device(device: DeviceState) -> list[str]:
         device.host,
         device.name,
         device.kind,
-        formatting.memory(device.memory_bytes) if device.memory_bytes else _UNKNOWN,
-        formatting.memory(device.used_bytes) if device.used_bytes is not None else _UNKNOWN,
+        formatting.size(device.memory_bytes) if device.memory_bytes else _UNKNOWN,
+        formatting.size(device.used_bytes) if device.used_bytes is not None else _UNKNOWN,
         device.plugin,
     ]
 
 
 def _transfer(name: str, link: Link) -> list[str]:
-    return [name, formatting.duration(link.latency_s), f"{formatting.size(link.bytes_per_s)}/s"]
+    return [name, formatting.duration(link.latency_s), formatting.rate(link.bytes_per_s)]
 
 
 def _advice(crossing: Crossing) -> Table:

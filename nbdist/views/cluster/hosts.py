@@ -91,10 +91,10 @@ class HostsPicture(ResultTable[HostRow]):
         return list(HostRow.__struct_fields__)
 
     def html(self) -> str:
-        return html.box(self._title, html.table(_HOSTS, self._cells(), (0,)))
+        return html.box(self._title, html.table(_HOSTS, formatting.joined(self._cells()), (0,)))
 
     def lines(self) -> list[str]:
-        return [self._title, *html.text_table(_HOSTS, self._cells(), (0,))]
+        return [self._title, *html.text_table(_HOSTS, formatting.joined(self._cells()), (0,))]
 
     @property
     def _title(self) -> str:
@@ -162,11 +162,11 @@ class DoctorPicture(ResultTable[Trouble]):
             yield [
                 str(one.rank),
                 one.host,
-                formatting.memory(one.free_bytes),
-                formatting.memory(one.disk_bytes),
+                formatting.size(one.free_bytes),
+                formatting.size(one.disk_bytes),
                 self._clock(examined.skew_s.get(one.rank, 0.0)),
                 formatting.duration(median(latencies)) if latencies else _UNKNOWN,
-                f"{formatting.size(max(speeds))}/s" if speeds else _UNKNOWN,
+                formatting.rate(max(speeds)) if speeds else _UNKNOWN,
             ]
 
     def _clock(self, skew_s: float) -> str:

@@ -113,7 +113,7 @@ def _row(worker: WorkerState) -> tuple[str, ...]:
         worker.host,
         str(worker.pid),
         formatting.devices(worker.devices),
-        formatting.memory(worker.memory_bytes) if worker.memory_bytes else "",
+        formatting.size(worker.memory_bytes) if worker.memory_bytes else "",
         worker.state,
     )
 

@@ -119,7 +119,7 @@ def _degrees(plan: Plan) -> str:
 
 def _panels(plan: Plan) -> str:
     """Return the bars of memory and time, side by side if there is room."""
-    memory = _panel(words.memory_title(plan), words.memory_parts(plan), formatting.binary)
+    memory = _panel(words.memory_title(plan), words.memory_parts(plan), formatting.size)
     time = _panel(words.time_title(plan), words.time_parts(plan), formatting.duration)
     style = "display:flex;flex-wrap:wrap;gap:0 44px;max-width:900px"
     return f'<div style="{style}">{memory}{time}</div>{_note(words.EXACT)}'

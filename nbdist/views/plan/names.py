@@ -50,8 +50,8 @@ class NamesPicture(PlanPicture):
     @property
     def _title(self) -> str:
         plan = self.plan
-        size = formatting.binary(sum(tensor.device_bytes for tensor in plan.tensors))
-        whole = formatting.binary(plan.memory.total)
+        size = formatting.size(sum(tensor.device_bytes for tensor in plan.tensors))
+        whole = formatting.size(plan.memory.total)
         names, hardware = ", ".join(self._names), plan.on.partition(",")[0]
         return f"{names} in {plan.title} on {hardware}: {size} of the {whole} on each device"
 

@@ -93,7 +93,7 @@ class PlanPicture(ResultTable[PlannedTensor]):
         for axis, size, text in words.degrees(plan):
             yield from wrapped(f"{axis} {size}: {text}", "  ")
         yield from ("", words.memory_title(plan))
-        yield from _bars(words.memory_parts(plan), formatting.binary)
+        yield from _bars(words.memory_parts(plan), formatting.size)
         yield from ("", words.time_title(plan))
         yield from _bars(words.time_parts(plan), formatting.duration)
         yield f"  ({words.EXACT})"

@@ -67,8 +67,8 @@ def headline(plan: Plan) -> str:
 
 def memory(plan: Plan) -> str:
     """Format used and available memory: `46.3 of 79.1 GiB`."""
-    taken = formatting.binary(plan.memory.total)
-    available = formatting.binary(plan.memory.available)
+    taken = formatting.size(plan.memory.total)
+    available = formatting.size(plan.memory.available)
     number, _, unit = taken.partition(" ")
     return f"{number if available.endswith(f' {unit}') else taken} of {available}"
 
@@ -90,7 +90,7 @@ def facts(plan: Plan) -> Iterator[str]:
 def warnings(plan: Plan) -> Iterator[str]:
     over = plan.memory.total - plan.memory.available
     if over > 0:
-        yield f"it does not fit: {formatting.binary(over)} too much on each device"
+        yield f"it does not fit: {formatting.size(over)} too much on each device"
     yield from plan.warnings
 
 
@@ -102,16 +102,16 @@ def verified(plan: Plan) -> Iterator[str]:
     expected = plan.memory.needed
     yield (
         f"compiled by XLA for this hardware in {formatting.duration(found.seconds)}: "
-        f"{formatting.binary(found.total)} on each device, and "
-        f"{formatting.binary(expected)} were expected"
+        f"{formatting.size(found.total)} on each device, and "
+        f"{formatting.size(expected)} were expected"
     )
     yield (
-        f"arguments {formatting.binary(found.arguments)} "
-        f"({formatting.binary(plan.memory.arguments)} expected), "
-        f"temporaries {formatting.binary(found.temporaries)}"
+        f"arguments {formatting.size(found.arguments)} "
+        f"({formatting.size(plan.memory.arguments)} expected), "
+        f"temporaries {formatting.size(found.temporaries)}"
     )
     calls = [
-        f"{one.count:,} {one.kind} ({formatting.binary(one.bytes)})" for one in found.collectives
+        f"{one.count:,} {one.kind} ({formatting.size(one.bytes)})" for one in found.collectives
     ]
     yield f"collectives, each loop counted once: {', '.join(calls) or 'none'}"
 
@@ -221,10 +221,8 @@ def runners_up(plan: Plan) -> list[list[str]]:
 
 
 def _each(other: RunnerUp) -> str:
-    compiled = (
-        f", compiled {formatting.binary(other.compiled_bytes)}" if other.compiled_bytes else ""
-    )
-    return f"{formatting.binary(other.device_bytes)}{compiled}"
+    compiled = f", compiled {formatting.size(other.compiled_bytes)}" if other.compiled_bytes else ""
+    return f"{formatting.size(other.device_bytes)}{compiled}"
 
 
 def label(array: PlacedArray) -> str:
@@ -234,7 +232,7 @@ def label(array: PlacedArray) -> str:
 def cells(row: Row, placement: Placement) -> list[str]:
     """Return the cells of a tree row, under the header `TENSORS`."""
     entry, cost = row.entry, row.entry.cost if row.entry else row.hidden
-    each = formatting.binary(cost.stored // len(placement.devices))
+    each = formatting.size(cost.stored // len(placement.devices))
     if entry is None:
         return [f"… and {formatting.count(cost.arrays, 'more array')}", "", "", "", each]
     name = words.label(entry.label, ())

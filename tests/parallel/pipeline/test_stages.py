@@ -279,7 +279,7 @@ def test_transfers_are_reported() -> None:
         Leg(1, 0, between),
     }
     text = repr(piped).splitlines()
-    assert text[0] == "nbdist: 3 stages, 2.4 kB moved by the last call"
+    assert text[0] == "nbdist: 3 stages, 2.4 KiB moved by the last call"
     assert text[4].split() == ["1", "mix", "cpu:1", "512", "B", "512", "B"]
     assert "<table" in piped._repr_mimebundle_()["text/html"]
     same = stages(*FUNCTIONS, devices=[jax.devices()[0]] * 3)

@@ -60,7 +60,7 @@ def test_measured_values_are_shown() -> None:
     picture = DevicesPicture((), None, "", bench, of_cluster=False)
     text = repr(picture)
     assert ["to", "device", "10", "µs", "1.0", "GB/s"] in map(str.split, text.splitlines())
-    assert "from 36.9 kB on (products of 96 x 96) gpu:0 is faster, transfers included" in text
+    assert "from 36.0 KiB on (products of 96 x 96) gpu:0 is faster, transfers included" in text
     rows = [line.split() for line in text.splitlines() if line.startswith(("64 x", "128 x"))]
     assert [row[-1] for row in rows] == ["cpu:0", "gpu:0"]
     assert 'src="data:image/png;base64,' in picture.html()

@@ -88,7 +88,7 @@ def test_unknown_memory_is_marked() -> None:
         device(), device(1, memory_bytes=None, used_bytes=None), device(2, used_bytes=7_000_000)
     )
     ((_, *rows),) = tables(shown)
-    assert [row[4:6] for row in rows] == [["2.5 GB", "0 MB"], ["-", "-"], ["2.5 GB", "7 MB"]]
+    assert [row[4:6] for row in rows] == [["2.3 GiB", "0 B"], ["-", "-"], ["2.3 GiB", "6.7 MiB"]]
 
 
 def test_links_between_several_devices_are_measured_or_from_tables() -> None:
@@ -125,14 +125,14 @@ def test_transfers_and_the_size_from_which_they_pay_are_shown() -> None:
     assert transfers[1] == ["to device", "10 µs", "2.0 GB/s"]
     assert advice == [
         ["product", "each matrix", "cpu", "gpu, with transfers", "faster"],
-        ["64 x 64", "16.4 kB", "1 ms", "2 ms", "cpu"],
-        ["1,024 x 1,024", "4.2 MB", "1 s", "500 ms", "gpu"],
+        ["64 x 64", "16.0 KiB", "1 ms", "2 ms", "cpu"],
+        ["1,024 x 1,024", "4.0 MiB", "1 s", "500 ms", "gpu"],
     ]
     copies, smallest, crossed = notes(shown)
     assert copies == "copies within a device's memory: 5.0 GB/s"
     assert smallest == "the smallest program takes 20 µs"
     assert crossed == (
-        "from 1.0 MB on (products of 500 x 500) gpu is faster, transfers included: keep smaller "
+        "from 977 KiB on (products of 500 x 500) gpu is faster, transfers included: keep smaller "
         "arrays on cpu"
     )
 

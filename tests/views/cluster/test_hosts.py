@@ -83,7 +83,7 @@ def test_a_line_for_each_host_shows_the_median_latency_and_the_best_bandwidth() 
     )
     title, _, _, first, second, third, *_ = DoctorPicture(examined).lines()
     assert title == "nbdist: 1 host checked in 1.5 s: 0 problems"
-    assert columns(first) == ["0", "a", "2.5 GB", "700 MB", "± 2 ms", "3 ms", "2.0 GB/s"]
+    assert columns(first) == ["0", "a", "2.3 GiB", "668 MiB", "± 2 ms", "3 ms", "2.0 GB/s"]
     assert columns(second)[-2:] == ["-", "-"]
     assert columns(third)[-2:] == ["3 ms", "-"]
 

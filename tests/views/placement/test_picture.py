@@ -102,7 +102,7 @@ class Page(HTMLParser):
 def test_a_divisible_replicated_array_could_be_sharded() -> None:
     took = cost(array(REPLICATED, 5, 12), REPLICATED)
     assert (took.once, took.stored, took.copies, took.shardable) == (240, 1440, 1200, 1200)
-    assert words.advice(array(REPLICATED, 5, 12), REPLICATED, took) == "1.2 kB, dim 1"
+    assert words.advice(array(REPLICATED, 5, 12), REPLICATED, took) == "1.2 KiB, dim 1"
 
 
 def test_an_indivisible_replicated_array_cannot_be_sharded() -> None:

@@ -50,7 +50,7 @@ def array(*shape: int) -> PlacedArray:
 
 
 def test_a_title_contains_names_arrays_and_bytes() -> None:
-    assert text.title(placement(), Cost(arrays=2, once=3400)) == "p, q: 2 arrays, 3.4 kB"
+    assert text.title(placement(), Cost(arrays=2, once=3400)) == "p, q: 2 arrays, 3.3 KiB"
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def test_hidden_collectives_are_subtracted() -> None:
     parts = {part.name: part for part in words.time_parts(shown)}
     assert sum(part.amount for part in parts.values()) == pytest.approx(time.step)
     assert sum(part.shown for part in parts.values()) == pytest.approx(time.step)
-    assert parts["host links"].detail == "4.0 GB sent"
+    assert parts["host links"].detail == "3.7 GiB sent"
     assert parts["hidden"].amount == pytest.approx(-0.75)
     lines = PlanPicture(shown).lines()
     assert_sum(bars(lines, "time of a step"), time.step)
@@ -234,7 +234,7 @@ def test_hidden_collectives_are_subtracted() -> None:
 def test_figures_have_units_and_three_digits() -> None:
     shares = [formatting.share(p) for p in (0, 1e-5, 0.014, 0.13, 0.9912, 0.99999, 1)]
     assert shares == ["0%", "<0.1%", "1.4%", "13%", "99.1%", ">99.9%", "100%"]
-    sizes = [formatting.binary(n) for n in (0, 1023, 1024, 2**20 - 1, 79.1 * 2**30)]
+    sizes = [formatting.size(n) for n in (0, 1023, 1024, 2**20 - 1, 79.1 * 2**30)]
     assert sizes == ["0 B", "1,023 B", "1.0 KiB", "1.0 MiB", "79.1 GiB"]
 
 
@@ -247,7 +247,7 @@ def test_equal_layers_are_grouped_and_moments_are_separate() -> None:
     assert re.search(rf"\['up'\] x {LAYERS} +{WIDE} x {4 * WIDE} +float32", text)
     each = sum(t.device_bytes for t in made("both").tensors if re.match(r"params.*'up'", t.path))
     row = next(line for line in text.splitlines() if f"['up'] x {LAYERS}" in line)
-    assert row.endswith(f" {formatting.binary(each)}")
+    assert row.endswith(f" {formatting.size(each)}")
 
 
 def test_layers_that_differ_keep_their_numbers() -> None:
@@ -295,7 +295,7 @@ def test_a_long_list_counts_the_omitted_arrays() -> None:
     assert match is not None
     assert len(rows) + int(match[1].replace(",", "")) == 1000
     hidden = sum(4 * n for n in range(1, 1001 - len(rows)))
-    assert formatting.binary(hidden) == f"{match[2]} {match[3]}"
+    assert formatting.size(hidden) == f"{match[2]} {match[3]}"
     assert "more arrays" in Page(PlanPicture(shown).html()).text
 
 

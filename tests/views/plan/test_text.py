@@ -194,7 +194,7 @@ def test_seconds_of_collectives_are_added_up_by_level() -> None:
     )
     assert spent(0.5, *links) == [
         ("compute", 1.0, 1.0, ""),
-        ("host links", 0.5, 0.25, "3.0 kB sent"),
+        ("host links", 0.5, 0.25, "2.9 KiB sent"),
         ("rack links", 0.5, 0.25, "500 B sent"),
         ("hidden", -0.5, 0.0, "overlapped with operations"),
     ]

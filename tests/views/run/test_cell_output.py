@@ -132,5 +132,4 @@ def test_a_metric_is_shown_as_a_table_by_rank() -> None:
 def test_ranks_places_and_memory_are_formatted() -> None:
     assert formatting.ranks([3, 1, 2, 0, 7]) == "0-3,7"
     assert formatting.places([1, 0], {0: "a", 1: "b"}) == "[0-1]"
-    assert formatting.memory(1.44e9) == "1.4 GB"
-    assert formatting.memory(3.6e8) == "360 MB"
+    assert formatting.size(1.44e9) == "1.3 GiB"
