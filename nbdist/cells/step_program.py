@@ -38,6 +38,17 @@ _CHANGING = {
 _OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
+def _fits(tree: ast.Module, given: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Yield calls of `fit` that do not read the batch."""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+        if node.func.attr == "fit" and names.isdisjoint(given):
+            fit = ast.unparse(node.func)
+            yield node.lineno, f"`{fit}` reads its own data: remove --data and --batch"
+
+
 def compile_step(source: str, *, given: Sequence[str], carries: bool) -> StepProgram:
     """Read a cell as the body of a step.
 
@@ -59,6 +70,7 @@ def compile_step(source: str, *, given: Sequence[str], carries: bool) -> StepPro
     faults = sorted(
         [
             *_misplaced(tree),
+            *_fits(tree, given),
             *_early(names),
             *_unreportable(tree, names),
             *_carry_faults(names, carried, carries=carries),

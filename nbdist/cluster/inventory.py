@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 HERE = ("localhost", "here")
 """Names of this machine, which needs no ssh."""
 
+_COUNTED = ("host", "worker", "machine", "node", "rank", "engine")
+"""Nouns after a number of hosts; also their plurals."""
+
+_NUMBERS = "one two three four five six seven eight nine ten eleven twelve"
+_SPELLED = {word: number for number, word in enumerate(_NUMBERS.split(), 1)}
+_NUMBERED = re.compile(rf"(\d+|{'|'.join(_SPELLED)})(s|{'|'.join(_COUNTED)})*", re.IGNORECASE)
+"""A number, also with a noun attached to it."""
+
 _WORD = "[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _HOST = re.compile(
     rf"(?:(?P<user>{_WORD})@)?(?P<name>{_WORD}|\[[0-9A-Fa-f:.]+\])"
@@ -50,8 +58,8 @@ def choose(
     """Return the requested hosts, one for each engine.
 
     Args:
-        words: `4 hosts`, `4`, or the names of hosts: `gpu1`, `gpu2:8` (8 devices), `me@gpu3:2222`
-            (a port), `me@gpu3:2222:8`.
+        words: `4 hosts`, `four workers`, `4`, or the names of hosts: `gpu1`, `gpu2:8` (8 devices),
+            `me@gpu3:2222` (a port), `me@gpu3:2222:8`.
         number: the number of hosts, as an alternative to a number in `words`.
         file: the path of an inventory (`read`). A number selects its first hosts.
         profile: the name of an inventory of the user (`profile_path`).
@@ -144,8 +152,12 @@ def _here(count: int) -> tuple[Host, ...]:
 
 
 def count_of(words: Sequence[str], number: int | None) -> int | None:
-    """Return the number in `4 hosts`, `4` or `-n 4`; None if hosts are named or none are given."""
-    plain = [word for word in words if word not in ("host", "hosts")]
+    """Return the number in `4 hosts`, `four workers`, `4` or `-n 4`; None if hosts are named.
+
+    Raises:
+        UsageError: the words contain a number in another form. It is never the name of a host.
+    """
+    plain = [word for word in words if not _is_noun(word)]
     if number is not None:
         if plain:
             named = " ".join(plain)
@@ -153,9 +165,20 @@ def count_of(words: Sequence[str], number: int | None) -> int | None:
         return number
     if len(plain) == 1 and plain[0].removeprefix("-").isdecimal():
         return int(plain[0])
-    if words and not plain:
+    if len(plain) == 1 < len(words) and plain[0].lower() in _SPELLED:
+        return _SPELLED[plain[0].lower()]
+    if any(map(_NUMBERED.fullmatch, plain)) and not (len(words) == 1 and words[0] in _SPELLED):
+        raise UsageError(
+            f"{' '.join(words)!r} is neither a number of hosts nor their names: run "
+            "%dist_start 4 hosts, or name hosts as in %dist_start gpu1 gpu2"
+        )
+    if words and not plain and any(word.lower() not in _COUNTED[1:] for word in words):
         raise UsageError("the number of hosts is missing: run %dist_start 4 hosts")
     return None
+
+
+def _is_noun(word: str) -> bool:
+    return word.lower().removesuffix("s") in _COUNTED
 
 
 def parse_host(word: object) -> Host:
@@ -165,7 +188,7 @@ def parse_host(word: object) -> Host:
         UsageError: the word is not a valid host.
     """
     found = _HOST.fullmatch(word) if isinstance(word, str) else None
-    if found is None:
+    if found is None or found["name"].isdecimal():
         raise UsageError(
             f"invalid host {word!r}: use a number, or names as in gpu1 gpu2:8 me@gpu3:2222"
         )

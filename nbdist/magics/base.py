@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from IPython.core.magic import Magics
@@ -104,7 +105,7 @@ class ClusterMagics(Magics):
             return
         size = cluster.push({name: here})
         self._brought[name] = here, fingerprint(here)
-        sys.stdout.write(f"nbdist: moved `{name}` from the notebook ({size / 1e6:,.1f} MB)\n")
+        sys.stdout.write(f"nbdist: moved `{name}` from the notebook ({formatting.size(size)})\n")
 
     def push_hint(self, error: CellError) -> str:
         """Return a line about names of the notebook that a cell lacked on the workers."""
@@ -112,10 +113,16 @@ class ClusterMagics(Magics):
             return ""
         begin, each = _UNDEFINED[error.ename]
         found = each.findall(error.evalue) if begin.match(error.evalue) else []
-        names = [name for name in found if name in self.shell.user_ns]
-        described = ", ".join(f"`{name}` ({_describe(self.shell.user_ns[name])})" for name in names)
-        text = f"only the notebook has {described}: run %dist_push {' '.join(names)}"
-        return text if names else ""
+        here = {name: self.shell.user_ns[name] for name in found if name in self.shell.user_ns}
+        modules = {name: one for name, one in here.items() if isinstance(one, ModuleType)}
+        imports = [
+            f"only the notebook has imported `{name}`: add `{_import_of(one, name)}` to the cell"
+            for name, one in modules.items()
+        ]
+        names = [name for name in here if name not in modules]
+        described = ", ".join(f"`{name}` ({describe(here[name])})" for name in names)
+        pushes = [f"only the notebook has {described}: run %dist_push {' '.join(names)}"]
+        return "\n".join(imports + (pushes if names else []))
 
     def _has_changed(self, name: str, here: object) -> bool:
         """Return True if a moved data set was replaced or changed since."""
@@ -125,7 +132,11 @@ class ClusterMagics(Magics):
         return moved is not here or mark != fingerprint(here)
 
 
-def _describe(value: object) -> str:
+def _import_of(module: ModuleType, name: str) -> str:
+    return f"import {module.__name__}" + (f" as {name}" if module.__name__ != name else "")
+
+
+def describe(value: object) -> str:
     """Return the type of a value, and its size if it is an array."""
     size = getattr(value, "nbytes", None)
     kind = type(value).__name__

@@ -14,6 +14,21 @@ if TYPE_CHECKING:
 
     from nbdist.records import Option
 
+_COMMON = (
+    "data",
+    "batch",
+    "epochs",
+    "steps",
+    "strategy",
+    "checkpoint",
+    "resume",
+    "output",
+    "framework",
+    "devices_per_host",
+    "number",
+)
+"""Names of the options that are completed first."""
+
 _MAGIC = re.compile(r"^\s*%{1,2}(dist_\w+)\s")
 
 
@@ -30,6 +45,7 @@ def option_matcher() -> Any:
         return {
             "completions": completions,
             "suppress": bool(completions),
+            "ordered": True,
             "matched_fragment": words[-1],
         }
 
@@ -37,7 +53,10 @@ def option_matcher() -> Any:
 
 
 def _complete(options: tuple[Option, ...], words: list[str]) -> Iterator[SimpleCompletion]:
-    """Complete the choices of the option before the cursor, else the options that match."""
+    """Complete the choices of the option before the cursor, else the options that match.
+
+    Front ends show the type next to the text: it is the description. Common options are first.
+    """
     before, typed = words[-2], words[-1]
     for option in options:
         if before in option.flags and option.kind != "switch":
@@ -46,7 +65,8 @@ def _complete(options: tuple[Option, ...], words: list[str]) -> Iterator[SimpleC
                     yield SimpleCompletion(choice, type="choice")
             return
     if typed.startswith("-"):
-        for option in options:
+        common = {name: place for place, name in enumerate(_COMMON)}
+        for option in sorted(options, key=lambda o: common.get(o.name, len(common))):
             for flag in option.flags:
                 if flag.startswith(typed):
-                    yield SimpleCompletion(flag, type="option")
+                    yield SimpleCompletion(flag, type=option.help)

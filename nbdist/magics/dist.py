@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.magic import cell_magic, line_magic, magics_class
 
 from nbdist.errors import CellError, UsageError
-from nbdist.magics.base import ClusterMagics
+from nbdist.magics.base import ClusterMagics, describe
 from nbdist.magics.options import (
     OUTPUT,
     RANKS,
@@ -30,9 +30,11 @@ from nbdist.magics.start_options import (
 )
 from nbdist.records import Option
 from nbdist.session.discovery import attach, stop_all
+from nbdist.views import formatting
 from nbdist.views.surface import show_once
 
 if TYPE_CHECKING:
+    from nbdist.session.cluster import Cluster
     from nbdist.views.cluster.hosts import DoctorPicture, HostsPicture
     from nbdist.views.cluster.workers import StatusPicture
     from nbdist.views.placement.picture import PlacementPicture
@@ -139,10 +141,16 @@ class DistMagics(ClusterMagics):
         """End every worker."""
         args = parse(self.dist_stop, line)
         if self.has_cluster() or not args.all:
-            self.running_cluster("%dist_stop").stop()
+            cluster = self.running_cluster("%dist_stop")
+            hosts = len({worker.host for worker in cluster.workers(measure=False)})
+            cluster.stop()
             self._started = None
+            _say(
+                f"ended {formatting.count(cluster.world_size, 'worker')} "
+                f"on {formatting.count(hosts, 'host')}"
+            )
         for message in stop_all() if args.all else ():
-            sys.stdout.write(f"nbdist: {message}\n")
+            _say(message)
 
     @command()
     @line_magic
@@ -180,7 +188,10 @@ class DistMagics(ClusterMagics):
         missing = [name for name in args.names if name not in self.shell.user_ns]
         if missing:
             raise UsageError(f"no such name in the notebook: {', '.join(missing)}; define it first")
-        cluster.push({name: self.shell.user_ns[name] for name in args.names}, ranks=args.ranks)
+        objects = {name: self.shell.user_ns[name] for name in args.names}
+        size = cluster.push(objects, ranks=args.ranks)
+        copied = formatting.names(args.names)
+        _say(f"copied {copied} to {_ranks_of(cluster, args.ranks)} ({formatting.size(size)} each)")
 
     @command(
         Option(flags=("names",), nargs="+", help="Names on the workers."),
@@ -200,10 +211,19 @@ class DistMagics(ClusterMagics):
             raise UsageError(
                 f"-o {args.output} is one name for {len(args.names)} objects: pull them one by one"
             )
-        pulled = self.running_cluster("%dist_pull").pull(args.names, ranks=args.ranks)
+        cluster = self.running_cluster("%dist_pull")
+        pulled = cluster.pull(args.names, ranks=args.ranks)
+        names, replaced = self.shell.user_ns, []
         for name in args.names:
             values = [objects[name] for objects in pulled.values()]
-            self.shell.user_ns[args.output or name] = values[0] if len(values) == 1 else values
+            target = args.output or name
+            if target in names:
+                replaced.append(f"`{target}` ({describe(names[target])})")
+            names[target] = values[0] if len(values) == 1 else values
+        as_name = f" as `{args.output}`" if args.output else ""
+        lost = f"; replaced {', '.join(replaced)} of the notebook" if replaced else ""
+        source = _ranks_of(cluster, args.ranks)
+        _say(f"copied {formatting.names(args.names)} from {source}{as_name}{lost}")
 
     @command(
         Option(
@@ -230,3 +250,16 @@ class DistMagics(ClusterMagics):
         if self._started is not None:
             self._started.stop()
             self._started = None
+
+
+def _say(text: str) -> None:
+    """Show the result of a magic in one line."""
+    sys.stdout.write(f"nbdist: {text}\n")
+
+
+def _ranks_of(cluster: Cluster, given: str | None) -> str:
+    """Describe ranks: `4 workers`, `rank 0`, `ranks 0-1`."""
+    ranks = cluster.inspection.chosen(given)
+    if len(ranks) == cluster.world_size:
+        return formatting.count(len(ranks), "worker")
+    return f"rank{'s' * (len(ranks) > 1)} {formatting.ranks(ranks)}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from argparse import ArgumentTypeError
+import sys
+from argparse import SUPPRESS, ArgumentTypeError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +45,15 @@ MAGICS: dict[str, Magic] = {}
 """All magics with their options, by name, in the order of their definition."""
 
 
-def command(*options: Option) -> Callable[[Callable[..., Any]], Any]:
-    """Add options to a magic: to its parser, its `?` help, Tab and the command reference."""
+def command(
+    *options: Option, ignored: tuple[Option, ...] = ()
+) -> Callable[[Callable[..., Any]], Any]:
+    """Add options to a magic: to its parser, its `?` help, Tab and the command reference.
+
+    Args:
+        *options: the options.
+        ignored: options that the parser also accepts, without effect.
+    """
 
     def decorate(function: Callable[..., Any]) -> Any:
         name = function.__name__
@@ -53,18 +61,23 @@ def command(*options: Option) -> Callable[[Callable[..., Any]], Any]:
         function = _interruptible(function)
         for option in reversed(options):
             function = as_argument(option)(function)
+        for option in ignored:
+            function = as_argument(option.but(help=SUPPRESS))(function)
         return magic_arguments()(function)
 
     return decorate
 
 
 def _interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a magic that shows one line after an interrupt, in place of the frames of nbdist."""
+    """Return a magic that shows its help, and one line after an interrupt, not nbdist's frames."""
 
     @functools.wraps(function)
-    def run(*args: Any, **given: Any) -> Any:
+    def run(*given: Any) -> Any:
+        if any(word in str(text).split() for text in given[1:2] for word in ("-h", "--help")):
+            sys.stdout.write(help_text(MAGICS[function.__name__]))
+            return None
         try:
-            return function(*args, **given)
+            return function(*given)
         except CellInterrupt:
             raise
         except KeyboardInterrupt as error:  # perhaps a second one, during the end of the cell
@@ -74,13 +87,32 @@ def _interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def help_text(magic: Magic) -> str:
+    """Return the description of a magic and of its options, for `--help`."""
+    lines = [f"%{magic.name}: {magic.description}", ""]
+    heads = [" ".join(filter(None, (", ".join(o.flags), _value(o)))) for o in magic.options]
+    width = max(map(len, heads), default=0)
+    for head, option in zip(heads, magic.options, strict=True):
+        default = f" Default: {option.default}." if option.default else ""
+        lines.append(f"  {head:{width}}  {option.help}{default}")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _value(option: Option) -> str:
+    """Return the placeholder of the value of an option, as in a usage line."""
+    if option.is_positional or option.kind == "switch":
+        return ""
+    return "|".join(option.choices) or option.metavar
+
+
 def as_argument(option: Option) -> argument:
     """Return the option in the form that IPython adds to parsers."""
     return argument(*option.flags, **_keywords(option))
 
 
 def _keywords(option: Option) -> dict[str, Any]:
-    keywords: dict[str, Any] = {"help": option.help.replace("%", "%%")}
+    text = option.help if option.help == SUPPRESS else option.help.replace("%", "%%")
+    keywords: dict[str, Any] = {"help": text}
     if option.kind == "switch":
         return {"action": "store_true", **keywords}
     if option.kind == "number":

@@ -10,7 +10,15 @@ from msgspec import structs
 from nbdist.cells.options import OPTIONS
 from nbdist.errors import PlanError, UsageError
 from nbdist.magics.base import SharedClusterMagics
-from nbdist.magics.options import OUTPUT, PLANNING, check_name, command, options_from, parse
+from nbdist.magics.options import (
+    OUTPUT,
+    PLANNING,
+    RUNNING,
+    check_name,
+    command,
+    options_from,
+    parse,
+)
 from nbdist.records import Option, StepOptions
 from nbdist.views.plan.names import NamesPicture
 from nbdist.views.plan.picture import PlanPicture
@@ -21,6 +29,14 @@ if TYPE_CHECKING:
     from nbdist.execution.result import Run
     from nbdist.records import CellOptions, Plan
     from nbdist.session.cluster import Cluster
+
+WITHOUT_EFFECT = tuple(
+    option
+    for option in RUNNING
+    if option.name not in {"data", "batch", "output", "bucket", "precision", "ranks"}
+    and option not in PLANNING
+)
+"""Options of `%%dist_run` that do not change a plan. `%%dist_plan` accepts them."""
 
 _FIT = "{model}.fit(*({data} if isinstance({data}, tuple) else ({data},)), batch_size={batch})"
 
@@ -48,6 +64,7 @@ class PlanMagics(SharedClusterMagics):
         OPTIONS["verify"],
         *PLANNING,
         OUTPUT.but(help="Store the plan under this name."),
+        ignored=WITHOUT_EFFECT,
     )
     @line_cell_magic
     def dist_plan(self, line: str, cell: str | None = None) -> PlanPicture | NamesPicture:
@@ -55,7 +72,8 @@ class PlanMagics(SharedClusterMagics):
 
         Without `--data`, nbdist runs the cell up to its first `fit`, and plans that. `%dist_plan
         model --data train --batch 64` plans the `fit` of a model. `%dist_plan params` shows names
-        in the plan that was shown or run last.
+        in the plan that was shown or run last. Options of `%%dist_run` that do not change the plan
+        are accepted without effect.
         """
         args = parse(self.dist_plan, line)
         cluster = self._front.running_cluster("%%dist_plan")
@@ -136,7 +154,9 @@ def _plan_options(args: Namespace) -> CellOptions:
     """
     if args.batch and args.data is None:
         raise UsageError("--batch without --data: set the batch size in `fit` instead")
-    options = options_from(args)
+    if args.strategy == "mirrored":
+        raise UsageError("--strategy mirrored: plans are for pjrt, so remove the option")
+    options = options_from(args, **dict.fromkeys(option.name for option in WITHOUT_EFFECT))
     step = options.step or StepOptions(data="")
     planning = structs.replace(step.planning, only=True)
     return structs.replace(options, step=structs.replace(step, planning=planning))

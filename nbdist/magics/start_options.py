@@ -132,7 +132,7 @@ def resized(args: Namespace) -> int | tuple[Host, ...]:
         UsageError: the options name no hosts, or are invalid.
     """
     hosts = chosen(args)
-    counted = args.number is not None or args.host[:1] == [str(len(hosts))]
+    counted = inventory.count_of(args.host, args.number) is not None
     return len(hosts) if counted and not (args.hosts or args.profile) else hosts
 
 

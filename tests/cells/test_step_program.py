@@ -248,12 +248,17 @@ def test_errors_have_the_line_in_the_cell() -> None:
         ("n = n + 1\ndel n\nloss = 1", "line 3: `del n`: the next step needs it"),
         ("del n\nloss = 1", "line 2: `del n`: an earlier cell created it"),
         ("loss = = 1", "line 2: invalid syntax"),
+        ("a = 1\nm.fit(x, y)", "line 3: `m.fit` reads its own data: remove --data and --batch"),
         ("return 1\nglobal x\nloss = 1", "line 2: .*\nline 3: "),
     ],
 )
 def test_an_invalid_step_is_refused_with_its_line(body: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         step(body)
+
+
+def test_a_fit_of_the_batch_is_a_step() -> None:
+    assert step("loss = scaler.fit(batch).mean").reads == {"scaler": 2}
 
 
 def test_a_nested_function_may_return_and_yield() -> None:

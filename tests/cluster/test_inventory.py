@@ -44,7 +44,19 @@ def lab(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "number"), [(["4", "hosts"], None), (["4"], None), ([], 4), (["hosts"], 4)]
+    ("words", "number"),
+    [
+        (["4", "hosts"], None),
+        (["4"], None),
+        (["04"], None),
+        (["four", "hosts"], None),
+        (["4", "workers"], None),
+        (["4", "Machines"], None),
+        (["four", "nodes"], None),
+        ([], 4),
+        (["hosts"], 4),
+        (["workers"], 4),
+    ],
 )
 def test_a_number_means_workers_on_this_machine(words: list[str], number: int | None) -> None:
     assert inventory.choose(words, number) == (Host(),) * 4
@@ -82,6 +94,15 @@ def test_a_typed_host_is_parsed(word: str, host: Host) -> None:
         (["0"], None, "at least 1 host, got 0"),
         (["-3"], None, "at least 1 host, got -3"),
         (["4.5"], None, None),
+        (["node"], None, None),
+        (["four"], None, None),
+        (["workers"], None, "number of hosts is missing"),
+        (["4", "wrkers"], None, "'4 wrkers' is neither a number of hosts nor their names"),
+        (["4", "5"], None, "'4 5' is neither"),
+        (["gpu1", "4"], None, "'gpu1 4' is neither"),
+        (["four", "hoosts"], None, "'four hoosts' is neither"),
+        (["4hosts"], None, "'4hosts' is neither"),
+        (["4:2"], None, "invalid host '4:2'"),
         (["gpu1:0"], None, "need at least 1 device"),
         (["me@gpu1:0"], None, "port 0 is invalid"),
         (["me@gpu1:70000"], None, "port 70000 is invalid"),

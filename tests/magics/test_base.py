@@ -54,10 +54,10 @@ def test_an_array_is_found_by_its_name(kernel: Kernel) -> None:
 def test_name_that_only_the_notebook_has_is_named_with_its_size(kernel: Kernel) -> None:
     kernel.run("import numpy as np\nonly_here, too = np.ones(1000), 'x'").check()
     done = kernel.run("%%dist_run\nonly_here + 1")
-    hint = "only the notebook has `only_here` (ndarray, 8.0 kB): run %dist_push only_here"
+    hint = "only the notebook has `only_here` (ndarray, 7.8 KiB): run %dist_push only_here"
     assert hint in done.traceback
     done = kernel.run("%%dist_run --data missing --batch 4\nloss = only_here.sum() + len(too)")
-    assert "`only_here` (ndarray, 8.0 kB), `too` (str): run %dist_push only_here too" in (
+    assert "`only_here` (ndarray, 7.8 KiB), `too` (str): run %dist_push only_here too" in (
         done.traceback
     )
     assert "only the notebook" not in kernel.run("%%dist_run\nnowhere + 1").traceback

@@ -113,10 +113,17 @@ def test_a_second_start_names_the_running_cluster(kernel: Kernel) -> None:
 
 
 def test_status_push_pull_and_logs(kernel: Kernel) -> None:
-    kernel.run("a = [1, 2]\n%dist_push a").check()
+    pushed = kernel.run("a = [1, 2]\n%dist_push a").check()
+    assert re.fullmatch(r"nbdist: copied `a` to 2 workers \(\d+ B each\)\n", pushed.stdout)
     kernel.run("%%dist_run\nb = a + [rank]").check()
-    assert kernel.run("%dist_pull b -r 1 -o c\nc").check().plain == ["[1, 2, 1]"]
-    assert kernel.run("%dist_pull b\nb").check().plain == ["[[1, 2, 0], [1, 2, 1]]"]
+    pulled = kernel.run("%dist_pull b -r 1 -o c\nc").check()
+    assert pulled.plain == ["[1, 2, 1]"]
+    assert pulled.stdout == "nbdist: copied `b` from rank 1 as `c`\n"
+    pulled = kernel.run("b = 'here'\n%dist_pull b\nb").check()
+    assert pulled.plain == ["[[1, 2, 0], [1, 2, 1]]"]
+    assert pulled.stdout == (
+        "nbdist: copied `b` from 2 workers; replaced `b` (str) of the notebook\n"
+    )
     kernel.run("%%dist_run\nprint('for the log')").check()
     assert "for the log" in kernel.run("%dist_logs 1").check().stdout
     assert "2 workers, 2 idle" in kernel.run("%dist_status").check().plain[0]
@@ -270,6 +277,7 @@ def test_many_lines_are_short_on_screen_and_whole_in_the_log(kernel: Kernel) -> 
         ("%dist_start 2 --se", {"--seed"}),
         ("%%dist_run --strategy p", {"pjrt"}),
         ("  %dist_start 4\t--dev", {"--devices-per-host"}),
+        ("%%dist_run --", {"--checkpoint", "--output"}),
     ],
 )
 def test_options_and_choices_are_completed(
@@ -280,6 +288,22 @@ def test_options_and_choices_are_completed(
     assert typed[reply["cursor_start"] : reply["cursor_end"]] == typed.split()[-1] * (
         typed[-1] != " "
     )
+
+
+def test_completions_are_described_and_common_options_are_first(kernel: Kernel) -> None:
+    found = kernel.complete("%%dist_run --")["metadata"]["_jupyter_types_experimental"]
+    assert [one["text"] for one in found[:4]] == ["--data", "--batch", "--epochs", "--steps"]
+    assert found[1]["type"] == "Samples in a global batch."
+
+
+def test_a_fit_with_data_is_refused(kernel: Kernel) -> None:
+    done = kernel.run("%%dist_run --strategy pjrt --data x --batch 4\nmodel.fit(x, x)")
+    assert "line 2: `model.fit` reads its own data: remove --data and --batch" in done.traceback
+
+
+def test_a_module_of_the_notebook_is_imported_in_the_cell(kernel: Kernel) -> None:
+    done = kernel.run("import fractions as fr\nget_ipython().run_cell_magic('dist_run','','fr.x')")
+    assert "add `import fractions as fr` to the cell" in done.traceback
 
 
 @pytest.mark.processes

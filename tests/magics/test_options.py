@@ -25,6 +25,8 @@ from nbdist.records import CellOptions, Option
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from IPython.core.interactiveshell import InteractiveShell
+
 OPTIONS = (
     Option(flags=("host",), nargs="*", metavar="HOST", help="Hosts."),
     Option(flags=("-n", "--number"), kind="number", metavar="N", help="At most 100%."),
@@ -41,7 +43,7 @@ def magic(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr(module, "MAGICS", dict(MAGICS))
 
     @command(*OPTIONS)
-    def dist_example(line: str) -> None:
+    def dist_example(shell: object, line: str) -> None:
         """Do nothing."""
 
     example: Callable[..., Any] = dist_example
@@ -121,15 +123,35 @@ def test_an_interrupt_of_a_magic_is_shown_without_frames(
     monkeypatch.setattr(module, "MAGICS", dict(MAGICS))
 
     @command()
-    def dist_example(line: str) -> None:
+    def dist_example(shell: object, line: str) -> None:
         """Do nothing, until the second interrupt."""
         error = KeyboardInterrupt()
         error.__context__ = first
         raise error
 
     with pytest.raises(CellInterrupt) as stopped:
-        dist_example("")
+        dist_example(None, "")
     assert str(stopped.value) == ("stopped after step 3" if first else "stopped")
+
+
+@pytest.mark.parametrize("line", ["--help", "4 -h"])
+def test_help_replaces_the_magic(
+    magic: Callable[..., Any], capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    assert magic(None, line) is None
+    text = capsys.readouterr().out
+    assert text.startswith("%dist_example: Do nothing.\n")
+    assert "  --level low|high  Level.\n" in text
+    assert "  -n, --number N    At most 100%.\n" in text
+
+
+def test_all_magics_refuse_a_misspelt_option_with_the_nearest_one(shell: InteractiveShell) -> None:
+    for name in shell.magics_manager.magics["line"]:
+        if name.startswith("dist_") and module.MAGICS[name].options:
+            flag = module.MAGICS[name].options[-1].flag
+            if flag.startswith("--"):
+                with pytest.raises(ParserError, match=f"did you mean {flag}"):
+                    shell.run_line_magic(name, f"x {flag}x")
 
 
 def test_an_unknown_short_option_has_no_suggestion(magic: Callable[..., Any]) -> None:

@@ -53,6 +53,9 @@ def test_a_plan_is_shown_without_running_the_step(notebook: Kernel) -> None:
     assert "data 4 on 4 x CPU" in shown.plain[-1]
     assert "['up']" in shown.plain[-1]
     assert value(notebook, "mine.rows, mine.devices") == "(16, 4)"
+    options = "--epochs 3 --checkpoint kept --save-every 5 --seed 1 --guard 0"
+    again = notebook.run(f"%%dist_plan --data train --batch 16 {options}{STEP}").check()
+    assert "data 4 on 4 x CPU" in again.plain[-1]
     notebook.run("%dist_pull params").check()
     assert value(notebook, "float(abs(params['down']).max())") == "0.0"
 
