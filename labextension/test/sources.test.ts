@@ -183,7 +183,10 @@ test('amounts are written in the unit that fits them', () => {
     ],
     ['12.3 ms', '12 µs', '2.5 s', '0 s']
   );
-  assert.deepEqual([amount(1.5 * 1024 ** 3, 'bytes'), amount(0.231, 'share')], ['1.50 GiB', '23.1 %']);
+  assert.deepEqual(
+    [amount(1.5 * 1024 ** 3, 'bytes'), amount(0.231, 'share')],
+    ['1.50 GiB', '23.1 %']
+  );
   assert.deepEqual(
     [plain(NaN), plain(-Infinity), plain(0.41271), plain(3), plain(1e-9)],
     ['nan', '−∞', '0.4127', '3', '1.00e-9']
