@@ -321,10 +321,12 @@ export interface IWorkerState {
  * Attributes:
  *     names: names in the request.
  *     at: time in seconds since 1970.
+ *     pids: process ids of the workers that had the arrays.
  */
 export interface IShownPlacement {
   readonly names: readonly string[];
   readonly at: number;
+  readonly pids: readonly number[];
 }
 
 /**

@@ -312,10 +312,12 @@ class ShownPlacement(Record, frozen=True):
     Attributes:
         names: names in the request.
         at: time in seconds since 1970.
+        pids: process ids of the workers that had the arrays.
     """
 
     names: tuple[str, ...]
     at: float
+    pids: tuple[int, ...] = ()
 
 
 class ClusterState(Record, frozen=True):

@@ -73,7 +73,8 @@ class ClusterFile:
         """
         with contextlib.suppress(OSError):  # a full disk must not stop the cell
             replace_file(self._folder / PLACEMENT_FILE, html.encode())
-            self._write(placement=ShownPlacement(names=names, at=time.time()))
+            pids = tuple(worker.pid for worker in self._state.workers)
+            self._write(placement=ShownPlacement(names=names, at=time.time(), pids=pids))
 
     def _write(self, **changes: object) -> None:
         self._state = msgspec.structs.replace(self._state, **changes)

@@ -46,8 +46,13 @@ evil = "<script>window.evil = 1</script><img src='x' onerror='window.evil = 1'>"
 file.show(("params",), f"<details open><summary>params</summary>{evil}kernel</details>")
 files.close()
 """
-START, SET_UP, SHOW = range(3)
-CELLS = ["%load_ext nbdist\n%dist_start 2 hosts --framework jax", SETUP, "%dist_show params"]
+START, SET_UP, SHOW, RESTART = range(4)
+CELLS = [
+    "%load_ext nbdist\n%dist_start 2 hosts --framework jax",
+    SETUP,
+    "%dist_show params",
+    "%dist_restart",
+]
 COUNT = "() => window.notebook.content.widgets.length"
 
 
@@ -126,6 +131,20 @@ def test_tab_and_panel_have_no_accessibility_violations(
     change_theme(notebook, "JupyterLab Dark")
     tab.screenshot(path=pictures / "placement-dark.png")
     assert violations(notebook, ".nbdist-PlacementTab") == []
+
+
+def test_a_restart_makes_the_tab_stale_until_a_refresh(
+    notebook: Page, tab: Locator, pictures: Path
+) -> None:
+    stale = tab.get_by_role("status")
+    expect(stale).to_have_count(0)
+    run(notebook, RESTART)
+    expect(stale).to_contain_text("Stale: the workers were replaced.")
+    tab.screenshot(path=pictures / "placement-stale-dark.png")
+    assert violations(notebook, ".nbdist-PlacementTab") == []
+    assert "Error" not in run(notebook, SET_UP)
+    stale.get_by_role("button", name="Refresh").click()
+    expect(stale).to_have_count(0)
 
 
 def test_tab_reports_a_closed_notebook_and_survives_a_reload(

@@ -43,6 +43,7 @@ def test_the_shown_placement_is_kept_with_its_time(tmp_path: Path, files: LateFi
     assert state.placement is not None
     assert state.placement.names == ("params", "state")
     assert before <= state.placement.at <= time.time()
+    assert state.placement.pids == ()
     assert (tmp_path / PLACEMENT_FILE).read_text("utf-8") == "<p>größer</p>"
 
 

@@ -31,6 +31,12 @@ export class LastPlacement implements IDisposable {
     return this.server.clusters.find(cluster => cluster.id === this.id);
   }
 
+  /** The workers that had the shown arrays were replaced or resized, or have ended. */
+  get stale(): boolean {
+    const pids = this.cluster?.workers.map(worker => worker.pid) ?? [];
+    return this.shown !== null && this.shown.pids.join() !== pids.join();
+  }
+
   dispose(): void {
     this.isDisposed = true;
     Signal.clearData(this);

@@ -58,7 +58,8 @@ class PlacementContent extends Widget {
   }
 
   private draw(): void {
-    const { shown, html } = this.placement;
+    const { shown, html, stale } = this.placement;
+    this.toggleClass('nbdist-mod-stale', stale);
     if (shown !== null && shown !== this.drawn) {
       this.drawn = shown;
       this.title.caption = shown.names.join(' ');
@@ -80,22 +81,36 @@ class PlacementHead extends ReactWidget {
   }
 
   protected override render(): React.JSX.Element {
-    const { cluster, shown, failed } = this.placement;
+    const { cluster, shown, failed, stale } = this.placement;
     const { notebook, server, trans } = this.parts;
     const kernel = cluster?.kernel ?? '';
     const show = async (names: string): Promise<void> => {
       await notebook.run(showCode(names), kernel);
       await server.refresh();
     };
+    const refused = refusal(cluster !== undefined, notebook.titleOf(kernel) !== '', trans);
     return (
       <>
         <NamesForm
           shown={shown?.names.join(' ') ?? ''}
-          refusal={refusal(cluster !== undefined, notebook.titleOf(kernel) !== '', trans)}
+          refusal={refused}
           trans={trans}
           onShow={names => void show(names)}
         />
         <p>{caption(shown, trans)}</p>
+        {shown !== null && stale && cluster !== undefined && (
+          <p role="status" className="nbdist-Stale">
+            {trans.__('Stale: the workers were replaced. These arrays no longer exist.')}{' '}
+            <button
+              className="jp-mod-styled"
+              title={trans.__('Run %dist_show again')}
+              disabled={refused !== ''}
+              onClick={() => void show(shown.names.join(' '))}
+            >
+              {trans.__('Refresh')}
+            </button>
+          </p>
+        )}
         {failed && (
           <p role="alert" className="nbdist-Error">
             {trans.__('Cannot read the latest placement from the Jupyter server.')}
