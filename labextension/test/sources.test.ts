@@ -7,6 +7,7 @@ import { Bands } from '../src/run/bands';
 import { figures } from '../src/run/figures';
 import { RunModel } from '../src/run/model';
 import { Picture } from '../src/run/picture';
+import { explanation } from '../src/run/planned';
 import type { ISource } from '../src/run/sources';
 import {
   memorySources,
@@ -252,4 +253,15 @@ test('a mark is where its recovery is in what is seen', () => {
   assert.equal(part(loss!, 'place', 0), 0);
   assert.equal(part(loss!, 'time', 3), 0.6);
   assert.equal(part(val!, 'place', 3), 0.5, 'the first epoch that ended after it');
+});
+
+test('a measurement far from the plan is explained', () => {
+  const planned = { step_s: 0.01, collectives: 0.1, arguments: 10, memory: 100 };
+  const near = { ...planned, step_s: 0.015, collectives: null };
+  const same = (text: string): string => text;
+  assert.equal(explanation({ planned, measured: near }, same), '');
+  const slow = explanation({ planned, measured: { ...near, step_s: 0.04 } }, same);
+  assert.match(slow, /^Measured step time \/ plan = 4: .*--bench/);
+  const small = explanation({ planned, measured: { ...near, memory: 25 } }, same);
+  assert.match(small, /^Measured memory \/ plan = 0\.25/);
 });

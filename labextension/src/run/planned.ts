@@ -11,6 +11,42 @@ const ROWS: readonly (readonly [keyof IStepFigures, Unit, string])[] = [
   ['memory', 'bytes', 'memory per device']
 ];
 
+/** Reasons for a measurement that differs from the plan by more than this factor. */
+const LARGE_FACTOR = 2;
+
+const REASONS: readonly (readonly [keyof IStepFigures, string])[] = [
+  [
+    'step_s',
+    'Measured step time / plan = {0}: the plan leaves out small operations and other processes, ' +
+      'and takes rates from tables until %dist_devices --bench measures them.'
+  ],
+  [
+    'collectives',
+    'Measured share of collectives / plan = {0}: the plan takes the rates of links from tables ' +
+      'until %dist_devices --bench measures them.'
+  ],
+  [
+    'memory',
+    'Measured memory / plan = {0}: XLA decides about temporaries, and %%dist_plan --verify ' +
+      'asks it in advance.'
+  ]
+];
+
+/** Explain the first figure that differs a lot from the plan. Empty if none does. */
+export function explanation(
+  { planned, measured }: Pick<IPlanCheck, 'planned' | 'measured'>,
+  translate: Translate
+): string {
+  for (const [key, reason] of REASONS) {
+    const [before, after] = [planned[key], measured[key]];
+    const factor = before && after ? after / before : 1;
+    if (factor > LARGE_FACTOR || factor < 1 / LARGE_FACTOR) {
+      return fill(translate(reason), amount(factor, 'number'));
+    }
+  }
+  return '';
+}
+
 /** Planned figures of a step next to the measured ones. */
 export class Planned {
   readonly root = make('div', 'planned');
@@ -26,7 +62,12 @@ export class Planned {
     }
     this.shown = content;
     this.root.hidden = plan === null;
-    this.root.replaceChildren(...(plan === null ? [] : [this.table(plan)]));
+    if (plan === null) {
+      this.root.replaceChildren();
+      return;
+    }
+    const why = explanation(plan, this.translate);
+    this.root.replaceChildren(this.table(plan), ...(why === '' ? [] : [make('p', '', {}, why)]));
   }
 
   private table({ title, planned, measured }: IPlanCheck): HTMLElement {
