@@ -49,7 +49,7 @@ import time
 import numpy as np, jax, jax.numpy as jnp
 from nbdist.worker.training import trace_schedule as tracing
 from tests import clusters
-tracing.GAP_S, tracing.SHARE = 0.1, 1.0  # samples enough, however noisy the machine
+tracing.GAP_S, tracing.SHARE = 0.1, 100.0  # samples enough, however noisy the machine
 def data():
     for number in range(200):
         yield np.ones((8, 64), "float32") * number / 200
