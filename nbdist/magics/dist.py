@@ -145,12 +145,12 @@ class DistMagics(ClusterMagics):
             hosts = len({worker.host for worker in cluster.workers(measure=False)})
             cluster.stop()
             self._started = None
-            _say(
+            _report(
                 f"ended {formatting.count(cluster.world_size, 'worker')} "
                 f"on {formatting.count(hosts, 'host')}"
             )
         for message in stop_all() if args.all else ():
-            _say(message)
+            _report(message)
 
     @command()
     @line_magic
@@ -191,7 +191,9 @@ class DistMagics(ClusterMagics):
         objects = {name: self.shell.user_ns[name] for name in args.names}
         size = cluster.push(objects, ranks=args.ranks)
         copied = formatting.names(args.names)
-        _say(f"copied {copied} to {_ranks_of(cluster, args.ranks)} ({formatting.size(size)} each)")
+        _report(
+            f"copied {copied} to {_ranks_of(cluster, args.ranks)} ({formatting.size(size)} each)"
+        )
 
     @command(
         Option(flags=("names",), nargs="+", help="Names on the workers."),
@@ -223,7 +225,7 @@ class DistMagics(ClusterMagics):
         as_name = f" as `{args.output}`" if args.output else ""
         lost = f"; replaced {', '.join(replaced)} of the notebook" if replaced else ""
         source = _ranks_of(cluster, args.ranks)
-        _say(f"copied {formatting.names(args.names)} from {source}{as_name}{lost}")
+        _report(f"copied {formatting.names(args.names)} from {source}{as_name}{lost}")
 
     @command(
         Option(
@@ -252,7 +254,7 @@ class DistMagics(ClusterMagics):
             self._started = None
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     """Show the result of a magic in one line."""
     sys.stdout.write(f"nbdist: {text}\n")
 
