@@ -84,7 +84,7 @@ const panel: JupyterFrontEndPlugin<IPanelParts> = {
     const trans = (translator ?? nullTranslator).load('nbdist');
     const server = new ServerModel(app.serviceManager.serverSettings);
     const figures = new RunningFigures(server, runs);
-    const notebook = new CurrentNotebook(tracker);
+    const notebook = new CurrentNotebook(tracker, app.shell);
     const preferences = new Preferences(states);
     const parts = { server, figures, notebook, preferences, commands: app.commands, trans };
     preferences.changed.connect(() => server.setInterval(preferences.poll_s));
@@ -101,7 +101,7 @@ const panel: JupyterFrontEndPlugin<IPanelParts> = {
       execute: () => app.shell.activateById(sidebar.id)
     });
 
-    const tabs = new RunTabs(app, runs, trans, labShell === null ? 'right' : 'main');
+    const tabs = new RunTabs(app, runs, notebook, trans, labShell === null ? 'right' : 'main');
     tabs.addCommands(server);
     if (restorer !== null) {
       tabs.restore(restorer);

@@ -3,6 +3,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
 import type { LiveRuns, IWatch } from './live';
 import { RUN_ID, RUN_MIME } from './records';
+import { showErrorIn } from './revive/outputs';
 import { RunView } from './run/view';
 import { refusal } from './run/words';
 import { translateWith } from './translate';
@@ -55,7 +56,12 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
 
   private follow(watch: IWatch): void {
     const stop = (): void => void watch.stop();
-    const view = new RunView(this.node, watch.model, { stop }, translateWith(this.trans));
+    const view = new RunView(
+      this.node,
+      watch.model,
+      { stop, showError: () => showErrorIn(this.node.closest('.jp-OutputArea')) },
+      translateWith(this.trans)
+    );
     const look = (): void => {
       const { state, connection, reason } = watch.model;
       const isRefused = connection === 'unreadable' && state === null;

@@ -51,7 +51,10 @@ CELLS = [
     STEP.format(data="long", epochs=1000),
     STEP.format(data="data", epochs=3),
     "print(len(kept.loss), kept.last('size') > 0)",
-    STEP.format(data="data", epochs=3).replace("loss, g =", "int('no number'); loss, g ="),
+    """%%dist_run
+report(step=1, loss=2.0)
+raise ValueError("in user code:\\n\\n    File 'f'\\n\\n    ValueError: no number")
+""",
 ]
 
 
@@ -101,7 +104,7 @@ def start_endless_run(page: Page) -> Locator:
 
 
 def stop(page: Page, shown: Locator) -> None:
-    shown.get_by_role("button", name="Stop").click()
+    shown.get_by_role("button", name="Stop run").click()
     shown.locator(".nbdist-pill", has_text="stopped").wait_for()
     wait(page, ENDLESS)
 
@@ -203,16 +206,33 @@ def test_the_panel_starts_a_cluster_of_one_and_stops_it(lab: Lab, page: Page) ->
     form.get_by_role("button", name="Start").click()
     page.get_by_text("nbdist: 1 worker is ready").wait_for()
     cluster = panel.get_by_role("region", name="1 worker · JAX")
-    cluster.get_by_role("button", name="Stop").click()
+    cluster.get_by_role("button", name="Stop cluster").click()
     cluster.wait_for(state="detached")
     assert "%dist_start 1 host --framework jax" in sources(page)[1]
     assert "%dist_stop" in sources(page)[2]
 
 
-def test_a_failed_run_names_the_rank_and_the_error(notebook: Page) -> None:
+def test_an_error_is_shown_in_full_only_in_the_output_of_its_cell(
+    notebook: Page, pictures: Path
+) -> None:
     output = run(notebook, FAILS)
     assert "ValueError on rank" in output
-    assert "no number" in output
+    shown = view(notebook, FAILS)
+    shown.get_by_text(re.compile(r"^ValueError on rank \d: no number$")).wait_for()
+    states = shown.locator("td.nbdist-state").all_inner_texts()
+    assert all(state.endswith("failed: ValueError: no number") for state in states)
+    assert "in user code" not in shown.inner_text()
+    shown.get_by_role("button", name="Show the error").click()
+    error = notebook.locator(".jp-OutputArea-output[data-mime-type*=error]:focus")
+    assert "in user code" in error.inner_text()
+    panel = open_panel(notebook).locator(".nbdist-Runs .nbdist-Error").first
+    panel.get_by_text(re.compile(r"^ValueError on rank \d: no number$")).wait_for()
+    notebook.screenshot(path=pictures / "error.png")
+    notebook.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-latest-run')")
+    notebook.locator(".nbdist-RunTab").get_by_role("button", name="Show the error").click()
+    error.wait_for()
+    assert notebook.locator(".nbdist-RunTab").is_hidden()
+    notebook.evaluate("() => document.activeElement.blur()")
 
 
 def test_run_view_and_panel_have_no_accessibility_violations(notebook: Page) -> None:
@@ -318,6 +338,6 @@ def test_the_exported_page_shows_the_picture_offline(
 def test_the_panel_stops_the_cluster_by_a_cell(notebook: Page) -> None:
     """Stop the module's cluster: this test must be the last."""
     cluster = open_panel(notebook).get_by_role("region", name="2 workers · JAX")
-    cluster.get_by_role("button", name="Stop", exact=True).click()
+    cluster.get_by_role("button", name="Stop cluster").click()
     cluster.wait_for(state="detached")
     assert "%dist_stop" in sources(notebook)

@@ -35,6 +35,12 @@ CELLS = [
 IMPORT, CLUSTER, RUN = range(3)
 NAME = "panel-alone.ipynb"
 OUTPUT = ".nbdist-RunOutput"
+_IN_VIEW = """element => {
+  const {left, top, bottom} = element.getBoundingClientRect();
+  const ends = [[left + 60, top + 1], [left + 60, bottom - 1]];
+  return ends.every(([x, y]) => element.contains(document.elementFromPoint(x, y)));
+}"""
+"""Script that returns true if nothing covers the element from top to bottom."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -151,7 +157,7 @@ def test_the_panel_resizes_a_cluster_by_a_cell(notebook: Page) -> None:
     form.get_by_role("button", name="Start").click()
     assert sources(notebook) == CELLS  # an invalid form does nothing
     run(notebook, CLUSTER)
-    change = panel.get_by_role("form", name="Change the cluster")
+    change = panel.get_by_role("form", name="Resize or stop the cluster")
     change.get_by_label("Hosts").fill("2")
     change.get_by_role("button", name="Resize").click()
     wait_for_cells(notebook, 4)
@@ -187,6 +193,25 @@ def test_panel_has_no_accessibility_violations(notebook: Page) -> None:
         assert violations(notebook, "#nbdist-panel") == []
 
 
+def test_the_chart_is_visible_without_scrolling_and_disabled_buttons_say_why(
+    notebook: Page, pictures: Path
+) -> None:
+    notebook.set_viewport_size({"width": 1000, "height": 700})
+    run(notebook, CLUSTER)
+    start(notebook, RUN)
+    chart = notebook.locator(f"{OUTPUT} .nbdist-plot").first
+    expect(chart.locator("canvas").first).to_be_visible()
+    panel = notebook.get_by_role("region", name="nbdist clusters and runs")
+    stop_cluster = panel.get_by_role("button", name="Stop cluster")
+    expect(stop_cluster).to_be_disabled()
+    expect(stop_cluster).to_have_attribute("title", "A run is active: stop it first")
+    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+        change_theme(notebook, theme)
+        notebook.screenshot(path=pictures / f"small-{theme.split()[1].lower()}.png")
+    assert chart.evaluate(_IN_VIEW)
+    notebook.set_viewport_size({"width": 1400, "height": 900})
+
+
 @pytest.mark.full
 def test_notebook_7_reconnects_to_a_restarted_server(
     tmp_path: Path, window: BrowserContext
@@ -204,7 +229,7 @@ def test_notebook_7_reconnects_to_a_restarted_server(
         panel.locator("[data-status=running]").wait_for()
         command(page, "nbdist:open-latest-run")
         page.locator(".nbdist-RunTab canvas").first.wait_for()
-        panel.get_by_role("button", name="Stop the run").click()
+        panel.get_by_role("button", name="Stop run").click()
         expect(output).to_contain_text("stopped")
         start(page, RUN)
         expect(output).to_contain_text("running")

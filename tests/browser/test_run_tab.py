@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from nbdist.records import Columns, Rows
+from nbdist.records import Columns, Finding, Rows
 from tests.browser.lab import PIXELS, TIMEOUT_MS, until
 from tests.runs import new_run, rows, writing_process
 
@@ -219,6 +219,54 @@ def test_unusual_metrics_and_times_are_shown(lab: Lab, tab: Page) -> None:
     assert [row[0] for row in table(shown)[1:]] == ["5 s", "5 s", "15 min 04 s", "15 min 05 s"]
     assert "from 5 s to 15 min 05 s" in label(shown)
     end(run)
+
+
+def top(element: Locator) -> float:
+    """Return the distance of an element from the top of its view, in pixels."""
+    height: float = element.evaluate(
+        """element => element.getBoundingClientRect().top
+             - element.closest('.nbdist-run').getBoundingClientRect().top"""
+    )
+    return height
+
+
+def test_warnings_open_below_the_chart_which_does_not_move(lab: Lab, tab: Page) -> None:
+    run = new_run(lab.server.runs)
+    run.take(steps(1, 30))
+    run.flush()
+    shown = show(tab, run.state.id)
+    chart = shown.get_by_role("img").first
+    chart.wait_for()
+    before = top(chart)
+    slow = Finding("straggler", "rank 1 is slow: `%dist_status`", (1,), 1.5)
+    run.update(steps=100, batch=64, findings=(slow, Finding("starved", "ranks wait for data")))
+    badge = shown.get_by_role("button", name="2 warnings")
+    badge.wait_for()
+    shown.get_by_text("of 100").first.wait_for()
+    findings = shown.get_by_role("list", name="Findings")
+    assert findings.is_hidden()
+    badge.click()
+    findings.get_by_role("listitem").nth(1).wait_for()
+    assert findings.evaluate("list => list.checkVisibility()")
+    assert top(chart) == before < top(findings)
+    end(run)
+
+
+def test_an_error_without_its_cell_is_one_line_that_opens(lab: Lab, tab: Page) -> None:
+    run = new_run(lab.server.runs)
+    run.take(steps(1, 3))
+    run.flush()
+    error = "ValueError on rank 0@here: in user code:\n\n  File 'f'\n\n  ValueError: too many"
+    run.update(status="failed", error=error, ended=time.time())
+    run.close()
+    shown = show(tab, run.state.id)
+    shown.get_by_text("ValueError on rank 0: too many", exact=True).wait_for()
+    full = shown.get_by_role("group", name="Error of the run")
+    assert full.is_hidden()
+    shown.get_by_role("button", name="Show the error").click()
+    assert full.inner_text() == error
+    shown.get_by_role("button", name="Hide the error").click()
+    full.wait_for(state="hidden")
 
 
 def test_a_run_of_a_dead_kernel_is_lost_and_keeps_its_data(lab: Lab, tab: Page) -> None:

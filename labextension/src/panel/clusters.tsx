@@ -71,6 +71,8 @@ export function Cluster(props: IClusterProps): React.JSX.Element {
   const title = clusterTitle(cluster, trans);
   const [hosts, setHosts] = React.useState(cluster.workers.length);
   const busy = cluster.run !== '';
+  const isSame = hosts === cluster.workers.length;
+  const refusal = busy ? trans.__('A run is active: stop it first') : '';
   return (
     <section className="nbdist-Cluster" aria-label={title}>
       <h3>{title}</h3>
@@ -92,17 +94,24 @@ export function Cluster(props: IClusterProps): React.JSX.Element {
           <button
             type="submit"
             className="jp-mod-styled"
-            disabled={busy || hosts === cluster.workers.length}
+            title={
+              refusal ||
+              (isSame
+                ? trans.__('The cluster has this number of hosts: enter another one')
+                : trans.__('Run %dist_resize in the notebook of the cluster'))
+            }
+            disabled={busy || isSame}
           >
             {trans.__('Resize')}
           </button>
           <button
             type="button"
             className="jp-mod-styled jp-mod-reject"
+            title={refusal || trans.__('Run %dist_stop in the notebook of the cluster')}
             disabled={busy}
             onClick={onStop}
           >
-            {trans.__('Stop')}
+            {trans.__('Stop cluster')}
           </button>
         </form>
       )}

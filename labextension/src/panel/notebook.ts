@@ -1,12 +1,17 @@
+import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { NotebookActions } from '@jupyterlab/notebook';
 import type { IDisposable } from '@lumino/disposable';
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
+import { showErrorIn } from '../revive/outputs';
 
 /** The current notebook and its kernel. */
 export class CurrentNotebook implements IDisposable {
-  constructor(private readonly tracker: INotebookTracker) {
+  constructor(
+    private readonly tracker: INotebookTracker,
+    private readonly shell: JupyterFrontEnd.IShell
+  ) {
     tracker.currentChanged.connect(this.follow, this);
     this.follow();
   }
@@ -30,6 +35,20 @@ export class CurrentNotebook implements IDisposable {
   /** Return the title of the open notebook with this kernel. Empty if there is none. */
   titleOf(kernel: string): string {
     return this.withKernel(kernel)?.title.label ?? '';
+  }
+
+  /** Show the error in the output of this cell. Returns false if no open notebook contains it. */
+  showError(cell: string): boolean {
+    const panel = this.tracker.find(one => indexOf(one, cell) >= 0);
+    if (panel === undefined) {
+      return false;
+    }
+    this.shell.activateById(panel.id);
+    const index = indexOf(panel, cell);
+    panel.content.activeCellIndex = index;
+    const shown = panel.content.widgets[index]!;
+    void panel.content.scrollToCell(shown).then(() => showErrorIn(shown.node));
+    return true;
   }
 
   /** Insert a cell below the active one. */
@@ -75,6 +94,10 @@ export class CurrentNotebook implements IDisposable {
 
 function kernelOf(panel: NotebookPanel | null): string {
   return panel?.sessionContext.session?.kernel?.id ?? '';
+}
+
+function indexOf(panel: NotebookPanel, cell: string): number {
+  return panel.content.widgets.findIndex(({ model }) => model.id === cell);
 }
 
 function insertInto(panel: NotebookPanel, code: string): void {

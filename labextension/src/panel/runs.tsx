@@ -1,6 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 import type { IRunState } from '../records';
+import { brief } from '../run/errors';
 import type { IFigures } from '../run/figures';
 import { isOpen } from '../run/status';
 import type { Refused } from './model';
@@ -66,15 +67,24 @@ function Run(props: IRunsProps & { readonly run: IRunState }): React.JSX.Element
           <button
             type="button"
             className="jp-mod-styled jp-mod-reject"
-            aria-label={trans.__('Stop the run %1', title)}
+            aria-label={trans.__('Stop run %1', title)}
+            title={
+              run.status === 'running'
+                ? trans.__('Stop the run after the current step')
+                : trans.__('The run stops after the current step')
+            }
             disabled={run.status !== 'running'}
             onClick={() => onStop(run.id)}
           >
-            {trans.__('Stop')}
+            {trans.__('Stop run')}
           </button>
         </div>
       )}
-      {run.error !== '' && <p className="nbdist-Error">{run.error}</p>}
+      {run.error !== '' && (
+        <p className="nbdist-Error nbdist-TwoLines" title={brief(run.error)}>
+          {brief(run.error)}
+        </p>
+      )}
     </li>
   );
 }

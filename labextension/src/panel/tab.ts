@@ -5,6 +5,7 @@ import { Widget } from '@lumino/widgets';
 import type { LiveRuns, IWatch } from '../live';
 import { RunView } from '../run/view';
 import { translateWith } from '../translate';
+import type { CurrentNotebook } from './notebook';
 import { runTitle } from './words';
 
 /** Tab of the main area that shows one run. */
@@ -12,10 +13,11 @@ export class RunTab extends MainAreaWidget<RunContent> {
   constructor(
     readonly subject: string,
     runs: LiveRuns,
+    notebooks: CurrentNotebook,
     trans: TranslationBundle,
     icon: LabIcon
   ) {
-    super({ content: new RunContent(runs.watch(subject), trans) });
+    super({ content: new RunContent(runs.watch(subject), notebooks, trans) });
     this.id = `nbdist-run-${subject}`;
     this.title.closable = true;
     this.title.icon = icon;
@@ -25,13 +27,16 @@ export class RunTab extends MainAreaWidget<RunContent> {
 class RunContent extends Widget {
   constructor(
     private readonly watch: IWatch,
+    notebooks: CurrentNotebook,
     private readonly trans: TranslationBundle
   ) {
     super();
     this.addClass('nbdist-RunTab');
     this.title.label = trans.__('Run');
     const stop = (): void => void watch.stop();
-    this.view = new RunView(this.node, watch.model, { stop }, translateWith(trans));
+    const showError = (): boolean => notebooks.showError(watch.model.state?.cell ?? '');
+    const actions = { stop, showError };
+    this.view = new RunView(this.node, watch.model, actions, translateWith(trans));
     this.stopListening = watch.model.subscribe(() => this.name());
     this.name();
   }

@@ -4,6 +4,7 @@ import { nbdistIcon } from '../icon';
 import type { LiveRuns } from '../live';
 import { Commands } from './commands';
 import type { ServerModel } from './model';
+import type { CurrentNotebook } from './notebook';
 import { OpenTabs } from './opentabs';
 import { RunTab } from './tab';
 
@@ -12,10 +13,11 @@ export class RunTabs {
   constructor(
     private readonly app: JupyterFrontEnd,
     runs: LiveRuns,
+    notebooks: CurrentNotebook,
     private readonly trans: TranslationBundle,
     area: 'main' | 'right'
   ) {
-    const create = (run: string): RunTab => new RunTab(run, runs, trans, nbdistIcon);
+    const create = (run: string): RunTab => new RunTab(run, runs, notebooks, trans, nbdistIcon);
     this.tabs = new OpenTabs(app, area, 'nbdist-runs', Commands.openRun, create);
   }
 

@@ -108,3 +108,16 @@ function isStream(output: IOutput): boolean {
 function displayed(data: IMimeBundle, metadata: OutputMetadata): IDisplayData {
   return { output_type: 'display_data', data, metadata };
 }
+
+/** Scroll to the last error of an output area. Returns false if it contains none. */
+export function showErrorIn(area: Element | null): boolean {
+  const errors = area?.querySelectorAll<HTMLElement>('[data-mime-type*="jupyter.error"]') ?? [];
+  const error = errors[errors.length - 1];
+  if (error === undefined) {
+    return false;
+  }
+  error.tabIndex = -1;
+  error.focus({ preventScroll: true });
+  error.scrollIntoView({ block: 'nearest' });
+  return true;
+}

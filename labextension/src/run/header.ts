@@ -23,8 +23,11 @@ interface IFigure {
 const CANCEL_AFTER_S = 3;
 
 /** Text and tooltip of the button. */
-const STOP_STEPS = ['Stop', 'Stop the run after the current step'] as const;
-const STOP_CELL = ['Stop', 'Interrupt the cell'] as const;
+const STOP_STEPS = ['Stop run', 'Stop the run after the current step'] as const;
+const STOP_CELL = ['Stop run', 'Interrupt the cell'] as const;
+/** Tooltips of the disabled button. */
+const STOPPING = 'The run stops after the current step';
+const NOT_CONNECTED = 'Not connected to the run';
 const CANCEL_STEP = ['Cancel step', 'Cancel the current step: its variables may be lost'] as const;
 
 /** Status, progress and figures of the run, and the button that stops it. */
@@ -50,9 +53,10 @@ export class Header {
   constructor(
     private readonly model: RunModel,
     private readonly translate: Translate,
-    stop: () => void
+    stop: () => void,
+    badge: HTMLElement
   ) {
-    this.stop = make('button', 'stop', { type: 'button' }, translate('Stop'));
+    this.stop = make('button', 'stop', { type: 'button' }, translate('Stop run'));
     const range = {
       'aria-valuemin': 0,
       'aria-valuemax': 100,
@@ -60,7 +64,7 @@ export class Header {
     };
     this.bar = make('div', 'bar', { role: 'progressbar', ...range }, this.done);
     this.pill.append(this.sign, this.word);
-    const line = [this.pill, this.title, this.about, this.connection, this.stop];
+    const line = [this.pill, this.title, this.about, this.connection, badge, this.stop];
     this.root = make(
       'div',
       'header',
@@ -138,14 +142,16 @@ export class Header {
     this.stop.hidden = !isOpen(state.status) || this.model.connection === 'saved';
     setAttribute(this.stop, 'aria-disabled', String(isBusy || this.model.connection !== 'live'));
     const [word, how] = this.canCancel ? CANCEL_STEP : state.stoppable ? STOP_STEPS : STOP_CELL;
+    const isCut = this.model.connection !== 'live';
+    const title = isBusy ? STOPPING : isCut ? NOT_CONNECTED : how;
     setText(this.stop, this.translate(isBusy ? 'Stopping …' : word));
-    setAttribute(this.stop, 'title', this.translate(how));
+    setAttribute(this.stop, 'title', this.translate(title));
   }
 
   private drawBar({ step, steps }: IFigures): void {
     const part = Math.min(1, step / steps);
     const isKnown = !Number.isNaN(part);
-    this.bar.hidden = !isKnown;
+    this.bar.style.visibility = isKnown ? '' : 'hidden'; // what is below does not move
     if (isKnown) {
       this.done.style.inlineSize = `${(100 * part).toFixed(1)}%`;
       setAttribute(this.bar, 'aria-valuenow', (100 * part).toFixed(0));

@@ -1,37 +1,69 @@
 import type { IFinding, IRecoveryRecord, IRunState } from '../records';
-import { make } from './dom';
+import { make, newId, setAttribute } from './dom';
 import type { Translate } from './words';
 import { counted, recovered } from './words';
 
 /** Maximum number of recoveries shown. Older ones are only counted. */
 const MAX_RECOVERIES = 3;
 
-/** Recoveries, findings and the error of a run. */
+/** Recoveries and findings of a run: a list, and a badge with their number that opens it. */
 export class Notes {
-  readonly root = make('div', 'notes');
+  readonly badge: HTMLButtonElement;
+  readonly root: HTMLElement;
   private shown = '';
 
-  constructor(private readonly translate: Translate) {}
+  constructor(private readonly translate: Translate) {
+    const id = newId('notes');
+    this.root = make('ul', 'notes', { id, 'aria-label': translate('Findings') });
+    this.root.hidden = true;
+    this.badge = make('button', 'badge', { type: 'button', 'aria-controls': id });
+    this.badge.hidden = true;
+    this.badge.addEventListener('click', () => this.open(this.root.hidden));
+    this.open(false);
+  }
 
   draw(state: IRunState | null): void {
     const findings = state?.findings ?? [];
     const recoveries = state?.heals ?? [];
-    const error = state?.error ?? '';
-    const content = JSON.stringify([recoveries, findings, error]);
+    const content = JSON.stringify([recoveries, findings]);
     if (content === this.shown) {
       return;
     }
     this.shown = content;
-    const parts: HTMLElement[] = error === '' ? [] : [this.failure(error)];
     const lines = [
       ...this.recovered(recoveries),
       ...findings.map(finding => this.finding(finding))
     ];
-    if (lines.length > 0) {
-      const name = this.translate('Findings');
-      parts.push(make('ul', 'findings', { 'aria-label': name }, ...lines));
+    this.root.replaceChildren(...lines);
+    this.drawBadge(findings.filter(({ warning }) => warning).length, lines.length);
+  }
+
+  /** Show the number of warnings. Show the number of all lines if there are no warnings. */
+  private drawBadge(warnings: number, all: number): void {
+    const [symbol, text] =
+      warnings > 0
+        ? ['▲', counted(warnings, this.translate('{0} warning'), this.translate('{0} warnings'))]
+        : ['i', counted(all, this.translate('{0} note'), this.translate('{0} notes'))];
+    const sign = make('span', 'sign', { 'aria-hidden': 'true' }, symbol);
+    this.badge.hidden = all === 0;
+    setAttribute(this.badge, 'data-kind', warnings > 0 ? 'warning' : 'note');
+    this.badge.replaceChildren(sign, text);
+    if (all === 0) {
+      this.open(false);
     }
-    this.root.replaceChildren(...parts);
+  }
+
+  private open(isOpen: boolean): void {
+    this.root.hidden = !isOpen;
+    setAttribute(this.badge, 'aria-expanded', String(isOpen));
+    setAttribute(
+      this.badge,
+      'title',
+      this.translate(isOpen ? 'Hide the list below the charts' : 'Show the list below the charts')
+    );
+    if (isOpen) {
+      this.root.scrollIntoView({ block: 'nearest' });
+    }
   }
 
   private recovered(recoveries: readonly IRecoveryRecord[]): HTMLElement[] {
@@ -63,11 +95,6 @@ export class Notes {
     const line = make('li', 'finding', {}, sign, words);
     line.dataset['kind'] = kind;
     return line;
-  }
-
-  private failure(error: string): HTMLElement {
-    const name = this.translate('Error of the run');
-    return make('pre', 'error', { role: 'group', 'aria-label': name, tabindex: 0 }, error);
   }
 }
 

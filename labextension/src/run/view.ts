@@ -1,6 +1,7 @@
 import { Chart } from './chart';
 import type { IChartContext } from './chart';
 import { Disposables, make } from './dom';
+import { Failure } from './failure';
 import { Frames } from './frames';
 import { Header } from './header';
 import type { RunModel } from './model';
@@ -33,6 +34,8 @@ const CLOCK_MS = 1000;
 /** Actions of the user on the run. */
 export interface IRunActions {
   stop(): void;
+  /** Show the error in the output of its cell. Returns false if the page does not contain it. */
+  showError?(): boolean;
 }
 
 interface IPage {
@@ -81,6 +84,7 @@ export class RunView {
   private readonly pages: readonly IPage[];
   private readonly header: Header;
   private readonly notes: Notes;
+  private readonly failure: Failure;
   private readonly planned: Planned;
   private readonly toolbar: Toolbar;
   private readonly tabs: Tabs;
@@ -101,8 +105,9 @@ export class RunView {
   ) {
     host.append(this.root);
     const theme = new Theme(this.root);
-    this.header = new Header(model, translate, () => actions.stop());
     this.notes = new Notes(translate);
+    this.header = new Header(model, translate, () => actions.stop(), this.notes.badge);
+    this.failure = new Failure(translate, () => actions.showError?.() ?? false);
     this.planned = new Planned(translate);
     this.toolbar = new Toolbar(this.settings, translate, () => this.drawAll());
     this.pages = pagesIn(translate);
@@ -136,10 +141,11 @@ export class RunView {
     this.tabs.panel.append(this.toolbar.root, this.charts);
     this.root.append(
       this.header.root,
-      this.planned.root,
-      this.notes.root,
+      this.failure.root,
       this.tabs.root,
       this.tabs.panel,
+      this.notes.root,
+      this.planned.root,
       this.workers.root
     );
   }
@@ -186,6 +192,7 @@ export class RunView {
       this.root.replaceChildren(make('p', 'empty', { role: 'alert' }, text));
     }
     this.header.draw(Date.now() / 1000);
+    this.failure.draw(this.model.state?.error ?? '');
     this.notes.draw(this.model.state);
     this.planned.draw(this.model.state);
     this.chooseCharts();

@@ -1,5 +1,6 @@
 import type { IRunState, IRunWorker } from '../records';
 import { Disposables, make, setAttribute, setText } from './dom';
+import { brief } from './errors';
 import { stepSecondsOf } from './figures';
 import type { RunModel } from './model';
 import type { ILook } from './status';
@@ -161,9 +162,9 @@ export class Workers {
       }
     });
     setText(row.sign, look.sign);
-    const [error] = worker.said.split('\n', 1);
-    setText(row.state, this.translate(look.word) + (error ? `: ${error}` : ''));
-    setAttribute(row.state, 'title', worker.said);
+    const error = brief(worker.said);
+    setText(row.state, this.translate(look.word) + (error === '' ? '' : `: ${error}`));
+    setAttribute(row.state, 'title', error);
     setAttribute(row.root, 'data-tone', look.tone);
   }
 
