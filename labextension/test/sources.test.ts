@@ -245,8 +245,8 @@ test('a mark is where its recovery is in what is seen', () => {
   model.onRows(Float64Array.from([1, 0, 1, -1, 30, 1, 0, 2, -1, 50, 1, 0, 3, -1, 60, 1]));
   const [loss, val] = metricSources(model).map(source => new Picture(source, new Set()));
   const part = (picture: Picture, x: 'place' | 'time', step: number): number => {
-    const settings = { x, isLog: false, smoothing: 0 };
-    picture.update(settings, null, 100);
+    const settings = { x, smoothing: 0 };
+    picture.update(settings, false, null, 100);
     return picture.partOf(recovery(step, 40), settings);
   };
   assert.equal(part(loss!, 'place', 3), 0.5);

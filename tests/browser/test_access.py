@@ -173,11 +173,11 @@ def test_lines_are_toggled_by_keys(tab: Page, view: Locator) -> None:
         tab.keyboard.press(key)
         tab.locator(f"button.nbdist-chip[aria-pressed={hidden}]:focus").wait_for()
     tab.keyboard.press("Alt+Enter")
-    view.locator("button.nbdist-chip[aria-pressed=false]").wait_for()
+    view.locator("button.nbdist-chip[aria-pressed=false]").first.wait_for()
     assert second.get_attribute("aria-pressed") == "false"
     assert first.get_attribute("aria-pressed") == "true"
     tab.keyboard.press("Alt+Enter")
-    view.locator("button.nbdist-chip[aria-pressed=false]").wait_for(state="detached")
+    view.locator("button.nbdist-chip[aria-pressed=false]").first.wait_for(state="detached")
 
 
 def test_tabs_axis_and_tables_work_by_keys(tab: Page, view: Locator) -> None:
@@ -188,9 +188,9 @@ def test_tabs_axis_and_tables_work_by_keys(tab: Page, view: Locator) -> None:
     view.get_by_role("img", name="Chart of loss").wait_for()
     view.get_by_role("radio", name="Step").focus()
     tab.keyboard.press("ArrowRight")
-    view.get_by_role("img", name="from 0 s").wait_for()
+    view.get_by_role("img", name="from 0 s").first.wait_for()
     tab.keyboard.press("ArrowLeft")
-    view.get_by_role("img", name="from step 1").wait_for()
+    view.get_by_role("img", name="from step 1").first.wait_for()
     view.get_by_role("button", name="state").focus()
     tab.keyboard.press("Enter")
     view.locator("th[aria-sort=ascending]", has_text="state").wait_for()
@@ -216,7 +216,7 @@ def test_a_new_line_does_not_move_the_focus(
     tab: Page, view: Locator, stored_run: RunDirectory
 ) -> None:
     chips = view.locator("button.nbdist-chip")
-    chips.filter(has_text="rank 1").focus()
+    chips.filter(has_text="rank 1").first.focus()
     report(stored_run, 2)
-    chips.filter(has_text="rank 2").wait_for()
+    chips.filter(has_text="rank 2").first.wait_for()
     assert "rank 1" in tab.locator("button.nbdist-chip:focus").inner_text()

@@ -16,6 +16,7 @@ from tests.runs import new_run, rows, writing_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from playwright.sync_api import BrowserContext, Locator, Page
 
@@ -153,10 +154,11 @@ def chart(lab: Lab, tab: Page) -> Locator:
 def test_logarithmic_scale_and_smoothing_are_drawn(tab: Page, chart: Locator) -> None:
     canvas = chart.get_by_role("img").first.locator("canvas").first
     pixels, rows = canvas.evaluate(PIXELS), table(chart)
-    chart.get_by_label("Log scale").check()
+    log = chart.get_by_role("button", name="Logarithmic scale of loss")
+    log.click()
     until(tab, lambda: canvas.evaluate(PIXELS) != pixels)
     assert table(chart) == rows
-    chart.get_by_label("Log scale").uncheck()
+    log.click()
     until(tab, lambda: canvas.evaluate(PIXELS) == pixels)
     chart.get_by_label("Smoothing").fill("40")
     until(tab, lambda: float(table(chart)[-1][1]) > 2 * float(rows[-1][1]))
@@ -195,6 +197,48 @@ def is_near(found: tuple[int, int], wanted: tuple[int, int]) -> bool:
     return all(abs(a - b) <= 5 for a, b in zip(found, wanted, strict=True))
 
 
+def charts(shown: Locator) -> list[str]:
+    """Return the titles of the charts."""
+    return shown.locator(".nbdist-chart .nbdist-heading").all_inner_texts()
+
+
+def test_metrics_share_a_cursor_and_keep_their_layout_after_a_reload(
+    lab: Lab, tab: Page, pictures: Path
+) -> None:
+    run = new_run(lab.server.runs)
+    columns = Columns(own=("loss", "accuracy", "learning_rate"))
+    run.take(rows([[0, 1, s, 0.1 * s, 8 / s, s / 200, 0.01] for s in range(1, 201)], columns))
+    run.flush()
+    end(run)
+    shown = show(tab, run.state.id)
+    shown.get_by_role("figure").nth(2).wait_for()
+    accuracy = shown.get_by_role("figure").nth(1)
+    shown.locator(".nbdist-over").first.hover()
+    accuracy.get_by_text(re.compile(r"^step (99|10[0-4])$")).wait_for()
+    tab.screenshot(path=pictures / "grid.png")
+    tab.mouse.move(0, 0)
+    accuracy.get_by_text(re.compile(r"^step \d+$")).wait_for(state="detached")
+
+    shown.get_by_role("button", name="Logarithmic scale of loss").click()
+    shown.get_by_role("button", name="Full width for accuracy").click()
+    shown.get_by_label("Smoothing").fill("20")
+    shown.get_by_label("Filter").fill("RATE")
+    until(tab, lambda: charts(shown) == ["learning_rate"])
+    shown.get_by_label("Filter").fill("")
+    until(tab, lambda: len(charts(shown)) == 3)
+    tab.reload()
+    tab.wait_for_function("() => window.jupyterapp?.commands.hasCommand('nbdist:open-run')")
+    shown = show(tab, run.state.id)
+    shown.get_by_role("figure").nth(2).wait_for()
+    pressed = shown.locator("button[aria-pressed=true][title]:not(.nbdist-chip)")
+    titles = [button.get_attribute("title") for button in pressed.all()]
+    assert titles == ["Logarithmic scale of loss", "Full width for accuracy"]
+    assert shown.get_by_label("Smoothing").input_value() == "20"
+    tab.evaluate("() => localStorage.removeItem('nbdist:charts')")
+    tab.reload()
+    tab.wait_for_function("() => window.jupyterapp?.commands.hasCommand('nbdist:open-run')")
+
+
 def test_unusual_metrics_and_times_are_shown(lab: Lab, tab: Page) -> None:
     """NaN, infinity, a metric of one rank, late and renamed metrics, and a jump of the clock."""
     run = new_run(lab.server.runs)
@@ -204,12 +248,11 @@ def test_unusual_metrics_and_times_are_shown(lab: Lab, tab: Page) -> None:
     run.take(rows([[1, 1, 2, 5.2, 7.0]], Columns(own=("renamed",)), rank=1))
     run.flush()
     shown = show(tab, run.state.id)
-    shown.get_by_role("combobox", name="Metric").wait_for()
-    names = shown.get_by_role("combobox", name="Metric").locator("option").all_inner_texts()
-    assert [name.split()[0] for name in names] == ["loss", "renamed"]
+    shown.get_by_role("figure").nth(1).wait_for()
+    assert charts(shown) == ["loss", "renamed"]
     run.take(rows([[0, 1, 4, 901.0, 1.5]], Columns(own=("late",))))
     run.flush()
-    shown.locator("option", has_text="late").wait_for(state="attached")
+    until(tab, lambda: charts(shown) == ["loss", "renamed", "late"])
     shown.get_by_text("Workers (2)").wait_for()
     open_table(tab, shown)
     assert "Not finite, first near step 1." in label(shown)

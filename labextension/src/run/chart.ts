@@ -7,6 +7,7 @@ import { Gestures } from './gestures';
 import { HeatMap } from './heat';
 import { Legend } from './legend';
 import { Marks } from './marks';
+import type { Layout } from './layout';
 import type { IArea } from './paint';
 import { Painter } from './paint';
 import type { ISettings } from './picture';
@@ -17,16 +18,24 @@ import type { ISpan } from './span';
 import type { Theme } from './theme';
 import { lineColour } from './theme';
 import type { Translate } from './words';
-import { amount } from './words';
+import { amount, fill } from './words';
 
 /** A line closer to the pointer than this is highlighted. */
 const NEAR_PIXELS = 24;
 /** Up to this number of lines, each is drawn thicker. */
 const FEW_LINES = 8;
 
+/** Place under the pointer, shared by the charts with the same axis. */
+export class Cursor {
+  x = NaN;
+  axis = '';
+}
+
 /** Objects that a chart shares with its view. */
 export interface IChartContext {
-  readonly settings: ISettings;
+  readonly layout: Layout;
+  /** Place under the pointer in one of the charts. */
+  readonly cursor: Cursor;
   readonly theme: Theme;
   readonly translate: Translate;
   /** Ranks with hidden lines. */
@@ -54,10 +63,14 @@ export class Chart {
   private readonly image: HTMLElement;
   private readonly readout: HTMLElement;
   private readonly reset: HTMLButtonElement;
+  private readonly log: HTMLButtonElement;
+  private readonly wide: HTMLButtonElement;
+  private alone = true;
   private span: ISpan | null = null;
   private axis: ISettings['x'] = 'place';
   private pointer: { readonly x: number; readonly y: number } | null = null;
   private near = -1;
+  private hadColumn = false;
   /** Text of the mark that has the pointer or the focus. */
   private markText = '';
   private painter: Painter | null = null;
@@ -79,6 +92,8 @@ export class Chart {
     this.image = make('div', 'image', { role: 'img', dir: 'ltr', 'aria-label': source.title });
     this.readout = make('span', 'readout');
     this.reset = make('button', 'small', { type: 'button' }, translate('Reset zoom'));
+    this.log = this.switch('log', translate('log'), translate('Logarithmic scale of {0}'));
+    this.wide = this.switch('wide', '↔', translate('Full width for {0}'));
     this.root = this.build();
     this.plot = new Plot(this.image, source.unit, theme, {
       paint: (canvas, area, ratio) => this.paint(canvas, area, ratio),
@@ -96,19 +111,22 @@ export class Chart {
    *   isFull: also draw texts, legend, heat map and table. They need not follow each frame.
    */
   draw(isFull: boolean): void {
-    const { settings } = this.context;
-    if (settings.x !== this.axis) {
-      this.axis = settings.x;
+    const { layout } = this.context;
+    const { key } = this.source;
+    if (layout.x !== this.axis) {
+      this.axis = layout.x;
       this.show(null);
     }
     if (isFull) {
       this.picture.name(this.context.stragglers());
     }
-    this.picture.update(settings, this.span, this.plot.width);
-    this.plot.draw(this.picture, settings.x === 'time');
-    if (isFull || this.pointer !== null) {
-      this.drawLegend();
+    this.picture.update(layout, layout.has('log', key), this.span, this.plot.width);
+    this.plot.draw(this.picture, layout.x === 'time');
+    const column = this.column();
+    if (isFull || column >= 0 || this.hadColumn) {
+      this.drawLegend(column);
     }
+    this.hadColumn = column >= 0;
     if (isFull) {
       this.drawWords();
     }
@@ -133,7 +151,7 @@ export class Chart {
       {},
       make('span', 'heading', { id }, this.source.title),
       this.readout,
-      this.reset
+      make('span', 'switches', {}, this.reset, this.log, this.wide)
     );
     this.heat.root.hidden = true;
     return make(
@@ -146,6 +164,35 @@ export class Chart {
       this.legend.root,
       this.table.root
     );
+  }
+
+  /** There are no other charts: this one has the whole width. */
+  set isAlone(isAlone: boolean) {
+    this.alone = isAlone;
+    this.drawSwitches();
+  }
+
+  /** Create a button that toggles a property of the chart's layout. */
+  private switch(what: 'log' | 'wide', text: string, name: string): HTMLButtonElement {
+    const { layout, requestAll } = this.context;
+    const label = fill(name, this.source.title);
+    const button = make('button', 'small', { type: 'button', title: label }, text);
+    button.setAttribute('aria-label', label);
+    this.disposables.listen(button, 'click', () => {
+      layout.toggle(what, this.source.key);
+      requestAll();
+    });
+    return button;
+  }
+
+  private drawSwitches(): void {
+    const { layout } = this.context;
+    const isWide = layout.has('wide', this.source.key);
+    setAttribute(this.log, 'aria-pressed', String(layout.has('log', this.source.key)));
+    setAttribute(this.wide, 'aria-pressed', String(isWide));
+    this.wide.hidden = this.alone;
+    this.root.classList.toggle('nbdist-chart-wide', isWide);
+    this.plot.isLarge = this.alone || isWide;
   }
 
   private listen(): void {
@@ -171,7 +218,10 @@ export class Chart {
   }
 
   private hover(at: { readonly x: number; readonly y: number } | null): void {
+    const { cursor } = this.context;
     this.pointer = at;
+    cursor.x = at === null ? NaN : at.x;
+    cursor.axis = this.axisName;
     this.near = at === null ? -1 : this.nearest(this.picture.columnAt(at.x), at.y);
     this.context.request();
   }
@@ -191,12 +241,23 @@ export class Chart {
     return this.picture.lines.filter(line => !this.context.hidden.has(line.rank));
   }
 
-  private drawLegend(): void {
-    const { settings, translate } = this.context;
-    const column = this.pointer === null ? -1 : this.picture.columnAt(this.pointer.x);
+  /** Charts with this axis in common share the cursor. */
+  private get axisName(): string {
+    return this.context.layout.x === 'time' ? 'time' : this.source.grid.axis;
+  }
+
+  /** Return the column under the pointer, in this chart or in another one. -1 if there is none. */
+  private column(): number {
+    const { x, axis } = this.context.cursor;
+    const { min, max } = this.picture.shown;
+    return axis === this.axisName && x >= min && x <= max ? this.picture.columnAt(x) : -1;
+  }
+
+  private drawLegend(column: number): void {
+    const { layout, translate } = this.context;
     this.legend.show(entries(this.picture, column, translate), this.near);
     const x = this.picture.x[column];
-    const where = x === undefined ? '' : place(x, this.source.grid.axis, settings, translate);
+    const where = x === undefined ? '' : place(x, this.source.grid.axis, layout, translate);
     const pointed = [where, this.nearText(column)].filter(part => part !== '').join(' · ');
     setText(this.readout, this.markText === '' ? pointed : this.markText);
   }
@@ -210,14 +271,11 @@ export class Chart {
   }
 
   private drawWords(): void {
-    const { settings, recoveries, translate } = this.context;
+    const { layout, recoveries, translate } = this.context;
     this.root.style.setProperty('--nbdist-inset', `${this.plot.inset.left}px`);
-    setAttribute(
-      this.image,
-      'aria-label',
-      describe(this.picture, settings, recoveries(), translate)
-    );
-    this.table.draw(this.picture, settings);
+    setAttribute(this.image, 'aria-label', describe(this.picture, layout, recoveries(), translate));
+    this.table.draw(this.picture, layout);
+    this.drawSwitches();
     this.heat.root.hidden = this.picture.bands === null;
     if (this.picture.bands !== null) {
       this.heat.draw(this.picture, this.plot.inset);
@@ -229,13 +287,16 @@ export class Chart {
     const painter = new Painter(canvas, area, x, columns, shown, y, isLog, ratio);
     this.painter = painter;
     this.marks.draw(this.context.recoveries(), this.plot.inset, recovery =>
-      this.picture.partOf(recovery, this.context.settings)
+      this.picture.partOf(recovery, this.context.layout)
     );
     painter.inside(() => {
       this.paintBands(painter);
       this.paintLines(painter);
       this.paintWhole(painter);
       this.paintMarks(painter);
+      if (this.pointer === null && this.column() >= 0) {
+        painter.cursor(this.context.cursor.x, this.context.theme.colours.faint);
+      }
     });
   }
 
@@ -279,7 +340,7 @@ export class Chart {
 
   private paintWhole(painter: Painter): void {
     const { text, ground } = this.context.theme.colours;
-    const column = this.pointer === null ? -1 : this.picture.columnAt(this.pointer.x);
+    const column = this.column();
     if (this.picture.whole !== null) {
       painter.line(this.picture.whole, { colour: text, width: 2.25, alpha: 1 });
     }

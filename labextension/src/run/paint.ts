@@ -25,6 +25,7 @@ const END_POINT = 4;
 /** Draw strips of columns into an area. Keeps no state of the canvas. */
 export class Painter {
   private readonly px: Float32Array;
+  private readonly perPlace: number;
   private readonly scale: (value: number) => number;
 
   /**
@@ -37,15 +38,15 @@ export class Painter {
     private readonly area: IArea,
     x: Float64Array,
     private readonly columns: number,
-    shown: ISpan,
+    private readonly shown: ISpan,
     y: ISpan,
     isLog: boolean,
     private readonly ratio: number
   ) {
     this.px = new Float32Array(columns);
-    const perPlace = area.width / (shown.max - shown.min);
+    this.perPlace = area.width / (shown.max - shown.min);
     for (let i = 0; i < columns; i++) {
-      this.px[i] = area.left + (x[i]! - shown.min) * perPlace;
+      this.px[i] = area.left + (x[i]! - shown.min) * this.perPlace;
     }
     this.scale = scaleOf(area, y, isLog);
   }
@@ -111,6 +112,16 @@ export class Painter {
     this.context.beginPath();
     this.context.moveTo(this.area.left, y);
     this.context.lineTo(this.area.left + this.area.width, y);
+    this.context.stroke();
+  }
+
+  /** Draw a vertical line at a place of the x axis. */
+  cursor(place: number, colour: string): void {
+    this.take({ colour, width: 1, alpha: 1 });
+    const x = Math.round(this.area.left + (place - this.shown.min) * this.perPlace) + 0.5;
+    this.context.beginPath();
+    this.context.moveTo(x, this.area.top);
+    this.context.lineTo(x, this.area.top + this.area.height);
     this.context.stroke();
   }
 

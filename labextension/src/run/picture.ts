@@ -18,10 +18,9 @@ const MOST_NAMED = 8;
 
 /** Settings shared by all charts of a view. */
 export interface ISettings {
-  x: 'place' | 'time';
-  isLog: boolean;
+  readonly x: 'place' | 'time';
   /** Weight of earlier values in the smoothing, in 0..1. */
-  smoothing: number;
+  readonly smoothing: number;
 }
 
 /** Line of a rank as drawn. */
@@ -76,10 +75,11 @@ export class Picture {
    * Cut the source for the visible span.
    *
    * Args:
+   *   isLog: use a logarithmic scale if a value is positive.
    *   span: visible span. Null shows all data.
    *   width: width of the plot in pixels.
    */
-  update(settings: ISettings, span: ISpan | null, width: number): void {
+  update(settings: ISettings, isLog: boolean, span: ISpan | null, width: number): void {
     const lines = this.source.lines();
     const places = this.places(settings);
     this.all = places.all;
@@ -94,7 +94,7 @@ export class Picture {
     this.ranks = lines;
     this.setLines(lines, bins, settings.smoothing);
     this.setWhole(lines, bins, settings.smoothing);
-    this.setRange(settings);
+    this.setRange(isLog);
   }
 
   /** Return the column nearest to a value of the axis. -1 if there is none. */
@@ -213,7 +213,7 @@ export class Picture {
     }
   }
 
-  private setRange({ isLog }: ISettings): void {
+  private setRange(isLog: boolean): void {
     const range = new Range(this.columns);
     for (const line of this.lines) {
       if (!this.hidden.has(line.rank)) {

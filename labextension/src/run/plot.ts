@@ -9,7 +9,8 @@ import type { Theme } from './theme';
 import type { Unit } from './words';
 import { duration, ticks } from './words';
 
-const HEIGHT = 260;
+/** Height of a plot in CSS pixels, alone and beside others. */
+const [LARGE, SMALL] = [260, 190] as const;
 const LEAST_WIDTH = 120;
 const X_AXIS_HEIGHT = 30;
 const LEAST_Y_AXIS_WIDTH = 48;
@@ -37,6 +38,7 @@ export class Plot {
   private picture: Picture | null = null;
   private isTime = false;
   private hadPointer = false;
+  private height: number = LARGE;
 
   constructor(
     private readonly host: HTMLElement,
@@ -78,6 +80,11 @@ export class Plot {
     return this.chart.posToVal(left, 'x');
   }
 
+  set isLarge(isLarge: boolean) {
+    this.height = isLarge ? LARGE : SMALL;
+    this.resize();
+  }
+
   draw(picture: Picture, isTime: boolean): void {
     this.picture = picture;
     this.isTime = isTime;
@@ -99,8 +106,10 @@ export class Plot {
 
   private resize(): void {
     const width = this.size();
-    if (this.host.clientWidth > 0 && width !== this.chart.width) {
-      this.chart.setSize({ width, height: HEIGHT });
+    const { height } = this;
+    const isOther = width !== this.chart.width || height !== this.chart.height;
+    if (this.host.clientWidth > 0 && isOther) {
+      this.chart.setSize({ width, height });
       this.events.resize();
     }
   }
@@ -118,7 +127,7 @@ export class Plot {
   private options(): uPlot.Options {
     return {
       width: this.size(),
-      height: HEIGHT,
+      height: this.height,
       padding: [8, 24, 0, 0],
       legend: { show: false },
       cursor: this.cursor(),

@@ -1,4 +1,5 @@
 import { Disposables, make, newId, setText } from './dom';
+import type { Layout } from './layout';
 import type { ISettings } from './picture';
 import type { Translate } from './words';
 
@@ -6,55 +7,40 @@ import type { Translate } from './words';
 const LEAST_NEW = 1e-3;
 const SLIDER_STEPS = 60;
 
-/** Settings of all charts of the view: metric, axis, scale and smoothing. */
+/** Settings of all charts of the view: axis, smoothing, and a filter by name. */
 export class Toolbar {
   readonly root: HTMLElement;
   private readonly disposables = new Disposables();
-  private readonly metric: HTMLSelectElement;
-  private readonly metricLabel: HTMLElement;
-  private keys = '';
+  private readonly search: HTMLInputElement;
+  private readonly searchLabel: HTMLElement;
 
   constructor(
-    private readonly settings: ISettings,
+    private readonly layout: Layout,
     private readonly translate: Translate,
     private readonly changed: () => void
   ) {
-    const id = newId('metric');
-    this.metric = make('select', '', { id });
-    this.metricLabel = make('label', 'field', { for: id }, translate('Metric'), this.metric);
-    this.disposables.listen(this.metric, 'change', changed);
+    const placeholder = translate('Metric name');
+    this.search = make('input', 'search', { type: 'search', placeholder, spellcheck: 'false' });
+    this.searchLabel = make('label', 'field nbdist-filter', {}, translate('Filter'), this.search);
+    this.disposables.listen(this.search, 'input', changed);
     this.root = make(
       'div',
       'toolbar',
       { role: 'group', 'aria-label': translate('Charts') },
-      this.metricLabel,
       this.axis(),
-      this.log(),
-      this.smoothing()
+      this.smoothing(),
+      this.searchLabel
     );
   }
 
-  /** Key of the selected metric. */
-  get chosen(): string {
-    return this.metric.value;
+  /** Return true if a metric's name contains the text of the filter. */
+  matches(name: string): boolean {
+    const isHidden = this.searchLabel.hidden;
+    return isHidden || name.toLowerCase().includes(this.search.value.trim().toLowerCase());
   }
 
-  /** Metrics are available. */
-  set hasMetrics(isThere: boolean) {
-    this.metricLabel.hidden = !isThere || this.metric.options.length < 2;
-  }
-
-  /** Set the selectable metrics. Keeps the selection. */
-  offer(metrics: readonly { readonly key: string; readonly title: string }[]): void {
-    const keys = metrics.map(({ key }) => key).join('|');
-    if (keys !== this.keys) {
-      this.keys = keys;
-      const chosen = this.metric.value;
-      const options = metrics.map(({ key, title }) => make('option', '', { value: key }, title));
-      this.metric.replaceChildren(...options);
-      const isThere = metrics.some(({ key }) => key === chosen);
-      this.metric.value = isThere ? chosen : (metrics[0]?.key ?? '');
-    }
+  set hasFilter(isThere: boolean) {
+    this.searchLabel.hidden = !isThere;
   }
 
   dispose(): void {
@@ -65,9 +51,9 @@ export class Toolbar {
     const name = newId('axis');
     const choice = (value: ISettings['x'], text: string): HTMLElement => {
       const input = make('input', '', { type: 'radio', name, value });
-      input.checked = this.settings.x === value;
+      input.checked = this.layout.x === value;
       this.disposables.listen(input, 'change', () => {
-        this.settings.x = value;
+        this.layout.x = value;
         this.changed();
       });
       return make('label', 'choice', {}, input, make('span', '', {}, text));
@@ -82,24 +68,21 @@ export class Toolbar {
     );
   }
 
-  private log(): HTMLElement {
-    const input = make('input', '', { type: 'checkbox' });
-    input.checked = this.settings.isLog;
-    this.disposables.listen(input, 'change', () => {
-      this.settings.isLog = input.checked;
-      this.changed();
-    });
-    return make('label', 'field', {}, input, this.translate('Log scale'));
-  }
-
   private smoothing(): HTMLElement {
-    const input = make('input', 'slider', { type: 'range', min: 0, max: SLIDER_STEPS, value: 0 });
-    const value = make('output', 'slider-value', { 'aria-hidden': 'true' }, '0');
-    this.disposables.listen(input, 'input', () => {
-      this.settings.smoothing = weightOf(Number(input.value));
-      const text = this.settings.smoothing.toFixed(this.settings.smoothing > 0.99 ? 3 : 2);
+    const before = positionOf(this.layout.smoothing);
+    const range = { type: 'range', min: 0, max: SLIDER_STEPS, value: before };
+    const input = make('input', 'slider', range);
+    const value = make('output', 'slider-value', { 'aria-hidden': 'true' });
+    const show = (): void => {
+      const { smoothing } = this.layout;
+      const text = smoothing === 0 ? '0' : smoothing.toFixed(smoothing > 0.99 ? 3 : 2);
       setText(value, text);
       input.setAttribute('aria-valuetext', text);
+    };
+    show();
+    this.disposables.listen(input, 'input', () => {
+      this.layout.smoothing = weightOf(Number(input.value));
+      show();
       this.changed();
     });
     return make('label', 'field', {}, this.translate('Smoothing'), input, value);
@@ -112,4 +95,9 @@ export class Toolbar {
  */
 function weightOf(position: number): number {
   return 1 - LEAST_NEW ** (position / SLIDER_STEPS);
+}
+
+/** Return the position of the slider for a weight. */
+function positionOf(weight: number): number {
+  return Math.round((SLIDER_STEPS * Math.log(1 - weight)) / Math.log(LEAST_NEW));
 }

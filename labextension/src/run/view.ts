@@ -1,12 +1,12 @@
-import { Chart } from './chart';
-import type { IChartContext } from './chart';
+import { Cursor } from './chart';
+import { ChartGrid } from './chartgrid';
 import { Disposables, make } from './dom';
 import { Failure } from './failure';
 import { Frames } from './frames';
 import { Header } from './header';
+import { Layout, pageStorage } from './layout';
 import type { RunModel } from './model';
 import { Notes } from './notes';
-import type { ISettings } from './picture';
 import { Planned } from './planned';
 import type { ISource } from './sources';
 import {
@@ -77,7 +77,7 @@ function pagesIn(translate: Translate): readonly IPage[] {
 /** View of a live or saved run: plain elements in `host`, drawn when the model changes. */
 export class RunView {
   private readonly disposables = new Disposables();
-  private readonly settings: ISettings = { x: 'place', isLog: false, smoothing: 0 };
+  private readonly layout = new Layout(pageStorage());
   /** Keys are handled here only: JupyterLab binds commands to arrows and Enter. */
   private readonly root = make('div', 'run', { 'data-lm-suppress-shortcuts': 'true' });
   private readonly frames: Frames;
@@ -89,10 +89,8 @@ export class RunView {
   private readonly toolbar: Toolbar;
   private readonly tabs: Tabs;
   private readonly workers: Workers;
-  private readonly context: IChartContext;
-  private readonly charts = make('div', 'charts');
-  private shown: Chart[] = [];
-  private sourceKeys = '';
+  private readonly charts: ChartGrid;
+  private shownPage = '';
   private wordsDrawn = -Infinity;
   private tableDrawn = -Infinity;
   private timer = 0;
@@ -109,12 +107,13 @@ export class RunView {
     this.header = new Header(model, translate, () => actions.stop(), this.notes.badge);
     this.failure = new Failure(translate, () => actions.showError?.() ?? false);
     this.planned = new Planned(translate);
-    this.toolbar = new Toolbar(this.settings, translate, () => this.drawAll());
+    this.toolbar = new Toolbar(this.layout, translate, () => this.drawAll());
     this.pages = pagesIn(translate);
     this.tabs = new Tabs(this.pages, translate('Charts'), () => this.drawAll());
     this.workers = new Workers(model, translate);
-    this.context = {
-      settings: this.settings,
+    this.charts = new ChartGrid({
+      layout: this.layout,
+      cursor: new Cursor(),
       theme,
       translate,
       hidden: new Set(),
@@ -122,7 +121,7 @@ export class RunView {
       recoveries: () => model.state?.heals ?? [],
       request: () => this.frames.request(),
       requestAll: () => this.drawAll()
-    };
+    });
     this.build();
     this.frames = new Frames(
       this.root,
@@ -138,7 +137,7 @@ export class RunView {
   }
 
   private build(): void {
-    this.tabs.panel.append(this.toolbar.root, this.charts);
+    this.tabs.panel.append(this.toolbar.root, this.charts.root);
     this.root.append(
       this.header.root,
       this.failure.root,
@@ -151,11 +150,10 @@ export class RunView {
   }
 
   private follow(theme: Theme): void {
-    const parts = [theme, this.header, this.toolbar, this.workers, this.frames];
+    const parts = [theme, this.header, this.toolbar, this.workers, this.frames, this.charts];
     for (const part of parts) {
       this.disposables.add(() => part.dispose());
     }
-    this.disposables.add(() => this.dropCharts());
     this.disposables.add(() => clearTimeout(this.timer));
     this.disposables.add(this.model.subscribe(() => this.frames.request()));
     this.disposables.add(theme.onChange(() => this.drawAll()));
@@ -179,9 +177,7 @@ export class RunView {
       this.tableDrawn = now;
       this.workers.draw();
     }
-    for (const chart of this.shown) {
-      chart.draw(isFull);
-    }
+    this.charts.draw(isFull);
     this.later(isFull);
   }
 
@@ -211,41 +207,24 @@ export class RunView {
   private chooseCharts(): void {
     const page = this.pages[this.tabs.chosen]!;
     const all = page.sources(this.model);
-    const isChoice = page.key === 'metrics';
-    if (isChoice) {
-      this.toolbar.offer(all);
-    }
-    this.toolbar.hasMetrics = isChoice;
-    const { chosen } = this.toolbar;
-    const sources = isChoice ? all.filter(source => source.key === chosen) : all;
-    const keys = [page.key, ...sources.map(source => source.title)].join('|');
-    const isOnGrid = sources.every(({ grid }, i) => this.shown[i]?.source.grid === grid);
-    if ((keys === this.sourceKeys && isOnGrid) || this.isReloading(page, sources)) {
+    this.toolbar.hasFilter = page.key === 'metrics' && all.length > 1;
+    const sources = all.filter(({ title }) => this.toolbar.matches(title));
+    if (this.isReloading(all)) {
       return;
     }
-    this.sourceKeys = keys;
-    this.dropCharts();
-    this.shown = sources.map(source => new Chart(source, this.context));
-    const empty = make('p', 'empty', {}, page.empty);
-    this.toolbar.root.hidden = sources.length === 0;
-    this.charts.replaceChildren(
-      ...(sources.length === 0 ? [empty] : this.shown.map(one => one.root))
-    );
+    this.shownPage = page.key;
+    this.toolbar.root.hidden = all.length === 0;
+    const none = this.translate('No metric has this name.');
+    this.charts.show(sources, all.length === 0 ? page.empty : none);
   }
 
   /**
    * Return true while a reconnected page still receives old data. The previous picture stays
    * visible.
    */
-  private isReloading(page: IPage, sources: readonly ISource[]): boolean {
-    const [shown] = this.shown;
-    const isOfBefore = shown !== undefined && shown.source.grid !== sources[0]?.grid;
-    return isOfBefore && !this.model.isCaughtUp && this.sourceKeys.startsWith(`${page.key}|`);
-  }
-
-  private dropCharts(): void {
-    for (const chart of this.shown.splice(0)) {
-      chart.dispose();
-    }
+  private isReloading(sources: readonly ISource[]): boolean {
+    const isOfBefore = !this.charts.isEmpty && !this.charts.shows(sources);
+    const isSamePage = this.shownPage === this.pages[this.tabs.chosen]!.key;
+    return isOfBefore && isSamePage && !this.model.isCaughtUp;
   }
 }
