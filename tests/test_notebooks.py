@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,9 @@ import nbformat
 import pytest
 
 from nbdist.records import RUN_MIME
+from nbdist.server.documents import EXAMPLES
 from notebooks.run import execute
+from tests.kernels import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,9 +21,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 
 
-def executed(name: str, folder: Path) -> list[str]:
+SNIPPETS = ROOT / "labextension" / "schema" / "panel.json"
+
+
+def executed(name: str, folder: Path, source: Path = ROOT / "notebooks") -> list[str]:
     """Run a notebook and return the text of every output. Unexpected errors fail."""
-    execute(ROOT / "notebooks" / name, folder / name)
+    execute(source / name, folder / name)
     cells = nbformat.read(folder / name, as_version=4).cells
     return [
         output.get("text")
@@ -29,6 +35,26 @@ def executed(name: str, folder: Path) -> list[str]:
         for cell in cells
         for output in cell.get("outputs", ())
     ]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("framework", ["tensorflow", "jax"])
+def test_an_example_of_the_launcher_learns(tmp_path: Path, framework: str) -> None:
+    outputs = executed(f"{framework}.ipynb", tmp_path, EXAMPLES)
+    (table,) = [text for text in outputs if text.startswith("loss by rank")]
+    rows = [list(map(float, line.split()[1:])) for line in table.splitlines()[3:]]
+    assert len(rows) == 2
+    assert all(row[-1] < 0.7 * row[0] for row in rows), table
+
+
+@pytest.mark.processes
+def test_every_snippet_of_the_panel_runs_as_inserted() -> None:
+    settings = json.loads(SNIPPETS.read_text("utf-8"))
+    snippets = settings["properties"]["snippets"]["default"]
+    with Kernel() as kernel:
+        for snippet in snippets:
+            kernel.run(snippet["code"].replace("{hosts}", "2")).check()
+        assert kernel.run("print(run.last('loss') < 8)").check().stdout == "True\n"
 
 
 def pictures_of_runs(notebook: Path) -> Iterator[set[str]]:

@@ -12,3 +12,8 @@ export const nbdistIcon = new LabIcon({
     '<path d="M5.2 3.8 20.2 18.8 18.8 20.2 3.8 5.2zM18.8 3.8 3.8 18.8 5.2 20.2 20.2 5.2z"/>' +
     '</g></svg>'
 });
+
+/** Return the address of the icon as a picture: a card of a notebook shows no other icon. */
+export function cardPicture(): string {
+  return `data:image/svg+xml,${encodeURIComponent(nbdistIcon.svgstr)}`;
+}

@@ -1,6 +1,7 @@
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ILabShell, ILayoutRestorer } from '@jupyterlab/application';
 import { ICommandPalette } from '@jupyterlab/apputils';
+import { ILauncher } from '@jupyterlab/launcher';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
@@ -10,11 +11,12 @@ import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { Token } from '@lumino/coreutils';
 import { Signal } from '@lumino/signaling';
-import { nbdistIcon } from './icon';
+import { cardPicture, nbdistIcon } from './icon';
 import { LiveRuns } from './live';
 import { rendererFactory } from './mime';
 import { Actions } from './panel/actions';
-import { Commands } from './panel/commands';
+import { Commands, labelled } from './panel/commands';
+import { Help } from './panel/example';
 import { RunningFigures } from './panel/figures';
 import { ServerModel } from './panel/model';
 import { CurrentNotebook } from './panel/notebook';
@@ -32,6 +34,9 @@ const PANEL_PLUGIN = 'nbdist:panel';
 const MIME_RANK = -20;
 /** Rank of the sidebar: below the file browser, the running kernels and the table of contents. */
 const PANEL_RANK = 600;
+
+/** Rank of the launcher's card: after the kernels. */
+const LAUNCHER_RANK = 100;
 
 const ILiveRuns = new Token<LiveRuns>('nbdist:ILiveRuns', 'Connections of the page to runs.');
 const IPanelParts = new Token<IPanelParts>(
@@ -84,7 +89,7 @@ const panel: JupyterFrontEndPlugin<IPanelParts> = {
     const trans = (translator ?? nullTranslator).load('nbdist');
     const server = new ServerModel(app.serviceManager.serverSettings);
     const figures = new RunningFigures(server, runs);
-    const notebook = new CurrentNotebook(tracker, app.shell);
+    const notebook = new CurrentNotebook(tracker, app);
     const preferences = new Preferences(states);
     const parts = { server, figures, notebook, preferences, commands: app.commands, trans };
     preferences.changed.connect(() => server.setInterval(preferences.poll_s));
@@ -96,7 +101,7 @@ const panel: JupyterFrontEndPlugin<IPanelParts> = {
     app.shell.add(sidebar, 'left', { rank: PANEL_RANK });
     restorer?.add(sidebar, sidebar.id);
     app.commands.addCommand(Commands.openPanel, {
-      label: trans.__('Open the nbdist panel'),
+      label: labelled(trans.__('Open panel')),
       describedBy: { args: { type: 'object', properties: {} } },
       execute: () => app.shell.activateById(sidebar.id)
     });
@@ -107,6 +112,7 @@ const panel: JupyterFrontEndPlugin<IPanelParts> = {
       tabs.restore(restorer);
     }
     new Actions(parts, runs).addTo(app);
+    new Help(app, trans).addCommands();
     return parts;
   }
 };
@@ -142,8 +148,25 @@ const palette: JupyterFrontEndPlugin<void> = {
     const category = parts.trans.__('nbdist');
     const needsRun: string = Commands.openRun;
     for (const command of Object.values(Commands).filter(name => name !== needsRun)) {
-      commandPalette?.addItem({ command, category });
+      commandPalette?.addItem({ command, category, args: { isPalette: true } });
     }
+  }
+};
+
+const launcher: JupyterFrontEndPlugin<void> = {
+  id: 'nbdist:launcher',
+  description: 'Adds a card for the example notebooks to the launcher.',
+  autoStart: true,
+  requires: [IPanelParts],
+  optional: [ILauncher],
+  activate: (_: JupyterFrontEnd, parts: IPanelParts, cards: ILauncher | null) => {
+    cards?.add({
+      command: Commands.openExample,
+      args: { isLauncher: true },
+      category: parts.trans.__('Notebook'),
+      kernelIconUrl: cardPicture(),
+      rank: LAUNCHER_RANK
+    });
   }
 };
 
@@ -183,4 +206,4 @@ const revive: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default [live, mime, panel, placement, palette, status, revive];
+export default [live, mime, panel, placement, palette, launcher, status, revive];

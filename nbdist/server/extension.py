@@ -10,6 +10,7 @@ from jupyter_core.paths import jupyter_path, jupyter_runtime_dir
 from jupyter_server.utils import url_path_join
 
 from nbdist._version import __version__
+from nbdist.server.documents import DocumentHandler, ExampleHandler
 from nbdist.server.handlers import ClustersHandler, PlacementHandler, RunsHandler
 from nbdist.server.run_handlers import (
     RunCellsHandler,
@@ -48,6 +49,8 @@ def _load_jupyter_server_extension(app: ServerApp) -> None:
             (url_path_join(base, "clusters"), ClustersHandler, clusters),
             (url_path_join(base, "clusters", "([^/]+)", "placement"), PlacementHandler, clusters),
             (url_path_join(base, "runs", "([^/]+)", "live"), LiveRunHandler, runs),
+            (url_path_join(base, "examples", "([^/]+)"), ExampleHandler),
+            (url_path_join(base, "documents", "(.+)"), DocumentHandler),
         ],
     )
 

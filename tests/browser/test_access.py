@@ -188,7 +188,7 @@ def test_tabs_axis_and_tables_work_by_keys(tab: Page, view: Locator) -> None:
     view.get_by_role("img", name="Chart of loss").wait_for()
     view.get_by_role("radio", name="Step").focus()
     tab.keyboard.press("ArrowRight")
-    view.get_by_role("img", name="from 0 s").first.wait_for()
+    view.get_by_role("img", name="from 100 ms").first.wait_for()
     tab.keyboard.press("ArrowLeft")
     view.get_by_role("img", name="from step 1").first.wait_for()
     view.get_by_role("button", name="state").focus()

@@ -73,7 +73,7 @@ def notebook(lab: Lab, tab: Page) -> Iterator[Page]:
     for file in lab.server.clusters.glob("*/cluster.json"):
         file.unlink()
     command(tab, "nbdist:open-panel")
-    tab.get_by_role("form", name="Start a cluster").wait_for()
+    tab.get_by_role("form", name="Start cluster").wait_for()
     yield tab
     for kept in lab.server.runs.glob("*"):
         StoredRun(kept).ask_to_stop()  # a run may be active
@@ -152,9 +152,9 @@ def test_stop_ends_the_active_run_and_not_the_previous_one(lab: Lab, notebook: P
 @pytest.mark.full
 def test_the_panel_resizes_a_cluster_by_a_cell(notebook: Page) -> None:
     panel = notebook.get_by_role("region", name="nbdist clusters and runs")
-    form = panel.get_by_role("form", name="Start a cluster")
+    form = panel.get_by_role("form", name="Start cluster")
     form.get_by_label("Hosts").fill("0")
-    form.get_by_role("button", name="Start").click()
+    form.get_by_role("button", name="Start cluster").click()
     assert sources(notebook) == CELLS  # an invalid form does nothing
     run(notebook, CLUSTER)
     change = panel.get_by_role("form", name="Resize or stop the cluster")
@@ -170,12 +170,12 @@ def wait_for_cells(page: Page, cells: int) -> None:
 
 
 def test_snippets_are_inserted_and_settings_survive_a_reload(notebook: Page) -> None:
-    hosts = notebook.get_by_role("form", name="Start a cluster").get_by_label("Hosts")
+    hosts = notebook.get_by_role("form", name="Start cluster").get_by_label("Hosts")
     with notebook.expect_response(
         lambda answer: "workspaces" in answer.url and answer.request.method == "PUT"
     ):
         hosts.fill("7")
-    notebook.get_by_role("button", name="Start a cluster", exact=True).click()
+    notebook.get_by_role("button", name="Cell that starts the cluster").click()
     wait_for_cells(notebook, 4)
     assert sources(notebook)[1] == "%load_ext nbdist\n%dist_start 7 hosts"
     notebook.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
@@ -193,7 +193,7 @@ def test_panel_has_no_accessibility_violations(notebook: Page) -> None:
         assert violations(notebook, "#nbdist-panel") == []
 
 
-def test_the_chart_is_visible_without_scrolling_and_disabled_buttons_say_why(
+def test_the_chart_is_visible_without_scrolling_and_disabled_buttons_have_a_tooltip(
     notebook: Page, pictures: Path
 ) -> None:
     notebook.set_viewport_size({"width": 1000, "height": 700})

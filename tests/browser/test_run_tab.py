@@ -228,6 +228,7 @@ def test_metrics_share_a_cursor_and_keep_their_layout_after_a_reload(
     until(tab, lambda: len(charts(shown)) == 3)
     tab.reload()
     tab.wait_for_function("() => window.jupyterapp?.commands.hasCommand('nbdist:open-run')")
+    tab.evaluate("() => window.jupyterapp.restored.then(() => true)")
     shown = show(tab, run.state.id)
     shown.get_by_role("figure").nth(2).wait_for()
     pressed = shown.locator("button[aria-pressed=true][title]:not(.nbdist-chip)")
@@ -235,8 +236,6 @@ def test_metrics_share_a_cursor_and_keep_their_layout_after_a_reload(
     assert titles == ["Logarithmic scale of loss", "Full width for accuracy"]
     assert shown.get_by_label("Smoothing").input_value() == "20"
     tab.evaluate("() => localStorage.removeItem('nbdist:charts')")
-    tab.reload()
-    tab.wait_for_function("() => window.jupyterapp?.commands.hasCommand('nbdist:open-run')")
 
 
 def test_unusual_metrics_and_times_are_shown(lab: Lab, tab: Page) -> None:

@@ -4,7 +4,7 @@ import type { ReadonlyJSONObject, ReadonlyPartialJSONObject } from '@lumino/core
 import type { LiveRuns } from '../live';
 import type { IClusterState, IRunState } from '../records';
 import { STOP_CLUSTER, filled, resizeCode, startCode } from './code';
-import { Commands } from './commands';
+import { Commands, labelled } from './commands';
 import type { IPanelParts } from './panel';
 
 type Args = ReadonlyPartialJSONObject;
@@ -34,42 +34,59 @@ export class Actions {
       label: string,
       properties: ReadonlyJSONObject,
       execute: (args: Args) => unknown,
-      isEnabled: (args: Args) => boolean
+      isEnabled: (args: Args) => boolean,
+      caption: (args: Args) => string = () => ''
     ): void => {
       const describedBy = { args: { type: 'object', properties } };
-      app.commands.addCommand(id, { label, describedBy, execute, isEnabled });
+      app.commands.addCommand(id, {
+        label: labelled(label),
+        caption,
+        describedBy,
+        execute,
+        isEnabled
+      });
       server.changed.connect(() => app.commands.notifyCommandChanged(id));
       notebook.changed.connect(() => app.commands.notifyCommandChanged(id));
     };
     const hasCluster = (args: Args): boolean => this.cluster(args) !== undefined;
-    const canStart = (): boolean => notebook.kernel !== '' && !hasCluster({});
+    const canStart = (): boolean => !hasCluster({});
     const isRunning = (args: Args): boolean => this.run(args)?.status === 'running';
 
     add(
       Commands.startCluster,
-      trans.__('Start a cluster'),
+      trans.__('Start cluster'),
       { ...HOSTS, ...FRAMEWORK },
       args => this.start(args),
       canStart
     );
     add(
       Commands.stopCluster,
-      trans.__('Stop the cluster'),
+      trans.__('Stop cluster'),
       ID,
       args => this.stopCluster(args),
       hasCluster
     );
     add(
       Commands.resizeCluster,
-      trans.__('Resize the cluster'),
+      trans.__('Resize cluster'),
       { ...ID, ...HOSTS },
       args => this.resize(args),
       hasCluster
     );
-    add(Commands.stopRun, trans.__('Stop run'), ID, args => this.stopRun(args), isRunning);
+    add(
+      Commands.stopRun,
+      trans.__('Stop run'),
+      ID,
+      args => this.stopRun(args),
+      isRunning,
+      args =>
+        isRunning(args)
+          ? trans.__('Stop the run after the current step')
+          : trans.__('No run is active')
+    );
     add(
       Commands.insertSnippet,
-      trans.__('Insert a snippet'),
+      trans.__('Insert snippet'),
       LABEL,
       args => this.insert(args),
       () => notebook.isThere
@@ -78,7 +95,9 @@ export class Actions {
 
   private async start(args: Args): Promise<void> {
     const { notebook, preferences } = this.parts;
-    await this.runCell(startCode({ ...preferences.startOptions, ...args }), notebook.kernel);
+    const { hosts, framework } = { ...preferences.startOptions, ...args };
+    const kernel = notebook.kernel === '' ? await notebook.create() : notebook.kernel;
+    await this.runCell(startCode({ hosts, framework }), kernel);
   }
 
   private async stopCluster(args: Args): Promise<void> {
@@ -140,6 +159,6 @@ export class Actions {
   private async askSnippet(): Promise<string | null> {
     const { preferences, trans } = this.parts;
     const items = preferences.snippets.map(one => one.label);
-    return (await InputDialog.getItem({ title: trans.__('Insert a snippet'), items })).value;
+    return (await InputDialog.getItem({ title: trans.__('Insert snippet'), items })).value;
   }
 }

@@ -9,6 +9,8 @@ const MOST_HOSTS = 1024;
 
 interface IStartProps {
   readonly startOptions: IStartOptions;
+  /** Title of the notebook that is to own the cluster. Empty if a new one is opened. */
+  readonly notebook: string;
   readonly trans: TranslationBundle;
   readonly onChange: (startOptions: IStartOptions) => void;
   readonly onStart: (startOptions: IStartOptions) => void;
@@ -17,6 +19,7 @@ interface IStartProps {
 /** Form that starts a cluster for the current notebook. */
 export function StartForm({
   startOptions,
+  notebook,
   trans,
   onChange,
   onStart
@@ -24,7 +27,7 @@ export function StartForm({
   return (
     <form
       className="nbdist-Form"
-      aria-label={trans.__('Start a cluster')}
+      aria-label={trans.__('Start cluster')}
       onSubmit={submitted(() => onStart(startOptions))}
     >
       <HostsInput
@@ -49,8 +52,13 @@ export function StartForm({
         </select>
       </label>
       <button type="submit" className="jp-mod-styled jp-mod-accept">
-        {trans.__('Start')}
+        {trans.__('Start cluster')}
       </button>
+      <p>
+        {notebook === ''
+          ? trans.__('It belongs to a new notebook.')
+          : trans.__('It belongs to %1.', notebook)}
+      </p>
     </form>
   );
 }

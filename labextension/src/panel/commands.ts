@@ -1,3 +1,5 @@
+import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
+
 /** Command ids. Each command describes its own arguments. */
 export const Commands = {
   openPanel: 'nbdist:open-panel',
@@ -8,5 +10,12 @@ export const Commands = {
   openLatestRun: 'nbdist:open-latest-run',
   openPlacement: 'nbdist:open-placement',
   stopRun: 'nbdist:stop-run',
-  insertSnippet: 'nbdist:insert-snippet'
+  insertSnippet: 'nbdist:insert-snippet',
+  openExample: 'nbdist:open-example',
+  openDocumentation: 'nbdist:open-documentation'
 } as const;
+
+/** Return the label of a command, with the name of the product in the palette and in menus. */
+export function labelled(text: string): (args: ReadonlyPartialJSONObject) => string {
+  return args => (args['isPalette'] === true ? `nbdist: ${text}` : text);
+}

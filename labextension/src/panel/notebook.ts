@@ -10,7 +10,7 @@ import { showErrorIn } from '../revive/outputs';
 export class CurrentNotebook implements IDisposable {
   constructor(
     private readonly tracker: INotebookTracker,
-    private readonly shell: JupyterFrontEnd.IShell
+    private readonly app: JupyterFrontEnd
   ) {
     tracker.currentChanged.connect(this.follow, this);
     this.follow();
@@ -32,6 +32,11 @@ export class CurrentNotebook implements IDisposable {
     return kernelOf(this.tracker.currentWidget);
   }
 
+  /** Title of the current notebook with a kernel. Empty if there is none. */
+  get title(): string {
+    return this.titleOf(this.kernel);
+  }
+
   /** Return the title of the open notebook with this kernel. Empty if there is none. */
   titleOf(kernel: string): string {
     return this.withKernel(kernel)?.title.label ?? '';
@@ -43,12 +48,22 @@ export class CurrentNotebook implements IDisposable {
     if (panel === undefined) {
       return false;
     }
-    this.shell.activateById(panel.id);
+    this.app.shell.activateById(panel.id);
     const index = indexOf(panel, cell);
     panel.content.activeCellIndex = index;
     const shown = panel.content.widgets[index]!;
     void panel.content.scrollToCell(shown).then(() => showErrorIn(shown.node));
     return true;
+  }
+
+  /** Open a new notebook. Returns the id of its kernel once it runs, empty if there is none. */
+  async create(): Promise<string> {
+    const { commands, serviceManager } = this.app;
+    const kernelName = serviceManager.kernelspecs.specs?.default ?? '';
+    const created: unknown = await commands.execute('notebook:create-new', { kernelName });
+    const panel = this.tracker.find(one => one === created);
+    await panel?.sessionContext.ready;
+    return kernelOf(panel ?? null);
   }
 
   /** Insert a cell below the active one. */
@@ -59,7 +74,7 @@ export class CurrentNotebook implements IDisposable {
     }
   }
 
-  /** Insert a cell below the active one in the notebook with this kernel, and run it. */
+  /** Insert a cell below the active one, as `insert` does, in the notebook with this kernel, and run it. */
   async run(code: string, kernel: string): Promise<void> {
     const panel = this.withKernel(kernel);
     if (panel !== undefined) {
@@ -100,7 +115,11 @@ function indexOf(panel: NotebookPanel, cell: string): number {
   return panel.content.widgets.findIndex(({ model }) => model.id === cell);
 }
 
+/** Insert code below the active cell, or into it if it is empty. */
 function insertInto(panel: NotebookPanel, code: string): void {
-  NotebookActions.insertBelow(panel.content);
+  const { activeCell } = panel.content;
+  if (activeCell?.model.type !== 'code' || activeCell.model.sharedModel.source !== '') {
+    NotebookActions.insertBelow(panel.content);
+  }
   panel.content.activeCell?.model.sharedModel.setSource(code);
 }

@@ -39,6 +39,7 @@ export class Panel extends ReactWidget {
     const { server, figures, preferences, trans } = this.parts;
     return (
       <>
+        {this.head()}
         {this.trouble()}
         <Section title={trans.__('Clusters')}>
           {this.start()}
@@ -58,6 +59,22 @@ export class Panel extends ReactWidget {
           <ul className="nbdist-Snippets">{preferences.snippets.map(s => this.snippet(s))}</ul>
         </Section>
       </>
+    );
+  }
+
+  private head(): React.JSX.Element {
+    const { trans } = this.parts;
+    const link = (command: string, text: string): React.JSX.Element => (
+      <button type="button" className="nbdist-Link" onClick={() => this.execute(command, {})}>
+        {text}
+      </button>
+    );
+    return (
+      <div className="nbdist-Head">
+        <h1>{trans.__('nbdist')}</h1>
+        {link(Commands.openExample, trans.__('Example'))}
+        {link(Commands.openDocumentation, trans.__('Documentation'))}
+      </div>
     );
   }
 
@@ -81,15 +98,13 @@ export class Panel extends ReactWidget {
 
   private start(): React.JSX.Element | null {
     const { server, notebook, preferences, trans } = this.parts;
-    if (notebook.kernel === '') {
-      return <p>{trans.__('Open a notebook to start a cluster from it.')}</p>;
-    }
     if (server.clusterOf(notebook.kernel) !== undefined) {
       return null;
     }
     return (
       <StartForm
         startOptions={preferences.startOptions}
+        notebook={notebook.title}
         trans={trans}
         onChange={startOptions => preferences.setStartOptions(startOptions)}
         onStart={startOptions => this.execute(Commands.startCluster, { ...startOptions })}

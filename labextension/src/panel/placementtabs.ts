@@ -2,7 +2,7 @@ import type { ILayoutRestorer, JupyterFrontEnd } from '@jupyterlab/application';
 import type { IRenderMimeRegistry } from '@jupyterlab/rendermime';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import { nbdistIcon } from '../icon';
-import { Commands } from './commands';
+import { Commands, labelled } from './commands';
 import { OpenTabs } from './opentabs';
 import type { IPanelParts } from './panel';
 import { PlacementTab } from './placementtab';
@@ -25,7 +25,7 @@ export class PlacementTabs {
     const { server, notebook, trans } = this.parts;
     const description = 'Cluster id (default: that of the notebook, then the first)';
     commands.addCommand(Commands.openPlacement, {
-      label: trans.__('Show array placement'),
+      label: labelled(trans.__('Show array placement')),
       describedBy: {
         args: { type: 'object', properties: { id: { type: 'string', description } } }
       },

@@ -2,7 +2,7 @@ import type { ILayoutRestorer, JupyterFrontEnd } from '@jupyterlab/application';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { nbdistIcon } from '../icon';
 import type { LiveRuns } from '../live';
-import { Commands } from './commands';
+import { Commands, labelled } from './commands';
 import type { ServerModel } from './model';
 import type { CurrentNotebook } from './notebook';
 import { OpenTabs } from './opentabs';
@@ -25,12 +25,12 @@ export class RunTabs {
     const { commands } = this.app;
     const id = { id: { type: 'string', description: 'Run id' } };
     commands.addCommand(Commands.openRun, {
-      label: this.trans.__('Open a run'),
+      label: labelled(this.trans.__('Open run')),
       describedBy: { args: { type: 'object', properties: id, required: ['id'] } },
       execute: args => this.tabs.open(String(args['id']))
     });
     commands.addCommand(Commands.openLatestRun, {
-      label: this.trans.__('Open the latest run'),
+      label: labelled(this.trans.__('Open latest run')),
       describedBy: { args: { type: 'object', properties: {} } },
       isEnabled: () => server.runs.length > 0,
       execute: () => server.runs.slice(0, 1).forEach(run => this.tabs.open(run.id))
