@@ -21,6 +21,7 @@ _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.55 system-ui, sans-serif; margin: 2em auto; max-width: 50em; padding: 0 1em; }
 img { max-width: 100%; }
+.anchor-link { display: none; }
 pre { overflow: auto; padding: .8em; background: color-mix(in srgb, canvastext 7%, canvas); }
 code { font-size: .9em; }
 table { border-collapse: collapse; }

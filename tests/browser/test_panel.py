@@ -36,11 +36,11 @@ IMPORT, CLUSTER, RUN = range(3)
 NAME = "panel-alone.ipynb"
 OUTPUT = ".nbdist-RunOutput"
 _IN_VIEW = """element => {
-  const {left, top, bottom} = element.getBoundingClientRect();
-  const ends = [[left + 60, top + 1], [left + 60, bottom - 1]];
-  return ends.every(([x, y]) => element.contains(document.elementFromPoint(x, y)));
+  const [shown, area] = [element, element.closest('.jp-WindowedPanel-outer')].map(
+    part => part.getBoundingClientRect());
+  return shown.top >= area.top && shown.bottom <= area.bottom;
 }"""
-"""Script that returns true if nothing covers the element from top to bottom."""
+"""Script that returns true if the notebook shows the whole element without scrolling."""
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -140,8 +140,13 @@ def read(shown: Locator) -> list[list[str]]:
 
 def wait_until_drawn(page: Page, shown: Locator, step: int) -> None:
     """Wait until the chart and its label end with this step."""
-    shown.get_by_role("img", name=re.compile(f"to step {step}\\.")).wait_for()
+    shown.get_by_role("img", name=re.compile(f"Chart of loss.* to step {step}\\.")).wait_for()
     until(page, lambda: table(page, shown)[-1][0] == f"step {step}", lambda: table(page, shown))
+
+
+def mark_of(shown: Locator) -> Locator:
+    """Return the mark of the recovery in the first chart."""
+    return shown.get_by_role("figure").first.get_by_role("img", name=WORDS, exact=True)
 
 
 def steps(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -177,14 +182,14 @@ def test_tab_follows_a_run_through_its_recovery(lab: Lab, tab: Page) -> None:
     wait_until_drawn(tab, shown, DIED + 2)
     shown.locator(".nbdist-pill", has_text="running").wait_for()
     shown.get_by_role("row", name="5002").get_by_text("running").wait_for()
-    assert shown.get_by_role("listitem").filter(has_text=WORDS).count() == 1
+    assert shown.locator("li").filter(has_text=WORDS).count() == 1
     report(run, DIED + 3, STEPS, RECOVERY.time_s + STEP_S * (DIED + 2 - SAVED))
     wait_until_drawn(tab, shown, STEPS)
     assert table(tab, shown) == rows
     assert steps(rows) == [f"step {step}" for step in range(1, STEPS + 1)]
     until(tab, lambda: pixels_of(shown) == lines)
 
-    mark = shown.get_by_role("img", name=WORDS, exact=True)
+    mark = mark_of(shown)
     assert mark.count() == 1
     part = mark.locator("..").evaluate(PART)
     assert part == pytest.approx((SAVED - 1) / (STEPS - 1), abs=0.005)
@@ -192,7 +197,7 @@ def test_tab_follows_a_run_through_its_recovery(lab: Lab, tab: Page) -> None:
     again = show(tab, run)
     wait_until_drawn(tab, again, STEPS)
     assert table(tab, again) == rows
-    assert again.get_by_role("img", name=WORDS, exact=True).count() == 1
+    assert mark_of(again).count() == 1
     run.end("finished")
 
 
@@ -210,8 +215,8 @@ def shown(lab: Lab, tab: Page) -> Locator:
 
 
 def test_a_recovery_mark_shows_its_text_on_hover_and_focus(tab: Page, shown: Locator) -> None:
-    mark = shown.get_by_role("img", name=WORDS, exact=True)
-    readout = shown.locator(".nbdist-readout")
+    mark = mark_of(shown)
+    readout = shown.locator(".nbdist-readout").first
     mark.hover()
     readout.get_by_text(WORDS).wait_for()
     tab.mouse.move(0, 0)
@@ -225,7 +230,7 @@ def test_a_recovery_mark_shows_its_text_on_hover_and_focus(tab: Page, shown: Loc
 
 
 def test_a_recovery_mark_follows_axis_and_zoom(tab: Page, shown: Locator) -> None:
-    mark = shown.get_by_role("img", name=WORDS, exact=True)
+    mark = mark_of(shown)
     shown.get_by_label("Time", exact=True).check()
     whole_s = LOST_S + STEP_S * (DIED + STEPS - SAVED - 1)
     part = (RECOVERY.time_s - STEP_S) / whole_s
@@ -260,7 +265,7 @@ def test_a_recovery_mark_is_visible_in_every_colour_mode(
     scheme = "dark" if theme.endswith("Dark") else "light"
     tab.emulate_media(forced_colors=forced, color_scheme=scheme)  # type: ignore[arg-type]
     colour = "mark => getComputedStyle(mark).color"
-    mark = shown.get_by_role("img", name=WORDS, exact=True)
+    mark = mark_of(shown)
     assert mark.evaluate(colour) != shown.evaluate("view => getComputedStyle(view).backgroundColor")
     assert violations(tab, ".nbdist-RunTab .nbdist-run") == []
     shown.screenshot(path=pictures / f"recovered {scheme}, forced {forced}.png")

@@ -40,6 +40,11 @@ SETTLES = """([id, ms]) => Promise.race([
 CELLS = "table => [...table.rows].map(row => [...row.cells].map(cell => cell.textContent))"
 
 
+@pytest.fixture(autouse=True)
+def forget_layout(tab: Page) -> None:
+    tab.evaluate("() => localStorage.removeItem('nbdist:charts')")
+
+
 @pytest.fixture(scope="module")
 def tab(lab: Lab, window: BrowserContext) -> Iterator[Page]:
     """Open a JupyterLab without a notebook."""
@@ -235,7 +240,6 @@ def test_metrics_share_a_cursor_and_keep_their_layout_after_a_reload(
     titles = [button.get_attribute("title") for button in pressed.all()]
     assert titles == ["Logarithmic scale of loss", "Full width for accuracy"]
     assert shown.get_by_label("Smoothing").input_value() == "20"
-    tab.evaluate("() => localStorage.removeItem('nbdist:charts')")
 
 
 def test_unusual_metrics_and_times_are_shown(lab: Lab, tab: Page) -> None:

@@ -10,7 +10,7 @@ import type { Unit } from './words';
 import { duration, ticks } from './words';
 
 /** Height of a plot in CSS pixels, alone and beside others. */
-const [LARGE, SMALL] = [260, 190] as const;
+const [LARGE, SMALL] = [240, 190] as const;
 const LEAST_WIDTH = 120;
 const X_AXIS_HEIGHT = 30;
 const LEAST_Y_AXIS_WIDTH = 48;
