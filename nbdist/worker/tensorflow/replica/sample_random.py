@@ -175,7 +175,8 @@ def _rows_in(shares: Division, draws: Draws, shape: Any) -> tuple[Share, Count] 
     """Return this replica's share and the multiple of its rows in the first dimension of `shape`.
 
     Returns None if the first dimension does not belong to rows. A static first dimension belongs to
-    the batch only if the replica's number of rows is static and equal to it.
+    the batch only if the replica's number of rows is static and equal to it. A dimension that is
+    not static, as `tf.shape(batch)[0]`, belongs to the batch.
     """
     if tf.distribute.get_replica_context() is None or not _static(shape):
         return None
@@ -187,7 +188,6 @@ def _rows_in(shares: Division, draws: Draws, shape: Any) -> tuple[Share, Count] 
         if first == share.rows:
             return (share, 1) if draws.are_rows() else None
         draws.skip()
-        return None
     if first is not None:
         return None
     return share, tf.cast(tf.convert_to_tensor(shape)[0], tf.int32) // share.rows

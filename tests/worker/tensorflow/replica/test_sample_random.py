@@ -28,7 +28,7 @@ optimizer.build([kernel])
 """
 STEP = """
 noise = tf.random.stateless_normal([8, 3], [1, 2])
-rows = tf.random.stateless_normal(tf.shape(batch), [3, 4])
+rows = tf.random.stateless_normal(SHAPE, [3, 4])
 again = tf.random.stateless_uniform(kernel.shape, [5, 6])
 with tf.GradientTape() as tape:
     loss = tf.reduce_mean(((batch + rows) @ (kernel * (again + noise))) ** 2)
@@ -44,12 +44,14 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
-def test_noise_for_weights_differs_from_noise_for_rows(cluster: nbdist.Cluster) -> None:
+@pytest.mark.parametrize("shape", ["tf.shape(batch)", "(tf.shape(batch)[0], 8)"])
+def test_noise_for_weights_differs_from_noise_for_rows(cluster: nbdist.Cluster, shape: str) -> None:
     """Each replica has 8 rows, and the weights have 8 rows too."""
-    loop = "for batch in data:" + textwrap.indent(STEP, "    ") + OUTCOME
+    step = STEP.replace("SHAPE", shape)
+    loop = "for batch in data:" + textwrap.indent(step, "    ") + OUTCOME
     reference = plainly({"it": MODEL + loop}, "tensorflow", "keras")["it"]
     cluster.run(MODEL)
-    cluster.run(STEP, step=StepOptions(data="data"))
+    cluster.run(step, step=StepOptions(data="data"))
     cluster.run(OUTCOME)
     for objects in cluster.pull(["outcome"]).values():
         np.testing.assert_allclose(objects["outcome"], reference, rtol=1e-5)
