@@ -28,6 +28,9 @@ _TOLERANCE = {"float64": 1e-9, "float32": 2e-5}
 
 _COARSE_TOLERANCE = 5e-2
 
+_FLOOR = 1e-2
+"""Fraction of the largest gradient below which a gradient has its rounding, not its own."""
+
 Results = dict[str, np.ndarray]
 """Gradients over all replicas, results and written variables of a step, by name."""
 
@@ -174,7 +177,7 @@ def repeatable() -> Iterator[None]:
 def first_difference(parts: Results, every: Results) -> str:
     """Return the name of the first result with more than a rounding difference, or ""."""
     gradients = [_size(value) for name, value in every.items() if name.startswith("gradient")]
-    floor = 1e-5 * max(gradients, default=0.0)
+    floor = _FLOOR * max(gradients, default=0.0)
     for name, one in every.items():
         tolerance = _TOLERANCE.get(str(one.dtype), _COARSE_TOLERANCE)
         allowed = tolerance * max(_size(one), floor)
