@@ -237,6 +237,27 @@ outcome["evaluate"] = model.evaluate(Batches(), verbose=0)
         """,
         after=AFTER + 'outcome["evaluate"] = model.evaluate(x[:32], y[:32], verbose=0)\n',
     ),
+    "a train_step compiled with tf.function": program(
+        """
+        class Compiled(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.embedding, self.out = layers.Embedding(3, 8), layers.Dense(3)
+            def call(self, inputs):
+                return self.out(self.embedding(inputs))
+            @tf.function
+            def train_step(self, data):
+                tokens, truth = data
+                with tf.GradientTape() as tape:
+                    loss = self.loss(truth, self(tokens, training=True))
+                weights = self.trainable_variables
+                self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+                return {"loss": loss}
+        model = Compiled()
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        history = model.fit(labels, labels, batch_size=16, epochs=2, verbose=0)
+        """
+    ),
     "a subclassed model": program(
         """
         class Net(keras.Model):
@@ -448,5 +469,24 @@ keras.config.set_dtype_policy("float32")
         model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[Count()])
         history = model.fit(x, y, batch_size=16, epochs=2, verbose=0)
         """
+    ),
+    "predictions that draw random numbers": program(
+        """
+        class Sampling(layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.seeds = keras.random.SeedGenerator(7)
+            def call(self, mean):
+                return mean + keras.random.normal(ops.shape(mean), seed=self.seeds)
+        inputs = keras.Input((8,))
+        kept = layers.Dropout(0.5)(layers.Dense(16)(inputs), training=True)
+        dropout = keras.Model(inputs, layers.Dense(2)(kept))
+        sampling = keras.Sequential([keras.Input((8,)), layers.Dense(4), Sampling()])
+        same = keras.Sequential([keras.Input((8,)), layers.GaussianNoise(0.1)])
+        """,
+        after="""
+outcome = {str(n): model.predict(x, batch_size=33, verbose=0)
+           for n, model in enumerate((dropout, dropout, sampling, sampling, same))}
+""",
     ),
 }

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.autograph.core import ag_ctx
-from tensorflow.python.autograph.impl import api
-from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 from nbdist.errors import StepError
 from nbdist.worker.data.batches import kind_of, leaves, map_arrays, rows_of
@@ -18,6 +15,7 @@ from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.tensorflow.parity import HIDDEN, single_replica
 from nbdist.worker.tensorflow.replica import layer_state, nested_merge, single_device_math
 from nbdist.worker.tensorflow.replica.batch_share import Shares
+from nbdist.worker.tensorflow.replica.inlined_functions import converted, inlined_functions
 from nbdist.worker.tensorflow.replica.sample_random import Draws
 from nbdist.worker.tensorflow.runtime import collective_timing
 from nbdist.worker.tensorflow.step_outputs import leaves_of
@@ -96,11 +94,8 @@ class CompiledStep:
         self._last_shares = Shares(1, 1)
         self._replicas = _Replicas(strategy)
         self._watch = watch
-        # Convert as tf.function does: tf.autograph.to_graph loses the user's line numbers.
-        self._body = api.tf_convert(
-            define(step_contract.function_source(request, request.program.given)),
-            ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED),
-        )
+        source = step_contract.function_source(request, request.program.given)
+        self._body = converted(define(source))
         self._draws = Draws()
         self._clock = collective_timing.choose(strategy, COLLECTIVES, jit=request.options.jit)
         self._run = self._compiled()
@@ -281,27 +276,6 @@ class CompiledStep:
         scalars = step_contract.scalars(self._request, report, tf.convert_to_tensor)
         finite = self._watch.agreed(scalars)
         return {**scalars, FINITE: finite, **self._clock.stamps(), **ours}
-
-
-@contextlib.contextmanager
-def inlined_functions() -> Iterator[None]:
-    """Trace functions that the user compiled with `tf.function` as parts of the step.
-
-    TensorFlow allows no synchronization of replicas inside of an inner function. Enter this context
-    outside of replicas, which have threads of their own.
-    """
-
-    def call(function: Function, *args: Any, **kwargs: Any) -> Any:
-        if tf.distribute.in_cross_replica_context():
-            return upstream(function, *args, **kwargs)
-        converted = api.tf_convert(
-            function.python_function, ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
-        )
-        return converted(*args, **kwargs)
-
-    upstream = Function.__call__
-    with replaced(Function, "__call__", call):
-        yield
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ mean over all rows. `worker/tensorflow/keras/fit_patch.py` applies it to Keras 3
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from typing import TYPE_CHECKING, Any
@@ -32,10 +33,16 @@ from nbdist.worker.tensorflow.keras.inputs import agreed
 from nbdist.worker.tensorflow.keras.results import Results
 from nbdist.worker.tensorflow.keras.row_independence import Rows, has_separable_step
 from nbdist.worker.tensorflow.keras.step_trial import Recorder, unchanged
-from nbdist.worker.tensorflow.replica import layer_state, nested_merge, single_device_math
+from nbdist.worker.tensorflow.replica import (
+    layer_state,
+    nested_merge,
+    sample_random,
+    single_device_math,
+)
 from nbdist.worker.tensorflow.replica import metrics as keras_metrics
-from nbdist.worker.tensorflow.replica.batch_share import CountedShares, Shares
+from nbdist.worker.tensorflow.replica.batch_share import CountedShares, OnePart, Share, Shares
 from nbdist.worker.tensorflow.replica.finite import FiniteWatch
+from nbdist.worker.tensorflow.replica.inlined_functions import inlined_functions
 from nbdist.worker.tensorflow.replica.sample_random import Draws
 from nbdist.worker.tensorflow.runtime import collective_timing
 
@@ -44,6 +51,7 @@ if TYPE_CHECKING:
 
     from nbdist.worker.keras.train_function_timing import CallTimes
     from nbdist.worker.tensorflow.keras.step_trial import Results as TrialResults
+    from nbdist.worker.tensorflow.replica.batch_share import Division
 
 COLLECTIVES = "?collectives"
 """Name of the timestamps that nbdist adds to the values that a step returns."""
@@ -175,6 +183,7 @@ class ReplicatedStep:
                 shares, watch, self._draws, keras_metrics.look_up(shares, self._look(results))
             ),
             self._clock.installed(),
+            inlined_functions(),
             nested_merge.allowed(self._strategy),
             layer_state.separate_replicas(self._strategy),
         ):
@@ -232,6 +241,7 @@ class ReplicatedPredict:
         self._strategy = model.distribute_strategy
         self._place = Place.of(self._strategy)
         self._rows = Rows(model, self._trace_trial, predicts=True)
+        self._draws = Draws()
         self._compiled = _compiled(model, self._on_replicas)
         self._traced: dict[Any, Callable[..., Any]] = {}
 
@@ -257,37 +267,63 @@ class ReplicatedPredict:
         return _call(self._compiled, self._traced, batch, data, gathers=gathers)
 
     def _on_replicas(self, data: Any, total: Any, *, gathers: bool) -> Any:
+        if not gathers or total is None:
+            return self._over_shares(data, None, gathers=gathers)
+        return self._over_shares(data, Shares(total, self._place.replicas, even=False))
+
+    def _over_shares(self, data: Any, shares: Division | None, *, gathers: bool = True) -> Any:
+        """Predict the rows of each replica, with the random numbers of these rows.
+
+        Args:
+            data: rows of this rank.
+            shares: division of the global batch. None if each replica draws for itself.
+            gathers: True to return the predictions of all replicas.
+        """
+
         def on_replica(data: Any) -> Any:
-            if gathers and self._place.local > 1 and total is not None:
-                shares = Shares(total, self._place.replicas, even=False)
+            if gathers and self._place.local > 1 and isinstance(shares, Shares):
                 data = _of_replica(data, shares, self._place)
             outputs = self._step(data)
             if not gathers:
                 return outputs
             replica = tf.distribute.get_replica_context()
-            return tree.map_structure(lambda value: replica.all_gather(value, axis=0), outputs)
+            return tree.map_structure(  # an output may be the input, which has no device
+                lambda value: replica.all_gather(tf.identity(value), axis=0), outputs
+            )
 
-        return first_of(self._strategy, self._strategy.run(on_replica, args=(data,)))
+        with contextlib.ExitStack() as changes:
+            if shares is not None:
+                changes.enter_context(sample_random.installed(shares, self._draws))
+            return first_of(self._strategy, self._strategy.run(on_replica, args=(data,)))
 
     def _trace_trial(self, few: Batch, whole: bool) -> Callable[[Any], TrialResults]:
         """Trace a trial on this rank alone: predictions for two parts, or for all rows."""
-        half = 0 if whole else few.total // 2
-        ranges = [(first, count) for first, count in ((0, half), (half, few.total - half)) if count]
-        predict = tf.function(self._on_replicas, autograph=False)
-        traced = [
-            predict.get_concrete_function(rows_of(few.data, *rows), None, gathers=False)
-            for rows in ranges
-        ]
+        halves = Shares(few.total, 2, whole=whole, even=False)
+        traced = [self._traced_part(few, halves.of(n)) for n in range(1 if whole else 2)]
 
         def run(data: Any) -> TrialResults:
-            parts = [
-                tree.flatten(function(rows_of(data, *rows)))
-                for function, rows in zip(traced, ranges, strict=True)
-            ]
+            parts = [function(data) for function in traced]
             return {
                 f"output {n}": np.concatenate([np.asarray(part) for part in output])
                 for n, output in enumerate(zip(*parts, strict=True))
             }
+
+        return run
+
+    def _traced_part(self, few: Batch, share: Share) -> Callable[[Any], list[Any]]:
+        """Trace predictions of some rows of a trial. They leave the states of draws unchanged."""
+
+        def predict(data: Any) -> Any:
+            return self._over_shares(data, OnePart(share), gathers=False)
+
+        rows = share.offset, share.rows
+        traced = tf.function(predict, autograph=False)
+        function = traced.get_concrete_function(rows_of(few.data, *rows))
+
+        def run(data: Any) -> list[Any]:
+            with unchanged([v for v in function.graph.variables if not v.trainable]):
+                outputs: list[Any] = tree.flatten(function(rows_of(data, *rows)))
+                return outputs
 
         return run
 

@@ -116,6 +116,27 @@ class Shares(msgspec.Struct, frozen=True):
         return replica * each + tf.minimum(replica, more)
 
 
+class OnePart(msgspec.Struct, frozen=True):
+    """The same rows of a global batch on every replica: a part in a trial of this rank alone."""
+
+    share: Share
+
+    @property
+    def total(self) -> Count:
+        return self.share.total
+
+    @property
+    def replicas(self) -> int:
+        return self.share.replicas
+
+    @property
+    def whole(self) -> bool:
+        return self.share.whole
+
+    def here(self) -> Share:
+        return self.share
+
+
 class CountedShares:
     """Parts of a global batch that the user has distributed. Replicas count their rows.
 

@@ -1,0 +1,43 @@
+"""Functions of the user that are compiled with `tf.function`, traced as parts of a step.
+
+TensorFlow allows no synchronization of replicas inside of an inner function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+
+from nbdist.worker.runtime.replaced_attributes import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Convert a function as `tf.function` does. `tf.autograph.to_graph` loses its line numbers."""
+    status = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
+    result: Callable[..., Any] = api.tf_convert(function, status)
+    return result
+
+
+@contextlib.contextmanager
+def inlined_functions() -> Iterator[None]:
+    """Trace compiled functions as parts of the step.
+
+    Enter this context outside of replicas, which have threads of their own.
+    """
+
+    def call(function: Function, *args: Any, **kwargs: Any) -> Any:
+        if tf.distribute.in_cross_replica_context():
+            return upstream(function, *args, **kwargs)
+        return converted(function.python_function)(*args, **kwargs)
+
+    upstream = Function.__call__
+    with replaced(Function, "__call__", call):
+        yield
