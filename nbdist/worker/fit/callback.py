@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.stop_point import StopPoint
     from nbdist.worker.training.replica_guard import Guard
 
+_STEP_COUNT = (
+    "data of unknown length: in one process, Keras counts one optimizer step too many after each "
+    "epoch; nbdist does not. Losses of Adam and schedules differ slightly from the second epoch "
+    "on. With steps_per_epoch they are equal"
+)
+
 _list_init_upstream = keras.callbacks.CallbackList.__init__
 
 
@@ -88,7 +94,14 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         self._guard = _FitGuard(worker, self.model)
         self._made = worker.progress.batches
         self._pace = Pace(worker, self.model)
+        self._note_step_count(worker)
         worker.ending.callback(self._close)  # Keras calls no hook if a fit raises
+
+    def _note_step_count(self, worker: Worker) -> None:
+        """Note that the optimizer counts fewer steps than in one process (`docs/facts.md`)."""
+        has_later_epoch = self.params["epochs"] > 1 and self.params["steps"] is None
+        if has_later_epoch and keras.backend.backend() == "tensorflow":
+            worker.reporter.note_once("strategy", _STEP_COUNT)
 
     def on_train_end(self, logs: Any = None) -> None:
         self._saver.end(context.current().progress.batches)
