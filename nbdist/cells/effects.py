@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
-_GROWS = {"append", "extend", "insert"}
+GROWS = {"append", "extend", "insert"}
 SHOWS = {"print", "display", "input", "open"}
 _READS = {"float", "int", "str", "repr", "format", "len", "list", "round", "bool"}
 _HOST_METHODS = {
@@ -45,7 +45,7 @@ def effect_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST | Non
     None if the function has no such statement, or if `tf.function` compiles it. TensorFlow then
     runs it only during a trace, also without nbdist.
     """
-    if any("function" in ast.unparse(decorator) for decorator in function.decorator_list):
+    if is_compiled(function):
         return None
     own = own_names(function.body)
     for node in (node for statement in function.body for node in within(statement)):
@@ -54,10 +54,15 @@ def effect_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST | Non
         match node:
             case ast.Call(func=ast.Name(id=name)) if name in SHOWS:
                 return node
-            case ast.Call(func=ast.Attribute(attr=method)) if method in _GROWS:
+            case ast.Call(func=ast.Attribute(attr=method)) if method in GROWS:
                 if root_name(node.func) not in own:
                     return node
     return None
+
+
+def is_compiled(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return True if a decorator such as `@tf.function` compiles the function."""
+    return any("function" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
 def own_names(statements: Sequence[ast.stmt]) -> set[str]:

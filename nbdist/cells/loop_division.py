@@ -13,12 +13,21 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nbdist.cells.effects import SHOWS, acts_outside, assigns, is_host, own_names, root_name, within
+from nbdist.cells.effects import (
+    GROWS,
+    SHOWS,
+    acts_outside,
+    assigns,
+    is_host,
+    own_names,
+    root_name,
+    within,
+)
 from nbdist.cells.loops import LoopError, takes_gradient
 from nbdist.cells.names import Names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from nbdist.cells.loops import Callees, Loop, Scan
 
@@ -111,7 +120,7 @@ class _Division:
             if number in seeds:
                 self._add_seed(statement)
             elif number < seeds[-1]:
-                if is_host(statement):
+                if self._is_host(statement):
                     self._after.append(statement)
                 else:
                     self._add(statement)
@@ -121,6 +130,14 @@ class _Division:
                 self._after.append(statement)
         self._hoist()
         return self._described()
+
+    def _bound_in_loop(self) -> set[str]:
+        names = Names()
+        names.scan(self._loop.body)
+        return set(names.bound)
+
+    def _is_host(self, statement: ast.stmt) -> bool:
+        return is_host(statement) or bool(_drawn(statement, self._callees))
 
     def _add_seed(self, statement: ast.stmt) -> None:
         for node in within(statement):
@@ -144,6 +161,7 @@ class _Division:
         _refuse_leaving(statement)
         if self._callees.compiles:
             _refuse_host(statement)
+            _refuse_growth(statement, self._bound_in_loop())
 
     def _add(self, statement: ast.stmt) -> None:
         """Add a statement to the step. Statements that must run earlier move before the step."""
@@ -204,7 +222,7 @@ class _Division:
             names = _names(statement)
             is_known = names.bound and names.bound.keys() <= known & made.bound.keys()
             is_free = all(_independent(other, statement) for other in others)
-            if self._is_seed(statement) or (is_known and is_free and not is_host(statement)):
+            if self._is_seed(statement) or (is_known and is_free and not self._is_host(statement)):
                 self._refuse(statement)
                 ours.append(statement)
             else:
@@ -222,6 +240,14 @@ class _Division:
             inputs.is_first = False
         for node in inputs.found:
             self._given.setdefault(f"_nbdist_{node.lineno}_{node.col_offset}", node)
+        given = {id(part) for node in inputs.found for part in ast.walk(node)}
+        for statement in self._step:
+            if drawn := _drawn(statement, self._callees, given):
+                raise LoopError(
+                    statement.lineno,
+                    f"`{drawn}` is inside the statement that takes the gradient, which nbdist "
+                    "compiles: move it before that",
+                )
 
     def _bound_outside(self) -> set[str]:
         """Return the names that statements of the loop bind outside of the step."""
@@ -446,6 +472,27 @@ def _refuse_host(statement: ast.stmt) -> None:
         )
         if shows or reads or assigns(node, own_names([statement])):
             raise _inside(node, statement)
+
+
+def _refuse_growth(statement: ast.stmt, own: set[str]) -> None:
+    """Raise LoopError if a statement of the step adds to a list from outside of the loop."""
+    for node in within(statement):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name = root_name(node.func)
+            if node.func.attr in GROWS and name and name not in own:
+                raise _inside(node, statement)
+
+
+def _drawn(statement: ast.stmt, callees: Callees, given: Container[int] = ()) -> str:
+    """Return the code of a call that draws on the host; or empty.
+
+    Args:
+        statement: a statement of the loop.
+        callees: knowledge about the objects that it calls.
+        given: ids of nodes that do not count.
+    """
+    calls = (n for n in within(statement) if isinstance(n, ast.Call) and id(n) not in given)
+    return next((ast.unparse(call) for call in calls if callees.draws(call)), "")
 
 
 def _inside(node: ast.AST, statement: ast.stmt) -> LoopError:

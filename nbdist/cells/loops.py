@@ -48,6 +48,13 @@ class Callees(Protocol):
         """Return code of a called function that changes or shows something else; or empty."""
         ...
 
+    def draws(self, call: ast.Call) -> bool:
+        """Return True if a compiled step would repeat the result of the call: `np.random.rand()`.
+
+        Such calls draw random numbers in Python or NumPy, or take the next value of an iterator.
+        """
+        ...
+
     def computes(self, call: ast.Call) -> bool:
         """Return True if the called object belongs to the framework, as `tf.reduce_mean`."""
         ...

@@ -9,6 +9,7 @@ import pytest
 
 from nbdist.errors import CellError
 from nbdist.records import Saving, StepOptions
+from nbdist.worker.checkpoint.folder import steps_in
 from tests import clusters, references
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def expected() -> dict[str, Any]:
         "vectors": SETUP + VECTORS,
         "saliency": SETUP + SALIENCY,
         "parts": SETUP + PARTS,
+        "changing": SETUP + CHANGING,
     }
     for rule, optimizer in OPTIMIZERS.items():
         loop = LOOP.replace("range(3)", "range(1)")
@@ -247,9 +249,14 @@ for xb, yb in data:
     np.testing.assert_allclose(outcome(cluster, "outcome = losses"), reported, rtol=1e-5)
 
 
-def test_metric_that_each_epoch_creates_repeats_no_trial(cluster: nbdist.Cluster) -> None:
+def test_metric_that_each_epoch_creates_needs_no_new_step(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     cell = """
 from nbdist.worker.tensorflow.loop_trials import LoopTrials
+from nbdist.worker.tensorflow.lifted_step import MirroredLoopStep
+made, begin = [], MirroredLoopStep.__init__
+MirroredLoopStep.__init__ = lambda *given: (made.append(0), begin(*given))[1]
 tried, upstream = [], LoopTrials._wrong
 LoopTrials._wrong = lambda *given: (tried.append(given[2].rows), upstream(*given))[1]
 try:
@@ -263,12 +270,16 @@ try:
             mean.update_state(loss)
         epochs.append(float(mean.result()))
 finally:
-    LoopTrials._wrong = upstream
-outcome = [len(tried), epochs]
+    LoopTrials._wrong, MirroredLoopStep.__init__ = upstream, begin
+outcome = [len(tried), len(made), epochs]
 """
     cluster.run(SETUP)
-    trials, epochs = outcome(cluster, cell)
+    capsys.readouterr()
+    trials, compilations, epochs = outcome(cluster, cell)
     assert trials == 4, "batches 1, 2, 3 and 5"
+    assert compilations == 1
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).count("too few for good performance") == 1
     assert epochs == sorted(epochs, reverse=True)
 
 
@@ -328,6 +339,50 @@ def test_step_calls_the_parts_of_a_model_without_call(
     cluster.run(SETUP)
     np.testing.assert_allclose(outcome(cluster, PARTS), expected["parts"], rtol=1e-5)
     assert "steps over `data` on 2 replicas" in capsys.readouterr().out
+
+
+CHANGING = """
+beta, filled = 0.0, np.zeros(2, "float32")
+class Trainer:
+    weight = 0.0
+    def step(self, xb, yb):
+        with tf.GradientTape() as tape:
+            predicted = model(xb, training=True)
+            loss = tf.reduce_mean((predicted - yb) ** 2) + penalty(predicted) * self.weight
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        self.mean.update_state(loss)
+        return loss
+    def fit(self):
+        global beta
+        for epoch in range(3):
+            beta, self.weight = epoch * 0.5, 1.0 + epoch % 2
+            filled[0] = 0.1 * epoch
+            self.mean = keras.metrics.Mean()
+            model.layers[0].trainable = epoch < 2
+            for xb, yb in data.take(2):
+                loss = self.step(xb, yb)
+                losses.append(float(loss))
+            epochs.append(float(self.mean.result()))
+def penalty(predicted):
+    return (beta + filled[0]) * tf.reduce_mean(predicted ** 2)
+Trainer().fit()
+outcome = [losses, epochs]
+"""
+
+
+def test_values_that_called_functions_read_may_change(
+    cluster: nbdist.Cluster,
+    expected: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    cluster.run(SETUP)
+    cluster.run(CHANGING, saving=Saving(folder=str(tmp_path / "run"), every_steps=2))
+    assert steps_in(tmp_path / "run")[-1] >= 4, "a step that is compiled again is saved too"
+    for actual, one in zip(outcome(cluster, "outcome"), expected["changing"], strict=True):
+        np.testing.assert_allclose(actual, one, rtol=1e-5)
+    assert "the step is compiled again for each value of" in capsys.readouterr().out
 
 
 VECTORS = """

@@ -52,6 +52,10 @@ class Recorder:
     def note(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
         self.send(Note(topic=topic, text=text, warning=warning, **self.record_fields()))
 
+    def note_once(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
+        if "!" * warning + text not in self.notes(topic):
+            self.note(topic, text, warning=warning)
+
     def report_values(
         self,
         epoch: int,

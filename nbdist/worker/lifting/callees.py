@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+import random
 import sys
 import textwrap
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from nbdist.cells.effects import effect_in, root_name
+import numpy as np
+
+from nbdist.cells.effects import effect_in, is_compiled, root_name
 from nbdist.cells.loops import repeats_batch, training_loops
 
 if TYPE_CHECKING:
@@ -23,6 +26,10 @@ USERS = "__main__"
 _FRAMEWORKS = ("tensorflow", "keras", "jax", "optax", "flax")
 _OF_KERAS = ("fit", "evaluate", "predict", "train_on_batch", "compile")
 """Methods in which Keras trains by itself."""
+
+_RANDOM = (["random"], ["np", "random"], ["numpy", "random"])
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+"""Names and types of generators of random numbers on the host."""
 
 _UPDATES = {"GradientTape", "gradient", "apply_gradients", "minimize"}
 """Methods of tapes and optimizers."""
@@ -149,13 +156,35 @@ class Callees:
             if id(function) in visited:
                 continue
             visited.add(id(function))
-            found = effect_in(function)
+            found = effect_in(function) or self._draw_in(function)
             if found is not None:
                 return f"`{ast.unparse(found)}` in `{function.name}`"
             for inner in ast.walk(function):
                 if isinstance(inner, ast.Call) and (text := self._effect(inner, visited)):
                     return text
         return ""
+
+    def _draw_in(self, function: ast.FunctionDef) -> ast.AST | None:
+        """Return a call that draws. None if `tf.function` compiles the function."""
+        if is_compiled(function):
+            return None
+        calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+        return next(filter(self.draws, calls), None)
+
+    def draws(self, call: ast.Call) -> bool:
+        """Return True if a compiled step would repeat the result of the call."""
+        *owner, name = ast.unparse(call.func).split(".")
+        if not owner:
+            return name == "next" and bool(call.args) and not self._is_of_framework(call.args[0])
+        if self.computes(call):
+            return False
+        value = self._value(call.func.value) if isinstance(call.func, ast.Attribute) else None
+        if value is None:
+            return owner in _RANDOM or owner[-1] == "rng"
+        return value is random or value is np.random or isinstance(value, _GENERATORS)
+
+    def _is_of_framework(self, node: ast.expr) -> bool:
+        return type(self._value(node)).__module__.split(".")[0] in _FRAMEWORKS
 
     def _functions(self, call: ast.Call) -> list[ast.FunctionDef]:
         """Return the definitions of the user's functions that a call may mean."""
@@ -202,9 +231,9 @@ class Callees:
         return isinstance(self._value(call.func), keras.metrics.Metric)
 
     def is_input(self, call: ast.Call, outside: set[str], *, is_first: bool) -> bool:
-        """Return False: calls of a step are compiled with it."""
-        del call, outside, is_first
-        return False
+        """Return True for draws. Other calls of a step are compiled with it."""
+        del outside
+        return is_first and self.draws(call)
 
     def _value(self, node: ast.expr) -> Any:
         """Return the object behind a name or an attribute of one; None if it is unknown."""

@@ -142,6 +142,11 @@ class JaxCallees(Callees):
         """Return True for a loop of JAX whose body takes a gradient."""
         return _last_name(call.func) in _LOOPS and self.takes_gradient(call)
 
+    def draws(self, call: ast.Call) -> bool:
+        """Return False: the step runs in Python."""
+        del call
+        return False
+
     def distributes(self, call: ast.Call) -> bool:
         """Return False: arrays on a mesh of the user are found when the loop runs."""
         del call

@@ -16,6 +16,7 @@ from msgspec import structs
 from nbdist.records import StepOptions, StepProgram, StepRequest
 from nbdist.worker.checkpoint.folder import Checkpoint, Position, steps_in
 from nbdist.worker.lifting.callees import Callees
+from nbdist.worker.lifting.constants import CONTENTS, PLAIN, is_same
 from nbdist.worker.lifting.jax_callees import JaxCallees
 from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, REFUSE, LoopProgram, lift, returned
 from nbdist.worker.runtime import context
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.context import Worker
     from nbdist.worker.runtime.stop_point import StopPoint
 
-_PLAIN = (int, float, str)
 _programs: dict[int, tuple[StrategyName, LoopProgram | LoopError]] = {}
 
 
@@ -51,6 +51,14 @@ class LiftedStep(StepStrategy, Protocol):
 
     def rebind(self, values: dict[str, Any]) -> bool:
         """Use other values for the names that the step reads; return False if it cannot."""
+        ...
+
+    def constants(self, *, begins: bool = True) -> dict[str, Any]:
+        """Return the values behind the step's functions that its program contains, by path.
+
+        Args:
+            begins: True at the first step of a pass through the loop.
+        """
         ...
 
     def header(self) -> str:
@@ -203,33 +211,47 @@ class LiftedLoop:
         for name, value in reads.items():
             with contextlib.suppress(NameError):  # a name that only some paths of the step read
                 values[name] = value()
-        is_bound = self._runner is not None and self._are_known(values)
-        like = self._step if self._runner is not None and self._has_new_metrics(values) else None
-        self._values = values
-        if is_bound or (self._runner is not None and self._step.rebind(values)):
-            return
-        at = None if self._runner is None else self._runner.at
-        if self._runner is not None:
-            self._step.finish()
-        program = self._program
-        request = _request(program, check=self._checks)
-        namespace = {**engine_shell().user_ns, **values}
-        self._step = self._make(request, program, namespace, arguments, like)
-        saving, extent = self._saving if at is None else None, Unlimited(common=self._step.common)
-        runner = StepRunner(self._worker, request.options, self._step, extent, self._stop, saving)
-        if at is not None:
-            runner.at = at
-        else:
-            runner.resume()
+        before = self._runner
+        if before is None:
+            self._runner = self._compile(values, arguments, None)
+            self._runner.resume()
             self._worker.reporter.note("strategy", self._step.header())
             self._worker.ending.callback(self._finish)
             self._worker.ending.push(self._end)
-        self._runner = runner
+            return
+        values |= self._step.constants(begins=not self.ran)
+        if self._are_known(values) or self._step.rebind(values):
+            self._values = values
+            return
+        like = self._step if self._has_new_metrics(values) else None
+        self._step.finish()
+        self._note_change(values)
+        self._runner = self._compile(values, arguments, like)
+        self._runner.continue_from(before)
+
+    def _compile(
+        self, values: dict[str, Any], arguments: Arguments, like: LiftedStep | None
+    ) -> StepRunner:
+        request = _request(self._program, check=self._checks)
+        namespace = {**engine_shell().user_ns, **values}
+        self._step = step = self._make(request, self._program, namespace, arguments, like)
+        self._values = values | step.constants()
+        extent = Unlimited(common=step.common)
+        return StepRunner(self._worker, request.options, step, extent, self._stop, self._saving)
+
+    def _note_change(self, values: dict[str, Any]) -> None:
+        """Note the first plain value whose change makes nbdist compile the step again."""
+        for path, value in values.items():
+            if isinstance(value, PLAIN) and value != self._values.get(path):
+                line, name = self._program.loop.line, path.rpartition(":")[2].removesuffix(CONTENTS)
+                text = f"line {line}: the step is compiled again for each value of `{name}`"
+                self._worker.reporter.note_once("strategy", f"{text}: use a tf.Variable")
+                return
 
     def _has_new_metrics(self, values: dict[str, Any]) -> bool:
         """Return True if only metrics and plain values have changed, as in each epoch of a loop."""
         keras, before = sys.modules.get("keras"), self._values
-        kinds = _PLAIN if keras is None else (*_PLAIN, keras.metrics.Metric)
+        kinds = PLAIN if keras is None else (*PLAIN, keras.metrics.Metric)
         return all(
             value is before.get(name) or isinstance(value, kinds) for name, value in values.items()
         )
@@ -243,8 +265,7 @@ class LiftedLoop:
     def _are_known(self, values: dict[str, Any]) -> bool:
         before = self._values
         return values.keys() == before.keys() and all(
-            value is before[name] or (isinstance(value, _PLAIN) and value == before[name])
-            for name, value in values.items()
+            is_same(value, before[name]) for name, value in values.items()
         )
 
     def _end(self, *raised: Any) -> None:

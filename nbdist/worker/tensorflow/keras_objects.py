@@ -66,6 +66,14 @@ class KerasObjects:
         """Return variables and objects with variables, by name."""
         return dict((*self._owners, *self._bare))
 
+    def weights(self) -> list[keras.Variable]:
+        """Return the variables of all layers."""
+        return [v for layer in self._roots() for v in layer.variables]
+
+    def replace(self, old: Any, new: Any) -> None:
+        """Use another object in place of one."""
+        self._owners = [(name, new if value is old else value) for name, value in self._owners]
+
     def slots(self) -> Iterator[tf.Variable]:
         """Yield the slot variables of optimizers, such as moments."""
         for _, optimizer in self.optimizers:

@@ -12,6 +12,7 @@ from nbdist.worker.lifting.lifted_loop import defined
 from nbdist.worker.runtime import context
 from nbdist.worker.tensorflow.compiled_step import CompiledStep
 from nbdist.worker.tensorflow.loop_trials import LoopTrials
+from nbdist.worker.tensorflow.metric_exchange import BoundValues, exchange
 from nbdist.worker.tensorflow.object_building import build_objects
 from nbdist.worker.tensorflow.step import MirroredStep
 from nbdist.worker.tensorflow.step_outputs import StepOutputs
@@ -98,12 +99,14 @@ class _Steps:
 
     Attributes:
         kind: kind of the last arguments.
+        report: report of the last step.
     """
 
     def __init__(
         self, create: Callable[[_Kind], CompiledStep], kind: _Kind, first: CompiledStep
     ) -> None:
         self.kind = kind
+        self.report: dict[str, Any] = {}
         self._create = create
         self._by_key = {kind.key: first}
 
@@ -143,7 +146,8 @@ class MirroredLoopStep(MirroredStep):
         body = kind.body(function)
         super().__init__(request, lambda _source: body, namespace, strategy, None, outputs)
         self._program = program
-        self._report: dict[str, Any] = {}
+        weights = self._objects.weights()
+        self._bound = BoundValues(function.__code__, program.loop.reads, namespace, weights)
 
         def compiled(other: _Kind) -> CompiledStep:
             body = other.body(function)
@@ -162,9 +166,18 @@ class MirroredLoopStep(MirroredStep):
         self._trials.continue_from(like._trials)
 
     def rebind(self, values: dict[str, Any]) -> bool:
-        """Return False: the programs contain the values that they were compiled with."""
-        del values
-        return False
+        """Use new metrics. Return False for other values, because the programs contain them."""
+        metrics = self._bound.new_metrics(values)
+        if metrics is None:
+            return False
+        for old, new in metrics:
+            exchange(old, new, self._strategy)
+            self._objects.replace(old, new)
+        self._bound.replace(values)
+        return True
+
+    def constants(self, *, begins: bool = True) -> dict[str, Any]:
+        return self._bound.behind(begins=begins)
 
     def header(self) -> str:
         program = self._program
@@ -172,6 +185,11 @@ class MirroredLoopStep(MirroredStep):
         if self._trials.needs_whole:
             return f"{where} every worker computes whole batches, as found by the last run"
         rows = self._steps.kind.rows
+        if not rows:
+            return (
+                f"{where} every worker computes whole steps: the loop passes no arrays to the step "
+                "that have the same number of rows"
+            )
         if rows % self.shards:
             return (
                 f"{where} every worker computes whole batches: one of {rows} rows does not divide "
@@ -201,15 +219,15 @@ class MirroredLoopStep(MirroredStep):
         if self._trials.needs_whole and not batch.whole:
             rows = batch.everything()
             batch = Batch(rows, batch.rows, whole=True, everything=batch.everything)
-        self._report = super().step(batch)
-        return self._report
+        self._steps.report = super().step(batch)
+        return self._steps.report
 
     def outputs(self, names: Sequence[str]) -> tuple[Any, ...]:
-        found = self._compiled.outputs(self._report, names)
+        found = self._compiled.outputs(self._steps.report, names)
         return tuple(found[name] for name in names)
 
     def last(self, names: Sequence[str]) -> tuple[Any, ...]:
-        return self._compiled.last(self._report, names)
+        return self._compiled.last(self._steps.report, names)
 
 
 def _as_array(value: Any) -> Any:

@@ -221,6 +221,12 @@ class StepRunner:
         progress.step = max(progress.step, self.at.step)
         return self.at
 
+    def continue_from(self, other: StepRunner) -> None:
+        """Continue the steps and checkpoints of a runner whose step had other values."""
+        other._flight.read_all()
+        self.at = other.at
+        self._checkpoints = other._checkpoints
+
     def end(self, *raised: object) -> None:
         """End the tracing and the checkpoints of the run; note whether it left steps under way."""
         agreed = self._stops or isinstance(raised[1], StepError)  # all ranks ended at this step
@@ -314,7 +320,7 @@ class StepRunner:
         )
         reporter.send(begun)
         for text in remarks(begun):
-            reporter.note("batch", text, warning=True)
+            reporter.note_once("batch", text, warning=True)
         self._state = self._step_strategy.state()
         self._checkpoints.open(self._state)
         if options.check:

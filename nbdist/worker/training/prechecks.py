@@ -86,14 +86,14 @@ def remarks(begun: StepBegun) -> list[str]:
             f"the data have {begun.samples} samples for {replicas} replicas, so all replicas "
             f"compute the same: run %dist_start {max(1, begun.samples)}, or use more data"
         )
-    elif rows % replicas:
+    elif rows % replicas and begun.epochs:  # a loop says so in its first line
         below, above = rows - rows % replicas, rows + replicas - rows % replicas
         fitting = f"{below} or {above}" if below else f"{above}"
         found.append(
             f"a batch of {rows} does not divide over {replicas} replicas, so each replica computes "
-            f"all of it: {use} {fitting}"
+            f"all of it: use --batch {fitting}"
         )
-    elif rows // replicas <= SMALL_BATCH:
+    elif rows % replicas == 0 and rows // replicas <= SMALL_BATCH:
         found.append(
             f"each replica has {rows // replicas} samples of a batch of {rows}, too few for good "
             f"performance: {use} {8 * replicas} or more"

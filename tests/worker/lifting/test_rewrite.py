@@ -323,6 +323,28 @@ def test_loop_as_written_remains(cell: str) -> None:
     assert namespace["losses"] == expected["losses"]
 
 
+DRAWS = """
+def train_step(x):
+    with GradientTape() as tape:
+        loss = x
+    optimizer.apply_gradients(tape.gradient(loss, variables))
+it = iter(data)
+for _ in range(4):
+    train_step(next(it))
+    z = np.random.rand()
+    train_step(z)
+"""
+
+
+def test_draws_on_the_host_are_not_compiled() -> None:
+    tree = ast.parse(DRAWS)
+    _, programs = lift(tree, DRAWS, Callees(tree, {}))
+    (program,) = programs.values()
+    assert isinstance(program, LoopProgram)
+    assert [ast.unparse(statement) for statement in program.loop.before] == ["z = np.random.rand()"]
+    assert "next(it)" in [ast.unparse(value) for value in program.loop.given.values()]
+
+
 REFUSED = {
     "print in the tape": (
         """
@@ -354,6 +376,40 @@ REFUSED = {
             train_step(x)
         """,
         "line 8: `trainer.count` in `train_step` would run only when nbdist compiles the step",
+    ),
+    "list that receives the result of the step": (
+        """
+        def train_step(x):
+            with GradientTape() as tape:
+                loss = x
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+            return loss
+        for x, y in data:
+            losses.append(float(train_step(x)))
+        """,
+        "line 8: `losses.append(float(train_step(x)))` is inside the statement that takes",
+    ),
+    "draw in a function": (
+        """
+        def train_step():
+            x = values[np.random.choice(8, 4)]
+            with GradientTape() as tape:
+                loss = x
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+        for step in range(4):
+            train_step()
+        """,
+        "line 8: `np.random.choice(8, 4)` in `train_step` would run only when nbdist compiles",
+    ),
+    "draw behind a computation": (
+        """
+        for x, y in data:
+            with GradientTape() as tape:
+                loss = x * 2
+                loss = loss + [rng.normal() for _ in range(2)][0]
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+        """,
+        "line 3: `rng.normal()` is inside the statement that takes the gradient, which nbdist",
     ),
     "value between two gradients": (
         """

@@ -204,6 +204,11 @@ class JaxLoopStep:
     def _reason(self) -> str:
         return _REASONS[self._division].format(rows=self._inputs.rows, shards=self.shards)
 
+    def constants(self, *, begins: bool = True) -> dict[str, Any]:
+        """Return nothing: the step's functions run in Python."""
+        del begins
+        return {}
+
     def rebind(self, values: dict[str, Any]) -> bool:
         self._read = values
         self._namespace.update(values)
