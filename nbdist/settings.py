@@ -30,6 +30,7 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
         keep_idle_s: time that workers wait for a notebook after the end of a detached run.
         shown_output_characters: number of characters of a cell's output that the notebook shows
             line by line. Beyond it, only the tail is shown; `%dist_logs` shows everything.
+        picture_bytes: largest size in the notebook of the picture of a run; 0 stores no picture.
         fold_wait_s: time that a line of output waits for the same line of the other ranks.
         worker_memory_bytes: memory of a worker after it has loaded its framework
             (measured with TensorFlow 2.21 in a forked engine: 362 MB).
@@ -52,7 +53,8 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
     queue_wait_s: float = 86_400.0
     ssh_config: str = ""
     keep_idle_s: float = 1800.0
-    shown_output_characters: int = 400_000
+    shown_output_characters: int = 20_000
+    picture_bytes: int = 25_000
     fold_wait_s: float = 0.3
     worker_memory_bytes: int = 400_000_000
     runs_folder: str = ""

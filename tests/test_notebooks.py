@@ -82,7 +82,7 @@ def test_the_tour_trains_on_both_frameworks(tmp_path: Path) -> None:
     assert any(re.search(r"%%dist_run --strategy pjrt --data digits", text) for text in outputs)
     assert "4 workers are ready" in (tmp_path / "00_tour.html").read_text()
     pictures = list(pictures_of_runs(tmp_path / "00_tour.ipynb"))
-    assert pictures == [{RUN_MIME, "image/png", "text/plain"}] * 4, (
+    assert pictures == [{RUN_MIME, "text/html", "text/plain"}] * 4, (
         "a picture is stored also without a front end"
     )
 

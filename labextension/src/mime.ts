@@ -88,9 +88,9 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
   }
 
   private showPicture(): void {
-    const png = text(this.bundle?.data['image/png']);
+    const source = pictureIn(this.bundle?.data ?? {});
     const words = text(this.bundle?.data['text/plain']);
-    const shown = png === '' ? preformatted(words) : picture(png, words);
+    const shown = source === '' ? preformatted(words) : picture(source, words);
     this.node.replaceChildren(...(this.reason === '' ? [] : [paragraph(this.reason)]), shown);
   }
 
@@ -114,9 +114,23 @@ function text(data: unknown): string {
   return Array.isArray(data) ? data.join('') : typeof data === 'string' ? data : '';
 }
 
-function picture(png: string, words: string): HTMLElement {
+/**
+ * Return the picture of an output as a URL of its data. Empty if there is none.
+ *
+ * It is in HTML, in notebooks of older versions in `image/png`. The HTML may be untrusted: only the
+ * picture in it is used.
+ */
+function pictureIn(data: IRenderMime.IMimeModel['data']): string {
+  const png = text(data['image/png']);
+  const page = new DOMParser().parseFromString(text(data['text/html']), 'text/html');
+  const source = page.querySelector('img')?.getAttribute('src') ?? '';
+  const own = png === '' ? source : `data:image/png;base64,${png}`;
+  return own.startsWith('data:image/png;base64,') ? own : '';
+}
+
+function picture(source: string, words: string): HTMLElement {
   const image = document.createElement('img');
-  image.src = `data:image/png;base64,${png}`;
+  image.src = source;
   image.alt = words;
   return image;
 }

@@ -36,6 +36,8 @@ export type FindingTopic =
 
 export type RankStatus = 'running' | 'finished' | 'failed' | 'interrupted' | 'dead';
 
+export type RunKind = '' | 'step' | 'loop' | 'fit';
+
 export type RunStatus =
   'running' | 'stopping' | 'finished' | 'stopped' | 'failed' | 'interrupted' | 'lost';
 
@@ -145,6 +147,8 @@ export interface IPlanCheck {
  *     number: number of the cell in its cluster.
  *     label: execution count of the notebook.
  *     header: the magic's line.
+ *     name: name of the run (`--name`), or `run_name`; empty in runs of older versions.
+ *     kind: kind of its steps.
  *     strategy: strategy whose scope the cell ran in; None for no scope.
  *     framework: framework with its version.
  *     status: state of the run.
@@ -186,6 +190,8 @@ export interface IRunState {
   readonly versions: Readonly<Record<string, string>>;
   readonly writer: IWriter;
   readonly ended: number;
+  readonly name: string;
+  readonly kind: RunKind;
   readonly replicas: number;
   readonly batch: number;
   readonly samples: number;

@@ -19,5 +19,5 @@ test('the line of a run in the panel says what is above its charts', () => {
   model.onState(runState({ batch: 64, steps: 1200 }));
   model.onTable({ number: 0, columns: { measures: ['step_s'], own: ['loss'], shared: [] } });
   model.onRows(Float64Array.from([0, ...[0, 1, 1, 0, 0.5, 3], ...[0, 1, 2, 0, 1.5, NaN]]));
-  assert.equal(line(model), 'step 2 of 1,200 · loss nan · 64 samples/s');
+  assert.equal(line(model), 'step 2 of 1,200 · loss nan (last step) · 64 samples/s');
 });

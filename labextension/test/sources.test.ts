@@ -128,10 +128,26 @@ test('figures are of the farthest rank and of all ranks', () => {
     NOW
   );
   assert.deepEqual([known.step, known.steps, known.epoch, known.epochs], [2, 8, 1, 2]);
-  assert.deepEqual([known.name, known.value], ['loss', 0.5]);
+  assert.deepEqual([known.name, known.value, known.definition], ['loss', 0.5, 'last step']);
   assert.equal(Number(known.stepSeconds.toFixed(5)), 0.25);
   assert.equal(Number(known.samplesPerSecond.toFixed(3)), 40);
   assert.deepEqual([known.elapsed, known.left], [60, 60]);
+});
+
+test('the loss of a fit is that of its latest report, and a mean of its epoch', () => {
+  const model = new RunModel();
+  model.onState(state({ kind: 'fit' }));
+  model.onTable({ number: 0, columns: { measures: ['step_s'], own: [], shared: ['loss'] } });
+  model.onTable({ number: 1, columns: { measures: [], own: [], shared: ['loss'] } });
+  model.onRows(Float64Array.from([0, ...[0, 1, 1, 1, 0.5, 9], ...[0, 1, 2, 2, 0.5, 8]]));
+  model.onRows(Float64Array.from([1, ...[0, 1, -1, 2.1, 7]]));
+  const shown = (): unknown[] => [figures(model, NOW).value, figures(model, NOW).definition];
+  assert.deepEqual(shown(), [7, 'epoch mean']);
+  model.onRows(Float64Array.from([0, ...[0, 2, 3, 3, 0.5, 6]]));
+  assert.deepEqual(shown(), [6, 'epoch mean']);
+  model.onRows(Float64Array.from([1, ...[0, 2, -1, 3.1, 5]]));
+  model.onState(state({ kind: 'step' }));
+  assert.deepEqual(shown(), [6, 'last step']);
 });
 
 test('the clock of the browser is not trusted when it cannot be right', () => {

@@ -34,6 +34,8 @@ export function runState(change: Partial<IRunState>): IRunState {
     hyperparameters: {},
     notebook: '',
     version: 1,
+    name: 'Cell 1, 20:27',
+    kind: '',
     ...change
   };
 }

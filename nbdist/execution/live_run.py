@@ -6,10 +6,11 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
+from msgspec.structs import replace
 
 from nbdist.cells.hyperparameters import hyperparameters
-from nbdist.records import Finding, Metrics, Rows, RunState, RunWorker
+from nbdist.records import Finding, Metrics, Rows, RunState, RunWorker, run_name
+from nbdist.telemetry.diagnostics import Pace
 from nbdist.telemetry.frontend_request import notebook_path, this_request
 from nbdist.telemetry.run_reader import StoredRun, prune
 from nbdist.telemetry.run_state import RunChanges, RunFindings
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         AnyEvent,
         CellRequest,
         RecoveryRecord,
+        RunKind,
         RunStatus,
         StepOptions,
         WorkerState,
@@ -51,6 +53,11 @@ class LiveRun(Protocol):
     """
 
     id: str
+
+    @property
+    def state(self) -> RunState | None:
+        """The state of the run; None for a cell that nbdist runs again."""
+        ...
 
     @property
     def subscribers(self) -> tuple[Subscriber, ...]:
@@ -131,8 +138,13 @@ class StoredLiveRun:
         self._findings = RunFindings(directory.state, step)
         self._is_recovering = False
         self._left = False
+        self._unstored: RunState | None = None
         self._shown: list[str] = []
         self._flushed_at = self._updated_at = 0.0
+
+    @property
+    def state(self) -> RunState:
+        return self._unstored or self._directory.state
 
     @property
     def subscribers(self) -> tuple[Subscriber, ...]:
@@ -143,7 +155,7 @@ class StoredLiveRun:
         if request.step is None or not request.step.options.profile:
             return request
         folder = str(self._directory.path / EVENTS_FOLDER)
-        step = msgspec.structs.replace(request.step.options, profile_folder=folder)
+        step = replace(request.step.options, profile_folder=folder)
         return request.with_options(step=step)
 
     def tick(self) -> None:
@@ -241,6 +253,8 @@ class StoredLiveRun:
 
     def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
         if not self._changes.reported:
+            unnamed = replace(self._directory.state, id="")  # `close` deletes the directory
+            self._unstored = replace(unnamed, status=status, error=error, ended=time.time())
             return ()
         self._flush_shown()
         self._directory.close()
@@ -261,12 +275,15 @@ class NullRun:
 
     Args:
         reason: the message at its end.
+        state: the state of the run; None for a cell that nbdist runs again.
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, state: RunState | None = None) -> None:
         self.id = ""
+        self.state = state
         self._reason = reason
         self._reported = False
+        self._changes = RunChanges(state, reported=False) if state else None
 
     def placed(self, request: CellRequest) -> CellRequest:
         return request
@@ -277,6 +294,8 @@ class NullRun:
 
     def _receive(self, record: AnyEvent) -> None:
         self._reported |= isinstance(record, Rows | Metrics)
+        if self._changes is not None:
+            self._changes.receive(record)
 
     def tick(self) -> None: ...
 
@@ -289,7 +308,10 @@ class NullRun:
 
     def recovering(self, reason: str) -> None: ...
 
-    def recovered(self, recovery: RecoveryRecord, pids: Mapping[int, int]) -> None: ...
+    def recovered(self, recovery: RecoveryRecord, pids: Mapping[int, int]) -> None:
+        del pids
+        if self.state is not None:
+            self.state = replace(self.state, recoveries=(*self.state.recoveries, recovery))
 
     def show(self, text: str) -> None: ...
 
@@ -298,7 +320,9 @@ class NullRun:
     def leave(self) -> None: ...
 
     def end(self, status: RunStatus, error: str = "") -> tuple[str, ...]:
-        del status, error
+        if self.state is not None and self._changes is not None:
+            self._changes.change(status=status, error=error, ended=time.time())
+            self.state = replace(self.state, **self._changes.take((), (), Pace()))
         return (self._reason,) if self._reported else ()
 
 
@@ -340,9 +364,8 @@ def begin(
     Returns:
         The run. It is not stored if telemetry is off, or if its directory cannot be created.
     """
-    if not settings.telemetry:
-        return NullRun("this run is not stored: telemetry is off (the setting NBDIST_TELEMETRY)")
     began = time.time()
+    kind: RunKind = "step" if request.step is not None else ""
     versions = dict(
         sorted({k: v for worker in workers for k, v in worker.versions.items()}.items())
     )
@@ -352,6 +375,8 @@ def begin(
         number=request.number,
         label=request.label,
         header=header,
+        name=request.options.name or run_name(request.label, kind, began),
+        kind=kind,
         strategy=request.strategy,
         framework=", ".join(f"{k} {v}" for k, v in versions.items() if k != "python"),
         status="running",
@@ -367,10 +392,13 @@ def begin(
         hyperparameters=hyperparameters(request),
         notebook=notebook_path(),
     )
+    if not settings.telemetry:
+        reason = "this run is not stored: telemetry is off (the setting NBDIST_TELEMETRY)"
+        return NullRun(reason, replace(state, id=""))
     try:
         directory = RunDirectory.create(settings.runs_path, state, "\n\n".join(cells))
     except OSError as error:
-        return NullRun(f"this run is not stored: {error}")
+        return NullRun(f"this run is not stored: {error}", replace(state, id=""))
     return StoredLiveRun(directory, settings.kept_runs, data_step(request))
 
 

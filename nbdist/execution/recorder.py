@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nbdist.execution.batches import Batches
 from nbdist.execution.result import Run
 from nbdist.records import (
     Checked,
     Compiled,
     Display,
+    FitBegun,
     Metrics,
     Note,
     Opened,
@@ -48,6 +50,8 @@ class Recorder:
         self._is_step = is_step
         self._reports: list[Metrics | Rows] = []
         self._early: list[Rows] = []
+        self._batches = Batches()
+        self._is_fit = False
         self._results: dict[int, str] = {}
         self._checked: Checked | None = None
         self._plan: Plan | None = None
@@ -67,9 +71,18 @@ class Recorder:
             self.begun = record
             self._reports += self._early
             self._early = []
+        elif isinstance(record, FitBegun):
+            self._is_fit = True
+            for rows in self._early:
+                self._batches.add(rows)
+            self._early = []
         elif isinstance(record, Opened):
             self.opened = record
-        elif isinstance(record, Checked):
+        else:
+            self._keep_remark(record)
+
+    def _keep_remark(self, record: AnyEvent) -> None:
+        if isinstance(record, Checked):
             self._checked = record
         elif isinstance(record, Planned):
             self._plan = record.plan
@@ -82,8 +95,11 @@ class Recorder:
         is_step = self._is_step or self.begun is not None
         if rows.values and rows.columns.counts(is_step):
             self._reports.append(rows)
-        elif rows.values and rows.columns.counts(is_step=True) and len(self._early) < _MOST_EARLY:
-            self._early.append(rows)
+        elif rows.values and rows.columns.counts(is_step=True):
+            if self._is_fit:
+                self._batches.add(rows)
+            elif len(self._early) < _MOST_EARLY:
+                self._early.append(rows)
 
     def recovered(self, recovery: RecoveryRecord) -> None:
         """Add a recovery. Earlier reports of steps after `recovery.step` are superseded."""
@@ -101,4 +117,5 @@ class Recorder:
             tuple(self._recoveries),
             self._plan,
             self._compiled,
+            self._batches.all(),
         )

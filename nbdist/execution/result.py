@@ -7,9 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nbdist.records import Rows
+from nbdist.settings import Settings
 from nbdist.views import formatting
 from nbdist.views.result_table import require_pandas
 from nbdist.views.run.metrics import MetricTable
+from nbdist.views.run.summary import Reached, described, titled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
         Note,
         Plan,
         RecoveryRecord,
+        RunState,
         StepBegun,
     )
     from nbdist.telemetry.history import Reports
@@ -35,10 +38,10 @@ class Summary:
     """Summary of a run.
 
     Attributes:
-        ranks: number of ranks that reported.
+        ranks: number of ranks that ran the cell.
         epochs: number of reported epochs.
         steps: number of reported steps.
-        seconds: time of the last report.
+        seconds: duration of the run; of a run that has not ended, the time of the last report.
         step_s: median time between two steps, in seconds; 0 for fewer than two steps.
         replicas: number of replicas that shared a batch; 0 if the cell was not a step.
         batch: samples in the first global batch; 0 if the cell was not a step.
@@ -90,6 +93,9 @@ class Run:
             `reports` contains them.
         plan: layout of a step under pjrt; None for other cells.
         compiled: figures of XLA for the first compilation of a step; None for other cells.
+        batches: reports of the batches of a `fit`, at regular intervals if there are many. Their
+            metrics are running means of the epoch.
+        state: state of the run at its end: status, times and error; None without a run.
     """
 
     number: int
@@ -101,6 +107,8 @@ class Run:
     recoveries: tuple[RecoveryRecord, ...] = ()
     plan: Plan | None = None
     compiled: Compiled | None = None
+    batches: tuple[Rows, ...] = ()
+    state: RunState | None = None
 
     @cached_property
     def metrics(self) -> tuple[Metrics, ...]:
@@ -193,10 +201,10 @@ class Run:
         begun, arrays = self.begun, self._arrays
         recompiled = {n.text for n in self.notes if n.topic == "compiled" and not n.warning}
         return Summary(
-            ranks=len(set(arrays.ranks) | self.results.keys()),
+            ranks=len(self.state.workers if self.state else {*arrays.ranks, *self.results}),
             epochs=arrays.epochs,
             steps=arrays.steps,
-            seconds=arrays.seconds,
+            seconds=(self.state.seconds if self.state else 0.0) or arrays.seconds,
             step_s=arrays.step_s,
             replicas=begun.replicas if begun else 0,
             batch=begun.batch if begun else 0,
@@ -210,12 +218,49 @@ class Run:
             there = ", ".join(self.names) or "none"
             raise KeyError(f"{name!r} was not reported; reported metrics: {there}")
 
+    @property
+    def reached(self) -> Reached:
+        """The latest step, epoch and loss."""
+        reports = (*self.reports, *self.batches)
+        ends = [one.last() if isinstance(one, Rows) else one for one in reports]
+        if self.recoveries:
+            ends = [*self.metrics, *self._standing_batches()]
+        return Reached.of(ends, self.state.kind if self.state else "")
+
+    def _standing_batches(self) -> tuple[Metrics, ...]:
+        from nbdist.telemetry.history import without_superseded
+
+        return without_superseded([m for r in self.batches for m in r.unpacked()], self.recoveries)
+
     def __repr__(self) -> str:
-        return f"<nbdist run {self.number}: {self.summary}>"
+        if self.state is None:
+            return f"<nbdist run {self.number}: {self.summary}>"
+        return f"<nbdist run {titled(self.state)}: {described(self.state, self.reached)}>"
 
-    def _repr_mimebundle_(self, **_: object) -> tuple[MimeBundle, MimeBundle]:
-        """Return the text, and a chart of the loss or the first metric if it has enough values."""
-        from nbdist.views.run.chart import marks, run_bundle
+    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
+        """Return the text, and a chart of the loss or the first metric if it has two points."""
+        from nbdist.telemetry.history import Reports
 
-        recovered = marks(self._arrays.recovered_after(), self.recoveries)
-        return run_bundle(self.history, repr(self), str(self.summary), recovered)
+        reports = Reports.of((*self.reports, *self.batches), self.recoveries)
+        return picture_of(reports, repr(self))
+
+
+def picture_of(reports: Reports, text: str) -> MimeBundle:
+    """Return a run to display: text, and a picture of its loss, or of another metric.
+
+    Values by step are preferred to those by epoch.
+    """
+    import numpy as np
+
+    from nbdist.views.run.chart import Curve, marks, run_bundle
+
+    curves = []
+    for part in reports.parts():
+        axis, places = part.axis()
+        for name, values in part.history().items():
+            there = ~np.isnan(values).all(axis=0)
+            if there.sum() > 1:
+                curves.append(Curve(name, axis, places[there], values[:, there]))
+    curve = min(curves, key=lambda one: one.name != "loss", default=None)
+    most_bytes = Settings.from_environment().picture_bytes
+    return run_bundle(curve, text, marks(reports.recoveries), most_bytes)

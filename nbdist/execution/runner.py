@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -299,7 +300,7 @@ class Runner:
             raise self._interrupted(context, monitor) from None
         finally:
             with interrupt_held():
-                self.last_run = context.recorder.run()
+                self.last_run = replace(context.recorder.run(), state=context.live.state)
                 self._alignment.note(monitor.ends)
                 if left:
                     self._worker_group.close_sockets()
@@ -328,8 +329,9 @@ class Runner:
 
     def _close(self, context: RunContext, monitor: CellMonitor) -> None:
         messages = monitor.close_live()
+        self.last_run = replace(self.last_run, state=context.live.state)
         try:
-            context.view.close(self.last_run._repr_mimebundle_, messages)
+            context.view.close(self.last_run, messages)
         finally:
             context.live.close()
 

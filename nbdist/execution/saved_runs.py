@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, overload
 import msgspec
 
 from nbdist.errors import RowKeyError, UsageError
-from nbdist.execution.result import Run
-from nbdist.records import RUN_MIME, Rows, RunOutput, StepBegun
+from nbdist.execution.result import Run, picture_of
+from nbdist.records import RUN_MIME, Rows, RunOutput, StepBegun, short_id
 from nbdist.settings import Settings
 from nbdist.telemetry import run_reader
 from nbdist.telemetry.annotations import read_annotations
 from nbdist.views import formatting
 from nbdist.views.result_table import ResultTable, require_pandas
 from nbdist.views.run.runs_table import RunLine, RunsPicture
+from nbdist.views.run.summary import Reached, described, titled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,8 +78,8 @@ def runs() -> Runs:
         0  finished        2      3  3.05
         1  finished        2      5  5.05
         >>> runs.compare(0, 1)  # a picture in a notebook
-        2026... loss 3.05 after 3 steps
-        2026... loss 5.05 after 5 steps
+        Cell ... loss 3.05 after 3 steps
+        Cell ... loss 5.05 after 5 steps
     """
     found = run_reader.search(Settings.from_environment().runs_path)
     return Runs([SavedRun(run) for run in found.runs], found.refused)
@@ -124,7 +125,11 @@ class SavedRun:
         """The result, as `Cluster.run` returned it."""
         state = self.state
         return Run(
-            state.number, self._metrics(), begun=step_begun(state), recoveries=state.recoveries
+            state.number,
+            self._metrics(),
+            begun=step_begun(state),
+            recoveries=state.recoveries,
+            state=state,
         )
 
     @property
@@ -199,51 +204,54 @@ class SavedRun:
 
     def line(self, position: int) -> RunLine:
         """Return one line on the run. It reads only the last rows."""
-        end = Run(0, self._metrics(_ROWS_OF_THE_END), recoveries=self.state.recoveries)
-        steps = max((m.step for m in end.metrics if m.step > 0), default=0)
-        loss = end.last("loss") if "loss" in end.names else float("nan")
-        return RunLine(position, self.state, steps, loss)
+        from nbdist.telemetry.history import without_superseded
 
-    def _metrics(self, last: int = 0) -> tuple[Metrics, ...]:
+        state = self.state
+        if name := self.annotations.name:
+            state = msgspec.structs.replace(state, name=name)
+        ends = self._metrics(_ROWS_OF_THE_END, batches=True)
+        reached = Reached.of(without_superseded(ends, state.recoveries), state.kind)
+        return RunLine(position, state, reached)
+
+    def _metrics(self, last: int = 0, *, batches: bool = False) -> tuple[Metrics, ...]:
         """Return the reports of all tables in the order of their times.
 
         Args:
             last: number of rows to read from the end of each table; 0 for all.
+            batches: also return the batches of a `fit`.
         """
         found: list[Metrics] = []
-        for table in self._tables():
+        for table in self._tables(batches=batches):
             there = self._kept.count(table)
             skipped = max(0, there - last) if last else 0
             values = self._kept.rows(table, skipped, there - skipped)
             found += Rows(rank=0, cell=0, columns=table.columns, values=values).unpacked()
         return tuple(sorted(found, key=lambda report: report.time_s))
 
-    def _reports(self) -> Reports:
+    def _reports(self, *, batches: bool = False) -> Reports:
         from nbdist.telemetry.history import Reports
 
-        tables = ((t.columns, self._kept.array(t)) for t in self._tables())
+        tables = ((t.columns, self._kept.array(t)) for t in self._tables(batches=batches))
         return Reports.of_tables(tables, self.state.recoveries)
 
-    def _tables(self) -> tuple[Table, ...]:
-        """Return the tables that count for the history."""
-        is_step = self.state.replicas > 0
+    def _tables(self, *, batches: bool) -> tuple[Table, ...]:
+        """Return the tables that count for the history, or also those of a `fit`'s batches."""
+        is_step = batches or self.state.replicas > 0
         return tuple(t for t in self._kept.tables() if t.columns.counts(is_step))
 
     def __repr__(self) -> str:
-        return f"<nbdist run {self.id}: {self.line(0).text}>"
+        line = self.line(0)
+        return f"<nbdist run {titled(line.state)}: {described(line.state, line.reached)}>"
 
-    def _repr_mimebundle_(self, **_: object) -> tuple[MimeBundle, MimeBundle]:
-        """Return the text, and a chart of the loss or the first metric if it has enough values.
+    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
+        """Return the text, and a chart of the loss or the first metric if it has two points.
 
         JupyterLab with the extension shows the run itself, also while it is in progress.
         """
-        from nbdist.views.run.chart import marks, run_bundle
-
-        text, reports = self.line(0).text, self._reports()
-        recovered = marks(reports.recovered_after(), reports.recoveries)
-        bundle, metadata = run_bundle(reports.history(), repr(self), text, recovered)
+        text = repr(self)
+        bundle = picture_of(self._reports(batches=True), text)
         output = RunOutput(id=self.id, text=text, over=self.state.is_over)
-        return {RUN_MIME: msgspec.to_builtins(output), **bundle}, metadata
+        return {RUN_MIME: msgspec.to_builtins(output), **bundle}
 
 
 class Runs(ResultTable[SavedRun]):
@@ -289,7 +297,7 @@ class Runs(ResultTable[SavedRun]):
             raise UsageError(
                 f"run {chosen} cannot be read: {self._refused[chosen]}: open it with that version"
             )
-        found = [run for run in self._items if run.id == chosen]
+        found = [run for run in self._items if chosen in (run.id, short_id(run.id))]
         if not found:
             raise RowKeyError(f"no run {chosen!r} among these {len(self)}")
         return found[0]
@@ -305,13 +313,13 @@ class Runs(ResultTable[SavedRun]):
         ended = pd.to_datetime(state.ended, unit="s", utc=True) if state.ended else pd.NaT
         return {
             "id": state.id,
-            "name": annotations.name,
+            "name": annotations.name or state.title,
             "tags": list(annotations.tags),
             "note": annotations.note,
             "pinned": annotations.pinned,
             "began": pd.to_datetime(state.began, unit="s", utc=True),
             "ended": ended,
-            "seconds": state.ended - state.began if state.ended else float("nan"),
+            "seconds": state.seconds if state.ended else float("nan"),
             "status": state.status,
             "cell": state.header,
             "strategy": state.strategy,
@@ -319,8 +327,8 @@ class Runs(ResultTable[SavedRun]):
             "workers": len(state.workers),
             "replicas": state.replicas,
             "batch": state.batch,
-            "steps": line.steps,
-            "loss": line.loss,
+            "steps": line.reached.step,
+            "loss": line.reached.value if line.reached.metric == "loss" else float("nan"),
             "seed": state.seed,
         }
 
@@ -357,7 +365,8 @@ class Runs(ResultTable[SavedRun]):
         if not chosen:
             raise UsageError("compare needs at least one run: use nbdist.runs().compare(0, 1)")
         runs = [self[one] for one in chosen]
-        return Comparison(metric, {run.id: run.metric(metric) for run in runs})
+        names = {run.id: titled(run.state) for run in runs}
+        return Comparison(metric, {run.id: run.metric(metric) for run in runs}, names)
 
     def _picture(self) -> RunsPicture:
         lines = []
@@ -381,25 +390,29 @@ class Comparison:
     Attributes:
         metric: the name of the metric.
         values: by id of the run, shape `(ranks, steps)`; nan for missing values.
+        names: names by id of the run.
     """
 
     metric: str
     values: dict[str, np.ndarray]
+    names: dict[str, str]
 
     def __repr__(self) -> str:
         from nbdist.views.run.chart import mean_of_ranks
 
-        ends = {name: mean_of_ranks(values) for name, values in self.values.items()}
+        ends = {run: mean_of_ranks(values) for run, values in self.values.items()}
         return "\n".join(
-            f"{name}  {self.metric} {mean[-1]:.4g} after {formatting.count(len(mean), 'step')}"
-            for name, mean in ends.items()
+            f"{self.names[run]}  {self.metric} {mean[-1]:.4g} after "
+            f"{formatting.count(len(mean), 'step')}"
+            for run, mean in ends.items()
         )
 
-    def _repr_mimebundle_(self, **_: object) -> tuple[MimeBundle, MimeBundle]:
+    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
+        from nbdist.views import html
         from nbdist.views.run.chart import CHART_WIDTH, comparison_chart
 
-        picture = comparison_chart(self.values, self.metric)
-        return (
-            {"text/plain": repr(self), "image/png": picture},
-            {"image/png": {"width": CHART_WIDTH}},
-        )
+        text, most_bytes = repr(self), Settings.from_environment().picture_bytes
+        named = {self.names[run]: values for run, values in self.values.items()}
+        png = comparison_chart(named, self.metric, most_bytes)
+        picture = html.picture(png, f"Chart: {text}", CHART_WIDTH)
+        return {"text/plain": text, **({"text/html": picture} if png else {})}

@@ -141,6 +141,7 @@ from nbdist.records.runs import (
     RUN_IS_GONE,
     RUN_MIME,
     RUN_VERSION,
+    SHORT_ID,
     UNREADABLE_RUN,
     Annotations,
     AnyServerMessage,
@@ -153,6 +154,7 @@ from nbdist.records.runs import (
     RankStatus,
     RecoveryRecord,
     RunCurve,
+    RunKind,
     RunList,
     RunOutput,
     RunRow,
@@ -169,6 +171,8 @@ from nbdist.records.runs import (
     TableMessage,
     TextMessage,
     Writer,
+    run_name,
+    short_id,
 )
 from nbdist.records.scheduler import Batch, DialedHost, DialInTicket, JobState
 from nbdist.records.topology import (
@@ -214,6 +218,7 @@ __all__ = [
     "RUN_IS_GONE",
     "RUN_MIME",
     "RUN_VERSION",
+    "SHORT_ID",
     "SOON",
     "STAGE",
     "UNREADABLE_RUN",
@@ -322,6 +327,7 @@ __all__ = [
     "ResultRow",
     "Rows",
     "RunCurve",
+    "RunKind",
     "RunList",
     "RunOutput",
     "RunRow",
@@ -371,5 +377,7 @@ __all__ = [
     "Writer",
     "Zero",
     "options_of",
+    "run_name",
+    "short_id",
     "title_of",
 ]

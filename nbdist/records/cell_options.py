@@ -181,6 +181,10 @@ class CellOptions(Record, frozen=True):
         ),
     ] = None
     step: StepOptions | None = None
+    name: Annotated[
+        str,
+        Option(metavar="NAME", default="as in Cell 30, fit, 20:27", help="Name of the run."),
+    ] = ""
     seed: Annotated[
         int | None,
         Option(

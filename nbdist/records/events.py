@@ -112,6 +112,15 @@ class Rows(Event, frozen=True):
         offset = len(self.values) - struct.calcsize(self._layout)
         return self._metrics(struct.unpack_from(self._layout, self.values, offset))
 
+    def every(self, stride: int) -> Rows:
+        """Return the rows whose step is a multiple of `stride`, and those without a step."""
+        if stride == 1:
+            return self
+        width = struct.calcsize(self._layout)
+        rows = (self.values[at : at + width] for at in range(0, len(self.values), width))
+        chosen = (row for row in rows if _step_of(row) % stride == 0)
+        return msgspec.structs.replace(self, values=b"".join(chosen))
+
     @property
     def _layout(self) -> str:
         return f"<{len(self.columns.names)}d"
@@ -130,6 +139,12 @@ class Rows(Event, frozen=True):
             own=dict(zip(columns.own, values[first_own:first_shared], strict=True)),
             shared=dict(zip(columns.shared, values[first_shared:], strict=True)),
         )
+
+
+def _step_of(row: bytes) -> float:
+    """Return the step of a row; 0 if it has none."""
+    step: float = struct.unpack_from("<d", row, 8 * PLACE.index("step"))[0]
+    return max(0.0, step)
 
 
 class Rate(Record, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Literal
 
 import msgspec
@@ -19,11 +20,17 @@ RUN_VERSION = 1
 RUN_ID = r"\d{8}-\d{6}-[0-9a-f]{6}"
 """Pattern of run ids."""
 
+SHORT_ID = r"[0-9a-f]{6}"
+"""Pattern of the last part of run ids, which people read and type."""
+
 CLUSTER_ID = r"[0-9a-f]{12}"
 """Pattern of cluster ids."""
 
 RunStatus = Literal["running", "stopping", "finished", "stopped", "failed", "interrupted", "lost"]
 """`lost`: the kernel ended without a report of the run's end."""
+
+RunKind = Literal["", "step", "loop", "fit"]
+"""Steps of a run: of a step cell, a training loop or a Keras `fit`; empty without known steps."""
 
 RankStatus = Literal["running", "finished", "failed", "interrupted", "dead"]
 FindingTopic = Literal[
@@ -154,6 +161,8 @@ class RunState(Record, frozen=True):
         number: number of the cell in its cluster.
         label: execution count of the notebook.
         header: the magic's line.
+        name: name of the run (`--name`), or `run_name`; empty in runs of older versions.
+        kind: kind of its steps.
         strategy: strategy whose scope the cell ran in; None for no scope.
         framework: framework with its version.
         status: state of the run.
@@ -195,6 +204,8 @@ class RunState(Record, frozen=True):
     versions: dict[str, str]
     writer: Writer
     ended: float = 0.0
+    name: str = ""
+    kind: RunKind = ""
     replicas: int = 0
     batch: int = 0
     samples: int = -1
@@ -218,6 +229,37 @@ class RunState(Record, frozen=True):
     @property
     def is_over(self) -> bool:
         return self.status not in ("running", "stopping")
+
+    @property
+    def short_id(self) -> str:
+        return short_id(self.id)
+
+    @property
+    def title(self) -> str:
+        """The name of the run. Runs of older versions have none."""
+        return self.name or run_name(self.label, self.kind, self.began)
+
+    @property
+    def seconds(self) -> float:
+        """Duration: from the start of the run to its end; 0 while it runs."""
+        return max(0.0, self.ended - self.began) if self.ended else 0.0
+
+
+def short_id(run: str) -> str:
+    """Return the short form of a run's id, which people read and type: its last part."""
+    return run.rpartition("-")[2]
+
+
+def run_name(label: int, kind: RunKind, began: float) -> str:
+    """Return the default name of a run: `Cell 30, fit, 20:27`.
+
+    Args:
+        label: execution count of the notebook.
+        kind: kind of its steps.
+        began: start of the run, in seconds since 1970.
+    """
+    at = time.strftime("%H:%M", time.localtime(began))
+    return ", ".join(filter(None, (f"Cell {label}", kind, at)))
 
 
 class RunList(Record, frozen=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.errors import StartError, UsageError
 from nbdist.settings import Settings
-from nbdist.telemetry.run_reader import find
+from nbdist.telemetry.run_reader import find, whole_id
 from nbdist.telemetry.run_writer import EVENTS_FOLDER
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Boards:
         if importlib.util.find_spec("tensorboard") is None:
             raise UsageError("TensorBoard is not installed: run %pip install tensorboard")
         root = Settings.from_environment().runs_path
-        folder = find(root, run).path / EVENTS_FOLDER if run else root
+        folder = find(root, whole_id(root, run)).path / EVENTS_FOLDER if run else root
         return self.open_folder(folder, f"run {run}" if run else f"the runs in {root}")
 
     def open_folder(self, folder: Path, shown: str) -> BoardPicture:

@@ -11,7 +11,7 @@ import numpy as np
 from nbdist.records import PLACE, Columns, Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pandas as pd
 
@@ -172,11 +172,20 @@ class Reports:
                 found[name][row[there], column[there]] = chosen.metrics[name][there]
         return found
 
-    def recovered_after(self) -> list[int]:
-        """Return the number of columns before each recovery. Empty for a history of epochs."""
-        steps = np.unique(self._place("step"))
-        steps = steps[steps > 0]
-        return [int((steps <= recovery.step).sum()) for recovery in self.recoveries if len(steps)]
+    def parts(self) -> Iterator[Self]:
+        """Yield the reports of steps, then the others. Leaves out a part without reports."""
+        of_steps = self._place("step") > 0
+        for rows in (of_steps, ~of_steps):
+            if rows.any():
+                yield self._chosen(rows)
+
+    def axis(self) -> tuple[str, np.ndarray]:
+        """Return the axis of `history`: its name, and the position of each column."""
+        _, epoch, step = self.by_step().places[:, :3].T
+        if (step > 0).any():
+            where, name = np.stack([np.maximum(step, 0), epoch, step], axis=1), "step"
+            return name, np.unique(where, axis=0)[:, 2]
+        return "epoch", np.unique(np.stack([step, epoch], axis=1), axis=0)[:, 1]
 
     def frame(self) -> pd.DataFrame:
         """Return one row per report: rank, epoch, step, time_s and the metrics.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, get_args
 import msgspec
 
 from nbdist.errors import UsageError
-from nbdist.records import RUN_ID, RUN_VERSION, RunState, RunStatus, Table, Writer
+from nbdist.records import RUN_ID, RUN_VERSION, SHORT_ID, RunState, RunStatus, Table, Writer
 from nbdist.telemetry.annotations import read_annotations
 from nbdist.telemetry.output_logs import OutputLogs
 from nbdist.telemetry.run_writer import (
@@ -193,6 +193,12 @@ def find(root: Path, name: str) -> StoredRun:
     if path.resolve() != root.resolve() / name or not (path / RUN_FILE).is_file():
         raise UsageError(f"no run {name} in {root}: use nbdist.runs() to list the runs")
     return StoredRun(path)
+
+
+def whole_id(root: Path, name: str) -> str:
+    """Return the id of the run with this short id. Other names are returned unchanged."""
+    is_short = re.fullmatch(SHORT_ID, name, re.ASCII)
+    return next((path.name for path in root.glob(f"*-{name}")), name) if is_short else name
 
 
 def why_unreadable(error: msgspec.DecodeError) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,13 +22,22 @@ from nbdist.records import (
     Rows,
     StepBegun,
     StepFigures,
+    run_name,
 )
 from nbdist.telemetry.diagnostics import Diagnostics, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from nbdist.records import AnyEvent, Plan, RankStatus, RunState, RunWorker, StepOptions
+    from nbdist.records import (
+        AnyEvent,
+        Plan,
+        RankStatus,
+        RunKind,
+        RunState,
+        RunWorker,
+        StepOptions,
+    )
 
 _LOOK_SHARE = 0.005
 """The largest share of a core for diagnostics. With many ranks, they run less often."""
@@ -59,6 +69,9 @@ class RunChanges:
         self._hyperparameters = state.hyperparameters
         self._notes = {note.text: note for note in state.findings if note.topic in _NOTED}
         self._changes: dict[str, object] = {}
+        self._is_step = state.kind == "step"
+        self._default_name = partial(run_name, state.label, began=state.began)
+        self._is_named = state.name != self._default_name(state.kind)
 
     def receive(self, record: AnyEvent) -> None:
         """Store the changes from a record."""
@@ -68,6 +81,7 @@ class RunChanges:
                 self.dropped += record.dropped if isinstance(record, Rows) else 0
             elif isinstance(record, StepBegun):
                 self._change(
+                    kind="step" if self._is_step else "loop",
                     replicas=record.replicas,
                     batch=record.batch,
                     samples=record.samples,
@@ -77,7 +91,7 @@ class RunChanges:
                 )
                 self._add(record.hyperparameters)
             elif isinstance(record, FitBegun):
-                self._change(epochs=record.epochs, steps=record.steps)
+                self._change(kind="fit", epochs=record.epochs, steps=record.steps)
                 self._add(record.hyperparameters)
             elif isinstance(record, (Planned, Compiled)):
                 self._plan.note(record)
@@ -119,13 +133,16 @@ class RunChanges:
             changes["plan"] = self._plan.check(pace)
         return changes
 
-    def _change(self, **changes: object) -> None:
+    def _change(self, kind: RunKind, **changes: object) -> None:
         self.reported = True
+        self._changes["kind"] = kind
+        if not self._is_named:
+            self._changes["name"] = self._default_name(kind)
         self._changes |= changes
 
     def _add(self, hyperparameters: Mapping[str, float | str]) -> None:
         self._hyperparameters = {**self._hyperparameters, **hyperparameters}
-        self._change(hyperparameters=self._hyperparameters)
+        self._changes["hyperparameters"] = self._hyperparameters
 
 
 class RunFindings:

@@ -99,7 +99,7 @@ def test_chart_updates_in_the_cell_and_a_picture_remains(
     words = chart.get_attribute("aria-label") or ""
     expect(chart).not_to_have_attribute("aria-label", words)
     (tmp_path / "end").touch()
-    picture = page.locator("img[alt*='steps']")
+    picture = page.locator("img[alt^='Chart of loss']")
     picture.wait_for()
     assert picture.evaluate("image => image.naturalWidth") > 600
     assert not page.locator(".nbdist-run").count()

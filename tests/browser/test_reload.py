@@ -49,7 +49,7 @@ _RECEIVES = f"""() => {_KERNEL} && new Promise(
 _SAVE = "() => window.jupyterapp.commands.execute('docmanager:save')"
 _HAS_PICTURE = """index =>
   window.jupyterapp.shell.currentWidget.content.widgets[index]
-    .model.outputs.toJSON().some(output => output.data?.['image/png'])"""
+    .model.outputs.toJSON().some(output => String(output.data?.['text/html']).includes('<img'))"""
 _OUTPUTS = """index =>
   window.jupyterapp?.shell.currentWidget?.content.widgets?.[index]?.model.outputs.toJSON() ?? []"""
 
@@ -187,7 +187,7 @@ def check_picture(page: Page, lab: Lab, index: int) -> None:
     """Check that one output contains the ended run, for every front end."""
     page.wait_for_function(_HAS_PICTURE, arg=index)
     (data,) = [o.data for o in saved(page, lab, index) if o.output_type == "display_data"]
-    assert set(data) == {RUN_MIME, "image/png", "text/plain"}
+    assert set(data) == {RUN_MIME, "text/html", "text/plain"}
     assert data[RUN_MIME]["over"]
 
 

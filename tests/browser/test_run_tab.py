@@ -359,7 +359,7 @@ def test_many_workers_are_shown_as_bands_with_outliers(lab: Lab, tab: Page) -> N
 
 @pytest.mark.full
 def test_stop_of_a_run_that_has_ended_completes(lab: Lab, tab: Page) -> None:
-    run = new_run(lab.server.runs, header="%%dist_run was over")
+    run = new_run(lab.server.runs, name="was over")
     run.take(steps(1, 30))
     run.flush()
     end(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import signal
 import time
@@ -103,8 +104,11 @@ def test_reports_of_a_plain_cell_are_stored_with_nan_and_inf(cluster: nbdist.Clu
 
 def test_cell_without_reports_stores_no_run(cluster: nbdist.Cluster) -> None:
     before = ids(cluster)
-    cluster.run("print('hello')")
+    run = cluster.run("print('hello')")
     assert ids(cluster) == before
+    assert re.search(
+        r"^<nbdist run Cell \d+, [\d:]+: finished in [\d.]+ m?s, 3 workers>$", repr(run)
+    )
 
 
 def test_failed_run_stores_rank_and_error(cluster: nbdist.Cluster) -> None:

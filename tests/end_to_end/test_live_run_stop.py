@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,10 @@ def test_stop_ends_a_step_cell_at_the_same_step_on_all_ranks(
     assert last_steps[0] >= step
     state = latest(cluster).state()
     assert state.status == "stopped"
+    assert run.state == state
+    assert re.search(
+        r": stopped after .*3 workers, .*step \d+.*, loss .* \(last step\)>", repr(run)
+    )
     assert {w.status for w in state.workers} == {"interrupted"}
     assert {w.said for w in state.workers} == {""}
     weights = cluster.pull(["weight"])

@@ -20,7 +20,7 @@ from nbdist.records import CellOptions, Device, Finding, StepOptions, StepProgra
 from nbdist.settings import Settings
 from tests.clock import Clock, replace_time
 from tests.execution.doubles import request
-from tests.runs import losses, new_run, read, recover, reports, rows, send
+from tests.runs import losses, new_run, new_state, read, recover, reports, rows, send
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -176,6 +176,7 @@ def test_the_end_is_stored(live: StoredLiveRun, directory: RunDirectory, clock: 
 
 def test_a_run_without_reports_is_discarded(live: StoredLiveRun, directory: RunDirectory) -> None:
     assert live.end("finished") == ()
+    assert (live.state.id, live.state.status) == ("", "finished")
     live.close()
     assert not directory.path.exists()
 
@@ -252,10 +253,13 @@ def test_a_traced_step_stores_its_trace_in_the_run(
 
 
 def test_a_run_that_is_not_stored_explains_it_if_there_were_reports() -> None:
-    run = NullRun("telemetry is off")
+    run = NullRun("telemetry is off", new_state(id=""))
     assert run.end("finished") == ()
     send(run, losses(1, 1))
-    assert run.end("finished") == ("telemetry is off",)
+    assert run.end("failed", "an error") == ("telemetry is off",)
+    assert run.state is not None
+    assert (run.state.status, run.state.error) == ("failed", "an error")
+    assert run.state.ended >= run.state.began
 
 
 def begin_in(root: Path, **settings: object) -> object:

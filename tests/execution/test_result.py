@@ -139,7 +139,7 @@ def test_a_summary_in_words() -> None:
 
 
 def test_a_result_without_values_has_no_chart() -> None:
-    data, _ = Run(4)._repr_mimebundle_()
+    data = Run(4)._repr_mimebundle_()
     assert list(data) == ["text/plain"]
 
 

@@ -15,6 +15,7 @@ import nbdist
 from nbdist.execution.saved_runs import SHOWN_RUNS
 from nbdist.records import RUN_MIME, Columns, Metrics, Output
 from nbdist.telemetry.annotations import annotate
+from nbdist.views.run.summary import titled
 from tests.runs import losses, new_run, recover, rows, writing_process
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def test_a_run_is_opened_by_position_and_by_id(root: Path) -> None:
     assert [run.id for run in runs] == [new.state.id, old.state.id]
     assert runs[-1].id == old.state.id
     assert runs[old.state.id].state == old.state
+    assert runs[old.state.short_id].id == old.state.id
     assert [run.id for run in runs[1:]] == [old.state.id]
     with pytest.raises(nbdist.UsageError, match="no run 'nothing' among these 2"):
         _ = runs["nothing"]
@@ -65,10 +67,9 @@ def test_a_recovered_run_has_each_step_once(root: Path) -> None:
     np.testing.assert_allclose(past.metric("loss")[0], np.arange(1, 10))
     assert [m.step for m in past.run.metrics if m.rank == 1] == list(range(1, 10))
     assert past.run.summary.recoveries == 1
-    assert "9 steps" in repr(past)
+    assert "step 9, loss 9.05 (last step), recovered once" in repr(past)
     assert len(past.to_dataframe()) == 18
-    bundle, _ = past._repr_mimebundle_()
-    assert "image/png" in bundle
+    assert has_picture(past._repr_mimebundle_())
 
 
 def test_a_run_has_arrays_a_data_frame_text_and_a_picture(root: Path) -> None:
@@ -78,15 +79,16 @@ def test_a_run_has_arrays_a_data_frame_text_and_a_picture(root: Path) -> None:
     np.testing.assert_allclose(run.loss, [1.05, 2.05, 3.05])
     assert run.to_dataframe().groupby("rank").loss.max().to_dict() == {0: 3.0, 1: 3.1}
     assert run.cells == "# %% [3] %%dist_run --data train\n"
-    bundle, _ = run._repr_mimebundle_()
+    bundle = run._repr_mimebundle_()
     assert bundle["text/plain"] == repr(run)
-    assert "finished, 2 workers, 3 steps, 3 min 05 s, loss 3.05" in repr(run)
-    assert is_picture(bundle["image/png"])
-    assert bundle[RUN_MIME] == {"id": run.id, "text": run.line(0).text, "over": True}
+    assert f"{run.state.title} ({run.id[-6:]}): finished in 3 min 05 s, 2 workers" in repr(run)
+    assert "step 3, loss 3.05 (last step)" in repr(run)
+    assert has_picture(bundle)
+    assert bundle[RUN_MIME] == {"id": run.id, "text": repr(run), "over": True}
 
 
-def is_picture(content: object) -> bool:
-    return isinstance(content, bytes) and content.startswith(b"\x89PNG")
+def has_picture(bundle: dict[str, object]) -> bool:
+    return '<img alt="Chart' in str(bundle["text/html"])
 
 
 def test_a_saved_run_has_the_figures_of_the_original_run(root: Path) -> None:
@@ -115,9 +117,9 @@ def test_an_active_run_has_its_current_data(root: Path) -> None:
     assert "running, 2 workers" in repr(stored)
     with pytest.raises(KeyError, match=rf"'loss' was not reported by run {run.state.id}.*none"):
         _ = stored.loss
-    bundle = stored._repr_mimebundle_()[0]
+    bundle = stored._repr_mimebundle_()
     assert set(bundle) == {"text/plain", RUN_MIME}
-    assert bundle[RUN_MIME] == {"id": stored.id, "text": stored.line(0).text, "over": False}
+    assert bundle[RUN_MIME] == {"id": stored.id, "text": repr(stored), "over": False}
     run.take(losses(1, 2))
     run.flush()
     np.testing.assert_array_equal(stored.loss, [1, 2])
@@ -134,6 +136,15 @@ def test_the_history_of_a_fit_contains_its_epochs(root: Path) -> None:
     assert [m.step for m in nbdist.runs()[0].run.metrics] == [-1]
 
 
+def test_a_fit_that_ends_in_its_first_epoch_has_a_picture_of_its_steps(root: Path) -> None:
+    run = new_run(root, replicas=0, kind="fit")
+    run.take(rows([[0, 1, step, step / 10, 0.02, 4.0 / step, 0.5] for step in (1, 2, 4)], WIDE))
+    run.close()
+    saved = nbdist.runs()[0]
+    assert "step 1 to 4, mean from 4 to 1" in str(saved._repr_mimebundle_()["text/html"])
+    assert "epoch 1, step 4, loss 1 (epoch mean)" in repr(saved)
+
+
 def test_metrics_in_several_tables_are_one_history(root: Path) -> None:
     run = new_run(root)
     run.take(rows([[0, 1, 1, 0.1, 0.02, 4, 0.5], [1, 1, 1, 0.1, 0.02, np.nan, 0.5]], WIDE))
@@ -145,16 +156,18 @@ def test_metrics_in_several_tables_are_one_history(root: Path) -> None:
     np.testing.assert_array_equal(history["loss"], [[4, 3], [np.nan, np.nan]])
     np.testing.assert_array_equal(history["late"], [[np.nan, np.inf], [np.nan, np.nan]])
     assert set(history) == {"loss", "rate", "late"}
-    bundle, _ = nbdist.runs()[0]._repr_mimebundle_()  # no warning for a step without reports
-    assert is_picture(bundle["image/png"])
+    # no warning for a step without reports
+    assert has_picture(nbdist.runs()[0]._repr_mimebundle_())
 
 
 def test_runs_are_listed_as_text_and_as_a_page(root: Path) -> None:
     assert repr(nbdist.runs()) == "no stored runs"
-    done = trained(root, header="%%dist_run " + "--scale-lr linear " * 9)
+    done = trained(root, name="a long name " * 9)
     text = repr(nbdist.runs())
-    assert re.search(rf"\n0 +{done.state.id} .* finished +%%dist_run .*… +2 +3 +3\.05 +3 min", text)
-    assert done.state.id in nbdist.runs()._repr_mimebundle_()["text/html"]
+    short = done.state.short_id
+    line = rf"\n0 +{short} +a long name .*… .* finished +2 +3 +3\.05 \(last step\) +3 min 05 s"
+    assert re.search(line, text)
+    assert short in nbdist.runs()._repr_mimebundle_()["text/html"]
 
 
 def test_a_long_list_shows_the_number_of_omitted_runs(root: Path) -> None:
@@ -169,8 +182,8 @@ def test_a_run_deleted_after_its_listing_is_skipped(root: Path) -> None:
     kept, gone = trained(root, began=20.0), trained(root, began=10.0)
     runs = nbdist.runs()
     shutil.rmtree(gone.path)
-    assert kept.state.id in repr(runs)
-    assert gone.state.id not in repr(runs)
+    assert kept.state.short_id in repr(runs)
+    assert gone.state.short_id not in repr(runs)
     with pytest.raises(FileNotFoundError):
         _ = runs[1].history
 
@@ -182,10 +195,11 @@ def test_runs_are_compared(root: Path) -> None:
         short.state.id: (2, 2),
         long.state.id: (2, 5),
     }
-    bundle, _ = compared._repr_mimebundle_()
-    assert is_picture(bundle["image/png"])
+    bundle = compared._repr_mimebundle_()
+    assert has_picture(bundle)
     assert bundle["text/plain"] == (
-        f"{short.state.id}  loss 2.05 after 2 steps\n{long.state.id}  loss 5.05 after 5 steps"
+        f"{titled(short.state)}  loss 2.05 after 2 steps\n"
+        f"{titled(long.state)}  loss 5.05 after 5 steps"
     )
 
 

@@ -105,7 +105,8 @@ def test_a_repeated_step_is_there_once_with_its_last_values() -> None:
     assert len(frame) == 20
     later = {step: 0.1 * step + (step > 4) * 1.6 + (step > 6) * 1.8 for step in range(1, 11)}
     assert frame[frame["rank"] == 0].set_index("step").time_s.to_dict() == pytest.approx(later)
-    assert recovered.recovered_after() == [4, 6]
+    axis, places = recovered.axis()
+    assert (axis, places.tolist()) == ("step", list(range(1, 11)))
 
 
 def test_lost_steps_are_left_out_if_the_run_ended_before_them() -> None:
@@ -159,7 +160,8 @@ def test_epochs_and_steps_may_begin_at_0() -> None:
     recovered = Reports.of([*lost, *again], [recover(3, 1, time_s=0.4)])
     assert recovered.places[:, 2].tolist() == [0, 1, 2, 3, 4]
     assert recovered.history()["loss"].shape == (1, 4)
-    assert recovered.recovered_after() == [1]
+    axis, places = recovered.axis()
+    assert (axis, places.tolist()) == ("step", [1, 2, 3, 4])
 
 
 def test_the_returned_run_has_each_step_once() -> None:

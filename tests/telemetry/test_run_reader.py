@@ -17,7 +17,7 @@ from nbdist.errors import UsageError
 from nbdist.records import Writer
 from nbdist.settings import Settings
 from nbdist.telemetry.annotations import annotate
-from nbdist.telemetry.run_reader import find, prune, search, stored_runs
+from nbdist.telemetry.run_reader import find, prune, search, stored_runs, whole_id
 from nbdist.telemetry.run_writer import RUN_FILE, new_id
 from nbdist.utils.processes import this_process
 from tests.runs import LOSS, new_run, new_state, read, reports, writing_process
@@ -34,6 +34,13 @@ KILLS = 12
 def test_an_invalid_id_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="is not a run id"):
         find(tmp_path, name)
+
+
+def test_a_short_id_is_completed(tmp_path: Path) -> None:
+    run = new_run(tmp_path).state
+    assert whole_id(tmp_path, run.short_id) == run.id
+    assert whole_id(tmp_path, run.id) == run.id
+    assert whole_id(tmp_path, "*") == "*"
 
 
 def test_a_missing_run_is_reported(tmp_path: Path) -> None:

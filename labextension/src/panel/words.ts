@@ -29,10 +29,9 @@ export function devicesOf(worker: IWorkerState): string {
   return [...counts].map(([name, n]) => (n > 1 ? `${n} × ${name}` : name)).join(', ');
 }
 
-/** Return the options of the magic. The number of the cell if there are none. */
+/** Return the name of a run. Runs of older versions have none. */
 export function runTitle(run: IRunState, trans: TranslationBundle): string {
-  const options = run.header.replace(/^%%\w+\s*/, '').trim();
-  return options === '' ? trans.__('Cell %1', run.label) : options;
+  return run.name === '' ? trans.__('Cell %1', run.label) : run.name;
 }
 
 export function statusName(run: IRunState, trans: TranslationBundle): string {
@@ -67,7 +66,7 @@ export function when(run: IRunState): string {
 export function progress(figures: IFigures, trans: TranslationBundle): string {
   const parts = [
     Number.isNaN(figures.step) ? '' : stepText(figures, trans),
-    figures.name === '' ? '' : `${figures.name} ${plain(figures.value)}`,
+    figures.name === '' ? '' : `${figures.name} ${plain(figures.value)} (${figures.definition})`,
     rate(figures, trans)
   ];
   return parts.filter(part => part !== '').join(' · ');

@@ -1,5 +1,5 @@
 import type { IRunState } from '../records';
-import type { RunModel } from './model';
+import type { Metric, RunModel } from './model';
 import { isOpen } from './status';
 
 /** Number of steps in the mean step time. */
@@ -16,6 +16,8 @@ export interface IFigures {
   /** Name of the first metric. */
   readonly name: string;
   readonly value: number;
+  /** Definition of the value: `last step`, `epoch mean` of a `fit`, `last epoch`, `last report`. */
+  readonly definition: string;
   readonly stepSeconds: number;
   readonly samplesPerSecond: number;
   readonly elapsed: number;
@@ -27,7 +29,7 @@ export interface IFigures {
 export function figures(model: RunModel, now: number): IFigures {
   const { state } = model;
   const far = model.farthest();
-  const metric = model.metrics()[0];
+  const metric = latestMetric(model);
   const stepSeconds = meanStep(model);
   const elapsed = elapsedOf(state, far.seconds, now);
   const steps = state !== null && state.steps > 0 ? state.steps : NaN;
@@ -40,6 +42,8 @@ export function figures(model: RunModel, now: number): IFigures {
     epochs: state !== null && state.epochs > 0 ? state.epochs : NaN,
     name: metric?.name ?? '',
     value: metric?.latestOfAll() ?? NaN,
+    definition:
+      metric === undefined ? '' : state?.kind === 'fit' ? 'epoch mean' : `last ${metric.grid.axis}`,
     stepSeconds,
     samplesPerSecond: batch > 0 ? batch / stepSeconds : NaN,
     elapsed,
@@ -48,6 +52,21 @@ export function figures(model: RunModel, now: number): IFigures {
         ? Math.round(((steps - step) * far.seconds) / step)
         : NaN
   };
+}
+
+/**
+ * Return the first metric. Of its values by step and by epoch, those by step, in a `fit` the latest.
+ */
+function latestMetric(model: RunModel): Metric | undefined {
+  const all = model.metrics();
+  const named = all.filter(metric => metric.name === all[0]?.name);
+  const bySteps = named.filter(metric => metric.grid.axis === 'step');
+  return (bySteps.length > 0 && model.state?.kind !== 'fit' ? bySteps : named).reduce<
+    Metric | undefined
+  >(
+    (last, metric) => (last !== undefined && last.seconds >= metric.seconds ? last : metric),
+    undefined
+  );
 }
 
 /** Return the recent step time of one rank in seconds. NaN if unknown. */

@@ -37,7 +37,7 @@ export class Header {
   private readonly pill = make('span', 'pill');
   private readonly sign = make('span', 'sign', { 'aria-hidden': 'true' });
   private readonly word = make('span', '');
-  private readonly title = make('code', 'title');
+  private readonly title = make('strong', 'title');
   private readonly about = make('span', 'about');
   private readonly connection = make('span', 'connection');
   private readonly stop: HTMLButtonElement;
@@ -128,10 +128,10 @@ export class Header {
     setText(this.sign, sign);
     setText(this.word, this.translate(word));
     const text = isRecovering ? `${this.translate(word)}: ${state.healing}` : this.translate(word);
-    setText(this.spoken, fill(this.translate('Run {0}: {1}'), state.label, text));
+    setText(this.spoken, fill(this.translate('{0}: {1}'), nameOf(state, this.translate), text));
     setAttribute(this.pill, 'data-tone', tone);
-    setText(this.title, state.header);
-    setAttribute(this.title, 'title', state.header);
+    setText(this.title, nameOf(state, this.translate));
+    setAttribute(this.title, 'title', `${state.header}\n${state.id}`);
     setText(this.about, aboutOf(state, this.translate));
     this.drawStop(state, isStopping);
   }
@@ -169,7 +169,7 @@ export class Header {
     this.number('step', this.translate('step'), known.step, part => of(part, known.steps));
     this.number(
       'metric',
-      known.name,
+      definedAs(known, this.translate),
       known.name === '' ? NaN : known.value,
       plain,
       known.name !== ''
@@ -200,6 +200,16 @@ export class Header {
     setText(figure.name, name);
     setText(figure.value, isThere ? write(value) : '');
   }
+}
+
+/** Return name and definition of the shown metric: `loss (last step)`. */
+export function definedAs({ name, definition }: IFigures, translate: Translate): string {
+  return definition === '' ? name : `${name} (${translate(definition)})`;
+}
+
+/** Return the name of a run. Runs of older versions have none. */
+export function nameOf({ name, label }: IRunState, translate: Translate): string {
+  return name === '' ? fill(translate('Cell {0}'), label) : name;
 }
 
 function aboutOf(state: IRunState, translate: Translate): string {

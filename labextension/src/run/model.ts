@@ -23,6 +23,8 @@ const [RANK, EPOCH, STEP, TIME] = [0, 1, 2, 3];
 export class Metric {
   readonly own = new Map<number, Series>();
   shared: Series | null = null;
+  /** Time of the latest value, in seconds of the run. */
+  seconds = -Infinity;
   private source = -1;
 
   constructor(
@@ -262,11 +264,14 @@ export class RunModel {
     sink.grid.clock(bin, rows[at + TIME!]!);
     sink.grid.touch(bin);
     const lines = (sink.byRank[rank] ??= linesOf(table, sink.metrics, rank));
+    const seconds = rows[at + TIME!]!;
     for (let i = 0; i < lines.length; i++) {
+      const metric = sink.metrics[i]!;
+      metric.seconds = seconds > metric.seconds ? seconds : metric.seconds;
       const value = rows[at + PLACE.length + i]!;
       const line = lines[i] ?? null;
       if (line === null) {
-        sink.metrics[i]!.addShared(rank, bin, place, value);
+        metric.addShared(rank, bin, place, value);
       } else {
         line.add(bin, place, value);
       }

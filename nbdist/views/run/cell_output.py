@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from nbdist.records import RecoveryRecord, RunViewName
-    from nbdist.views.run.live_display import Feed, RunSurface, RunView
+    from nbdist.views.run.live_display import Ended, Feed, RunSurface, RunView
 
 
 Shareable = (
@@ -81,13 +81,11 @@ class View(Protocol):
         """Restrict the cell to these ranks."""
         ...
 
-    def close(
-        self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], remarks: tuple[str, ...]
-    ) -> None:
+    def close(self, run: Ended, remarks: tuple[str, ...]) -> None:
         """Show the remaining records, the final state of the run, and remarks.
 
         Args:
-            drawn: function that returns picture and text of the run, and their metadata.
+            run: the ended run.
             remarks: lines about the run.
         """
         ...
@@ -183,6 +181,7 @@ class CellView:
             self._run.begin(record)
         elif isinstance(record, Metrics):
             self._metrics.add(record)
+            self._run.add_epoch(record)
         else:
             self._run.add(record)
             if not record.columns.measures:  # reported by the cell's own code
@@ -234,7 +233,7 @@ class CellView:
 
     def show_message(self, line: str) -> None:
         """Show a line about the run as a whole."""
-        self._tail.write("stderr", f"nbdist: {line}\n")
+        self._tail.write_message(f"nbdist: {line}\n")
 
     def recovering(self, reason: str) -> None:
         self._run.recovering(reason)
@@ -245,13 +244,12 @@ class CellView:
 
     def recovered(self, recovery: RecoveryRecord) -> None:
         self._run.recovered(recovery)
+        self._metrics.restart()
         self.show_message(formatting.recovered(recovery))
 
-    def close(
-        self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], remarks: tuple[str, ...]
-    ) -> None:
+    def close(self, run: Ended, remarks: tuple[str, ...]) -> None:
         self.flush(everything=True)
-        self._run.close(drawn)
+        self._run.close(run)
         for line in remarks:
             self.show_message(line)
         self._tail.flush(everything=True)
@@ -314,9 +312,7 @@ class SilentView:
 
     def shrink(self, host_of: Mapping[int, str]) -> None: ...
 
-    def close(
-        self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]], remarks: tuple[str, ...]
-    ) -> None: ...
+    def close(self, run: Ended, remarks: tuple[str, ...]) -> None: ...
 
 
 def run_surface(run: str, follow: Callable[[], Feed], view: RunViewName) -> RunSurface:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+from base64 import b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nbdist.views import formatting
+from nbdist.views import formatting, html
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,13 @@ MANY_RANKS = 16
 CHART_WIDTH = 672
 """Width in CSS pixels. The resolution is higher, for dense screens."""
 
-_DPI = 192
+_RESOLUTIONS = (144, 96, 72)
+"""Dots per inch of a picture, from the best to the smallest."""
+
+_GREYS = (1.0, 0.93, 0.8, 0.6, 0.4, 0.2, 0.0)
+_TINTS = (1.0, 0.5)
+"""Strengths of the colour of a line, in the line and at its edge."""
+
 _NAMED_MARKS = 3
 _MARK_LETTERS = 110
 
@@ -31,7 +38,7 @@ class Mark:
     """Event in a run.
 
     Attributes:
-        after: number of steps of the picture before the event.
+        after: last step before the event.
         text: description.
     """
 
@@ -39,80 +46,107 @@ class Mark:
     text: str
 
 
-def marks(after: Iterable[int], recoveries: Iterable[RecoveryRecord]) -> tuple[Mark, ...]:
-    """Return the marks of recoveries. Empty for a picture of epochs, which has no `after`."""
-    return tuple(
-        Mark(a, formatting.recovered(recovery))
-        for a, recovery in zip(after, recoveries, strict=False)
-    )
+@dataclass(frozen=True)
+class Curve:
+    """One metric of a run.
+
+    Attributes:
+        name: name of the metric.
+        axis: meaning of `places`: step, epoch or report.
+        places: positions on the axis, shape (places,).
+        values: shape (ranks, places), NaN for missing values.
+    """
+
+    name: str
+    axis: str
+    places: np.ndarray
+    values: np.ndarray
+
+    def words(self) -> str:
+        """Describe the curve, as alternative text of its picture."""
+        import numpy as np
+
+        mean = mean_of_ranks(self.values)
+        known = np.flatnonzero(~np.isnan(mean))
+        parts = [
+            f"{self.name} of {formatting.count(len(self.values), 'rank')}",
+            f"{self.axis} {self.places[0]:,.0f} to {self.places[-1]:,.0f}",
+        ]
+        if len(known):
+            parts.append(f"mean from {mean[known[0]]:.4g} to {mean[known[-1]]:.4g}")
+        return ", ".join(parts)
+
+
+def marks(recoveries: Iterable[RecoveryRecord]) -> tuple[Mark, ...]:
+    """Return the marks of recoveries on an axis of steps."""
+    return tuple(Mark(one.step, formatting.recovered(one)) for one in recoveries)
 
 
 def run_bundle(
-    history: Mapping[str, np.ndarray], text: str, title: str, marked: Sequence[Mark] = ()
-) -> tuple[MimeBundle, MimeBundle]:
-    """Return a run to display: text, and a picture of the first metric with more than one step.
+    curve: Curve | None, text: str, marked: Sequence[Mark], most_bytes: int
+) -> MimeBundle:
+    """Return a run to display: text, and a picture of a metric with at least two points.
+
+    The picture is in HTML, because nbconvert has no alternative text for `image/png`.
 
     Args:
-        history: metrics of shape (ranks, steps), in order of preference.
+        curve: the metric; None if there is none.
         text: text form of the run.
-        title: title of the picture.
         marked: events in the run.
+        most_bytes: see `Settings.picture_bytes`.
     """
-    drawn = {name: values for name, values in history.items() if values.shape[1] > 1}
     bundle: MimeBundle = {"text/plain": text}
-    metadata: MimeBundle = {}
-    if drawn:
-        name = next(iter(drawn))
-        bundle["image/png"] = line_chart(drawn[name], name, title, marked)
-        metadata["image/png"] = {"width": CHART_WIDTH}
-    return bundle, metadata
+    if curve is None or curve.values.shape[1] < 2:
+        return bundle
+    png = line_chart(curve, marked if curve.axis == "step" else (), most_bytes)
+    if png:
+        picture = html.picture(png, f"Chart of {curve.words()}", CHART_WIDTH)
+        bundle["text/html"] = f"<div>{picture}</div>{html.line(text)}"
+    return bundle
 
 
-def line_chart(values: np.ndarray, name: str, title: str, marked: Sequence[Mark] = ()) -> bytes:
+def line_chart(curve: Curve, marked: Sequence[Mark], most_bytes: int) -> bytes:
     """Draw one line per rank, and their mean.
 
     Args:
-        values: shape (ranks, steps), NaN for missing values.
-        name: name of the metric.
-        title: title of the picture.
+        curve: the metric.
         marked: events, drawn as vertical lines.
+        most_bytes: maximum size in base64.
 
     Returns:
-        A PNG.
+        A PNG; empty if none is small enough.
     """
-    import numpy as np
-
-    figure, axes = _axes(name)
-    steps = np.arange(1, values.shape[1] + 1)
+    figure, axes = _axes(curve.name, curve.axis)
+    places, values = curve.places, curve.values
     alike = bool((values == values[:1]).all())
     if not alike:
         for rank, row in enumerate(values):
             label = f"rank {rank}" if len(values) <= MANY_RANKS else None
-            axes.plot(steps, row, linewidth=0.8, alpha=0.55, label=label)
+            axes.plot(places, row, linewidth=0.8, alpha=0.55, label=label)
     label = "all ranks" if alike else "mean"
-    axes.plot(steps, mean_of_ranks(values), color="black", linewidth=1.6, label=label)
+    axes.plot(places, mean_of_ranks(values), color="black", linewidth=1.6, label=label)
     _draw_marks(figure, axes, marked)
-    axes.set_title(_plain(title), fontsize=8, loc="left", wrap=True)
-    return _png(figure, axes)
+    return _png(figure, axes, most_bytes)
 
 
-def comparison_chart(runs: Mapping[str, np.ndarray], name: str) -> bytes:
+def comparison_chart(runs: Mapping[str, np.ndarray], name: str, most_bytes: int) -> bytes:
     """Draw one line per run: the mean of its ranks.
 
     Args:
         runs: values by name of the run, shape (ranks, steps), NaN for missing values.
         name: name of the metric.
+        most_bytes: maximum size in base64.
 
     Returns:
-        A PNG.
+        A PNG; empty if none is small enough.
     """
     import numpy as np
 
-    figure, axes = _axes(name)
+    figure, axes = _axes(name, "step")
     for run, values in runs.items():
         mean = mean_of_ranks(values)
         axes.plot(np.arange(1, len(mean) + 1), mean, linewidth=1.2, label=run)
-    return _png(figure, axes)
+    return _png(figure, axes, most_bytes)
 
 
 def mean_of_ranks(values: np.ndarray) -> np.ndarray:
@@ -143,13 +177,13 @@ def _draw_marks(figure: Figure, axes: Axes, marked: Sequence[Mark]) -> None:
     figure.supxlabel(text, x=0.01, ha="left", fontsize=7, color="0.25", linespacing=1.4)
 
 
-def _axes(name: str) -> tuple[Figure, Axes]:
+def _axes(name: str, axis: str) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure  # without pyplot: no backend, no state
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(CHART_WIDTH / 96, 3), dpi=_DPI, layout="constrained")
+    figure = Figure(figsize=(CHART_WIDTH / 96, 3), layout="constrained")
     axes = figure.subplots()
-    axes.set(xlabel="step", ylabel=_plain(name))
+    axes.set(xlabel=axis, ylabel=_plain(name))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -161,8 +195,32 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _png(figure: Figure, axes: Axes) -> bytes:
+def _png(figure: Figure, axes: Axes, most_bytes: int) -> bytes:
+    """Return a PNG with few colours, because it is several times smaller."""
+    from PIL import Image  # Matplotlib depends on it
+
     axes.legend(fontsize=7, frameon=False, ncols=2)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    colours = Image.new("P", (1, 1))
+    colours.putpalette(_palette(axes))
+    for dpi in _RESOLUTIONS:
+        drawn, small = io.BytesIO(), io.BytesIO()
+        figure.savefig(drawn, format="png", dpi=dpi)
+        with Image.open(drawn) as image:
+            reduced = image.convert("RGB").quantize(palette=colours, dither=Image.Dither.NONE)
+        reduced.save(small, "png", optimize=True)
+        if len(b64encode(small.getvalue())) <= most_bytes:
+            return small.getvalue()
+    return b""
+
+
+def _palette(axes: Axes) -> list[int]:
+    """Return greys and the colours of the lines on white, as red, green and blue from 0 to 255."""
+    from matplotlib.colors import to_rgb
+
+    colours = [(grey, grey, grey) for grey in _GREYS]
+    strengths = {to_rgb(line.get_color()): line.get_alpha() or 1.0 for line in axes.get_lines()}
+    for colour, strength in strengths.items():
+        for tint in _TINTS:
+            red, green, blue = (1 - tint * strength * (1 - part) for part in colour)
+            colours.append((red, green, blue))
+    return [round(255 * part) for colour in colours for part in colour]

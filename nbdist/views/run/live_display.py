@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 import time
 from collections import deque
@@ -13,14 +14,15 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 from IPython.display import DisplayHandle, display
 
-from nbdist.records import RUN_MIME, RunOutput
+from nbdist.records import RUN_MIME, FitBegun, RunOutput
 from nbdist.views import formatting
+from nbdist.views.run.summary import Reached
 from nbdist.views.surface import TextSurface, bundle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from nbdist.records import FitBegun, Metrics, MimeBundle, RecoveryRecord, Rows, StepBegun
+    from nbdist.records import Metrics, MimeBundle, RecoveryRecord, Rows, RunKind, StepBegun
 
 INTERVAL_S = 0.25
 LINE_INTERVAL_S = 5.0
@@ -37,20 +39,30 @@ class Feed(Protocol):
         ...
 
 
+class Ended(Protocol):
+    """Ended run. Its `repr` is its text."""
+
+    def _repr_mimebundle_(self) -> MimeBundle:
+        """Return picture and text of the run."""
+        ...
+
+
 class RunSurface(Protocol):
     """Surface of a run.
 
     Attributes:
         interval_s: minimum seconds between two pictures.
         follows: True if it shows more than the picture, so it needs updates without a change.
+        has_picture: True if a picture of the ended run remains.
     """
 
     interval_s: float
     follows: bool
+    has_picture: bool
 
     def show(self, picture: RunPicture) -> None: ...
 
-    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
+    def close(self, run: Ended) -> None:
         """Show the ended run. See `RunView.close`."""
         ...
 
@@ -63,6 +75,7 @@ class RunView:
     """
 
     def __init__(self, surface: RunSurface) -> None:
+        self._kind: RunKind = ""
         self._epochs = 0
         self._steps = -1
         self._latest: dict[int, Metrics] = {}
@@ -78,6 +91,7 @@ class RunView:
     def begin(self, begun: StepBegun | FitBegun) -> None:
         """Prepare for steps that will follow."""
         self._epochs, self._steps = begun.epochs, begun.steps
+        self._kind = "fit" if isinstance(begun, FitBegun) else "step"
         self._changed = True
 
     def add(self, rows: Rows) -> None:
@@ -91,6 +105,12 @@ class RunView:
         if last.rank == self._leader:
             self._pace.append((last.step, last.time_s))
         self._changed = True
+
+    def add_epoch(self, metrics: Metrics) -> None:
+        """Store the report of an epoch. Without steps it is the latest one of its rank."""
+        if self._surface.has_picture and self._latest.get(metrics.rank, metrics).step < 0:
+            self._latest[metrics.rank] = metrics
+            self._changed = True
 
     def recovering(self, reason: str) -> None:
         """Show that ranks are being replaced, with the reason."""
@@ -116,28 +136,26 @@ class RunView:
             self._shown_at = now
             self._changed = False
 
-    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
+    def close(self, run: Ended) -> None:
         """Show the final state, if the run was shown.
 
         Args:
-            drawn: function that returns picture and text of the run, and their metadata.
+            run: the ended run.
         """
         self._recovering = ""
         self.flush(everything=True)
-        self._surface.close(drawn)
+        self._surface.close(run)
 
     def _picture(self) -> RunPicture:
         if not self._latest:
             waiting = f"recovering: {self._recovering}" if self._recovering else self._waiting
             return RunPicture((waiting,), None)
         latest = min(self._latest.values(), key=lambda m: m.step)
-        words = [_of(f"step {latest.step:,}", self._steps)]
-        if self._epochs > 0:
+        words = [_of(f"step {latest.step:,}", self._steps)] if latest.step >= 0 else []
+        if self._epochs > 0 or (latest.step < 0 <= latest.epoch):
             words.insert(0, _of(f"epoch {latest.epoch}", self._epochs))
-        losses = [{**m.shared, **m.own}.get("loss") for m in self._latest.values()]
-        known = [loss for loss in losses if loss is not None]
-        if known:
-            words.append(f"loss {sum(known) / len(known):.4g}")
+        if text := str(Reached.of(self._latest.values(), self._kind)):
+            words.append(text)
         words += [*self._pace_words(), formatting.duration(latest.time_s)]
         if self._recovering:
             words.insert(0, f"recovering: {self._recovering}")
@@ -169,6 +187,7 @@ class OutputSurface:
 
     interval_s = INTERVAL_S
     follows = False
+    has_picture = True
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -186,12 +205,11 @@ class OutputSurface:
         own = self._own(picture.words, over=False)
         self._display({**(beside or {}), **own, **bundle(picture)}, metadata or {})
 
-    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
-        """Show the final picture without HTML, because front ends would prefer that."""
+    def close(self, run: Ended) -> None:
         if self._handle is not None:
-            data, metadata = drawn()
+            data = run._repr_mimebundle_()
             words = (str(data.get("text/plain", "")),)
-            self._display({**self._own(words, over=True), **data}, metadata)
+            self._display({**self._own(words, over=True), **data}, {})
 
     def _own(self, words: tuple[str, ...], *, over: bool) -> MimeBundle:
         if not self._run:
@@ -207,18 +225,23 @@ class OutputSurface:
 
 
 class LineSurface:
-    """Line of text, written again after each change. It has no final picture."""
+    """Line of text, written again after each change, and the text of the ended run."""
 
     interval_s = LINE_INTERVAL_S
     follows = False
+    has_picture = False
 
     def __init__(self) -> None:
         self._lines = TextSurface()
+        self._is_shown = False
 
     def show(self, picture: RunPicture) -> None:
+        self._is_shown = True
         self._lines.show(picture)
 
-    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None: ...
+    def close(self, run: Ended) -> None:
+        if self._is_shown:
+            sys.stdout.write(f"{run!r}\n")
 
 
 @dataclass(frozen=True)

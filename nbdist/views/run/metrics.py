@@ -10,18 +10,19 @@ import msgspec
 from nbdist.views import formatting, html
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from nbdist.records import Metrics
 
 STEP_INTERVAL_S = 0.5
-WAIT_S = 1.0
+WAIT_S = 5.0
 
 
 class MetricsLines:
     """Lines of metrics: one per epoch, and a few per second for steps.
 
-    A line waits at most `WAIT_S` for reports of all ranks, because some ranks may not report.
+    A line appears once. It waits at most `WAIT_S` for the reports of all ranks, then it names the
+    ranks without a report. Later lines do not wait for a rank that has never reported.
 
     Args:
         ranks: ranks that run the cell.
@@ -31,12 +32,20 @@ class MetricsLines:
         self._ranks = frozenset(ranks)
         self._open: dict[tuple[int, int], dict[int, Metrics]] = {}
         self._since: dict[tuple[int, int], float] = {}
+        self._late: dict[tuple[int, int], frozenset[int]] = {}
+        self._awaited = self._ranks
+        self._reported: set[int] = set()
         self._skipped = 0
         self._step_shown_at = 0.0
 
     def add(self, metrics: Metrics) -> None:
         """Add a report. A second report of a rank for the same position extends its first."""
         key = (metrics.epoch, metrics.step)
+        self._reported.add(metrics.rank)
+        self._awaited |= {metrics.rank}
+        if metrics.rank in self._late.get(key, ()):  # its line has been shown
+            self._late[key] -= {metrics.rank}
+            return
         self._since.setdefault(key, time.monotonic())
         group = self._open.setdefault(key, {})
         if metrics.rank in group:
@@ -47,16 +56,26 @@ class MetricsLines:
         group[metrics.rank] = metrics
 
     def take(self, *, everything: bool = False) -> Iterator[str]:
-        """Yield the complete lines, and incomplete ones with `everything`."""
+        """Yield the complete lines in order, and incomplete ones with `everything`."""
         for key in list(self._open):
             group = self._open[key]
-            late = time.monotonic() - self._since[key] >= WAIT_S
-            if everything or late or group.keys() == self._ranks:
-                del self._open[key], self._since[key]
-                if key[1] < 0 or self._may_show_step():
-                    yield describe(group)
+            missing = self._awaited - group.keys()
+            if everything:
+                missing &= self._reported
+            elif missing and time.monotonic() - self._since[key] < WAIT_S:
+                break
+            del self._open[key], self._since[key]
+            if missing:
+                self._late[key] = missing
+                self._awaited &= self._reported
+            if key[1] < 0 or self._may_show_step():
+                yield describe(group, missing)
         if everything and self._skipped:
             yield f"({self._skipped} further steps are in the run's metrics)"
+
+    def restart(self) -> None:
+        """Show lines again, because a recovery repeats their steps."""
+        self._late.clear()
 
     def _may_show_step(self) -> bool:
         now = time.monotonic()
@@ -67,11 +86,11 @@ class MetricsLines:
         return True
 
 
-def describe(group: Mapping[int, Metrics]) -> str:
+def describe(group: Mapping[int, Metrics], missing: Collection[int] = ()) -> str:
     """Format reports of ranks: `epoch 2  loss 0.412 [0.41 0.42]  accuracy 0.88  1.2 s`.
 
     A value reduced over ranks is shown alone. Different values of ranks follow in brackets in rank
-    order, after the reduced value or their mean.
+    order, after the reduced value or their mean. The last part names ranks without a report.
     """
     first = next(iter(group.values()))
     every = dict.fromkeys(n for m in group.values() for n in (*m.shared, *m.own))
@@ -84,6 +103,8 @@ def describe(group: Mapping[int, Metrics]) -> str:
         each = "" if alike else f" [{' '.join(f'{value:.4g}' for value in own)}]"
         parts.append(f"{name} {whole:.4g}{each}")
     parts.append(formatting.duration(max(m.time_s for m in group.values())))
+    if missing:
+        parts.append(f"(no report of rank {formatting.ranks(missing)})")
     return "  ".join(part for part in parts if part)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,10 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nbdist.records import RunState
+    from nbdist.views.run.summary import Reached
 
-_HEADER = ("", "id", "started", "status", "cell", "workers", "steps", "loss", "duration")
-_NUMBERS = (0, 5, 6, 7, 8)
-_CELL_WIDTH = 44
+_HEADER = ("", "id", "name", "started", "status", "workers", "steps", "loss", "duration")
+_NUMBERS = (0, 5, 6, 8)
+_NAME_WIDTH = 44
 
 
 @dataclass(frozen=True)
@@ -26,24 +26,12 @@ class RunLine:
     Attributes:
         position: index in the runs.
         state: state of the run.
-        steps: number of reported steps.
-        loss: last loss, NaN if there is none.
+        reached: latest step, epoch and loss.
     """
 
     position: int
     state: RunState
-    steps: int
-    loss: float
-
-    @property
-    def text(self) -> str:
-        """Summary: `finished, 4 workers, 100 steps, 3.1 s, loss 0.2`."""
-        state = self.state
-        parts = [state.status, formatting.count(len(state.workers), "worker")]
-        parts += [formatting.count(self.steps, "step")] if self.steps else []
-        parts += [formatting.duration(state.ended - state.began)] if state.ended else []
-        parts += [] if math.isnan(self.loss) else [f"loss {self.loss:.4g}"]
-        return ", ".join(parts)
+    reached: Reached
 
 
 @dataclass(frozen=True)
@@ -79,15 +67,15 @@ class RunsPicture:
 
 
 def _row(run: RunLine) -> list[str]:
-    state = run.state
+    state, reached = run.state, run.reached
     return [
         str(run.position),
-        state.id,
+        state.short_id,
+        formatting.shortened(state.title, _NAME_WIDTH),
         time.strftime("%Y-%m-%d %H:%M", time.localtime(state.began)),
         state.status,
-        formatting.shortened(state.header, _CELL_WIDTH),
         str(len(state.workers)),
-        f"{run.steps:,}" if run.steps else "",
-        "" if math.isnan(run.loss) else f"{run.loss:.4g}",
-        formatting.duration(state.ended - state.began) if state.ended else "",
+        f"{reached.step:,}" if reached.step else "",
+        f"{reached.value:.4g} ({reached.definition})" if reached.metric == "loss" else "",
+        formatting.duration(state.seconds) if state.ended else "",
     ]

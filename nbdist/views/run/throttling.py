@@ -54,6 +54,11 @@ class Tail:
             self._last.append(line[:_LINE_LIMIT])
         self._changed = True
 
+    def write_message(self, line: str) -> None:
+        """Write a line of nbdist. The limit does not apply to it."""
+        sys.stderr.write(line)
+        self._keep(line)
+
     def flush(self, *, everything: bool = False) -> None:
         """Flush the streams, and show the tail at most every `TAIL_INTERVAL_S`."""
         sys.stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -11,16 +12,15 @@ import anywidget
 import msgspec
 import traitlets
 
-from nbdist.records import PLACE, Table
-from nbdist.views.run.chart import CHART_WIDTH
+from nbdist.records import Rows, Table
 from nbdist.views.run.live_display import INTERVAL_S, OutputSurface
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-    from nbdist.records import MimeBundle
-    from nbdist.views.run.live_display import Feed, RunPicture
+    from nbdist.records import Columns
+    from nbdist.views.run.live_display import Ended, Feed, RunPicture
 
 PAGE_OPENS_S = 5.0
 """Seconds in which a page can open the widget. A slower page misses the earlier rows."""
@@ -28,8 +28,6 @@ PAGE_OPENS_S = 5.0
 MOST_AGAIN_BYTES = 1 << 16
 MOST_BYTES = 1 << 17
 """Maximum bytes per update. A Jupyter server drops messages above 1 MB/s."""
-
-_STEP = PLACE.index("step")
 
 
 class RunWidget(anywidget.AnyWidget):  # type: ignore[misc]
@@ -50,7 +48,7 @@ class Place(Protocol):
 
     def show(self, picture: RunPicture, widget: RunWidget) -> None: ...
 
-    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
+    def close(self, run: Ended) -> None:
         """Show the final picture. A widget would be empty in a saved notebook."""
         ...
 
@@ -83,12 +81,11 @@ class MarimoPlace:
     def show(self, picture: RunPicture, widget: RunWidget) -> None:
         self._marimo.output.replace(self._marimo.ui.anywidget(widget))
 
-    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
-        data, _ = drawn()
-        picture, text = data.get("image/png"), str(data["text/plain"])
-        drawing = isinstance(picture, bytes)
-        image = self._marimo.image(picture, alt=text, width=CHART_WIDTH) if drawing else None
-        self._marimo.output.replace(image or self._marimo.plain_text(text))
+    def close(self, run: Ended) -> None:
+        data = run._repr_mimebundle_()
+        picture, text = data.get("text/html"), str(data["text/plain"])
+        shown = self._marimo.Html(picture) if picture else self._marimo.plain_text(text)
+        self._marimo.output.replace(shown)
 
 
 class WidgetSurface:
@@ -101,13 +98,14 @@ class WidgetSurface:
 
     interval_s = INTERVAL_S
     follows = False
+    has_picture = True
 
     def __init__(self, place: Place, follow: Callable[[], Feed]) -> None:
         self._place = place
         self._follow = follow
         self._feed = follow()
         self._widget: RunWidget | None = None
-        self._widths: dict[int, int] = {}
+        self._columns: dict[int, Columns] = {}
         self._opened_at = 0.0
         self._sent_bytes = 0
 
@@ -125,9 +123,9 @@ class WidgetSurface:
             self._feed = self._follow()
         self._send(self._widget, from_start=again)
 
-    def close(self, drawn: Callable[[], tuple[MimeBundle, MimeBundle]]) -> None:
+    def close(self, run: Ended) -> None:
         if self._widget is not None:
-            self._place.close(drawn)
+            self._place.close(run)
             self._widget.close()
 
     def _send(self, widget: RunWidget, *, from_start: bool) -> None:
@@ -156,22 +154,16 @@ class WidgetSurface:
 
     def _send_tables(self, widget: RunWidget, tables: list[object]) -> None:
         for table in msgspec.convert(tables, list[Table]):
-            self._widths[table.number] = len(table.columns.names)
+            self._columns[table.number] = table.columns
         widget.tables = tables
 
     def _thinned(self, frames: list[bytes]) -> list[bytes]:
         """Thin out rows to the same steps of every rank. Halves their number until they fit."""
-        import numpy as np
-
         stride = 1
         while sum(map(len, frames)) > stride * MOST_BYTES:
             stride *= 2
-        if stride == 1:
-            return frames
-        left = []
-        for frame in frames:
-            number, rows = frame[:8], np.frombuffer(frame, "<f8")[1:]
-            table = rows.reshape(-1, self._widths[int(np.frombuffer(number, "<f8")[0])])
-            chosen = (table[:, _STEP] < 0) | (table[:, _STEP] % stride == 0)
-            left.append(number + table[chosen].tobytes())
-        return left
+        return [frame[:8] + self._rows(frame).every(stride).values for frame in frames]
+
+    def _rows(self, frame: bytes) -> Rows:
+        (number,) = struct.unpack_from("<d", frame)
+        return Rows(rank=0, cell=0, columns=self._columns[int(number)], values=frame[8:])

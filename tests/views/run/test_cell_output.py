@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nbdist.execution.result import Run
 from nbdist.records import Display, Metrics, Output
 from nbdist.views import formatting
 from nbdist.views.run.cell_output import CellView
@@ -88,9 +89,10 @@ def test_shown_text_is_stored_for_later_readers(
     cell = view(limit=100, keep=stored.append)
     for i in range(50):
         cell.add(output(0, f"line {i}\n"))
-    cell.close(lambda: ({}, {}), ("ended",))
+    cell.close(Run(1), ("ended",))
     written = capsys.readouterr()
-    assert "".join(stored) == written.out.split("…")[0]
+    assert "".join(stored) == written.out.split("…")[0] + "nbdist: ended\n"
+    assert written.err == "nbdist: ended\n", "messages of nbdist are always shown"
     assert "line 3\n" in written.out
 
 

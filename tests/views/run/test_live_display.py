@@ -10,12 +10,19 @@ import pytest
 from ipykernel.zmqshell import ZMQInteractiveShell
 from nbclient import NotebookClient
 
-from nbdist.records import RANK_VARIABLE, RUN_MIME
+from nbdist.execution.result import Run
+from nbdist.records import RANK_VARIABLE, RUN_MIME, Metrics
 from nbdist.views import surface
 from nbdist.views.run import cell_output
 from nbdist.views.run import live_display as runs
 from nbdist.views.run.cell_output import run_surface
-from nbdist.views.run.live_display import LineSurface, OutputSurface, RunView
+from nbdist.views.run.live_display import (
+    Ended,
+    LineSurface,
+    OutputSurface,
+    RunPicture,
+    RunView,
+)
 from tests.kernels import Kernel
 from tests.runs import losses, recover
 
@@ -54,11 +61,41 @@ def test_a_terminal_shows_a_line_per_interval_and_the_last_one(
     assert capsys.readouterr().out == ""
     now += runs.LINE_INTERVAL_S
     feed(view, 4, 5)
-    assert capsys.readouterr().out == "step 5 · loss 5 · 100 ms a step · 500 ms\n"
+    assert capsys.readouterr().out == "step 5 · loss 5 (last step) · 100 ms a step · 500 ms\n"
     feed(view, 6, 7)
     assert capsys.readouterr().out == ""
-    view.close(lambda: ({}, {}))
-    assert capsys.readouterr().out == "step 7 · loss 7 · 100 ms a step · 700 ms\n"
+    view.close(Run(1))
+    assert capsys.readouterr().out == (
+        "step 7 · loss 7 (last step) · 100 ms a step · 700 ms\n<nbdist run 1: 0 ranks, 0 s>\n"
+    )
+
+
+class PictureDouble:
+    """Double of a surface: it stores the words of the pictures."""
+
+    interval_s, follows, has_picture = 0.0, False, True
+
+    def __init__(self) -> None:
+        self.words: list[tuple[str, ...]] = []
+
+    def show(self, picture: RunPicture) -> None:
+        self.words.append(picture.words)
+
+    def close(self, run: Ended) -> None: ...
+
+
+def test_a_run_that_reports_only_epochs_is_shown() -> None:
+    surface = PictureDouble()
+    view = RunView(surface)
+    for rank in (0, 1):
+        view.add_epoch(
+            Metrics(rank=rank, cell=1, epoch=2, step=-1, time_s=1.5, own={"loss": float(rank)})
+        )
+    view.flush()
+    assert surface.words == [("epoch 2", "loss 0.5 (last epoch)", "1.5 s")]
+    view.add(losses(1, 3))
+    view.add_epoch(Metrics(rank=0, cell=1, epoch=1, step=-1, time_s=2.0, own={"loss": 9.0}))
+    assert view._latest[0].step == 3
 
 
 def test_the_line_shows_a_recovery_and_continues_after_it(
@@ -69,7 +106,7 @@ def test_the_line_shows_a_recovery_and_continues_after_it(
     view = RunView(LineSurface())
     feed(view, 1, 7)
     view.recovering("rank 1 died in the cell\nand more")
-    line = "recovering: rank 1 died in the cell · step 7 · loss 7 · 700 ms\n"
+    line = "recovering: rank 1 died in the cell · step 7 · loss 7 (last step) · 700 ms\n"
     assert capsys.readouterr().out == line
     view.recovered(recover(7, 4, time_s=2.0))
     now += runs.LINE_INTERVAL_S
@@ -79,7 +116,7 @@ def test_the_line_shows_a_recovery_and_continues_after_it(
     view.add(losses(5, 5, lost_s=1.6))
     view.add(losses(6, 6, lost_s=1.6))
     view.flush()
-    line = "step 6 · loss 6 · 100 ms a step · 2.2 s · recovered once\n"
+    line = "step 6 · loss 6 (last step) · 100 ms a step · 2.2 s · recovered once\n"
     assert capsys.readouterr().out == line, "the step time includes the recovery"
 
 
@@ -119,8 +156,8 @@ def test_a_notebook_without_a_front_end_contains_the_picture(
 ) -> None:
     outputs = executed(monkeypatch, "auto")
     (shown,) = (o.data for o in outputs if o.output_type == "display_data")
-    assert set(shown) == {RUN_MIME, "image/png", "text/plain"}
-    assert "200 steps" in shown["text/plain"]
+    assert set(shown) == {RUN_MIME, "text/html", "text/plain"}
+    assert "step 200" in shown["text/plain"]
 
 
 @pytest.mark.full  # the last line of a terminal is the same
@@ -130,7 +167,9 @@ def test_the_last_line_of_the_text_view_is_the_end_of_the_run(
     outputs = executed(monkeypatch, "text")
     assert {o.output_type for o in outputs} == {"stream"}
     text = "".join(o.text for o in outputs)
-    assert any(line.startswith("step 200 · loss 0.005 ·") for line in text.splitlines()), text
+    assert any(
+        line.startswith("step 200 · loss 0.005 (last step) ·") for line in text.splitlines()
+    ), text
 
 
 @pytest.mark.processes

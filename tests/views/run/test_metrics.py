@@ -42,14 +42,43 @@ def test_a_line_waits_for_all_ranks(clock: Clock) -> None:
     assert list(made.take(everything=True)) == []
 
 
-def test_a_line_waits_only_for_a_time(clock: Clock) -> None:
+def test_a_line_names_a_rank_that_is_late_and_is_not_repeated(clock: Clock) -> None:
     made = lines(report(0, 1, loss=0.5))
     clock.now += WAIT_S / 2
+    assert list(made.take()) == []
+    clock.now += WAIT_S / 2
+    assert list(made.take()) == ["epoch 1  loss 0.5  1 s  (no report of rank 1)"]
+    made.add(report(1, 1, loss=0.25))
+    assert list(made.take(everything=True)) == []
+    made.add(report(0, 2, loss=1.0))
+    assert list(made.take()) == [], "rank 1 reports, so the next line waits for it"
+    made.add(report(1, 2, loss=3.0))
+    assert list(made.take()) == ["epoch 2  loss 2 [1 3]  2 s"]
+
+
+def test_later_lines_do_not_wait_for_a_rank_that_never_reports(clock: Clock) -> None:
+    made = lines(report(0, 1, loss=0.5))
+    clock.now += WAIT_S
+    assert list(made.take()) == ["epoch 1  loss 0.5  1 s  (no report of rank 1)"]
     made.add(report(0, 2, loss=0.25))
-    clock.now += WAIT_S / 2
-    assert list(made.take()) == ["epoch 1  loss 0.5  1 s"]
-    clock.now += WAIT_S / 2
     assert list(made.take()) == ["epoch 2  loss 0.25  1 s"]
+
+
+def test_lines_keep_their_order(clock: Clock) -> None:
+    made = lines(report(0, 1, loss=0.5), report(0, 2, loss=1.0), report(1, 2, loss=1.0))
+    assert list(made.take()) == []
+    made.add(report(1, 1, loss=0.5))
+    assert [line.split("  ")[0] for line in made.take()] == ["epoch 1", "epoch 2"]
+
+
+def test_a_repeated_epoch_is_shown_again_after_a_recovery(clock: Clock) -> None:
+    made = lines(report(0, 1, loss=0.5))
+    clock.now += WAIT_S
+    list(made.take())
+    made.restart()
+    made.add(report(0, 1, loss=0.5))
+    made.add(report(1, 1, loss=0.5))
+    assert list(made.take()) == ["epoch 1  loss 0.5  2 s"]
 
 
 def test_the_end_shows_incomplete_lines(clock: Clock) -> None:

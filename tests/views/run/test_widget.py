@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -200,21 +201,31 @@ class MarimoDouble:
     def replace(self, value: object) -> None:
         self.replaced.append(value)
 
-    def image(self, picture: bytes, *, alt: str, width: int) -> object:
-        return picture, alt, width > 0
+    def Html(self, text: str) -> object:  # noqa: N802 - marimo's name
+        return "html", text
 
     def plain_text(self, text: str) -> object:
         return text
 
 
+@dataclass
+class EndedDouble:
+    """Double of an ended run."""
+
+    data: dict[str, object]
+
+    def _repr_mimebundle_(self) -> dict[str, object]:
+        return self.data
+
+
 @pytest.mark.parametrize(
     ("data", "output"),
     [
-        ({"text/plain": "loss 1", "image/png": b"png"}, (b"png", "loss 1", True)),
+        ({"text/plain": "loss 1", "text/html": "<img>"}, ("html", "<img>")),
         ({"text/plain": "loss 1"}, "loss 1"),
     ],
 )
 def test_marimo_shows_a_picture_or_text_at_the_end(data: dict[str, object], output: object) -> None:
     marimo: Any = MarimoDouble()
-    MarimoPlace(marimo).close(lambda: (data, {}))
+    MarimoPlace(marimo).close(EndedDouble(data))
     assert marimo.replaced == [output]
