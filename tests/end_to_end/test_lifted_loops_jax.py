@@ -424,6 +424,19 @@ for x, y in batches:
     cluster.run(cell, no_lift=True)
 
 
+def test_loop_runs_after_an_error_on_one_rank(cluster: nbdist.Cluster) -> None:
+    """The other rank is interrupted in the collective that compares the first batches."""
+    cluster.run(SETUP)
+    cell = "for x, y in batches:\n    ERROR\n    params, loss = update(params, x, y)\nfloat(loss)"
+    with pytest.raises(CellError, match="KeyError"):
+        cluster.run(cell.replace("ERROR", "if rank: raise KeyError"))
+    context_mesh = cluster.run("getattr(jax.sharding, 'get_' + 'mesh')().empty")
+    assert set(context_mesh.results.values()) == {"True"}
+    run = cluster.run(cell.replace("ERROR", "pass"))
+    assert run.begun is not None
+    assert run.begun.replicas == 2
+
+
 def test_step_that_runs_again_draws_the_numbers_of_one_device(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP + "np.random.seed(1)" + UNDIVIDED["its step needs all rows"])
     drawn = cluster.pull(["drawn"], ranks="0")[0]["drawn"]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _POLL_S = 0.02
 _HOST = "nbdist/host/"
@@ -27,7 +28,8 @@ def gather(tree: Any) -> Any:
     """Gather a tree: each array of shape `(...)` becomes NumPy's of shape `(processes, ...)`."""
     if jax.process_count() == 1:
         return jax.tree.map(lambda array: np.asarray(array)[None], tree)
-    return multihost_utils.process_allgather(tree)
+    with _context_mesh_restored():
+        return multihost_utils.process_allgather(tree)
 
 
 def agree(numbers: Sequence[int]) -> np.ndarray:
@@ -38,7 +40,22 @@ def agree(numbers: Sequence[int]) -> np.ndarray:
 
 def chiefs(tree: Any) -> Any:
     """Return process 0's arrays on every process; all processes pass the same shapes."""
-    return multihost_utils.broadcast_one_to_all(tree)
+    with _context_mesh_restored():
+        return multihost_utils.broadcast_one_to_all(tree)
+
+
+@contextlib.contextmanager
+def _context_mesh_restored() -> Iterator[None]:
+    """Restore the context mesh after a collective of JAX, which sets one of its own.
+
+    If the collective is cancelled, the waiting interrupt arrives in the method that resets the mesh.
+    """
+    mesh = jax.sharding.get_mesh()
+    try:
+        yield
+    finally:
+        if jax.sharding.get_mesh() != mesh:
+            jax.set_mesh(None if mesh.empty else mesh)
 
 
 def announce(key: str, value: str = "") -> None:
