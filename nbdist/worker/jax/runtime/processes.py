@@ -48,7 +48,7 @@ def chiefs(tree: Any) -> Any:
 def _context_mesh_restored() -> Iterator[None]:
     """Restore the context mesh after a collective of JAX, which sets one of its own.
 
-    If the collective is cancelled, the waiting interrupt arrives in the method that resets the mesh.
+    If it is cancelled, the waiting interrupt arrives in the method that would reset the mesh.
     """
     mesh = jax.sharding.get_mesh()
     try:
