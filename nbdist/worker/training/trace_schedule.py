@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Protocol
 
 from nbdist.worker.profiling.trace import collective_seconds
@@ -110,9 +111,11 @@ class Samples:
         self._next_s = (passed // self._gap_s + 1) * self._gap_s
 
     def read(self, folder: Path, epoch: int, measured: dict[int, dict[str, float]]) -> None:
-        """Report the time of each step again, together with its time in collectives.
+        """Report the mean time of the steps, together with the time of each in collectives.
 
-        An incomplete trace, at the end of the run, is skipped.
+        The rank waits for all steps before and after a trace, so only the mean is right: the first
+        of them are read when several have ended. An incomplete trace, at the end of the run, is
+        skipped.
         """
         try:
             if len(measured) < self.steps:
@@ -120,8 +123,9 @@ class Samples:
             spent = collective_seconds(self._tracer.read(folder), len(measured))
         finally:
             shutil.rmtree(folder)
-        for (step, times), collective_s in zip(measured.items(), spent, strict=True):
-            more = {"step_s": times["step_s"], "collective_s": collective_s / self._each}
+        step_s = mean(times["step_s"] for times in measured.values())
+        for step, collective_s in zip(measured, spent, strict=True):
+            more = {"step_s": step_s, "collective_s": collective_s / self._each}
             self._reporter.report_values(epoch, step, own={}, shared={}, measured=more)
 
     def close(self) -> None:

@@ -86,7 +86,7 @@ class TestSamples:
         plan, reporter = samples(tracer, each=2)
         folder = plan.folder()
         (folder / "trace").touch()
-        measured = {7 + run: {"step_s": 9.0, "input_s": 1.0} for run in range(SAMPLED_STEPS)}
+        measured = {7 + run: {"step_s": 6.0 * run, "input_s": 1.0} for run in range(SAMPLED_STEPS)}
         plan.read(folder, 2, measured)
         assert [(one.epoch, one.step) for one in reporter.values] == [
             (2, 7 + run) for run in range(SAMPLED_STEPS)
