@@ -41,6 +41,7 @@ NAMES = (
     "loop",
     "chart",
     "reload",
+    "runs_tab",
     "placement",
     "place",
     "recovery",

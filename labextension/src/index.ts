@@ -25,6 +25,7 @@ import { Panel } from './panel/panel';
 import { PlacementTabs } from './panel/placementtabs';
 import { Preferences } from './panel/preferences';
 import { StatusItem } from './panel/status';
+import { addRunsTab } from './panel/runstab';
 import { RunTabs } from './panel/tabs';
 import { RevivedNotebook } from './revive/notebook';
 
@@ -138,6 +139,25 @@ const placement: JupyterFrontEndPlugin<void> = {
   }
 };
 
+const allRuns: JupyterFrontEndPlugin<void> = {
+  id: 'nbdist:runs',
+  description: 'Shows all stored runs in a tab.',
+  autoStart: true,
+  requires: [IPanelParts, INotebookTracker, IRenderMimeRegistry],
+  optional: [ILabShell, ILayoutRestorer],
+  activate: (
+    app: JupyterFrontEnd,
+    parts: IPanelParts,
+    tracker: INotebookTracker,
+    registry: IRenderMimeRegistry,
+    labShell: ILabShell | null,
+    restorer: ILayoutRestorer | null
+  ) => {
+    const area = labShell === null ? 'right' : 'main';
+    addRunsTab({ app, area, registry, tracker, trans: parts.trans }, restorer);
+  }
+};
+
 const palette: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:palette',
   description: 'Adds the commands to the command palette.',
@@ -206,4 +226,4 @@ const revive: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default [live, mime, panel, placement, palette, launcher, status, revive];
+export default [live, mime, panel, placement, allRuns, palette, launcher, status, revive];

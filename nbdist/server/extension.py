@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,8 @@ def _load_jupyter_server_extension(app: ServerApp) -> None:
     base = url_path_join(app.web_app.settings["base_url"], "nbdist")
     root = Settings.from_environment().runs_path
     runs = {"root": root}
-    rows = {"rows": RunRows(root, Path(app.root_dir))}
+    table = RunRows(root, Path(app.root_dir))
+    rows = {"rows": table}
     clusters = {"folder": Path(jupyter_runtime_dir()) / "nbdist"}
     app.web_app.add_handlers(  # type: ignore[no-untyped-call]
         ".*$",
@@ -53,6 +55,8 @@ def _load_jupyter_server_extension(app: ServerApp) -> None:
             (url_path_join(base, "documents", "(.+)"), DocumentHandler),
         ],
     )
+    # The first request for many runs would wait for all their files.
+    threading.Thread(target=table.table, name="nbdist-runs", daemon=True).start()
 
 
 def _check_labextension(app: ServerApp) -> None:

@@ -66,6 +66,7 @@ def test_menus_and_the_palette_name_the_product(tab: Page) -> None:
         "nbdist: Start cluster",
         "nbdist: Stop cluster",
         "nbdist: Stop run",
+        "nbdist: Open runs",
         "nbdist: Insert snippet",
     ]
     assert menu(tab, "Help") == ["nbdist: Open example notebook", "nbdist: Open documentation"]

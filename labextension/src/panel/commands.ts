@@ -7,6 +7,7 @@ export const Commands = {
   stopCluster: 'nbdist:stop-cluster',
   resizeCluster: 'nbdist:resize-cluster',
   openRun: 'nbdist:open-run',
+  openRuns: 'nbdist:open-runs',
   openLatestRun: 'nbdist:open-latest-run',
   openPlacement: 'nbdist:open-placement',
   stopRun: 'nbdist:stop-run',

@@ -1,4 +1,3 @@
-import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import { Poll } from '@lumino/polling';
@@ -6,6 +5,7 @@ import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 import type { IClusterState, IRunList, IRunState } from '../records';
 import { isOpen } from '../run/status';
+import { request } from '../server';
 
 const LONGEST_WAIT_MS = 60_000;
 
@@ -62,7 +62,8 @@ export class ServerModel implements IDisposable {
 
   /** Return the HTML of the last `%dist_show` on a cluster. */
   async placement(cluster: string): Promise<string> {
-    return (await this.request(`nbdist/clusters/${encodeURIComponent(cluster)}/placement`)).text();
+    const path = `nbdist/clusters/${encodeURIComponent(cluster)}/placement`;
+    return (await request(this.settings, path)).text();
   }
 
   /** Poll now. Resolves when the response has arrived. */
@@ -92,16 +93,7 @@ export class ServerModel implements IDisposable {
   }
 
   private async get<T>(path: string): Promise<T> {
-    return (await (await this.request(path)).json()) as T;
-  }
-
-  private async request(path: string): Promise<Response> {
-    const url = URLExt.join(this.settings.baseUrl, path);
-    const response = await ServerConnection.makeRequest(url, {}, this.settings);
-    if (!response.ok) {
-      throw await ServerConnection.ResponseError.create(response);
-    }
-    return response;
+    return (await (await request(this.settings, path)).json()) as T;
   }
 
   private set(

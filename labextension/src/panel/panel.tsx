@@ -46,6 +46,13 @@ export class Panel extends ReactWidget {
           {server.clusters.map(cluster => this.cluster(cluster.id))}
         </Section>
         <Section title={trans.__('Runs')}>
+          <button
+            type="button"
+            className="jp-mod-styled nbdist-Small"
+            onClick={() => this.execute(Commands.openRuns, {})}
+          >
+            {trans.__('All runs')}
+          </button>
           <Runs
             runs={server.runs}
             refused={server.refused}

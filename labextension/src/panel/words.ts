@@ -34,6 +34,11 @@ export function runTitle(run: IRunState, trans: TranslationBundle): string {
   return run.name === '' ? trans.__('Cell %1', run.label) : run.name;
 }
 
+/** Return the short form of a run's id: its last part. */
+export function shortId({ id }: IRunState): string {
+  return id.slice(id.lastIndexOf('-') + 1);
+}
+
 export function statusName(run: IRunState, trans: TranslationBundle): string {
   const names: Record<IRunState['status'], string> = {
     running: trans.__('running'),
