@@ -108,8 +108,8 @@ def largest_file(size_bytes: int) -> Iterator[None]:
 
 
 def reports(run: StoredRun) -> list[np.ndarray]:
-    """Return the arrays of the run's tables."""
-    return [run.array(table) for table in run.tables()]
+    """Return the arrays of the run's tables, without samples of the hosts."""
+    return [run.array(table) for table in run.tables() if not table.columns.system]
 
 
 def read(run: RunDirectory) -> StoredRun:

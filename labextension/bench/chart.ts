@@ -6,7 +6,10 @@ import { RunView } from '../src/run/view';
 import { runState } from '../test/states';
 
 const MEASURES = ['step_s', 'input_s', 'collective_s', 'process_bytes', 'device_bytes'];
-const TABLE = { number: 0, columns: { measures: MEASURES, own: ['loss'], shared: ['rate'] } };
+const TABLE = {
+  number: 0,
+  columns: { measures: MEASURES, own: ['loss'], shared: ['rate'], system: [] }
+};
 /** Frames before the first that counts: code is compiled, tables get their layout. */
 const WARM_UP_FRAMES = 20;
 /** Numbers in a message, as the server sends them: 1 MiB. */

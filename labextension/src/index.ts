@@ -13,7 +13,7 @@ import { Token } from '@lumino/coreutils';
 import { Signal } from '@lumino/signaling';
 import { cardPicture, nbdistIcon } from './icon';
 import { LiveRuns } from './live';
-import { rendererFactory } from './mime';
+import { rendererFactory, timelineFactory } from './mime';
 import { Actions } from './panel/actions';
 import { Commands, labelled } from './panel/commands';
 import { Help } from './panel/example';
@@ -55,18 +55,19 @@ const live: JupyterFrontEndPlugin<LiveRuns> = {
 
 const mime: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:mime',
-  description: 'Renders runs in cell outputs.',
+  description: 'Renders runs and traces in cell outputs.',
   autoStart: true,
   requires: [ILiveRuns, IRenderMimeRegistry],
   optional: [ITranslator],
   activate: (
-    _: JupyterFrontEnd,
+    app: JupyterFrontEnd,
     runs: LiveRuns,
     registry: IRenderMimeRegistry,
     translator: ITranslator | null
   ) => {
     const trans = (translator ?? nullTranslator).load('nbdist');
-    registry.addFactory(rendererFactory(runs, trans), MIME_RANK);
+    registry.addFactory(rendererFactory(runs, app.commands, trans), MIME_RANK);
+    registry.addFactory(timelineFactory(registry, trans), MIME_RANK);
   }
 };
 
@@ -166,8 +167,8 @@ const palette: JupyterFrontEndPlugin<void> = {
   optional: [ICommandPalette],
   activate: (_: JupyterFrontEnd, parts: IPanelParts, commandPalette: ICommandPalette | null) => {
     const category = parts.trans.__('nbdist');
-    const needsRun: string = Commands.openRun;
-    for (const command of Object.values(Commands).filter(name => name !== needsRun)) {
+    const needsSubject: readonly string[] = [Commands.openRun, Commands.openWorker];
+    for (const command of Object.values(Commands).filter(name => !needsSubject.includes(name))) {
       commandPalette?.addItem({ command, category, args: { isPalette: true } });
     }
   }

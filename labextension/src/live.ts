@@ -16,7 +16,7 @@ export interface IWatch extends IDisposable {
 
 /** Connections of this page to runs: one socket per run, shared by all views. */
 export class LiveRuns {
-  constructor(private readonly settings: ServerConnection.ISettings) {}
+  constructor(readonly settings: ServerConnection.ISettings) {}
 
   watch(id: string): IWatch {
     let live = this.open.get(id);

@@ -1,5 +1,6 @@
 import type { IRenderMime } from '@jupyterlab/rendermime-interfaces';
 import type { TranslationBundle } from '@jupyterlab/translation';
+import type { CommandRegistry } from '@lumino/commands';
 import { Widget } from '@lumino/widgets';
 import type { LiveRuns, IWatch } from './live';
 import { RUN_ID, RUN_MIME } from './records';
@@ -7,18 +8,22 @@ import { showErrorIn } from './revive/outputs';
 import { RunView } from './run/view';
 import { refusal } from './run/words';
 import { translateWith } from './translate';
+import { openWorker } from './worker/tabs';
+
+export { timelineFactory } from './timeline/mime';
 
 const WHOLE_RUN_ID = new RegExp(`^${RUN_ID}$`);
 
 /** Create renderers of `RUN_MIME` outputs, in untrusted notebooks too. */
 export function rendererFactory(
   runs: LiveRuns,
+  commands: CommandRegistry,
   trans: TranslationBundle
 ): IRenderMime.IRendererFactory {
   return {
     safe: true,
     mimeTypes: [RUN_MIME],
-    createRenderer: () => new RunOutput(runs, trans)
+    createRenderer: () => new RunOutput(runs, commands, trans)
   };
 }
 
@@ -26,6 +31,7 @@ export function rendererFactory(
 class RunOutput extends Widget implements IRenderMime.IRenderer {
   constructor(
     private readonly runs: LiveRuns,
+    private readonly commands: CommandRegistry,
     private readonly trans: TranslationBundle
   ) {
     super();
@@ -41,7 +47,7 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
       this.run = id;
       this.reason = '';
       if (id !== null) {
-        this.follow(this.runs.watch(id));
+        this.follow(id, this.runs.watch(id));
       }
     }
     if (this.view === null) {
@@ -54,14 +60,13 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
     super.dispose();
   }
 
-  private follow(watch: IWatch): void {
-    const stop = (): void => void watch.stop();
-    const view = new RunView(
-      this.node,
-      watch.model,
-      { stop, showError: () => showErrorIn(this.node.closest('.jp-OutputArea')) },
-      translateWith(this.trans)
-    );
+  private follow(id: string, watch: IWatch): void {
+    const actions = {
+      stop: (): void => void watch.stop(),
+      showError: (): boolean => showErrorIn(this.node.closest('.jp-OutputArea')),
+      openWorker: (rank: number): void => openWorker(this.commands, id, rank)
+    };
+    const view = new RunView(this.node, watch.model, actions, translateWith(this.trans));
     const look = (): void => {
       const { state, connection, reason } = watch.model;
       const isRefused = connection === 'unreadable' && state === null;

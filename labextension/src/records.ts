@@ -10,7 +10,24 @@ export const MEASURES = [
   'device_bytes'
 ] as const;
 
+export const SYSTEM = [
+  'cpu_cores',
+  'host_cpu',
+  'rss_bytes',
+  'host_memory',
+  'sent_bytes_s',
+  'received_bytes_s',
+  'read_bytes_s',
+  'written_bytes_s',
+  'gpu_use',
+  'gpu_bytes',
+  'gpu_celsius',
+  'gpu_watts'
+] as const;
+
 export const RUN_MIME = 'application/vnd.nbdist.run.v1+json';
+
+export const TIMELINE_MIME = 'application/vnd.nbdist.timeline.v1+json';
 
 export const RUN_ID = '\\d{8}-\\d{6}-[0-9a-f]{6}';
 
@@ -33,6 +50,8 @@ export type FindingTopic =
   | 'compiled'
   | 'nan'
   | 'strategy';
+
+export type LaneKind = 'compute' | 'collective' | 'copies' | 'input';
 
 export type RankStatus = 'running' | 'finished' | 'failed' | 'interrupted' | 'dead';
 
@@ -358,6 +377,40 @@ export interface IClusterState {
 }
 
 /**
+ * Busy times of a device or a host, in order, without overlap.
+ *
+ * Attributes:
+ *     rank: rank of the device.
+ *     device: number of the device in the rank; `HOST_COPIES` for its host.
+ *     kind: kind of the lane.
+ *     gaps_us: microseconds from the end of the span before, or from the begin of the timeline.
+ *     lengths_us: microseconds of each span.
+ *     names: index of each span's operation in the names of the timeline.
+ */
+export interface ILane {
+  readonly rank: number;
+  readonly device: number;
+  readonly kind: LaneKind;
+  readonly gaps_us: readonly number[];
+  readonly lengths_us: readonly number[];
+  readonly names: readonly number[];
+}
+
+/**
+ * Lanes of a trace. Clocks of several hosts may differ by milliseconds.
+ *
+ * Attributes:
+ *     began_s: begin of the first span, in seconds since 1970, by the clock of its host.
+ *     lanes: lanes by rank, device and kind.
+ *     names: names of operations.
+ */
+export interface ITimeline {
+  readonly began_s: number;
+  readonly lanes: readonly ILane[];
+  readonly names: readonly string[];
+}
+
+/**
  * State of the run, sent first and at each change.
  */
 export interface IStateMessage {
@@ -372,11 +425,13 @@ export interface IStateMessage {
  *     measures: measurements, a subset of `MEASURES`.
  *     own: metrics of the rank.
  *     shared: metrics reduced over all ranks, equal on each.
+ *     system: use of the host, a subset of `SYSTEM`. Such rows belong to no step or epoch.
  */
 export interface IColumns {
   readonly measures: readonly string[];
   readonly own: readonly string[];
   readonly shared: readonly string[];
+  readonly system: readonly string[];
 }
 
 /**
@@ -404,6 +459,35 @@ export interface ITextMessage {
 }
 
 /**
+ * Position of a worker at one moment of the run.
+ *
+ * Attributes:
+ *     at: seconds since 1970.
+ *     step: last step that it started; 0 for none.
+ *     place: innermost line of a cell; empty if there is none.
+ *     waits: the main thread waits for another thread, usually one in a collective.
+ *     stack: stack of the main thread from the cell on; empty if no line of a cell runs.
+ *     threads: stacks of all Python threads; empty if nbdist asked only for the position.
+ */
+export interface IWorkerStack {
+  readonly at: number;
+  readonly rank: number;
+  readonly step: number;
+  readonly place: string;
+  readonly waits: boolean;
+  readonly stack: string;
+  readonly threads: string;
+}
+
+/**
+ * Last known position of a worker.
+ */
+export interface IStackMessage {
+  readonly type: 'StackMessage';
+  readonly stack: IWorkerStack;
+}
+
+/**
  * End of the stored content. The following messages are new.
  */
 export interface ICaughtUp {
@@ -417,4 +501,13 @@ export interface IStopRun {
   readonly type: 'StopRun';
 }
 
-export type ServerMessage = IStateMessage | ITableMessage | ITextMessage | ICaughtUp;
+/**
+ * Request of a browser for the current stack of a worker. A `StackMessage` answers it.
+ */
+export interface IRequestStack {
+  readonly type: 'RequestStack';
+  readonly rank: number;
+}
+
+export type ServerMessage =
+  IStateMessage | ITableMessage | ITextMessage | IStackMessage | ICaughtUp;

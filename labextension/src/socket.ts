@@ -2,7 +2,7 @@ import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import { NO_SUCH_RUN, RUN_IS_GONE, UNREADABLE_RUN } from './records';
-import type { ServerMessage, IStopRun } from './records';
+import type { ServerMessage, IRequestStack, IStopRun } from './records';
 import { isOpen } from './run/status';
 
 const FIRST_WAIT_MS = 250;
@@ -32,10 +32,10 @@ export interface ISocketListener {
 
 /** WebSocket to one run on the server. Reconnects until the run is complete. */
 export class RunSocket implements IDisposable {
-  /** @param what rows of the run, or the text of its cell. */
+  /** @param what rows of the run, the text of its cell, or the text of the worker of a rank. */
   constructor(
     private readonly run: string,
-    private readonly what: 'rows' | 'text',
+    private readonly what: 'rows' | 'text' | number,
     private readonly settings: ServerConnection.ISettings,
     private readonly listener: ISocketListener
   ) {
@@ -45,7 +45,7 @@ export class RunSocket implements IDisposable {
   isDisposed = false;
 
   /** Send a message. Returns false if there is no connection. */
-  send(message: IStopRun): boolean {
+  send(message: IStopRun | IRequestStack): boolean {
     const isConnected = this.socket?.readyState === WebSocket.OPEN;
     if (isConnected) {
       this.socket?.send(JSON.stringify(message));
@@ -79,9 +79,10 @@ export class RunSocket implements IDisposable {
   private url(): string {
     const { wsUrl, token, appendToken } = this.settings;
     const url = URLExt.join(wsUrl, 'nbdist/runs', encodeURIComponent(this.run), 'live');
-    const text: Record<string, string> = this.what === 'text' ? { text: '1' } : {};
+    const part = typeof this.what === 'number' ? { rank: String(this.what) } : {};
+    const text = this.what === 'text' ? { text: '1' } : {};
     const access: Record<string, string> = appendToken && token !== '' ? { token } : {};
-    return url + URLExt.objectToQueryString({ ...text, ...access });
+    return url + URLExt.objectToQueryString({ ...part, ...text, ...access });
   }
 
   private receive(data: string | ArrayBuffer): void {

@@ -4,11 +4,12 @@ import { test } from 'node:test';
 import type { ITable } from '../src/records';
 import { PLACE } from '../src/records';
 import { binsFor, RunModel } from '../src/run/model';
+import { systemSources } from '../src/worker/system';
 import { Random } from './random';
 import { recovery, runState } from './states';
 
 function table(own: string[], shared: string[] = [], measures: string[] = [], number = 0): ITable {
-  return { number, columns: { measures, own, shared } };
+  return { number, columns: { measures, own, shared, system: [] } };
 }
 
 /** Rows of a table as one message. */
@@ -49,6 +50,38 @@ test('a measure that is told late, of an earlier step, does not set a rank back'
   model.onRows(message(0, [0, 1, 8, 0.8, 0.1, 3], [0, 1, 9, 0.9, 0.1, 2]));
   model.onRows(message(1, [0, 1, 5, 1.1, 0.1, 0.05]));
   assert.equal(model.farthest().step, 9);
+});
+
+test('samples of the hosts are lines by second that change no progress', () => {
+  const model = new RunModel();
+  const columns = { measures: [], own: [], shared: [], system: ['cpu_cores', 'gpu_watts'] };
+  model.onTable({ number: 0, columns });
+  model.onRows(message(0, [1, -1, -1, 2.1, 1.5, 90], [1, -1, -1, 4.2, 2.5, 110]));
+  assert.deepEqual(model.metrics(), []);
+  assert.equal(model.progress(1), undefined);
+  const cores = model.system('cpu_cores')!;
+  assert.equal(cores.grid.axis, 'second');
+  assert.equal(cores.latest(1), 2.5);
+  assert.equal(model.system('host_cpu'), undefined);
+  const titles = systemSources(model).map(source => source.title);
+  assert.deepEqual(titles, ['busy cores of the worker', 'GPU power (W)']);
+});
+
+test('a recovery keeps samples of the hosts', () => {
+  const model = new RunModel();
+  model.onTable({
+    number: 0,
+    columns: { measures: [], own: [], shared: [], system: ['cpu_cores'] }
+  });
+  model.onState(runState({}));
+  model.onRows(message(0, [0, -1, -1, 9, 1]));
+  model.onState(runState({ heals: [recovery(3, 20)] }));
+  model.onRows(message(0, [0, -1, -1, 11, 2]));
+  const series = model.system('cpu_cores')!.own.get(0)!;
+  assert.equal(
+    series.n.reduce((sum, n) => sum + n, 0),
+    2
+  );
 });
 
 test('messages may be cut anywhere', () => {

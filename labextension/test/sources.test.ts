@@ -32,7 +32,10 @@ function state(change: Partial<IRunState>): IRunState {
 function measured(times: readonly (readonly [number, number, number])[], batch = 0): RunModel {
   const model = new RunModel();
   model.onState(state({ batch, steps: 8, epochs: 2 }));
-  model.onTable({ number: 0, columns: { measures: MEASURES, own: ['loss'], shared: [] } });
+  model.onTable({
+    number: 0,
+    columns: { measures: MEASURES, own: ['loss'], shared: [], system: [] }
+  });
   for (const step of [1, 2]) {
     times.forEach((time, rank) => {
       model.onRows(Float64Array.from([0, rank, 1, step, step * 10, ...time, 5e8, 0, rank]));
@@ -81,7 +84,7 @@ test('memory is shown of devices only where they have some', () => {
 
 test('a metric that comes by step and by epoch has two charts', () => {
   const model = measured([[1, 0, 0]]);
-  model.onTable({ number: 1, columns: { measures: [], own: ['loss'], shared: [] } });
+  model.onTable({ number: 1, columns: { measures: [], own: ['loss'], shared: [], system: [] } });
   model.onRows(Float64Array.from([1, 0, 1, -1, 30, 0.5]));
   assert.deepEqual(
     metricSources(model).map(source => source.title),
@@ -252,8 +255,8 @@ test('a recovery in words, in those of the reader', () => {
 test('a mark is where its recovery is in what is seen', () => {
   const model = new RunModel();
   model.onState(state({ heals: [recovery(3, 40)] }));
-  model.onTable({ number: 0, columns: { measures: [], own: ['loss'], shared: [] } });
-  model.onTable({ number: 1, columns: { measures: [], own: ['val'], shared: [] } });
+  model.onTable({ number: 0, columns: { measures: [], own: ['loss'], shared: [], system: [] } });
+  model.onTable({ number: 1, columns: { measures: [], own: ['val'], shared: [], system: [] } });
   for (const step of [1, 2, 3, 4, 5]) {
     const time = step * 10 + (step > 3 ? 10 : 0);
     model.onRows(Float64Array.from([0, 0, 1, step, time, 1]));

@@ -7,7 +7,7 @@ from collections import deque
 from statistics import median
 from typing import TYPE_CHECKING
 
-from nbdist.records import Beat, RankPosition, Rows
+from nbdist.records import Beat, RankPosition, Rows, SystemSample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,7 +62,7 @@ class Heartbeats:
             self._beats[record.rank] = beat
             self._record_step(record.rank, record.step, now)
         else:
-            moved = not isinstance(record, RankPosition)
+            moved = not isinstance(record, RankPosition | SystemSample)
             if isinstance(record, Rows) and record.values:
                 self._record_step(record.rank, record.last().step, now)
         if moved and self._moved_at is not None:

@@ -76,6 +76,10 @@ class LiveRun(Protocol):
         """Return the number of stop requests from browsers."""
         ...
 
+    def stacks_requested(self) -> set[int]:
+        """Return the ranks whose stacks browsers have requested since the last call."""
+        ...
+
     def stopping(self) -> None:
         """Record that nbdist has asked the ranks to stop."""
         ...
@@ -196,6 +200,9 @@ class StoredLiveRun:
     def stops_requested(self) -> int:
         return self._directory.stops_requested()
 
+    def stacks_requested(self) -> set[int]:
+        return self._directory.stacks.take_requests()
+
     def stopping(self) -> None:
         self._changes.change(status="stopping")
         self._look()
@@ -301,6 +308,9 @@ class NullRun:
 
     def stops_requested(self) -> int:
         return 0
+
+    def stacks_requested(self) -> set[int]:
+        return set()
 
     def stopping(self) -> None: ...
 

@@ -24,6 +24,7 @@ from nbdist.records import (
     Beat,
     CellEnded,
     Compiled,
+    Diagnose,
     FitBegun,
     Opened,
     Output,
@@ -31,6 +32,7 @@ from nbdist.records import (
     RankPosition,
     StepBegun,
     Stopping,
+    SystemSample,
 )
 from nbdist.telemetry.frontend_request import kernel_ends
 from nbdist.telemetry.receiver import CellStream
@@ -287,12 +289,21 @@ class CellMonitor:
             self._health.check_alive()
             self._worker_group.maintain(self._context.view.show_message)
             self._health.check_progress()
+            self._request_stacks()
             if not self._stops.under_way:
                 self._health.check_collectives()
             if self._stops.check():
                 self._outcome.stop()
             if self._outcome.preempted and not self._stops.under_way:
                 self._stop_preempted()
+
+    def _request_stacks(self) -> None:
+        """Request the stacks that browsers ask for. The run's directory stores the answers."""
+        ranks = self._context.live.stacks_requested() & self.running
+        if ranks:
+            self._sender.send_command(
+                Diagnose(number=self._sender.number, threads=True), sorted(ranks)
+            )
 
     def _stop_preempted(self) -> None:
         """Stop all ranks at the same step, and save the state there."""
@@ -347,7 +358,7 @@ class CellMonitor:
             self._agreement.receive(record)
         elif isinstance(record, Preempted):
             self._outcome.preempted.add(record.rank)
-        elif not isinstance(record, (Beat, RankPosition)):
+        elif not isinstance(record, (Beat, RankPosition, SystemSample)):
             self._keep(record)
             # Cancelled collectives write to the ranks' output.
             hidden = self._cancellation.broken and isinstance(record, Output)

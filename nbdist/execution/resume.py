@@ -63,7 +63,8 @@ def reopen(cell: RunningCell, settings: Settings) -> ResumedRun:
     try:
         run = find(Path(cell.runs), cell.run)
         state, tables = run.written_state(), run.tables()
-        reports = tuple(rows for table in tables for rows in _rows(run, table))
+        reported = [table for table in tables if not table.columns.system]
+        reports = tuple(rows for table in reported for rows in _rows(run, table))
         asked = this_request()
         place = {"request": asked.id, "cell": asked.cell} if asked.id else {}
         directory = RunDirectory(run.path, state, tables)
@@ -74,7 +75,7 @@ def reopen(cell: RunningCell, settings: Settings) -> ResumedRun:
         directory,
         settings.kept_runs,
         data_step(cell.request),
-        reported=bool(tables or state.replicas),
+        reported=bool(reported or state.replicas),
     )
     stopping, age_s = state.status == "stopping", time.time() - state.began
     return ResumedRun(live, reports, _begun(state), stopping, age_s, state.recoveries)

@@ -72,9 +72,11 @@ class Diagnose(Command, frozen=True):
 
     Attributes:
         waits: report also if it waits in a collective. A rank that ended the cell answers.
+        threads: report also the stacks of all threads.
     """
 
     waits: bool = False
+    threads: bool = False
 
 
 class StatusQuery(Command, frozen=True):

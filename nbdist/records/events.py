@@ -24,6 +24,27 @@ step waited for its batch. `collective_s`: seconds of it in collectives. `proces
 the process. `device_bytes`: used memory of its fullest device. Unknown values are NaN or missing.
 """
 
+SYSTEM = (
+    "cpu_cores",
+    "host_cpu",
+    "rss_bytes",
+    "host_memory",
+    "sent_bytes_s",
+    "received_bytes_s",
+    "read_bytes_s",
+    "written_bytes_s",
+    "gpu_use",
+    "gpu_bytes",
+    "gpu_celsius",
+    "gpu_watts",
+)
+"""Use of the host at intervals, in this order.
+
+`cpu_cores`, `rss_bytes`, `read_bytes_s` and `written_bytes_s` are those of the process: busy cores,
+resident memory, disk. `host_cpu`, `host_memory` and `gpu_use` are shares from 0 to 1. The network
+is that of the host. GPUs are those of the process. Unknown values are missing.
+"""
+
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An event of rank `rank` in cell number `cell`; 0 between cells."""
@@ -69,16 +90,18 @@ class Columns(Record, frozen=True):
         measures: measurements, a subset of `MEASURES`.
         own: metrics of the rank.
         shared: metrics reduced over all ranks, equal on each.
+        system: use of the host, a subset of `SYSTEM`. Such rows belong to no step or epoch.
     """
 
     measures: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    system: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """All columns, including `PLACE`."""
-        return (*PLACE, *self.measures, *self.own, *self.shared)
+        return (*PLACE, *self.measures, *self.own, *self.shared, *self.system)
 
     def counts(self, is_step: bool) -> bool:
         """Return True if the history of a run contains rows with these columns.
@@ -410,6 +433,18 @@ class Beat(Event, frozen=True):
     tested: int
 
 
+class SystemSample(Event, frozen=True):
+    """Use of the host by a rank, from its watchdog.
+
+    Attributes:
+        time_s: seconds of the run.
+        values: values by the names in `SYSTEM`.
+    """
+
+    time_s: float
+    values: dict[str, float]
+
+
 class RankPosition(Event, frozen=True):
     """Position of a rank in its cell, from the watchdog, while the main thread may hang.
 
@@ -425,6 +460,7 @@ class RankPosition(Event, frozen=True):
         under_way: a computation or a collective of this rank is running.
         process_s: processor seconds of the process.
         clock_s: monotonic clock of the host, in seconds.
+        threads: stacks of all Python threads, the main thread first, if the query asked for them.
     """
 
     step: int
@@ -436,6 +472,7 @@ class RankPosition(Event, frozen=True):
     under_way: bool = False
     process_s: float = 0.0
     clock_s: float = 0.0
+    threads: str = ""
 
 
 AnyEvent = (
@@ -456,5 +493,6 @@ AnyEvent = (
     | CellEnded
     | Beat
     | RankPosition
+    | SystemSample
 )
 """Union of all events that a rank sends to the kernel."""

@@ -13,6 +13,15 @@ from nbdist.records.base import Record, ResultRow
 SpentKind = Literal["compute", "collective", "to_device", "to_host"]
 """Activity of a device. Copies `to_device` read the host's memory, copies `to_host` write it."""
 
+LaneKind = Literal["compute", "collective", "copies", "input"]
+"""Kind of a lane. `copies` are between host and devices. `input` is a step that waits for data."""
+
+INPUT_WAIT = "nbdist: wait for a batch"
+"""Name of the profiler's annotation of a wait for a batch."""
+
+TIMELINE_MIME = "application/vnd.nbdist.timeline.v1+json"
+"""MIME type of an output that contains a `Timeline`."""
+
 HOST_COPIES = -1
 """Device number of copies that only the host observes, such as those of CPUs."""
 
@@ -80,6 +89,50 @@ class LineTime(Record, frozen=True):
         return self.compute_s + self.collective_s + self.transfer_s
 
 
+class Lane(Record, frozen=True):
+    """Busy times of a device or a host, in order, without overlap.
+
+    Attributes:
+        rank: rank of the device.
+        device: number of the device in the rank; `HOST_COPIES` for its host.
+        kind: kind of the lane.
+        gaps_us: microseconds from the end of the span before, or from the begin of the timeline.
+        lengths_us: microseconds of each span.
+        names: index of each span's operation in the names of the timeline.
+    """
+
+    rank: int
+    device: int
+    kind: LaneKind
+    gaps_us: tuple[int, ...]
+    lengths_us: tuple[int, ...]
+    names: tuple[int, ...]
+
+    @property
+    def end_us(self) -> int:
+        """End of the last span."""
+        return sum(self.gaps_us) + sum(self.lengths_us)
+
+
+class Timeline(Record, frozen=True):
+    """Lanes of a trace. Clocks of several hosts may differ by milliseconds.
+
+    Attributes:
+        began_s: begin of the first span, in seconds since 1970, by the clock of its host.
+        lanes: lanes by rank, device and kind.
+        names: names of operations.
+    """
+
+    began_s: float = 0.0
+    lanes: tuple[Lane, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def end_us(self) -> int:
+        """End of the last span, in microseconds after the begin."""
+        return max((lane.end_us for lane in self.lanes), default=0)
+
+
 class Trace(Record, frozen=True):
     """A traced cell on one or several ranks.
 
@@ -91,6 +144,7 @@ class Trace(Record, frozen=True):
         by_line: lines of the traced cell in order, then of earlier cells, then time without a line.
         notes: limits of the figures.
         folder: folder of the profiler's files; empty if they were discarded.
+        timeline: busy times of the devices. Spans with short gaps are joined.
     """
 
     ranks: tuple[int, ...]
@@ -100,6 +154,7 @@ class Trace(Record, frozen=True):
     by_line: tuple[LineTime, ...] = ()
     notes: tuple[str, ...] = ()
     folder: str = ""
+    timeline: Timeline = Timeline()
 
 
 class TracedRank(Record, frozen=True):
@@ -112,6 +167,7 @@ class TracedRank(Record, frozen=True):
         by_line: see `Trace`.
         notes: see `Trace`.
         file: `xplane.pb` of the profiler; empty if not requested.
+        timeline: see `Trace`.
     """
 
     seconds: float
@@ -120,3 +176,4 @@ class TracedRank(Record, frozen=True):
     by_line: tuple[LineTime, ...]
     notes: tuple[str, ...] = ()
     file: bytes = b""
+    timeline: Timeline = Timeline()

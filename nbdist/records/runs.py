@@ -22,6 +22,8 @@ RUN_ID = r"\d{8}-\d{6}-[0-9a-f]{6}"
 
 SHORT_ID = r"[0-9a-f]{6}"
 """Pattern of the last part of run ids, which people read and type."""
+MOST_RANKS = 2**16
+"""Limit for the ranks that a browser may name."""
 
 CLUSTER_ID = r"[0-9a-f]{12}"
 """Pattern of cluster ids."""
@@ -151,6 +153,27 @@ class PlanCheck(Record, frozen=True):
     title: str
     planned: StepFigures
     measured: StepFigures
+
+
+class WorkerStack(Record, frozen=True):
+    """Position of a worker at one moment of the run.
+
+    Attributes:
+        at: seconds since 1970.
+        step: last step that it started; 0 for none.
+        place: innermost line of a cell; empty if there is none.
+        waits: the main thread waits for another thread, usually one in a collective.
+        stack: stack of the main thread from the cell on; empty if no line of a cell runs.
+        threads: stacks of all Python threads; empty if nbdist asked only for the position.
+    """
+
+    at: float
+    rank: int
+    step: int
+    place: str
+    waits: bool
+    stack: str
+    threads: str
 
 
 class RunState(Record, frozen=True):
@@ -410,6 +433,12 @@ class TextMessage(ServerMessage, frozen=True):
     text: str
 
 
+class StackMessage(ServerMessage, frozen=True):
+    """Last known position of a worker."""
+
+    stack: WorkerStack
+
+
 class CaughtUp(ServerMessage, frozen=True):
     """End of the stored content. The following messages are new."""
 
@@ -418,7 +447,13 @@ class StopRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Request of a browser to end the run at the end of a step."""
 
 
-AnyServerMessage = StateMessage | TableMessage | TextMessage | CaughtUp
+class RequestStack(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Request of a browser for the current stack of a worker. A `StackMessage` answers it."""
+
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]
+
+
+AnyServerMessage = StateMessage | TableMessage | TextMessage | StackMessage | CaughtUp
 
 NO_SUCH_RUN = 4404
 """Close code: the run does not exist."""

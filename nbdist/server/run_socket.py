@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,12 +23,14 @@ from nbdist.records import (
     RUN_IS_GONE,
     UNREADABLE_RUN,
     CaughtUp,
+    RequestStack,
     StopRun,
     TableMessage,
     TextMessage,
 )
 from nbdist.telemetry.run_reader import find, why_unreadable
 from nbdist.telemetry.tail import FRAME_BYTES, LOOK_S, States, Tail, encoded
+from nbdist.telemetry.worker_tail import WorkerTail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,7 +50,8 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     """Connection of one browser to one run.
 
     It sends the state, the tables and their rows, then all changes. With `?text=1`, it sends the
-    text of the cell's output instead of rows.
+    text of the cell's output instead of rows. With `?rank=3`, it sends the text of that worker and,
+    after each `RequestStack`, its stack.
     """
 
     auth_resource = "nbdist"
@@ -85,27 +89,31 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     def on_message(self, message: str | bytes) -> None:
         try:
-            msgspec.json.decode(message, type=StopRun)
+            request = msgspec.json.decode(message, type=StopRun | RequestStack)
         except msgspec.DecodeError as error:
             self._run = None  # ignore messages that arrive before the socket is closed
             self.close(BAD_MESSAGE, str(error)[:100])
+            return
         if self._run is not None:
-            self._stop(self._run)
+            self._pass_on(self._run, request)
 
     def on_close(self) -> None:
         if self._following is not None:
             self._following.cancel()
 
-    def _stop(self, run: StoredRun) -> None:
+    def _pass_on(self, run: StoredRun, request: StopRun | RequestStack) -> None:
+        """Pass a request on to the kernel."""
         try:
-            run.ask_to_stop()
+            if isinstance(request, StopRun):
+                run.ask_to_stop()
+            else:
+                run.ask_for_stack(request.rank)
         except OSError as error:
-            self.log.warning("nbdist: cannot stop run %s: %s", run.id, error)
+            self.log.warning("nbdist: cannot pass on a request to run %s: %s", run.id, error)
 
     async def _follow(self, run: StoredRun) -> None:
-        wants_text = self.get_query_argument("text", "") == "1"
         try:
-            with contextlib.closing(TextTail(run) if wants_text else Tail(run)) as news:
+            with contextlib.closing(self._news(run)) as news:
                 await self._send_news(news)
         except WebSocketClosedError:
             return
@@ -113,6 +121,13 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             self.close(RUN_IS_GONE, "the run's directory is gone")
         except msgspec.DecodeError as error:
             self.close(UNREADABLE_RUN, close_reason(why_unreadable(error)))
+
+    def _news(self, run: StoredRun) -> News:
+        """Return the reader of the part of the run that the browser wants."""
+        rank = self.get_query_argument("rank", "")
+        if re.fullmatch("[0-9]{1,5}", rank):
+            return WorkerTail(run, int(rank))
+        return TextTail(run) if self.get_query_argument("text", "") == "1" else Tail(run)
 
     async def _send_news(self, news: News) -> None:
         """Send news until the browser disconnects or the run's directory is deleted."""

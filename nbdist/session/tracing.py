@@ -17,17 +17,21 @@ from msgspec import structs
 
 from nbdist.errors import CellError, UsageError, WorkerError
 from nbdist.records import CellOptions, LineTime, OperationTime, Trace, TracedRank
+from nbdist.utils.timelines import spans_of, timeline_of
 from nbdist.views import formatting
 from nbdist.worker.remote import cell_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from nbdist.records import ClusterRequest, SpentKind
+    from nbdist.records import ClusterRequest, SpentKind, Timeline
     from nbdist.session.inspection import ClusterInspection
 
 TRACED_STEPS = 20
 """Default number of traced steps. A trace grows with each step, and nbdist reads it as a whole."""
+
+MOST_SPANS = 4000
+"""Limit for the spans in a timeline: the notebook stores about 10 bytes for each."""
 
 _BUSY = (
     "another trace is in progress{where}, and JAX supports one at a time: end it first with "
@@ -236,7 +240,14 @@ def merged(ranks: Mapping[int, TracedRank], texts: Sequence[str], keep: str = ""
         by_line=_by_line(ranks, texts),
         notes=tuple(_notes(ranks)),
         folder=keep if ranks else "",
+        timeline=_timeline(ranks),
     )
+
+
+def _timeline(ranks: Mapping[int, TracedRank]) -> Timeline:
+    """Return the lanes of all ranks on one clock."""
+    spans = (spans_of(traced.timeline, rank) for rank, traced in sorted(ranks.items()))
+    return timeline_of(itertools.chain.from_iterable(spans), MOST_SPANS)
 
 
 def _by_operation(ranks: Mapping[int, TracedRank]) -> tuple[OperationTime, ...]:

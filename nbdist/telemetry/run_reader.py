@@ -18,9 +18,11 @@ from nbdist.telemetry.run_writer import (
     OUTPUT_FOLDER,
     RUN_FILE,
     SHOWN_FILE,
+    STACKS_FOLDER,
     STOP_FILE,
     TABLES_FOLDER,
 )
+from nbdist.telemetry.stacks import StackFiles
 from nbdist.telemetry.tables import FLOAT_BYTES
 from nbdist.utils.processes import is_gone
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
+
+    from nbdist.records import WorkerStack
 
 
 _ENDED = frozenset(get_args(RunStatus)) - {"running", "stopping"}
@@ -157,6 +161,22 @@ class StoredRun:
     def output(self, rank: int) -> str:
         """Return all text of the rank."""
         return OutputLogs(self.path / OUTPUT_FOLDER).read(rank)
+
+    def open_output(self, rank: int) -> BinaryIO | None:
+        """Open the text of the rank, in UTF-8. None if it has written nothing."""
+        try:
+            return OutputLogs(self.path / OUTPUT_FOLDER).path(rank).open("rb")
+        except FileNotFoundError:
+            self._require_directory()
+            return None
+
+    def stack(self, rank: int) -> WorkerStack | None:
+        """Return the last stored stack of the rank. None if there is none."""
+        return StackFiles(self.path / STACKS_FOLDER).read(rank)
+
+    def ask_for_stack(self, rank: int) -> None:
+        """Ask the kernel for the current stack of the rank."""
+        StackFiles(self.path / STACKS_FOLDER).request(rank)
 
     @property
     def cells(self) -> str:

@@ -10,6 +10,7 @@
     cells.py            executed cells
     stop                created when a user asks the run to stop
     annotations.json    edits of a user, replaced as a whole (`annotations.py`)
+    stacks/             stacks of the ranks, and requests for them
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nbdist.records import RUN_ID, Metrics, Planned, Rows, RunState
+from nbdist.records import RUN_ID, Metrics, Planned, RankPosition, Rows, RunState, SystemSample
 from nbdist.telemetry.output_logs import OutputLogs
+from nbdist.telemetry.stacks import StackFiles
 from nbdist.telemetry.tables import RowsLostError, TableFiles
 from nbdist.telemetry.tensorboard import EventFiles
 from nbdist.utils.files import replace_file
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 RUN_FILE, CELLS_FILE, STOP_FILE, SHOWN_FILE = "run.json", "cells.py", "stop", "shown.txt"
 PLAN_FILE = "plan.json"
 TABLES_FOLDER, OUTPUT_FOLDER, EVENTS_FOLDER = "tables", "output", "events"
+STACKS_FOLDER = "stacks"
 _MAKING_S = 3600.0
 """Age in seconds above which an unfinished directory is abandoned."""
 
@@ -66,6 +69,7 @@ class RunDirectory:
         state: latest state, even if it could not be written.
         dropped: number of rows that could not be stored.
         is_stale: True if the latest state could not be written.
+        stacks: stacks of the ranks.
     """
 
     def __init__(self, path: Path, state: RunState, tables: Iterable[Table] = ()) -> None:
@@ -76,6 +80,7 @@ class RunDirectory:
         self._faults: dict[str, str] = {}
         self._tables = TableFiles(path / TABLES_FOLDER, tables)
         self._logs = OutputLogs(path / OUTPUT_FOLDER)
+        self.stacks = StackFiles(path / STACKS_FOLDER)
         opened = time.time() if tables else 0.0
         self._events = EventFiles(path / EVENTS_FOLDER, state.began, opened)
         self._lock = threading.Lock()
@@ -114,13 +119,17 @@ class RunDirectory:
         return "; ".join(filter(None, faults))
 
     def take(self, record: AnyEvent) -> None:
-        """Store a record of a rank: reports, plans and text."""
+        """Store a record of a rank: reports, samples of the host, stacks, plans and text."""
         with self._lock:
             if self._closed:
                 return
             if isinstance(record, Rows | Metrics):
                 self._keep(record)
                 self._events.take(record)
+            elif isinstance(record, SystemSample):
+                self._keep(record)
+            elif isinstance(record, RankPosition):
+                self._keep_stack(record)
             elif isinstance(record, Planned):
                 self._keep_plan(record.plan)
             else:
@@ -155,6 +164,11 @@ class RunDirectory:
                 self.is_stale = True
                 self._faults["state"] = f"the run's state could not be written: {error}"
 
+    def _keep_stack(self, where: RankPosition) -> None:
+        """Store a stack that nbdist or a user asked for, not those of regular queries."""
+        if not where.clock_s:
+            self.stacks.store(where)
+
     def _keep_plan(self, plan: Plan) -> None:
         """Store the plan of the steps in the format of `%%dist_run --plan`."""
         try:
@@ -186,7 +200,7 @@ class RunDirectory:
         self.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def _keep(self, record: Rows | Metrics) -> None:
+    def _keep(self, record: Rows | Metrics | SystemSample) -> None:
         try:
             self._tables.take(record)
         except RowsLostError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nbdist.records import Columns, Metrics, Rows, Table
+from nbdist.records import Columns, Metrics, Rows, SystemSample, Table
 from nbdist.utils.files import replace_file
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class TableFiles:
             self._files[table.columns] = file = TableFile(folder, table)
             file.truncate()
 
-    def take(self, record: Rows | Metrics) -> None:
+    def take(self, record: Rows | Metrics | SystemSample) -> None:
         """Append the record's rows to their table.
 
         Raises:
@@ -165,15 +165,20 @@ class TableFiles:
             raise RowsLostError(lost, reason)
 
 
-def as_rows(record: Rows | Metrics) -> Rows:
-    """Return a single report as a table of one row. Rows are returned unchanged."""
+def as_rows(record: Rows | Metrics | SystemSample) -> Rows:
+    """Return a single report or sample as a table of one row. Rows are returned unchanged."""
     if isinstance(record, Rows):
         return record
-    place = (record.rank, record.epoch, record.step, record.time_s)
-    row = (*place, *record.own.values(), *record.shared.values())
+    if isinstance(record, SystemSample):
+        columns = Columns(system=tuple(record.values))
+        row = (record.rank, -1, -1, record.time_s, *record.values.values())
+    else:
+        columns = Columns(own=tuple(record.own), shared=tuple(record.shared))
+        place = (record.rank, record.epoch, record.step, record.time_s)
+        row = (*place, *record.own.values(), *record.shared.values())
     return Rows(
         rank=record.rank,
         cell=record.cell,
-        columns=Columns(own=tuple(record.own), shared=tuple(record.shared)),
+        columns=columns,
         values=struct.pack(f"<{len(row)}d", *row),
     )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbdist.records import HOST_COPIES, OperationTime
-from nbdist.views import formatting, html
+import msgspec
+
+from nbdist.records import HOST_COPIES, TIMELINE_MIME, OperationTime
+from nbdist.views import formatting, html, timeline
 from nbdist.views.result_table import ResultTable
+from nbdist.views.surface import bundle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nbdist.records import DeviceTime, LineTime, Trace
+    from nbdist.records import DeviceTime, LineTime, MimeBundle, Trace
 
 SHOWN_OPERATIONS = 12
 SHOWN_DEVICES = 32
@@ -27,7 +30,7 @@ _HOST_NOTE = "host: copies that are visible only on the host, not per device"
 class TracePicture(ResultTable[OperationTime]):
     """Operations of a traced cell, one row each, as `%%dist_trace` shows them.
 
-    Shows three tables that add up to the same milliseconds.
+    Shows a timeline of the devices, and three tables that add up to the same milliseconds.
 
     Args:
         trace: trace of one or more ranks.
@@ -58,11 +61,17 @@ class TracePicture(ResultTable[OperationTime]):
         return list(OperationTime.__struct_fields__)
 
     def html(self) -> str:
-        parts = []
+        parts = [timeline.picture(self._trace.timeline)]
         for title, header, rows, numbers in self._tables():
             parts += [html.line(title), html.table(header, rows, numbers)]
         rest = [html.faint(text) for text in self._rest()]
         return html.box(self._title(), *parts, *rest)
+
+    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
+        data = bundle(self)
+        if self._trace.timeline.lanes:
+            data[TIMELINE_MIME] = msgspec.to_builtins(self._trace.timeline)
+        return data
 
     def lines(self) -> list[str]:
         lines = [self._title()]

@@ -1,6 +1,7 @@
 """Watchdog thread of the engine: it answers the notebook while the main thread runs a cell.
 
-It sends a heartbeat once a second, reports where the main thread is, and aborts collectives.
+It sends a heartbeat once a second, samples the use of the host, reports where the main thread is,
+and aborts collectives.
 Without that, the main thread would wait forever after an exception on another rank.
 """
 
@@ -37,6 +38,7 @@ from nbdist.records import (
 from nbdist.worker import waiting
 from nbdist.worker.runtime.reporter import connect
 from nbdist.worker.runtime.shell import place, source
+from nbdist.worker.runtime.system_metrics import SystemMetrics
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.context import Worker
 
 BEAT_S = 1.0
+_MOST_CALLS = 64
+"""Limit for the innermost calls of a thread in its stack."""
+
 _OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "jaxpr"))
 _Command = ForceInterrupt | Diagnose | AbortCollectives | StatusQuery
 _ENTRY_FIELDS = 4
@@ -90,6 +95,7 @@ def _run(worker: Worker, address: SocketAddress, main: int, preempted: int) -> N
     poller.register(socket, zmq.POLLIN)
     poller.register(preempted, zmq.POLLIN)
     reporter = worker.reporter
+    system = SystemMetrics(reporter) if worker.identity.telemetry else None
     while True:
         ready = dict(poller.poll(int(1000 * BEAT_S)))
         if preempted in ready:
@@ -99,6 +105,8 @@ def _run(worker: Worker, address: SocketAddress, main: int, preempted: int) -> N
             _take(worker, socket.recv(), main)
         elif worker.cell:
             reporter.send(_beat(worker))
+            if system is not None:
+                system.sample_if_due()
 
 
 def _beat(worker: Worker) -> Beat:
@@ -123,7 +131,10 @@ def _execute(worker: Worker, command: _Command, main: int) -> None:
     elif isinstance(command, ForceInterrupt):
         worker.interrupts.force_interrupt()
     elif isinstance(command, Diagnose):
-        worker.reporter.send(_where(worker, main), urgent=True)
+        where = _where(worker, main)
+        if command.threads:
+            where = msgspec.structs.replace(where, threads=_threads(main))
+        worker.reporter.send(where, urgent=True)
     elif command.strategy in worker.strategies:
         worker.broken.add(command.strategy)
         if command.strategy == "mirrored":
@@ -186,6 +197,18 @@ def _where(worker: Worker, main: int) -> RankPosition:
         waits=_waits(str(innermost.f_globals.get("__name__", ""))),
         stack="\n".join(_call(*call) for call in calls[own[0] :]) if own else "",
         **worker.reporter.record_fields(),
+    )
+
+
+def _threads(main: int) -> str:
+    """Format the stacks of all Python threads but this one, the main thread first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)
+    return "\n".join(
+        f"{names.get(thread, f'thread {thread}')}:\n"
+        + "".join(traceback.format_stack(frames[thread], limit=_MOST_CALLS))
+        for thread in sorted(frames, key=lambda thread: thread != main)
     )
 
 

@@ -183,7 +183,7 @@ def test_snippets_are_inserted_and_settings_survive_a_reload(notebook: Page) -> 
     expect(hosts).to_have_value("7")
 
 
-def test_panel_has_no_accessibility_violations(notebook: Page) -> None:
+def test_panel_opens_workers_and_has_no_accessibility_violations(notebook: Page) -> None:
     run(notebook, CLUSTER)
     start(notebook, RUN)
     notebook.locator(f"{OUTPUT} canvas").first.wait_for()
@@ -191,6 +191,9 @@ def test_panel_has_no_accessibility_violations(notebook: Page) -> None:
     for theme in ("JupyterLab Dark", "JupyterLab Light"):
         change_theme(notebook, theme)
         assert violations(notebook, "#nbdist-panel") == []
+    notebook.locator("#nbdist-panel").get_by_role("button", name="2", exact=True).click()
+    notebook.get_by_text("host2 · pid 2").wait_for()
+    command(notebook, "application:close")
 
 
 def test_the_chart_is_visible_without_scrolling_and_disabled_buttons_have_a_tooltip(

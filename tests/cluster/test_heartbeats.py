@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nbdist.cluster.heartbeats import FIRST_STEP_HANGS_S, HANG_S, HANG_STEPS, SILENT_S, Heartbeats
-from nbdist.records import Beat, Output, RankPosition
+from nbdist.records import Beat, Output, RankPosition, SystemSample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +97,8 @@ def test_each_message_except_heartbeats_is_progress(
     advance(HANG_S)
     assert not vitals.stalled_s()
     query = RankPosition(rank=0, cell=1, step=10, place="", waits=True, cpu_s=1.0, stack="")
-    for message in (beat(0, 10, tested=1), query):
+    sample = SystemSample(rank=0, cell=1, time_s=1.0, values={})
+    for message in (beat(0, 10, tested=1), query, sample):
         vitals.receive(message)
     advance(1.0)
     assert vitals.stalled_s()

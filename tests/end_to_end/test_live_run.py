@@ -84,6 +84,42 @@ def test_stored_times_and_memory_are_correct(cluster: nbdist.Cluster) -> None:
     assert (latest(cluster).array(memory)[:, -1] > 1e7).all()
 
 
+def test_use_of_the_hosts_is_sampled_during_a_cell(cluster: nbdist.Cluster) -> None:
+    folder = cluster.settings.runs_path
+    cluster.run(
+        "import pathlib, time\n"
+        "report(loss=1.0)\n"
+        f"tables = pathlib.Path({str(folder)!r})\n"
+        "until = time.monotonic() + 60\n"
+        "while time.monotonic() < until:\n"
+        "    if any('cpu_cores' in f.read_text() for f in tables.glob('*/tables/*.json')): break\n"
+    )
+    (table,) = [table for table in latest(cluster).tables() if table.columns.system]
+    (busy, *_) = latest(cluster).array(table)[:, table.columns.names.index("cpu_cores")]
+    assert 0 < busy < 100
+    assert reports(latest(cluster))[0].shape == (3, 5)
+
+
+def test_requested_stack_of_a_rank_is_stored(cluster: nbdist.Cluster) -> None:
+    """The cell asks for its own stack, as a browser does."""
+    cluster.run(
+        "import pathlib, time\n"
+        "from nbdist.telemetry.run_reader import stored_runs\n"
+        "report(loss=1.0)\n"
+        f"own = stored_runs(pathlib.Path({str(cluster.settings.runs_path)!r}))[0]\n"
+        "if rank == 1:\n"
+        "    own.ask_for_stack(1)\n"
+        "    until = time.monotonic() + 60\n"
+        "    while own.stack(1) is None and time.monotonic() < until: pass\n"
+    )
+    stack = latest(cluster).stack(1)
+    assert stack is not None
+    assert "while own.stack(1) is None" in stack.stack
+    assert stack.threads.startswith("MainThread:\n")
+    assert "nbdist-reporter" in stack.threads
+    assert latest(cluster).stack(0) is None
+
+
 def test_reports_of_a_plain_cell_are_stored_with_nan_and_inf(cluster: nbdist.Cluster) -> None:
     cluster.run(
         "report(loss=1.0)\n"

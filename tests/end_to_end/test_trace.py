@@ -122,6 +122,17 @@ def test_tables_have_equal_totals(cluster: nbdist.Cluster) -> None:
     assert any("dot" in name for name in names)
 
 
+def test_timeline_has_the_busy_times_of_the_devices(cluster: nbdist.Cluster) -> None:
+    trace = cluster.trace(PRODUCT_AND_SUM)
+    lanes = {(one.rank, one.device, one.kind): one for one in trace.timeline.lanes}
+    for one in trace.by_device:
+        for kind, seconds in (("compute", one.compute_s), ("collective", one.collective_s)):
+            lane = lanes.get((one.rank, one.device, kind))  # type: ignore[call-overload]
+            assert (lane is not None) == (seconds > 0)
+            assert sum(lane.lengths_us if lane else ()) >= 0.9e6 * seconds - 1
+    assert 0 < trace.timeline.end_us < 1e6 * trace.seconds + 1e5
+
+
 def test_repeated_trace_gives_the_same_lines(cluster: nbdist.Cluster) -> None:
     """The second trace must not reuse the cached programs of the first."""
     cluster.trace(PRODUCT_AND_SUM)
@@ -177,6 +188,9 @@ def test_step_is_traced_by_line(cluster: nbdist.Cluster) -> None:
     assert line_time(trace, 3).compute_s > 0
     assert line_time(trace, 4).collective_s > 0
     assert totals_agree(trace)
+    waits = [one for one in trace.timeline.lanes if one.kind == "input"]
+    assert [(one.rank, one.device) for one in waits] == [(0, HOST_COPIES), (1, HOST_COPIES)]
+    assert all(len(one.gaps_us) >= TRACED_STEPS - 1 for one in waits)
 
 
 def test_selected_ranks_are_traced(cluster: nbdist.Cluster) -> None:

@@ -16,6 +16,7 @@ from nbdist.records import (
     RunningCell,
     SocketAddress,
     StepBegun,
+    SystemSample,
 )
 from nbdist.settings import Settings
 from nbdist.telemetry.receiver import Receiver, Repeats
@@ -48,6 +49,16 @@ def test_repeated_rows_of_each_rank_are_removed() -> None:
     assert repeats.fresh(epoch) is None
     text = Output(rank=0, cell=1, stream="stdout", text="again")
     assert [repeats.fresh(text), repeats.fresh(text)] == [text, text]
+
+
+def test_samples_of_the_host_are_no_reports(tmp_path: Path) -> None:
+    run = new_run(tmp_path, replicas=0)
+    run.take(SystemSample(rank=1, cell=1, time_s=2.0, values={"cpu_cores": 1.0}))
+    run.close()
+    resumed = reopen(running_cell(tmp_path, run.state.id), Settings())
+    assert resumed.reports == ()
+    resumed.live.close()
+    assert not run.path.exists()
 
 
 def test_stored_rows_count_as_received(tmp_path: Path) -> None:

@@ -142,9 +142,11 @@ class JupyterServer:
         token: str = TOKEN,
         headers: dict[str, str] | None = None,
         *,
-        text: bool = False,
+        query: str = "",
     ) -> AsyncIterator[Watcher]:
-        """Open the socket of a run, or with `text` the socket of its text.
+        """Open the socket of a run.
+
+        `query` selects a part: `text=1` its text, `rank=1` one worker.
 
         `headers` replace the header with the token.
 
@@ -152,7 +154,7 @@ class JupyterServer:
             tornado.httpclient.HTTPClientError: the server refused the socket.
         """
         headers = headers or {"Authorization": f"token {token}"}
-        url = f"ws://{self.at}/{BASE}/nbdist/runs/{run_id}/live{'?text=1' if text else ''}"
+        url = f"ws://{self.at}/{BASE}/nbdist/runs/{run_id}/live?{query}"
         watcher = Watcher(await websocket_connect(HTTPRequest(url, headers=headers)))
         try:
             yield watcher

@@ -21,6 +21,9 @@ from nbdist.records import (
     RUN_IS_GONE,
     UNREADABLE_RUN,
     Columns,
+    Output,
+    RequestStack,
+    StackMessage,
     StateMessage,
     StopRun,
     Table,
@@ -30,6 +33,7 @@ from nbdist.records import (
 from nbdist.telemetry.tail import FRAME_BYTES
 from tests.runs import LOSS, loss, losses, new_run, rows, writing_process
 from tests.server.jupyter import TOKEN, JupyterServer, RowsFrame
+from tests.telemetry.test_stacks import position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -113,7 +117,7 @@ def test_text_is_sent_from_its_start_and_continues(server: JupyterServer) -> Non
     run.flush()
 
     async def watch() -> None:
-        async with server.watch(run.state.id, text=True) as tab:
+        async with server.watch(run.state.id, query="text=1") as tab:
             assert await tab.history() == [
                 StateMessage(state=run.state),
                 TableMessage(table=Table(number=0, columns=LOSS)),
@@ -130,11 +134,33 @@ def test_text_is_sent_from_its_start_and_continues(server: JupyterServer) -> Non
     run.close()
 
 
+def test_text_and_requested_stack_of_a_worker_are_sent(server: JupyterServer) -> None:
+    run = new_run(server.runs)
+    run.take(Output(rank=1, cell=1, stream="stdout", text="hello\n"))
+    run.flush()
+
+    async def watch() -> None:
+        async with server.watch(run.state.id, query="rank=1") as tab:
+            assert await tab.history() == [
+                StateMessage(state=run.state),
+                TextMessage(text="hello\n"),
+            ]
+            await tab.send(msgspec.json.encode(RequestStack(rank=1)))
+            await until(lambda: run.stacks.take_requests() == {1})
+            run.take(position())
+            message = await tab.receive()
+            assert isinstance(message, StackMessage)
+            assert message.stack.place == position().place
+
+    asyncio.run(watch())
+    run.close()
+
+
 def test_last_text_of_a_discarded_run_is_sent(server: JupyterServer) -> None:
     run = new_run(server.runs)
 
     async def watch() -> None:
-        async with server.watch(run.state.id, text=True) as tab:
+        async with server.watch(run.state.id, query="text=1") as tab:
             await tab.history()
             run.show("bye\n")
             run.discard()
@@ -348,7 +374,7 @@ def test_a_run_that_cannot_be_read_closes_the_socket_with_the_reason(
     (run.path / "run.json").write_bytes(content)
 
     async def watch() -> tuple[int | None, str]:
-        async with server.watch(run.state.id, text=text) as tab:
+        async with server.watch(run.state.id, query="text=1" if text else "") as tab:
             return await tab.end(), tab._connection.close_reason or ""
 
     code, received = asyncio.run(watch())

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbdist.records import Columns, Display, Metrics, Output, Rows
-from nbdist.telemetry.run_writer import RunDirectory, new_id
+from nbdist.records import Columns, Display, Metrics, Output, Rows, SystemSample
+from nbdist.telemetry.run_writer import EVENTS_FOLDER, RunDirectory, new_id
 from tests.runs import (
     LOSS,
     largest_file,
@@ -68,6 +68,18 @@ def test_single_reports_are_rows_of_the_same_table(tmp_path: Path) -> None:
     (table,) = read(run).tables()
     assert table.columns == LOSS
     np.testing.assert_array_equal(read(run).array(table)[:, [2, 4]], [[1, 1], [2, 2], [3, 3]])
+
+
+def test_samples_of_the_host_have_their_own_table_and_no_events(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    for time_s in (2.0, 4.0):
+        run.take(SystemSample(rank=1, cell=1, time_s=time_s, values={"cpu_cores": time_s / 2}))
+    run.close()
+    (table,) = read(run).tables()
+    assert table.columns == Columns(system=("cpu_cores",))
+    assert not table.columns.counts(is_step=True)
+    assert read(run).array(table).tolist() == [[1, -1, -1, 2, 1], [1, -1, -1, 4, 2]]
+    assert not (run.path / EVENTS_FOLDER).exists()
 
 
 def test_a_late_or_missing_metric_has_its_own_table(tmp_path: Path) -> None:

@@ -84,6 +84,38 @@ class TestStatus:
         assert answer.failure.ename == "UnsentError"
 
 
+class TestStacks:
+    def test_stack_of_every_thread_is_reported_on_request(self) -> None:
+        begun, may_end = threading.Event(), threading.Event()
+
+        def other() -> None:
+            begun.set()
+            may_end.wait()
+
+        thread = threading.Thread(target=other, name="another thread")
+        thread.start()
+        begun.wait()
+        main, answers = threading.get_ident(), list[Any]()
+        rank: Any = Rank()
+
+        def take(frame: bytes) -> None:
+            watchdog._take(rank, frame, main)
+            answers.extend(rank.reporter.records)
+
+        for query in (Diagnose(number=CELL, threads=True), Diagnose(number=CELL)):
+            frame = msgspec.msgpack.encode(query)
+            watching = threading.Thread(target=take, args=(frame,), name="watchdog")
+            watching.start()
+            watching.join()
+        may_end.set()
+        thread.join()
+        assert answers[0].threads.startswith("MainThread:\n")
+        assert "another thread:\n" in answers[0].threads
+        assert "may_end.wait()" in answers[0].threads
+        assert "watchdog:" not in answers[0].threads
+        assert answers[-1].threads == ""
+
+
 class TestCommands:
     def test_interrupt_is_forced_only_in_its_cell(self) -> None:
         for cell, forced in ((CELL, [CELL]), (CELL + 1, [])):

@@ -68,6 +68,8 @@ interface IClusterProps {
   /** Title of the notebook that owns the cluster. Empty if that notebook is not open. */
   readonly notebook: string;
   readonly trans: TranslationBundle;
+  /** Opens the page of a worker. Null if its notebook has no stored run. */
+  readonly onWorker: ((rank: number) => void) | null;
   readonly onArrays: () => void;
   readonly onResize: (hosts: number) => void;
   readonly onStop: () => void;
@@ -75,7 +77,7 @@ interface IClusterProps {
 
 /** One cluster: its workers, and actions that run in its notebook. */
 export function Cluster(props: IClusterProps): React.JSX.Element {
-  const { cluster, notebook, trans, onArrays, onResize, onStop } = props;
+  const { cluster, notebook, trans, onWorker, onArrays, onResize, onStop } = props;
   const title = clusterTitle(cluster, trans);
   const [hosts, setHosts] = React.useState(cluster.workers.length);
   const busy = cluster.run !== '';
@@ -88,7 +90,7 @@ export function Cluster(props: IClusterProps): React.JSX.Element {
         {notebook === '' ? trans.__('Its notebook is not open.') : notebook}
         {busy && ` · ${trans.__('a run is active')}`}
       </p>
-      <Workers workers={cluster.workers} trans={trans} />
+      <Workers workers={cluster.workers} trans={trans} onOpen={onWorker} />
       <button type="button" className="nbdist-Link" onClick={onArrays}>
         {trans.__('Show array placement')}
       </button>
@@ -130,9 +132,10 @@ export function Cluster(props: IClusterProps): React.JSX.Element {
 interface IWorkersProps {
   readonly workers: readonly IWorkerState[];
   readonly trans: TranslationBundle;
+  readonly onOpen: ((rank: number) => void) | null;
 }
 
-function Workers({ workers, trans }: IWorkersProps): React.JSX.Element {
+function Workers({ workers, trans, onOpen }: IWorkersProps): React.JSX.Element {
   return (
     <div className="nbdist-Scroll" tabIndex={0} role="group" aria-label={trans.__('Workers')}>
       <table>
@@ -147,8 +150,24 @@ function Workers({ workers, trans }: IWorkersProps): React.JSX.Element {
         </thead>
         <tbody>
           {workers.map(worker => (
-            <tr key={worker.rank}>
-              <th scope="row">{worker.rank}</th>
+            <tr
+              key={worker.rank}
+              className={onOpen === null ? '' : 'nbdist-Opens'}
+              onClick={() => onOpen?.(worker.rank)}
+            >
+              <th scope="row">
+                {onOpen === null ? (
+                  worker.rank
+                ) : (
+                  <button
+                    type="button"
+                    className="nbdist-Link"
+                    title={trans.__('Open the page of worker %1', worker.rank)}
+                  >
+                    {worker.rank}
+                  </button>
+                )}
+              </th>
               <td>{worker.host}</td>
               <td>{devicesOf(worker)}</td>
               <td>{worker.memory_bytes > 0 ? gigabytes(worker.memory_bytes) : ''}</td>

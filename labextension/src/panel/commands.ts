@@ -9,6 +9,7 @@ export const Commands = {
   openRun: 'nbdist:open-run',
   openRuns: 'nbdist:open-runs',
   openLatestRun: 'nbdist:open-latest-run',
+  openWorker: 'nbdist:open-worker',
   openPlacement: 'nbdist:open-placement',
   stopRun: 'nbdist:stop-run',
   insertSnippet: 'nbdist:insert-snippet',

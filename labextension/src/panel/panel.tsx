@@ -3,6 +3,8 @@ import { ReactWidget } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 import { Cluster, StartForm } from './clusters';
+import type { IClusterState } from '../records';
+import { openWorker } from '../worker/tabs';
 import type { ISnippet } from './code';
 import { Commands } from './commands';
 import type { RunningFigures } from './figures';
@@ -128,11 +130,21 @@ export class Panel extends ReactWidget {
         cluster={cluster}
         notebook={notebook.titleOf(cluster.kernel)}
         trans={trans}
+        onWorker={this.workerOpener(cluster)}
         onArrays={() => this.execute(Commands.openPlacement, { id })}
         onResize={hosts => this.execute(Commands.resizeCluster, { id, hosts })}
         onStop={() => this.execute(Commands.stopCluster, { id })}
       />
     );
+  }
+
+  /** Return a function that opens a worker in the newest run of the cluster's notebook. */
+  private workerOpener({ writer }: IClusterState): ((rank: number) => void) | null {
+    const { server, commands } = this.parts;
+    const run = server.runs.find(
+      one => one.writer.pid === writer.pid && one.writer.started === writer.started
+    );
+    return run === undefined ? null : rank => openWorker(commands, run.id, rank);
   }
 
   private snippet(snippet: ISnippet): React.JSX.Element {

@@ -1,10 +1,12 @@
 import { MainAreaWidget } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { LabIcon } from '@jupyterlab/ui-components';
+import type { CommandRegistry } from '@lumino/commands';
 import { Widget } from '@lumino/widgets';
 import type { LiveRuns, IWatch } from '../live';
 import { RunView } from '../run/view';
 import { translateWith } from '../translate';
+import { openWorker } from '../worker/tabs';
 import type { CurrentNotebook } from './notebook';
 import { runTitle } from './words';
 
@@ -14,10 +16,12 @@ export class RunTab extends MainAreaWidget<RunContent> {
     readonly subject: string,
     runs: LiveRuns,
     notebooks: CurrentNotebook,
+    commands: CommandRegistry,
     trans: TranslationBundle,
     icon: LabIcon
   ) {
-    super({ content: new RunContent(runs.watch(subject), notebooks, trans) });
+    const open = (rank: number): void => openWorker(commands, subject, rank);
+    super({ content: new RunContent(runs.watch(subject), notebooks, open, trans) });
     this.id = `nbdist-run-${subject}`;
     this.title.closable = true;
     this.title.icon = icon;
@@ -28,6 +32,7 @@ class RunContent extends Widget {
   constructor(
     private readonly watch: IWatch,
     notebooks: CurrentNotebook,
+    openWorkerOf: (rank: number) => void,
     private readonly trans: TranslationBundle
   ) {
     super();
@@ -35,7 +40,7 @@ class RunContent extends Widget {
     this.title.label = trans.__('Run');
     const stop = (): void => void watch.stop();
     const showError = (): boolean => notebooks.showError(watch.model.state?.cell ?? '');
-    const actions = { stop, showError };
+    const actions = { stop, showError, openWorker: openWorkerOf };
     this.view = new RunView(this.node, watch.model, actions, translateWith(trans));
     this.stopListening = watch.model.subscribe(() => this.name());
     this.name();

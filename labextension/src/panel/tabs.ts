@@ -7,8 +7,9 @@ import type { ServerModel } from './model';
 import type { CurrentNotebook } from './notebook';
 import { OpenTabs } from './opentabs';
 import { RunTab } from './tab';
+import { WorkerTabs } from '../worker/tabs';
 
-/** Run tabs and the commands that open them. */
+/** Tabs of runs and of their workers, and the commands that open them. */
 export class RunTabs {
   constructor(
     private readonly app: JupyterFrontEnd,
@@ -17,12 +18,15 @@ export class RunTabs {
     private readonly trans: TranslationBundle,
     area: 'main' | 'right'
   ) {
-    const create = (run: string): RunTab => new RunTab(run, runs, notebooks, trans, nbdistIcon);
+    const create = (run: string): RunTab =>
+      new RunTab(run, runs, notebooks, app.commands, trans, nbdistIcon);
     this.tabs = new OpenTabs(app, area, 'nbdist-runs', Commands.openRun, create);
+    this.workers = new WorkerTabs(app, runs, trans, area);
   }
 
   addCommands(server: ServerModel): void {
     const { commands } = this.app;
+    this.workers.addCommand();
     const id = { id: { type: 'string', description: 'Run id' } };
     commands.addCommand(Commands.openRun, {
       label: labelled(this.trans.__('Open run')),
@@ -40,7 +44,9 @@ export class RunTabs {
 
   restore(restorer: ILayoutRestorer): void {
     this.tabs.restore(restorer);
+    this.workers.restore(restorer);
   }
 
   private readonly tabs: OpenTabs<RunTab>;
+  private readonly workers: WorkerTabs;
 }

@@ -111,17 +111,17 @@ export class Chart {
    *   isFull: also draw texts, legend, heat map and table. They need not follow each frame.
    */
   draw(isFull: boolean): void {
-    const { layout } = this.context;
-    const { key } = this.source;
-    if (layout.x !== this.axis) {
-      this.axis = layout.x;
+    const { settings } = this;
+    if (settings.x !== this.axis) {
+      this.axis = settings.x;
       this.show(null);
     }
     if (isFull) {
       this.picture.name(this.context.stragglers());
     }
-    this.picture.update(layout, layout.has('log', key), this.span, this.plot.width);
-    this.plot.draw(this.picture, layout.x === 'time');
+    const isLog = this.context.layout.has('log', this.source.key);
+    this.picture.update(settings, isLog, this.span, this.plot.width);
+    this.plot.draw(this.picture, settings.x === 'time');
     const column = this.column();
     if (isFull || column >= 0 || this.hadColumn) {
       this.drawLegend(column);
@@ -241,9 +241,15 @@ export class Chart {
     return this.picture.lines.filter(line => !this.context.hidden.has(line.rank));
   }
 
+  /** Samples by second have no step: their axis is always the time. */
+  private get settings(): ISettings {
+    const { x, smoothing } = this.context.layout;
+    return { x: this.source.grid.axis === 'second' ? 'time' : x, smoothing };
+  }
+
   /** Charts with this axis in common share the cursor. */
   private get axisName(): string {
-    return this.context.layout.x === 'time' ? 'time' : this.source.grid.axis;
+    return this.settings.x === 'time' ? 'time' : this.source.grid.axis;
   }
 
   /** Return the column under the pointer, in this chart or in another one. -1 if there is none. */
@@ -254,10 +260,10 @@ export class Chart {
   }
 
   private drawLegend(column: number): void {
-    const { layout, translate } = this.context;
+    const { translate } = this.context;
     this.legend.show(entries(this.picture, column, translate), this.near);
     const x = this.picture.x[column];
-    const where = x === undefined ? '' : place(x, this.source.grid.axis, layout, translate);
+    const where = x === undefined ? '' : place(x, this.source.grid.axis, this.settings, translate);
     const pointed = [where, this.nearText(column)].filter(part => part !== '').join(' · ');
     setText(this.readout, this.markText === '' ? pointed : this.markText);
   }
@@ -271,10 +277,11 @@ export class Chart {
   }
 
   private drawWords(): void {
-    const { layout, recoveries, translate } = this.context;
+    const { settings } = this;
+    const { recoveries, translate } = this.context;
     this.root.style.setProperty('--nbdist-inset', `${this.plot.inset.left}px`);
-    setAttribute(this.image, 'aria-label', describe(this.picture, layout, recoveries(), translate));
-    this.table.draw(this.picture, layout);
+    setAttribute(this.image, 'aria-label', describe(this.picture, settings, recoveries(), translate));
+    this.table.draw(this.picture, settings);
     this.drawSwitches();
     this.heat.root.hidden = this.picture.bands === null;
     if (this.picture.bands !== null) {
@@ -287,7 +294,7 @@ export class Chart {
     const painter = new Painter(canvas, area, x, columns, shown, y, isLog, ratio);
     this.painter = painter;
     this.marks.draw(this.context.recoveries(), this.plot.inset, recovery =>
-      this.picture.partOf(recovery, this.context.layout)
+      this.picture.partOf(recovery, this.settings)
     );
     painter.inside(() => {
       this.paintBands(painter);

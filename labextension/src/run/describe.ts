@@ -7,7 +7,12 @@ import type { Picture, ISettings } from './picture';
 import type { Translate } from './words';
 import { amount, count, counted, duration, fill, recovered, ranks as spans } from './words';
 
-const AXES: Record<Axis, string> = { step: 'step', epoch: 'epoch', report: 'report' };
+const AXES: Record<Axis, string> = {
+  step: 'step',
+  epoch: 'epoch',
+  report: 'report',
+  second: 'second'
+};
 
 /** Format a position on the x axis: `step 1,234` or `1 min 05 s`. */
 export function place(x: number, axis: Axis, settings: ISettings, translate: Translate): string {

@@ -1,5 +1,5 @@
-/** Position of a row: its step, its epoch, or its index if it has neither. */
-export type Axis = 'step' | 'epoch' | 'report';
+/** Position of a row: its step, its epoch, its index if it has neither, or its second. */
+export type Axis = 'step' | 'epoch' | 'report' | 'second';
 
 /** Change of the bins of a grid: bin `i` became bin `to(i)`. */
 export interface IMove {

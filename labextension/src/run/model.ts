@@ -81,7 +81,7 @@ export interface IProgress {
 
 interface IColumn {
   readonly name: string;
-  readonly kind: 'measure' | 'own' | 'shared';
+  readonly kind: 'measure' | 'own' | 'shared' | 'system';
 }
 
 interface ITableReader {
@@ -89,6 +89,8 @@ interface ITableReader {
   readonly width: number;
   /** The table contains only measurements of nbdist. They may belong to earlier steps. */
   readonly isMeasured: boolean;
+  /** The table contains samples of the hosts, by time. */
+  readonly isSystem: boolean;
   /** Incomplete row at the end of the last message. */
   rest: Float64Array;
   readonly sinks: Map<Axis, ISink>;
@@ -121,6 +123,7 @@ export class RunModel {
   private grids = new Map<Axis, Grid>();
   private metricsByKey = new Map<string, Metric>();
   private measuresByName = new Map<string, Metric>();
+  private systemByName = new Map<string, Metric>();
   private progressByRank = new Map<number, IProgress>();
   private tables = new Map<number, ITableReader>();
   private readonly listeners = new Set<() => void>();
@@ -135,16 +138,19 @@ export class RunModel {
   }
 
   onTable(table: ITable): void {
-    const { measures, own, shared } = table.columns;
+    const { measures, own, shared, system } = table.columns;
     const columns: IColumn[] = [
       ...measures.map(name => ({ name, kind: 'measure' as const })),
       ...own.map(name => ({ name, kind: 'own' as const })),
-      ...shared.map(name => ({ name, kind: 'shared' as const }))
+      ...shared.map(name => ({ name, kind: 'shared' as const })),
+      ...system.map(name => ({ name, kind: 'system' as const }))
     ];
     const width = PLACE.length + columns.length;
     const rest = new Float64Array(0);
     const isMeasured = measures.length === columns.length;
-    this.tables.set(table.number, { columns, width, isMeasured, rest, sinks: new Map() });
+    const isSystem = system.length > 0;
+    const sinks = new Map<Axis, ISink>();
+    this.tables.set(table.number, { columns, width, isMeasured, isSystem, rest, sinks });
     this.changed();
   }
 
@@ -184,6 +190,7 @@ export class RunModel {
     this.grids = new Map();
     this.metricsByKey = new Map();
     this.measuresByName = new Map();
+    this.systemByName = new Map();
     this.progressByRank = new Map();
     this.tables = new Map();
     this.changed();
@@ -205,6 +212,11 @@ export class RunModel {
   /** Return a measurement of nbdist per step. Undefined if it was not measured. */
   measure(name: string): Metric | undefined {
     return this.measuresByName.get(name);
+  }
+
+  /** Return a sample of the hosts by time. Undefined if it was not measured. */
+  system(name: string): Metric | undefined {
+    return this.systemByName.get(name);
   }
 
   /** Return the progress of a rank. Undefined if it sent no rows. */
@@ -249,6 +261,10 @@ export class RunModel {
     if (!(Number.isInteger(rank) && rank >= 0 && rank < MOST_RANKS)) {
       return;
     }
+    if (table.isSystem) {
+      this.addValues(table, rows, at, 'second', Math.floor(rows[at + TIME!]!));
+      return;
+    }
     if (this.isVoid(rows[at + STEP!]!, rows[at + TIME!]!)) {
       return;
     }
@@ -256,9 +272,20 @@ export class RunModel {
     const axis = advance(progress, rows, at, table.isMeasured);
     const place =
       axis === 'report' ? progress.reports : rows[at + (axis === 'step' ? STEP! : EPOCH!)]!;
+    this.addValues(table, rows, at, axis, place);
+  }
+
+  private addValues(
+    table: ITableReader,
+    rows: Float64Array,
+    at: number,
+    axis: Axis,
+    place: number
+  ): void {
     if (!(place <= LARGEST_PLACE)) {
       return;
     }
+    const rank = rows[at + RANK!]!;
     const sink = this.sinkOf(table, axis);
     const bin = sink.grid.place(place);
     sink.grid.clock(bin, rows[at + TIME!]!);
@@ -300,8 +327,10 @@ export class RunModel {
 
   private metricOf({ name, kind }: IColumn, axis: Axis): Metric {
     const isMeasure = kind === 'measure';
-    const all = isMeasure ? this.measuresByName : this.metricsByKey;
-    const key = isMeasure && axis === 'step' ? name : `${axis} ${name}`;
+    const isSystem = kind === 'system';
+    const ofRanks = isMeasure ? this.measuresByName : this.metricsByKey;
+    const all = isSystem ? this.systemByName : ofRanks;
+    const key = isSystem || (isMeasure && axis === 'step') ? name : `${axis} ${name}`;
     let metric = all.get(key);
     if (metric === undefined) {
       metric = new Metric(name, this.grid(axis));

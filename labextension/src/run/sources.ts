@@ -50,7 +50,7 @@ class Lines {
 }
 
 /** Metric as reported by the ranks. */
-class MetricSource implements ISource {
+export class MetricSource implements ISource {
   readonly key: string;
   readonly grid: Grid;
   readonly lineName = '';
@@ -284,7 +284,12 @@ class NetworkSource implements ISource {
   }
 }
 
-const PLACES: Record<Axis, string> = { step: 'by step', epoch: 'by epoch', report: 'by report' };
+const PLACES: Record<Axis, string> = {
+  step: 'by step',
+  epoch: 'by epoch',
+  report: 'by report',
+  second: 'by second'
+};
 
 /**
  * Return one chart per metric. A metric with values by step and by epoch has two distinct titles.

@@ -11,6 +11,7 @@ const SLIDER_STEPS = 60;
 export class Toolbar {
   readonly root: HTMLElement;
   private readonly disposables = new Disposables();
+  private readonly axisChoice: HTMLElement;
   private readonly search: HTMLInputElement;
   private readonly searchLabel: HTMLElement;
 
@@ -23,11 +24,12 @@ export class Toolbar {
     this.search = make('input', 'search', { type: 'search', placeholder, spellcheck: 'false' });
     this.searchLabel = make('label', 'field nbdist-filter', {}, translate('Filter'), this.search);
     this.disposables.listen(this.search, 'input', changed);
+    this.axisChoice = this.axis();
     this.root = make(
       'div',
       'toolbar',
       { role: 'group', 'aria-label': translate('Charts') },
-      this.axis(),
+      this.axisChoice,
       this.smoothing(),
       this.searchLabel
     );
@@ -37,6 +39,10 @@ export class Toolbar {
   matches(name: string): boolean {
     const isHidden = this.searchLabel.hidden;
     return isHidden || name.toLowerCase().includes(this.search.value.trim().toLowerCase());
+  }
+
+  set hasAxis(isThere: boolean) {
+    this.axisChoice.hidden = !isThere;
   }
 
   set hasFilter(isThere: boolean) {

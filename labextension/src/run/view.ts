@@ -22,6 +22,7 @@ import { Theme } from './theme';
 import { Toolbar } from './toolbar';
 import { refusal } from './words';
 import type { Translate } from './words';
+import { systemSources } from '../worker/system';
 import { stragglersOf, Workers } from './workers';
 
 /** Minimum interval between updates of texts, tables and heat maps. */
@@ -36,6 +37,8 @@ export interface IRunActions {
   stop(): void;
   /** Show the error in the output of its cell. Returns false if the page does not contain it. */
   showError?(): boolean;
+  /** Open the page of a worker. Missing if the page has no room for it. */
+  openWorker?(rank: number): void;
 }
 
 interface IPage {
@@ -70,6 +73,12 @@ function pagesIn(translate: Translate): readonly IPage[] {
       title: translate('Network & input'),
       sources: shareSources,
       empty: translate('No measurements yet.')
+    },
+    {
+      key: 'system',
+      title: translate('System'),
+      sources: systemSources,
+      empty: translate('No samples of the hosts: they are taken every 2 seconds.')
     }
   ];
 }
@@ -110,7 +119,7 @@ export class RunView {
     this.toolbar = new Toolbar(this.layout, translate, () => this.drawAll());
     this.pages = pagesIn(translate);
     this.tabs = new Tabs(this.pages, translate('Charts'), () => this.drawAll());
-    this.workers = new Workers(model, translate);
+    this.workers = new Workers(model, translate, actions.openWorker ?? null);
     this.charts = new ChartGrid({
       layout: this.layout,
       cursor: new Cursor(),
@@ -207,6 +216,7 @@ export class RunView {
   private chooseCharts(): void {
     const page = this.pages[this.tabs.chosen]!;
     const all = page.sources(this.model);
+    this.toolbar.hasAxis = page.key !== 'system';
     this.toolbar.hasFilter = page.key === 'metrics' && all.length > 1;
     const sources = all.filter(({ title }) => this.toolbar.matches(title));
     if (this.isReloading(all)) {

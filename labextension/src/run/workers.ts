@@ -51,7 +51,8 @@ export class Workers {
 
   constructor(
     private readonly model: RunModel,
-    private readonly translate: Translate
+    private readonly translate: Translate,
+    private readonly open: ((rank: number) => void) | null
   ) {
     this.columns = this.allColumns();
     this.heads = this.columns.map((column, i) => this.head(column, i));
@@ -183,7 +184,9 @@ export class Workers {
     const state = make('span', '');
     const swatch = make('span', 'swatch', { 'aria-hidden': 'true' });
     swatch.style.setProperty('--nbdist-rank', lineColour(rank));
-    const texts = this.columns.map(() => make('span', ''));
+    const texts = this.columns.map(({ key }) =>
+      key === 'rank' ? this.link(rank) : make('span', '')
+    );
     const cells = this.columns.map(({ key, isNumber }, i) => {
       const parts =
         key === 'state' ? [sign, state] : key === 'rank' ? [swatch, texts[i]!] : [texts[i]!];
@@ -191,7 +194,17 @@ export class Workers {
         ? make('th', 'number', { scope: 'row' }, ...parts)
         : make('td', isNumber ? 'number' : key, {}, ...parts);
     });
-    return { root: make('tr', '', {}, ...cells), cells: texts, sign, state };
+    const root = make('tr', this.open === null ? '' : 'opens', {}, ...cells);
+    this.disposables.listen(root, 'click', () => this.open?.(rank));
+    return { root, cells: texts, sign, state };
+  }
+
+  /** Return the element for the rank: a button if the worker has a page. */
+  private link(rank: number): HTMLElement {
+    const title = fill(this.translate('Open the page of worker {0}'), rank);
+    return this.open === null
+      ? make('span', '')
+      : make('button', 'link', { type: 'button', title });
   }
 
   /** Sort the rows. Moves them only if the order changed. */

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from nbdist.records import INPUT_WAIT
+from nbdist.worker.runtime.spans import annotated
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
@@ -141,7 +144,8 @@ class Feed:
                     )
                     batches = iter(ahead)
                 asked = time.perf_counter()
-                batch = next(batches, None)
+                with annotated(INPUT_WAIT):
+                    batch = next(batches, None)
                 if batch is None:
                     return
                 now = time.perf_counter()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from nbdist.records import INPUT_WAIT
 from nbdist.worker.profiling.trace import NO_PROGRAM, Span, kind_on_device, newest
 
 if TYPE_CHECKING:
@@ -94,11 +95,13 @@ class HostThread:
         started_ns: Start of that clock, in nanoseconds since the epoch.
         launches: Launched programs: name of the function, and time in seconds.
         copies: Start times of the copies that are also spans, in seconds.
+        inputs: Begin and end of each wait for a batch, in seconds.
     """
 
     started_ns: int
     launches: tuple[tuple[str, float], ...]
     copies: frozenset[float]
+    inputs: tuple[tuple[float, float], ...] = ()
 
 
 def thread_of(data: jax.profiler.ProfileData, mark: str) -> HostThread:
@@ -114,6 +117,7 @@ def thread_of(data: jax.profiler.ProfileData, mark: str) -> HostThread:
                 started_ns=dict(data.find_plane_with_name("Task Environment").stats)[_STARTED],
                 launches=tuple(_launches(sorted(events))),
                 copies=frozenset(begin_s for begin_s, _, name in events if name in _TRANSFERS),
+                inputs=tuple((t, t + length) for t, length, name in events if name == INPUT_WAIT),
             )
     raise LookupError(f"no thread entered the annotation {mark!r} during the trace")
 

@@ -11,17 +11,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbdist.records import HOST_COPIES, OWN_RANK, DeviceTime, LineTime, OperationTime
+from nbdist.utils.timelines import Busy, timeline_of
 from nbdist.worker.profiling.jax_profiler import holds_others, is_collective, is_host_copy
 from nbdist.worker.profiling.trace import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from nbdist.records import LaneKind, Timeline
     from nbdist.worker.profiling.cell_lines import CellLines
     from nbdist.worker.profiling.hlo_lines import Frame, Operation, Programs
     from nbdist.worker.profiling.jax_profiler import HostThread
     from nbdist.worker.profiling.trace import Kind, Span
 
+MOST_SPANS = 4000
+"""Limit for the spans in the timeline of a rank."""
+
+_LANES: dict[Kind, LaneKind] = {"compute": "compute", "collective": "collective"}
 _COPIES = {"to_device": "copy to device", "to_host": "copy to host"}
 _NO_LETTER = re.compile(r"[\W_]+")
 _COUNTED = re.compile(r"(\.\d+)+$")
@@ -241,6 +247,32 @@ def by_device(
         )
         for number, of in sorted(times.items(), key=lambda item: (item[0] < 0, item[0]))
     )
+
+
+def timeline(spent: Sequence[Spent], thread: HostThread) -> Timeline:
+    """Return the busy times of the rank's devices, and its waits for batches.
+
+    Args:
+        spent: Self times of the rank.
+        thread: Host thread that ran the cell.
+    """
+    started_s = thread.started_ns / 1e9
+    operations = (
+        Busy(
+            OWN_RANK,
+            part.span.device,
+            _LANES.get(part.span.kind, "copies"),
+            started_s + part.span.begin_s,
+            started_s + part.span.end_s,
+            part.name,
+        )
+        for part in spent
+    )
+    inputs = (
+        Busy(OWN_RANK, HOST_COPIES, "input", started_s + begin_s, started_s + end_s, "wait")
+        for begin_s, end_s in thread.inputs
+    )
+    return timeline_of((*operations, *inputs), MOST_SPANS)
 
 
 def by_line(spent: Sequence[Spent], text_of: Callable[[Place], str]) -> tuple[LineTime, ...]:

@@ -115,6 +115,7 @@ class CellTrace:
             by_line=trace_tables.by_line(spent, _text),
             notes=tuple(self._notes(is_empty=not spent)),
             file=file if with_file else b"",
+            timeline=trace_tables.timeline(spent, thread),
         )
 
     def _notes(self, *, is_empty: bool) -> Iterator[str]:
