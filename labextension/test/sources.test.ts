@@ -140,8 +140,11 @@ test('figures are of the farthest rank and of all ranks', () => {
 test('the loss of a fit is that of its latest report, and a mean of its epoch', () => {
   const model = new RunModel();
   model.onState(state({ kind: 'fit' }));
-  model.onTable({ number: 0, columns: { measures: ['step_s'], own: [], shared: ['loss'] } });
-  model.onTable({ number: 1, columns: { measures: [], own: [], shared: ['loss'] } });
+  model.onTable({
+    number: 0,
+    columns: { measures: ['step_s'], own: [], shared: ['loss'], system: [] }
+  });
+  model.onTable({ number: 1, columns: { measures: [], own: [], shared: ['loss'], system: [] } });
   model.onRows(Float64Array.from([0, ...[0, 1, 1, 1, 0.5, 9], ...[0, 1, 2, 2, 0.5, 8]]));
   model.onRows(Float64Array.from([1, ...[0, 1, -1, 2.1, 7]]));
   const shown = (): unknown[] => [figures(model, NOW).value, figures(model, NOW).definition];

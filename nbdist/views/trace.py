@@ -23,7 +23,7 @@ _LINE_CHARACTERS = 80
 
 _OPERATIONS = ("operation", "ms", "share", "calls")
 _DEVICES = ("rank", "device", "compute", "collectives", "to device", "to host", "idle")
-_LINES = ("line", "", "compute", "collectives", "transfers")
+_LINES = ("line", "code", "compute", "collectives", "transfers")
 _HOST_NOTE = "host: copies that are visible only on the host, not per device"
 
 

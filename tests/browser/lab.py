@@ -211,6 +211,7 @@ def change_theme(page: Page, theme: str) -> None:
         "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme
     )
     page.wait_for_function("theme => document.body.dataset.jpThemeName === theme", arg=theme)
+    page.locator("#jupyterlab-splash").wait_for(state="detached")
 
 
 def violations(page: Page, selector: str) -> list[str]:

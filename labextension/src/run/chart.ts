@@ -280,7 +280,11 @@ export class Chart {
     const { settings } = this;
     const { recoveries, translate } = this.context;
     this.root.style.setProperty('--nbdist-inset', `${this.plot.inset.left}px`);
-    setAttribute(this.image, 'aria-label', describe(this.picture, settings, recoveries(), translate));
+    setAttribute(
+      this.image,
+      'aria-label',
+      describe(this.picture, settings, recoveries(), translate)
+    );
     this.table.draw(this.picture, settings);
     this.drawSwitches();
     this.heat.root.hidden = this.picture.bands === null;

@@ -44,7 +44,9 @@ export class DataTable {
     }
     const columns = columnsOf(picture, this.translate);
     const caption = make('caption', '', {}, this.title);
-    const places = rowsOf(picture.columns).map(at => this.row(picture, settings, columns, at));
+    const places = rowsOf(picture.columns)
+      .filter(at => columns.some(({ strip }) => hasValue(strip, at)))
+      .map(at => this.row(picture, settings, columns, at));
     const head = [
       settings.x === 'time' ? this.translate('time') : this.translate(picture.source.grid.axis)
     ];
@@ -66,12 +68,14 @@ export class DataTable {
     const { unit, grid } = picture.source;
     const where = place(picture.x[at]!, grid.axis, settings, this.translate);
     const cells = columns.map(({ strip }) => {
-      const value = valueOf(strip, at);
-      const isMissing = Number.isNaN(value) && !strip.bad[at];
-      return make('td', '', {}, isMissing ? '' : amount(value, unit));
+      return make('td', '', {}, hasValue(strip, at) ? amount(valueOf(strip, at), unit) : '');
     });
     return make('tr', '', {}, make('th', '', { scope: 'row' }, where), ...cells);
   }
+}
+
+function hasValue(strip: Strip, at: number): boolean {
+  return !Number.isNaN(valueOf(strip, at)) || Boolean(strip.bad[at]);
 }
 
 /** Return evenly spaced columns of the picture, including the last one. */

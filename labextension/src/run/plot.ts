@@ -11,6 +11,9 @@ import { duration, ticks } from './words';
 
 /** Height of a plot in CSS pixels, alone and beside others. */
 const [LARGE, SMALL] = [240, 190] as const;
+/** Room for half of the last label of the axis, in pixels. */
+const RIGHT = 24;
+const TIME_RIGHT = 34;
 const LEAST_WIDTH = 120;
 const X_AXIS_HEIGHT = 30;
 const LEAST_Y_AXIS_WIDTH = 48;
@@ -128,7 +131,7 @@ export class Plot {
     return {
       width: this.size(),
       height: this.height,
-      padding: [8, 24, 0, 0],
+      padding: [8, () => (this.isTime ? TIME_RIGHT : RIGHT), 0, 0],
       legend: { show: false },
       cursor: this.cursor(),
       scales: {
