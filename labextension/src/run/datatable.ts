@@ -44,8 +44,9 @@ export class DataTable {
     }
     const columns = columnsOf(picture, this.translate);
     const caption = make('caption', '', {}, this.title);
+    const isSampled = picture.source.grid.axis === 'second'; // seconds without a sample are no rows
     const places = rowsOf(picture.columns)
-      .filter(at => columns.some(({ strip }) => hasValue(strip, at)))
+      .filter(at => !isSampled || columns.some(({ strip }) => hasValue(strip, at)))
       .map(at => this.row(picture, settings, columns, at));
     const head = [
       settings.x === 'time' ? this.translate('time') : this.translate(picture.source.grid.axis)
