@@ -13,7 +13,7 @@ from nbdist.execution.result import Run, picture_of
 from nbdist.records import RUN_MIME, Rows, RunOutput, StepBegun, short_id
 from nbdist.settings import Settings
 from nbdist.telemetry import run_reader
-from nbdist.telemetry.annotations import read_annotations
+from nbdist.telemetry.annotations import read_annotations, renamed
 from nbdist.views import formatting
 from nbdist.views.result_table import ResultTable, require_pandas
 from nbdist.views.run.runs_table import RunLine, RunsPicture
@@ -206,9 +206,7 @@ class SavedRun:
         """Return one line on the run. It reads only the last rows."""
         from nbdist.telemetry.history import without_superseded
 
-        state = self.state
-        if name := self.annotations.name:
-            state = msgspec.structs.replace(state, name=name)
+        state = renamed(self.state, self._kept.path)
         ends = self._metrics(_ROWS_OF_THE_END, batches=True)
         reached = Reached.of(without_superseded(ends, state.recoveries), state.kind)
         return RunLine(position, state, reached)

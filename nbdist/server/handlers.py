@@ -13,6 +13,7 @@ from jupyter_server.base.handlers import APIHandler
 from tornado.web import HTTPError, authenticated
 
 from nbdist.records import CLUSTER_ID, ClusterState, RunList
+from nbdist.telemetry.annotations import renamed
 from nbdist.telemetry.run_reader import search
 from nbdist.utils.files import PLACEMENT_FILE, read_file
 from nbdist.utils.processes import is_gone
@@ -101,7 +102,7 @@ def run_states(runs: Iterable[StoredRun]) -> Iterator[RunState]:
     """Yield the states of the runs, in order. Deleted runs are skipped."""
     for run in runs:
         try:
-            yield run.state()
+            yield renamed(run.state(), run.path)
         except (OSError, msgspec.DecodeError):
             continue
 

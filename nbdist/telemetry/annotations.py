@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from nbdist.records import RunState
+
 ANNOTATIONS_FILE = "annotations.json"
 MOST_BYTES = 200_000
 """Largest size of the file, and of a request that changes it."""
@@ -29,6 +31,12 @@ def read_annotations(folder: Path) -> Annotations:
         )
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return Annotations()
+
+
+def renamed(state: RunState, folder: Path) -> RunState:
+    """Return the state with the name that the user has given to the run in this folder, if any."""
+    name = read_annotations(folder).name
+    return msgspec.structs.replace(state, name=name) if name else state
 
 
 def annotate(folder: Path, changes: Mapping[str, object]) -> Annotations:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from nbdist.records import CaughtUp, StateMessage, TableMessage
+from nbdist.telemetry.annotations import renamed
 from nbdist.telemetry.tables import FLOAT_BYTES
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class States:
         if written == self._written and now - self._looked_at < LOOK_S:
             return
         self._written, self._looked_at = written, now
-        state = self._run.state()
+        state = renamed(self._run.state(), self._run.path)
         if state != self._state:
             self._state = state
             yield encoded(StateMessage(state=state))

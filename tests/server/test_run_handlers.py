@@ -11,8 +11,10 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from nbdist.records import Annotations, RunCurve, RunTable
+from nbdist.records import Annotations, RunCurve, RunList, RunTable
 from nbdist.telemetry.annotations import MOST_BYTES, annotate, read_annotations
+from nbdist.telemetry.run_reader import find
+from nbdist.telemetry.tail import States
 from tests.runs import losses, new_run
 from tests.server.jupyter import BASE, TIMEOUT_S, TOKEN, JupyterServer
 
@@ -82,6 +84,16 @@ def test_edits_are_stored_and_returned(server: JupyterServer, run: RunDirectory)
     expected = Annotations(name="best", tags=("a",), pinned=True)
     assert msgspec.json.decode(body, type=Annotations) == expected
     assert read_annotations(run.path) == expected
+
+
+def test_a_new_name_is_that_of_the_panel_and_of_the_run_view(
+    server: JupyterServer, run: RunDirectory
+) -> None:
+    edit(server, run, {"name": "best"})
+    (listed,) = msgspec.json.decode(ask(server, "")[1], type=RunList).runs
+    assert listed.name == "best"
+    (first, *_) = States(find(server.runs, run.state.id)).news()
+    assert json.loads(first)["state"]["name"] == "best"
 
 
 @pytest.mark.parametrize("changes", [{"path": "x"}, {"tags": "a"}, ["a"], 1, {"note": 3}])
