@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import expect
 
 from nbdist.telemetry.annotations import annotate, read_annotations
-from tests.browser.lab import TIMEOUT_MS, change_theme, violations
+from tests.browser.lab import TIMEOUT_MS, change_theme, revert, violations
 from tests.runs import losses, new_run, rows
 
 if TYPE_CHECKING:
@@ -283,6 +283,7 @@ def test_cells_of_a_run_are_shown(tab: Locator, opened: Page) -> None:
 def test_notebook_opens_at_the_cell_of_a_run(tab: Locator, opened: Page) -> None:
     line(tab, "wide model").get_by_role("button", name=re.compile("^Open the notebook")).click()
     opened.locator(".jp-Notebook .jp-Cell.jp-mod-active", has_text="%%dist_run").wait_for()
+    revert(opened)  # and wait for the kernel: a disposal before that is an error of the page
     # JupyterLab asks whether to save the notebook before it closes it.
     opened.evaluate("() => window.jupyterapp.shell.currentWidget.dispose()")
 
