@@ -34,7 +34,7 @@ QUICK = {
     "tensorflow/gan_two_optimizers",
     "tensorflow/loop_top_level",
 }
-"""Notebooks of `make test`; `make test-full` runs all, also on 4 workers."""
+"""Notebooks of `make test`; `make test-full` runs all, in all sizes."""
 
 FLAT = """
 def _is_flat(tree):
@@ -87,12 +87,18 @@ class Notebook:
         """)
 
 
+SIZES = {"2": (2, 1), "4": (4, 1), "2x2": (2, 2)}
+"""Hosts, and devices of each."""
+
 CASES = [
     pytest.param(
-        (framework, hosts), name, marks=() if name in QUICK and hosts == 2 else pytest.mark.full
+        (framework, size),
+        name,
+        id=f"{name}-{size}",
+        marks=() if name in QUICK and size == "2" else pytest.mark.full,
     )
     for framework in MODULES
-    for hosts in (2, 4)
+    for size in SIZES
     for name in NOTEBOOKS
     if name.startswith(framework)
 ]
@@ -100,8 +106,9 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
-    framework, hosts = request.param
-    with clusters.cluster(hosts=hosts, framework=framework) as running:
+    framework, size = request.param
+    hosts, devices = SIZES[size]
+    with clusters.cluster(hosts=hosts, framework=framework, devices_per_host=devices) as running:
         yield running
 
 
