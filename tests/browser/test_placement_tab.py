@@ -138,7 +138,9 @@ def test_a_restart_makes_the_tab_stale_until_a_refresh(
 ) -> None:
     stale = tab.get_by_role("status")
     expect(stale).to_have_count(0)
-    run(notebook, RESTART)
+    notebook.evaluate("() => window.jupyterapp.shell.activateById(window.notebook.id)")
+    notebook.wait_for_function("() => window.jupyterapp.shell.currentWidget === window.notebook")
+    run(notebook, RESTART + 1)  # the form has added a cell
     expect(stale).to_contain_text("Stale: the workers were replaced.")
     tab.screenshot(path=pictures / "placement-stale-dark.png")
     assert violations(notebook, ".nbdist-PlacementTab") == []
