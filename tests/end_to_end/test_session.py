@@ -11,6 +11,7 @@ import time
 import pytest
 
 import nbdist
+from nbdist.views.run import metrics
 
 
 def plain(text: str) -> str:
@@ -259,8 +260,10 @@ def test_reports_of_a_failed_cell_are_kept(cluster: nbdist.Cluster) -> None:
 
 
 def test_report_of_one_rank_is_shown_live(
-    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The line waits for the other ranks only for some time."""
+    monkeypatch.setattr(metrics, "WAIT_S", 0.5)
     cell = "import time\nif rank == 0:\n    report(epoch=1, loss=1)\n    report(epoch=1, acc=2)\n"
     cluster.run(cell + "time.sleep(1.6)\nprint('end')")
     lines = capsys.readouterr().out.splitlines()
