@@ -63,6 +63,20 @@ test('the table has columns for metrics and hyperparameters', () => {
   );
 });
 
+test('a name may be that of a metric and of a hyperparameter', () => {
+  const rows = [row('1', { lr: 0.3 }), row('2', {}, {}, { hyperparameters: { lr: 0.1 } })];
+  const columns = columnsOf(rows, trans);
+  const keys = columns.map(({ key }) => key);
+  assert.equal(new Set(keys).size, keys.length);
+  for (const [search, id] of [
+    ['lr<0.2', '2'],
+    ['lr>0.2', '1']
+  ] as const) {
+    const states = found(rows, columns, { ...QUERY, search }).map(({ state }) => state.id);
+    assert.deepEqual(states, [id]);
+  }
+});
+
 test('pinned runs are first, and missing values are last', () => {
   assert.equal(ids({}), '3421');
   assert.equal(ids({ isDescending: false }), '3124');

@@ -30,7 +30,9 @@ export function columnsOf(rows: readonly IRunRow[], trans: TranslationBundle): r
     ...runColumns(trans),
     ...metrics.map(name => metric(name)),
     batch(trans),
-    ...hyperparameters.map(name => hyperparameter(name, rows))
+    ...hyperparameters.map(name =>
+      hyperparameter(name, metrics.includes(name) ? `hyperparameters.${name}` : name, rows)
+    )
   ].filter(column => column.group === 'run' || rows.some(row => column.value(row) !== null));
 }
 
@@ -81,11 +83,11 @@ function metric(name: string): IColumn {
   };
 }
 
-function hyperparameter(name: string, rows: readonly IRunRow[]): IColumn {
+function hyperparameter(name: string, key: string, rows: readonly IRunRow[]): IColumn {
   const value = (row: IRunRow): Value => row.state.hyperparameters[name] ?? null;
   const isNumber = rows.every(row => typeof value(row) !== 'string');
   return {
-    ...{ key: name, title: name, group: 'hyperparameter', isNumber, value },
+    ...{ key, title: key, group: 'hyperparameter', isNumber, value },
     text: row => shown(value(row))
   };
 }

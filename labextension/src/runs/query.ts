@@ -75,12 +75,17 @@ export function tagsOf(rows: readonly IRunRow[], ...others: readonly string[]): 
   return [...[...tags].sort((a, b) => a.localeCompare(b)), ...others];
 }
 
-/** Return the test of a word: a condition on a known column, else a part of a text of the run. */
+/**
+ * Return the test of a word: a condition on a known column, else a part of a text of the run.
+ *
+ * A name may be that of a metric and of a hyperparameter. One of them must hold.
+ */
 function test(word: string, columns: readonly IColumn[]): Test {
   const [, key = '', operator = '', wanted = ''] = CONDITION.exec(word) ?? [];
-  const column = columns.find(one => one.key.toLowerCase() === key.toLowerCase());
-  if (column !== undefined) {
-    return row => holds(column.value(row), operator, wanted);
+  const keys = [key, `hyperparameters.${key}`].map(one => one.toLowerCase());
+  const chosen = columns.filter(one => keys.includes(one.key.toLowerCase()));
+  if (chosen.length > 0) {
+    return row => chosen.some(column => holds(column.value(row), operator, wanted));
   }
   const part = word.toLowerCase();
   return row => textOf(row, columns).includes(part);
