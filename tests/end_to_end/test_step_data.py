@@ -397,7 +397,7 @@ def test_run_converts_to_arrays_frame_and_image(cluster: nbdist.Cluster) -> None
     assert (summary.ranks, summary.epochs, summary.steps, summary.batch) == (2, 2, 6, 8)
     assert summary.replicas == 2
     assert summary.last["loss"] == pytest.approx(11.5)
-    assert "2 workers, epoch 2 of 2, step 6 of 6, loss 11.5 (last step)" in repr(run)
+    assert "2 workers, epoch 2 of 2, step 6 of 6, loss 19.5 (last step)" in repr(run)
     assert "<img" in str(run._repr_mimebundle_()["text/html"])
     assert pickle.loads(pickle.dumps(run)) == run
 
