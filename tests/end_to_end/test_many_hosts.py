@@ -288,7 +288,6 @@ def test_environment_and_folder_of_a_host_apply(hosts: Hosts, tmp_path: Path) ->
         nbdist.Cluster(hosts=[Host(name=hosts.names[0], folder="/no/such/folder")])
 
 
-@pytest.mark.full  # `test_shrink.py` continues without a worker of this host
 def test_dead_host_is_left_out(hosts: Hosts, tmp_path: Path) -> None:
     host = hosts.each[1]
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
