@@ -53,6 +53,11 @@ CELLS = [
     "%dist_show params",
     "%dist_restart",
 ]
+CLOSE_TAB = """() => {
+  const own = '.nbdist-PlacementTab';
+  const tabs = [...window.jupyterapp.shell.widgets('main')];
+  tabs.find(({ node }) => node.matches(own) || node.querySelector(own)).close();
+}"""
 COUNT = "() => window.notebook.content.widgets.length"
 
 
@@ -165,7 +170,7 @@ def test_tab_reports_a_missing_cluster(lab: Lab, notebook: Page, tab: Locator) -
     lab.end_kernels()
     expect(tab).to_contain_text("The cluster is not available")
     expect(tab).to_contain_text("layer_23")
-    notebook.evaluate("() => window.jupyterapp.commands.execute('application:close')")
+    notebook.evaluate(CLOSE_TAB)
     expect(tab).to_have_count(0)
 
 
