@@ -120,7 +120,7 @@ function text(data: unknown): string {
 }
 
 /**
- * Return the picture of an output as a URL of its data. Empty if there is none.
+ * Return the picture of an output as a URL of its data. Empty without a picture.
  *
  * It is in HTML, in notebooks of older versions in `image/png`. The HTML may be untrusted: only the
  * picture in it is used.

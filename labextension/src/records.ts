@@ -464,7 +464,7 @@ export interface ITextMessage {
  * Attributes:
  *     at: seconds since 1970.
  *     step: last step that it started; 0 for none.
- *     place: innermost line of a cell; empty if there is none.
+ *     place: innermost line of a cell; empty outside of cells.
  *     waits: the main thread waits for another thread, usually one in a collective.
  *     stack: stack of the main thread from the cell on; empty if no line of a cell runs.
  *     threads: stacks of all Python threads; empty if nbdist asked only for the position.

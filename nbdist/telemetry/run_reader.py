@@ -171,7 +171,7 @@ class StoredRun:
             return None
 
     def stack(self, rank: int) -> WorkerStack | None:
-        """Return the last stored stack of the rank. None if there is none."""
+        """Return the last stored stack of the rank. None without one."""
         return StackFiles(self.path / STACKS_FOLDER).read(rank)
 
     def ask_for_stack(self, rank: int) -> None:

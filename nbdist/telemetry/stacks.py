@@ -60,7 +60,7 @@ class StackFiles:
             replace_file(self._path(where.rank), msgspec.json.encode(stack))
 
     def read(self, rank: int) -> WorkerStack | None:
-        """Return the last stack of a rank. None if there is none, or it cannot be read."""
+        """Return the last stack of a rank. None without a stored or readable stack."""
         with contextlib.suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode(self._path(rank).read_bytes(), type=WorkerStack)
         return None

@@ -30,6 +30,16 @@ TIMEOUT_S = 60
 BASE = "user/somebody"  # same form as under JupyterHub
 
 
+def response(request: urllib.request.Request) -> tuple[int, bytes]:
+    """Send a request and return the status and body of the response."""
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
 class JupyterServer:
     """A Jupyter server in its own process, on loopback.
 
@@ -122,12 +132,7 @@ class JupyterServer:
             headers={"Authorization": f"token {token}"},
             method=method,
         )
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                return answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read()
+        return response(request)
 
     def login(self) -> str:
         """Return the cookies of a browser that has opened the URL with the token."""

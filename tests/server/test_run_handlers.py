@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -16,7 +15,7 @@ from nbdist.telemetry.annotations import MOST_BYTES, annotate, read_annotations
 from nbdist.telemetry.run_reader import find
 from nbdist.telemetry.tail import States
 from tests.runs import losses, new_run
-from tests.server.jupyter import BASE, TIMEOUT_S, TOKEN, JupyterServer
+from tests.server.jupyter import BASE, TOKEN, JupyterServer, response
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,12 +58,7 @@ def ask(
         headers=headers or {"Authorization": f"token {TOKEN}"},
         method=method,
     )
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            return answer.status, answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read()
+    return response(request)
 
 
 def edit(server: JupyterServer, run: RunDirectory, changes: object) -> tuple[int, bytes]:

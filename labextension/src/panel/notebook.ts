@@ -32,7 +32,7 @@ export class CurrentNotebook implements IDisposable {
     return kernelOf(this.tracker.currentWidget);
   }
 
-  /** Title of the current notebook with a kernel. Empty if there is none. */
+  /** Title of the current notebook with a kernel. Empty without such a notebook. */
   get title(): string {
     return this.titleOf(this.kernel);
   }
@@ -56,7 +56,7 @@ export class CurrentNotebook implements IDisposable {
     return true;
   }
 
-  /** Open a new notebook. Returns the id of its kernel once it runs, empty if there is none. */
+  /** Open a new notebook. Returns the id of its kernel once it runs, empty if no kernel starts. */
   async create(): Promise<string> {
     const { commands, serviceManager } = this.app;
     const kernelName = serviceManager.kernelspecs.specs?.default ?? '';

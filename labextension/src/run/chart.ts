@@ -252,7 +252,7 @@ export class Chart {
     return this.settings.x === 'time' ? 'time' : this.source.grid.axis;
   }
 
-  /** Return the column under the pointer, in this chart or in another one. -1 if there is none. */
+  /** Return the column under the pointer, in this chart or in another one. -1 without a pointer. */
   private column(): number {
     const { x, axis } = this.context.cursor;
     const { min, max } = this.picture.shown;

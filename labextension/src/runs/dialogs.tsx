@@ -12,16 +12,7 @@ type Edit = Pick<IAnnotations, 'name' | 'tags' | 'note'>;
 
 /** Ask for name, tags and note of a run. Returns null if the user cancels. */
 export async function askForEdit(row: IRunRow, trans: TranslationBundle): Promise<Edit | null> {
-  const { button, value } = await showDialog({
-    title: trans.__('Edit run'),
-    body: new EditForm(row, trans),
-    focusNodeSelector: 'input',
-    buttons: [
-      Dialog.cancelButton({ label: trans.__('Cancel') }),
-      Dialog.okButton({ label: trans.__('Save') })
-    ]
-  });
-  return button.accept ? value : null;
+  return ask(trans.__('Edit run'), new EditForm(row, trans), trans.__('Save'), trans);
 }
 
 /** Ask for tags to add to runs. Returns null if the user cancels. */
@@ -29,13 +20,22 @@ export async function askForTags(
   runs: number,
   trans: TranslationBundle
 ): Promise<readonly string[] | null> {
+  const title = trans._n('Add tags to %1 run', 'Add tags to %1 runs', runs);
+  return ask(title, new TagsForm(trans), trans.__('Add'), trans);
+}
+
+/** Show a form. Returns its value, or null if the user cancels. */
+async function ask<T>(
+  title: string,
+  body: Dialog.IBodyWidget<T>,
+  action: string,
+  trans: TranslationBundle
+): Promise<T | null> {
   const { button, value } = await showDialog({
-    title: trans._n('Add tags to %1 run', 'Add tags to %1 runs', runs),
-    body: new TagsForm(trans),
-    focusNodeSelector: 'input',
+    ...{ title, body, focusNodeSelector: 'input' },
     buttons: [
       Dialog.cancelButton({ label: trans.__('Cancel') }),
-      Dialog.okButton({ label: trans.__('Add') })
+      Dialog.okButton({ label: action })
     ]
   });
   return button.accept ? value : null;

@@ -324,7 +324,7 @@ function smoothed(values: readonly (number | null)[], weight: number): (number |
   return [...out].map((value, i) => (n[i] === 0 ? null : value));
 }
 
-/** Return the value at a place, or the last one. NaN if there is none. */
+/** Return the value at a place, or the last one. NaN without values. */
 function valueAt(values: uPlot.AlignedData[number], place: number | null): number {
   const end = place === null ? values.length - 1 : place;
   for (let i = end; i >= 0; i--) {

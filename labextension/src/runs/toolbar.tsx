@@ -71,30 +71,20 @@ function Filters(props: IToolbarProps): React.JSX.Element {
         value={query.search}
         onChange={event => onQuery({ search: event.target.value })}
       />
-      <select
-        className="jp-mod-styled"
-        aria-label={trans.__('Filter by status')}
+      <Filter
+        label={trans.__('Filter by status')}
+        all={trans.__('All statuses')}
+        choices={[...statuses]}
         value={query.status}
-        onChange={event => onQuery({ status: event.target.value })}
-      >
-        <option value="">{trans.__('All statuses')}</option>
-        {[...statuses].map(([status, name]) => (
-          <option key={status} value={status}>
-            {name}
-          </option>
-        ))}
-      </select>
-      <select
-        className="jp-mod-styled"
-        aria-label={trans.__('Filter by tag')}
+        onChange={status => onQuery({ status })}
+      />
+      <Filter
+        label={trans.__('Filter by tag')}
+        all={trans.__('All tags')}
+        choices={tags.map(tag => [tag, tag])}
         value={query.tag}
-        onChange={event => onQuery({ tag: event.target.value })}
-      >
-        <option value="">{trans.__('All tags')}</option>
-        {tags.map(tag => (
-          <option key={tag}>{tag}</option>
-        ))}
-      </select>
+        onChange={tag => onQuery({ tag })}
+      />
       <label>
         <input
           type="checkbox"
@@ -154,5 +144,36 @@ function Button({ label, onClick }: IButtonProps): React.JSX.Element {
     <button type="button" className="jp-mod-styled nbdist-Small" onClick={onClick}>
       {label}
     </button>
+  );
+}
+
+/** Choice of one value of a column, or of all. */
+function Filter({
+  label,
+  all,
+  choices,
+  value,
+  onChange
+}: {
+  readonly label: string;
+  readonly all: string;
+  readonly choices: readonly (readonly [value: string, name: string])[];
+  readonly value: string;
+  readonly onChange: (value: string) => void;
+}): React.JSX.Element {
+  return (
+    <select
+      className="jp-mod-styled"
+      aria-label={label}
+      value={value}
+      onChange={event => onChange(event.target.value)}
+    >
+      <option value="">{all}</option>
+      {choices.map(([choice, name]) => (
+        <option key={choice} value={choice}>
+          {name}
+        </option>
+      ))}
+    </select>
   );
 }

@@ -43,7 +43,7 @@ export function firstAfter({ ends }: ILane, time: number): number {
   return low;
 }
 
-/** Return the span at a time, or the nearest one within `near`. -1 if there is none. */
+/** Return the span at a time, or the nearest one within `near`. -1 if all are farther. */
 export function spanAt(lane: ILane, time: number, near: number): number {
   const i = firstAfter(lane, time - near);
   return i < lane.ends.length && lane.begins[i]! <= time + near ? i : -1;
