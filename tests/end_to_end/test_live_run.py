@@ -85,14 +85,14 @@ def test_stored_times_and_memory_are_correct(cluster: nbdist.Cluster) -> None:
 
 
 def test_use_of_the_hosts_is_sampled_during_a_cell(cluster: nbdist.Cluster) -> None:
-    folder = cluster.settings.runs_path
+    """The cell waits for the first sample of its own run."""
     cluster.run(
         "import pathlib, time\n"
+        "from nbdist.telemetry.run_reader import stored_runs\n"
         "report(loss=1.0)\n"
-        f"tables = pathlib.Path({str(folder)!r})\n"
+        f"own = stored_runs(pathlib.Path({str(cluster.settings.runs_path)!r}))[0]\n"
         "until = time.monotonic() + 60\n"
-        "while time.monotonic() < until:\n"
-        "    if any('cpu_cores' in f.read_text() for f in tables.glob('*/tables/*.json')): break\n"
+        "while not any(t.columns.system for t in own.tables()) and time.monotonic() < until: pass\n"
     )
     (table,) = [table for table in latest(cluster).tables() if table.columns.system]
     (busy, *_) = latest(cluster).array(table)[:, table.columns.names.index("cpu_cores")]
