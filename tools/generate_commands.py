@@ -117,12 +117,7 @@ def table(command: Magic) -> Iterator[str]:
 
 def forms_of(name: str) -> list[str]:
     """Return the forms of a magic: for a line, for a cell, or both."""
-    kinds = {"line": "%", "cell": "%%"}
-    return [
-        f"`{mark}{name}`"
-        for kind, mark in kinds.items()
-        if any(name in of.magics[kind] for of in CLASSES)
-    ]
+    return [f"`{form}`" for form in MAGICS[name].forms]
 
 
 def names(option: Option) -> str:

@@ -34,11 +34,21 @@ RUNNING = tuple(option for option in OPTIONS.values() if option.name not in ("on
 
 @dataclass(frozen=True)
 class Magic:
-    """Description of a magic for the command reference."""
+    """Description of a magic for its help and for the command reference.
+
+    Attributes:
+        name: name without percent signs.
+        description: text of its docstring.
+        options: options that it documents.
+        ignored: options that it accepts without effect.
+        forms: its forms for a line and for a cell, such as `%%dist_run`.
+    """
 
     name: str
     description: str
     options: tuple[Option, ...]
+    ignored: tuple[Option, ...] = ()
+    forms: tuple[str, ...] = ()
 
 
 MAGICS: dict[str, Magic] = {}
@@ -57,7 +67,8 @@ def command(
 
     def decorate(function: Callable[..., Any]) -> Any:
         name = function.__name__
-        MAGICS[name] = Magic(name, inspect.getdoc(function) or "", options)
+        description = inspect.getdoc(function) or ""
+        MAGICS[name] = Magic(name, description, options, ignored, _forms(function))
         function = _interruptible(function)
         for option in reversed(options):
             function = as_argument(option)(function)
@@ -66,6 +77,14 @@ def command(
         return magic_arguments()(function)
 
     return decorate
+
+
+def _forms(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the forms of a magic; one for a line and a cell gives its cell a default."""
+    name, cell = function.__name__, inspect.signature(function).parameters.get("cell")
+    if cell is None:
+        return (f"%{name}",)
+    return (f"%%{name}",) if cell.default is cell.empty else (f"%{name}", f"%%{name}")
 
 
 def _interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,7 +108,7 @@ def _interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def help_text(magic: Magic) -> str:
     """Return the description of a magic and of its options, for `--help`."""
-    lines = [f"%{magic.name}: {magic.description}", ""]
+    lines = [f"{', '.join(magic.forms)}: {magic.description}", ""]
     heads = [" ".join(filter(None, (", ".join(o.flags), _value(o)))) for o in magic.options]
     width = max(map(len, heads), default=0)
     for head, option in zip(heads, magic.options, strict=True):
@@ -145,8 +164,8 @@ def parse(magic: Callable[..., Any], line: str) -> Namespace:
     try:
         args: Namespace = parse_argstring(magic, line)
     except ParserError as error:
-        own = MAGICS[magic.__name__].options
-        raise ParserError(f"{error}{_suggestion(str(error), own)}") from None
+        suggestion = _suggestion(str(error), MAGICS[magic.__name__])
+        raise ParserError(f"{error}{suggestion}") from None
     for name, value in vars(args).items():
         if isinstance(value, str):
             setattr(args, name, _unquoted(value))
@@ -155,21 +174,25 @@ def parse(magic: Callable[..., Any], line: str) -> Namespace:
     return args
 
 
-def _suggestion(error: str, options: tuple[Option, ...]) -> str:
+def _suggestion(error: str, magic: Magic) -> str:
     """Return a text with the closest valid options for unknown ones, or all; empty if none."""
-    flags = [flag for option in options for flag in option.flags if flag.startswith("--")]
+    flags, ignored = _long_flags(magic.options), _long_flags(magic.ignored)
     _, is_unknown, words = error.partition("unrecognized arguments: ")
     unknown = [word.partition("=")[0] for word in words.split() if word.startswith("--")]
     if not is_unknown or not unknown:
         return ""
     close = dict.fromkeys(
-        flag for word in unknown for flag in difflib.get_close_matches(word, flags, n=1)
+        flag for word in unknown for flag in difflib.get_close_matches(word, flags + ignored, n=1)
     )
     return (
         f"; did you mean {', '.join(close)}?"
         if close
         else f"; options are {', '.join(sorted(flags))}"
     )
+
+
+def _long_flags(options: tuple[Option, ...]) -> list[str]:
+    return [flag for option in options for flag in option.flags if flag.startswith("--")]
 
 
 def _unquoted(text: str) -> str:

@@ -154,6 +154,35 @@ def test_all_magics_refuse_a_misspelt_option_with_the_nearest_one(shell: Interac
                     shell.run_line_magic(name, f"x {flag}x")
 
 
+@pytest.mark.parametrize(
+    ("kind", "line", "flag"),
+    [("cell", "--stratgy pjrt", "--strategy"), ("line", "model --stepz 3", "--steps")],
+)
+def test_options_without_effect_are_suggested_too(
+    shell: InteractiveShell, kind: str, line: str, flag: str
+) -> None:
+    assert flag not in [option.flag for option in module.MAGICS["dist_plan"].options]
+    given = ("dist_plan", line, "x = 1") if kind == "cell" else ("dist_plan", line)
+    with pytest.raises(ParserError, match=f"did you mean {flag}"):
+        getattr(shell, f"run_{kind}_magic")(*given)
+
+
+def test_forms_are_those_that_ipython_registered(shell: InteractiveShell) -> None:
+    registered = shell.magics_manager.magics
+    signs = {"line": "%", "cell": "%%"}
+    for name, magic in module.MAGICS.items():
+        forms = [f"{sign}{name}" for kind, sign in signs.items() if name in registered[kind]]
+        assert [*magic.forms] == forms
+
+
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [("dist_run", "%%dist_run: "), ("dist_plan", "%dist_plan, %%dist_plan: ")],
+)
+def test_help_begins_with_the_forms_of_the_magic(name: str, begin: str) -> None:
+    assert module.help_text(module.MAGICS[name]).startswith(begin)
+
+
 def test_an_unknown_short_option_has_no_suggestion(magic: Callable[..., Any]) -> None:
     with pytest.raises(ParserError) as refused:
         parse(magic, "-z")
