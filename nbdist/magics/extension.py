@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.magics.completion import option_matcher
 from nbdist.magics.devices import DeviceMagics
 from nbdist.magics.dist import DistMagics
+from nbdist.magics.options import with_body
 from nbdist.magics.plan import PlanMagics
 from nbdist.magics.trace import TraceMagics
 from nbdist.session.discovery import offer
@@ -29,6 +30,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     shell.Completer.custom_matchers.append(matcher)
     _printers(shell).for_type(ResultTable, magics.skip_shown)
     shell.events.register("pre_execute", magics.forget_shown)
+    shell.input_transformers_cleanup.append(with_body)
     atexit.register(magics.end)
     _loaded[id(shell)] = (magics, matcher)
     waiting = offer()
@@ -43,6 +45,7 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     atexit.unregister(magics.end)
     shell.Completer.custom_matchers.remove(matcher)
     shell.events.unregister("pre_execute", magics.forget_shown)
+    shell.input_transformers_cleanup.remove(with_body)
     _printers(shell).pop(ResultTable, None)
 
 

@@ -92,7 +92,7 @@ def _interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(*given: Any) -> Any:
-        if any(word in str(text).split() for text in given[1:2] for word in ("-h", "--help")):
+        if any(_asks_for_help(str(line)) for line in given[1:2]):
             sys.stdout.write(help_text(MAGICS[function.__name__]))
             return None
         try:
@@ -104,6 +104,25 @@ def _interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
             raise first if isinstance(first, CellInterrupt) else CellInterrupt("stopped") from None
 
     return run
+
+
+def _asks_for_help(line: str) -> bool:
+    return not {"-h", "--help"}.isdisjoint(line.split())
+
+
+def with_body(lines: list[str]) -> list[str]:
+    """Add a body to a cell that only asks for the help of a cell magic.
+
+    IPython refuses a cell magic without a body. This is one of its transformers of input.
+
+    Args:
+        lines: lines of a cell.
+    """
+    head, *body = lines or [""]
+    name = head.split()[0].removeprefix("%%") if head.startswith("%%dist_") else ""
+    if name in MAGICS and _asks_for_help(head) and not "".join(body).strip():
+        return [f"{head.rstrip()}\n", "# help\n"]
+    return lines
 
 
 def help_text(magic: Magic) -> str:

@@ -183,6 +183,30 @@ def test_help_begins_with_the_forms_of_the_magic(name: str, begin: str) -> None:
     assert module.help_text(module.MAGICS[name]).startswith(begin)
 
 
+@pytest.mark.parametrize("cell", ["%%dist_run --help", "%%dist_run -h\n\n", "%%dist_plan --help\n"])
+def test_help_of_a_cell_magic_needs_no_body(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], cell: str
+) -> None:
+    assert shell.run_cell(cell).success
+    assert "%%dist_" in capsys.readouterr().out.partition(":")[0]
+
+
+@pytest.mark.parametrize("cell", ["%%dist_run", "%%dist_run --data x", "%%dist_other --help"])
+def test_ipython_refuses_other_cell_magics_without_a_body(
+    shell: InteractiveShell, cell: str
+) -> None:
+    assert not shell.run_cell(cell).success
+
+
+def test_unloading_removes_the_transformer_of_help(shell: InteractiveShell) -> None:
+    shell.run_line_magic("unload_ext", "nbdist")
+    try:
+        assert module.with_body not in shell.input_transformers_cleanup
+        assert not shell.run_cell("%%dist_run --help").success
+    finally:
+        shell.run_line_magic("load_ext", "nbdist")
+
+
 def test_an_unknown_short_option_has_no_suggestion(magic: Callable[..., Any]) -> None:
     with pytest.raises(ParserError) as refused:
         parse(magic, "-z")
