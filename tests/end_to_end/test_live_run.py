@@ -45,6 +45,16 @@ def findings(cluster: nbdist.Cluster, topic: str) -> list[Finding]:
     return [f for f in latest(cluster).state().findings if f.topic == topic]
 
 
+def own_run(cluster: nbdist.Cluster) -> str:
+    """Return the beginning of a cell that reports once and reads its own stored run as `own`."""
+    return (
+        "import pathlib, time\n"
+        "from nbdist.telemetry.run_reader import stored_runs\n"
+        "report(loss=1.0)\n"
+        f"own = stored_runs(pathlib.Path({str(cluster.settings.runs_path)!r}))[0]\n"
+    )
+
+
 def test_step_cell_is_stored(cluster: nbdist.Cluster) -> None:
     run = cluster.run(STEP, step=OPTIONS, label=7, header="%%dist_run --data ones")
     stored = nbdist.runs()[0]
@@ -87,11 +97,7 @@ def test_stored_times_and_memory_are_correct(cluster: nbdist.Cluster) -> None:
 def test_use_of_the_hosts_is_sampled_during_a_cell(cluster: nbdist.Cluster) -> None:
     """The cell waits for the first sample of its own run."""
     cluster.run(
-        "import pathlib, time\n"
-        "from nbdist.telemetry.run_reader import stored_runs\n"
-        "report(loss=1.0)\n"
-        f"own = stored_runs(pathlib.Path({str(cluster.settings.runs_path)!r}))[0]\n"
-        "until = time.monotonic() + 60\n"
+        own_run(cluster) + "until = time.monotonic() + 60\n"
         "while not any(t.columns.system for t in own.tables()) and time.monotonic() < until: pass\n"
     )
     (table,) = [table for table in latest(cluster).tables() if table.columns.system]
@@ -103,11 +109,7 @@ def test_use_of_the_hosts_is_sampled_during_a_cell(cluster: nbdist.Cluster) -> N
 def test_requested_stack_of_a_rank_is_stored(cluster: nbdist.Cluster) -> None:
     """The cell asks for its own stack, as a browser does."""
     cluster.run(
-        "import pathlib, time\n"
-        "from nbdist.telemetry.run_reader import stored_runs\n"
-        "report(loss=1.0)\n"
-        f"own = stored_runs(pathlib.Path({str(cluster.settings.runs_path)!r}))[0]\n"
-        "if rank == 1:\n"
+        own_run(cluster) + "if rank == 1:\n"
         "    own.ask_for_stack(1)\n"
         "    until = time.monotonic() + 60\n"
         "    while own.stack(1) is None and time.monotonic() < until: pass\n"
