@@ -38,6 +38,7 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
         placements: file of the choices of `@nbdist.autoplace`; empty for
             `nbdist/placements.sqlite` in the user's cache (`XDG_CACHE_HOME`, or `~/.cache`).
         kept_runs: number of runs to store; 0 stores all.
+        media_bytes: largest size of the histograms, images, tables and texts of a stored run.
         view: display of a run in a cell's output: `lab` for JupyterLab with the extension,
             `widget` for front ends with Jupyter widgets, `text` for lines as in a terminal.
             `auto` selects `widget` in VS Code and Colab, else `lab`.
@@ -60,6 +61,7 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
     runs_folder: str = ""
     placements: str = ""
     kept_runs: Annotated[int, msgspec.Meta(ge=0)] = 100
+    media_bytes: Annotated[int, msgspec.Meta(ge=0)] = 50_000_000
     view: RunViewName = "auto"
     telemetry: bool = True
 

@@ -1,7 +1,8 @@
 import type { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
-import type { ServerMessage, IStopRun } from './records';
+import type { Media, ServerMessage, IStopRun } from './records';
 import { RunModel } from './run/model';
+import { request } from './server';
 import type { Ending } from './socket';
 import { RunSocket } from './socket';
 
@@ -12,6 +13,8 @@ export interface IWatch extends IDisposable {
   readonly model: RunModel;
   /** Ask the run to stop after the current step. Resolves once this was sent or is moot. */
   stop(): Promise<void>;
+  /** Load a content by its number in the index of the run. */
+  loadMedia(number: number): Promise<Media>;
 }
 
 /** Connections of this page to runs: one socket per run, shared by all views. */
@@ -24,7 +27,8 @@ export class LiveRuns {
       live = new LiveRun(id, this.settings);
       this.open.set(id, live);
     }
-    return new Watch(live, () => this.closeUnwatched(id));
+    const load = (number: number): Promise<Media> => this.loadMedia(id, number);
+    return new Watch(live, load, () => this.closeUnwatched(id));
   }
 
   /** Stop a run, with or without an open view. */
@@ -35,6 +39,11 @@ export class LiveRuns {
     } finally {
       watch.dispose();
     }
+  }
+
+  private async loadMedia(id: string, number: number): Promise<Media> {
+    const path = `nbdist/runs/${encodeURIComponent(id)}/media/${number}`;
+    return (await (await request(this.settings, path)).json()) as Media;
   }
 
   private closeUnwatched(id: string): void {
@@ -51,6 +60,7 @@ export class LiveRuns {
 class Watch implements IWatch {
   constructor(
     private readonly live: LiveRun,
+    readonly loadMedia: (number: number) => Promise<Media>,
     private readonly leave: () => void
   ) {
     live.watchers += 1;
@@ -118,6 +128,8 @@ class LiveRun implements IDisposable {
         return this.model.onState(message.state);
       case 'TableMessage':
         return this.model.onTable(message.table);
+      case 'MediaMessage':
+        return this.model.onMedia(message.entries);
       case 'CaughtUp':
         return this.model.onCaughtUp();
     }

@@ -64,7 +64,8 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
     const actions = {
       stop: (): void => void watch.stop(),
       showError: (): boolean => showErrorIn(this.node.closest('.jp-OutputArea')),
-      openWorker: (rank: number): void => openWorker(this.commands, id, rank)
+      openWorker: (rank: number): void => openWorker(this.commands, id, rank),
+      loadMedia: watch.loadMedia
     };
     const view = new RunView(this.node, watch.model, actions, translateWith(this.trans));
     const look = (): void => {

@@ -48,10 +48,13 @@ export type FindingTopic =
   | 'batch'
   | 'checkpoint'
   | 'compiled'
+  | 'media'
   | 'nan'
   | 'strategy';
 
 export type LaneKind = 'compute' | 'collective' | 'copies' | 'input';
+
+export type MediaKind = 'histogram' | 'image' | 'table' | 'text';
 
 export type RankStatus = 'running' | 'finished' | 'failed' | 'interrupted' | 'dead';
 
@@ -451,6 +454,99 @@ export interface ITableMessage {
 }
 
 /**
+ * Line of the index of a run's media.
+ *
+ * Attributes:
+ *     number: position in the index, from 0.
+ *     kind: kind of its content.
+ *     name: name that the user chose.
+ *     rank: rank that reported it.
+ *     epoch: epoch of the report; -1 for none.
+ *     step: step of the report; -1 for none.
+ *     time_s: seconds of the run.
+ *     offset: position of the content in its file, in bytes.
+ *     size: length of the content in bytes. Equal contents may share a position.
+ */
+export interface IMediaEntry {
+  readonly number: number;
+  readonly kind: MediaKind;
+  readonly name: string;
+  readonly rank: number;
+  readonly epoch: number;
+  readonly step: number;
+  readonly time_s: number;
+  readonly offset: number;
+  readonly size: number;
+}
+
+/**
+ * Next lines of the index of the run's media. `GET runs/<id>/media/<number>` is a content.
+ */
+export interface IMediaMessage {
+  readonly type: 'MediaMessage';
+  readonly entries: readonly IMediaEntry[];
+}
+
+/**
+ * Distribution of the values of an array.
+ *
+ * Attributes:
+ *     edges: edges of the bins, ascending, one more than `counts`.
+ *     counts: number of values in each bin.
+ *     size: number of finite values.
+ *     mean: mean of the finite values.
+ *     deviation: their standard deviation.
+ *     not_finite: number of values that are NaN or infinite. They are in no bin.
+ */
+export interface IHistogram {
+  readonly type: 'histogram';
+  readonly edges: readonly number[];
+  readonly counts: readonly number[];
+  readonly size: number;
+  readonly mean: number;
+  readonly deviation: number;
+  readonly not_finite: number;
+}
+
+/**
+ * An image.
+ *
+ * Attributes:
+ *     width: width in pixels.
+ *     height: height in pixels.
+ *     png: content of a PNG file.
+ */
+export interface IImage {
+  readonly type: 'image';
+  readonly width: number;
+  readonly height: number;
+  readonly png: string;
+}
+
+/**
+ * A table.
+ *
+ * Attributes:
+ *     columns: names of the columns.
+ *     rows: rows with a cell for each column.
+ *     left_out: number of further rows that were not stored.
+ */
+export interface IDataTable {
+  readonly type: 'table';
+  readonly columns: readonly string[];
+  readonly rows: readonly (readonly (string | number | boolean | null)[])[];
+  readonly left_out: number;
+}
+
+/**
+ * A text.
+ */
+export interface IText {
+  readonly type: 'text';
+  readonly text: string;
+}
+
+/**
  * Next part of the cell's text output, both streams in order.
  */
 export interface ITextMessage {
@@ -510,4 +606,6 @@ export interface IRequestStack {
 }
 
 export type ServerMessage =
-  IStateMessage | ITableMessage | ITextMessage | IStackMessage | ICaughtUp;
+  IStateMessage | ITableMessage | IMediaMessage | ITextMessage | IStackMessage | ICaughtUp;
+
+export type Media = IHistogram | IImage | IDataTable | IText;

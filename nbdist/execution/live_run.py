@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 from nbdist.cells.hyperparameters import hyperparameters
-from nbdist.records import Finding, Metrics, Rows, RunState, RunWorker, run_name
+from nbdist.records import Finding, Media, Metrics, Rows, RunState, RunWorker, run_name
 from nbdist.telemetry.diagnostics import Pace
 from nbdist.telemetry.frontend_request import notebook_path, this_request
 from nbdist.telemetry.run_reader import StoredRun, prune
@@ -300,7 +300,7 @@ class NullRun:
         return (self._receive,)
 
     def _receive(self, record: AnyEvent) -> None:
-        self._reported |= isinstance(record, Rows | Metrics)
+        self._reported |= isinstance(record, Rows | Metrics | Media)
         if self._changes is not None:
             self._changes.receive(record)
 
@@ -406,7 +406,9 @@ def begin(
         reason = "this run is not stored: telemetry is off (the setting NBDIST_TELEMETRY)"
         return NullRun(reason, replace(state, id=""))
     try:
-        directory = RunDirectory.create(settings.runs_path, state, "\n\n".join(cells))
+        directory = RunDirectory.create(
+            settings.runs_path, state, "\n\n".join(cells), settings.media_bytes
+        )
     except OSError as error:
         return NullRun(f"this run is not stored: {error}", replace(state, id=""))
     return StoredLiveRun(directory, settings.kept_runs, data_step(request))

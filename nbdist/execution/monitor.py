@@ -26,6 +26,7 @@ from nbdist.records import (
     Compiled,
     Diagnose,
     FitBegun,
+    Media,
     Opened,
     Output,
     Preempted,
@@ -358,7 +359,7 @@ class CellMonitor:
             self._agreement.receive(record)
         elif isinstance(record, Preempted):
             self._outcome.preempted.add(record.rank)
-        elif not isinstance(record, (Beat, RankPosition, SystemSample)):
+        elif not isinstance(record, (Beat, Media, RankPosition, SystemSample)):
             self._keep(record)
             # Cancelled collectives write to the ranks' output.
             hidden = self._cancellation.broken and isinstance(record, Output)

@@ -67,7 +67,7 @@ def reopen(cell: RunningCell, settings: Settings) -> ResumedRun:
         reports = tuple(rows for table in reported for rows in _rows(run, table))
         asked = this_request()
         place = {"request": asked.id, "cell": asked.cell} if asked.id else {}
-        directory = RunDirectory(run.path, state, tables)
+        directory = RunDirectory(run.path, state, tables, settings.media_bytes)
         directory.update(writer=this_process(), **place)
     except (UsageError, OSError, msgspec.DecodeError) as error:
         return ResumedRun(NullRun(f"this run is no longer stored: {error}"))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from nbdist.records import Annotations, Metrics, MimeBundle, RunState, Table
+    from nbdist.records import Annotations, Media, Metrics, MimeBundle, RunState, Table
     from nbdist.telemetry.history import Reports
 
 SHOWN_RUNS = 30
@@ -167,6 +167,14 @@ class SavedRun:
         """
         require_pandas()
         return self._reports().frame()
+
+    def media(self, name: str = "") -> tuple[Media, ...]:
+        """Return the histograms, images, tables and texts that the ranks reported, oldest first.
+
+        Args:
+            name: name of the values; empty for all.
+        """
+        return tuple(item for item in self._kept.media() if name in ("", item.name))
 
     def output(self, rank: int) -> str:
         """Return all text that a rank wrote."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from nbdist.records.base import MimeBundle, NoteTopic, Record, StrategyName, StreamName
+from nbdist.records.media import AnyMedia  # noqa: TC001 - msgspec reads the annotation
 from nbdist.records.plan import Plan  # noqa: TC001 - msgspec reads the annotation
 
 if TYPE_CHECKING:
@@ -81,6 +82,24 @@ class Metrics(Event, frozen=True):
     time_s: float
     own: dict[str, float]
     shared: dict[str, float] = {}
+
+
+class Media(Event, frozen=True):
+    """A histogram, an image, a table or a text that the rank reports.
+
+    Attributes:
+        name: name that the user chose.
+        epoch: epoch of the report; -1 for none.
+        step: step of the report; -1 for none.
+        time_s: seconds of the run.
+        content: the content.
+    """
+
+    name: str
+    epoch: int
+    step: int
+    time_s: float
+    content: AnyMedia
 
 
 class Columns(Record, frozen=True):
@@ -479,6 +498,7 @@ AnyEvent = (
     Output
     | Display
     | Metrics
+    | Media
     | Rows
     | StepBegun
     | FitBegun

@@ -10,6 +10,7 @@ import msgspec
 from nbdist.records.base import Record, StrategyName
 from nbdist.records.cluster import WorkerState
 from nbdist.records.events import Columns
+from nbdist.records.media import MediaEntry  # noqa: TC001 - msgspec reads the annotation
 
 RUN_MIME = "application/vnd.nbdist.run.v1+json"
 """MIME type of an output that shows a run."""
@@ -44,6 +45,7 @@ FindingTopic = Literal[
     "batch",
     "checkpoint",
     "compiled",
+    "media",
     "nan",
     "strategy",
 ]
@@ -427,6 +429,12 @@ class TableMessage(ServerMessage, frozen=True):
     table: Table
 
 
+class MediaMessage(ServerMessage, frozen=True):
+    """Next lines of the index of the run's media. `GET runs/<id>/media/<number>` is a content."""
+
+    entries: tuple[MediaEntry, ...]
+
+
 class TextMessage(ServerMessage, frozen=True):
     """Next part of the cell's text output, both streams in order."""
 
@@ -453,7 +461,9 @@ class RequestStack(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     rank: Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]
 
 
-AnyServerMessage = StateMessage | TableMessage | TextMessage | StackMessage | CaughtUp
+AnyServerMessage = (
+    StateMessage | TableMessage | MediaMessage | TextMessage | StackMessage | CaughtUp
+)
 
 NO_SUCH_RUN = 4404
 """Close code: the run does not exist."""

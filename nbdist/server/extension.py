@@ -17,6 +17,7 @@ from nbdist.server.run_handlers import (
     RunCellsHandler,
     RunCurveHandler,
     RunHandler,
+    RunMediaHandler,
     RunTableHandler,
 )
 from nbdist.server.run_socket import LiveRunHandler
@@ -48,6 +49,11 @@ def _load_jupyter_server_extension(app: ServerApp) -> None:
             (url_path_join(base, "runs", "([^/]+)"), RunHandler, runs),
             (url_path_join(base, "runs", "([^/]+)", "cells"), RunCellsHandler, runs),
             (url_path_join(base, "runs", "([^/]+)", "curve"), RunCurveHandler, runs),
+            (
+                url_path_join(base, "runs", "([^/]+)", "media", "([0-9]{1,9})"),
+                RunMediaHandler,
+                runs,
+            ),
             (url_path_join(base, "clusters"), ClustersHandler, clusters),
             (url_path_join(base, "clusters", "([^/]+)", "placement"), PlacementHandler, clusters),
             (url_path_join(base, "runs", "([^/]+)", "live"), LiveRunHandler, runs),

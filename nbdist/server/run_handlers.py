@@ -116,3 +116,21 @@ class RunCurveHandler(_RunHandler):
         except (OSError, msgspec.DecodeError):
             raise HTTPError(404, "the run is gone or cannot be read") from None
         await self.finish(msgspec.json.encode(found))
+
+
+class RunMediaHandler(_RunHandler):
+    """`GET runs/<id>/media/<number>`: a content of the index of media, as JSON."""
+
+    _track_activity = False  # a view requests new contents by itself
+
+    @authenticated
+    @authorized
+    async def get(self, run_id: str, number: str) -> None:
+        run = self._find(run_id)
+        try:
+            content = await asyncio.to_thread(run.media_content, int(number))
+        except (OSError, msgspec.DecodeError):
+            content = None
+        if content is None:
+            raise HTTPError(404, "the run has no such content")
+        await self.finish(content)

@@ -10,11 +10,22 @@ from typing import TYPE_CHECKING, BinaryIO, get_args
 import msgspec
 
 from nbdist.errors import UsageError
-from nbdist.records import RUN_ID, RUN_VERSION, SHORT_ID, RunState, RunStatus, Table, Writer
+from nbdist.records import (
+    RUN_ID,
+    RUN_VERSION,
+    SHORT_ID,
+    Media,
+    RunState,
+    RunStatus,
+    Table,
+    Writer,
+)
 from nbdist.telemetry.annotations import read_annotations
+from nbdist.telemetry.media import decode_content, read_content, read_index
 from nbdist.telemetry.output_logs import OutputLogs
 from nbdist.telemetry.run_writer import (
     CELLS_FILE,
+    MEDIA_FOLDER,
     OUTPUT_FOLDER,
     RUN_FILE,
     SHOWN_FILE,
@@ -27,6 +38,7 @@ from nbdist.telemetry.tables import FLOAT_BYTES
 from nbdist.utils.processes import is_gone
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     import numpy as np
@@ -177,6 +189,30 @@ class StoredRun:
     def ask_for_stack(self, rank: int) -> None:
         """Ask the kernel for the current stack of the rank."""
         StackFiles(self.path / STACKS_FOLDER).request(rank)
+
+    def media(self) -> Iterator[Media]:
+        """Yield the histograms, images, tables and texts, in order of their arrival."""
+        number = self.written_state().number
+        for entry in read_index(self.media_path):
+            yield Media(
+                rank=entry.rank,
+                cell=number,
+                name=entry.name,
+                epoch=entry.epoch,
+                step=entry.step,
+                time_s=entry.time_s,
+                content=decode_content(read_content(self.media_path, entry)),
+            )
+
+    @property
+    def media_path(self) -> Path:
+        """Folder of the histograms, images, tables and texts. It may not exist."""
+        return self.path / MEDIA_FOLDER
+
+    def media_content(self, number: int) -> bytes | None:
+        """Return the content of an entry of the index as JSON. None without such an entry."""
+        entry = next((e for e in read_index(self.media_path) if e.number == number), None)
+        return None if entry is None else read_content(self.media_path, entry)
 
     @property
     def cells(self) -> str:

@@ -15,6 +15,7 @@ from nbdist.records import (
     Compiled,
     Finding,
     FitBegun,
+    Media,
     Metrics,
     Note,
     PlanCheck,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 _LOOK_SHARE = 0.005
 """The largest share of a core for diagnostics. With many ranks, they run less often."""
 
-_NOTED = {"batch", "checkpoint", "compiled", "nan", "strategy"}
+_NOTED = {"batch", "checkpoint", "compiled", "media", "nan", "strategy"}
 """Topics of findings that ranks report, which diagnostics do not find again."""
 
 _STATUS: dict[str, RankStatus] = {"ok": "finished", "error": "failed", "interrupted": "interrupted"}
@@ -76,7 +77,7 @@ class RunChanges:
     def receive(self, record: AnyEvent) -> None:
         """Store the changes from a record."""
         with self._lock:
-            if isinstance(record, Rows | Metrics):
+            if isinstance(record, Rows | Metrics | Media):
                 self.reported = True
                 self.dropped += record.dropped if isinstance(record, Rows) else 0
             elif isinstance(record, StepBegun):

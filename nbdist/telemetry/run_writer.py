@@ -7,6 +7,7 @@
     output/rank-<N>.out text of a rank
     shown.txt           text shown by the cell, appended
     events/             event files for TensorBoard
+    media/              histograms, images, tables and texts (`media.py`)
     cells.py            executed cells
     stop                created when a user asks the run to stop
     annotations.json    edits of a user, replaced as a whole (`annotations.py`)
@@ -24,7 +25,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nbdist.records import RUN_ID, Metrics, Planned, RankPosition, Rows, RunState, SystemSample
+from nbdist.records import (
+    RUN_ID,
+    Media,
+    Metrics,
+    Planned,
+    RankPosition,
+    Rows,
+    RunState,
+    SystemSample,
+)
+from nbdist.telemetry.media import MediaFiles
 from nbdist.telemetry.output_logs import OutputLogs
 from nbdist.telemetry.stacks import StackFiles
 from nbdist.telemetry.tables import RowsLostError, TableFiles
@@ -42,7 +53,8 @@ if TYPE_CHECKING:
 RUN_FILE, CELLS_FILE, STOP_FILE, SHOWN_FILE = "run.json", "cells.py", "stop", "shown.txt"
 PLAN_FILE = "plan.json"
 TABLES_FOLDER, OUTPUT_FOLDER, EVENTS_FOLDER = "tables", "output", "events"
-STACKS_FOLDER = "stacks"
+STACKS_FOLDER, MEDIA_FOLDER = "stacks", "media"
+MEDIA_BYTES = 50_000_000
 _MAKING_S = 3600.0
 """Age in seconds above which an unfinished directory is abandoned."""
 
@@ -63,6 +75,7 @@ class RunDirectory:
         path: directory of the run.
         state: state stored there.
         tables: existing tables.
+        media_bytes: limit of the histograms, images, tables and texts.
 
     Attributes:
         path: directory of the run.
@@ -72,7 +85,13 @@ class RunDirectory:
         stacks: stacks of the ranks.
     """
 
-    def __init__(self, path: Path, state: RunState, tables: Iterable[Table] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        state: RunState,
+        tables: Iterable[Table] = (),
+        media_bytes: int = MEDIA_BYTES,
+    ) -> None:
         self.path = path
         self.state = state
         self.dropped = 0
@@ -83,17 +102,21 @@ class RunDirectory:
         self.stacks = StackFiles(path / STACKS_FOLDER)
         opened = time.time() if tables else 0.0
         self._events = EventFiles(path / EVENTS_FOLDER, state.began, opened)
+        self._media = MediaFiles(path / MEDIA_FOLDER, media_bytes)
         self._lock = threading.Lock()
         self._closed = False
 
     @classmethod
-    def create(cls, root: Path, state: RunState, cells: str) -> Self:
+    def create(
+        cls, root: Path, state: RunState, cells: str, media_bytes: int = MEDIA_BYTES
+    ) -> Self:
         """Create the directory, accessible to this user only.
 
         Args:
             root: folder of the runs, created if necessary.
             state: initial state. Its id is the name of the directory.
             cells: executed cells.
+            media_bytes: limit of the histograms, images, tables and texts.
 
         Raises:
             FileExistsError: a run with this id exists.
@@ -110,22 +133,25 @@ class RunDirectory:
         except OSError:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
-        return cls(path, state)
+        return cls(path, state, media_bytes=media_bytes)
 
     @property
     def fault(self) -> str:
         """Description of data that could not be stored, with reasons. Empty if there is none."""
-        faults = (*self._faults.values(), self._logs.fault, self._events.fault)
+        faults = (*self._faults.values(), self._logs.fault, self._events.fault, self._media.fault)
         return "; ".join(filter(None, faults))
 
     def take(self, record: AnyEvent) -> None:
-        """Store a record of a rank: reports, samples of the host, stacks, plans and text."""
+        """Store a record of a rank: reports, media, samples of the host, stacks, plans, text."""
         with self._lock:
             if self._closed:
                 return
             if isinstance(record, Rows | Metrics):
                 self._keep(record)
                 self._events.take(record)
+            elif isinstance(record, Media):
+                if self._media.take(record):
+                    self._events.take_media(record)
             elif isinstance(record, SystemSample):
                 self._keep(record)
             elif isinstance(record, RankPosition):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from nbdist.records import CaughtUp, StateMessage, TableMessage
+from nbdist.records import CaughtUp, MediaMessage, StateMessage, TableMessage
 from nbdist.telemetry.annotations import renamed
+from nbdist.telemetry.media import MediaIndex
 from nbdist.telemetry.tables import FLOAT_BYTES
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ class States:
 
 
 class Tail:
-    """State and tables of a run. A binary message contains the number of a table, then rows.
+    """State, tables and index of media of a run.
+
+    A binary message contains the number of a table, then rows.
 
     Reads only after the last message was sent. A slow browser therefore delays only itself.
     """
@@ -89,6 +92,7 @@ class Tail:
         self._states = States(run)
         self._tables: list[Table] = []
         self._sent_rows: list[int] = []
+        self._media = MediaIndex(run.media_path)
         self._caught_up = False
 
     @property
@@ -98,12 +102,15 @@ class Tail:
     def last(self) -> Iterator[str | bytes]:
         yield from ()
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._media.close()
 
     def news(self) -> Iterator[str | bytes]:
         yield from self._states.news()
         for index in range(self._find_tables()):
             yield from self._new_rows(index)
+        while entries := self._media.news(FRAME_BYTES):
+            yield encoded(MediaMessage(entries=entries))
         if not self._caught_up:
             self._caught_up = True
             yield encoded(CaughtUp())

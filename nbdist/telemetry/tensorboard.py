@@ -1,7 +1,7 @@
 """Event files of a run for TensorBoard, written during the run.
 
 events/
-    rank-<N>/           values of the rank, and measurements of nbdist
+    rank-<N>/           values and media of the rank, and measurements of nbdist
     all/                values shared by all ranks, and means of their own values
 
 The tables contain every row. The event files contain as many as a page can show.
@@ -16,14 +16,14 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from nbdist.records import PLACE
+from nbdist.records import PLACE, DataTable, Histogram, Image
 from nbdist.telemetry.tables import as_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from nbdist.records import Columns, Metrics, Rows
+    from nbdist.records import AnyMedia, Columns, Media, Metrics, Rows
 
 
 EVENTS_PER_S = 200
@@ -60,6 +60,7 @@ class EventFiles:
         self._began = began
         self._lock = threading.Lock()
         self._taken: list[Rows] = []
+        self._taken_media: list[Media] = []
         self._tables: dict[Columns, _Table] = {}
         self._since = 0.0
 
@@ -70,6 +71,12 @@ class EventFiles:
                 self._since = self._since if self._taken else time.monotonic()
                 self._taken.append(as_rows(record))
 
+    def take_media(self, media: Media) -> None:
+        """Buffer a histogram, an image, a table or a text until the next `flush`. Thread-safe."""
+        if not self.fault:
+            with self._lock:
+                self._taken_media.append(media)
+
     def flush(self) -> None:
         """Write the buffered reports if the oldest has waited for `INTERVAL_S`."""
         if time.monotonic() - self._since >= INTERVAL_S:
@@ -79,9 +86,11 @@ class EventFiles:
         """Write the remaining reports, at least the last row of each rank."""
         with self._lock:
             taken, self._taken = self._taken, []
-        if taken and not self.fault:
+            media, self._taken_media = self._taken_media, []
+        if (taken or media) and not self.fault:
             try:
                 self._write(taken)
+                self._write_media(media)
             except OSError as error:
                 self.fault = f"the event files for TensorBoard end early: {error}"
 
@@ -101,6 +110,12 @@ class EventFiles:
                 records.setdefault(name, bytearray()).extend(event)
         for name, content in records.items():
             self._append(name, bytes(content))
+
+    def _write_media(self, taken: list[Media]) -> None:
+        for media in taken:
+            at, place = self._began + media.time_s, max(media.step, media.epoch, 0)
+            record = media_record(at, place, media.name, media.content)
+            self._append(f"rank-{media.rank}", record)
 
     def _append(self, name: str, content: bytes) -> None:
         folder = self._folder / name
@@ -200,9 +215,79 @@ def scalars_record(time_s: float, step: int, values: Mapping[str, float]) -> byt
         values: values by tag, stored as float32. Larger values become infinite.
     """
     summary = b"".join(_value_of(tag) + _float32(value) for tag, value in values.items())
+    return _summary_record(time_s, step, summary)
+
+
+def media_record(time_s: float, step: int, tag: str, content: AnyMedia) -> bytes:
+    """Return a record with a histogram, an image or a text. A table becomes a text in Markdown.
+
+    Args:
+        time_s: seconds since 1970.
+        step: 0 or more.
+        tag: tag of the content.
+        content: the content.
+    """
+    if isinstance(content, Histogram):
+        value = _field(5, _histogram(content))
+    elif isinstance(content, Image):
+        value = _field(4, _image(content))
+    else:
+        text = _markdown(content) if isinstance(content, DataTable) else content.text
+        tensor = b"\x08\x07" + _field(8, text.encode())  # DT_STRING
+        value = _field(9, _field(1, _field(1, b"text"))) + _field(8, tensor)
+    return _summary_record(time_s, step, _field(1, _field(1, tag.encode()) + value))
+
+
+def _histogram(content: Histogram) -> bytes:
+    """Return a `HistogramProto`."""
+    square = content.deviation**2 + content.mean**2
+    moments = (
+        content.edges[0],
+        content.edges[-1],
+        float(content.size),
+        content.mean * content.size,
+        square * content.size,
+    )
+    numbers = b"".join(
+        struct.pack("<Bd", field << 3 | 1, value) for field, value in enumerate(moments, 1)
+    )
+    bins = len(content.counts)
+    return b"".join(
+        (
+            numbers,
+            _field(6, struct.pack(f"<{bins}d", *content.edges[1:])),
+            _field(7, struct.pack(f"<{bins}d", *content.counts)),
+        )
+    )
+
+
+def _image(content: Image) -> bytes:
+    """Return a `Summary.Image`. The colours are those of the PNG."""
+    size = b"\x08" + _varint(content.height) + b"\x10" + _varint(content.width)
+    return size + b"\x18\x03" + _field(4, content.png)
+
+
+def _markdown(table: DataTable) -> str:
+    rows = [table.columns, ("---",) * len(table.columns), *table.rows]
+    lines = ["| " + " | ".join(map(_markdown_cell, row)) + " |" for row in rows]
+    more = [f"\n{table.left_out} more rows"] if table.left_out else []
+    return "\n".join([*lines, *more])
+
+
+def _markdown_cell(cell: object) -> str:
+    text = "" if cell is None else f"{cell:.6g}" if isinstance(cell, float) else str(cell)
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _summary_record(time_s: float, step: int, summary: bytes) -> bytes:
     return _record(
         struct.pack("<Bd", 0x09, time_s) + b"\x10" + _varint(step) + b"\x2a" + _sized(summary)
     )
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """Return a field of a message with its length."""
+    return bytes((number << 3 | 2,)) + _sized(content)
 
 
 @functools.lru_cache(maxsize=4096)

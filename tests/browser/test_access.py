@@ -10,6 +10,7 @@ import pytest
 
 from nbdist.records import Columns, Finding, Rows
 from tests.browser.lab import violations
+from tests.browser.test_media import contents
 from tests.runs import new_run
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def stored_run(lab: Lab) -> Iterator[RunDirectory]:
     run = new_run(lab.server.runs, steps=100, batch=64)
     for rank in (0, 1):
         report(run, rank)
+    for one in contents():
+        run.take(one)
     run.update(findings=(Finding("straggler", "rank 1 is slow: `%dist_status`", (1,), 1.5),))
     yield run
     run.update(status="finished", ended=time.time())

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from nbdist.records import Annotations, RunCurve, RunList, RunTable
+from nbdist.records import Annotations, Media, RunCurve, RunList, RunTable, Text
 from nbdist.telemetry.annotations import MOST_BYTES, annotate, read_annotations
 from nbdist.telemetry.run_reader import find
 from nbdist.telemetry.tail import States
@@ -163,3 +163,17 @@ def test_requests_need_the_token_and_writes_an_xsrf_token(
     with_token = {"Cookie": f"{server.login()}; _xsrf={token}", "X-XSRFToken": token}
     assert ask(server, run.state.id, "PATCH", b'{"name": "x"}', with_token)[0] == 200
     annotate(run.path, {"name": ""})
+
+
+def test_a_content_of_media_is_sent_by_its_number(server: JupyterServer, run: RunDirectory) -> None:
+    reported = new_run(server.runs)
+    reported.take(
+        Media(rank=0, cell=1, name="note", epoch=-1, step=1, time_s=0.1, content=Text(text="hello"))
+    )
+    assert ask(server, f"{reported.state.id}/media/0") == (200, b'{"type":"text","text":"hello"}')
+    assert ask(server, f"{reported.state.id}/media/1")[0] == 404
+    assert ask(server, f"{run.state.id}/media/0")[0] == 404
+    for outside in OUTSIDE:
+        assert ask(server, f"{outside}/media/0")[0] == 404
+    assert ask(server, f"{reported.state.id}/media/0", headers={"Accept": "*/*"})[0] == 403
+    reported.discard()

@@ -40,7 +40,8 @@ class RunContent extends Widget {
     this.title.label = trans.__('Run');
     const stop = (): void => void watch.stop();
     const showError = (): boolean => notebooks.showError(watch.model.state?.cell ?? '');
-    const actions = { stop, showError, openWorker: openWorkerOf };
+    const { loadMedia } = watch;
+    const actions = { stop, showError, openWorker: openWorkerOf, loadMedia };
     this.view = new RunView(this.node, watch.model, actions, translateWith(trans));
     this.stopListening = watch.model.subscribe(() => this.name());
     this.name();

@@ -1,7 +1,8 @@
-import type { IRecoveryRecord, IRunState, ITable } from '../records';
+import type { IMediaEntry, IRecoveryRecord, IRunState, ITable } from '../records';
 import { PLACE } from '../records';
 import type { Axis } from './grid';
 import { Grid } from './grid';
+import { MediaIndex } from './mediaindex';
 import { Series } from './series';
 
 /** Connection of the browser to the run. `saved` runs need none. */
@@ -119,6 +120,8 @@ export class RunModel {
   isCaughtUp = false;
   /** Number of received rows. */
   rows = 0;
+  /** Histograms, images, tables and texts. */
+  media = new MediaIndex();
 
   private grids = new Map<Axis, Grid>();
   private metricsByKey = new Map<string, Metric>();
@@ -172,6 +175,11 @@ export class RunModel {
     this.changed();
   }
 
+  onMedia(entries: readonly IMediaEntry[]): void {
+    entries.forEach(entry => this.media.add(entry));
+    this.changed();
+  }
+
   onCaughtUp(): void {
     this.isCaughtUp = true;
     this.changed();
@@ -187,6 +195,7 @@ export class RunModel {
   reset(): void {
     this.isCaughtUp = false;
     this.rows = 0;
+    this.media = new MediaIndex();
     this.grids = new Map();
     this.metricsByKey = new Map();
     this.measuresByName = new Map();

@@ -5,6 +5,8 @@ import { Failure } from './failure';
 import { Frames } from './frames';
 import { Header } from './header';
 import { Layout, pageStorage } from './layout';
+import { MediaSection } from './media';
+import type { LoadMedia } from './mediacard';
 import type { RunModel } from './model';
 import { Notes } from './notes';
 import { Planned } from './planned';
@@ -39,6 +41,8 @@ export interface IRunActions {
   showError?(): boolean;
   /** Open the page of a worker. Missing if the page has no room for it. */
   openWorker?(rank: number): void;
+  /** Load a histogram, an image, a table or a text. Missing without a server. */
+  readonly loadMedia?: LoadMedia;
 }
 
 interface IPage {
@@ -96,6 +100,7 @@ export class RunView {
   private readonly failure: Failure;
   private readonly planned: Planned;
   private readonly toolbar: Toolbar;
+  private readonly media: MediaSection;
   private readonly tabs: Tabs;
   private readonly workers: Workers;
   private readonly charts: ChartGrid;
@@ -117,6 +122,7 @@ export class RunView {
     this.failure = new Failure(translate, () => actions.showError?.() ?? false);
     this.planned = new Planned(translate);
     this.toolbar = new Toolbar(this.layout, translate, () => this.drawAll());
+    this.media = new MediaSection(actions.loadMedia, translate);
     this.pages = pagesIn(translate);
     this.tabs = new Tabs(this.pages, translate('Charts'), () => this.drawAll());
     this.workers = new Workers(model, translate, actions.openWorker ?? null);
@@ -152,6 +158,7 @@ export class RunView {
       this.failure.root,
       this.tabs.root,
       this.tabs.panel,
+      this.media.root,
       this.notes.root,
       this.planned.root,
       this.workers.root
@@ -159,7 +166,8 @@ export class RunView {
   }
 
   private follow(theme: Theme): void {
-    const parts = [theme, this.header, this.toolbar, this.workers, this.frames, this.charts];
+    const { header, toolbar, media, workers, frames, charts } = this;
+    const parts = [theme, header, toolbar, media, workers, frames, charts];
     for (const part of parts) {
       this.disposables.add(() => part.dispose());
     }
@@ -200,6 +208,7 @@ export class RunView {
     this.failure.draw(this.model.state?.error ?? '');
     this.notes.draw(this.model.state);
     this.planned.draw(this.model.state);
+    this.media.draw(this.model.media);
     this.chooseCharts();
   }
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from nbdist.records import Columns, Metrics, Note
+from nbdist.records import Columns, Media, Metrics, Note
+from nbdist.worker.runtime import media
 from nbdist.worker.runtime.reporter import Reporter
 from nbdist.worker.runtime.row_buffer import RowBuffer
 
 if TYPE_CHECKING:
     import contextlib
 
-    from nbdist.records import AnyEvent, NoteTopic, WorkerIdentity
+    from nbdist.records import AnyEvent, AnyMedia, NoteTopic, WorkerIdentity
     from nbdist.worker.runtime.memory import MemoryGauge
 
 
@@ -82,22 +83,58 @@ class RankReporter:
             self._noted.add(text)
             self.note(topic, text, warning=warning)
 
-    def report(self, epoch: int = -1, step: int | None = None, **metrics: Any) -> None:
-        """Show scalars of this rank in the notebook, live.
+    def report(
+        self,
+        epoch: int = -1,
+        step: int | None = None,
+        *,
+        hist: Any = None,
+        image: Any = None,
+        table: Any = None,
+        text: Any = None,
+        **metrics: Any,
+    ) -> None:
+        """Show scalars, histograms, images, tables and texts of this rank in the notebook, live.
+
+        `hist`, `image`, `table` and `text` take one value, or a dict of values by name:
+        `report(loss=loss, hist={"weights": w}, image={"sample": x[0]})`.
 
         Args:
-            epoch: epoch of the scalars, from 1; -1 for none.
-            step: step of the scalars; by default, reports without an epoch are counted.
+            epoch: epoch of the values, from 1; -1 for none.
+            step: step of the values; by default, reports without an epoch are counted.
+            hist: array whose values are counted.
+            image: array of shape (height, width[, 1, 3 or 4]): uint8, or floats from 0 to 1.
+            table: list of dicts, dict of columns, or data frame.
+            text: text.
             **metrics: named scalars; any value that `float` accepts.
 
         Raises:
             TypeError: a value is not a scalar.
+            UsageError: a value cannot be shown as a histogram, an image, a table or a text.
         """
+        own = {name: _scalar(name, value) for name, value in metrics.items()}
+        given = {"hist": hist, "image": image, "table": table, "text": text}
+        contents = [
+            (name, media.converted(kind, name, value))
+            for kind, values in given.items()
+            if values is not None
+            for name, value in media.named(kind, values)
+        ]
         if step is None:
             self._reported_steps += 1
             step = -1 if epoch >= 0 else self._reported_steps
-        own = {name: _scalar(name, value) for name, value in metrics.items()}
-        self.report_values(epoch, step, own=own, shared={})
+        if own or not contents:
+            self.report_values(epoch, step, own=own, shared={})
+        for name, (content, remark) in contents:
+            self.report_media(name, epoch, step, content)
+            if remark:
+                self.note_once("media", remark)
+
+    def report_media(self, name: str, epoch: int, step: int, content: AnyMedia) -> None:
+        """Show a histogram, an image, a table or a text, unless telemetry is off."""
+        if self._telemetry:
+            place: dict[str, Any] = {"epoch": epoch, "step": step, "time_s": self.seconds()}
+            self.send(Media(name=name, content=content, **place, **self.record_fields()))
 
     def report_values(
         self,
