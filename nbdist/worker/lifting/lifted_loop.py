@@ -193,7 +193,8 @@ class LiftedLoop:
         assert self._runner is not None
         batch, runner = self._step.batch(arguments), self._runner
         # Other loops of the cell may have made steps. The steps of a cell have different numbers.
-        runner.at = structs.replace(runner.at, step=max(runner.at.step, self._worker.progress.step))
+        if runner.at.step < (made := self._worker.progress.step):
+            runner.at = structs.replace(runner.at, step=made)
         runner.run(batch, waited_s)
         self.ran = True
         outputs = self._step.outputs(returned(self._program.loop))
@@ -207,10 +208,7 @@ class LiftedLoop:
         return self._step.last([name for name in loop.outputs if name not in shown])
 
     def _prepare(self, reads: dict[str, Callable[[], Any]], arguments: Arguments) -> None:
-        values = {}
-        for name, value in reads.items():
-            with contextlib.suppress(NameError):  # a name that only some paths of the step read
-                values[name] = value()
+        values = _read(reads)
         before = self._runner
         if before is None:
             self._runner = self._compile(values, arguments, None)
@@ -220,7 +218,7 @@ class LiftedLoop:
             self._worker.ending.push(self._end)
             return
         values |= self._step.constants(begins=not self.ran)
-        if self._are_known(values) or self._step.rebind(values):
+        if _are_same(values, self._values) or self._step.rebind(values):
             self._values = values
             return
         like = self._step if self._has_new_metrics(values) else None
@@ -262,18 +260,31 @@ class LiftedLoop:
         step = self._worker.request.options.step
         return step is not None and step.check
 
-    def _are_known(self, values: dict[str, Any]) -> bool:
-        before = self._values
-        return values.keys() == before.keys() and all(
-            is_same(value, before[name]) for name, value in values.items()
-        )
-
     def _end(self, *raised: Any) -> None:
         if self._runner is not None:
             self._runner.end(*raised)
 
     def _finish(self) -> None:
         self._step.finish()
+
+
+def _read(reads: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Return the values of names that have one; only some paths of the step read the others."""
+    try:
+        return {name: value() for name, value in reads.items()}
+    except NameError:
+        values = {}
+        for name, value in reads.items():
+            with contextlib.suppress(NameError):
+                values[name] = value()
+        return values
+
+
+def _are_same(values: dict[str, Any], others: dict[str, Any]) -> bool:
+    """Return True if a program that contains the values is right for the others too."""
+    return values.keys() == others.keys() and all(
+        value is others[name] or is_same(value, others[name]) for name, value in values.items()
+    )
 
 
 def _stop_of_cell(worker: Worker) -> StopPoint:

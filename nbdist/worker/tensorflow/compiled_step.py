@@ -17,6 +17,7 @@ from nbdist.worker.tensorflow.replica import layer_state, nested_merge, single_d
 from nbdist.worker.tensorflow.replica.batch_share import Shares
 from nbdist.worker.tensorflow.replica.inlined_functions import converted, inlined_functions
 from nbdist.worker.tensorflow.replica.sample_random import Draws
+from nbdist.worker.tensorflow.row_dataflow import depends_on_kinds
 from nbdist.worker.tensorflow.runtime import collective_timing
 from nbdist.worker.tensorflow.step_outputs import leaves_of
 from nbdist.worker.training import step_contract
@@ -133,10 +134,16 @@ class CompiledStep:
 
     def variables(self, batch: Batch) -> tuple[tf.Variable, ...]:
         """Return this rank's parts of all variables that the step uses."""
-        values = self._replicas.values(batch)
-        traced = self._run.get_concrete_function(values, whole=batch.whole)
-        variables: tuple[tf.Variable, ...] = traced.graph.variables
+        variables: tuple[tf.Variable, ...] = self._graph(batch).variables
         return variables
+
+    def depends_on_kinds(self, batch: Batch) -> bool:
+        """Return True if parts of a batch may be wrong only if it has certain rows."""
+        return depends_on_kinds(self._graph(batch), batch.rows // self._replicas.total)
+
+    def _graph(self, batch: Batch) -> Any:
+        values = self._replicas.values(batch)
+        return self._run.get_concrete_function(values, whole=batch.whole).graph
 
     def read(self, report: Any) -> step_contract.StepResult:
         """Return the mean over this rank's own replicas."""

@@ -3,7 +3,7 @@
 A step may be wrong on parts of a batch only for some batches: a mean over the positions of a mask
 differs when a replica's rows have more padding than others. nbdist therefore tries the first batch
 with its rare rows first too, batches 2, 3, 5, 9, ..., and batches with a new kind of row. It looks
-for new kinds in the first 1,000 batches, and then in every 8th.
+for new kinds in the first 1,000 batches, and then in every 8th, if kinds matter to the step.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ class LoopTrials:
         self._make_step = make_step
         self._replicas = replicas
         self._kinds = RowKinds()
+        self._depending: dict[CompiledStep, bool] = {}
         self._batches = 0
         self._subjects: dict[int, MirroredSubject] = {}
 
@@ -101,7 +102,7 @@ class LoopTrials:
             batch: a batch that is divided over the replicas.
             gather: gathers int32 numbers from all ranks, which must decide the same.
         """
-        if self.needs_whole or self._replicas == 1 or not self._is_due(batch):
+        if self.needs_whole or self._replicas == 1 or not self._is_due(step, batch):
             return
         is_first = self._batches == 1
         worst, causes = self._wrong(step, batch)
@@ -126,17 +127,25 @@ class LoopTrials:
         )
         context.current().reporter.note("strategy", " ".join([text, *causes]), warning=True)
 
-    def _is_due(self, batch: Batch) -> bool:
+    def _is_due(self, step: CompiledStep, batch: Batch) -> bool:
         """Return True if a batch must be tried. Call it for each batch."""
         number, self._batches = self._batches, self._batches + 1
-        if number and number & (number - 1) == 0 and number <= _LAST:
+        if not number & (number - 1) and number <= _LAST:
+            self._kinds.is_new(self._examined(batch))
             return True
-        if number > _ALL and number % _EVERY:
+        if (number > _ALL and number % _EVERY) or not self._depends_on_kinds(step, batch):
             return False
+        return self._kinds.is_new(self._examined(batch))
+
+    def _depends_on_kinds(self, step: CompiledStep, batch: Batch) -> bool:
+        if step not in self._depending:
+            self._depending[step] = step.depends_on_kinds(batch)
+        return self._depending[step]
+
+    def _examined(self, batch: Batch) -> tuple[Any, ...]:
+        """Return the arrays with rows; none of large batches."""
         arrays = batch.everything()[: batch.divided]
-        if number and sum(math.prod(array.shape) for array in arrays) > _EXAMINED:
-            return False
-        return self._kinds.is_new(arrays) or not number
+        return arrays if sum(math.prod(a.shape) for a in arrays) <= _EXAMINED else ()
 
     def _rare_first(self, batch: Batch) -> Batch | None:
         """Return the batch with its rare rows first, all of them on one replica; None if equal."""

@@ -6,10 +6,12 @@ only places its batch, and XLA divides the work. The numbers are those of one de
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from nbdist.errors import PlanError, StepError
@@ -78,7 +80,6 @@ class _Inputs:
     """
 
     def __init__(self, values: dict[str, Any], late: Sequence[str], axis: int = 0) -> None:
-        self._axis = axis
         self._flat = {name: _flattened(value) for name, value in values.items()}
         every = (leaf for leaves, _ in self._flat.values() for leaf in leaves)
         self.is_sharded = any(map(_is_sharded, every))
@@ -89,23 +90,47 @@ class _Inputs:
             sizes[count] = sizes.get(count, 0) + elements
         sizes.pop(0, None)
         self.rows = max(sizes, key=lambda count: sizes[count], default=0)
-        self._batch = {name for name, count in rows.items() if count and count == self.rows}
-        self.arrays = tuple(
-            leaf for name in self._flat for leaf in self._flat[name][0] if self._splits(name, leaf)
-        )
+        batch = {name for name, count in rows.items() if count and count == self.rows}
+        self._splits = {
+            name: [_has_rows(leaf, axis) for leaf in leaves]
+            for name, (leaves, _) in self._flat.items()
+            if name in batch
+        }
+        self.arrays = self._selected()
 
-    def _splits(self, name: str, leaf: Any) -> bool:
-        return name in self._batch and _has_rows(leaf, self._axis)
+    def take(self, values: dict[str, Any]) -> bool:
+        """Take the values of the next step; return False if structures, shapes or types differ."""
+        flat = {name: _flattened(value) for name, value in values.items()}
+        if flat.keys() != self._flat.keys():
+            return False
+        for name, (leaves, structure) in flat.items():
+            before, its = self._flat[name]
+            if structure != its or not all(map(_are_alike, leaves, before)):
+                return False
+        self._flat = flat
+        self.arrays = self._selected()
+        return True
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Shapes and types of the arrays of the batch."""
+        return tuple((array.shape, array.dtype) for array in self.arrays)
+
+    def _selected(self) -> tuple[Any, ...]:
+        """Return the arrays of the batch."""
+        splits = self._splits.items()
+        return tuple(
+            leaf for name, each in splits for leaf in itertools.compress(self._flat[name][0], each)
+        )
 
     def placed(self, place: Callable[[Any], Any]) -> dict[str, Any]:
         """Return the values of the batch, with its arrays as `place` returns them."""
-        return {
-            name: jax.tree.unflatten(
-                structure, [place(x) if self._splits(name, x) else x for x in leaves]
-            )
-            for name, (leaves, structure) in self._flat.items()
-            if name in self._batch
-        }
+        values = {}
+        for name, splits in self._splits.items():
+            leaves, structure = self._flat[name]
+            parts = [place(x) if split else x for x, split in zip(leaves, splits, strict=True)]
+            values[name] = jax.tree.unflatten(structure, parts)
+        return values
 
 
 class JaxLoopStep:
@@ -135,7 +160,6 @@ class JaxLoopStep:
         self._function = defined(program, namespace)
         scanned = [None] if program.loop.scan == "batches" else []
         self._by_rows = jax.NamedSharding(mesh, jax.P(*scanned, mesh.axis_names))
-        self._kinds: set[tuple[Any, ...]] = set()
         self._outputs: dict[str, Any] | None = None
         loop = program.loop
         self._read = {name: namespace[name] for name in loop.reads if name in namespace}
@@ -145,6 +169,7 @@ class JaxLoopStep:
         self._reads_batch = False
         self._reads_batch = not self._inputs_of(first).rows
         self._inputs = self._inputs_of(first)
+        self._kinds = {self._inputs.kind}
         self._division = self._first_division()
         if self._division == "divided":
             self._state.adopt()
@@ -166,11 +191,13 @@ class JaxLoopStep:
         return {}
 
     def _inputs_of(self, arguments: Arguments) -> _Inputs:
+        values, late = self._inputs_by_name(arguments), self._program.loop.late
+        return _Inputs(values, late, len(self._by_rows.spec) - 1)
+
+    def _inputs_by_name(self, arguments: Arguments) -> dict[str, Any]:
         """Return what the loop gives to the step; without a batch, also what the step reads."""
-        loop = self._program.loop
-        given = dict(zip(loop.given, arguments.given, strict=True))
-        values = {**self._read, **given} if self._reads_batch else given
-        return _Inputs(values, loop.late, len(self._by_rows.spec) - 1)
+        given = dict(zip(self._program.loop.given, arguments.given, strict=True))
+        return {**self._read, **given} if self._reads_batch else given
 
     def _first_division(self) -> Division:
         inputs, state = self._inputs, self._state.saved().values()
@@ -216,10 +243,12 @@ class JaxLoopStep:
 
     def batch(self, arguments: Arguments) -> Batch:
         self._arguments = arguments
-        self._inputs = inputs = self._inputs_of(arguments)
-        self._kinds.add(tuple((array.shape, str(array.dtype)) for array in inputs.arrays))
-        whole = self._division != "divided" or inputs.rows % self.shards > 0
-        return Batch(inputs.arrays, inputs.rows or 1, whole, everything=lambda: inputs.arrays)
+        if not self._inputs.take(self._inputs_by_name(arguments)):
+            self._inputs = self._inputs_of(arguments)
+            self._kinds.add(self._inputs.kind)
+        rows, arrays = self._inputs.rows, self._inputs.arrays
+        whole = self._division != "divided" or rows % self.shards > 0
+        return Batch(arrays, rows or 1, whole, everything=lambda: arrays)
 
     def step(self, batch: Batch) -> Any:
         carried = self._arguments.carried
@@ -386,6 +415,14 @@ def _flattened(value: Any) -> tuple[list[Any], Any]:
         return [value], jax.tree.structure(0)
 
 
+def _are_alike(leaf: Any, other: Any) -> bool:
+    """Return True if two leaves have the same type, and arrays the same shape and dtype."""
+    if type(leaf) is not type(other):
+        return False
+    shape = getattr(leaf, "shape", None)
+    return shape is None or (shape == other.shape and leaf.dtype == other.dtype)
+
+
 def _rows_of(leaves: Sequence[Any], axis: int) -> int:
     """Return the number of rows of arrays; 0 if they have no rows, or different numbers."""
     found = {leaf.shape[axis] for leaf in leaves if _has_rows(leaf, axis)}
@@ -425,8 +462,13 @@ def _parts(array: Any) -> int:
 
 def _scalars(outputs: dict[str, Any]) -> dict[str, Any]:
     """Return the float scalars of values, by name and path."""
-    return {
-        f"{path[0].key}{jax.tree_util.keystr(path[1:])}": leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(outputs)
-        if is_array(leaf) and not leaf.ndim and jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
-    }
+    found = {name: value for name, value in outputs.items() if _is_scalar(value)}
+    others = {name: value for name, value in outputs.items() if not is_array(value)}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(others):
+        if _is_scalar(leaf):
+            found[f"{path[0].key}{jax.tree_util.keystr(path[1:])}"] = leaf
+    return found
+
+
+def _is_scalar(value: Any) -> bool:
+    return is_array(value) and not value.ndim and jnp.issubdtype(value.dtype, jnp.floating)

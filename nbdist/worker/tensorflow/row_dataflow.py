@@ -1,0 +1,103 @@
+"""Data flow of a compiled step: do its results depend on the kinds of rows in a batch?
+
+A step on parts of a batch is right for every batch if it computes each row alone and adds the rows
+up. A mean over the positions of a mask is different: it divides by a sum over rows, which differs
+between parts if some rows have more padding than others. Such a step has an operation on sums over
+rows that is not linear. The search follows the batch through the graph, up to the collectives.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_SHAPES = frozenset({"Rank", "Shape", "ShapeN", "Size", "ZerosLike", "OnesLike"})
+"""Operations whose results do not depend on values."""
+
+_LINEAR = frozenset(
+    """
+    AddN AddV2 All AssignAddVariableOp AssignSubVariableOp AssignVariableOp AvgPoolGrad
+    BatchMatMulV2 BiasAdd BiasAddGrad ConcatV2 Conv2DBackpropFilter Conv2DBackpropInput
+    DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Einsum ExpandDims
+    Identity IdentityN IsFinite LogicalAnd MatMul Mean MirrorPad MirrorPadGrad Neg NoOp Pack
+    PreventGradient ReadVariableOp ResourceScatterAdd ReverseV2 Split Squeeze StopGradient
+    StridedSliceGrad Sub Sum Transpose Unpack UnsortedSegmentSum
+    """.split()  # noqa: SIM905 - a set of this size is easier to read as words
+)
+"""Operations that give, of a sum over rows, the sum of their results.
+
+`All` and `IsFinite` are those of nbdist's test for finite numbers.
+"""
+
+_SELECTING = frozenset(
+    """
+    BroadcastTo GatherV2 Pad PadV2 Reshape ResourceGather Slice SplitV StridedSlice Tile
+    """.split()  # noqa: SIM905
+)
+"""Operations that are linear in their first argument; the others are shapes or indices."""
+
+_BY_ROW = frozenset(
+    """
+    Abs ArgMax ArgMin AvgPool Bitcast BitwiseAnd Cast ClipByValue Conv2D Cos DepthwiseConv2dNative
+    Elu EluGrad Equal Erf Exp Expm1 Floor Greater GreaterEqual LeakyRelu LeakyReluGrad Less
+    LessEqual Log Log1p LogSoftmax LogicalNot LogicalOr Max MaxPool MaxPoolGrad Maximum Min Minimum
+    NotEqual OneHot Pow Prod Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad Round Rsqrt
+    RsqrtGrad SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Softmax
+    SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad SparseSoftmaxCrossEntropyWithLogits Sqrt
+    SqrtGrad Square SquaredDifference Tanh TanhGrad Xdivy Xlogy
+    """.split()  # noqa: SIM905
+)
+"""Operations that compute each row of their result from the same row of the arguments."""
+
+_PRODUCTS = frozenset({"Mul", "MulNoNan"})
+_QUOTIENTS = frozenset({"RealDiv", "DivNoNan"})
+
+
+def depends_on_kinds(graph: tf.Graph, rows: int) -> bool:
+    """Return True if the results may be wrong on parts of batches with certain rows.
+
+    Args:
+        graph: graph of the step on one part. Its arguments are the arrays of the batch.
+        rows: number of rows of the part.
+
+    Returns:
+        True too for operations that are not known.
+    """
+    captured = {tensor.name for tensor in graph.internal_captures}
+    reached = {tensor.name for tensor in graph.inputs} - captured
+    for operation in graph.get_operations():  # in the order of the data flow
+        tensors = [tensor for tensor in operation.inputs if tensor.name in reached]
+        if not tensors or operation.type in _SHAPES or operation.type.startswith("Collective"):
+            continue
+        if not _is_safe(operation, tensors, rows):
+            return True
+        reached.update(tensor.name for tensor in operation.outputs)
+        if operation.type.startswith("Assign"):
+            reached.add(operation.inputs[0].name)  # the variable, which later operations read
+    return False
+
+
+def _is_safe(operation: tf.Operation, tensors: list[tf.Tensor], rows: int) -> bool:
+    """Return True if an operation on values of the batch is linear, or computes each row alone."""
+    kind = operation.type
+    if kind in _LINEAR or (kind == "Cast" and _keeps_fractions(operation)):
+        return True
+    sums = {tensor.name for tensor in tensors if not _has_rows(tensor, rows)}
+    if kind in _SELECTING:
+        return not any(tensor.name in sums for tensor in operation.inputs[1:])
+    if kind in _PRODUCTS:
+        return len([tensor for tensor in tensors if tensor.name in sums]) < 2
+    if kind in _QUOTIENTS:
+        return operation.inputs[1].name not in sums
+    return kind in _BY_ROW and not sums and _has_rows(operation.outputs[0], rows)
+
+
+def _keeps_fractions(cast: tf.Operation) -> bool:
+    source, target = cast.get_attr("SrcT"), cast.get_attr("DstT")
+    return bool(target.is_floating or (source.is_integer and target.is_integer))
+
+
+def _has_rows(tensor: tf.Tensor, rows: int) -> bool:
+    return bool(tensor.shape.rank) and tensor.shape[0] == rows
