@@ -137,8 +137,6 @@ class MirroredLoopStep(MirroredStep):
         body = kind.body(function)
         super().__init__(request, lambda _source: body, namespace, strategy, None, outputs)
         self._program = program
-        worker = context.current()
-        self._rank_rows = RankRows(rank=worker.rank, ranks=worker.world_size, replicas=self.shards)
         weights = self._objects.weights()
         self._bound = BoundValues(function.__code__, program.loop.reads, namespace, weights)
 
@@ -196,7 +194,9 @@ class MirroredLoopStep(MirroredStep):
         if not kind.rows or self._trials.needs_whole:
             rows = kind.rows or 1
             return Batch(kind.arrays, rows, whole=True, everything=lambda: kind.arrays)
-        share = self._rank_rows.share(kind.rows, kind.part)
+        worker = context.current()
+        rank_rows = RankRows(rank=worker.rank, ranks=worker.world_size, replicas=self.shards)
+        share = rank_rows.share(kind.rows, kind.part)
         everything, divided = (lambda: kind.arrays), kind.divided
         return Batch(share.values, kind.rows, share.whole, everything=everything, divided=divided)
 
