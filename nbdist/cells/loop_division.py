@@ -25,6 +25,7 @@ from nbdist.cells.effects import (
 )
 from nbdist.cells.loops import LoopError, takes_gradient
 from nbdist.cells.names import Names
+from nbdist.cells.nested_steps import separated
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
@@ -50,6 +51,7 @@ class TrainingLoop:
         late: names in `given` that only statements after the step assign, such as averaged weights.
         hidden: statements inside of the step's text that do not belong to it. True if they leave a
             branch empty.
+        texts: source of statements that are parts of the user's statements, on one line.
         effect: code of the step that changes or shows something besides its outputs; or empty.
         scan: loop of JAX in the step, around its gradients.
     """
@@ -66,6 +68,7 @@ class TrainingLoop:
     used: tuple[str, ...]
     late: tuple[str, ...]
     hidden: list[tuple[ast.stmt, bool]]
+    texts: dict[ast.stmt, str]
     effect: str
     scan: Scan
 
@@ -95,6 +98,7 @@ class _Division:
         self._step: list[ast.stmt] = []
         self._after: list[ast.stmt] = []
         self._hidden: list[tuple[ast.stmt, bool]] = []
+        self._separated: list[ast.stmt] = []
         self._given: dict[str, ast.expr] = {}
         self._effect = ""
 
@@ -153,6 +157,12 @@ class _Division:
             self._add(statement)
             if rest is not None:
                 self._after.append(rest)
+            return
+        if self._callees.compiles and (parts := separated(statement, self._callees)):
+            call, use = parts
+            self._add(call)
+            self._separated.append(call)
+            self._after.append(use)
             return
         self._refuse(statement)
         self._add(statement)
@@ -259,8 +269,9 @@ class _Division:
 
     def _described(self) -> TrainingLoop:
         replaced = {_position(value): name for name, value in self._given.items()}
+        step = {s: _Replaced(replaced).visit(copy.deepcopy(s)) for s in self._step}
         names = Names(self._given)
-        names.scan([_Replaced(replaced).visit(copy.deepcopy(s)) for s in self._step])
+        names.scan(list(step.values()))
         own = {name for name in names.read if name not in vars(builtins)}
         carried = tuple(sorted(name for name in own if name in names.assigned))
         bound = self._bound_outside()
@@ -306,6 +317,7 @@ class _Division:
             used=tuple(name for name in outputs if name in rest.read),
             late=tuple(name for name in given if name not in early.bound),
             hidden=self._hidden,
+            texts={statement: ast.unparse(step[statement]) for statement in self._separated},
             effect=self._effect,
             scan=self._scan(),
         )

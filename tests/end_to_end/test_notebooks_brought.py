@@ -70,6 +70,11 @@ class Notebook:
         self.expression = f"[{', '.join(compare.split('; '))}]"
 
     @property
+    def is_double(self) -> bool:
+        """True if the notebook computes in float64."""
+        return any(re.search(r"jax_enable_x64|set_floatx", cell) for cell in self.cells)
+
+    @property
     def outcome(self) -> str:
         """Return the cell that assigns the compared values to `outcome`."""
         return FLAT.format(text=self.expression)
@@ -135,7 +140,7 @@ def test_notebook_has_the_numbers_of_one_process(
     notebook = Notebook(NOTEBOOKS[name])
     for cell in (*notebook.cells, notebook.outcome):
         cluster.run(cell)
-    tolerance = WIDE.get(name, 1e-5)
+    tolerance = WIDE.get(name, 1e-9 if notebook.is_double else 1e-5)
     for values in cluster.pull(["outcome"]).values():
         assert len(values["outcome"]) == len(expected[name])
         for actual, one in zip(values["outcome"], expected[name], strict=True):

@@ -18,7 +18,7 @@ from nbdist.worker.checkpoint.folder import Checkpoint, Position, steps_in
 from nbdist.worker.lifting.callees import Callees
 from nbdist.worker.lifting.constants import CONTENTS, PLAIN, is_same
 from nbdist.worker.lifting.jax_callees import JaxCallees
-from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, REFUSE, LoopProgram, lift, returned
+from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, REFUSE, LoopProgram, lift
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.shell import engine_shell
 from nbdist.worker.training.loop import StepRunner
@@ -197,15 +197,14 @@ class LiftedLoop:
             runner.at = structs.replace(runner.at, step=made)
         runner.run(batch, waited_s)
         self.ran = True
-        outputs = self._step.outputs(returned(self._program.loop))
+        outputs = self._step.outputs(self._program.returned)
         self._ended_at = time.perf_counter()
         return outputs
 
     def last(self) -> tuple[Any, ...]:
         """Return the outputs of the last step that the body does not read."""
-        loop = self._program.loop
-        shown = returned(loop)
-        return self._step.last([name for name in loop.outputs if name not in shown])
+        names, shown = self._program.loop.outputs, self._program.returned
+        return self._step.last([name for name in names if name not in shown])
 
     def _prepare(self, reads: dict[str, Callable[[], Any]], arguments: Arguments) -> None:
         values = _read(reads)

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 LIFTS, LIFTED, REFUSE = "__nbdist_lifts__", "__nbdist_lifted__", "__nbdist_refuse__"
 """Built-in functions that rewritten cells call; the number of a loop is their argument."""
 
+_SHARED = "two statements in one line: write them in two lines"
+
 _numbers = itertools.count(1)
 
 
@@ -46,12 +48,14 @@ class LoopProgram:
     Attributes:
         loop: the divided loop.
         source: source of the step function, with the user's line numbers.
+        returned: outputs that each step assigns in the loop.
         data: source of the iterable, for messages.
     """
 
     def __init__(self, loop: TrainingLoop, cell: str) -> None:
         self.loop = loop
         self.source = step_source(loop, cell)
+        self.returned = loop.used + tuple(name for name in loop.carried if name not in loop.used)
         node = loop.node
         self.data = ast.unparse(node.iter if isinstance(node, ast.For) else node.test)
 
@@ -98,17 +102,16 @@ class _Rewriter(ast.NodeTransformer):
         program = self._programs[number]
         if isinstance(program, LoopError):
             return [*_parsed(f"{REFUSE}({number})", node.lineno), node]
-        return _choice(number, program.loop)
+        return _choice(number, program)
 
     visit_While = visit_For  # noqa: N815 - ast's own spelling
 
 
-def _choice(number: int, loop: TrainingLoop) -> ast.stmt:
+def _choice(number: int, program: LoopProgram) -> ast.stmt:
     """Return the statement that runs the lifted loop, or the loop as written."""
-    name = f"nbdist_{number}"
+    name, loop, used = f"nbdist_{number}", program.loop, program.returned
     given = [_value(parameter, value) for parameter, value in loop.given.items()]
     call = f"{name}.step({_tuple(given)}, {_tuple(loop.carried)}, {_thunks(loop)})"
-    used = returned(loop)
     assign = f"{_tuple(used)} = {call}" if used else call
     tests = [
         statement
@@ -131,11 +134,6 @@ def _choice(number: int, loop: TrainingLoop) -> ast.stmt:
     within.body = [lifted]
     choice.orelse = [loop.node]
     return choice
-
-
-def returned(loop: TrainingLoop) -> tuple[str, ...]:
-    """Return the outputs that each step assigns in the loop."""
-    return loop.used + tuple(name for name in loop.carried if name not in loop.used)
 
 
 def _value(parameter: str, value: ast.expr) -> str:
@@ -189,16 +187,20 @@ def step_source(loop: TrainingLoop, cell: str) -> str:
     lines, starts = cell.split("\n"), logical_lines(cell)
     body: dict[int, str] = {}
     for statement in loop.step:
-        numbers = range(statement.lineno, _end(statement) + 1)
-        body |= {number: lines[number - 1] for number in numbers}
+        if statement not in loop.texts:
+            body |= {number: lines[number - 1] for number in _lines(statement)}
     for statement, leaves_empty in loop.hidden:
         indent = " " * statement.col_offset
-        body |= dict.fromkeys(range(statement.lineno, _end(statement) + 1), "")
+        body |= dict.fromkeys(_lines(statement), "")
         body[statement.lineno] = f"{indent}pass" if leaves_empty else ""
     for other in (*loop.before, *loop.after):
         if not isinstance(other, ast.If):
             _remove(body, other)
-    parts = [value for value in loop.given.values() if hasattr(value, "lineno")]
+    parts = [v for v in loop.given.values() if hasattr(v, "lineno") and v.lineno in body]
+    for statement, text in loop.texts.items():
+        if body.keys() & set(_lines(statement)):
+            raise LoopError(statement.lineno, _SHARED)
+        body[statement.lineno] = " " * loop.step[0].col_offset + text
     names = {id(value): name for name, value in loop.given.items()}
     for value in sorted(parts, key=lambda v: (v.lineno, v.col_offset), reverse=True):
         _replace(body, value, names[id(value)])
@@ -221,7 +223,7 @@ def _remove(body: dict[int, str], other: ast.stmt) -> None:
     if not {other.lineno, _end(other)} & {number for number, text in body.items() if text}:
         return
     if other.lineno != _end(other):
-        raise LoopError(other.lineno, "two statements in one line: write them in two lines")
+        raise LoopError(other.lineno, _SHARED)
     line = body[other.lineno].encode()
     start, end = other.col_offset, other.end_col_offset or 0
     empty = b"0".ljust(end - start)
@@ -234,6 +236,10 @@ def _replace(body: dict[int, str], node: ast.expr, text: str) -> None:
     head, tail = first[: node.col_offset], last[node.end_col_offset :]
     body |= dict.fromkeys(range(node.lineno, _end(node) + 1), "")
     body[node.lineno] = head.decode() + text + tail.decode()
+
+
+def _lines(statement: ast.stmt) -> range:
+    return range(statement.lineno, _end(statement) + 1)
 
 
 def _end(node: ast.stmt | ast.expr) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from nbdist.cells.nested_steps import shown_name
 from nbdist.worker.tensorflow.replica import metrics as keras_metrics
 
 if TYPE_CHECKING:
@@ -103,4 +104,4 @@ def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
         return [pair for key in sorted(value) for pair in _leaves(f"{name}[{key!r}]", value[key])]
     if isinstance(value, (tuple, list)):
         return [pair for i, part in enumerate(value) for pair in _leaves(f"{name}[{i}]", part)]
-    return [(name, value)]
+    return [(shown_name(name), value)]

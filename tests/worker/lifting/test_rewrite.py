@@ -17,7 +17,7 @@ import pytest
 
 from nbdist.cells.loops import LoopError
 from nbdist.worker.lifting.callees import Callees
-from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, REFUSE, LoopProgram, lift, returned
+from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, REFUSE, LoopProgram, lift
 
 
 class GradientTape:
@@ -67,11 +67,11 @@ class LocalLoop:
         exec(compile(self._program.source, "cell", "exec"), scope, own)
         _, self._outputs = own["step"](*given, *carried)
         self.ran, self.steps = True, self.steps + 1
-        return tuple(self._outputs[name] for name in returned(self._program.loop))
+        return tuple(self._outputs[name] for name in self._program.returned)
 
     def last(self) -> tuple[Any, ...]:
         loop = self._program.loop
-        return tuple(self._outputs[n] for n in loop.outputs if n not in returned(loop))
+        return tuple(self._outputs[n] for n in loop.outputs if n not in self._program.returned)
 
 
 SETUP = """
@@ -102,6 +102,33 @@ CELLS = {
                 break
         else:
             seen.append("else")
+        """,
+    "results of the step for the host": """
+        def train_step(x, y):
+            with GradientTape() as tape:
+                loss = x + y
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+            return loss
+        class Trainer:
+            def update(self, x):
+                with GradientTape() as tape:
+                    loss = 2 * x
+                other.apply_gradients(tape.gradient(loss, variables))
+                return loss, x
+        trainer, total, log = Trainer(), 0.0, {"loss": []}
+        for i in range(4):
+            x, y = data[i]
+            losses.append(float(train_step(x, y)))
+            total += float(
+                trainer.update(
+                    data[i + 1][0],
+                )[0]
+            )
+            print("loss", train_step(data[i][1], y + 1))
+            log["loss"].append(trainer.update(x)[1].conjugate())
+            seen.append(i), losses.append(train_step(x, x))
+            print(total)
+        seen.append(total)
         """,
     "function with arguments and a local loss": """
         def train(data, rate):
@@ -376,18 +403,6 @@ REFUSED = {
             train_step(x)
         """,
         "line 8: `trainer.count` in `train_step` would run only when nbdist compiles the step",
-    ),
-    "list that receives the result of the step": (
-        """
-        def train_step(x):
-            with GradientTape() as tape:
-                loss = x
-            optimizer.apply_gradients(tape.gradient(loss, variables))
-            return loss
-        for x, y in data:
-            losses.append(float(train_step(x)))
-        """,
-        "line 8: `losses.append(float(train_step(x)))` is inside the statement that takes",
     ),
     "draw in a function": (
         """
