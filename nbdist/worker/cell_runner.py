@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 _OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "jaxpr"))
 _INSTALLED = (*site.getsitepackages(), sysconfig.get_path("stdlib"))
+_GENERATED = "__autograph_generated_file"
+"""Part of the names of files with code that AutoGraph has made of the user's."""
 
 
 class _Program(msgspec.Struct, frozen=True):
@@ -442,11 +444,13 @@ async def _evaluate(code: CodeType, namespace: dict[str, Any]) -> object:
 def _user_frames(traceback: TracebackType | None) -> TracebackType | None:
     """Keep the frames of the user's code, and the last frame, where the error was raised.
 
-    IPython takes seconds to format the many frames of the libraries between them.
+    IPython takes seconds to format the many frames of the libraries between them. TensorFlow names
+    the user's lines in the message of an error in code that AutoGraph has made.
     """
     frames = []
     while traceback is not None:
-        frames.append(traceback)
+        if _GENERATED not in traceback.tb_frame.f_code.co_filename:
+            frames.append(traceback)
         traceback = traceback.tb_next
     own = [f for f in frames[:-1] if not _is_library(f.tb_frame.f_code.co_filename)]
     chain: TracebackType | None = None

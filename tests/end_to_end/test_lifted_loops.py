@@ -50,6 +50,19 @@ OPTIMIZERS = {
     "sgd": "optimizer = keras.optimizers.SGD(0.05, momentum=0.9)",
     "adam": "optimizer = keras.optimizers.Adam(0.05)",
 }
+CONDITION = """
+def train_step(xb, yb):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
+        if optimizer.iterations < 2:
+            loss = 3 * loss
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return loss
+for xb, yb in data:
+    losses.append(float(train_step(xb, yb)))
+outcome = losses
+"""
 COMPILED = """
 @tf.function
 def train_step(xb, yb):
@@ -76,6 +89,7 @@ def expected() -> dict[str, Any]:
         "saliency": SETUP + SALIENCY,
         "parts": SETUP + PARTS,
         "changing": SETUP + CHANGING,
+        "condition": SETUP + CONDITION,
     }
     for rule, optimizer in OPTIMIZERS.items():
         loop = LOOP.replace("range(3)", "range(1)")
@@ -116,6 +130,24 @@ for xb, yb in data:
     losses.append(float(loss))
 """
 SUM_OUTCOME = "outcome = [losses, [w.tolist() for w in model.get_weights()]]"
+
+
+def test_conditions_on_tensors_in_functions_are_converted_before_variables_exist(
+    cluster: nbdist.Cluster, expected: dict[str, Any]
+) -> None:
+    """The first trace of a step, which creates the variables, needs AutoGraph too."""
+    actual = outcome(cluster, SETUP + CONDITION)
+    np.testing.assert_allclose(actual, expected["condition"], rtol=1e-5)
+
+
+def test_traceback_of_a_compiled_step_ends_in_the_users_code(cluster: nbdist.Cluster) -> None:
+    cluster.run(SETUP + COMPILED)
+    with pytest.raises(CellError) as error:
+        cluster.run("for xb, yb in data:\n    loss = train_step(xb, missing)")
+    shown = "\n".join(error.value._render_traceback_())
+    assert "missing" in shown
+    assert "autograph_generated" not in shown
+    assert "nbdist/worker" not in shown
 
 
 def test_step_that_sums_over_the_batch_computes_whole_batches(

@@ -15,6 +15,7 @@ from nbdist.worker.tensorflow.compiled_step import CompiledStep
 from nbdist.worker.tensorflow.loop_trials import LoopTrials
 from nbdist.worker.tensorflow.metric_exchange import BoundValues, exchange
 from nbdist.worker.tensorflow.object_building import build_objects
+from nbdist.worker.tensorflow.replica.inlined_functions import converted
 from nbdist.worker.tensorflow.step import MirroredStep
 from nbdist.worker.tensorflow.step_outputs import StepOutputs
 
@@ -77,7 +78,9 @@ class _Kind:
             given, carried = self._structure.unflatten(flat)
             return function(*given, *carried)
 
-        return call
+        # Converted, it would appear in errors as the user's code.
+        kept: Callable[..., Any] = tf.autograph.experimental.do_not_convert(call)
+        return kept
 
 
 class _Steps:
@@ -129,7 +132,8 @@ class MirroredLoopStep(MirroredStep):
         strategy: tf.distribute.Strategy,
         first: Arguments,
     ) -> None:
-        function = defined(program, namespace)
+        written = defined(program, namespace)
+        function = converted(written)
         build_objects(
             lambda: function(*first.given, *first.carried), program.loop.reads, namespace, strategy
         )
@@ -138,7 +142,7 @@ class MirroredLoopStep(MirroredStep):
         super().__init__(request, lambda _source: body, namespace, strategy, None, outputs)
         self._program = program
         weights = self._objects.weights()
-        self._bound = BoundValues(function.__code__, program.loop.reads, namespace, weights)
+        self._bound = BoundValues(written.__code__, program.loop.reads, namespace, weights)
 
         def compiled(other: _Kind) -> CompiledStep:
             body = other.body(function)
