@@ -82,6 +82,8 @@ def _unknown(name: str) -> str:
 
 def _value(option: Option, value: Any) -> _Fields:
     """Return the fields that an option sets."""
+    if value is True and option.bare is not None:
+        return {option.field: option.bare}
     if isinstance(value, str) and option.name in _SEVERAL:
         return _SEVERAL[option.name](value)
     is_read = isinstance(value, str) and option.name in _READERS

@@ -226,7 +226,7 @@ def _layout(eqn: Any, rows: Rows) -> bool:
 
 
 _MOVED = ("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim")
-_LINEAR = frozenset((*_MOVED, "neg", "copy", "copy_p", "real", "reduce_sum", "device_put"))
+_LINEAR = frozenset((*_MOVED, "neg", "copy", "copy_p", "real", "reduce_sum", "device_put", "name"))
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_MOVED, _layout),
     **dict.fromkeys(

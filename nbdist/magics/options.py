@@ -159,6 +159,8 @@ def _keywords(option: Option) -> dict[str, Any]:
         keywords |= {"action": "append", "default": []}
     if option.nargs:
         keywords["nargs"] = option.nargs
+    if option.bare is not None:
+        keywords |= {"nargs": "?", "const": option.bare}
     if option.choices:
         keywords["choices"] = option.choices
     elif option.metavar:

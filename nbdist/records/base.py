@@ -17,7 +17,9 @@ Communication = Literal["auto", "ring", "nccl"]
 Launcher = Literal["slurm", "pbs", "sge", "lsf", "htcondor", "mpi", "kubernetes"]
 OnNan = Literal["stop", "warn"]
 RunViewName = Literal["auto", "lab", "widget", "text"]
-NoteTopic = Literal["batch", "checkpoint", "compiled", "media", "nan", "starved", "strategy"]
+NoteTopic = Literal[
+    "batch", "checkpoint", "compiled", "media", "nan", "starved", "strategy", "watch"
+]
 MimeBundle = dict[str, object]
 
 RANK_VARIABLE = "NBDIST_RANK"

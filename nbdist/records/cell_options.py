@@ -233,6 +233,18 @@ class CellOptions(Record, frozen=True):
             "of replicas](reliability.md#comparison-of-replicas).",
         ),
     ] = 200
+    watch: Annotated[
+        int | None,
+        Option(
+            metavar="N",
+            bare=0,
+            least=0,
+            default="off; without N, no histograms",
+            help="Record norms of gradients and parameters, the update ratio and learning rates.",
+            details="With N, also histograms of parameters and gradients every N steps. See "
+            "[training signals](runs.md#training-signals).",
+        ),
+    ] = None
     hang_after_s: Annotated[
         float,
         Option(

@@ -32,6 +32,7 @@ class Option:
         least: smallest valid number.
         most: largest valid number.
         nargs: count of values, as in `argparse`.
+        bare: value of the option if it is typed without one; None if it needs one.
         kind: type that the parser returns. A `list` can be repeated. Default: the type of the
             field, else text.
         choices: the valid values.
@@ -47,6 +48,7 @@ class Option:
     least: int | None = None
     most: int | None = None
     nargs: str = ""
+    bare: int | None = None
     kind: Kind = ""
     choices: tuple[str, ...] = ()
     record: type[msgspec.Struct] | None = None

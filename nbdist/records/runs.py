@@ -48,6 +48,7 @@ FindingTopic = Literal[
     "media",
     "nan",
     "strategy",
+    "watch",
 ]
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _LOOK_SHARE = 0.005
 """The largest share of a core for diagnostics. With many ranks, they run less often."""
 
-_NOTED = {"batch", "checkpoint", "compiled", "media", "nan", "strategy"}
+_NOTED = {"batch", "checkpoint", "compiled", "media", "nan", "strategy", "watch"}
 """Topics of findings that ranks report, which diagnostics do not find again."""
 
 _STATUS: dict[str, RankStatus] = {"ok": "finished", "error": "failed", "interrupted": "interrupted"}

@@ -149,10 +149,12 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
             progress = worker.progress
             made = max(1, step - progress.batches)  # several, with `steps_per_execution`
             progress.batches = max(progress.batches, step)
-            measured = self._pace.ended(batch, step, made)
+            measured, signals = self._pace.ended(batch, step, made)
+            shared = {**_scalars(logs), **signals.values}
             worker.reporter.report_values(
-                self._epoch, step, own={}, shared=_scalars(logs), measured=measured
+                self._epoch, step, own={}, shared=shared, measured=measured
             )
+            signals.send_histograms(worker.reporter, self._epoch, step)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         worker = context.current()

@@ -16,6 +16,7 @@ from nbdist.worker.training.trace_schedule import Samples, Tracing
 
 if TYPE_CHECKING:
     from nbdist.worker.runtime.context import Worker
+    from nbdist.worker.runtime.signals import Signals
 
 _SETTLE_TIMEOUT_S = 10.0
 """Seconds that a step waits for the steps under way."""
@@ -77,8 +78,10 @@ class Pace:
         if self._function is not None:
             self._function.begin(batch)
 
-    def ended(self, batch: int, step: int, made: int) -> dict[str, float]:
-        """Return the measurements of a step (`MEASURES`). Thread-safe if the lock is held.
+    def ended(self, batch: int, step: int, made: int) -> tuple[dict[str, float], Signals]:
+        """Return the measurements of a step (`MEASURES`) and its signals of training.
+
+        Thread-safe if the lock is held.
 
         Args:
             batch: last batch of the call.
@@ -91,7 +94,7 @@ class Pace:
         measured = {"step_s": (self._ended_at - before) / made, **took.measured(before, made)}
         self._tracing.step_result(step, measured)
         self.settled.notify_all()
-        return measured
+        return measured, took.signals()
 
     def stop_trace(self, epoch: int) -> None:
         """Stop a trace under way, before work that is no step."""

@@ -5,12 +5,21 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nbdist.worker.runtime.signals import Signals
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 class CallTimes(Protocol):
-    """Times of one call: one step, or several with `steps_per_execution`."""
+    """Times of one call: one step, or several with `steps_per_execution`.
+
+    Attributes:
+        signals: returns the signals of training of the last step.
+    """
+
+    @property
+    def signals(self) -> Callable[[], Signals]: ...
 
     def measured(self, since_s: float, steps: int) -> dict[str, float]:
         """Return the known ones of `input_s` and `collective_s`, in seconds for one step.
@@ -25,6 +34,8 @@ class CallTimes(Protocol):
 
 class UntimedCall:
     """A call that was not timed."""
+
+    signals = Signals
 
     def measured(self, since_s: float, steps: int) -> dict[str, float]:
         del since_s, steps

@@ -13,7 +13,12 @@ from nbdist.errors import StepError
 from nbdist.worker.data.batches import kind_of, leaves, map_arrays, rows_of
 from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.tensorflow.parity import HIDDEN, single_replica
-from nbdist.worker.tensorflow.replica import layer_state, nested_merge, single_device_math
+from nbdist.worker.tensorflow.replica import (
+    layer_state,
+    nested_merge,
+    signals,
+    single_device_math,
+)
 from nbdist.worker.tensorflow.replica.batch_share import Shares
 from nbdist.worker.tensorflow.replica.inlined_functions import converted, inlined_functions
 from nbdist.worker.tensorflow.replica.sample_random import Draws
@@ -79,6 +84,7 @@ class CompiledStep:
         strategy: strategy of all ranks.
         watch: records values that are not finite.
         outputs: combines the values that the step assigns; None if nothing else reads them.
+        recorder: records signals of training.
     """
 
     def __init__(
@@ -88,8 +94,10 @@ class CompiledStep:
         strategy: tf.distribute.Strategy,
         watch: FiniteWatch | LossScaling,
         outputs: StepOutputs | None = None,
+        recorder: signals.AnySignals = signals.NO_SIGNALS,
     ) -> None:
         self._request = request
+        self._signals = recorder
         self._outputs = outputs
         self._shares: Shares | None = None  # None outside of `_all_replicas`
         self._last_shares = Shares(1, 1)
@@ -110,6 +118,7 @@ class CompiledStep:
         lookup by `tf.function` takes 0.12 ms per call.
         """
         values = self._replicas.values(batch)
+        self._signals.prepare()
         if self._replicas.local > 1 or tf.config.functions_run_eagerly():
             return self._run(values, whole=batch.whole)
         kind = batch.whole, kind_of(batch.values)
@@ -150,19 +159,21 @@ class CompiledStep:
         reason = self._watch.reason
         if self._replicas.local == 1:
             measured = self._clock.measured(report.get(COLLECTIVES))
-            ours = COLLECTIVES, OUTPUTS
+            ours = COLLECTIVES, OUTPUTS, signals.NAME
+            found = self._signals.read(report.get(signals.NAME))
             values = {n: float(value) for n, value in report.items() if n not in ours}
             finite = bool(values.pop(FINITE))
-            return step_contract.StepResult(values, finite, reason, measured)
+            return step_contract.StepResult(values, finite, reason, measured, found)
         results = self._replicas.strategy.experimental_local_results
         local = {
             name: [part.numpy() for part in results(value)]
             for name, value in report.items()
-            if name != OUTPUTS
+            if name not in (OUTPUTS, signals.NAME)
         }
+        first = tf.nest.map_structure(lambda v: results(v)[0], report.get(signals.NAME))
         finite = all(local.pop(FINITE))
         values = {name: float(np.mean(parts)) for name, parts in local.items()}
-        return step_contract.StepResult(values, finite, reason)
+        return step_contract.StepResult(values, finite, reason, {}, self._signals.read(first))
 
     def outputs(self, report: Any, names: Iterable[str]) -> dict[str, Any]:
         """Return values that a step has assigned."""
@@ -269,12 +280,14 @@ class CompiledStep:
             self._clock.installed(),
             nested_merge.allowed(strategy),
             layer_state.separate_replicas(strategy),
+            self._signals.installed(),
         ):
             return strategy.run(self._replica, args=values)
 
     def _replica(self, *values: Any) -> dict[str, tf.Tensor]:
         self._watch.begin()
         self._clock.begin()
+        self._signals.begin()
         report, assigned = self._body(*values)
         ours = {}
         if self._outputs is not None:
@@ -282,6 +295,7 @@ class CompiledStep:
             ours[OUTPUTS] = self._outputs.over_replicas(assigned, self._shares)
         scalars = step_contract.scalars(self._request, report, tf.convert_to_tensor)
         finite = self._watch.agreed(scalars)
+        ours |= self._signals.values()
         return {**scalars, FINITE: finite, **self._clock.stamps(), **ours}
 
 

@@ -146,7 +146,9 @@ class MirroredLoopStep(MirroredStep):
 
         def compiled(other: _Kind) -> CompiledStep:
             body = other.body(function)
-            return CompiledStep(request, lambda _source: body, strategy, self._watch, outputs)
+            return CompiledStep(
+                request, lambda _source: body, strategy, self._watch, outputs, self._signals
+            )
 
         self._steps = _Steps(compiled, kind, self._compiled)
         self._trials = LoopTrials(

@@ -17,6 +17,7 @@ from nbdist.worker.tensorflow.keras_objects import KerasObjects
 from nbdist.worker.tensorflow.learning_rate import NO_RATES, ScaledRates
 from nbdist.worker.tensorflow.parity import MirroredSubject
 from nbdist.worker.tensorflow.replica.finite import FiniteWatch, LossScaling
+from nbdist.worker.tensorflow.replica.signals import signals_of
 from nbdist.worker.tensorflow.replica_state import EqualVariables
 from nbdist.worker.tensorflow.runtime.rank_gather import Gather
 from nbdist.worker.training.parity import compare
@@ -76,7 +77,10 @@ class MirroredStep:
         self._rates: Rates = NO_RATES
         scales = precision == "float16" and not self._objects.scales_loss_itself()
         self._watch = LossScaling(strategy) if scales else FiniteWatch()
-        self._compiled = CompiledStep(request, define, strategy, self._watch, outputs)
+        self._signals = signals_of(strategy, lambda: dict(self._objects.optimizers))
+        self._compiled = CompiledStep(
+            request, define, strategy, self._watch, outputs, self._signals
+        )
         self._gather = Gather(strategy)
         self._undo.enter_context(self._objects.computing_in(precision))
 

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from nbdist.errors import StepError
 from nbdist.records import Compiled
+from nbdist.worker.runtime.signals import NO_SIGNALS, Signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,12 +32,14 @@ class StepResult(msgspec.Struct, frozen=True):
         measured: measurements of the step (`MEASURES`), beside the times of the loop.
         finite: True if all values that decide about continuing are finite; equal on all ranks.
         reason: description of the value that is not finite, if this rank's reports are finite.
+        signals: signals of training, equal on all ranks.
     """
 
     values: dict[str, float]
     finite: bool
     reason: str = ""
     measured: dict[str, float] = {}
+    signals: Signals = NO_SIGNALS
 
 
 class Footprint(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbdist.errors import AnotherRankError, StepError
+from nbdist.worker.runtime.signals import NO_SIGNALS
 from nbdist.worker.training.trace_schedule import Tracing
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from nbdist.worker.checkpoint.folder import Position
     from nbdist.worker.data.batches import Batch
     from nbdist.worker.runtime.rank_reporter import RankReporter
+    from nbdist.worker.runtime.signals import Signals
     from nbdist.worker.training.step_contract import StepStrategy
     from nbdist.worker.training.trace_schedule import Plan
 
@@ -100,11 +102,18 @@ class StepsInFlight:
             self._read_oldest()
 
     def report(
-        self, epoch: int, step: int, values: dict[str, float], measured: dict[str, float]
+        self,
+        epoch: int,
+        step: int,
+        values: dict[str, float],
+        measured: dict[str, float],
+        signals: Signals = NO_SIGNALS,
     ) -> None:
         """Send the values of a step, or those of an epoch if `step` is -1."""
         own, shared = ({}, values) if self._step_strategy.reduced else (values, {})
+        shared = {**shared, **signals.values}
         self._reporter.report_values(epoch, step, own=own, shared=shared, measured=measured)
+        signals.send_histograms(self._reporter, epoch, step)
 
     def _read_oldest(self) -> None:
         at, rows, input_s, report = self._steps.popleft()
@@ -119,7 +128,7 @@ class StepsInFlight:
             **step_result.measured,
         }
         self.tracing.step_result(at.step, measured)
-        self.report(at.epoch, at.step, step_result.values, measured)
+        self.report(at.epoch, at.step, step_result.values, measured, step_result.signals)
         bad = [name for name, value in step_result.values.items() if not math.isfinite(value)]
         for name in [name for name in bad if name not in self._not_finite]:
             self._not_finite.add(name)

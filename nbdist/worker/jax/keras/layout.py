@@ -29,9 +29,10 @@ from nbdist.records import Planned, Planning
 from nbdist.worker.jax.arrays.leaves import gathered, is_spread, placed
 from nbdist.worker.jax.keras import patch as keras_patch
 from nbdist.worker.jax.keras.planning import groups_of, paths, plan_of_fit
+from nbdist.worker.jax.keras.watched import KerasSignals
 from nbdist.worker.planning.compiled_memory import compiled
 from nbdist.worker.planning.sharding import Lowered
-from nbdist.worker.runtime import context
+from nbdist.worker.runtime import context, signals
 from nbdist.worker.training.step_contract import report_footprint
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class _Training:
         self._requested: Planning | None = None
         self._layout: _Layout | None = None
         self._reported = 0
+        self._signals = KerasSignals(model)
         self._last: Callable[[], Any] = lambda: None
 
     def __call__(self, carried: State, batches: Iterator[Any]) -> Any:
@@ -139,7 +141,7 @@ class _Training:
             self._return_values(held)
             raise
         self._last = weakref.ref(_newest(after))
-        return logs, after
+        return self._signals.readable(logs), after
 
     def _planned(self, carried: State, batch: Any, requested: Planning) -> _Layout | None:
         """Plan the model; returns None if no plan was requested and none can be made.
@@ -191,21 +193,25 @@ class _Training:
         assert layout is not None
         batch = _over(layout.lowered.mesh, batch)
         leaves, structure = jax.tree.flatten(batch)
-        kind = structure, *((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
+        due = self._signals.due(self._model.steps_per_execution)
+        watch = signals.is_watched(), len(due)
+        kind = structure, watch, *((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
         if kind not in layout.executables:
-            layout.executables[kind] = self._compiled(layout, carried, batch)
-        return layout.executables[kind](carried, batch)
+            layout.executables[kind] = self._compiled(layout, carried, batch, due)
+        return layout.executables[kind](carried, batch, *due)
 
-    def _compiled(self, layout: _Layout, carried: State, batch: Any) -> Callable[..., Any]:
+    def _compiled(
+        self, layout: _Layout, carried: State, batch: Any, due: tuple[bool, ...]
+    ) -> Callable[..., Any]:
         lowered = layout.lowered
         step = jax.jit(
-            lowered.over(self._step, layout.wanted),
+            self._signals.over(lowered.over(self._step, layout.wanted)),
             donate_argnums=0,
             out_shardings=(lowered.replicated, tuple(layout.wanted)),
         )
         platform = lowered.mesh.devices.flat[0].platform
         with lowered.scope():
-            made, footprint = compiled(lambda: step.lower(carried, batch), platform)
+            made, footprint = compiled(lambda: step.lower(carried, batch, *due), platform)
         report_footprint(context.current().reporter, footprint)
         executable: Callable[..., Any] = made
         return executable

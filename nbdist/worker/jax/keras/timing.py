@@ -18,12 +18,19 @@ import msgspec
 from keras.src.backend.jax.trainer import JAXTrainer
 
 from nbdist.worker.jax.keras.patch import PATCHED_SERIES
+from nbdist.worker.jax.runtime.step_signals import NAME
 from nbdist.worker.keras.train_function_timing import TimedFunction
+from nbdist.worker.runtime.signals import Signals, is_watched, note_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from nbdist.worker.keras.train_function_timing import CallTimes
+
+_UNKNOWN = (
+    "nbdist does not compile the train_step (jit_compile=False, run_eagerly=True or no plan), or "
+    "it returns no dict"
+)
 
 
 @functools.cache
@@ -47,8 +54,14 @@ def _call(
     function: Callable[..., Any], state: Any, batches: Iterator[Any]
 ) -> tuple[Any, CallTimes]:
     first = _First(batches)
-    outputs = function(state, first)
-    return outputs, _CallTimes(first.requested_s, first.received_s)
+    logs, after = function(state, first)
+    found: Callable[[], Signals] = Signals
+    if isinstance(logs, dict) and NAME in logs:
+        found = logs[NAME]
+        logs = {name: value for name, value in logs.items() if name != NAME}
+    elif is_watched():
+        note_missing("signals of training", _UNKNOWN)
+    return (logs, after), _CallTimes(first.requested_s, first.received_s, found)
 
 
 class _First:
@@ -78,6 +91,7 @@ class _CallTimes(msgspec.Struct, frozen=True):
 
     requested_s: float
     received_s: float
+    signals: Callable[[], Signals]
 
     def measured(self, since_s: float, steps: int) -> dict[str, float]:
         del steps

@@ -12,6 +12,7 @@ from nbdist.worker.jax.step.leaked_tracers import check_leaks, live_tracers
 from nbdist.worker.jax.step.names import check_same, take
 from nbdist.worker.jax.step.trace_hints import hints
 from nbdist.worker.planning.plan_step import batch_inputs, outline, over
+from nbdist.worker.runtime import signals
 from nbdist.worker.training import step_contract
 from nbdist.worker.training.warmup import rates_by_name
 
@@ -83,6 +84,18 @@ class StepFunction:
         inputs.append(("the factor of learning rates", "read"))
         given = dict(zip(self._request.program.given, batch, strict=True))
         return [*inputs, *batch_inputs(given)]
+
+    def rate_values(self, factor: float, read: dict[str, float]) -> dict[str, float]:
+        """Return the learning rates of a step by the name of their signal.
+
+        Args:
+            factor: factor of the rates that `--scale-lr` scales.
+            read: learning rates that the step reads, by name.
+        """
+        rates = {n: value * (factor if n in self.rates else 1) for n, value in read.items()}
+        if len(rates) == 1:
+            return dict.fromkeys([signals.RATE], *rates.values())
+        return {f"{signals.RATE} of {name}": value for name, value in rates.items()}
 
     def settle(self) -> None:
         """Fix the list of carried objects; it must be the same on all ranks."""

@@ -12,10 +12,12 @@ from nbdist.worker.data.batches import kind_of
 from nbdist.worker.jax.arrays import callbacks_patch
 from nbdist.worker.jax.arrays.checkpoint import JaxState, check_fits, placed_like
 from nbdist.worker.jax.runtime import processes
+from nbdist.worker.jax.runtime.step_signals import NAME as SIGNALS
 from nbdist.worker.jax.step.function import StepFunction
 from nbdist.worker.jax.step.layout import StepLayout
 from nbdist.worker.jax.step.names import check_numbers
 from nbdist.worker.jax.step.parity import PjrtSubject
+from nbdist.worker.jax.step.watched import signals_of
 from nbdist.worker.planning.compiled_memory import compiled
 from nbdist.worker.planning.sharding import Lowered
 from nbdist.worker.profiling.jax_profiler import PjrtTracer
@@ -53,9 +55,10 @@ class _CompiledStep:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, given)
         self.lowered = lowered
         self.footprint: step_contract.Footprint | None = None
+        self.signals = signals_of(function)
         self._function = function
         self._step = jax.jit(
-            lowered.over(function.call, shardings),
+            self.signals.over(lowered.over(function.call, shardings)),
             donate_argnums=0,
             out_shardings=(lowered.replicated, shardings[0]),
         )
@@ -73,10 +76,22 @@ class _CompiledStep:
             arguments = self._function.arguments()
             with self.lowered.scope():
                 self._executables[kind], self.footprint = compiled(
-                    lambda: self._step.lower(*arguments, 1.0, self.lowered.batch(batch)),
+                    lambda: self._step.lower(
+                        *arguments, 1.0, self.lowered.batch(batch), *self.signals.due()
+                    ),
                     self.lowered.mesh.devices.flat[0].platform,
                 )
         return self._executables[kind]
+
+    def alone(self, batch: Batch) -> Callable[..., Any]:
+        """Return the step for batches like this one, without its signals."""
+        executable = self.executable(batch)
+
+        def run(*arguments: Any) -> Any:
+            report, after = executable(*arguments, *self.signals.due())
+            return {name: value for name, value in report.items() if name != SIGNALS}, after
+
+        return run
 
 
 class PjrtStep:
@@ -148,7 +163,7 @@ class PjrtStep:
         subject = PjrtSubject(
             function.carried,
             function.names.read,
-            step=compiled.executable(batch),
+            step=compiled.alone(batch),
             pure=function.call,
             place=compiled.lowered.batch,
             namespace=self._namespace,
@@ -208,18 +223,24 @@ class PjrtStep:
         compiled = self._prepared(batch)
         executable = compiled.executable(batch)
         state, read = self._function.arguments()
-        report, after = executable(state, read, self._factor.next(), compiled.lowered.batch(batch))
+        factor, placed = self._factor.next(), compiled.lowered.batch(batch)
+        report, after = executable(state, read, factor, placed, *compiled.signals.due())
         for group, arrays in zip(self._function.carried, after, strict=True):
             group.arrays = arrays
         self._made = True
-        self._reported = report
+        self._reported = {name: value for name, value in report.items() if name != SIGNALS}
         return report
 
     def read(self, report: Any) -> step_contract.StepResult:
         """Read a report; if it contains a loss, only the loss must be finite (as in `mirrored`)."""
-        values = {name: float(value) for name, value in report.items()}
+        values = {name: float(value) for name, value in report.items() if name != SIGNALS}
         deciding = [values["loss"]] if "loss" in values else list(values.values())
-        return step_contract.StepResult(values, all(math.isfinite(value) for value in deciding))
+        finite = all(math.isfinite(value) for value in deciding)
+        if self._compiled is None:
+            return step_contract.StepResult(values, finite)
+        rates = self._function.rate_values(self._factor.now, self._rates_read)
+        found = self._compiled.signals.read(report.get(SIGNALS), rates)
+        return step_contract.StepResult(values, finite, signals=found)
 
     def compilations(self) -> int:
         return 0 if self._compiled is None else len(self._compiled)

@@ -28,6 +28,7 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 
 from nbdist.errors import StepError
 from nbdist.worker.keras.train_function_timing import TimedFunction
+from nbdist.worker.runtime import signals
 from nbdist.worker.runtime.tested_versions import is_tested
 from nbdist.worker.tensorflow.keras import inputs as keras_inputs
 from nbdist.worker.tensorflow.keras import train_function
@@ -51,7 +52,7 @@ _scale_upstream = keras_loss.scale_loss_for_distribution
 _unscale_upstream = keras_loss.unscale_loss_for_distribution
 _initialize_upstream = keras_core.Variable._initialize
 _strategies: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-"""Strategy of each function that was created for a model."""
+"""Strategy and options `--watch` of each function that was created for a model."""
 
 _finite_upstream = keras.optimizers.LossScaleOptimizer.check_finite
 
@@ -111,10 +112,11 @@ def _make(self: Any, kind: str, replicated: Callable[[Any], Any], force: bool = 
     if not _is_ours(self.distribute_strategy):
         return _make_upstream[kind](self, force)
     name, strategies = f"{kind}_function", _strategies.setdefault(self, {})
-    if getattr(self, name) is None or force or strategies.get(kind) is not self.distribute_strategy:
+    place = self.distribute_strategy, signals.is_watched(), signals.interval()
+    if getattr(self, name) is None or force or strategies.get(kind) != place:
         _check_call(self, f"{kind}_step")
         setattr(self, name, replicated(self))
-        strategies[kind] = self.distribute_strategy
+        strategies[kind] = place
     return getattr(self, name)
 
 
@@ -137,7 +139,7 @@ def _has_no_call(model: Any) -> bool:
 
 
 def _replicated_train(model: Any) -> Any:
-    return TimedFunction(ReplicatedStep(model, model.train_step))
+    return TimedFunction(ReplicatedStep(model, model.train_step, trains=True))
 
 
 def _replicated_test(model: Any) -> Any:

@@ -21,6 +21,7 @@ from keras.src import tree
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from nbdist.errors import StepError
+from nbdist.worker.runtime.signals import Signals, note_missing
 from nbdist.worker.tensorflow.keras.batches import (
     Batch,
     Place,
@@ -37,6 +38,7 @@ from nbdist.worker.tensorflow.replica import (
     layer_state,
     nested_merge,
     sample_random,
+    signals,
     single_device_math,
 )
 from nbdist.worker.tensorflow.replica import metrics as keras_metrics
@@ -64,11 +66,13 @@ class _CallTimes(msgspec.Struct, frozen=True):
         inputs: request and arrival of each batch, in seconds of `time.perf_counter`.
         stamps: begin and end of each collective of the last step: shape (2 * collectives,).
         clock: clock that reads the stamps.
+        signals: reads the signals of the last step.
     """
 
     inputs: tuple[tuple[float, float], ...]
     stamps: tf.Tensor | None
     clock: collective_timing.NoClock
+    signals: Callable[[], Signals]
 
     def measured(self, since_s: float, steps: int) -> dict[str, float]:
         waited = sum(max(0.0, there - max(asked, since_s)) for asked, there in self.inputs)
@@ -81,12 +85,16 @@ class ReplicatedStep:
     Args:
         model: model of the step.
         step: `train_step` or `test_step`. It takes the rows of a replica.
+        trains: True for `train_step`.
     """
 
-    def __init__(self, model: Any, step: Callable[[Any], Any]) -> None:
+    def __init__(self, model: Any, step: Callable[[Any], Any], *, trains: bool = False) -> None:
         self._model = model
         self._step = model._autoconvert_optionals(step)
         self._strategy = model.distribute_strategy
+        self._signals: signals.AnySignals = signals.NO_SIGNALS
+        if trains:
+            self._signals = signals.signals_of(self._strategy, lambda: {"": model.optimizer})
         self._place = Place.of(self._strategy)
         self._rows = Rows(model, self._trace_trial)
         self._watch = FiniteWatch()
@@ -105,6 +113,7 @@ class ReplicatedStep:
         """
         outputs: Any = None
         inputs = []
+        self._signals.prepare(self._model.steps_per_execution)
         for _ in range(self._model.steps_per_execution):
             asked = time.perf_counter()
             try:
@@ -115,11 +124,14 @@ class ReplicatedStep:
             outputs = self._made(batch)
         if not inputs:
             raise StopIteration
-        stamps = None
-        if isinstance(outputs, dict) and COLLECTIVES in outputs:
+        stamps = found = None
+        if isinstance(outputs, dict):
             outputs = dict(outputs)
-            stamps = outputs.pop(COLLECTIVES)
-        return outputs, _CallTimes(tuple(inputs), stamps, self._clock)
+            stamps, found = outputs.pop(COLLECTIVES, None), outputs.pop(signals.NAME, None)
+        elif self._signals is not signals.NO_SIGNALS:
+            note_missing("signals of training", "the train_step of the model returns no dict")
+        read = functools.partial(self._signals.read, found)
+        return outputs, _CallTimes(tuple(inputs), stamps, self._clock, read)
 
     def _made(self, batch: Any) -> Any:
         """Run one step on a global batch, or on a batch that the user has distributed."""
@@ -156,14 +168,20 @@ class ReplicatedStep:
     def _on_replicas(self, data: Any, total: Any, *, whole: bool, even: bool) -> Any:
         replicas = self._place.replicas
         if total is None:
-            return self._over_shares(data, CountedShares(replicas), self._watch)
+            return self._over_shares(data, CountedShares(replicas), self._watch, self._signals)
         shares = Shares(total, replicas, whole=whole, even=even)
-        return self._over_shares(data, shares, self._watch)
+        return self._over_shares(data, shares, self._watch, self._signals)
 
-    def _over_shares(self, data: Any, shares: Shares | CountedShares, watch: FiniteWatch) -> Any:
+    def _over_shares(
+        self,
+        data: Any,
+        shares: Shares | CountedShares,
+        watch: FiniteWatch,
+        recorder: signals.AnySignals = signals.NO_SIGNALS,
+    ) -> Any:
         if shares.replicas == 1:
-            with nested_merge.allowed(self._strategy):
-                return self._strategy.run(self._step, args=(data,))
+            with nested_merge.allowed(self._strategy), recorder.installed():
+                return self._strategy.run(self._recorded, args=(data, recorder))
         results = Results(shares)
         self._clock.begin()
 
@@ -173,9 +191,10 @@ class ReplicatedStep:
                 shares.count(rows_in(data))
             elif self._place.local > 1 and not shares.whole:
                 data = _of_replica(data, shares, self._place)
+            recorder.begin()
             outputs = results.over_replicas(self._step(data))
             if isinstance(outputs, dict):
-                outputs = {**outputs, **self._clock.stamps()}
+                outputs = {**outputs, **self._clock.stamps(), **recorder.values()}
             return outputs
 
         with (
@@ -186,9 +205,16 @@ class ReplicatedStep:
             inlined_functions(),
             nested_merge.allowed(self._strategy),
             layer_state.separate_replicas(self._strategy),
+            recorder.installed(),
         ):
             outputs = self._strategy.run(on_replica, args=(data,))
         return first_of(self._strategy, outputs)
+
+    def _recorded(self, data: Any, recorder: signals.AnySignals) -> Any:
+        """Run the step on the only replica, and add its signals."""
+        recorder.begin()
+        outputs = self._step(data)
+        return {**outputs, **recorder.values()} if isinstance(outputs, dict) else outputs
 
     def _look(self, results: Results) -> Callable[..., Any] | None:
         """Return how to make results of metrics. None if the user's step may compute with them."""
