@@ -39,6 +39,7 @@ NAMES = (
     "telemetry",
     "overhead",
     "loop",
+    "watch",
     "chart",
     "reload",
     "runs_tab",
@@ -50,7 +51,7 @@ NAMES = (
     "compiled",
     "autoplace",
 )
-WITH_CLUSTERS = ("step", "scaling", "overhead", "loop", "placement", "recovery")
+WITH_CLUSTERS = ("step", "scaling", "overhead", "loop", "watch", "placement", "recovery")
 """Benchmarks that share clusters in a smoke run."""
 
 LIMIT_S, SMOKE_LIMIT_S = 1800.0, 180.0

@@ -75,10 +75,7 @@ def _case(
     steps: int,
     turn_s: float,
 ) -> Case:
-    setup = size.data() + size.model(strategy) + _BATCHES.format(batch=size.batch)
-    if strategy == "pjrt":
-        setup += _JIT
-    loop = _LOOP.format(steps=steps, body=indent(_BODY[strategy], "    "))
+    setup, loop = setup_of(size, strategy), loop_of(strategy, steps)
     options = StepOptions(data="batches", epochs=1000, steps=steps)
     body = f"x, y = batch\n{_BODY[strategy]}loss"
     over = threading.Event()
@@ -86,7 +83,7 @@ def _case(
         for cluster in (looping, stepping):
             cluster.run(setup, strategy=strategy)
         other = pool.submit(ours.step_ends, stepping, body, options, strategy)
-        turns = pool.submit(_turns_once_busy, looping, stepping, turn_s, over)
+        turns = pool.submit(turns_once_busy, looping, stepping, turn_s, over)
         try:
             ends = ours.step_ends(looping, loop, None, strategy)
         finally:
@@ -96,7 +93,18 @@ def _case(
     return in_turns(scale, title, turns.result(_LIMIT_S), ends, peer_ends, TARGET)
 
 
-def _turns_once_busy(
+def setup_of(size: Size, strategy: str) -> str:
+    """Return a cell that creates the model and a list of batches."""
+    setup = size.data() + size.model(strategy) + _BATCHES.format(batch=size.batch)
+    return setup + _JIT if strategy == "pjrt" else setup
+
+
+def loop_of(strategy: str, steps: int) -> str:
+    """Return a training loop over the batches."""
+    return _LOOP.format(steps=steps, body=indent(_BODY[strategy], "    "))
+
+
+def turns_once_busy(
     looping: nbdist.Cluster, stepping: nbdist.Cluster, turn_s: float, over: threading.Event
 ) -> tuple[Turn, ...]:
     """Take turns once the workers of both sides have received their cell.

@@ -78,7 +78,11 @@ def move(cluster: nbdist.Cluster, like: nbdist.Cluster) -> None:
 
 
 def step_ends(
-    cluster: nbdist.Cluster, cell: str, options: StepOptions | None, strategy: str
+    cluster: nbdist.Cluster,
+    cell: str,
+    options: StepOptions | None,
+    strategy: str,
+    watch: int | None = None,
 ) -> list[float]:
     """Run a step cell and return the time of each step's report, by `time.perf_counter`.
 
@@ -88,7 +92,7 @@ def step_ends(
     milliseconds too early.
     """
     began = time.perf_counter()
-    run = cluster.run(cell, step=options, strategy=strategy)
+    run = cluster.run(cell, step=options, strategy=strategy, watch=watch)
     return [began + m.time_s for m in run.metrics if m.rank == 0 and m.step > 0]
 
 

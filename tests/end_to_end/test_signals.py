@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import nbdist
 from nbdist.records import Histogram
 from tests import clusters, references
 from tests.runs import latest
@@ -15,7 +14,11 @@ from tests.runs import latest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import nbdist
     from nbdist.telemetry.run_reader import StoredRun
+
+RECORDED = (1, 2, 4)
+"""Steps with signals: the first one, and those with histograms."""
 
 SIGNALS = ("grad_norm", "param_norm", "update_ratio", "learning_rate")
 
@@ -107,7 +110,9 @@ def test_signals_are_those_of_one_process(
     cluster.run(CELLS[kind], watch=2, **({"data": "data"} if kind == "step" else {}))
     for i, name in enumerate(SIGNALS):
         values = steps_of(latest(cluster), name)
-        np.testing.assert_allclose(values, [step[i] for step in expected], rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(
+            values, [expected[step - 1][i] for step in RECORDED], rtol=1e-4, err_msg=name
+        )
     found = [item for item in latest(cluster).media() if item.name.endswith("hidden/kernel")]
     assert [(item.rank, item.step) for item in found] == [(0, 2), (0, 2), (0, 4), (0, 4)]
     for item in found:
@@ -115,3 +120,63 @@ def test_signals_are_those_of_one_process(
         gradient, parameter = expected[item.step - 1][-1]
         norm = gradient if item.name.startswith("gradients/") else parameter
         assert squares(item.content) == pytest.approx(norm**2, rel=1e-3)
+
+
+WITHOUT_TAPE = """
+xb, yb = batch
+loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
+bias = model.layers[-1].bias
+bias.assign_sub(0.1 * tf.ones_like(bias))
+"""
+OWN_TRAIN_STEP = """
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = model
+
+    def call(self, x):
+        return self.inner(x)
+
+    def train_step(self, data):
+        xb, yb = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.inner(xb, training=True) - yb) ** 2)
+        weights = self.inner.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+own = Own()
+own.compile(optimizer=optimizer)
+own.fit(data, verbose=0);
+"""
+
+
+def remarks(cluster: nbdist.Cluster) -> list[str]:
+    """Return the lines of the last run about signals that are not recorded."""
+    return [f.text for f in latest(cluster).state().findings if f.topic == "watch"]
+
+
+def test_a_signal_that_cannot_be_recorded_is_left_out_with_a_line(cluster: nbdist.Cluster) -> None:
+    cluster.run(SETUP)
+    cluster.run(WITHOUT_TAPE + "loss", watch=True, data="data")
+    (gradients, rate) = remarks(cluster)
+    assert gradients.startswith("--watch: no gradient norm, parameter norm and update ratio: ")
+    assert rate == "--watch: no learning rate: the step uses no Keras optimizer"
+    names = {name for table in latest(cluster).tables() for name in table.columns.shared}
+    assert not names & set(SIGNALS)
+
+
+def test_an_own_train_step_has_signals(cluster: nbdist.Cluster, expected: list[Any]) -> None:
+    cluster.run(SETUP)
+    cluster.run(OWN_TRAIN_STEP, watch=True)
+    assert not remarks(cluster)
+    found = [steps_of(latest(cluster), name)[0] for name in SIGNALS]
+    np.testing.assert_allclose(found, expected[0][:4], rtol=1e-4)
+
+
+def test_a_model_that_has_been_fitted_is_fitted_with_signals(cluster: nbdist.Cluster) -> None:
+    cluster.run(SETUP + FIT)
+    cluster.run("model.fit(data, verbose=0);")
+    assert not steps_of(latest(cluster), "grad_norm").size
+    cluster.run("model.fit(data, verbose=0);", watch=True)
+    assert steps_of(latest(cluster), "grad_norm").size == 1

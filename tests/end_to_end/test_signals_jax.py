@@ -9,7 +9,7 @@ import pytest
 
 from nbdist.records import Histogram
 from tests import clusters, references
-from tests.end_to_end.test_signals import SIGNALS, squares, steps_of
+from tests.end_to_end.test_signals import RECORDED, SIGNALS, remarks, squares, steps_of
 from tests.runs import latest
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def test_signals_are_those_of_one_process(
     cluster.run(CELLS[kind], watch=2, **options)
     run = latest(cluster)
     for i, name in enumerate(SIGNALS):
-        values = [step[i] for step in expected]
+        values = [expected[step - 1][i] for step in RECORDED]
         np.testing.assert_allclose(steps_of(run, name), values, rtol=1e-4, err_msg=name)
     found = [item for item in run.media() if item.name.endswith("params['w']")]
     assert [(item.rank, item.step) for item in found] == [(0, 2), (0, 2), (0, 4), (0, 4)]
@@ -151,7 +151,7 @@ def test_signals_of_a_fit_with_keras_on_jax(cluster: nbdist.Cluster) -> None:
     cluster.run(FIT, watch=2)
     run = latest(cluster)
     for i, name in enumerate(SIGNALS):
-        values = [step[i] for step in expected]
+        values = [expected[step - 1][i] for step in RECORDED]
         np.testing.assert_allclose(steps_of(run, name), values, rtol=1e-4, err_msg=name)
     found = [item for item in run.media() if item.name.endswith("hidden.kernel")]
     assert [(item.rank, item.step) for item in found] == [(0, 2), (0, 2), (0, 4), (0, 4)]
@@ -160,3 +160,71 @@ def test_signals_of_a_fit_with_keras_on_jax(cluster: nbdist.Cluster) -> None:
         gradient, parameter = expected[item.step - 1][-1]
         norm = gradient if item.name.startswith("gradients/") else parameter
         assert squares(item.content) == pytest.approx(norm**2, rel=1e-3)
+
+
+LOOPS = {
+    "jitted": """
+for xb, yb in batches:
+    params, state, loss = train_step(params, state, xb, yb)
+""",
+    "eager": """
+for xb, yb in batches:
+    loss, gradients = jax.value_and_grad(loss_fn)(params, xb, yb)
+    updates, state = tx.update(gradients, state, params)
+    params = optax.apply_updates(params, updates)
+""",
+    "donated": """
+step = jax.jit(train_step, donate_argnums=(0, 1))
+for xb, yb in batches:
+    params, state, loss = step(params, state, xb, yb)
+""",
+}
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_signals_of_a_loop_are_those_of_one_process(
+    cluster: nbdist.Cluster, expected: list[Any], kind: str
+) -> None:
+    cluster.run(SETUP)
+    cluster.run(LOOPS[kind], watch=2)
+    run = latest(cluster)
+    for i, name in enumerate(SIGNALS):
+        values = [expected[step - 1][i] for step in RECORDED]
+        np.testing.assert_allclose(steps_of(run, name), values, rtol=1e-4, err_msg=name)
+    found = [item for item in run.media() if item.name.endswith("params['w']")]
+    assert [(item.rank, item.step) for item in found] == [(0, 2), (0, 2), (0, 4), (0, 4)]
+    for item in found:
+        assert isinstance(item.content, Histogram)
+        gradient, parameter = expected[item.step - 1][-1]
+        norm = gradient if item.name.startswith("gradients/") else parameter
+        assert squares(item.content) == pytest.approx(norm**2, rel=1e-3)
+
+
+def test_gradients_in_a_scan_are_left_out_with_a_line(cluster: nbdist.Cluster) -> None:
+    cluster.run(SETUP + "train = (x, y)")
+    cluster.run(
+        "xb, yb = batch\n"
+        "def add(total, row):\n"
+        "    return jax.tree.map(jnp.add, total, jax.grad(loss_fn)(params, *row)), 0\n"
+        "rows = xb.reshape(2, -1, 4), yb.reshape(2, -1, 1)\n"
+        "gradients, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), rows)\n"
+        "params = jax.tree.map(lambda p, g: p - 0.01 * g, params, gradients)\n"
+        "loss = loss_fn(params, xb, yb)\nloss",
+        watch=True,
+        data="train",
+        batch=8,
+    )
+    gradients, rate = remarks(cluster)
+    assert gradients == (
+        "--watch: no gradient norm, parameter norm and update ratio: the step takes gradients in "
+        "jax.lax.scan or lax.cond, in microbatches, or under jax.vmap"
+    )
+    assert rate == "--watch: no learning rate: use optax.inject_hyperparams"
+    assert not steps_of(latest(cluster), "grad_norm").size
+
+
+def test_a_fit_that_keras_does_not_compile_has_no_signals(cluster: nbdist.Cluster) -> None:
+    cluster.run(KERAS.replace('loss="mse"', 'loss="mse", jit_compile=False'))
+    cluster.run(FIT, watch=True)
+    (line,) = remarks(cluster)
+    assert line.startswith("--watch: no signals of training: nbdist does not compile")

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 GRADIENTS, PARAMETERS, UPDATE = "grad_norm", "param_norm", "update_ratio"
 RATE = "learning_rate"
+EVERY = 10
+"""Steps between two steps with signals. They have programs of their own: others are unchanged."""
+
 BINS = 64
 MOMENTS = ("low", "high", "sum", "square", "size", "bad")
 """Numbers before the counts in a row of `histogram_of`."""
@@ -66,8 +69,24 @@ def is_due(steps: int = 1) -> bool:
     Args:
         steps: number of steps that run together.
     """
-    every, last = interval(), context.current().progress.step + steps - 1
-    return every > 0 and last // every > (last - steps) // every
+    return interval() > 0 and _includes(interval(), steps)
+
+
+def is_recorded(steps: int = 1) -> bool:
+    """Return True if the next steps of the cell have signals. The first step has them.
+
+    Args:
+        steps: number of steps that run together.
+    """
+    if not is_watched():
+        return False
+    is_first = context.current().progress.step == 1
+    return is_first or _includes(EVERY, steps) or is_due(steps)
+
+
+def _includes(every: int, steps: int) -> bool:
+    last = context.current().progress.step + steps - 1
+    return last // every > (last - steps) // every
 
 
 def values_of(squares: Sequence[float], rates: dict[str, float]) -> dict[str, float]:

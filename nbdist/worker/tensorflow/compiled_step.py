@@ -107,7 +107,7 @@ class CompiledStep:
         self._body = converted(define(source))
         self._draws = Draws()
         self._clock = collective_timing.choose(strategy, COLLECTIVES, jit=request.options.jit)
-        self._run = self._compiled()
+        self._run, self._recording = self._compiled(), self._compiled(recorded=True)
         self._traced: dict[Any, Callable[..., Any]] = {}  # by kind of batch
         self._combined: dict[Any, Callable[..., Any]] = {}  # by share of a batch
 
@@ -118,18 +118,20 @@ class CompiledStep:
         lookup by `tf.function` takes 0.12 ms per call.
         """
         values = self._replicas.values(batch)
-        self._signals.prepare()
+        recorded = self._signals.prepare()
         if self._replicas.local > 1 or tf.config.functions_run_eagerly():
-            return self._run(values, whole=batch.whole)
-        kind = batch.whole, kind_of(batch.values)
+            run = self._recording if recorded else self._run
+            return run(values, whole=batch.whole)
+        kind = recorded, batch.whole, kind_of(batch.values)
         if kind in self._traced:
             return self._traced[kind](values, whole=batch.whole)
         with _readable_errors():
             self._run.get_concrete_function(values, whole=batch.whole)
             if self._draws.is_ambiguous:
                 self._learn_draws(values)
-            report = self._run(values, whole=batch.whole)
-        self._traced[kind] = self._run.get_concrete_function(values, whole=batch.whole)
+            run = self._recording if recorded else self._run
+            report = run(values, whole=batch.whole)
+        self._traced[kind] = run.get_concrete_function(values, whole=batch.whole)
         return report
 
     def together(self, batch: Batch) -> Any:
@@ -238,7 +240,7 @@ class CompiledStep:
         """Combine a scalar of the step as a sum over replicas, in new traces."""
         assert self._outputs is not None
         self._outputs.add_up(path)
-        self._run = self._compiled()
+        self._run, self._recording = self._compiled(), self._compiled(recorded=True)
         self._traced.clear()
         self._combined.clear()
 
@@ -247,9 +249,13 @@ class CompiledStep:
         traced: int = self._run.experimental_get_tracing_count()
         return traced
 
-    def _compiled(self) -> Any:
+    def _compiled(self, *, recorded: bool = False) -> Any:
         jit = self._request.options.jit or None
-        run = tf.function(self._all_replicas, autograph=False, jit_compile=jit)
+
+        def step(values: tuple[Any, ...], *, whole: bool) -> Any:
+            return self._all_replicas(values, whole=whole, recorded=recorded)
+
+        run = tf.function(step, autograph=False, jit_compile=jit)
         run._omit_frequent_tracing_warning = True  # the loop warns with a remedy
         return run
 
@@ -266,9 +272,9 @@ class CompiledStep:
         with contextlib.suppress(ValueError, TypeError, tf.errors.InvalidArgumentError):
             trace = tf.function(self._all_replicas, autograph=False)
             trace.get_concrete_function(map_arrays(longer, values), whole=True)
-            self._run = self._compiled()
+            self._run, self._recording = self._compiled(), self._compiled(recorded=True)
 
-    def _all_replicas(self, values: tuple[Any, ...], *, whole: bool) -> Any:
+    def _all_replicas(self, values: tuple[Any, ...], *, whole: bool, recorded: bool = False) -> Any:
         """Run the step on all replicas. Parts and whole batches have separate traces."""
         shares, strategy = self._replicas.shares(values, whole), self._replicas.strategy
         self._last_shares = shares
@@ -280,7 +286,7 @@ class CompiledStep:
             self._clock.installed(),
             nested_merge.allowed(strategy),
             layer_state.separate_replicas(strategy),
-            self._signals.installed(),
+            self._signals.installed() if recorded else contextlib.nullcontext(),
         ):
             return strategy.run(self._replica, args=values)
 

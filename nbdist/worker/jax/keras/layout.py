@@ -193,25 +193,33 @@ class _Training:
         assert layout is not None
         batch = _over(layout.lowered.mesh, batch)
         leaves, structure = jax.tree.flatten(batch)
-        due = self._signals.due(self._model.steps_per_execution)
-        watch = signals.is_watched(), len(due)
-        kind = structure, watch, *((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
+        recorded = signals.is_recorded(self._model.steps_per_execution)
+        due = self._signals.due(self._model.steps_per_execution) if recorded else ()
+        kind = (
+            *(structure, recorded, len(due)),
+            *((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves),
+        )
         if kind not in layout.executables:
-            layout.executables[kind] = self._compiled(layout, carried, batch, due)
+            over = self._signals.over if recorded else None
+            layout.executables[kind] = self._compiled(layout, (carried, batch, *due), over)
         return layout.executables[kind](carried, batch, *due)
 
     def _compiled(
-        self, layout: _Layout, carried: State, batch: Any, due: tuple[bool, ...]
+        self,
+        layout: _Layout,
+        arguments: tuple[Any, ...],
+        over: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
     ) -> Callable[..., Any]:
         lowered = layout.lowered
+        function = lowered.over(self._step, layout.wanted)
         step = jax.jit(
-            self._signals.over(lowered.over(self._step, layout.wanted)),
+            function if over is None else over(function),
             donate_argnums=0,
             out_shardings=(lowered.replicated, tuple(layout.wanted)),
         )
         platform = lowered.mesh.devices.flat[0].platform
         with lowered.scope():
-            made, footprint = compiled(lambda: step.lower(carried, batch, *due), platform)
+            made, footprint = compiled(lambda: step.lower(*arguments), platform)
         report_footprint(context.current().reporter, footprint)
         executable: Callable[..., Any] = made
         return executable

@@ -20,7 +20,7 @@ from keras.src.backend.jax.trainer import JAXTrainer
 from nbdist.worker.jax.keras.patch import PATCHED_SERIES
 from nbdist.worker.jax.runtime.step_signals import NAME
 from nbdist.worker.keras.train_function_timing import TimedFunction
-from nbdist.worker.runtime.signals import Signals, is_watched, note_missing
+from nbdist.worker.runtime.signals import Signals, is_recorded, note_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ def _call(
     if isinstance(logs, dict) and NAME in logs:
         found = logs[NAME]
         logs = {name: value for name, value in logs.items() if name != NAME}
-    elif is_watched():
+    elif is_recorded():
         note_missing("signals of training", _UNKNOWN)
     return (logs, after), _CallTimes(first.requested_s, first.received_s, found)
 

@@ -29,9 +29,7 @@ class KerasSignals:
         self._signals = JaxSignals()
 
     def over(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a step of a state and a batch, with its signals among its logs if watched."""
-        if not signals.is_watched():
-            return step
+        """Return a step of a state and a batch, with its signals among its logs."""
 
         def watched(carried: Any, batch: Any, due: Any = None) -> Any:
             found = evaluated(step, carried, batch)

@@ -1,8 +1,11 @@
-"""Gradients of a traced step: marks on the results of `jax.vjp`, found in the step's jaxpr.
+"""Gradients that a step takes: the results of `jax.vjp`, inside of functions with `jax.jit` too.
 
-The step may take its gradients in functions with `jax.jit`. Values of an inner trace cannot leave
-it, so a mark is an identity operation with a name (`checkpoint_name`). `evaluated` traces the step
+A step cell is one program. Values of an inner trace cannot leave it, so a mark is an identity
+operation with a name (`checkpoint_name`). `evaluated` traces the step
 and runs its jaxpr, with the functions inlined that contain marks, and returns the marked values.
+
+A training loop calls compiled functions of the user. There, `received` adds a callback to them that
+sends sums of squares to the host. Other calls of these functions are unchanged.
 
 `value_and_grad` and `grad` call `vjp` of their module, which this module replaces (JAX 0.10.2;
 https://github.com/jax-ml/jax/blob/main/jax/_src/api.py). JAX offers no hook.
@@ -11,16 +14,21 @@ https://github.com/jax-ml/jax/blob/main/jax/_src/api.py). JAX offers no hook.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax._src import api
+from jax._src.interpreters.batching import BatchTracer
 from jax._src.sharding_impls import UnspecifiedValue
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Literal, jaxprs_in_params
 
+from nbdist.worker.jax.runtime.array_counts import counted, square
 from nbdist.worker.runtime.replaced_attributes import replaced
 
 if TYPE_CHECKING:
@@ -28,8 +36,11 @@ if TYPE_CHECKING:
 
 _MARK = "nbdist gradient "
 _vjp_upstream = api.vjp
-_is_marking = jax.make_user_context(default_value=False)
-"""Part of the key of JAX's caches: functions that were traced before are traced again."""
+_mode = jax.make_user_context(default_value="")
+"""Treatment of gradients. It is part of the key of JAX's caches: functions that were traced before
+are traced again."""
+
+_received: list[Received] = []
 
 _numbers = itertools.count()
 
@@ -49,10 +60,12 @@ class Gradient(NamedTuple):
     Attributes:
         source: the array with respect to which it is taken.
         gradient: the gradient.
+        call: number of its call of `vjp`.
     """
 
     source: Any
     gradient: Any
+    call: str
 
 
 class Evaluated(NamedTuple):
@@ -61,7 +74,7 @@ class Evaluated(NamedTuple):
     Attributes:
         outputs: outputs of the step.
         gradients: gradients in the order of their computation.
-        has_inner: gradients are inside of a loop or a condition of JAX, where they stay.
+        has_inner: further gradients are inside of a loop or a condition of JAX, or under `vmap`.
     """
 
     outputs: Any
@@ -69,43 +82,101 @@ class Evaluated(NamedTuple):
     has_inner: bool
 
 
+class Received(NamedTuple):
+    """Gradients of one call of `vjp`, by the array with respect to which they are taken.
+
+    Attributes:
+        shapes: shapes of the arrays.
+        sources: sum of the squares of each array, shape (arrays,).
+        gradients: sum of the squares of each gradient, shape (arrays,).
+        rows: rows of the histograms of the gradients; empty if not requested.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    sources: Any
+    gradients: Any
+    rows: Any
+
+
 @contextlib.contextmanager
-def _marking() -> Iterator[None]:
-    """Mark gradients that are taken in this context, except those in other gradients."""
-    with replaced(api, "vjp", _vjp), replaced(jax, "vjp", _vjp), _is_marking(True):
+def received(*, histograms: bool) -> Iterator[list[Received]]:
+    """Provide a list that contains the gradients taken in this context, after it has ended.
+
+    The gradients of nested functions and of `vmap` are left out.
+    """
+    _received.clear()
+    found: list[Received] = []
+    with _differentiating("histograms" if histograms else "numbers"):
+        yield found
+    jax.effects_barrier()
+    found += _received
+    _received.clear()
+
+
+@contextlib.contextmanager
+def _differentiating(mode: str) -> Iterator[None]:
+    with replaced(api, "vjp", _vjp), replaced(jax, "vjp", _vjp), _mode(mode):
         yield
 
 
 def _vjp(fun: Any, *primals: Any, **options: Any) -> Any:
-    """Differentiate a function as upstream, and mark its gradient."""
+    """Differentiate a function as upstream, and mark or send its gradient."""
     if _depth.now:
         return _vjp_upstream(fun, *primals, **options)
     number = next(_numbers)
     leaves, structure = jax.tree.flatten(primals)
-    marked = [_marked(leaf, f"{number} {i} source") for i, leaf in enumerate(leaves)]
+    marks = _mode.value == "marks"
+    if marks:
+        leaves = [_marked(leaf, f"{number} {i} source") for i, leaf in enumerate(leaves)]
     _depth.now += 1
     try:
-        output, pull, *rest = _vjp_upstream(fun, *jax.tree.unflatten(structure, marked), **options)
+        output, pull, *rest = _vjp_upstream(fun, *jax.tree.unflatten(structure, leaves), **options)
     finally:
         _depth.now -= 1
 
-    def pull_marked(*cotangents: Any) -> Any:
+    def pull_noted(*cotangents: Any) -> Any:
         gradients, form = jax.tree.flatten(pull(*cotangents))
+        if not marks:
+            _send(leaves, gradients)
+            return jax.tree.unflatten(form, gradients)
         pairs = enumerate(gradients)
         return jax.tree.unflatten(form, [_marked(g, f"{number} {i} gradient") for i, g in pairs])
 
-    return output, pull_marked, *rest
+    return output, pull_noted, *rest
+
+
+def _send(sources: Sequence[Any], gradients: Sequence[Any]) -> None:
+    """Send the sums of squares of gradients to `_received`, from a trace or at once."""
+    pairs = [
+        (source, gradient)
+        for source, gradient in zip(sources, gradients, strict=True)
+        if _is_inexact(source) and _is_inexact(gradient)
+    ]
+    if not pairs or any(isinstance(leaf, BatchTracer) for pair in pairs for leaf in pair):
+        return
+    own, found = zip(*pairs, strict=True)
+    rows = [counted(gradient) for gradient in found] if _mode.value == "histograms" else []
+    squares = [jnp.stack([square(leaf) for leaf in leaves]) for leaves in (own, found)]
+    shapes = tuple(tuple(source.shape) for source in own)
+    jax.debug.callback(functools.partial(_receive, shapes), *squares, rows)
+
+
+def _receive(shapes: tuple[tuple[int, ...], ...], *values: Any) -> None:
+    _received.append(Received(shapes, *values))
 
 
 def _marked(leaf: Any, text: str) -> Any:
-    if not isinstance(leaf, jax.Array) or not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
-        return leaf
-    return checkpoint_name(leaf, f"{_MARK}{text}")
+    return checkpoint_name(leaf, f"{_MARK}{text}") if _is_inexact(leaf) else leaf
+
+
+def _is_inexact(leaf: Any) -> bool:
+    is_array = isinstance(leaf, (jax.Array, np.ndarray))
+    return is_array and bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
 def evaluated(step: Callable[..., Any], *arguments: Any) -> Evaluated:
     """Call a step while it is traced, and return its outputs and its gradients."""
-    with _marking():
+    with _differentiating("marks"):
         closed, shapes = jax.make_jaxpr(step, return_shape=True)(*arguments)
     marks: dict[str, Any] = {}
     leaves = jax.tree.leaves(arguments)
@@ -115,10 +186,11 @@ def evaluated(step: Callable[..., Any], *arguments: Any) -> Evaluated:
     gradients = []
     for name, value in marks.items():
         source = marks.get(name.replace("gradient", "source"))
-        if name.endswith("gradient") and source is not None:
-            gradients.append(Gradient(source, value))
-    has_inner = not gradients and _contains_marks(closed.jaxpr)
-    return Evaluated(outputs, gradients, has_inner)
+        # `vmap` over rows of a batch takes a gradient for each row.
+        if name.endswith("gradient") and source is not None and source.shape == value.shape:
+            gradients.append(Gradient(source, value, name.split()[0]))
+    seen = 2 * len(gradients)  # with their sources
+    return Evaluated(outputs, gradients, _count_marks(closed.jaxpr) > seen)
 
 
 def _run(
@@ -154,14 +226,14 @@ def _mark_of(eqn: Any) -> str:
 
 def _is_inlined(eqn: Any) -> bool:
     """Return True for a function with `jax.jit` that contains marks, and fixes no shardings."""
-    if eqn.primitive.name not in ("jit", "pjit") or not _contains_marks(eqn.params["jaxpr"].jaxpr):
+    if eqn.primitive.name not in ("jit", "pjit") or not _count_marks(eqn.params["jaxpr"].jaxpr):
         return False
     shardings = (*eqn.params["in_shardings"], *eqn.params["out_shardings"])
     return all(isinstance(sharding, UnspecifiedValue) for sharding in shardings)
 
 
-def _contains_marks(jaxpr: Any) -> bool:
-    return any(
-        _mark_of(eqn) or any(map(_contains_marks, jaxprs_in_params(eqn.params)))
+def _count_marks(jaxpr: Any) -> int:
+    return sum(
+        bool(_mark_of(eqn)) + sum(map(_count_marks, jaxprs_in_params(eqn.params)))
         for eqn in jaxpr.eqns
     )

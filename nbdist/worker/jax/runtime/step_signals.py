@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from nbdist.worker.jax.runtime.array_counts import counted, real, square
 from nbdist.worker.runtime import signals
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ NAME = "?signals"
 """Name of the signals among the values of a step. No value of the user can have it."""
 
 _NO_GRADIENTS = "the step takes no gradient with jax.grad or jax.value_and_grad"
-_INNER = "the step takes its gradients in jax.lax.scan or lax.cond, or in microbatches"
+_INNER = "the step takes gradients in jax.lax.scan or lax.cond, in microbatches, or under jax.vmap"
 _NO_PARAMETERS = "the step takes gradients of other arrays than those that it carries"
 
 
@@ -69,18 +70,20 @@ class JaxSignals:
             Numbers, and a list of the rows of histograms.
         """
         known = {id(one.before): one for one in state}
-        gradients = {id(g.source): g for g in step.gradients if id(g.source) in known}
-        pairs = [(known[place], _real(g.gradient) / scale) for place, g in gradients.items()]
+        partial = {g.call for g in step.gradients if id(g.source) not in known}
+        own = [] if step.has_inner else [g for g in step.gradients if g.call not in partial]
+        gradients = {id(g.source): g for g in reversed(own)}  # the first one counts
+        pairs = [(known[place], real(g.gradient) / scale) for place, g in gradients.items()]
         self._paths = tuple(one.path for one, _ in pairs)
         self._rates = tuple(rates)
         self._why = "" if pairs else _reason(step)
         squares: list[Any] = [math.nan] * 3
         if pairs:
-            updates = [_real(one.after) - _real(one.before) for one, _ in pairs]
+            updates = [real(one.after) - real(one.before) for one, _ in pairs]
             squares = [
-                _square([gradient for _, gradient in pairs]),
-                _square([one.before for one, _ in pairs]),
-                _square(updates),
+                sum(square(gradient) for _, gradient in pairs),
+                sum(square(one.before) for one, _ in pairs),
+                sum(map(square, updates)),
             ]
         numbers = jnp.stack([jnp.asarray(v, jnp.float32) for v in (*squares, *rates.values())])
         if due is None or not pairs:
@@ -88,7 +91,7 @@ class JaxSignals:
         arrays = [array for one, gradient in pairs for array in (one.before, gradient)]
         empty = jnp.zeros(len(signals.MOMENTS) + signals.BINS, jnp.float32)
         rows = jax.lax.cond(
-            due, lambda: [_counted(array) for array in arrays], lambda: [empty] * len(arrays)
+            due, lambda: [counted(array) for array in arrays], lambda: [empty] * len(arrays)
         )
         return numbers, rows
 
@@ -115,32 +118,6 @@ class JaxSignals:
 
 def _reason(step: Evaluated) -> str:
     """Return the reason why no gradient of a carried array is known."""
-    if step.gradients:
-        return _NO_PARAMETERS
-    return _INNER if step.has_inner else _NO_GRADIENTS
-
-
-def _real(array: Any) -> Any:
-    """Return an array in float32, or in complex64."""
-    is_complex = jnp.issubdtype(array.dtype, jnp.complexfloating)
-    return array.astype(jnp.complex64 if is_complex else jnp.float32)
-
-
-def _square(arrays: Sequence[Any]) -> Any:
-    """Return the sum of the squares of all elements."""
-    return sum(jnp.sum(jnp.square(jnp.abs(_real(array)))) for array in arrays)
-
-
-def _counted(array: Any) -> Any:
-    """Return the row of a histogram: `MOMENTS`, then the counts."""
-    flat = jnp.real(_real(array)).reshape(-1)
-    is_finite = jnp.isfinite(flat)
-    size = jnp.sum(is_finite)
-    safe = jnp.where(is_finite, flat, 0)
-    low = jnp.min(flat, initial=jnp.inf, where=is_finite)
-    high = jnp.max(flat, initial=-jnp.inf, where=is_finite)
-    high = jnp.maximum(high, low + jnp.maximum(jnp.abs(low), 1) * 1e-6)
-    places = jnp.clip((safe - low) / (high - low) * signals.BINS, 0, signals.BINS - 1)
-    counts = jnp.zeros(signals.BINS, jnp.float32).at[places.astype(jnp.int32)].add(is_finite)
-    moments = (low, high, jnp.sum(safe), jnp.sum(jnp.square(safe)), size, flat.size - size)
-    return jnp.concatenate([jnp.stack([jnp.asarray(m, jnp.float32) for m in moments]), counts])
+    if step.has_inner:
+        return _INNER
+    return _NO_PARAMETERS if step.gradients else _NO_GRADIENTS

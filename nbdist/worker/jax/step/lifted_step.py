@@ -20,12 +20,15 @@ from nbdist.worker.data.batches import Batch, RankRows, slicer
 from nbdist.worker.jax.arrays.checkpoint import JaxState
 from nbdist.worker.jax.arrays.leaves import as_data, gathered, is_array, is_own, is_spread, raw
 from nbdist.worker.jax.runtime import processes
+from nbdist.worker.jax.runtime.step_signals import NAME as SIGNALS
 from nbdist.worker.jax.step.loop_check import LoopSubject
+from nbdist.worker.jax.step.loop_signals import signals_of_loop
 from nbdist.worker.jax.step.loop_state import LoopState, Snapshot
 from nbdist.worker.lifting.jax_callees import is_pmapped
 from nbdist.worker.lifting.lifted_loop import defined
 from nbdist.worker.profiling.jax_profiler import PjrtTracer
 from nbdist.worker.runtime import context
+from nbdist.worker.runtime.signals import NO_SIGNALS
 from nbdist.worker.training.parity import Findings, compare
 from nbdist.worker.training.step_contract import StepResult
 
@@ -166,6 +169,7 @@ class JaxLoopStep:
         carried = dict(zip(loop.carried, first.carried, strict=True))
         self._state = LoopState(carried, self._read)
         self._arguments = first
+        self._signals = signals_of_loop()
         self._reads_batch = False
         self._reads_batch = not self._inputs_of(first).rows
         self._inputs = self._inputs_of(first)
@@ -254,15 +258,16 @@ class JaxLoopStep:
         carried = self._arguments.carried
         if self._state.is_changed:
             carried = self._state.changed()
-        if batch.whole:
-            outputs = self._whole(carried)
-        elif self._outputs is not None:
-            outputs = self._divided(carried)
-        else:
-            outputs = self._tried(carried)
-        self._outputs = outputs
-        self._state.carried = {name: outputs[name] for name in self._state.carried}
-        return self._report(outputs)
+        with self._signals.recorded(self._state) as found:
+            if batch.whole:
+                outputs = self._whole(carried)
+            elif self._outputs is not None:
+                outputs = self._divided(carried)
+            else:
+                outputs = self._tried(carried)
+            self._outputs = outputs
+            self._state.carried = {name: outputs[name] for name in self._state.carried}
+        return {**self._report(outputs), **found}
 
     def _whole(self, carried: tuple[Any, ...]) -> dict[str, Any]:
         """Run the step as written, on the whole batch."""
@@ -329,8 +334,9 @@ class JaxLoopStep:
         return jax.make_array_from_callback(whole.shape, self._by_rows, rows)
 
     def read(self, report: Any) -> StepResult:
-        values = {name: float(value) for name, value in report.items()}
-        return StepResult(values, all(map(math.isfinite, values.values())))
+        found = report.get(SIGNALS, NO_SIGNALS)
+        values = {name: float(value) for name, value in report.items() if name != SIGNALS}
+        return StepResult(values, all(map(math.isfinite, values.values())), signals=found)
 
     def outputs(self, names: Sequence[str]) -> tuple[Any, ...]:
         outputs = self._outputs or {}

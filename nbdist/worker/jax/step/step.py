@@ -17,10 +17,11 @@ from nbdist.worker.jax.step.function import StepFunction
 from nbdist.worker.jax.step.layout import StepLayout
 from nbdist.worker.jax.step.names import check_numbers
 from nbdist.worker.jax.step.parity import PjrtSubject
-from nbdist.worker.jax.step.watched import signals_of
+from nbdist.worker.jax.step.watched import WatchedStep
 from nbdist.worker.planning.compiled_memory import compiled
 from nbdist.worker.planning.sharding import Lowered
 from nbdist.worker.profiling.jax_profiler import PjrtTracer
+from nbdist.worker.runtime import signals
 from nbdist.worker.training import step_contract
 from nbdist.worker.training.parity import compare
 from nbdist.worker.training.warmup import Factor, learning_rates
@@ -55,43 +56,40 @@ class _CompiledStep:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, given)
         self.lowered = lowered
         self.footprint: step_contract.Footprint | None = None
-        self.signals = signals_of(function)
+        self.signals = WatchedStep(function)
         self._function = function
-        self._step = jax.jit(
-            self.signals.over(lowered.over(function.call, shardings)),
-            donate_argnums=0,
-            out_shardings=(lowered.replicated, shardings[0]),
-        )
-        self._executables: dict[tuple[bool, Any], jax.stages.Compiled] = {}
+        step = lowered.over(function.call, shardings)
+        self._steps = [step, self.signals.over(step)] if signals.is_watched() else [step]
+        self._shardings = lowered.replicated, shardings[0]
+        self._executables: dict[tuple[bool, Any], list[jax.stages.Compiled]] = {}
 
     def __len__(self) -> int:
         return len(self._executables)
 
-    def executable(self, batch: Batch) -> jax.stages.Compiled:
-        """Return the step compiled for batches like this one."""
+    def executable(self, batch: Batch, *, recorded: bool = False) -> jax.stages.Compiled:
+        """Return the step compiled for batches like this one.
+
+        Args:
+            batch: the batch.
+            recorded: the step has signals of training.
+        """
         kind = batch.whole, kind_of(batch.values)
         if kind not in self._executables:
             check_numbers(batch)
             jax.effects_barrier()  # callbacks may change objects that a trace inspects and restores
-            arguments = self._function.arguments()
-            with self.lowered.scope():
-                self._executables[kind], self.footprint = compiled(
-                    lambda: self._step.lower(
-                        *arguments, 1.0, self.lowered.batch(batch), *self.signals.due()
-                    ),
-                    self.lowered.mesh.devices.flat[0].platform,
-                )
-        return self._executables[kind]
+            self._executables[kind] = [self._made(step, batch) for step in reversed(self._steps)]
+        return self._executables[kind][0 if recorded else -1]
 
-    def alone(self, batch: Batch) -> Callable[..., Any]:
-        """Return the step for batches like this one, without its signals."""
-        executable = self.executable(batch)
-
-        def run(*arguments: Any) -> Any:
-            report, after = executable(*arguments, *self.signals.due())
-            return {name: value for name, value in report.items() if name != SIGNALS}, after
-
-        return run
+    def _made(self, step: Callable[..., Any], batch: Batch) -> jax.stages.Compiled:
+        arguments: tuple[Any, ...] = *self._function.arguments(), 1.0, self.lowered.batch(batch)
+        if step is not self._steps[0]:
+            arguments += self.signals.due()
+        jitted = jax.jit(step, donate_argnums=0, out_shardings=self._shardings)
+        with self.lowered.scope():
+            made, self.footprint = compiled(
+                lambda: jitted.lower(*arguments), self.lowered.mesh.devices.flat[0].platform
+            )
+        return made
 
 
 class PjrtStep:
@@ -163,7 +161,7 @@ class PjrtStep:
         subject = PjrtSubject(
             function.carried,
             function.names.read,
-            step=compiled.alone(batch),
+            step=compiled.executable(batch),
             pure=function.call,
             place=compiled.lowered.batch,
             namespace=self._namespace,
@@ -221,10 +219,12 @@ class PjrtStep:
 
     def step(self, batch: Batch) -> Any:
         compiled = self._prepared(batch)
-        executable = compiled.executable(batch)
+        recorded = signals.is_recorded()
+        executable = compiled.executable(batch, recorded=recorded)
         state, read = self._function.arguments()
         factor, placed = self._factor.next(), compiled.lowered.batch(batch)
-        report, after = executable(state, read, factor, placed, *compiled.signals.due())
+        due = compiled.signals.due() if recorded else ()
+        report, after = executable(state, read, factor, placed, *due)
         for group, arrays in zip(self._function.carried, after, strict=True):
             group.arrays = arrays
         self._made = True
@@ -236,10 +236,10 @@ class PjrtStep:
         values = {name: float(value) for name, value in report.items() if name != SIGNALS}
         deciding = [values["loss"]] if "loss" in values else list(values.values())
         finite = all(math.isfinite(value) for value in deciding)
-        if self._compiled is None:
+        if self._compiled is None or SIGNALS not in report:
             return step_contract.StepResult(values, finite)
         rates = self._function.rate_values(self._factor.now, self._rates_read)
-        found = self._compiled.signals.read(report.get(SIGNALS), rates)
+        found = self._compiled.signals.read(report[SIGNALS], rates)
         return step_contract.StepResult(values, finite, signals=found)
 
     def compilations(self) -> int:

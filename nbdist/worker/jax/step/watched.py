@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from nbdist.worker.jax.step.function import StepFunction
 
-_RATE = re.compile(r"hyperparams\W+learning_rate\W*$")
+RATE_PATH = re.compile(r"hyperparams\W+learning_rate\W*$")
 """End of the path of a learning rate in the state of `optax.inject_hyperparams`."""
 
 
@@ -43,7 +43,7 @@ class WatchedStep:
             ]
             rates = {
                 signals.RATE if i == 0 else f"{signals.RATE} of {one.path}": one.after
-                for i, one in enumerate(one for one in carried if _RATE.search(one.path))
+                for i, one in enumerate(one for one in carried if RATE_PATH.search(one.path))
             }
             values = self._signals.values(found, carried, rates, due)
             return {**report, NAME: values}, after
@@ -57,22 +57,3 @@ class WatchedStep:
     def read(self, values: Any, rates: Mapping[str, float]) -> signals.Signals:
         """Return the signals of a step. `rates` are those that the step reads."""
         return self._signals.read(values, rates)
-
-
-class UnwatchedStep:
-    """A step without `--watch`."""
-
-    def over(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        return step
-
-    def due(self) -> tuple[bool, ...]:
-        return ()
-
-    def read(self, values: Any, rates: Mapping[str, float]) -> signals.Signals:
-        del values, rates
-        return signals.NO_SIGNALS
-
-
-def signals_of(function: StepFunction) -> WatchedStep | UnwatchedStep:
-    """Return the signals of a step; none unless the cell has the option `--watch`."""
-    return WatchedStep(function) if signals.is_watched() else UnwatchedStep()

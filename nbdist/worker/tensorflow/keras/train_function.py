@@ -102,8 +102,12 @@ class ReplicatedStep:
         self._clock = collective_timing.choose(
             self._strategy, COLLECTIVES, jit=bool(model.jit_compile) or model.run_eagerly
         )
-        self._compiled = _compiled(model, self._on_replicas)
-        self._traced: dict[Any, Callable[..., Any]] = {}
+        self._compiled = {
+            False: _compiled(model, self._on_replicas),
+            True: _compiled(model, self._on_replicas_recorded),
+        }
+        self._records = False
+        self._traced: dict[bool, dict[Any, Callable[..., Any]]] = {False: {}, True: {}}
 
     def __call__(self, iterator: Iterator[Any]) -> tuple[Any, CallTimes]:
         """Run `steps_per_execution` steps, or fewer at the end of the data.
@@ -113,7 +117,7 @@ class ReplicatedStep:
         """
         outputs: Any = None
         inputs = []
-        self._signals.prepare(self._model.steps_per_execution)
+        self._records = self._signals.prepare(self._model.steps_per_execution)
         for _ in range(self._model.steps_per_execution):
             asked = time.perf_counter()
             try:
@@ -128,7 +132,7 @@ class ReplicatedStep:
         if isinstance(outputs, dict):
             outputs = dict(outputs)
             stamps, found = outputs.pop(COLLECTIVES, None), outputs.pop(signals.NAME, None)
-        elif self._signals is not signals.NO_SIGNALS:
+        elif self._records:
             note_missing("signals of training", "the train_step of the model returns no dict")
         read = functools.partial(self._signals.read, found)
         return outputs, _CallTimes(tuple(inputs), stamps, self._clock, read)
@@ -148,7 +152,8 @@ class ReplicatedStep:
             )
         data = batch.data if whole or batch.is_part else place.rank_rows(batch.data, total)
         even = whole or total % place.replicas == 0
-        return _call(self._compiled, self._traced, batch, data, whole=whole, even=even)
+        function, traced = self._compiled[self._records], self._traced[self._records]
+        return _call(function, traced, batch, data, whole=whole, even=even)
 
     def _of_user(self, parts: Any) -> Any:
         """Run a step on user-distributed parts of a batch. Its size and order are unknown."""
@@ -158,7 +163,7 @@ class ReplicatedStep:
                 "metrics: nbdist cannot test whether parts of a distributed data set give the "
                 "results of one device. Pass the original data set to `fit`: nbdist divides it"
             )
-        return self._compiled(parts, None, whole=False, even=False)
+        return self._compiled[self._records](parts, None, whole=False, even=False)
 
     def _given(self, data: Any) -> Batch:
         """Return the batch of `train_on_batch` or `test_on_batch`. Ranks compare their batches."""
@@ -166,11 +171,17 @@ class ReplicatedStep:
         return batch if self._place.replicas == 1 else agreed(batch, self._strategy)
 
     def _on_replicas(self, data: Any, total: Any, *, whole: bool, even: bool) -> Any:
+        return self._over_shares(data, self._shares(total, whole, even), self._watch)
+
+    def _on_replicas_recorded(self, data: Any, total: Any, *, whole: bool, even: bool) -> Any:
+        shares = self._shares(total, whole, even)
+        return self._over_shares(data, shares, self._watch, self._signals)
+
+    def _shares(self, total: Any, whole: bool, even: bool) -> Shares | CountedShares:
         replicas = self._place.replicas
         if total is None:
-            return self._over_shares(data, CountedShares(replicas), self._watch, self._signals)
-        shares = Shares(total, replicas, whole=whole, even=even)
-        return self._over_shares(data, shares, self._watch, self._signals)
+            return CountedShares(replicas)
+        return Shares(total, replicas, whole=whole, even=even)
 
     def _over_shares(
         self,

@@ -90,15 +90,18 @@ class StepSignals:
         ):
             yield
 
-    def prepare(self, steps: int = 1) -> None:
-        """Prepare the next steps, which run together."""
+    def prepare(self, steps: int = 1) -> bool:
+        """Prepare the next steps, which run together. Returns True if they have signals."""
         is_due = self._due is not None and signals.is_due(steps)
         if self._due is not None and is_due != self._is_due:
             self._due.assign(is_due)
         self._is_due = is_due
+        return signals.is_recorded(steps)
 
     def begin(self) -> None:
         """Begin the step of a replica: read the learning rates before the optimizers count it."""
+        if not self._is_installed:
+            return
         replica, optimizers = replica_id(), self._optimizers()
         self._gradients[replica] = {}
         self._rates[replica] = {
@@ -115,7 +118,7 @@ class StepSignals:
     def values(self) -> dict[str, Any]:
         """Return the signals of this replica's step: numbers, and rows of histograms.
 
-        Returns nothing for a trial of the step, in which `installed` records no gradients.
+        Returns nothing for a program of the step without signals.
         """
         if not self._is_installed:
             return {}
@@ -179,12 +182,13 @@ class StepSignals:
             noted[id(variable)] = _Gradient(variable, _path(source), before, gradient)
 
     def _found(self, replica: int) -> list[_Gradient]:
-        """Return the gradients that the end of the step can read: those in the same graph."""
-        noted = self._gradients.get(replica, {}).values()
+        """Return all gradients; none if one is in another graph than the end of the step."""
+        noted = list(self._gradients.get(replica, {}).values())
         if tf.executing_eagerly():
-            return list(noted)
+            return noted
         graph = tf.compat.v1.get_default_graph()
-        return [o for o in noted if o.before.graph is graph and _dense_graph(o.gradient) is graph]
+        are_here = (o.before.graph is graph and _graph_of(o.gradient) is graph for o in noted)
+        return noted if all(are_here) else []
 
 
 class NoSignals:
@@ -193,8 +197,9 @@ class NoSignals:
     def installed(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def prepare(self, steps: int = 1) -> None:
+    def prepare(self, steps: int = 1) -> bool:
         del steps
+        return False
 
     def begin(self) -> None: ...
 
@@ -226,7 +231,7 @@ def _path(variable: Any) -> str:
     return path
 
 
-def _dense_graph(gradient: Any) -> Any:
+def _graph_of(gradient: Any) -> Any:
     return (gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient).graph
 
 
