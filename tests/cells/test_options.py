@@ -50,6 +50,13 @@ def test_typed_text_and_keywords_give_the_same_options(tmp_path: Path) -> None:
     assert cell_options({"step": typed.step, "saving": typed.saving, "hang_after_s": 1.5}) == typed
 
 
+def test_signals_are_recorded_with_or_without_histograms() -> None:
+    assert cell_options({"watch": True}) == CellOptions(watch=0)
+    assert cell_options({"watch": 0}) == CellOptions(watch=0)
+    assert cell_options({"watch": 100}) == CellOptions(watch=100)
+    assert cell_options({"watch": None}) == CellOptions()
+
+
 def test_checkpoints_are_saved_every_30_seconds_by_default() -> None:
     assert cell_options({"checkpoint": "/kept"}).saving == Saving(folder="/kept", every_s=30.0)
 

@@ -34,6 +34,7 @@ OPTIONS = (
     Option(flags=("--env",), kind="list", metavar="K=V", help="Variables."),
     Option(flags=("--level",), choices=("low", "high"), help="Level."),
     Option(flags=("--fast",), kind="switch", help="Fast."),
+    Option(flags=("--watch",), kind="number", bare=0, help="Watch."),
 )
 
 
@@ -62,6 +63,7 @@ def test_omitted_options_are_none_or_empty(magic: Callable[..., Any]) -> None:
         "env": [],
         "level": None,
         "fast": False,
+        "watch": None,
     }
 
 
@@ -74,7 +76,15 @@ def test_the_kind_of_an_option_gives_the_type_of_its_value(magic: Callable[..., 
         "env": ["A=1", "B=2"],
         "level": "high",
         "fast": True,
+        "watch": None,
     }
+
+
+@pytest.mark.parametrize(("line", "value"), [("--watch", 0), ("--watch 100 --fast", 100)])
+def test_an_option_may_be_typed_without_its_value(
+    magic: Callable[..., Any], line: str, value: int
+) -> None:
+    assert typed(magic, line)["watch"] == value
 
 
 @pytest.mark.parametrize(

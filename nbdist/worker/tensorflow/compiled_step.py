@@ -85,6 +85,9 @@ class CompiledStep:
         watch: records values that are not finite.
         outputs: combines the values that the step assigns; None if nothing else reads them.
         recorder: records signals of training.
+
+    Attributes:
+        signals: the recorder.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class CompiledStep:
         recorder: signals.AnySignals = signals.NO_SIGNALS,
     ) -> None:
         self._request = request
-        self._signals = recorder
+        self.signals = recorder
         self._outputs = outputs
         self._shares: Shares | None = None  # None outside of `_all_replicas`
         self._last_shares = Shares(1, 1)
@@ -118,7 +121,7 @@ class CompiledStep:
         lookup by `tf.function` takes 0.12 ms per call.
         """
         values = self._replicas.values(batch)
-        recorded = self._signals.prepare()
+        recorded = self.signals.prepare()
         if self._replicas.local > 1 or tf.config.functions_run_eagerly():
             run = self._recording if recorded else self._run
             return run(values, whole=batch.whole)
@@ -162,7 +165,7 @@ class CompiledStep:
         if self._replicas.local == 1:
             measured = self._clock.measured(report.get(COLLECTIVES))
             ours = COLLECTIVES, OUTPUTS, signals.NAME
-            found = self._signals.read(report.get(signals.NAME))
+            found = self.signals.read(report.get(signals.NAME))
             values = {n: float(value) for n, value in report.items() if n not in ours}
             finite = bool(values.pop(FINITE))
             return step_contract.StepResult(values, finite, reason, measured, found)
@@ -175,7 +178,7 @@ class CompiledStep:
         first = tf.nest.map_structure(lambda v: results(v)[0], report.get(signals.NAME))
         finite = all(local.pop(FINITE))
         values = {name: float(np.mean(parts)) for name, parts in local.items()}
-        return step_contract.StepResult(values, finite, reason, {}, self._signals.read(first))
+        return step_contract.StepResult(values, finite, reason, {}, self.signals.read(first))
 
     def outputs(self, report: Any, names: Iterable[str]) -> dict[str, Any]:
         """Return values that a step has assigned."""
@@ -286,14 +289,14 @@ class CompiledStep:
             self._clock.installed(),
             nested_merge.allowed(strategy),
             layer_state.separate_replicas(strategy),
-            self._signals.installed() if recorded else contextlib.nullcontext(),
+            self.signals.installed() if recorded else contextlib.nullcontext(),
         ):
             return strategy.run(self._replica, args=values)
 
     def _replica(self, *values: Any) -> dict[str, tf.Tensor]:
         self._watch.begin()
         self._clock.begin()
-        self._signals.begin()
+        self.signals.begin()
         report, assigned = self._body(*values)
         ours = {}
         if self._outputs is not None:
@@ -301,7 +304,7 @@ class CompiledStep:
             ours[OUTPUTS] = self._outputs.over_replicas(assigned, self._shares)
         scalars = step_contract.scalars(self._request, report, tf.convert_to_tensor)
         finite = self._watch.agreed(scalars)
-        ours |= self._signals.values()
+        ours |= self.signals.values()
         return {**scalars, FINITE: finite, **self._clock.stamps(), **ours}
 
 

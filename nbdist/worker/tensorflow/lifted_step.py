@@ -147,7 +147,12 @@ class MirroredLoopStep(MirroredStep):
         def compiled(other: _Kind) -> CompiledStep:
             body = other.body(function)
             return CompiledStep(
-                request, lambda _source: body, strategy, self._watch, outputs, self._signals
+                request,
+                lambda _source: body,
+                strategy,
+                self._watch,
+                outputs,
+                self._compiled.signals,
             )
 
         self._steps = _Steps(compiled, kind, self._compiled)

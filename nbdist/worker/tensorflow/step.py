@@ -77,10 +77,8 @@ class MirroredStep:
         self._rates: Rates = NO_RATES
         scales = precision == "float16" and not self._objects.scales_loss_itself()
         self._watch = LossScaling(strategy) if scales else FiniteWatch()
-        self._signals = signals_of(strategy, lambda: dict(self._objects.optimizers))
-        self._compiled = CompiledStep(
-            request, define, strategy, self._watch, outputs, self._signals
-        )
+        recorder = signals_of(strategy, lambda: dict(self._objects.optimizers))
+        self._compiled = CompiledStep(request, define, strategy, self._watch, outputs, recorder)
         self._gather = Gather(strategy)
         self._undo.enter_context(self._objects.computing_in(precision))
 

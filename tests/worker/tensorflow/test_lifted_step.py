@@ -22,7 +22,7 @@ PROGRAM = textwrap.dedent("""
     from types import SimpleNamespace
     import numpy as np, tensorflow as tf, keras
     from IPython.core.interactiveshell import InteractiveShell
-    from nbdist.records import StepOptions, StepProgram, StepRequest
+    from nbdist.records import CellOptions, StepOptions, StepProgram, StepRequest
     from nbdist.worker.lifting.callees import Callees
     from nbdist.worker.lifting.lifted_loop import Arguments
     from nbdist.worker.lifting.rewrite import lift
@@ -32,7 +32,7 @@ PROGRAM = textwrap.dedent("""
     replicas = REPLICAS
     InteractiveShell.instance()
     context._worker = SimpleNamespace(
-        rank=0, world_size=1, request=SimpleNamespace(label=1),
+        rank=0, world_size=1, request=SimpleNamespace(label=1, options=CellOptions()),
         identity=SimpleNamespace(telemetry=False), cell_state=SimpleNamespace(source=1),
         reporter=SimpleNamespace(note=lambda *_words, **_options: None))
     cpu = tf.config.list_physical_devices("CPU")[0]

@@ -71,10 +71,14 @@ class StepFunction:
 
     def named_arrays(self) -> dict[str, jax.Array]:
         """Return the carried arrays by name and path."""
+        return self.named_state([group.arrays for group in self.carried])
+
+    def named_state(self, state: list[list[Any]]) -> dict[str, Any]:
+        """Return the arrays of a state by name and path."""
         return {
             path: array
-            for group in self.carried
-            for path, array in group.named(group.arrays).items()
+            for group, arrays in zip(self.carried, state, strict=True)
+            for path, array in group.named(arrays).items()
         }
 
     def inputs(self, batch: Any) -> list[tuple[str, Role]]:

@@ -22,7 +22,6 @@ from nbdist.worker.jax.arrays.leaves import as_data, gathered, is_array, is_own,
 from nbdist.worker.jax.runtime import processes
 from nbdist.worker.jax.runtime.step_signals import NAME as SIGNALS
 from nbdist.worker.jax.step.loop_check import LoopSubject
-from nbdist.worker.jax.step.loop_signals import signals_of_loop
 from nbdist.worker.jax.step.loop_state import LoopState, Snapshot
 from nbdist.worker.lifting.jax_callees import is_pmapped
 from nbdist.worker.lifting.lifted_loop import defined
@@ -169,7 +168,6 @@ class JaxLoopStep:
         carried = dict(zip(loop.carried, first.carried, strict=True))
         self._state = LoopState(carried, self._read)
         self._arguments = first
-        self._signals = signals_of_loop()
         self._reads_batch = False
         self._reads_batch = not self._inputs_of(first).rows
         self._inputs = self._inputs_of(first)
@@ -258,7 +256,7 @@ class JaxLoopStep:
         carried = self._arguments.carried
         if self._state.is_changed:
             carried = self._state.changed()
-        with self._signals.recorded(self._state) as found:
+        with self._state.signals.recorded(self._state) as found:
             if batch.whole:
                 outputs = self._whole(carried)
             elif self._outputs is not None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from nbdist.worker.jax.arrays.checkpoint import check_fits, placed_like
 from nbdist.worker.jax.arrays.leaves import as_data, is_array
+from nbdist.worker.jax.runtime.loop_signals import signals_of_loop
 from nbdist.worker.jax.step.carried import place_of
 from nbdist.worker.jax.step.closures import holds_objects
 from nbdist.worker.jax.step.object_slots import is_users
@@ -32,12 +33,14 @@ class LoopState:
         carried: values of the carried names.
         is_shared: True if the state must be equal on all ranks.
         is_changed: True if the next step must begin from `carried`, not from the user's values.
+        signals: records signals of training in the steps.
     """
 
     def __init__(self, carried: dict[str, Any], read: dict[str, Any]) -> None:
         self.carried = carried
         self.is_changed = False
         self.is_shared = True
+        self.signals = signals_of_loop()
         self._objects = {n: v for n, v in read.items() if _is_live(v) or _is_of_user(v)}
 
     @property

@@ -13,11 +13,11 @@ from nbdist.worker.jax.arrays import callbacks_patch
 from nbdist.worker.jax.arrays.checkpoint import JaxState, check_fits, placed_like
 from nbdist.worker.jax.runtime import processes
 from nbdist.worker.jax.runtime.step_signals import NAME as SIGNALS
+from nbdist.worker.jax.runtime.watched_step import WatchedStep
 from nbdist.worker.jax.step.function import StepFunction
 from nbdist.worker.jax.step.layout import StepLayout
 from nbdist.worker.jax.step.names import check_numbers
 from nbdist.worker.jax.step.parity import PjrtSubject
-from nbdist.worker.jax.step.watched import WatchedStep
 from nbdist.worker.planning.compiled_memory import compiled
 from nbdist.worker.planning.sharding import Lowered
 from nbdist.worker.profiling.jax_profiler import PjrtTracer
@@ -56,7 +56,7 @@ class _CompiledStep:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, given)
         self.lowered = lowered
         self.footprint: step_contract.Footprint | None = None
-        self.signals = WatchedStep(function)
+        self.signals = WatchedStep(function.named_state)
         self._function = function
         step = lowered.over(function.call, shardings)
         self._steps = [step, self.signals.over(step)] if signals.is_watched() else [step]

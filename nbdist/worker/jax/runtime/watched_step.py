@@ -12,8 +12,6 @@ from nbdist.worker.runtime import signals
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from nbdist.worker.jax.step.function import StepFunction
-
 RATE_PATH = re.compile(r"hyperparams\W+learning_rate\W*$")
 """End of the path of a learning rate in the state of `optax.inject_hyperparams`."""
 
@@ -22,11 +20,11 @@ class WatchedStep:
     """Signals of a planned step.
 
     Args:
-        function: function of the step.
+        named: returns the arrays of the step's state by path.
     """
 
-    def __init__(self, function: StepFunction) -> None:
-        self._function = function
+    def __init__(self, named: Callable[[Any], dict[str, Any]]) -> None:
+        self._named = named
         self._signals = JaxSignals()
 
     def over(self, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,11 +34,8 @@ class WatchedStep:
             arguments = (state, read, factor, batch)
             found = evaluated(step, *arguments)
             report, after = found.outputs
-            carried = [
-                State(path, before, own)
-                for group, old, new in zip(self._function.carried, state, after, strict=True)
-                for (path, before), own in zip(group.named(old).items(), new, strict=True)
-            ]
+            pairs = zip(self._named(state).items(), self._named(after).values(), strict=True)
+            carried = [State(path, old, new) for (path, old), new in pairs]
             rates = {
                 signals.RATE if i == 0 else f"{signals.RATE} of {one.path}": one.after
                 for i, one in enumerate(one for one in carried if RATE_PATH.search(one.path))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ import numpy as np
 from nbdist.worker.jax.runtime.array_counts import counted, real, square
 from nbdist.worker.jax.runtime.gradient_marks import received
 from nbdist.worker.jax.runtime.step_signals import NAME
-from nbdist.worker.jax.step.watched import RATE_PATH
+from nbdist.worker.jax.runtime.watched_step import RATE_PATH
 from nbdist.worker.runtime import signals
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from nbdist.records import Histogram
     from nbdist.worker.jax.runtime.gradient_marks import Received
-    from nbdist.worker.jax.step.loop_state import LoopState
 
 _TOLERANCE = 1e-5
 
@@ -51,6 +50,14 @@ def _difference(new: Sequence[Any], old: Sequence[Any]) -> Any:
 _update = jax.jit(_difference)
 
 
+class Leaves(Protocol):
+    """State of a loop."""
+
+    def leaves(self) -> dict[str, Any]:
+        """Return all arrays and numbers, by name and path."""
+        ...
+
+
 class LoopSignals:
     """Signals of the steps of a loop."""
 
@@ -59,7 +66,7 @@ class LoopSignals:
         self._places: Places = {}
 
     @contextlib.contextmanager
-    def recorded(self, state: LoopState) -> Iterator[dict[str, Any]]:
+    def recorded(self, state: Leaves) -> Iterator[dict[str, Any]]:
         """Provide a dict that contains the signals of the step in this context, as `NAME`.
 
         Args:
@@ -119,7 +126,7 @@ class LoopSignals:
 class NoLoopSignals:
     """Signals of a loop without `--watch`."""
 
-    def recorded(self, state: LoopState) -> contextlib.AbstractContextManager[dict[str, Any]]:
+    def recorded(self, state: Leaves) -> contextlib.AbstractContextManager[dict[str, Any]]:
         del state
         return contextlib.nullcontext({})
 
@@ -129,7 +136,7 @@ def signals_of_loop() -> LoopSignals | NoLoopSignals:
     return LoopSignals() if signals.is_watched() else NoLoopSignals()
 
 
-def _floats(state: LoopState) -> dict[str, jax.Array]:
+def _floats(state: Leaves) -> dict[str, jax.Array]:
     """Return the arrays of floats in the state, by path."""
     return {
         path: leaf
