@@ -11,6 +11,17 @@ if TYPE_CHECKING:
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 GROWS = {"append", "extend", "insert"}
+CHANGES = GROWS | {
+    "add",
+    "clear",
+    "discard",
+    "pop",
+    "popleft",
+    "appendleft",
+    "remove",
+    "setdefault",
+}
+"""Methods that change lists, sets and dicts."""
 SHOWS = {"print", "display", "input", "open"}
 _READS = {"float", "int", "str", "repr", "format", "len", "list", "round", "bool"}
 _HOST_METHODS = {

@@ -11,7 +11,7 @@ import ast
 import builtins
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbdist.cells.effects import (
     GROWS,
@@ -26,9 +26,11 @@ from nbdist.cells.effects import (
 from nbdist.cells.loops import LoopError, takes_gradient
 from nbdist.cells.names import Names
 from nbdist.cells.nested_steps import separated
+from nbdist.cells.statement_order import counts, independent, names_in
+from nbdist.cells.step_inputs import Replaced, StepInputs, position
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Container, Sequence
 
     from nbdist.cells.loops import Callees, Loop, Scan
 
@@ -128,7 +130,9 @@ class _Division:
                     self._after.append(statement)
                 else:
                     self._add(statement)
-            elif _belongs(statement, self._step, self._callees) and not self._blocking(statement):
+            elif _belongs(statement, self._step, self._callees) and not self._blocking(
+                statement, self._after
+            ):
                 self._step.append(statement)
             else:
                 self._after.append(statement)
@@ -141,7 +145,11 @@ class _Division:
         return set(names.bound)
 
     def _is_host(self, statement: ast.stmt) -> bool:
-        return is_host(statement) or bool(_drawn(statement, self._callees))
+        return (
+            is_host(statement)
+            or bool(_drawn(statement, self._callees))
+            or counts(statement, self._step)
+        )
 
     def _add_seed(self, statement: ast.stmt) -> None:
         for node in within(statement):
@@ -174,10 +182,17 @@ class _Division:
             _refuse_growth(statement, self._bound_in_loop())
 
     def _add(self, statement: ast.stmt) -> None:
-        """Add a statement to the step. Statements that must run earlier move before the step."""
-        for host in self._blocking(statement):
-            earlier = [*self._step, *self._after[: self._after.index(host)]]
-            if not all(_independent(other, host) for other in earlier):
+        """Add a statement to the step."""
+        self._run_before(statement)
+        self._step.append(statement)
+        if any(acts_outside(node) and not self._trains(node) for node in within(statement)):
+            self._effect = f"`{ast.unparse(statement)}`"
+
+    def _run_before(self, statement: ast.stmt, hosts: Sequence[ast.stmt] | None = None) -> None:
+        """Move the statements that a part of the step needs before the step."""
+        for host in self._blocking(statement, self._after if hosts is None else hosts):
+            self._run_before(host, self._after[: self._after.index(host)])
+            if not all(independent(other, host) for other in self._step):
                 raise LoopError(
                     host.lineno,
                     f"this statement must run before line {statement.lineno} of the step, and "
@@ -185,9 +200,6 @@ class _Division:
                 )
             self._after.remove(host)
             self._before.append(host)
-        self._step.append(statement)
-        if any(acts_outside(node) and not self._trains(node) for node in within(statement)):
-            self._effect = f"`{ast.unparse(statement)}`"
 
     def _trains(self, node: ast.AST) -> bool:
         """Return True for a call that takes a gradient, as `trainer.update(x)`."""
@@ -195,8 +207,8 @@ class _Division:
             return False
         return self._callees.takes_gradient(ast.Call(node.func, args=[], keywords=[]))
 
-    def _blocking(self, statement: ast.stmt) -> list[ast.stmt]:
-        return [host for host in self._after if not _independent(host, statement)]
+    def _blocking(self, statement: ast.stmt, hosts: Sequence[ast.stmt]) -> list[ast.stmt]:
+        return [host for host in hosts if not independent(host, statement)]
 
     def _split(self, statement: ast.If) -> tuple[ast.If, ast.If | None]:
         """Split an `if` into one of the step and one of other statements, such as `print`.
@@ -211,6 +223,7 @@ class _Division:
         if condition.read.keys() & made.bound.keys():
             self._refuse(statement)
             return statement, None
+        self._run_before(ast.copy_location(ast.Expr(statement.test), statement))
         name = f"_nbdist_{statement.lineno}"
         test = ast.copy_location(ast.Name(name, ast.Load()), statement.test)
         self._given[name] = statement.test
@@ -229,9 +242,9 @@ class _Division:
         others: list[ast.stmt] = []
         known = {*made.bound, *made.read}
         for statement in statements:
-            names = _names(statement)
+            names = names_in(statement)
             is_known = names.bound and names.bound.keys() <= known & made.bound.keys()
-            is_free = all(_independent(other, statement) for other in others)
+            is_free = all(independent(other, statement) for other in others)
             if self._is_seed(statement) or (is_known and is_free and not self._is_host(statement)):
                 self._refuse(statement)
                 ours.append(statement)
@@ -244,7 +257,7 @@ class _Division:
         """Let the step receive values that the loop computes for it, such as `x[i : i + 32]`."""
         own = Names()
         own.scan(self._step)
-        inputs = _Inputs(self._callees, self._bound_outside(), {*own.bound})
+        inputs = StepInputs(self._callees, self._bound_outside(), {*own.bound})
         for statement in self._step:
             inputs.visit(statement)
             inputs.is_first = False
@@ -268,8 +281,8 @@ class _Division:
         return set(outside.bound)
 
     def _described(self) -> TrainingLoop:
-        replaced = {_position(value): name for name, value in self._given.items()}
-        step = {s: _Replaced(replaced).visit(copy.deepcopy(s)) for s in self._step}
+        replaced = {position(value): name for name, value in self._given.items()}
+        step = {s: Replaced(replaced).visit(copy.deepcopy(s)) for s in self._step}
         names = Names(self._given)
         names.scan(list(step.values()))
         own = {name for name in names.read if name not in vars(builtins)}
@@ -346,103 +359,6 @@ class _Division:
         return all(isinstance(value, (*known, ast.Tuple)) or id(value) in given for value in values)
 
 
-class _Inputs(ast.NodeVisitor):
-    """Finds the largest expressions of a step that depend on the loop and not on the step.
-
-    Args:
-        callees: knowledge about the objects that the step calls.
-        outside: names that the loop binds outside of the step.
-        own: names that the step binds.
-
-    Attributes:
-        found: the expressions.
-        is_first: True while the first statement of the step is visited.
-    """
-
-    def __init__(self, callees: Callees, outside: set[str], own: set[str]) -> None:
-        self.is_first = True
-        self.found: list[ast.expr] = []
-        self._callees = callees
-        self._outside = outside
-        self._own = own
-        self._may_skip = False  # inside of code that does not always run
-
-    def visit_Subscript(self, node: ast.Subscript) -> None:
-        index = _loaded(node.slice)
-        if isinstance(node.ctx, ast.Load) and index & self._outside and not self._is_own(node):
-            self.found.append(node)
-        else:
-            self.generic_visit(node)
-
-    def visit_Call(self, node: ast.Call) -> None:
-        is_input = self._callees.is_input(node, self._outside, is_first=self.is_first)
-        if is_input and self._may_move(node):
-            self.found.append(node)
-        else:
-            self.generic_visit(node)
-
-    def _may_move(self, node: ast.expr) -> bool:
-        """Return True if an expression always runs, and depends on nothing of the step."""
-        is_free = not self._may_skip and not self._is_own(node)
-        return is_free and not takes_gradient([ast.Expr(node)], self._callees)
-
-    def _is_own(self, node: ast.expr) -> bool:
-        return bool(_loaded(node) & self._own)
-
-    def _skip(self, node: ast.AST) -> None:
-        before, self._may_skip = self._may_skip, True
-        self.generic_visit(node)
-        self._may_skip = before
-
-    visit_IfExp = visit_BoolOp = visit_If = visit_For = visit_While = visit_Try = _skip  # noqa: N815
-
-    def _comprehension(self, node: Any) -> None:
-        """Take a whole comprehension, or exclude its variables."""
-        is_input = self.is_first and not self._callees.compiles and _loaded(node) & self._outside
-        if is_input and self._may_move(node):
-            self.found.append(node)
-            return
-        before = self._own
-        targets = (part.target for part in node.generators)
-        self._own = before | {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-        self._skip(node)
-        self._own = before
-
-    visit_ListComp = visit_SetComp = visit_DictComp = _comprehension  # noqa: N815
-    visit_GeneratorExp = _comprehension  # noqa: N815
-
-    def visit_Lambda(self, node: ast.AST) -> None:
-        """Leave out the contents of functions: they run later."""
-
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda  # noqa: N815
-
-
-def _loaded(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-
-
-class _Replaced(ast.NodeTransformer):
-    """Replaces expressions by names, by their positions."""
-
-    def __init__(self, names: dict[tuple[int, int, int], str]) -> None:
-        self._names = names
-
-    def visit_Subscript(self, node: ast.expr) -> ast.AST:
-        name = self._names.get(_position(node))
-        return (
-            self.generic_visit(node)
-            if name is None
-            else ast.copy_location(ast.Name(name, ast.Load()), node)
-        )
-
-    visit_Call = visit_ListComp = visit_SetComp = visit_Subscript  # noqa: N815 - ast's spelling
-    visit_DictComp = visit_GeneratorExp = visit_Subscript  # noqa: N815
-
-
-def _position(node: ast.expr) -> tuple[int, int, int]:
-    return node.lineno, node.col_offset, node.end_col_offset or 0
-
-
 def _empty(statement: ast.stmt) -> ast.stmt:
     return ast.copy_location(ast.Pass(), statement)
 
@@ -513,28 +429,3 @@ def _inside(node: ast.AST, statement: ast.stmt) -> LoopError:
         getattr(node, "lineno", statement.lineno),
         f"`{text}` is inside the statement that takes the gradient: move it after that",
     )
-
-
-def _independent(host: ast.stmt, statement: ast.stmt) -> bool:
-    """Return True if `statement` may run before `host`, which is written before it."""
-    one, other = _names(host), _names(statement)
-    if one.bound.keys() & (other.read.keys() | other.bound.keys()):
-        return False
-    if other.bound.keys() & one.read.keys():
-        return False
-    return not (set(_roots(statement)) & set(_roots(host)))
-
-
-def _names(statement: ast.stmt) -> Names:
-    names = Names()
-    names.visit(statement)
-    return names
-
-
-def _roots(statement: ast.stmt) -> Iterator[str]:
-    """Yield the names whose objects a statement changes by a method, as `losses.append(...)`."""
-    for node in within(statement):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            name = root_name(node.func)
-            if name and name not in ("tf", "np", "jnp"):
-                yield name

@@ -130,6 +130,62 @@ CELLS = {
             print(total)
         seen.append(total)
         """,
+    "accumulation with a counter": """
+        n, total = 0, 0.0
+        for x, y in data:
+            with GradientTape() as tape:
+                loss = x + y
+            grads = tape.gradient(loss, variables)
+            total = total + grads[0]
+            n += 1
+            if n == 3:
+                optimizer.apply_gradients([total, loss])
+                total = 0.0
+                n = 0
+            losses.append(loss)
+        if n:
+            optimizer.apply_gradients([total, loss])
+        """,
+    "condition on what the host counts": """
+        for x, y in data:
+            with GradientTape() as tape:
+                loss = x * y
+            grads = tape.gradient(loss, variables)
+            seen.append(x)
+            count = len(seen)
+            if count % 3 == 0:
+                optimizer.apply_gradients(grads)
+            losses.append(loss)
+        """,
+    "condition on attributes and items that the host changes": """
+        class Trainer:
+            def __init__(self):
+                self.n, self.log = 0, {"steps": 0}
+            def fit(self):
+                for x, y in data:
+                    with GradientTape() as tape:
+                        loss = x * y
+                    grads = tape.gradient(loss, variables)
+                    self.n += 1
+                    if self.n % 3 == 0:
+                        optimizer.apply_gradients(grads)
+                    self.log["steps"] = self.n
+                    if self.log["steps"] % 2 == 0:
+                        other.apply_gradients(grads)
+                    losses.append(loss)
+        trainer = Trainer()
+        trainer.fit()
+        seen.append((trainer.n, trainer.log))
+        """,
+    "condition on a list that the step extends later": """
+        for x, y in data:
+            with GradientTape() as tape:
+                loss = x * y
+            grads = tape.gradient(loss, variables)
+            if len(losses) % 2 == 0:
+                optimizer.apply_gradients(grads)
+            losses.append(loss)
+        """,
     "function with arguments and a local loss": """
         def train(data, rate):
             total = 0.0
