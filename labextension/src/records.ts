@@ -50,7 +50,8 @@ export type FindingTopic =
   | 'compiled'
   | 'media'
   | 'nan'
-  | 'strategy';
+  | 'strategy'
+  | 'watch';
 
 export type LaneKind = 'compute' | 'collective' | 'copies' | 'input';
 
