@@ -39,10 +39,10 @@ def test_every_field_of_a_run_is_in_the_definitions(generator: ModuleType) -> No
 def test_messages_have_their_tag_in_the_definitions(generator: ModuleType) -> None:
     assert records.StopRun.__struct_config__.tag == "StopRun"
     assert "readonly type: 'StopRun';" in generator.source()
-    messages = "IStateMessage | ITableMessage | ITextMessage | IStackMessage | ICaughtUp"
-    assert f"export type ServerMessage =\n  {messages};" in generator.source()
+    messages = "IStateMessage | ITableMessage | IMediaMessage | ITextMessage | IStackMessage"
+    assert f"export type ServerMessage =\n  {messages} | ICaughtUp;" in generator.source()
 
 
 def test_an_unsupported_type_is_refused(generator: ModuleType) -> None:
     with pytest.raises(TypeError, match="no TypeScript for"):
-        generator.typescript(generator.types.BytesType())
+        generator.typescript(generator.types.DecimalType())
