@@ -16,7 +16,7 @@ from nbdist.cells.effects import effect_in, is_compiled, root_name
 from nbdist.cells.loops import repeats_batch, training_loops
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from nbdist.cells.loops import Scan
 
@@ -52,6 +52,7 @@ class Callees:
         self._namespace = namespace
         self._defined: dict[str, list[ast.AST]] = {}
         self._methods: dict[str, list[ast.AST]] = {}
+        self._aliases: dict[str, list[str]] = {}
         self._collect(tree)
         self._visited: dict[str, bool] = {}
 
@@ -83,6 +84,10 @@ class Callees:
                 self._defined.setdefault(name, []).append(node)
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() | ast.Lambda()):
                 self._defined.setdefault(name, []).append(node.value)
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name) | ast.Attribute(attr=name)], value=value):
+                if function := _other_name(value):
+                    self._aliases.setdefault(name, []).append(function)
 
     def updates(self, call: ast.Call) -> bool:
         """Return True for a tape, and for a method that takes or applies a gradient."""
@@ -125,14 +130,20 @@ class Callees:
                 nodes = list(tree_of(self._namespace.get(name)))
                 for node in nodes:
                     self._collect_inner(node)
-            self._visited[key] = any(map(self._takes, nodes))
+            self._visited[key] = any(map(self._takes, nodes)) or self._alias_takes(name)
         return self._visited[key]
+
+    def _alias_takes(self, name: str) -> bool:
+        """Return True if the function of another name does, as after `self.step = train_step`."""
+        others = self._aliases.get(name, ())
+        return any(self._name_takes(other) or self._method_takes(other) for other in others)
 
     def _method_takes(self, name: str) -> bool:
         key = f"method {name}"
         if key not in self._visited:
             self._visited[key] = False
-            self._visited[key] = any(map(self._takes, self._methods.get(name, ())))
+            takes = any(map(self._takes, self._methods.get(name, ())))
+            self._visited[key] = takes or self._alias_takes(name)
         return self._visited[key]
 
     def _takes(self, function: ast.AST) -> bool:
@@ -188,15 +199,22 @@ class Callees:
 
     def _functions(self, call: ast.Call) -> list[ast.FunctionDef]:
         """Return the definitions of the user's functions that a call may mean."""
-        nodes: Iterable[ast.AST] = ()
+        nodes: list[ast.AST] = []
         if isinstance(call.func, ast.Name):
-            name = call.func.id
-            nodes = self._defined.get(name) or tree_of(self._namespace.get(name))
+            nodes += self._called(call.func.id)
         elif isinstance(call.func, ast.Attribute):
             owner = self._value(call.func.value)
             if owner is None or is_of_user(owner):
-                nodes = self._methods.get(call.func.attr, ())
+                name = call.func.attr
+                nodes += self._methods.get(name, ())
+                for other in self._aliases.get(name, ()):
+                    nodes += (*self._called(other), *self._methods.get(other, ()))
         return [node for node in nodes if isinstance(node, ast.FunctionDef)]
+
+    def _called(self, name: str) -> Iterator[ast.AST]:
+        """Yield the definitions of a function, also if it has another name."""
+        for known in (name, *self._aliases.get(name, ())):
+            yield from self._defined.get(known) or tree_of(self._namespace.get(known))
 
     def distributes(self, call: ast.Call) -> bool:
         """Return True if the call runs a function on the replicas of a strategy."""
@@ -243,6 +261,16 @@ class Callees:
             owner = self._value(node.value)
             return None if owner is None else inspect.getattr_static(owner, node.attr, None)
         return None
+
+
+def _other_name(value: ast.expr) -> str:
+    """Return the name of a function that gets another one: `f`, `self.f` or `tf.function(f)`."""
+    match value:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Call(func=ast.Attribute(attr="function"), args=[inner, *_]):
+            return _other_name(inner)
+    return ""
 
 
 def is_of_user(value: Any) -> bool:

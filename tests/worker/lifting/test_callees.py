@@ -110,6 +110,10 @@ def test_calls_that_take_gradients(namespace: dict[str, Any], call: str, takes: 
         ("for x in data:\n    repeated(x)", [1]),
         ("for x in data:\n    self.optimizer.apply(x)", [1]),
         ("for x in data:\n    model.apply(x)", []),
+        ("step = tf.function(update)\nfor x in data:\n    step(x)", [2]),
+        ("self.step = update\nfor x in data:\n    self.step(x)", [2]),
+        ("self.step = tf.function(self.train_step)\nfor x in data:\n    self.step(x)", [2]),
+        ("self.step = step\nfor x in data:\n    self.step(x)", []),
     ],
 )
 def test_innermost_loops_over_data_are_training_loops(
@@ -153,6 +157,8 @@ def compiled(x):
     losses.append(x)
 def recursive(x):
     return recursive(x)
+another = tf.function(shows)
+self.other = another
 """
 
 
@@ -169,6 +175,8 @@ def recursive(x):
         ("compiled(x)", ""),
         ("recursive(x)", ""),
         ("unknown(x)", ""),
+        ("self.other(x)", "`print(x)` in `shows`"),
+        ("another(x)", "`print(x)` in `shows`"),
     ],
 )
 def test_effects_that_a_compiled_step_would_lose(call: str, effect: str) -> None:

@@ -212,6 +212,7 @@ def test_source_of_a_library_that_python_has_read_changes_nothing(
             [1],
         ),
         ("step = jax.jit(train_step)\nfor x in data:\n    p, l = step(p, x)", [2]),
+        ("self.step = train_step\nfor x in data:\n    self.p, l = self.step(self.p, x)", [2]),
     ],
 )
 def test_innermost_loops_over_data_are_training_loops(
