@@ -189,13 +189,17 @@ def evaluated(step: Callable[..., Any], *arguments: Any) -> Evaluated:
         # `vmap` over rows of a batch takes a gradient for each row.
         if name.endswith("gradient") and source is not None and source.shape == value.shape:
             gradients.append(Gradient(source, value, name.split()[0]))
-    seen = 2 * len(gradients)  # with their sources
-    return Evaluated(outputs, gradients, _count_marks(closed.jaxpr) > seen)
+    return Evaluated(outputs, gradients, _count_gradients(closed.jaxpr) > len(gradients))
 
 
 def _run(
-    jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], marks: dict[str, Any]
+    jaxpr: Any,
+    consts: Sequence[Any],
+    arguments: Sequence[Any],
+    marks: dict[str, Any],
+    call: str = "",
 ) -> list[Any]:
+    """Evaluate a jaxpr, and store its marked values by their text, after that of the call."""
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True))
 
     def read(atom: Any) -> Any:
@@ -205,11 +209,11 @@ def _run(
         given = [read(atom) for atom in eqn.invars]
         name = _mark_of(eqn)
         if name:
-            marks[name] = given[0]
+            marks[f"{call}{name}"] = given[0]
             found = given
         elif _is_inlined(eqn):
             inner = eqn.params["jaxpr"]
-            found = _run(inner.jaxpr, inner.consts, given, marks)
+            found = _run(inner.jaxpr, inner.consts, given, marks, f"{next(_numbers)}.{call}")
         else:
             with eqn.ctx.manager:
                 found = eqn.primitive.bind(*given, **eqn.primitive.get_bind_params(eqn.params))
@@ -226,14 +230,15 @@ def _mark_of(eqn: Any) -> str:
 
 def _is_inlined(eqn: Any) -> bool:
     """Return True for a function with `jax.jit` that contains marks, and fixes no shardings."""
-    if eqn.primitive.name not in ("jit", "pjit") or not _count_marks(eqn.params["jaxpr"].jaxpr):
+    if eqn.primitive.name not in ("jit", "pjit") or not _count_gradients(eqn.params["jaxpr"].jaxpr):
         return False
     shardings = (*eqn.params["in_shardings"], *eqn.params["out_shardings"])
     return all(isinstance(sharding, UnspecifiedValue) for sharding in shardings)
 
 
-def _count_marks(jaxpr: Any) -> int:
+def _count_gradients(jaxpr: Any) -> int:
     return sum(
-        bool(_mark_of(eqn)) + sum(map(_count_marks, jaxprs_in_params(eqn.params)))
+        _mark_of(eqn).endswith("gradient")
+        + sum(map(_count_gradients, jaxprs_in_params(eqn.params)))
         for eqn in jaxpr.eqns
     )

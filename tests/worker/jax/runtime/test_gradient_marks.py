@@ -33,6 +33,11 @@ jitted = jax.jit(plain)
 jitted(W, X)  # JAX keeps its program without marks
 
 
+def twice(w: Any, x: Any) -> Any:
+    """Call a function with a gradient twice; the first gradient is that of the argument."""
+    return jitted(jitted(w, x), x)
+
+
 def with_penalty(w: Any, x: Any) -> Any:
     """Take a gradient of a loss that contains a gradient."""
 
@@ -74,6 +79,15 @@ def test_the_gradient_of_a_step_is_found_in_its_program(step: Callable[[Any, Any
     (gradient,) = own
     np.testing.assert_allclose(gradient, EXPECTED, rtol=1e-6)
     assert len(found.gradients) == 1
+
+
+def test_each_call_of_a_function_has_its_gradient() -> None:
+    outputs, found, own = in_program(twice)
+    np.testing.assert_allclose(outputs, twice(W, X), rtol=1e-6)
+    (gradient,) = own
+    np.testing.assert_allclose(gradient, EXPECTED, rtol=1e-6)
+    assert len(found.gradients) == 2
+    assert not found.has_inner
 
 
 @pytest.mark.parametrize("step", [of_rows, accumulated])
