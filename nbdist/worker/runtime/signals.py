@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GRADIENTS, PARAMETERS, UPDATE = "grad_norm", "param_norm", "update_ratio"
 RATE = "learning_rate"
-EVERY = 10
+EVERY = 20
 """Steps between two steps with signals. They have programs of their own: others are unchanged."""
 
 BINS = 64
