@@ -404,13 +404,13 @@ class Comparison:
     names: dict[str, str]
 
     def __repr__(self) -> str:
-        from nbdist.views.run.chart import mean_of_ranks
+        from nbdist.views.run.chart import points_of_ranks
 
-        ends = {run: mean_of_ranks(values) for run, values in self.values.items()}
+        points = {run: points_of_ranks(values) for run, values in self.values.items()}
         return "\n".join(
             f"{self.names[run]}  {self.metric} {mean[-1]:.4g} after "
-            f"{formatting.count(len(mean), 'step')}"
-            for run, mean in ends.items()
+            f"{formatting.count(int(steps[-1]), 'step')}"
+            for run, (steps, mean) in points.items()
         )
 
     def _repr_mimebundle_(self, **_: object) -> MimeBundle:

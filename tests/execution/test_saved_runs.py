@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import nbdist
-from nbdist.execution.saved_runs import SHOWN_RUNS
+from nbdist.execution.saved_runs import SHOWN_RUNS, Comparison
 from nbdist.records import RUN_MIME, Columns, Metrics, Output
 from nbdist.telemetry.annotations import annotate
 from nbdist.views.run.summary import titled
@@ -329,3 +329,17 @@ def test_a_data_frame_has_edits_and_hyperparameters_and_becomes_parquet(
     assert frame["hyperparameters.width"].isna().tolist() == [True, True, False]
     frame.to_parquet(tmp_path / "runs.parquet")
     assert pd.read_parquet(tmp_path / "runs.parquet")["id"].tolist() == frame["id"].tolist()
+
+
+def test_a_metric_of_some_steps_is_compared_at_them() -> None:
+    values = np.full((2, 45), np.nan)
+    values[:, [0, 19, 39]] = [[3.0, 2.0, 1.0], [5.0, 4.0, 3.0]]
+    comparison = Comparison("grad_norm", {"a": values}, {"a": "Cell 1"})
+    assert repr(comparison) == "Cell 1  grad_norm 2 after 40 steps"
+
+
+def test_a_last_value_that_is_not_finite_is_shown() -> None:
+    values = np.array([[1.0, 2.0, np.nan]])
+    assert repr(Comparison("loss", {"a": values}, {"a": "Cell 1"})) == (
+        "Cell 1  loss nan after 3 steps"
+    )

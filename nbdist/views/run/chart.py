@@ -140,13 +140,26 @@ def comparison_chart(runs: Mapping[str, np.ndarray], name: str, most_bytes: int)
     Returns:
         A PNG; empty if none is small enough.
     """
-    import numpy as np
-
     figure, axes = _axes(name, "step")
     for run, values in runs.items():
-        mean = mean_of_ranks(values)
-        axes.plot(np.arange(1, len(mean) + 1), mean, linewidth=1.2, label=run)
+        steps, mean = points_of_ranks(values)
+        axes.plot(steps, mean, linewidth=1.2, label=run)
     return _png(figure, axes, most_bytes)
+
+
+def points_of_ranks(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps from 1 and the mean over ranks at them: two arrays of shape (points,).
+
+    Steps without a value are left out of a metric that most steps lack.
+
+    Args:
+        values: shape (ranks, steps), NaN for missing values.
+    """
+    import numpy as np
+
+    mean = mean_of_ranks(values)
+    steps, known = np.arange(1, len(mean) + 1), ~np.isnan(mean)
+    return (steps[known], mean[known]) if known.any() and known.mean() < 0.5 else (steps, mean)
 
 
 def mean_of_ranks(values: np.ndarray) -> np.ndarray:
