@@ -65,6 +65,51 @@ def own_run(cluster: nbdist.Cluster) -> str:
     )
 
 
+MEDIA = """
+import numpy as np, pandas as pd
+for step in range(3):
+    report(
+        loss=1.0 / (step + 1),
+        hist={"params": {"weight": weight + step}},
+        image={"sample": np.full((4, 6, 3), 0.5)},
+        table={"errors": pd.DataFrame({"rank": [rank], "label": ["cat"]})},
+        text=f"step {step}",
+    )
+"""
+
+
+def test_a_cell_reports_media_beside_scalars(cluster: nbdist.Cluster) -> None:
+    cluster.run(MEDIA)
+    run = nbdist.runs()[0]
+    np.testing.assert_array_equal(run.loss, [1, 1 / 2, 1 / 3])
+    assert {item.name for item in run.media()} == {"params/weight", "sample", "errors", "text"}
+    texts = [(item.rank, item.step, item.content) for item in run.media("text")]
+    assert sorted(texts, key=str) == sorted(
+        ((rank, step + 1, Text(text=f"step {step}")) for rank in range(3) for step in range(3)),
+        key=str,
+    )
+    tables = {item.rank: item.content for item in run.media("errors")}
+    assert tables[2] == DataTable(columns=("rank", "label"), rows=((2, "cat"),))
+    image = run.media("sample")[0].content
+    assert isinstance(image, Image)
+    assert (image.width, image.height) == (6, 4)
+    last = max(run.media("params/weight"), key=lambda item: item.step).content
+    assert isinstance(last, Histogram)
+    assert (last.size, last.mean) == (3, pytest.approx(2.0))
+
+
+def test_a_bad_image_is_refused_by_its_name(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.CellError, match="image 'x': some pixels are NaN or infinite"):
+        cluster.run("import numpy as np\nreport(image={'x': np.full((2, 2), np.nan)})")
+
+
+def test_a_reduced_value_is_remarked_once(cluster: nbdist.Cluster) -> None:
+    cluster.run("for step in range(3):\n    report(table={'t': {'a': range(2000)}})")
+    (remark,) = findings(cluster, "media")
+    assert remark.text == "table 't': shows the first 1000 of 2,000 rows"
+    assert not remark.warning
+
+
 def test_step_cell_is_stored(cluster: nbdist.Cluster) -> None:
     run = cluster.run(STEP, step=OPTIONS, label=7, header="%%dist_run --data ones")
     stored = nbdist.runs()[0]
@@ -334,48 +379,3 @@ def test_failed_recovery_clears_the_recovering_state(tmp_path: Path) -> None:
     run.end("failed", "rank 1 died in the cell")
     (stored,) = stored_runs(tmp_path)
     assert stored.state().recovering == ""
-
-
-MEDIA = """
-import numpy as np, pandas as pd
-for step in range(3):
-    report(
-        loss=1.0 / (step + 1),
-        hist={"params": {"weight": weight + step}},
-        image={"sample": np.full((4, 6, 3), 0.5)},
-        table={"errors": pd.DataFrame({"rank": [rank], "label": ["cat"]})},
-        text=f"step {step}",
-    )
-"""
-
-
-def test_a_cell_reports_media_beside_scalars(cluster: nbdist.Cluster) -> None:
-    cluster.run(MEDIA)
-    run = nbdist.runs()[0]
-    np.testing.assert_array_equal(run.loss, [1, 1 / 2, 1 / 3])
-    assert {item.name for item in run.media()} == {"params/weight", "sample", "errors", "text"}
-    texts = [(item.rank, item.step, item.content) for item in run.media("text")]
-    assert sorted(texts, key=str) == sorted(
-        ((rank, step + 1, Text(text=f"step {step}")) for rank in range(3) for step in range(3)),
-        key=str,
-    )
-    tables = {item.rank: item.content for item in run.media("errors")}
-    assert tables[2] == DataTable(columns=("rank", "label"), rows=((2, "cat"),))
-    image = run.media("sample")[0].content
-    assert isinstance(image, Image)
-    assert (image.width, image.height) == (6, 4)
-    last = max(run.media("params/weight"), key=lambda item: item.step).content
-    assert isinstance(last, Histogram)
-    assert (last.size, last.mean) == (3, pytest.approx(2.0))
-
-
-def test_a_bad_image_is_refused_by_its_name(cluster: nbdist.Cluster) -> None:
-    with pytest.raises(nbdist.CellError, match="image 'x': some pixels are NaN or infinite"):
-        cluster.run("import numpy as np\nreport(image={'x': np.full((2, 2), np.nan)})")
-
-
-def test_a_reduced_value_is_remarked_once(cluster: nbdist.Cluster) -> None:
-    cluster.run("for step in range(3):\n    report(table={'t': {'a': range(2000)}})")
-    (remark,) = findings(cluster, "media")
-    assert remark.text == "table 't': shows the first 1000 of 2,000 rows"
-    assert not remark.warning
