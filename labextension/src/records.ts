@@ -178,7 +178,7 @@ export interface IPlanCheck {
  *     began: seconds since 1970.
  *     ended: seconds since 1970; 0 while it runs.
  *     replicas: replicas that share a batch; 0 if the cell has no steps.
- *     batch: samples in the first global batch; 0 if the cell has no steps.
+ *     batch: samples in the first global batch; 0 if the cell has no steps or no batches.
  *     samples: samples in an epoch; -1 if unknown.
  *     epochs: epochs of the run; 0 if unknown.
  *     steps: steps of the run; -1 if unknown.

@@ -63,7 +63,7 @@ class Summary:
 
     def __repr__(self) -> str:
         parts = [formatting.count(self.ranks, "rank")]
-        if self.replicas:
+        if self.batch:
             parts.append(
                 f"{self.batch} samples a batch on {formatting.count(self.replicas, 'replica')}"
             )

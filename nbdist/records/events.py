@@ -203,7 +203,7 @@ class StepBegun(Event, frozen=True):
 
     Attributes:
         replicas: replicas that share a batch.
-        batch: samples in the first global batch.
+        batch: samples in the first global batch; 0 if a loop has no batches.
         samples: samples in an epoch; -1 if unknown.
         epochs: epochs of the run; 0 if unknown.
         steps: steps of the run; -1 if unknown.

@@ -424,6 +424,28 @@ for x, y in batches:
     cluster.run(cell, no_lift=True)
 
 
+def test_pmap_over_the_devices_of_all_workers_is_refused_with_the_remedy(
+    cluster: nbdist.Cluster,
+) -> None:
+    cluster.run(SETUP)
+    cell = """
+n = jax.device_count()
+mapped = jax.pmap(lambda p, x, y: jax.lax.pmean(grad(loss_fn)(p, x, y), "i"), axis_name="i")
+many = jax.tree.map(lambda leaf: jnp.stack([leaf] * n), params)
+for x, y in batches[:5]:
+    gradients = mapped(many, x.reshape(n, -1, *x.shape[1:]), y.reshape(n, -1))
+"""
+    with pytest.raises(CellError, match=r"line 4: jax.pmap maps .* jax.local_device_count\(\), or"):
+        cluster.run(cell)
+
+
+def test_loop_without_batches_reports_no_size_of_one(cluster: nbdist.Cluster) -> None:
+    cluster.run(SETUP)
+    run = cluster.run(UNDIVIDED["its step receives no batch from the loop"])
+    assert run.begun is not None
+    assert run.begun.batch == 0
+
+
 def test_loop_runs_after_an_error_on_one_rank(cluster: nbdist.Cluster) -> None:
     """The other rank is interrupted in the collective that compares the first batches."""
     cluster.run(SETUP)

@@ -17,6 +17,8 @@ _HEADER = ("value", "shape", "type", "largest difference", "tolerance", "")
 
 def header_lines(begun: StepBegun) -> Iterator[str]:
     """Yield the split of a run over replicas as text; for a loop, only that of a batch."""
+    if not begun.batch:
+        return
     if begun.batch % begun.replicas:
         each = f"all on each of {begun.replicas} replicas"
     else:

@@ -203,8 +203,8 @@ class MirroredLoopStep(MirroredStep):
         kind = _Kind(arguments)
         self._compiled = self._steps.of(kind)
         if not kind.rows or self._trials.needs_whole:
-            rows = kind.rows or 1
-            return Batch(kind.arrays, rows, whole=True, everything=lambda: kind.arrays)
+            every, rows, divided = (lambda: kind.arrays), kind.rows or 1, kind.divided
+            return Batch(kind.arrays, rows, whole=True, everything=every, divided=divided)
         worker = context.current()
         rank_rows = RankRows(rank=worker.rank, ranks=worker.world_size, replicas=self.shards)
         share = rank_rows.share(kind.rows, kind.part)

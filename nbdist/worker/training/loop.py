@@ -308,7 +308,7 @@ class StepRunner:
         )
         begun = StepBegun(
             replicas=self._step_strategy.replicas,
-            batch=options.batch or batch.rows,
+            batch=0 if batch.divided == 0 else options.batch or batch.rows,
             samples=extent.samples,
             epochs=options.epochs,
             steps=steps,

@@ -93,7 +93,7 @@ def remarks(begun: StepBegun) -> list[str]:
             f"a batch of {rows} does not divide over {replicas} replicas, so each replica computes "
             f"all of it: use --batch {fitting}"
         )
-    elif rows % replicas == 0 and rows // replicas <= SMALL_BATCH:
+    elif rows and rows % replicas == 0 and rows // replicas <= SMALL_BATCH:
         found.append(
             f"each replica has {rows // replicas} samples of a batch of {rows}, too few for good "
             f"performance: {use} {8 * replicas} or more"

@@ -10,10 +10,10 @@ from nbdist.views.run.step_header import header_lines
 FOUR = "64 samples a batch, 16 on each of 4 replicas; 1,280 samples by element; 2 epochs, 40 steps"
 
 
-def begun(*, replicas: int, epochs: int) -> StepBegun:
+def begun(*, replicas: int, epochs: int, batch: int = 64) -> StepBegun:
     return StepBegun(
         replicas=replicas,
-        batch=64,
+        batch=batch,
         samples=1280 if epochs else -1,
         epochs=epochs,
         steps=40 if epochs else -1,
@@ -39,3 +39,7 @@ def test_header_describes_the_split_of_a_batch(replicas: int, epochs: int, expec
 
 def test_loop_that_every_worker_computes_has_no_split() -> None:
     assert list(header_lines(begun(replicas=1, epochs=0))) == []
+
+
+def test_loop_without_batches_has_no_split() -> None:
+    assert list(header_lines(begun(replicas=2, epochs=0, batch=0))) == []

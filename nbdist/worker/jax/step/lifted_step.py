@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 _UNSPLIT = ("incompatible devices", "non-addressable")
 """Parts of JAX's errors for code that needs an array on one device, or all rows of a batch."""
 
+_MAPPED = ("axis to squeeze out", "inconsistent sizes", "not divisible")
+"""Parts of JAX's errors for arrays that `jax.pmap` cannot divide over its devices."""
+
 _KEYS = ((2,), (4,))
 """Shapes of keys that `jax.random.PRNGKey` makes."""
 
@@ -250,7 +253,8 @@ class JaxLoopStep:
             self._kinds.add(self._inputs.kind)
         rows, arrays = self._inputs.rows, self._inputs.arrays
         whole = self._division != "divided" or rows % self.shards > 0
-        return Batch(arrays, rows or 1, whole, everything=lambda: arrays)
+        divided = None if rows else 0
+        return Batch(arrays, rows or 1, whole, everything=lambda: arrays, divided=divided)
 
     def step(self, batch: Batch) -> Any:
         carried = self._arguments.carried
@@ -303,16 +307,24 @@ class JaxLoopStep:
         """Call the step.
 
         Raises:
-            StepError: The step needs all rows of a batch in one place.
+            StepError: The step needs all rows of a batch in one place, or maps over more devices
+                than this worker has.
         """
         try:
             _, outputs = self._function(*given, *carried)
         except (ValueError, RuntimeError) as error:
-            if self._division != "divided" or not any(text in str(error) for text in _UNSPLIT):
+            reason, where = str(error).split(". ")[0], f"line {self._program.loop.line}"
+            if self._division == "pmap" and any(text in reason for text in _MAPPED):
+                raise StepError(
+                    f"{where}: jax.pmap maps over the devices of one worker "
+                    f"({jax.local_device_count()}), not over all ({jax.device_count()}): use "
+                    "jax.local_device_count(), or jax.jit, for which nbdist splits the batch "
+                    f"({reason})"
+                ) from error
+            if self._division != "divided" or not any(text in reason for text in _UNSPLIT):
                 raise
-            reason = str(error).split(". ")[0]
             raise StepError(
-                f"line {self._program.loop.line}: nbdist splits the batch over the workers, but "
+                f"{where}: nbdist splits the batch over the workers, but "
                 f"the step needs all of it on one device: convert arrays to NumPy and put them on "
                 f"devices outside of the step, or run the cell with --no-lift ({reason})"
             ) from error
