@@ -21,7 +21,7 @@ from benchmarks import ours
 from benchmarks.bare import PROCESSES
 from benchmarks.models import STEP
 from benchmarks.step import lengths
-from benchmarks.turns import in_turns, take_turns
+from benchmarks.turns import in_turns, sides, take_turns
 from nbdist.records import StateMessage, StepOptions
 from nbdist.settings import Settings
 from nbdist.telemetry.run_reader import stored_runs
@@ -86,7 +86,7 @@ def _case(
         silent.run(ENDS)
         ends = silent.pull(["ends"], ranks="0")[0]["ends"]
     title = f"{strategy}, a {name} on 2 workers, with telemetry against none"
-    return in_turns(scale, title, turns.result(_LIMIT_S), reported_ends, ends, TARGET)
+    return in_turns(scale, title, [sides(turns.result(_LIMIT_S), reported_ends, ends)], TARGET)
 
 
 def _watch(server: JupyterServer, over: threading.Event) -> None:

@@ -26,7 +26,7 @@ from benchmarks import ours
 from benchmarks.bare import MOST_STEPS, PROCESSES
 from benchmarks.limits import wait_until
 from benchmarks.models import STEP, TINY, Size
-from benchmarks.turns import in_turns, take_turns
+from benchmarks.turns import in_turns, sides, take_turns
 from nbdist.cluster import environment
 from nbdist.records import ClusterRequest, Host, StepOptions
 
@@ -92,9 +92,7 @@ def _case(
         return in_turns(
             scale,
             f"{strategy}, a {name} on 2 workers, against a script by hand",
-            turns.result(_TURN_TIMEOUT_S),
-            ends,
-            stamps[stamps > 0].tolist(),
+            [sides(turns.result(_TURN_TIMEOUT_S), ends, stamps[stamps > 0].tolist())],
             TARGET,
         )
 

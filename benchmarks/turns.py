@@ -35,6 +35,19 @@ class Turn:
     end: float
 
 
+@dataclass(frozen=True)
+class Side:
+    """Steps of one side.
+
+    Attributes:
+        ends: end times of the steps of one of its processes.
+        turns: begin and end of its turns.
+    """
+
+    ends: Sequence[float]
+    turns: Sequence[tuple[float, float]]
+
+
 def take_turns(
     ours: Sequence[int], peer: Sequence[int], turn_s: float, over: Event
 ) -> tuple[Turn, ...]:
@@ -57,14 +70,15 @@ def take_turns(
     return tuple(turns)
 
 
-def in_turns(
-    scale: Scale,
-    case: str,
-    turns: Sequence[Turn],
-    ours: Sequence[float],
-    peer: Sequence[float],
-    target: float,
-) -> Case:
+def sides(turns: Sequence[Turn], ours: Sequence[float], peer: Sequence[float]) -> tuple[Side, Side]:
+    """Return both sides of a measurement, from the end times of their steps."""
+    return (
+        Side(ours, [(turn.ours, turn.peer) for turn in turns]),
+        Side(peer, [(turn.peer, turn.end) for turn in turns]),
+    )
+
+
+def in_turns(scale: Scale, case: str, parts: Sequence[tuple[Side, Side]], target: float) -> Case:
     """Return the seconds per step of both sides: medians over turns in which both made steps.
 
     Smoke runs make too few steps for that. Their figures are means over all steps.
@@ -72,26 +86,22 @@ def in_turns(
     Args:
         scale: size of the run.
         case: description of the case.
-        turns: times of the turns.
-        ours: end times of steps of one of our processes.
-        peer: end times of steps of one of the peer's processes.
+        parts: our side and that of the peer, for each part of the measurement.
         target: largest acceptable ratio.
 
     Raises:
         ValueError: there is no such turn.
     """
     pairs = [
-        (
-            _seconds_per_step(ours, turn.ours, turn.peer),
-            _seconds_per_step(peer, turn.peer, turn.end),
-        )
-        for turn in turns
+        tuple(_seconds_per_step(side.ends, *turn) for side, turn in zip(part, both, strict=True))
+        for part in parts
+        for both in zip(part[0].turns, part[1].turns, strict=True)
     ]
     if scale.smoke:
-        pairs = [(_mean(ours), _mean(peer))]
+        pairs = [(_mean(ours.ends), _mean(peer.ends)) for ours, peer in parts]
     if not any(map(all, pairs)):
         raise ValueError(
-            f"{case}: no turn of {len(turns)} with {FEWEST_STAMPS} steps of both sides"
+            f"{case}: no turn of {len(pairs)} with {FEWEST_STAMPS} steps of both sides"
         )
     a, b = zip(*[pair for pair in pairs if all(pair)], strict=True)
     return Case(case, median(a), median(b), unit="s", target=target, runs=len(a))

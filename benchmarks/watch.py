@@ -1,19 +1,17 @@
 """Steps with signals of training (`--watch`) against the same steps without, on 2 workers.
 
-Both sides run at the same time and take turns. The steps are those of a step cell and of a loop.
+The steps are those of a step cell and of a loop.
 """
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from benchmarks import loop, ours
 from benchmarks.bare import PROCESSES
 from benchmarks.models import STEP
+from benchmarks.pair import Cell, compared
 from benchmarks.step import lengths
-from benchmarks.turns import in_turns
 from nbdist.records import StepOptions
 
 if TYPE_CHECKING:
@@ -24,25 +22,22 @@ if TYPE_CHECKING:
     from benchmarks.models import Size
 
 TARGET = 1.02
-_LIMIT_S = 600
-"""Time limit of the steps."""
 
 
 def cases(scale: Scale) -> Iterator[Case]:
     for strategy in scale.strategies:
         with (
-            ours.cluster(scale, PROCESSES, strategy) as watched,
-            ours.cluster(scale, PROCESSES, strategy) as plain,
+            ours.cluster(scale, PROCESSES, strategy) as one,
+            ours.cluster(scale, PROCESSES, strategy) as other,
         ):
             for length in lengths(scale, strategy):
                 for kind in ("step cell", "loop"):
-                    yield _case(scale, watched, plain, strategy, kind, *length)
+                    yield _case(scale, (one, other), strategy, kind, *length)
 
 
 def _case(
     scale: Scale,
-    watched: nbdist.Cluster,
-    plain: nbdist.Cluster,
+    clusters: tuple[nbdist.Cluster, nbdist.Cluster],
     strategy: str,
     kind: str,
     name: str,
@@ -50,21 +45,14 @@ def _case(
     steps: int,
     turn_s: float,
 ) -> Case:
-    cell, options = STEP[strategy], None
+    text, options = STEP[strategy], None
     if kind == "loop":
-        cell = loop.loop_of(strategy, steps)
+        text = loop.loop_of(strategy, steps)
     else:
         options = StepOptions(data="train", epochs=1000, batch=size.batch, shuffle=7, steps=steps)
-    over = threading.Event()
-    with ours.quiet(), ThreadPoolExecutor(2) as pool:
-        for cluster in (watched, plain):
-            cluster.run(loop.setup_of(size, strategy), strategy=strategy)
-        other = pool.submit(ours.step_ends, plain, cell, options, strategy)
-        turns = pool.submit(loop.turns_once_busy, watched, plain, turn_s, over)
-        try:
-            ends = ours.step_ends(watched, cell, options, strategy, watch=0)
-        finally:
-            over.set()
-        peer_ends = other.result(_LIMIT_S)
     title = f"{strategy}, a {name} of a {kind} on 2 workers, with --watch against without"
-    return in_turns(scale, title, turns.result(_LIMIT_S), ends, peer_ends, TARGET)
+    cells, setup = (
+        (Cell(text, options, watch=0), Cell(text, options)),
+        loop.setup_of(size, strategy),
+    )
+    return compared(scale, title, clusters, strategy, setup, cells, turn_s, TARGET)

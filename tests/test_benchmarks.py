@@ -16,7 +16,7 @@ from benchmarks import results
 from benchmarks.__main__ import NAMES
 from benchmarks.case import Case, Scale, Skipped
 from benchmarks.limits import limited, wait_until
-from benchmarks.turns import Turn, in_turns
+from benchmarks.turns import Turn, in_turns, sides
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -200,9 +200,18 @@ def test_steps_count_in_turns_of_both_sides() -> None:
     turns = [Turn(0.0, 1.0, 2.0), Turn(10.0, 11.0, 12.0)]
     ours = [0.1 * i for i in range(10)] + [10.1, 10.2]
     peer = [1 + 0.2 * i for i in range(5)]
-    case = in_turns(FULL, "a step", turns, ours, peer, 1.0)
+    case = in_turns(FULL, "a step", [sides(turns, ours, peer)], 1.0)
     assert (case.ours, case.peer, case.runs) == pytest.approx((0.1, 0.2, 1))
     with pytest.raises(ValueError, match="a step: no turn of 2"):
-        in_turns(FULL, "a step", turns, ours, [], 1.0)
-    smoke = in_turns(Scale(smoke=True), "a step", turns, [0.0, 0.5, 2.0], [0.0, 3.0], 1.0)
+        in_turns(FULL, "a step", [sides(turns, ours, [])], 1.0)
+    quick = sides(turns, [0.0, 0.5, 2.0], [0.0, 3.0])
+    smoke = in_turns(Scale(smoke=True), "a step", [quick], 1.0)
     assert (smoke.ours, smoke.peer) == (1.0, 3.0)
+
+
+def test_parts_in_which_both_sides_change_places_count_equally() -> None:
+    turns = [Turn(0.0, 1.0, 2.0)]
+    fast, slow = [0.1 * i for i in range(10)], [1 + 0.2 * i for i in range(5)]
+    first, second = sides(turns, fast, slow)
+    case = in_turns(FULL, "a step", [(first, second), (second, first)], 1.0)
+    assert (case.ours, case.peer, case.runs) == pytest.approx((0.15, 0.15, 2))
