@@ -26,6 +26,7 @@ from nbdist.errors import (
 )
 
 if TYPE_CHECKING:
+    from nbdist.execution.alerts import on_alert
     from nbdist.execution.result import Run
     from nbdist.execution.saved_runs import runs
     from nbdist.magics.extension import load_ipython_extension as load_ipython_extension
@@ -63,6 +64,7 @@ __all__ = [
     "autoplace",
     "devices",
     "meshes",
+    "on_alert",
     "pipelined",
     "place",
     "runs",
@@ -80,6 +82,7 @@ _HOME = {  # also the hooks of IPython and Jupyter; they are not part of the API
     "autoplace": "nbdist.parallel.autoplace.decorator",
     "devices": "nbdist.parallel.placement.devices",
     "meshes": "nbdist.parallel.placement.meshes",
+    "on_alert": "nbdist.execution.alerts",
     "pipelined": "nbdist.parallel.pipeline.stacked_layers",
     "place": "nbdist.parallel.placement.place",
     "stages": "nbdist.parallel.pipeline.stages",

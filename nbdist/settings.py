@@ -39,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
             `nbdist/placements.sqlite` in the user's cache (`XDG_CACHE_HOME`, or `~/.cache`).
         kept_runs: number of runs to store; 0 stores all.
         media_bytes: largest size of the histograms, images, tables and texts of a stored run.
+        alert_command: command that receives alerts about runs as JSON on its standard input.
         view: display of a run in a cell's output: `lab` for JupyterLab with the extension,
             `widget` for front ends with Jupyter widgets, `text` for lines as in a terminal.
             `auto` selects `widget` in VS Code and Colab, else `lab`.
@@ -62,6 +63,7 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
     placements: str = ""
     kept_runs: Annotated[int, msgspec.Meta(ge=0)] = 100
     media_bytes: Annotated[int, msgspec.Meta(ge=0)] = 50_000_000
+    alert_command: str = ""
     view: RunViewName = "auto"
     telemetry: bool = True
 

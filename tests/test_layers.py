@@ -131,6 +131,7 @@ ALONE = ("cli", "strategies")
 
 STARTED_BY_NAME: dict[str, set[str]] = {
     "nbdist": {
+        "nbdist.execution.alerts",
         "nbdist.execution.result",
         "nbdist.execution.saved_runs",
         "nbdist.magics.extension",

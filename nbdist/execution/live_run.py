@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 from nbdist.cells.hyperparameters import hyperparameters
+from nbdist.execution.alerts import RunAlerts
 from nbdist.records import Finding, Media, Metrics, Rows, RunState, RunWorker, run_name
 from nbdist.telemetry.diagnostics import Pace
 from nbdist.telemetry.frontend_request import notebook_path, this_request
@@ -125,6 +126,7 @@ class StoredLiveRun:
         kept_runs: the number of runs to keep. The end of this run deletes the oldest ones.
         step: options of a step cell; None for other cells.
         reported: True if another process has already stored reports of the run.
+        alert_command: the command that receives alerts about the run; empty for none.
     """
 
     def __init__(
@@ -134,12 +136,14 @@ class StoredLiveRun:
         step: StepOptions | None = None,
         *,
         reported: bool = False,
+        alert_command: str = "",
     ) -> None:
         self.id = directory.state.id
         self._directory = directory
         self._kept_runs = kept_runs
         self._changes = RunChanges(directory.state, reported=reported)
         self._findings = RunFindings(directory.state, step)
+        self._alerts = RunAlerts(alert_command)
         self._is_recovering = False
         self._left = False
         self._unstored: RunState | None = None
@@ -181,6 +185,7 @@ class StoredLiveRun:
         changed = any(getattr(state, name) != value for name, value in changes.items())
         if changed or self._directory.is_stale:
             self._directory.update(**changes)
+        self._alerts.look(self._directory.state)
 
     def _look(self) -> None:
         self._findings.look()
@@ -229,6 +234,7 @@ class StoredLiveRun:
         )
         self._update()
         self._is_recovering = False
+        self._alerts.recovered(self._directory.state, recovery)
 
     def show(self, text: str) -> None:
         self._shown.append(text)
@@ -267,6 +273,7 @@ class StoredLiveRun:
         self._directory.close()
         self._changes.change(status=status, error=error, ended=time.time(), recovering="")
         self._look()
+        self._alerts.ended(self._directory.state)
         gone = prune(self._directory.path.parent, self._kept_runs, spared=self.id)
         removed = f"removed {formatting.count(len(gone), 'old run')}, keeping "
         kept = f"{removed}{self._kept_runs} (the setting NBDIST_KEPT_RUNS)"
@@ -411,7 +418,12 @@ def begin(
         )
     except OSError as error:
         return NullRun(f"this run is not stored: {error}", replace(state, id=""))
-    return StoredLiveRun(directory, settings.kept_runs, data_step(request))
+    return StoredLiveRun(
+        directory,
+        settings.kept_runs,
+        data_step(request),
+        alert_command=settings.alert_command,
+    )
 
 
 def data_step(request: CellRequest) -> StepOptions | None:

@@ -76,6 +76,7 @@ def reopen(cell: RunningCell, settings: Settings) -> ResumedRun:
         settings.kept_runs,
         data_step(cell.request),
         reported=bool(reported or state.replicas),
+        alert_command=settings.alert_command,
     )
     stopping, age_s = state.status == "stopping", time.time() - state.began
     return ResumedRun(live, reports, _begun(state), stopping, age_s, state.recoveries)

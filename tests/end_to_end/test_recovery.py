@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from queue import Queue
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 
 import nbdist
 from nbdist.errors import CellError, PreemptedError
+from nbdist.execution import alerts
 from nbdist.records import Saving
 from nbdist.utils.polling import repeat_until
 from tests import clusters, training
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from nbdist.execution.alerts import Alert
     from nbdist.execution.result import Run
 
 FULL = pytest.mark.full
@@ -112,10 +115,17 @@ def trial(cluster: nbdist.Cluster, form: training.Form, undisturbed: str, tmp_pa
         pytest.param(RANKS - 1, LAST, marks=FULL),
     ],
 )
-def test_killed_rank_is_replaced(trial: Trial, undisturbed: str, rank: int, step: int) -> None:
+def test_killed_rank_is_replaced(
+    trial: Trial, undisturbed: str, rank: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: Queue[Alert] = Queue()
+    monkeypatch.setattr(alerts, "_functions", {})
+    nbdist.on_alert(received.put)
     trial.fault(KILL, rank, step)
     run = trial.run()
     trial.check(run, undisturbed)
+    events = {received.get(timeout=TIMEOUT_S).event for _ in range(2)}
+    assert events == {"recovered", "finished"}
     assert rank in run.recoveries[0].ranks  # ranks that do not respond in time are replaced too
     assert run.recoveries[0].step <= step
 
