@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from nbdist.session.cluster import Cluster
     from nbdist.session.discovery import attach
     from nbdist.worker.jax.strategy import PjRTStrategy
+    from nbdist.worker.script.job import script
 
 __all__ = [
     "Batch",
@@ -68,6 +69,7 @@ __all__ = [
     "pipelined",
     "place",
     "runs",
+    "script",
     "stages",
     "where",
 ]
@@ -88,6 +90,7 @@ _HOME = {  # also the hooks of IPython and Jupyter; they are not part of the API
     "stages": "nbdist.parallel.pipeline.stages",
     "where": "nbdist.parallel.placement.where",
     "runs": "nbdist.execution.saved_runs",
+    "script": "nbdist.worker.script.job",
     "_jupyter_server_extension_points": "nbdist.server",
     "load_ipython_extension": "nbdist.magics.extension",
     "unload_ipython_extension": "nbdist.magics.extension",

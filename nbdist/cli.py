@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nbdist.errors import NbdistError
+from nbdist.errors import NbdistError, UsageError
+from nbdist.jobs import launch
 from nbdist.magics.options import as_argument
 from nbdist.magics.start_options import EXAMINING, examined
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _DOCTOR = "Check hosts for problems. The exit status is 1 if a run would fail."
+_RUN = "Run a program, such as an exported one, in several processes on this machine."
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -23,21 +26,43 @@ def main(words: Sequence[str] | None = None) -> int:
         words: the arguments; None for those of the process.
 
     Returns:
-        The exit status: 0, or 1 if a run would fail, or 2 if the hosts cannot be examined.
+        The exit status: 0, or 1 if a run would fail, or 2 if the request is invalid or the hosts
+        cannot be examined. For `run`, that of the program.
     """
     parser = argparse.ArgumentParser(prog="nbdist", description="Train on many machines.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor = commands.add_parser("doctor", help=_DOCTOR, description=_DOCTOR)
     for option in EXAMINING:
         as_argument(option).add_to_parser(doctor, None)
+    doctor.set_defaults(execute=_examine)
+    run = commands.add_parser("run", help=_RUN, description=_RUN)
+    run.add_argument("--hosts", type=int, default=1, metavar="N", help="Number of processes.")
+    run.add_argument("program", type=Path, help="The Python file.")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="Arguments of the program.")
+    run.set_defaults(execute=_run)
     args = parser.parse_args(words)
     try:
-        picture = examined(args)
+        status: int = args.execute(args)
     except NbdistError as error:
         sys.stderr.write(f"nbdist: {error}\n")
         return 2
+    return status
+
+
+def _examine(args: argparse.Namespace) -> int:
+    picture = examined(args)
     sys.stdout.write("\n".join(picture.lines()) + "\n")
     return int(any(trouble.is_fatal for trouble in picture.examination.troubles))
+
+
+def _run(args: argparse.Namespace) -> int:
+    words = args.arguments
+    if words and words[0] == "--hosts":  # also after the program, as users type it
+        count = words[1] if len(words) > 1 else ""
+        if not count.isdecimal():
+            raise UsageError(f"--hosts {count}: use a number from 1")
+        args.hosts, words = int(count), words[2:]
+    return launch.run(args.program, words, args.hosts)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.magics.devices import DeviceMagics
 from nbdist.magics.dist import DistMagics
+from nbdist.magics.export import ExportMagics
 from nbdist.magics.options import MAGICS, Magic
 from nbdist.magics.plan import PlanMagics
 from nbdist.magics.trace import TraceMagics
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parents[1] / "docs"
 TARGET = DOCS / "commands.md"
-CLASSES = (DistMagics, PlanMagics, DeviceMagics, TraceMagics)
+CLASSES = (DistMagics, PlanMagics, DeviceMagics, TraceMagics, ExportMagics)
 HEADER = """<!-- Made by tools/generate_commands.py from definitions of options: change those. -->
 
 # Command reference

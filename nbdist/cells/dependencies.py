@@ -59,6 +59,8 @@ class Entry(msgspec.Struct, frozen=True):
         request: the cell; None for pushed objects.
         payload: the pickled objects; empty for a cell.
         once: True if the cell must not run again (`--once`).
+        run: id of its run; empty for pushed objects.
+        loops: True if steps of its training loops ran on all replicas.
         failed: True if the cell did not end. Its effects are unknown.
     """
 
@@ -69,6 +71,8 @@ class Entry(msgspec.Struct, frozen=True):
     payload: bytes = b""
     once: bool = False
     failed: bool = False
+    run: str = ""
+    loops: bool = False
 
     @property
     def place(self) -> str:
@@ -163,7 +167,7 @@ def _changed(tree: ast.Module) -> Iterator[str]:
 
     Examples are `a.b = 1`, `a[0] += 1`, `a.append(1)` and `f(a)`.
     """
-    for node in _outside_functions(tree):
+    for node in outside_functions(tree):
         if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
             yield from _root(node)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
@@ -184,7 +188,7 @@ def _changed_by(call: ast.Call) -> Iterator[str]:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in _outside_functions(tree):
+    for node in outside_functions(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -192,7 +196,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def _trained(tree: ast.Module) -> Iterator[str]:
-    for node in _outside_functions(tree):
+    for node in outside_functions(tree):
         match node:
             case ast.Call(func=ast.Attribute(attr=method) as func) if method in TRAINING:
                 yield from _root(func)
@@ -205,7 +209,7 @@ def _root(node: ast.expr) -> Iterator[str]:
         yield node.id
 
 
-def _outside_functions(tree: ast.Module) -> Iterator[ast.AST]:
+def outside_functions(tree: ast.Module) -> Iterator[ast.AST]:
     """Yield the nodes that run with the cell, without the bodies of functions."""
     waiting: list[ast.AST] = [tree]
     while waiting:

@@ -94,6 +94,19 @@ def compile_step(source: str, *, given: Sequence[str], carries: bool) -> StepPro
     )
 
 
+def reported_expression(source: str, given: Sequence[str]) -> tuple[ast.Expr | None, str]:
+    """Return the last statement of a step if the step reports it, and the reported expression.
+
+    Args:
+        source: the cell, which `compile_step` accepts.
+        given: names of the step's arguments.
+    """
+    tree = _parse(source)
+    names = Names(given)
+    names.scan(tree.body)
+    return _reported(tree, names), _report(tree, names)
+
+
 def _parse(source: str) -> ast.Module:
     try:
         return ast.parse(source)

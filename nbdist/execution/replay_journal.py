@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from nbdist.cells.dependencies import CellNames, Entry, names_of, needed
+from nbdist.errors import ReplayError, UsageError
+from nbdist.records import short_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -61,7 +63,18 @@ class Journal:
             changes = run.begun.changes if run.begun is not None else ()
             names = msgspec.structs.replace(_names_of_step(step), trains=changes)
         kind: Literal["cell", "step"] = "cell" if step is None else "step"
-        self._add(Entry(kind, names, cell.ranks, request, once=cell.options.once, failed=failed))
+        self._add(
+            Entry(
+                kind,
+                names,
+                cell.ranks,
+                request,
+                once=cell.options.once,
+                failed=failed,
+                run=cell.run,
+                loops=step is None and run.begun is not None,
+            )
+        )
 
     def add_push(self, names: Iterable[str], payload: bytes, ranks: Sequence[int]) -> None:
         """Add pushed objects. `payload` contains them pickled."""
@@ -83,6 +96,51 @@ class Journal:
         step = request.step
         names = names_of(request.source) if step is None else _names_of_step(step)
         return needed(self._entries, names, saved, world_size)
+
+    def program(self, cell: int, run: str, world_size: int) -> tuple[Entry, ...]:
+        """Return the entries that a program of a training needs, and last the training itself.
+
+        Args:
+            cell: label of the cell that trains; 0 for the newest.
+            run: id of its run, or the short form; empty for any.
+            world_size: the number of ranks.
+
+        Raises:
+            UsageError: no such cell has trained, or its inputs cannot be created again.
+        """
+        chosen = self._training(cell, run)
+        entry = self._entries[chosen]
+        assert entry.request is not None
+        step = entry.request.step
+        names = entry.names if step is None else _names_of_step(step)
+        try:
+            return (*needed(self._entries[:chosen], names, (), world_size), entry)
+        except ReplayError as error:
+            label = entry.request.label
+            raise UsageError(
+                f"cannot export cell [{label}]: {error}. Run the cells that create these values "
+                "again, then the training, then %dist_export"
+            ) from None
+
+    def _training(self, cell: int, run: str) -> int:
+        """Return the index of the newest entry that trained, of a cell or a run."""
+        trained = [
+            (i, entry, entry.request)
+            for i, entry in enumerate(self._entries)
+            if entry.request is not None
+            and (entry.kind == "step" or entry.loops or entry.names.trains)
+        ]
+        if not trained:
+            raise UsageError(
+                "no training has run on these workers: run a step cell (%%dist_run --data) or a "
+                "cell with `fit`, then %dist_export"
+            )
+        for i, entry, request in reversed(trained):
+            if cell in (0, request.label) and run in ("", entry.run, short_id(entry.run)):
+                return i
+        named = f"run {run}" if run else f"cell [{cell}]"
+        known = ", ".join(f"[{r.label}] ({short_id(e.run) or 'not stored'})" for _, e, r in trained)
+        raise UsageError(f"{named} has not trained on these workers: cells (and runs) are {known}")
 
     def last_saved(self) -> CellRequest | None:
         """Return the newest run with a checkpoint; None without one."""

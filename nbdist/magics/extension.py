@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.magics.completion import option_matcher
 from nbdist.magics.devices import DeviceMagics
 from nbdist.magics.dist import DistMagics
+from nbdist.magics.export import ExportMagics
 from nbdist.magics.options import with_body
 from nbdist.magics.plan import PlanMagics
 from nbdist.magics.trace import TraceMagics
@@ -24,7 +25,7 @@ _loaded: dict[int, tuple[DistMagics, Any]] = {}
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics (`%load_ext nbdist`)."""
     magics = DistMagics(shell)
-    sharing = (PlanMagics, DeviceMagics, TraceMagics)
+    sharing = (PlanMagics, DeviceMagics, TraceMagics, ExportMagics)
     shell.register_magics(magics, *(of(shell, magics) for of in sharing))
     matcher = option_matcher()
     shell.Completer.custom_matchers.append(matcher)

@@ -299,7 +299,7 @@ class PjrtWiring(Record, frozen=True):
         service: gRPC address of the coordination service. No rank hosts it.
         address: address of this rank for other ranks.
         cpu_devices: virtual CPU devices of this rank; 0 for JAX's default.
-        compiled: folder of the compilation cache, created on demand.
+        compiled: folder of the compilation cache, created on demand; empty for none.
         bench: measurements of these devices; None if not measured.
     """
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from nbdist.cells.dependencies import Entry
     from nbdist.execution.live_run import LiveRun
     from nbdist.records import (
         Batch,
@@ -501,6 +502,18 @@ class Cluster:
         except ClosedError as error:
             sys.stderr.write(f"nbdist: {error}\n")
             self.restart()
+
+    def program_entries(self, cell: int = 0, run: str = "") -> tuple[Entry, ...]:
+        """Return the cells and pushed objects that a training needs, and last the training itself.
+
+        Args:
+            cell: Execution count of the cell that trained. Default: the newest.
+            run: Id of its run. Default: any.
+
+        Raises:
+            UsageError: No such cell has trained, or its inputs cannot be created again.
+        """
+        return self._journal.program(cell, run, self.world_size)
 
     # Objects.
 

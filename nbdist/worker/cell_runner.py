@@ -23,6 +23,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 from nbdist.errors import AnotherRankError, NbdistError
 from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, Planning, StopAfter
 from nbdist.utils.allocator import return_freed_memory
+from nbdist.worker import cell_scope
 from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.lifting import lifted_loop
 from nbdist.worker.runtime import context, rng_alignment, seeding
@@ -37,10 +38,8 @@ if TYPE_CHECKING:
 
     from nbdist.records import Replicated, SocketAddress, StepRequest, StrategyName
     from nbdist.worker.inspection.replicated import ReplicatedArrays
-    from nbdist.worker.jax.cell_mesh import ContextMesh
     from nbdist.worker.lifting.rewrite import LoopProgram
     from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
-    from nbdist.worker.training.step_contract import StepStrategy
 
 _OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "jaxpr"))
 _INSTALLED = (*site.getsitepackages(), sysconfig.get_path("stdlib"))
@@ -218,7 +217,9 @@ class _Cell:
     def _run_steps(self, request: StepRequest, stop: StopPoint) -> None:
         namespace = self._shell.user_ns
         training_loop.check_names(request, namespace)
-        step_strategy = self._step_strategy(request, namespace)
+        step_strategy = cell_scope.step_strategy(
+            self._worker, self._request, self._define, namespace
+        )
         training_loop.run(
             self._worker, request, namespace, step_strategy, stop, self._request.saving
         )
@@ -243,18 +244,6 @@ class _Cell:
                 return command
         return None
 
-    def _step_strategy(self, request: StepRequest, namespace: dict[str, Any]) -> StepStrategy:
-        strategy = self._worker.strategies[self._request.strategy or "mirrored"]
-        if self._request.strategy == "pjrt":
-            from nbdist.worker.jax.step.step import PjrtStep
-
-            return PjrtStep(request, self._define, namespace, strategy)
-        importlib.import_module("keras")  # first: see `_planned`
-        from nbdist.worker.tensorflow.step import MirroredStep
-
-        precision = self._request.options.precision
-        return MirroredStep(request, self._define, namespace, strategy, precision)
-
     def _define(self, source: str) -> Callable[..., Any]:
         """Define the step function in the user's namespace, with source for tracebacks."""
         filename = self._shell.compile.cache(source, self._request.label)
@@ -262,30 +251,11 @@ class _Cell:
         exec(compile(source, filename, "exec", dont_inherit=True), self._shell.user_ns, scope)  # noqa: S102
         return scope["step"]
 
-    @contextlib.contextmanager
-    def _strategy(self) -> Iterator[None]:
-        name = self._request.strategy
-        with self._scope():
-            if name is not None:
-                self._shell.user_ns["strategy"] = self._worker.strategies[name]
-            if self._request.options.precision is None or self._request.step is not None:
-                yield
-                return
-            importlib.import_module("keras")  # first: see `_planned`
-            from nbdist.worker.tensorflow.keras.fit_patch import with_precision
-
-            with with_precision(self._request.options.precision):
-                yield
-
-    def _scope(self) -> contextlib.AbstractContextManager[object]:
-        """Return the scope of the cell; a plain cell under JAX has a context mesh if it uses it."""
-        name, strategy = self._request.strategy, self._worker.strategies.get("pjrt")
-        if name != "pjrt" or strategy is None or self._request.step is not None:
-            return self._worker.scope(name)
-        if _context_mesh().is_needed(self._source, self._shell.user_ns, strategy.mesh):
-            return self._worker.scope(name)
-        scope: contextlib.AbstractContextManager[object] = strategy.keras_scope()
-        return scope
+    def _strategy(self) -> contextlib.AbstractContextManager[None]:
+        """Return the scope of the cell, with its precision."""
+        return cell_scope.opened(
+            self._worker, self._request, lambda: self._source, self._shell.user_ns
+        )
 
     @functools.cached_property
     def _source(self) -> str:
@@ -414,13 +384,6 @@ def _values_under(strategy: StrategyName) -> ReplicatedArrays | MirroredVariable
     from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
 
     return MirroredVariables()
-
-
-@functools.cache
-def _context_mesh() -> ContextMesh:
-    from nbdist.worker.jax.cell_mesh import ContextMesh
-
-    return ContextMesh()
 
 
 def _failure(

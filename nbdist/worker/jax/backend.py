@@ -174,7 +174,8 @@ def _prove_collectives(mesh: jax.sharding.Mesh) -> None:
 
 
 def _configure(wiring: PjrtWiring) -> None:
-    compile_cache.keep_in(wiring.compiled)
+    if wiring.compiled:
+        compile_cache.keep_in(wiring.compiled)
     callbacks_patch.apply()
     convolution_patch.apply()
     _patch_orbax_once_imported()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from nbdist.records import CellEnded, CellRequest, StrategyName, WorkerIdentity
     from nbdist.worker.runtime.cell_state import Progress
+    from nbdist.worker.runtime.rank_reporter import Recipient
     from nbdist.worker.runtime.stop_point import StopPoint
 
 
@@ -25,6 +26,7 @@ class Worker:
 
     Args:
         identity: the rank, the world size, the notebook's addresses, the seed.
+        recipient: takes the records of this rank; None for the notebook.
 
     Attributes:
         memory: measures the memory of this process and its devices.
@@ -39,11 +41,13 @@ class Worker:
         preempted: True if the process received SIGTERM; it then exits after the cell.
     """
 
-    def __init__(self, identity: WorkerIdentity) -> None:
+    def __init__(self, identity: WorkerIdentity, recipient: Recipient | None = None) -> None:
         self.identity = identity
         self.memory = MemoryGauge()
         self.interrupts = Interrupts()
-        self.reporter = RankReporter(identity, self.memory, self.interrupts.shield)
+        self.reporter = RankReporter(
+            identity, self.memory, self.interrupts.shield, recipient
+        )
         self.cell_state = CellState()
         self.ended: CellEnded | None = None
         self.ending = contextlib.ExitStack()
@@ -137,13 +141,17 @@ class Worker:
 _worker: Worker | None = None
 
 
-def become(identity: WorkerIdentity) -> Worker:
-    """Make this process the rank of `identity`, and send its output to the notebook."""
+def become(identity: WorkerIdentity, recipient: Recipient | None = None) -> Worker:
+    """Make this process the rank of `identity`.
+
+    Its output goes to the notebook, unless a `recipient` takes its records.
+    """
     global _worker  # noqa: PLW0603 - a process is one rank; later requests must find it
     if _worker is not None:
         raise RuntimeError(f"this engine is already rank {_worker.rank}")
-    _worker = Worker(identity)
-    _worker.take_over_output()
+    _worker = Worker(identity, recipient)
+    if recipient is None:
+        _worker.take_over_output()
     return _worker
 
 

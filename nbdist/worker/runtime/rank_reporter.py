@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nbdist.records import Columns, Media, Metrics, Note
 from nbdist.worker.runtime import media
@@ -17,6 +17,26 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.memory import MemoryGauge
 
 
+class Recipient(Protocol):
+    """Recipient of the records of a rank: the notebook, or the output of an exported program."""
+
+    def send(self, record: AnyEvent, *, urgent: bool = False) -> None:
+        """Take a record; if urgent, before the call returns."""
+        ...
+
+    def report(self, cell: int, columns: Columns, row: tuple[float, ...]) -> None:
+        """Take a row of a step; never blocks."""
+        ...
+
+    def flush(self) -> None:
+        """Pass on all records."""
+        ...
+
+    def close(self) -> None:
+        """Pass on all records, and take no more."""
+        ...
+
+
 class RankReporter:
     """Sends records of one rank, with its rank and the number of the cell that runs.
 
@@ -24,6 +44,7 @@ class RankReporter:
         identity: the rank, and the address of the notebook's stream.
         gauge: measures the memory of this process, for rows of its own.
         shield: defers interrupts while a record is queued.
+        recipient: takes the records; None for the notebook.
 
     Attributes:
         rank: rank of this process.
@@ -37,13 +58,14 @@ class RankReporter:
         identity: WorkerIdentity,
         gauge: MemoryGauge,
         shield: contextlib.AbstractContextManager[None],
+        recipient: Recipient | None = None,
     ) -> None:
         self.rank = identity.rank
         self.cell = 0
         self.step_ends: list[float] = []
         self._telemetry = identity.telemetry
         self._shield = shield
-        self._reporter = Reporter(identity.stream, RowBuffer(identity.rank, gauge))
+        self._reporter = recipient or Reporter(identity.stream, RowBuffer(identity.rank, gauge))
         self._noted: set[str] = set()
         self._reported_steps = 0
         self._cell_started = time.perf_counter()

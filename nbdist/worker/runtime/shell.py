@@ -1,8 +1,9 @@
-"""The IPython shell of this engine."""
+"""The IPython shell of this engine, or the namespace of an exported program."""
 
 from __future__ import annotations
 
 import linecache
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.getipython import get_ipython
@@ -11,9 +12,24 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
+@dataclass(frozen=True)
+class ProgramShell:
+    """Namespace of an exported program, in place of ipykernel's shell."""
+
+    user_ns: dict[str, Any]
+
+
+_program: list[ProgramShell] = []
+
+
+def use_program(namespace: dict[str, Any]) -> None:
+    """Use the namespace of a program as the user's. The process is no engine."""
+    _program[:] = [ProgramShell(namespace)]
+
+
 def engine_shell() -> Any:
-    """Return ipykernel's shell, whose namespace is the user's. Call it only in an engine."""
-    return get_ipython()
+    """Return ipykernel's shell, whose namespace is the user's. Call it only on a rank."""
+    return _program[0] if _program else get_ipython()
 
 
 def place(frame: FrameType, line: int) -> str:

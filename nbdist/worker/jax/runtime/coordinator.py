@@ -27,7 +27,7 @@ def main(args: dict[str, Any], announce: Callable[[dict[str, Any]], None]) -> No
         args: `world_size`, the number of processes, and `host`, the address to listen on.
         announce: Receives `{"event": "coordinator", "address": "host:port"}` once ready.
     """
-    service, address = _serve(args["host"], args["world_size"])
+    service, address = serve(args["host"], args["world_size"])
     announce({"event": "coordinator", "address": address})
     try:
         signal.pause()
@@ -35,9 +35,22 @@ def main(args: dict[str, Any], announce: Callable[[dict[str, Any]], None]) -> No
         service.shutdown()
 
 
-def _serve(host: str, world_size: int) -> tuple[Any, str]:
+def serve(host: str, world_size: int, port: int = 0) -> tuple[Any, str]:
+    """Start the service in this process.
+
+    Args:
+        host: address to listen on.
+        world_size: number of processes.
+        port: port to listen on; 0 for a free one.
+
+    Returns:
+        The service and its address, `host:port`.
+
+    Raises:
+        JaxRuntimeError: another process uses the port.
+    """
     for attempt in range(_ATTEMPTS):
-        address = f"{host}:{_free_port(host)}"
+        address = f"{host}:{port or _free_port(host)}"
         try:
             service = _jax.get_distributed_runtime_service(
                 address,
@@ -47,7 +60,7 @@ def _serve(host: str, world_size: int) -> tuple[Any, str]:
                 recoverable=True,
             )
         except _jax.JaxRuntimeError:
-            if attempt == _ATTEMPTS - 1:  # another process took the port each time
+            if port or attempt == _ATTEMPTS - 1:  # another process took the port each time
                 raise
         else:
             return service, address

@@ -1,0 +1,92 @@
+"""Conversion between a step cell and a function of a program.
+
+The function states what the cell implies: `global` for the names that it carries to the next step,
+and `return` for the value that it reports. Both directions keep the lines of the body.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from nbdist.cells.step_program import logical_lines, reported_expression
+from nbdist.errors import UsageError
+
+if TYPE_CHECKING:
+    from nbdist.records import StepProgram
+
+_INDENT = "    "
+
+
+def function_of(source: str, program: StepProgram, name: str) -> str:
+    """Return a step cell as a function.
+
+    Args:
+        source: the cell; its first line is the line of the magic.
+        program: the step that `compile_step` made of the cell.
+        name: name of the function.
+    """
+    last, report = reported_expression(source, program.given)
+    lines = source.rstrip("\n").split("\n")
+    if last is not None:
+        row = last.lineno - 1
+        column = len(lines[row].encode()[: last.col_offset].decode())
+        lines[row] = f"{lines[row][:column]}return {lines[row][column:]}"
+    elif report:
+        lines.append(f"return {report}")
+    head = [f"def {name}({', '.join(program.given)}):"]
+    if program.carried:
+        head.append(f"{_INDENT}global {', '.join(program.carried)}")
+    body = indented("\n".join(lines[1:]).strip("\n"))
+    return "\n".join([*head, body])
+
+
+def cell_of(source: str) -> str:
+    """Return the body of a function as a step cell, on the same lines.
+
+    Args:
+        source: the function, from its `def`.
+
+    Raises:
+        UsageError: the source is no function of one step.
+    """
+    function = ast.parse(source).body[0]
+    if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+        raise UsageError("a step is a function without decorators: use `def step(batch):`")
+    lines = source.rstrip("\n").split("\n")
+    first = function.body[0].lineno
+    starts = logical_lines(source)
+    for number, line in enumerate(lines, 1):
+        if number < first:
+            lines[number - 1] = "#"
+        elif number in starts:
+            lines[number - 1] = line.removeprefix(_INDENT)
+    for statement in function.body:
+        if isinstance(statement, ast.Global):
+            for number in range(statement.lineno, (statement.end_lineno or 0) + 1):
+                lines[number - 1] = "#"
+    last = function.body[-1]
+    if isinstance(last, ast.Return):
+        line = lines[last.lineno - 1]
+        lines[last.lineno - 1] = line.removeprefix("return").lstrip()
+    return "\n".join(lines) + "\n"
+
+
+def indented(source: str) -> str:
+    """Indent a source text. Lines within a string of several lines keep their text."""
+    starts = {*range(1, source.count("\n") + 2)} - _in_strings(source)
+    return "\n".join(
+        f"{_INDENT}{line}" if number in starts and line.strip() else line
+        for number, line in enumerate(source.split("\n"), 1)
+    )
+
+
+def _in_strings(source: str) -> set[int]:
+    """Return the numbers of the lines that begin within a string."""
+    return {
+        number
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, (ast.Constant, ast.JoinedStr))
+        and (isinstance(node, ast.JoinedStr) or isinstance(node.value, (str, bytes)))
+        for number in range(node.lineno + 1, (node.end_lineno or node.lineno) + 1)
+    }

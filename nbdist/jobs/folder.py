@@ -1,0 +1,113 @@
+"""Folder of an exported program. It appears complete, or not at all."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import secrets
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nbdist.errors import UsageError
+from nbdist.jobs.data import FILE
+from nbdist.views import formatting
+
+if TYPE_CHECKING:
+    from nbdist.jobs.program import Program
+    from nbdist.records import ClusterRequest
+
+PROGRAM, REQUIREMENTS, README = "train.py", "requirements.txt", "README.md"
+_SPARE_BYTES = 1 << 20
+"""Free space that the files beside the data need at most."""
+
+_FRAMEWORKS = {"mirrored": ("tensorflow", "keras"), "pjrt": ("jax",)}
+
+
+def check_target(path: str) -> Path:
+    """Return the path of a new folder.
+
+    Raises:
+        UsageError: it exists, or the folder around it does not.
+    """
+    target = Path(path).expanduser().absolute()
+    if target.exists() or target.is_symlink():
+        raise UsageError(f"{path} exists: choose another folder, or remove it first")
+    if not target.parent.is_dir():
+        raise UsageError(f"{path}: the folder {target.parent} does not exist: create it first")
+    return target
+
+
+def write(target: Path, program: Program, cluster: ClusterRequest, strategy: str) -> None:
+    """Write a program to a new folder.
+
+    Args:
+        target: path of the folder.
+        program: the program.
+        cluster: request of the cluster on which its cells ran.
+        strategy: strategy of the program.
+
+    Raises:
+        UsageError: the folder cannot be written. Nothing is left of it.
+    """
+    needed = program.data.size_bytes + _SPARE_BYTES
+    free = shutil.disk_usage(target.parent).free
+    if needed > free:
+        raise UsageError(
+            f"{target.parent} has {formatting.size(free)} free, and the program needs "
+            f"{formatting.size(needed)}: free some space, or choose a folder on another disk"
+        )
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        draft.mkdir()
+        if program.data:
+            program.data.write(draft / FILE)
+        texts = {
+            PROGRAM: program.text,
+            REQUIREMENTS: _requirements(program, strategy),
+            README: _readme(program, cluster),
+        }
+        for name, text in texts.items():
+            (draft / name).write_text(text, encoding="utf-8")
+        draft.rename(target)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {target}: {error.strerror or error}; nothing is left of it. Choose "
+            "another folder, or free some space"
+        ) from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _requirements(program: Program, strategy: str) -> str:
+    """Return the packages that a program imports, in their installed versions."""
+    owners = importlib.metadata.packages_distributions()
+    named = {"nbdist", "numpy", *_FRAMEWORKS[strategy]}
+    modules = [m for m in program.imports if m not in sys.stdlib_module_names]
+    named |= {owner for module in modules for owner in owners.get(module, ())[:1]}
+    lines = sorted(f"{name}=={importlib.metadata.version(name)}" for name in named)
+    return "\n".join(lines) + "\n"
+
+
+def _readme(program: Program, cluster: ClusterRequest) -> str:
+    options = "\n".join(f"- `{flag}`: {text}" for flag, text in program.flags.items())
+    variables = ", ".join(f"`{name}`" for name in sorted(cluster.env))
+    beside = f"\nThe workers of the notebook had these variables: {variables}.\n" * bool(variables)
+    hosts = max(2, len(cluster.hosts))
+    return f"""# Training of cell [{program.label}]
+
+nbdist {importlib.metadata.version("nbdist")} exported this program from a notebook.
+
+```
+pip install -r requirements.txt
+python train.py                          # one process
+nbdist run train.py --hosts {hosts}            # {hosts} processes on this machine
+```
+
+On other machines, start one process per host with `TF_CONFIG`, or with `RANK`, `WORLD_SIZE`,
+`MASTER_ADDR` and `MASTER_PORT`. Slurm's `srun` needs none of them.
+
+Options:
+
+{options}
+{beside}"""

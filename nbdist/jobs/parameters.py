@@ -1,0 +1,112 @@
+"""Parameters of an exported program: plain numbers in its cells that become arguments."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbdist.cells.dependencies import outside_functions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nbdist.jobs.cells import JobCell
+
+_RATES = ("learning_rate", "lr")
+_OPTIMIZERS = {"optax", "optimizers"}
+"""Modules whose functions take the learning rate first."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number of a cell that an argument of the program replaces.
+
+    Attributes:
+        name: name of the argument, such as `learning_rate`.
+        node: the number.
+        cell: label of its cell.
+    """
+
+    name: str
+    node: ast.Constant
+    cell: int
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def value(self) -> float:
+        value = self.node.value
+        assert isinstance(value, (int, float))
+        return value
+
+
+def parameters_of(cells: Sequence[JobCell]) -> list[Parameter]:
+    """Return the learning rate, if the cells contain one, and arguments of the `fit`.
+
+    Args:
+        cells: cells of the program; the last one trains.
+    """
+    rates = [
+        Parameter("learning_rate", node, cell.label)
+        for cell in cells
+        if cell.request.step is None  # a step reads its numbers as constants
+        for node in dict.fromkeys(_rates(cell.tree))
+    ]
+    found = rates if len(rates) == 1 else []
+    last = cells[-1]
+    if last.request.step is None:
+        fits = [node for node in ast.walk(last.tree) if _is_fit(node)]
+        if len(fits) == 1:
+            found += _of_fit(fits[0], last.label)
+    return found
+
+
+def replaced(source: str, parameters: Sequence[Parameter], arguments: str) -> str:
+    """Return the source of a cell with its parameters read from `arguments`."""
+    lines = source.split("\n")
+    for parameter in sorted(parameters, key=lambda p: (p.node.lineno, p.node.col_offset))[::-1]:
+        node, row = parameter.node, parameter.node.lineno - 1
+        line = lines[row].encode()
+        name = f"{arguments}.{parameter.name}".encode()
+        lines[row] = (line[: node.col_offset] + name + line[node.end_col_offset :]).decode()
+    return "\n".join(lines)
+
+
+def _rates(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Yield the numbers that are learning rates, outside of functions."""
+    for node in outside_functions(tree):
+        match node:
+            case ast.keyword(arg=name, value=ast.Constant(value=float()) as number):
+                if name in _RATES:
+                    yield number
+            case ast.Assign(
+                targets=[ast.Name(id=name)], value=ast.Constant(value=float()) as number
+            ):
+                if name in _RATES:
+                    yield number
+            case ast.Call(
+                func=ast.Attribute() as function, args=[ast.Constant(value=float()) as number, *_]
+            ):
+                if _OPTIMIZERS.intersection(ast.unparse(function).split(".")[:-1]):
+                    yield number
+
+
+def _is_fit(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "fit"
+    )
+
+
+def _of_fit(call: ast.AST, cell: int) -> Iterator[Parameter]:
+    assert isinstance(call, ast.Call)
+    names = {"epochs": "epochs", "batch_size": "batch"}
+    for keyword in call.keywords:
+        match keyword:
+            case ast.keyword(arg=str(name), value=ast.Constant(value=int()) as number):
+                if name in names and not isinstance(number.value, bool):
+                    yield Parameter(names[name], number, cell)

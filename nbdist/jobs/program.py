@@ -1,0 +1,375 @@
+"""Text of an exported program, from the cells of a notebook."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import sys
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbdist.cells.step_function import function_of, indented
+from nbdist.jobs.cells import INJECTED, job_cells
+from nbdist.jobs.data import FILE, JobData
+from nbdist.jobs.parameters import parameters_of, replaced
+from nbdist.records import CellOptions, Saving, StepOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from nbdist.cells.dependencies import Entry
+    from nbdist.jobs.cells import JobCell
+    from nbdist.jobs.parameters import Parameter
+    from nbdist.records import ClusterRequest
+
+_WIDTH = 100
+_CHECKPOINTS = "checkpoints"
+_DEFINITION = re.compile(r"^(def|class|async def) ", re.MULTILINE)
+_INERT = {
+    *("numpy", "scipy", "pandas", "sklearn", "matplotlib", "datasets"),
+    *("jax", "jaxlib", "optax", "equinox", "orbax"),
+    *sys.stdlib_module_names,
+}
+"""Modules whose imports go to the top. Other imports stay in place: they may draw random numbers.
+
+`import keras` and `import flax` draw from Python's generator, and `import jax` from NumPy's. Workers
+import frameworks before they seed the generators, and an exported program does the same.
+"""
+
+_WITH_TENSORFLOW = {"tensorflow", "keras"}
+"""Modules that workers with TensorFlow alone import first. Others import Keras in a cell."""
+
+_MESHES = {"strategy", "mesh", "P", "PartitionSpec", "NamedSharding", "nbdist"}
+"""Words of cells under pjrt whose statements stay together: they decide the context mesh."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """An exported program.
+
+    Attributes:
+        text: source of `train.py`.
+        data: arrays that it reads.
+        imports: top-level modules that it imports.
+        flags: its options, with a description.
+        label: execution count of the cell that trains.
+    """
+
+    text: str
+    data: JobData
+    imports: tuple[str, ...]
+    flags: Mapping[str, str]
+    label: int
+
+
+def program_of(
+    entries: Sequence[Entry], cluster: ClusterRequest, read: Callable[[bytes], Mapping[str, object]]
+) -> Program:
+    """Make a program of cells.
+
+    Args:
+        entries: the needed cells and pushed objects, and last the cell that trains.
+        cluster: the request of the cluster on which they ran.
+        read: reads pushed objects.
+
+    Raises:
+        UsageError: cells or objects cannot be exported. The message contains the remedies.
+    """
+    training = entries[-1].request
+    assert training is not None
+    strategy = training.strategy or "mirrored"
+    cells = job_cells(entries, strategy, len(cluster.hosts))
+    return _Writer(cells, entries, cluster, read).program()
+
+
+class _Writer:
+    """Writer of one program.
+
+    Args:
+        cells: checked cells; the last one trains.
+        entries: the cells and pushed objects, in order.
+        cluster: the request of the cluster.
+        read: reads pushed objects.
+    """
+
+    def __init__(
+        self,
+        cells: Sequence[JobCell],
+        entries: Sequence[Entry],
+        cluster: ClusterRequest,
+        read: Callable[[bytes], Mapping[str, object]],
+    ) -> None:
+        self._cells = {cell.request.number: cell for cell in cells}
+        self._last = cells[-1]
+        self._entries = entries
+        self._cluster = cluster
+        self._read = read
+        self._used = {name for cell in cells for name in (*cell.names.read, *cell.names.bound)}
+        self._args, self._job = self._free("args"), self._free("job")
+        self._data = JobData(self._free("data"))
+        self._parameters = parameters_of(cells)
+        has_tensorflow_alone = cluster.frameworks == ("tensorflow",)
+        self._hoisted = _INERT | (_WITH_TENSORFLOW if has_tensorflow_alone else set())
+        self._imports: dict[str, str] = {}
+
+    def program(self) -> Program:
+        """Return the program."""
+        parts = [part for entry in self._entries for part in self._part(entry)]
+        flags = {flag: text for flag, _, text in self._flags()}
+        head = [self._docstring(), self._head(), self._parser(), self._start()]
+        text = _joined([*head, *parts, f"{self._job}.close()"])
+        ast.parse(text)
+        modules = dict.fromkeys(
+            alias.partition(".")[0] for cell in self._cells.values() for alias in _modules(cell.tree)
+        )
+        return Program(text, self._data, tuple(modules), flags, self._last.label)
+
+    def _free(self, name: str) -> str:
+        """Return a name that the cells do not use."""
+        while name in self._used:
+            name += "_"
+        return name
+
+    # Head of the program.
+
+    def _docstring(self) -> str:
+        return (
+            f'"""Training of cell [{self._last.label}] of a notebook.\n\n'
+            "python train.py                       one process\n"
+            'nbdist run train.py --hosts 2         two processes on this machine\n"""'
+        )
+
+    def _head(self) -> str:
+        lines = []
+        future = [text for text in self._imports if text.startswith("from __future__")]
+        backend = ""
+        if any("keras" in cell.request.source for cell in self._cells.values()):
+            named = "jax" if self._last.request.strategy == "pjrt" else "tensorflow"
+            backend = f'os.environ["KERAS_BACKEND"] = "{named}"'
+        own = ["import argparse", *["import os"] * bool(backend), *["import pathlib"] * bool(self._data)]
+        own += ["import numpy"] * bool(self._data)
+        every = dict.fromkeys([*own, *self._imports])
+        standard = sorted(t for t in every if _is_standard(t) and t not in future)
+        others = sorted(t for t in every if not _is_standard(t) and t not in future)
+        lines += [*future, *[""] * bool(future), *standard]
+        lines += ["", backend] if backend else []
+        return "\n".join([*lines, "", *others, *[""] * bool(others), "import nbdist"])
+
+    def _parser(self) -> str:
+        title = f'description="Training of cell [{self._last.label}] of a notebook."'
+        lines = [
+            f"def {self._free('parse_arguments')}():",
+            _call("    parser = argparse.ArgumentParser", [title]),
+        ]
+        for flag, settings, text in self._flags():
+            given = [f'"{flag}"', settings, f'help="{text}"']
+            lines.append(_call("    parser.add_argument", given))
+        return "\n".join([*lines, "    return parser.parse_args()"])
+
+    def _flags(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the flag, the settings and the description of each argument."""
+        options = self._last.request.options
+        found = {p.flag: p for p in self._parameters}
+        if options.step is not None and options.step.data:
+            yield "--epochs", f"type=int, default={options.step.epochs}", "Passes through the data."
+            if options.step.batch:
+                text = "Samples in a global batch."
+                yield "--batch", f"type=int, default={options.step.batch}", text
+        texts = {
+            "--epochs": "Passes through the data.",
+            "--batch": "Samples in a global batch.",
+            "--learning-rate": "Learning rate.",
+        }
+        for flag, parameter in found.items():
+            kind = "int" if isinstance(parameter.value, int) else "float"
+            yield flag, f"type={kind}, default={parameter.value!r}", texts[flag]
+        if self._data:
+            default = f'default=pathlib.Path(__file__).with_name("{FILE}")'
+            yield "--data", f"type=pathlib.Path, {default}", "Arrays of the notebook."
+        folder = f'"{_CHECKPOINTS}"' if options.saving is not None else "None"
+        yield "--checkpoint", f"default={folder}", "Folder of checkpoints, to continue from."
+
+    def _start(self) -> str:
+        request, cluster = self._last.request, self._cluster
+        given = [f'"{request.strategy}"', f"seed={cluster.seed}"]
+        each = {host.devices or cluster.devices_per_host for host in cluster.hosts}
+        if request.strategy == "pjrt" and max(each):
+            given.append(f"devices_per_host={max(each)}")
+        if request.strategy == "mirrored" and cluster.communication != "auto":
+            given.append(f'communication="{cluster.communication}"')
+        lines = [
+            f"{self._args} = {self._free('parse_arguments')}()",
+            _call(f"{self._job} = nbdist.script", given),
+        ]
+        names = [n for n in INJECTED if any(n in c.names.read for c in self._cells.values())]
+        lines += [f"{name} = {self._job}.{name}" for name in names]
+        if self._data:
+            lines.append(f"{self._data.source} = numpy.load({self._args}.data)")
+        return "\n".join(lines)
+
+    # Cells.
+
+    def _part(self, entry: Entry) -> Iterator[str]:
+        if entry.request is None:
+            wanted = {n for cell in self._cells.values() for n in cell.names.read}
+            wanted |= {
+                cell.request.step.options.data
+                for cell in self._cells.values()
+                if cell.request.step is not None
+            }
+            objects = {n: v for n, v in self._read(entry.payload).items() if n in wanted}
+            yield "\n".join(["# Data of the notebook", *self._data.assignments(objects)])
+            return
+        cell = self._cells[entry.request.number]
+        if cell.request.step is not None:
+            yield from self._step(cell)
+            return
+        own = [p for p in self._parameters if p.cell == cell.label]
+        text, trees = self._without_imports(cell, replaced(cell.request.source, own, self._args))
+        definitions, statements = self._divided(cell, text, trees)
+        title = f"# Cell [{cell.label}]"
+        if definitions:
+            yield f"{title}\n{definitions}"
+            title += ", continued"
+        if statements:
+            head = _call(f"with {self._job}.cell", self._options(cell), ":")
+            yield f"{title}\n{head}\n{indented(statements)}"
+
+    def _step(self, cell: JobCell) -> tuple[str, str]:
+        """Return the function of a step, and the call that runs it."""
+        program, name = cell.request.program, self._free("train_step")
+        assert program is not None
+        function = function_of(cell.request.source, program, name)
+        call = _call(f"{self._job}.train", [name, *self._options(cell)])
+        return f"# Cell [{cell.label}]\n{function}", call
+
+    def _without_imports(self, cell: JobCell, source: str) -> tuple[list[str], list[ast.stmt]]:
+        """Return the lines and statements of a cell without imports, which go to the top."""
+        lines = source.split("\n")
+        if lines[0].startswith("# %%"):  # the line of the magic
+            lines[0] = ""
+        rest = []
+        used = [n for s in cell.tree.body for n in range(s.lineno, (s.end_lineno or 0) + 1)]
+        for statement in cell.tree.body:
+            numbers = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+            is_import = isinstance(statement, (ast.Import, ast.ImportFrom)) and all(
+                name.partition(".")[0] in self._hoisted for name in _modules(statement)
+            )
+            if is_import and all(used.count(n) == 1 for n in numbers):
+                self._imports[ast.unparse(statement)] = ""
+                for number in numbers:
+                    lines[number - 1] = ""
+            else:
+                rest.append(statement)
+        return lines, rest
+
+    def _divided(
+        self, cell: JobCell, lines: list[str], statements: list[ast.stmt]
+    ) -> tuple[str, str]:
+        """Return the definitions at the beginning of a cell, and the statements after them."""
+        words = {
+            node.id if isinstance(node, ast.Name) else node.attr
+            for node in ast.walk(cell.tree)
+            if isinstance(node, (ast.Name, ast.Attribute))
+        }
+        first = 0
+        if cell.request.strategy == "mirrored" or not words & _MESHES:
+            while first < len(statements) and _is_definition(statements[first]):
+                first += 1
+        end = (statements[first - 1].end_lineno or 0) if first else 0
+        if first < len(statements) and statements[first].lineno <= end:  # on one line
+            first = end = 0
+        rest = lines[end:] if first < len(statements) else []
+        return _trimmed(lines[:end]), _trimmed(rest)
+
+    def _options(self, cell: JobCell) -> list[str]:
+        """Return the options of a cell as keyword arguments."""
+        options, step = cell.request.options, cell.request.step
+        given: dict[str, str] = {}
+        if step is not None:
+            given |= {name: repr(value) for name, value in _changed(step.options, _OF_STEP)}
+            given["data"] = f'"{step.options.data}"'
+            given["epochs"] = f"{self._args}.epochs"
+            if step.options.batch:
+                given["batch"] = f"{self._args}.batch"
+        given |= {name: repr(value) for name, value in _changed(options, _OF_CELL)}
+        if cell is self._last:
+            given |= self._saving(options.saving)
+        if cell.request.strategy == "mirrored":
+            given["shuffle_key"] = str(zlib.crc32(cell.request.source.encode()))
+        return [f"{name}={value}" for name, value in given.items()]
+
+    def _saving(self, saving: Saving | None) -> dict[str, str]:
+        folder = f"{self._args}.checkpoint"
+        given = {"checkpoint": folder, "resume": f"{folder} is not None"}
+        if saving is not None:
+            every = f"{saving.every_steps}" if saving.every_steps else f"{saving.every_s:g}s"
+            given |= {"save_every": f'"{every}"', "keep": str(saving.keep)}
+        return given
+
+
+_OF_STEP = ("steps", "shuffle", "bucket", "scale_lr", "check", "jit", "on_nan", "prefetch")
+_OF_CELL = ("seed", "own_data", "no_lift", "precision", "guard")
+"""Options that a program uses. The others concern the notebook."""
+
+
+def _changed(
+    record: StepOptions | CellOptions, names: Sequence[str]
+) -> Iterator[tuple[str, object]]:
+    """Yield the options that differ from their defaults."""
+    default = StepOptions(data="") if isinstance(record, StepOptions) else CellOptions()
+    for name in names:
+        value = getattr(record, name)
+        if value != getattr(default, name):
+            yield name, value
+
+
+def _call(head: str, given: Sequence[str], end: str = "") -> str:
+    """Return a call, on several lines if it is long."""
+    line = f"{head}({', '.join(given)}){end}"
+    if len(line) <= _WIDTH:
+        return line
+    margin = head[: len(head) - len(head.lstrip())]
+    words = (f"{margin}    {word}," for word in given)
+    return "\n".join([f"{head}(", *words, f"{margin}){end}"])
+
+
+def _joined(parts: Sequence[str]) -> str:
+    """Join the parts of a program; two blank lines surround definitions."""
+    text = parts[0]
+    for before, part in itertools.pairwise(parts):
+        defines = any(_DEFINITION.search(each) for each in (before, part))
+        text += ("\n\n\n" if defines else "\n\n") + part.strip("\n")
+    return text + "\n"
+
+
+def _modules(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def _is_standard(text: str) -> bool:
+    return text.split()[1].partition(".")[0] in sys.stdlib_module_names
+
+
+def _is_definition(statement: ast.stmt) -> bool:
+    """Return True if a statement only defines functions, classes and constants."""
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return True
+        case ast.Import() | ast.ImportFrom():
+            return True
+        case ast.Assign(targets=[ast.Name()], value=ast.Constant()):
+            return True
+        case ast.Expr(value=ast.Constant(value=str())):
+            return True
+    return False
+
+
+def _trimmed(lines: Sequence[str]) -> str:
+    return "\n".join(lines).strip("\n")

@@ -1,0 +1,89 @@
+"""Scope of a cell and strategy of its steps, the same in an engine and in an exported program."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nbdist.records import CellRequest
+    from nbdist.worker.jax.cell_mesh import ContextMesh
+    from nbdist.worker.runtime.context import Worker
+    from nbdist.worker.training.step_contract import StepStrategy
+
+
+@contextlib.contextmanager
+def opened(
+    worker: Worker, request: CellRequest, source: Callable[[], str], namespace: dict[str, Any]
+) -> Iterator[None]:
+    """Enter the scope of the cell's strategy; Keras layers compute in the cell's precision.
+
+    Args:
+        worker: this rank.
+        request: the cell.
+        source: returns the text of the cell, without magics.
+        namespace: namespace of the user, in which the scope sets `strategy`.
+    """
+    name, precision = request.strategy, request.options.precision
+    with _scope(worker, request, source, namespace):
+        if name is not None:
+            namespace["strategy"] = worker.strategies[name]
+        if precision is None or request.step is not None:
+            yield
+            return
+        importlib.import_module("keras")  # first: the patches below must apply to this module
+        from nbdist.worker.tensorflow.keras.fit_patch import with_precision
+
+        with with_precision(precision):
+            yield
+
+
+def step_strategy(
+    worker: Worker,
+    request: CellRequest,
+    define: Callable[[str], Callable[..., Any]],
+    namespace: dict[str, Any],
+) -> StepStrategy:
+    """Return the strategy that runs the steps of a step cell.
+
+    Args:
+        worker: this rank.
+        request: the cell.
+        define: makes a function from source code, in the user's namespace.
+        namespace: namespace of the user.
+    """
+    step = request.step
+    assert step is not None
+    strategy = worker.strategies[request.strategy or "mirrored"]
+    if request.strategy == "pjrt":
+        from nbdist.worker.jax.step.step import PjrtStep
+
+        return PjrtStep(step, define, namespace, strategy)
+    importlib.import_module("keras")  # first: see `opened`
+    from nbdist.worker.tensorflow.step import MirroredStep
+
+    return MirroredStep(step, define, namespace, strategy, request.options.precision)
+
+
+def _scope(
+    worker: Worker, request: CellRequest, source: Callable[[], str], namespace: dict[str, Any]
+) -> contextlib.AbstractContextManager[object]:
+    """Return the scope of the cell; a plain cell under JAX has a context mesh if it uses it."""
+    name, strategy = request.strategy, worker.strategies.get("pjrt")
+    if name != "pjrt" or strategy is None or request.step is not None:
+        return worker.scope(name)
+    if _context_mesh().is_needed(source(), namespace, strategy.mesh):
+        return worker.scope(name)
+    scope: contextlib.AbstractContextManager[object] = strategy.keras_scope()
+    return scope
+
+
+@functools.cache
+def _context_mesh() -> ContextMesh:
+    from nbdist.worker.jax.cell_mesh import ContextMesh
+
+    return ContextMesh()

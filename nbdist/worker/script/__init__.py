@@ -1,0 +1,1 @@
+"""Exported programs: ranks that run without a notebook and without engines."""

@@ -1,0 +1,301 @@
+"""Runtime of exported programs: `nbdist.script` makes this process a rank of its program."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import importlib
+import inspect
+import linecache
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
+
+from nbdist.cells.options import cell_options
+from nbdist.cells.parse import parse_cell
+from nbdist.cells.step_function import cell_of
+from nbdist.errors import StepError, UsageError
+from nbdist.records import SocketAddress, WorkerIdentity
+from nbdist.worker import cell_scope
+from nbdist.worker.keras import backend as keras_backend
+from nbdist.worker.runtime import context, import_hooks, seeding
+from nbdist.worker.runtime.shell import use_program
+from nbdist.worker.runtime.stop_point import StopPoint
+from nbdist.worker.script import placement as places
+from nbdist.worker.script.progress import Progress
+from nbdist.worker.training import loop as training_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from nbdist.records import CellRequest, Communication, StrategyName
+    from nbdist.worker.runtime.context import Worker
+    from nbdist.worker.script.placement import Placement
+
+_KEY_BYTES = 32
+_FRAMEWORKS = {
+    "mirrored": "nbdist.worker.tensorflow.without_keras",
+    "pjrt": "nbdist.worker.jax.step.step",
+}
+"""Module that imports the framework of a strategy, as the fork server does for engines."""
+
+
+def script(
+    strategy: StrategyName,
+    *,
+    seed: int = 0,
+    devices_per_host: int = 0,
+    communication: Communication = "auto",
+) -> Job:
+    """Make this process a rank of the program, and connect it to the other ranks.
+
+    The rank, the number of processes and the address of rank 0 come from the environment:
+    `TF_CONFIG`, or the variables of `nbdist run`, Slurm, Open MPI or an indexed Kubernetes job.
+    Without them, the program runs in one process. Call it once, at the top of the program.
+
+    Args:
+        strategy: `mirrored` (TensorFlow) or `pjrt` (JAX).
+        seed: Seed of the generators of Python, NumPy, TensorFlow and Keras, the same on all ranks.
+        devices_per_host: Virtual CPU devices of each process under JAX. Default: one.
+        communication: Collectives of TensorFlow: `ring`, `nccl`, or `auto`.
+
+    Returns:
+        The rank, its strategy, and the functions that train.
+
+    Raises:
+        UsageError: No strategy has the name.
+        StartError: Variables of the launcher are missing or wrong, or a rank did not start.
+    """
+    if strategy not in ("mirrored", "pjrt"):
+        raise UsageError(f"unknown strategy {strategy!r}: choose from mirrored, pjrt")
+    placement = places.find(os.environ)
+    importlib.import_module(_FRAMEWORKS[strategy])  # before the seed: imports draw random numbers
+    progress = Progress(placement.rank, placement.world_size)
+    key = SocketAddress(url="", server_key=_key(placement))
+    identity = WorkerIdentity(
+        rank=placement.rank, world_size=placement.world_size, stream=key, dispatch=key, seed=seed
+    )
+    namespace = vars(sys.modules["__main__"])
+    use_program(namespace)
+    worker = context.become(identity, progress)
+    seeding.seed_generators(seeding.ClusterSeed(seed))
+    import_hooks.once_imported("tensorflow", _keep_seeds_of_operations)
+    keras_backend.decide_at_import()
+    if strategy == "mirrored":
+        _build_mirrored(placement, communication)
+        close = _prove_mirrored
+    else:
+        close = _build_pjrt(placement, devices_per_host)
+    import_hooks.once_imported("keras", _report_fits)
+    return Job(worker, strategy, namespace, progress, close)
+
+
+class Job:
+    """A rank of an exported program.
+
+    Args:
+        worker: the rank.
+        name: name of its strategy.
+        namespace: names of the program.
+        progress: takes the reports of the rank.
+        close: waits for the other ranks, and disconnects this one.
+
+    Attributes:
+        strategy: Strategy of all ranks.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        name: StrategyName,
+        namespace: dict[str, Any],
+        progress: Progress,
+        close: Callable[[], None],
+    ) -> None:
+        self.strategy: Any = worker.strategies[name]
+        self._worker = worker
+        self._name: StrategyName = name
+        self._namespace = namespace
+        self._progress = progress
+        self._close = close
+        self._cells = 0
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process, from 0."""
+        return self._worker.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self._worker.world_size
+
+    @property
+    def mesh(self) -> Any:
+        """Mesh of JAX over all devices of all ranks."""
+        return self.strategy.mesh
+
+    def report(self, **values: Any) -> None:
+        """Write values as a line, on rank 0, as `report` does in a cell."""
+        self._worker.reporter.report(**values)
+
+    @contextlib.contextmanager
+    def cell(self, *, shuffle_key: int | None = None, **options: Any) -> Iterator[None]:
+        """Run statements in the scope of the strategy, as a cell of the notebook does.
+
+        A `fit` in them trains on all ranks.
+
+        Args:
+            shuffle_key: Number from which the order of unseeded shuffles follows, with the seed.
+            **options: Options of `%%dist_run`, with `_` for `-`, such as `precision="float16"`.
+
+        Raises:
+            UsageError: Options are wrong or have other names.
+        """
+        source = _statements_at(inspect.stack(0)[2].frame)
+        request = self._request(source, "", options)
+        with self._begun(request, shuffle_key), self._scope(request):
+            yield
+
+    def train(
+        self, step: Callable[..., Any], *, shuffle_key: int | None = None, **options: Any
+    ) -> dict[str, list[float]]:
+        """Call a step for each batch of a data set, on all ranks.
+
+        Args:
+            step: Function of `batch`, and of `mask` with `bucket`. It returns the loss, or a dict
+                of scalars. Under JAX it declares names that it carries to the next step `global`.
+            shuffle_key: As in `cell`.
+            **options: Options of `%%dist_run`, with `_` for `-`. `data` is the name of the data.
+
+        Returns:
+            The values that the steps reported on this rank, by name.
+
+        Raises:
+            UsageError: Options are wrong, or the function is no step.
+            StepError: The data, a value or a checkpoint does not fit.
+        """
+        lines, first = inspect.getsourcelines(step)
+        path = inspect.getsourcefile(step) or "program"
+        request = self._request(cell_of("".join(lines)), lines[0].strip(), options)
+        if request.step is None:
+            raise UsageError("data is missing: name the data set, as in data='train'")
+        if inspect.signature(step).parameters.keys() != {*request.step.program.given}:
+            given = ", ".join(request.step.program.given)
+            raise UsageError(f"{step.__name__}: the parameters of a step are ({given})")
+        define = _definer(self._namespace, path, first, step.__name__)
+        self._progress.begin()
+        with self._begun(request, shuffle_key), self._scope(request), self._stop_point() as stop:
+            training_loop.check_names(request.step, self._namespace)
+            runs = cell_scope.step_strategy(self._worker, request, define, self._namespace)
+            training_loop.run(
+                self._worker, request.step, self._namespace, runs, stop, request.saving
+            )
+        return self._progress.history
+
+    def close(self) -> None:
+        """Wait until all ranks have ended their work, and disconnect. Call it at the end."""
+        self._close()
+
+    def _request(self, source: str, header: str, options: dict[str, Any]) -> CellRequest:
+        self._cells += 1
+        return parse_cell(
+            source,
+            cell_options(options),
+            number=self._cells,
+            label=self._cells,
+            strategy=self._name,
+            header=header,
+        )
+
+    def _scope(self, request: CellRequest) -> contextlib.AbstractContextManager[None]:
+        return cell_scope.opened(self._worker, request, lambda: request.source, self._namespace)
+
+    @contextlib.contextmanager
+    def _begun(self, request: CellRequest, shuffle_key: int | None) -> Iterator[None]:
+        """Begin a cell, and end it in any case."""
+        self._worker.begin_cell(request, self._stop_point)
+        if shuffle_key is not None:
+            self._worker.cell_state.source = shuffle_key
+        if request.options.seed is not None:
+            seeding.seed_generators(request.options.seed)
+        try:
+            yield
+        except BaseException as error:
+            self._worker.end_cell(error)
+            raise
+        self._worker.end_cell()
+
+    @contextlib.contextmanager
+    def _stop_point(self) -> Iterator[StopPoint]:
+        """Return a stop point without commands: a program ends at once when interrupted."""
+        yield StopPoint(self._worker.reporter, self._worker.interrupts, lambda _seconds: None)
+
+
+def _statements_at(frame: FrameType) -> str:
+    """Return the statements of the `with` block that a frame enters."""
+    path, line = frame.f_code.co_filename, frame.f_lineno
+    tree = ast.parse("".join(linecache.getlines(path)))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.With) and node.lineno <= line < node.body[0].lineno:
+            return "\n".join(map(ast.unparse, node.body))
+    raise UsageError("job.cell() begins a block: use `with job.cell():`")
+
+
+def _definer(
+    namespace: dict[str, Any], path: str, first: int, name: str
+) -> Callable[[str], Callable[..., Any]]:
+    """Return a function that defines a step in the namespace, on the lines of the program."""
+    filename = f"{Path(path).name}, {name}"
+
+    def define(source: str) -> Callable[..., Any]:
+        text = "\n" * (first - 1) + source
+        linecache.cache[filename] = len(text), None, text.splitlines(keepends=True), filename
+        scope: dict[str, Callable[..., Any]] = {}
+        exec(compile(text, filename, "exec", dont_inherit=True), namespace, scope)  # noqa: S102
+        return scope["step"]
+
+    return define
+
+
+def _key(placement: Placement) -> bytes:
+    """Return a key for the files of rank 0 that all processes of the program know."""
+    words = f"{placement.coordinator} {placement.addresses}".encode()
+    return hashlib.blake2b(words, digest_size=_KEY_BYTES).digest()
+
+
+def _keep_seeds_of_operations() -> None:
+    from nbdist.worker.tensorflow.runtime import operation_seed
+
+    operation_seed.apply()
+
+
+def _report_fits() -> None:
+    from nbdist.worker.fit import callback as fit_callback
+
+    fit_callback.apply()
+
+
+def _build_mirrored(placement: Placement, communication: Communication) -> None:
+    from nbdist.worker.script import mirrored
+
+    mirrored.build(placement, communication)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow's handler does not end the process
+
+
+def _prove_mirrored() -> None:
+    from nbdist.worker.tensorflow import strategy
+
+    strategy.prove()
+
+
+def _build_pjrt(placement: Placement, cpu_devices: int) -> Callable[[], None]:
+    from nbdist.worker.script import pjrt
+
+    return pjrt.build(placement, cpu_devices)

@@ -1,0 +1,29 @@
+"""MultiWorkerMirroredStrategy of an exported program."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from nbdist.records import MirroredWiring
+from nbdist.worker.script import rendezvous
+from nbdist.worker.tensorflow import strategy
+
+if TYPE_CHECKING:
+    from nbdist.records import Communication
+    from nbdist.worker.script.placement import Placement
+
+
+def build(placement: Placement, communication: Communication) -> None:
+    """Build the strategy together with all other ranks."""
+    cluster = {"worker": placement.addresses or _exchanged(placement)}
+    task = {"type": "worker", "index": placement.rank}
+    config = json.dumps({"cluster": cluster, "task": task})
+    strategy.build(MirroredWiring(tf_config=config, communication=communication))
+
+
+def _exchanged(placement: Placement) -> tuple[str, ...]:
+    port = strategy.reserve_port()
+    if placement.world_size == 1:
+        return (f"127.0.0.1:{port}",)
+    return rendezvous.addresses(placement, port)

@@ -1,0 +1,70 @@
+"""Output of an exported program: epochs and remarks as lines, and the values of all steps."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from nbdist.records import PLACE, Metrics, Note, StepBegun
+
+if TYPE_CHECKING:
+    from nbdist.records import AnyEvent, Columns
+
+
+class Progress:
+    """Recipient of the records of a rank. Rank 0 writes lines, and each rank keeps its values.
+
+    Args:
+        rank: this rank.
+        world_size: number of ranks.
+
+    Attributes:
+        history: values that the steps reported, by name. A value that belongs to this rank alone,
+            as under the mirrored strategy, is that of its replicas.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.history: dict[str, list[float]] = {}
+        self._rank = rank
+        self._world_size = world_size
+
+    def begin(self) -> None:
+        """Begin a run: forget the values of the run before."""
+        self.history = {}
+
+    def send(self, record: AnyEvent, *, urgent: bool = False) -> None:
+        del urgent
+        if self._rank:
+            return
+        if isinstance(record, Note):
+            _write(f"nbdist: {record.text}")
+        elif isinstance(record, StepBegun):
+            batch = f"{record.batch} samples a batch on {record.replicas} replicas"
+            _write(f"nbdist: {batch}, {record.sharding}")
+        elif isinstance(record, Metrics):
+            self._write_metrics(record)
+
+    def report(self, cell: int, columns: Columns, row: tuple[float, ...]) -> None:
+        del cell
+        names = *columns.own, *columns.shared
+        places = len(PLACE) - 1 + len(columns.measures)  # a row begins without the rank
+        for name, value in zip(names, row[places:], strict=True):
+            self.history.setdefault(name, []).append(value)
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        sys.stdout.flush()
+
+    def _write_metrics(self, record: Metrics) -> None:
+        own = {name: value for name, value in record.own.items() if name not in record.shared}
+        words = [f"{name} {value:.6g}" for name, value in {**own, **record.shared}.items()]
+        head = f"epoch {record.epoch}" if record.epoch >= 0 else "report"
+        beside = " (rank 0)" if own and self._world_size > 1 else ""
+        _write("  ".join([head, *words]) + beside)
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

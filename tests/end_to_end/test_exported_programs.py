@@ -1,0 +1,215 @@
+"""Exported programs give the numbers of the notebook's run, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from nbdist.jobs import folder
+from nbdist.jobs.program import program_of
+from nbdist.session.transfer import read_objects
+from tests import clusters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import nbdist
+
+LIMIT_S = 240
+
+RESULTS = """
+numpy.savez(f"result{{job.rank}}.npz", loss={loss}, weights=numpy.concatenate([
+    numpy.ravel(w) for w in {weights}]))
+job.close()
+"""
+"""End of a program in the tests: it stores the losses and the weights of its rank."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training in cells.
+
+    Attributes:
+        cells: source and options of each cell; the last one trains.
+        loss: code of the losses in the program.
+        weights: code of a list of the trained arrays.
+    """
+
+    strategy: str
+    cells: Sequence[tuple[str, Mapping[str, Any]]]
+    loss: str
+    weights: str
+
+
+IMPORTS = "import keras\nimport numpy as np\nimport tensorflow as tf"
+MIRRORED_MODEL = """
+model = keras.Sequential([
+    keras.Input((4,)),
+    keras.layers.Dense(8, activation="tanh"),
+    keras.layers.Dropout(0.2),
+    keras.layers.Dense(1),
+])
+optimizer = keras.optimizers.Adam(learning_rate=0.01)
+"""
+MIRRORED_STEP = """
+x, y = batch
+with tf.GradientTape() as tape:
+    loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+grads = tape.gradient(loss, model.trainable_variables)
+optimizer.apply_gradients(zip(grads, model.trainable_variables))
+"""
+JAX_MODEL = '''
+import jax
+import jax.numpy as jnp
+import optax
+
+def loss_of(params, x, y):
+    """Return the mean squared error
+    of a batch."""
+    hidden = jnp.tanh(x @ params["w"] + params["b"])
+    return jnp.mean((hidden @ params["v"] - y) ** 2)
+'''
+JAX_STATE = """
+keys = jax.random.split(jax.random.key(3), 2)
+params = {
+    "w": jax.random.normal(keys[0], (4, 8)),
+    "b": jnp.zeros(8),
+    "v": jax.random.normal(keys[1], (8, 1)),
+}
+tx = optax.adam(1e-2)
+opt_state = tx.init(params)
+"""
+JAX_STEP = """
+x, y = batch
+loss, grads = jax.value_and_grad(loss_of)(params, x, y)
+updates, opt_state = tx.update(grads, opt_state)
+params = optax.apply_updates(params, updates)
+{"loss": loss, "largest": jnp.max(jnp.abs(params["w"]))}
+"""
+ARRAYS = """
+rng = np.random.default_rng(0)
+train = rng.normal(size=(100, 4)).astype("float32"), rng.normal(size=(100, 1)).astype("float32")
+"""
+FIT = """
+model.compile(optimizer=optimizer, loss="mse")
+history = model.fit(*train, epochs=2, batch_size=16, verbose=0)
+"""
+STEP = {"data": "train", "batch": 16, "epochs": 2, "shuffle": 5}
+
+TRAININGS = {
+    "mirrored step": Training(
+        "mirrored",
+        [(IMPORTS, {}), (ARRAYS, {}), (MIRRORED_MODEL, {}), (MIRRORED_STEP, STEP)],
+        'job_history["loss"]',
+        "model.get_weights()",
+    ),
+    "mirrored fit": Training(
+        "mirrored",
+        [(IMPORTS, {}), (ARRAYS, {}), (MIRRORED_MODEL, {}), (FIT, {})],
+        'history.history["loss"]',
+        "model.get_weights()",
+    ),
+    "pjrt step": Training(
+        "pjrt",
+        [(JAX_MODEL, {}), ("import numpy as np" + ARRAYS, {}), (JAX_STATE, {}), (JAX_STEP, STEP)],
+        'job_history["loss"]',
+        "jax.tree.leaves(params)",
+    ),
+    "pjrt fit": Training(
+        "pjrt",
+        [("import keras\nimport numpy as np" + ARRAYS, {}), (MIRRORED_MODEL, {}), (FIT, {})],
+        'history.history["loss"]',
+        "model.get_weights()",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=2, framework=request.param) as running:
+        yield running
+
+
+def run_cells(cluster: nbdist.Cluster, training: Training) -> nbdist.Run:
+    """Run the cells on fresh workers, and return the run of the last one."""
+    cluster.restart()
+    for number, (source, options) in enumerate(training.cells, 1):
+        named = {"strategy": training.strategy, **options}
+        run = cluster.run(source, label=number, header="%%dist_run", **named)
+    return run
+
+
+def export(cluster: nbdist.Cluster, target: Path, **chosen: Any) -> str:
+    """Export a training to a folder, and return the text of its program."""
+    entries = cluster.program_entries(**chosen)
+    program = program_of(entries, cluster.request, read_objects)
+    request = entries[-1].request
+    assert request is not None
+    folder.write(folder.check_target(str(target)), program, cluster.request, str(request.strategy))
+    return (target / folder.PROGRAM).read_text()
+
+
+def launch(target: Path, *words: str, hosts: int = 2, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nbdist.cli", "run", folder.PROGRAM, "--hosts", str(hosts)]
+    return subprocess.run(
+        [*command, *words],
+        cwd=target,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def with_results(target: Path, training: Training) -> None:
+    """Let a program store its losses and weights."""
+    path = target / folder.PROGRAM
+    text = path.read_text().replace("job.train(", "job_history = job.train(")
+    end = RESULTS.format(loss=training.loss, weights=training.weights)
+    path.write_text("import numpy\n" + text.replace("\njob.close()\n", end))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "name"),
+    [
+        ("tensorflow", "mirrored step"),
+        ("tensorflow", "mirrored fit"),
+        ("jax", "pjrt step"),
+        ("jax", "pjrt fit"),
+        pytest.param("both", "mirrored fit", marks=pytest.mark.full),
+        pytest.param("both", "pjrt fit", marks=pytest.mark.full),
+    ],
+    indirect=["cluster"],
+)
+def test_program_gives_the_losses_and_weights_of_the_run(
+    cluster: nbdist.Cluster, tmp_path: Path, name: str
+) -> None:
+    training = TRAININGS[name]
+    run = run_cells(cluster, training)
+    cluster.run(
+        "import numpy\n"
+        f"weights = numpy.concatenate([numpy.ravel(w) for w in {training.weights}])",
+        strategy=training.strategy,
+    )
+    expected = cluster.pull(["weights"])
+    if "fit" in name:
+        cluster.run('losses = history.history["loss"]', strategy=training.strategy)
+        losses = {rank: found["losses"] for rank, found in cluster.pull(["losses"]).items()}
+    else:
+        losses = dict(enumerate(run.history["loss"]))
+    text = export(cluster, tmp_path / "train", run="", cell=len(training.cells))
+    with_results(tmp_path / "train", training)
+    ended = launch(tmp_path / "train")
+    assert ended.returncode == 0, f"{ended.stderr}\n{text}"
+    for rank in range(2):
+        found = np.load(tmp_path / "train" / f"result{rank}.npz")
+        np.testing.assert_array_equal(found["loss"], losses[rank if len(losses) > 1 else 0])
+        np.testing.assert_array_equal(found["weights"], expected[rank]["weights"])
