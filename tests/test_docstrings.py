@@ -27,6 +27,7 @@ SECTIONS = {
     "Cluster.adopt": ("Args", "Returns", "Raises"),
     "Cluster.devices": ("Args", "Returns", "Raises"),
     "Cluster.examine": ("Args", "Returns", "Raises"),
+    "Cluster.export": ("Args", "Returns", "Raises"),
     "Cluster.follow": ("Returns", "Raises"),
     "Cluster.hosts": ("Returns", "Raises"),
     "Cluster.leave": (),
@@ -52,6 +53,7 @@ SECTIONS = {
     "pipelined": ("Args", "Returns", "Raises", "Examples"),
     "place": ("Args", "Returns", "Raises", "Examples"),
     "runs": ("Returns", "Examples"),
+    "script": ("Args", "Returns", "Raises"),
     "stages": ("Args", "Returns", "Raises", "Examples"),
     "where": ("Args", "Returns", "Raises", "Examples"),
 }

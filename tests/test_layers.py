@@ -72,7 +72,7 @@ LEVELS: dict[str, tuple[set[str], ...]] = {
         {"worker.jax.step", "worker.jax.keras", "worker.tensorflow"},
         {"worker.jax", "worker.fit"},
         {"worker"},
-        {"worker.remote"},
+        {"worker.remote", "worker.script"},
     ),
     "parallel": ({"parallel.placement"}, {"parallel.pipeline", "parallel.autoplace"}),
     "cluster": (
@@ -113,12 +113,14 @@ PACKAGES: dict[str, set[str]] = {
     "execution": {"cells", "cluster", "telemetry", "views", "views.cluster", "views.run"}
     | {"worker.checkpoint", "worker.remote"},
     # `%dist_show` reads arrays on engines by functions of `worker.inspection`.
-    "session": {"cells", "cluster", "cluster.forkserver", "execution", "telemetry", "views"}
+    "session": {"cells", "cluster", "cluster.forkserver", "execution", "jobs", "telemetry", "views"}
     | {"views.cluster", "views.placement", "views.run", "worker.inspection", "worker.remote"},
+    # `nbdist run` gives processes the variables of engines, which `cluster` knows.
+    "jobs": {"cells", "cluster", "views"},
     # Options of `%dist_start` become hosts and resources, which `cluster` checks.
     "magics": {"cells", "cluster", "execution", "parallel.placement", "session", "views"}
     | {"views.cluster", "views.placement", "views.plan"},
-    "cli": {"magics"},
+    "cli": {"jobs", "magics"},
     "strategies": {"views"},
 }
 """Packages that each package may import, besides the foundation and its own lower levels.
@@ -148,6 +150,7 @@ STARTED_BY_NAME: dict[str, set[str]] = {
         "nbdist.session.cluster",
         "nbdist.session.discovery",
         "nbdist.strategies",
+        "nbdist.worker.script.job",
     },
     "nbdist.cluster.fleet": {
         "nbdist.worker.engine",

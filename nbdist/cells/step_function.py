@@ -67,8 +67,10 @@ def cell_of(source: str) -> str:
                 lines[number - 1] = "#"
     last = function.body[-1]
     if isinstance(last, ast.Return):
-        line = lines[last.lineno - 1]
-        lines[last.lineno - 1] = line.removeprefix("return").lstrip()
+        column = last.col_offset - len(_INDENT) * (last.lineno in starts)
+        text = lines[last.lineno - 1].encode()
+        value = text[column:].removeprefix(b"return").lstrip()
+        lines[last.lineno - 1] = (text[:column] + value).decode()
     return "\n".join(lines) + "\n"
 
 

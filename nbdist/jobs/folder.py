@@ -38,14 +38,13 @@ def check_target(path: str) -> Path:
     return target
 
 
-def write(target: Path, program: Program, cluster: ClusterRequest, strategy: str) -> None:
+def write(target: Path, program: Program, cluster: ClusterRequest) -> None:
     """Write a program to a new folder.
 
     Args:
         target: path of the folder.
         program: the program.
         cluster: request of the cluster on which its cells ran.
-        strategy: strategy of the program.
 
     Raises:
         UsageError: the folder cannot be written. Nothing is left of it.
@@ -64,7 +63,7 @@ def write(target: Path, program: Program, cluster: ClusterRequest, strategy: str
             program.data.write(draft / FILE)
         texts = {
             PROGRAM: program.text,
-            REQUIREMENTS: _requirements(program, strategy),
+            REQUIREMENTS: _requirements(program),
             README: _readme(program, cluster),
         }
         for name, text in texts.items():
@@ -79,10 +78,10 @@ def write(target: Path, program: Program, cluster: ClusterRequest, strategy: str
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _requirements(program: Program, strategy: str) -> str:
+def _requirements(program: Program) -> str:
     """Return the packages that a program imports, in their installed versions."""
     owners = importlib.metadata.packages_distributions()
-    named = {"nbdist", "numpy", *_FRAMEWORKS[strategy]}
+    named = {"nbdist", "numpy", *_FRAMEWORKS[program.strategy]}
     modules = [m for m in program.imports if m not in sys.stdlib_module_names]
     named |= {owner for module in modules for owner in owners.get(module, ())[:1]}
     lines = sorted(f"{name}=={importlib.metadata.version(name)}" for name in named)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbdist.cells.dependencies import outside_functions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from nbdist.jobs.cells import JobCell
 
-_RATES = ("learning_rate", "lr")
+_RATES = ("learning_rate", "lr", "LEARNING_RATE", "LR")
 _OPTIMIZERS = {"optax", "optimizers"}
 """Modules whose functions take the learning rate first."""
 
@@ -60,8 +61,9 @@ def parameters_of(cells: Sequence[JobCell]) -> list[Parameter]:
     if last.request.step is None:
         fits = [node for node in ast.walk(last.tree) if _is_fit(node)]
         if len(fits) == 1:
-            found += _of_fit(fits[0], last.label)
-    return found
+            found += _of_fit(fits[0], last.label, _constants(cells))
+    uses = Counter(id(parameter.node) for parameter in found)
+    return [parameter for parameter in found if uses[id(parameter.node)] == 1]
 
 
 def replaced(source: str, parameters: Sequence[Parameter], arguments: str) -> str:
@@ -102,11 +104,38 @@ def _is_fit(node: ast.AST) -> bool:
     )
 
 
-def _of_fit(call: ast.AST, cell: int) -> Iterator[Parameter]:
+def _of_fit(
+    call: ast.AST, cell: int, constants: Mapping[str, tuple[ast.Constant, int]]
+) -> Iterator[Parameter]:
+    """Yield the numbers of epochs and of samples in a batch that a `fit` receives."""
     assert isinstance(call, ast.Call)
     names = {"epochs": "epochs", "batch_size": "batch"}
     for keyword in call.keywords:
-        match keyword:
-            case ast.keyword(arg=str(name), value=ast.Constant(value=int()) as number):
-                if name in names and not isinstance(number.value, bool):
-                    yield Parameter(names[name], number, cell)
+        number, place = keyword.value, cell
+        if isinstance(number, ast.Name) and number.id in constants:
+            number, place = constants[number.id]
+        if isinstance(number, ast.Constant) and type(number.value) is int and keyword.arg in names:
+            yield Parameter(names[keyword.arg], number, place)
+
+
+def _constants(cells: Sequence[JobCell]) -> dict[str, tuple[ast.Constant, int]]:
+    """Return the names that are bound once, to a constant, with the constant and its cell."""
+    bound = Counter(
+        node.id
+        for cell in cells
+        for node in ast.walk(cell.tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
+    return {
+        name: (value, cell.label)
+        for cell in cells
+        for statement in cell.tree.body
+        for name, value in _assigned_constant(statement)
+        if bound[name] == 1
+    }
+
+
+def _assigned_constant(statement: ast.stmt) -> Iterator[tuple[str, ast.Constant]]:
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant() as value):
+            yield name, value

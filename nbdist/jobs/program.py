@@ -17,12 +17,11 @@ from nbdist.jobs.parameters import parameters_of, replaced
 from nbdist.records import CellOptions, Saving, StepOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from nbdist.cells.dependencies import Entry
     from nbdist.jobs.cells import JobCell
-    from nbdist.jobs.parameters import Parameter
-    from nbdist.records import ClusterRequest
+    from nbdist.records import ClusterRequest, StrategyName
 
 _WIDTH = 100
 _CHECKPOINTS = "checkpoints"
@@ -34,8 +33,8 @@ _INERT = {
 }
 """Modules whose imports go to the top. Other imports stay in place: they may draw random numbers.
 
-`import keras` and `import flax` draw from Python's generator, and `import jax` from NumPy's. Workers
-import frameworks before they seed the generators, and an exported program does the same.
+`import keras` and `import flax` draw from Python's generator, and `import jax` from NumPy's.
+Workers import frameworks before they seed the generators, and an exported program does the same.
 """
 
 _WITH_TENSORFLOW = {"tensorflow", "keras"}
@@ -55,6 +54,7 @@ class Program:
         imports: top-level modules that it imports.
         flags: its options, with a description.
         label: execution count of the cell that trains.
+        strategy: its strategy.
     """
 
     text: str
@@ -62,6 +62,7 @@ class Program:
     imports: tuple[str, ...]
     flags: Mapping[str, str]
     label: int
+    strategy: StrategyName
 
 
 def program_of(
@@ -122,9 +123,12 @@ class _Writer:
         text = _joined([*head, *parts, f"{self._job}.close()"])
         ast.parse(text)
         modules = dict.fromkeys(
-            alias.partition(".")[0] for cell in self._cells.values() for alias in _modules(cell.tree)
+            alias.partition(".")[0]
+            for cell in self._cells.values()
+            for alias in _modules(cell.tree)
         )
-        return Program(text, self._data, tuple(modules), flags, self._last.label)
+        strategy = self._last.request.strategy or "mirrored"
+        return Program(text, self._data, tuple(modules), flags, self._last.label, strategy)
 
     def _free(self, name: str) -> str:
         """Return a name that the cells do not use."""
@@ -148,11 +152,15 @@ class _Writer:
         if any("keras" in cell.request.source for cell in self._cells.values()):
             named = "jax" if self._last.request.strategy == "pjrt" else "tensorflow"
             backend = f'os.environ["KERAS_BACKEND"] = "{named}"'
-        own = ["import argparse", *["import os"] * bool(backend), *["import pathlib"] * bool(self._data)]
+        own = [
+            "import argparse",
+            *["import os"] * bool(backend),
+            *["import pathlib"] * bool(self._data),
+        ]
         own += ["import numpy"] * bool(self._data)
         every = dict.fromkeys([*own, *self._imports])
-        standard = sorted(t for t in every if _is_standard(t) and t not in future)
-        others = sorted(t for t in every if not _is_standard(t) and t not in future)
+        standard = _sorted(t for t in every if _is_standard(t) and t not in future)
+        others = _sorted(t for t in every if not _is_standard(t) and t not in future)
         lines += [*future, *[""] * bool(future), *standard]
         lines += ["", backend] if backend else []
         return "\n".join([*lines, "", *others, *[""] * bool(others), "import nbdist"])
@@ -164,32 +172,35 @@ class _Writer:
             _call("    parser = argparse.ArgumentParser", [title]),
         ]
         for flag, settings, text in self._flags():
-            given = [f'"{flag}"', settings, f'help="{text}"']
+            given = [f'"{flag}"', *settings, f'help="{text}"']
             lines.append(_call("    parser.add_argument", given))
         return "\n".join([*lines, "    return parser.parse_args()"])
 
-    def _flags(self) -> Iterator[tuple[str, str, str]]:
+    def _flags(self) -> Iterator[tuple[str, Sequence[str], str]]:
         """Yield the flag, the settings and the description of each argument."""
         options = self._last.request.options
-        found = {p.flag: p for p in self._parameters}
+        numbers: dict[str, float] = {p.flag: p.value for p in self._parameters}
         if options.step is not None and options.step.data:
-            yield "--epochs", f"type=int, default={options.step.epochs}", "Passes through the data."
+            numbers["--epochs"] = options.step.epochs
             if options.step.batch:
-                text = "Samples in a global batch."
-                yield "--batch", f"type=int, default={options.step.batch}", text
+                numbers["--batch"] = options.step.batch
         texts = {
             "--epochs": "Passes through the data.",
             "--batch": "Samples in a global batch.",
             "--learning-rate": "Learning rate.",
         }
-        for flag, parameter in found.items():
-            kind = "int" if isinstance(parameter.value, int) else "float"
-            yield flag, f"type={kind}, default={parameter.value!r}", texts[flag]
+        for flag in (flag for flag in texts if flag in numbers):
+            kind = "int" if isinstance(numbers[flag], int) else "float"
+            yield flag, (f"type={kind}", f"default={numbers[flag]!r}"), texts[flag]
         if self._data:
             default = f'default=pathlib.Path(__file__).with_name("{FILE}")'
-            yield "--data", f"type=pathlib.Path, {default}", "Arrays of the notebook."
-        folder = f'"{_CHECKPOINTS}"' if options.saving is not None else "None"
-        yield "--checkpoint", f"default={folder}", "Folder of checkpoints, to continue from."
+            yield "--data", ("type=pathlib.Path", default), "Arrays of the notebook."
+        if options.saving is None:
+            text = "Folder of checkpoints, to save and to continue from. Default: none."
+            yield "--checkpoint", (), text
+        else:
+            text = "Folder of checkpoints, to save and to continue from."
+            yield "--checkpoint", (f'default="{_CHECKPOINTS}"',), text
 
     def _start(self) -> str:
         request, cluster = self._last.request, self._cluster
@@ -351,6 +362,10 @@ def _modules(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
+
+
+def _sorted(imports: Iterable[str]) -> list[str]:
+    return sorted(imports, key=lambda text: (text.startswith("from "), text))
 
 
 def _is_standard(text: str) -> bool:

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from IPython.core.magic import line_magic, magics_class
 
-from nbdist.errors import TransferError, UsageError
-from nbdist.jobs import folder
-from nbdist.jobs.program import program_of
 from nbdist.magics.base import SharedClusterMagics
 from nbdist.magics.options import command, parse
 from nbdist.records import Option
-from nbdist.session.transfer import read_objects
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @magics_class
@@ -44,27 +36,13 @@ class ExportMagics(SharedClusterMagics):
         """Write a training as a program that runs without the notebook.
 
         The folder contains `train.py`, `requirements.txt` and `README.md`. The program consists of
-        the cells that the training needs. See [jobs](jobs.md).
+        the cells that the training needs. See [programs](jobs.md).
         """
         args = parse(self.dist_export, line)
         cluster = self._front.running_cluster("%dist_export")
-        target = folder.check_target(args.folder)
-        entries = cluster.program_entries(args.cell or 0, args.run or "")
-        program = program_of(entries, cluster.request, _read)
-        training = entries[-1].request
-        assert training is not None
-        folder.write(target, program, cluster.request, training.strategy or "mirrored")
+        label = cluster.export(args.folder, cell=args.cell or 0, run=args.run or "")
+        folder = args.folder.rstrip("/")
         sys.stdout.write(
-            f"nbdist: wrote {target.name}/ with cell [{program.label}]: run "
-            f"nbdist run {target.name}/train.py --hosts {cluster.world_size}\n"
+            f"nbdist: wrote {folder}/ with cell [{label}]: run "
+            f"nbdist run {folder}/train.py --hosts {cluster.world_size}\n"
         )
-
-
-def _read(payload: bytes) -> Mapping[str, object]:
-    try:
-        return read_objects(payload)
-    except TransferError as error:
-        raise UsageError(
-            f"cannot export an object that was copied from the notebook ({error}): create it in a "
-            "%%dist_run cell"
-        ) from None

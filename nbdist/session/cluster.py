@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import sys
 from typing import TYPE_CHECKING, Any, Self
@@ -18,6 +19,7 @@ from nbdist.errors import ClosedError, LeftError, UsageError
 from nbdist.execution import live_run, pushing
 from nbdist.execution.result import Run
 from nbdist.records import ClusterRequest, Communication, RunningCell
+from nbdist.session.exporting import write_program
 from nbdist.session.inspection import ClusterInspection
 from nbdist.session.lifecycle import ClusterLifecycle, new_view
 from nbdist.session.tracing import trace_on
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from nbdist.cells.dependencies import Entry
     from nbdist.execution.live_run import LiveRun
     from nbdist.records import (
         Batch,
@@ -503,17 +504,23 @@ class Cluster:
             sys.stderr.write(f"nbdist: {error}\n")
             self.restart()
 
-    def program_entries(self, cell: int = 0, run: str = "") -> tuple[Entry, ...]:
-        """Return the cells and pushed objects that a training needs, and last the training itself.
+    def export(self, folder: str, *, cell: int = 0, run: str = "") -> int:
+        """Write a training as a program that runs without notebook and engines.
 
         Args:
+            folder: New folder for the program.
             cell: Execution count of the cell that trained. Default: the newest.
             run: Id of its run. Default: any.
 
+        Returns:
+            The execution count of the cell.
+
         Raises:
-            UsageError: No such cell has trained, or its inputs cannot be created again.
+            UsageError: No such cell has trained, the cells cannot run in a program, or the folder
+                cannot be written. The message contains the remedies.
         """
-        return self._journal.program(cell, run, self.world_size)
+        entries = functools.partial(self._journal.program, cell, run, self.world_size)
+        return write_program(folder, self.request, entries)
 
     # Objects.
 

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 from nbdist.jobs import folder
-from nbdist.jobs.program import program_of
-from nbdist.session.transfer import read_objects
 from tests import clusters
 
 if TYPE_CHECKING:
@@ -148,15 +146,13 @@ def run_cells(cluster: nbdist.Cluster, training: Training) -> nbdist.Run:
 
 def export(cluster: nbdist.Cluster, target: Path, **chosen: Any) -> str:
     """Export a training to a folder, and return the text of its program."""
-    entries = cluster.program_entries(**chosen)
-    program = program_of(entries, cluster.request, read_objects)
-    request = entries[-1].request
-    assert request is not None
-    folder.write(folder.check_target(str(target)), program, cluster.request, str(request.strategy))
+    cluster.export(str(target), **chosen)
     return (target / folder.PROGRAM).read_text()
 
 
-def launch(target: Path, *words: str, hosts: int = 2, **env: str) -> subprocess.CompletedProcess[str]:
+def launch(
+    target: Path, *words: str, hosts: int = 2, **env: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nbdist.cli", "run", folder.PROGRAM, "--hosts", str(hosts)]
     return subprocess.run(
         [*command, *words],
@@ -195,8 +191,7 @@ def test_program_gives_the_losses_and_weights_of_the_run(
     training = TRAININGS[name]
     run = run_cells(cluster, training)
     cluster.run(
-        "import numpy\n"
-        f"weights = numpy.concatenate([numpy.ravel(w) for w in {training.weights}])",
+        f"import numpy\nweights = numpy.concatenate([numpy.ravel(w) for w in {training.weights}])",
         strategy=training.strategy,
     )
     expected = cluster.pull(["weights"])

@@ -45,9 +45,7 @@ class Worker:
         self.identity = identity
         self.memory = MemoryGauge()
         self.interrupts = Interrupts()
-        self.reporter = RankReporter(
-            identity, self.memory, self.interrupts.shield, recipient
-        )
+        self.reporter = RankReporter(identity, self.memory, self.interrupts.shield, recipient)
         self.cell_state = CellState()
         self.ended: CellEnded | None = None
         self.ending = contextlib.ExitStack()

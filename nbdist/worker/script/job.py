@@ -14,12 +14,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
-
 from nbdist.cells.options import cell_options
 from nbdist.cells.parse import parse_cell
 from nbdist.cells.step_function import cell_of
-from nbdist.errors import StepError, UsageError
+from nbdist.errors import UsageError
 from nbdist.records import SocketAddress, WorkerIdentity
 from nbdist.worker import cell_scope
 from nbdist.worker.keras import backend as keras_backend

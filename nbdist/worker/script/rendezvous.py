@@ -66,7 +66,7 @@ def _collect(placement: Placement, own: str) -> tuple[str, ...]:
         except zmq.ZMQError as error:
             raise StartError(f"rank 0 cannot listen on port {port}: {error}") from None
         while len(found) < placement.world_size:
-            if not server.poll(1000 * max(0.0, deadline - time.monotonic())):
+            if not server.poll(int(1000 * max(0.0, deadline - time.monotonic()))):
                 missing = sorted({*range(placement.world_size)} - found.keys())
                 raise StartError(
                     f"ranks {', '.join(map(str, missing))} did not start within {LIMIT_S:g} s"
@@ -87,7 +87,7 @@ def _ask(placement: Placement, own: str) -> tuple[str, ...]:
         client.linger = 0
         client.connect(f"tcp://{placement.coordinator}")
         client.send(msgspec.json.encode((placement.rank, own)))
-        if not client.poll(1000 * LIMIT_S):
+        if not client.poll(int(1000 * LIMIT_S)):
             raise StartError(
                 f"rank 0 did not respond at {placement.coordinator} within {LIMIT_S:g} s"
             )

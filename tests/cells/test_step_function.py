@@ -1,0 +1,59 @@
+"""Conversion between step cells and functions."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from nbdist.cells.step_function import cell_of, function_of, indented
+from nbdist.cells.step_program import compile_step
+from nbdist.errors import UsageError
+
+CELLS = [
+    "# head\nx, y = batch\nloss = f(x) - y\n",
+    "# head\nparams = params - batch\n{'loss': params.sum()}\n",
+    "# head\n\n# The body.\nif batch.any():\n    total = total + 1\ntotal\n",
+    "# head\ntext = '''a\n  b\n'''\nloss = len(text) * batch.sum()\n",
+    "# head\nloss = (\n    batch\n    .sum()\n)\n(\n    loss + 1\n)\n",
+    "# head\ndef inner(x):\n    return x\nüber = inner(batch); über.sum()\n",
+    "# head\nstate.update(batch)\n",
+]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_step_of_a_function_is_that_of_its_cell(cell: str) -> None:
+    """Names, reports and statements are equal; only lines of the head differ."""
+    before = compile_step(cell, given=("batch",), carries=True)
+    function = function_of(cell, before, "train_step")
+    after = compile_step(cell_of(function), given=("batch",), carries=True)
+    assert ast.dump(ast.parse("def f():\n" + after.body)) == ast.dump(
+        ast.parse("def f():\n" + before.body)
+    )
+    assert (after.carried, after.report) == (before.carried, before.report)
+    assert after.reads.keys() == before.reads.keys()
+
+
+def test_function_states_what_it_carries_and_returns() -> None:
+    cell = "# head\nw = w - batch\nloss = w.sum()\n"
+    program = compile_step(cell, given=("batch",), carries=True)
+    assert function_of(cell, program, "train_step") == (
+        "def train_step(batch):\n    global w\n    w = w - batch\n"
+        "    loss = w.sum()\n    return loss"
+    )
+
+
+def test_body_keeps_the_lines_of_the_function() -> None:
+    function = "def step(\n    batch,\n):\n    global w\n    w = w + 1\n    return w\n"
+    assert cell_of(function) == "#\n#\n#\n#\nw = w + 1\nw\n"
+
+
+def test_strings_of_several_lines_keep_their_text() -> None:
+    text = "a = '''x\ny\n'''\nb = [\n    1,\n]\n"
+    assert indented(text) == "    a = '''x\ny\n'''\n    b = [\n        1,\n    ]\n"
+
+
+@pytest.mark.parametrize("source", ["x = 1\n", "@jit\ndef step(batch):\n    batch\n"])
+def test_other_source_is_refused(source: str) -> None:
+    with pytest.raises(UsageError, match="a step is a function without decorators"):
+        cell_of(source)

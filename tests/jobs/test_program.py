@@ -1,0 +1,216 @@
+"""Text of exported programs, and cells that cannot be exported."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from nbdist.cells.dependencies import CellNames, Entry, names_of
+from nbdist.cells.options import cell_options
+from nbdist.cells.parse import parse_cell
+from nbdist.errors import UsageError
+from nbdist.jobs import data as job_data
+from nbdist.jobs.program import program_of
+from nbdist.records import ClusterRequest, Host
+
+if TYPE_CHECKING:
+    from nbdist.jobs.program import Program
+    from nbdist.records import StrategyName
+
+STEP = "w = w - 0.1 * batch.mean()\nloss = w\n"
+
+
+class Notebook:
+    """Cells of a notebook on two workers, as the journal has them."""
+
+    def __init__(self, strategy: StrategyName = "pjrt") -> None:
+        self.entries: list[Entry] = []
+        self._strategy = strategy
+
+    def cell(self, source: str, **options: Any) -> Entry:
+        """Add a cell; `ranks`, `loops` and `strategy` are those of the entry."""
+        number = len(self.entries) + 1
+        own = {name: options.pop(name) for name in ("ranks", "loops") if name in options}
+        request = parse_cell(
+            source,
+            cell_options(options),
+            number=number,
+            label=number,
+            strategy=options.get("strategy", self._strategy),
+            header="%%dist_run",
+        )
+        kind = "plain" if request.step is None else "step"
+        entry = Entry(
+            "cell" if kind == "plain" else "step",
+            names_of(request.source),
+            **{"ranks": (0, 1), "request": request, **own},
+        )
+        self.entries.append(entry)
+        return entry
+
+    def push(self, **objects: object) -> None:
+        names = CellNames(binds=tuple(objects), sure=tuple(objects))
+        self.entries.append(Entry("push", names, (0, 1), payload=pickle.dumps(objects)))
+
+    def program(self, **cluster: Any) -> Program:
+        request = ClusterRequest(
+            hosts=(Host(), Host()), **{"frameworks": ("jax",), "seed": 3, **cluster}
+        )
+        return program_of(self.entries, request, pickle.loads)
+
+
+@pytest.fixture
+def notebook() -> Notebook:
+    return Notebook()
+
+
+def refusal(notebook: Notebook) -> str:
+    with pytest.raises(UsageError) as caught:
+        notebook.program()
+    return str(caught.value)
+
+
+def test_program_has_imports_functions_and_arguments(notebook: Notebook) -> None:
+    notebook.cell("import jax.numpy as jnp\nimport optax\n# A rate.\nlr = 0.5\nw = jnp.ones(())")
+    notebook.cell("def scaled(x):\n    return 2 * x\ntrain = jnp.arange(8.0)")
+    notebook.cell(STEP, data="train", batch=4, epochs=2, seed=1, check=True, guard=5)
+    text = notebook.program().text
+    ast.parse(text)
+    assert text.index("import optax") < text.index("def parse_arguments") < text.index("def scaled")
+    assert "\nlr = args.learning_rate\n" in text
+    assert '"--learning-rate", type=float, default=0.5' in text
+    assert "def train_step(batch):\n    global w\n    w = w - 0.1 * batch.mean()\n" in text
+    call = ast.unparse(ast.parse(text).body[-2])
+    assert call.startswith("job.train(train_step, check=True, data='train', epochs=args.epochs")
+    assert "batch=args.batch, seed=1, guard=5, checkpoint=args.checkpoint" in call
+    assert text.endswith("\njob.close()\n")
+
+
+def test_names_of_the_cells_keep_their_meaning(notebook: Notebook) -> None:
+    notebook.cell("import jax.numpy as jnp\nargs = job = jnp.ones(())\nw = args + job")
+    notebook.cell("train = jnp.arange(8.0)")
+    notebook.cell(STEP, data="train", batch=4)
+    text = notebook.program().text
+    assert 'job_ = nbdist.script("pjrt", seed=3)' in text
+    assert "epochs=args_.epochs" in text
+
+
+def test_names_that_nbdist_defines_are_set(notebook: Notebook) -> None:
+    notebook.cell("import jax\nw = jax.numpy.ones(()) * world_size\nprint(rank, mesh)")
+    notebook.cell("train = jax.numpy.arange(8.0)")
+    notebook.cell(STEP, data="train", batch=4)
+    assert "\nrank = job.rank\nworld_size = job.world_size\nmesh = job.mesh\n" in (
+        notebook.program().text
+    )
+
+
+def test_fit_takes_its_arguments_and_checkpoints() -> None:
+    notebook = Notebook("mirrored")
+    notebook.cell("import keras\nmodel = keras.Model()")
+    notebook.push(x=np.ones(3))
+    notebook.cell(
+        "model.fit(x, epochs=3, batch_size=8)",
+        checkpoint="runs",
+        save_every="50",
+        precision="float16",
+    )
+    text = notebook.program(frameworks=("tensorflow",)).text
+    assert "model.fit(x, epochs=args.epochs, batch_size=args.batch)" in text
+    assert 'os.environ["KERAS_BACKEND"] = "tensorflow"' in text
+    assert 'save_every="50"' in text
+    assert "default='checkpoints'" in ast.unparse(ast.parse(text))
+    assert "precision='float16'" in text
+
+
+def test_arguments_replace_constants_of_other_cells() -> None:
+    notebook = Notebook("mirrored")
+    notebook.cell("import keras\nEPOCHS, unused = 5, 1\nBATCH_SIZE = 64\nLEARNING_RATE = 1e-3")
+    notebook.cell("model = keras.Model()\nx = keras.random.normal((BATCH_SIZE, 2))")
+    notebook.cell("model.fit(x, epochs=EPOCHS, batch_size=BATCH_SIZE, verbose=LEARNING_RATE)")
+    text = notebook.program(frameworks=("tensorflow",)).text
+    assert "BATCH_SIZE = args.batch\n" in text
+    assert "LEARNING_RATE = args.learning_rate\n" in text
+    assert "EPOCHS, unused = 5, 1" in text
+    assert '"--batch", type=int, default=64' in text
+    assert "--epochs" not in text
+
+
+def test_constant_of_two_arguments_stays() -> None:
+    notebook = Notebook("mirrored")
+    notebook.cell("import keras\nN = 5\nmodel = keras.Model()")
+    notebook.cell("model.fit(x := [1.0], epochs=N, batch_size=N)")
+    assert "N = 5\n" in notebook.program(frameworks=("tensorflow",)).text
+
+
+def test_pushed_objects_become_arrays_and_code(notebook: Notebook) -> None:
+    notebook.push(train=(np.arange(4.0), {"y": np.float32(2)}), rate=0.5, unused=np.ones(9))
+    notebook.cell("import jax.numpy as jnp\nw = jnp.ones(()) * rate")
+    notebook.cell(STEP, data="train", batch=4)
+    program = notebook.program()
+    assert 'train = (data["train_0"], {\'y\': data["train_1_0"][()]})\nrate = 0.5' in program.text
+    assert "data = numpy.load(args.data)" in program.text
+    assert program.data.size_bytes == 4 * 8 + 4
+
+
+@pytest.mark.parametrize(
+    "value", [object(), np.array([{}]), [1.0] * 1000, {1: 2}, "a" * 3000, lambda: 1]
+)
+def test_pushed_objects_of_other_types_are_refused(value: object) -> None:
+    with pytest.raises(UsageError, match=r"cannot export `x` \(\w+\), which was copied"):
+        job_data.JobData("data").assignments({"x": value})
+
+
+def test_data_over_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_data, "LIMIT_BYTES", 100)
+    with pytest.raises(UsageError, match=r"cannot export `y`: .* the limit is 100 B: read it"):
+        job_data.JobData("data").assignments({"x": np.ones(2), "y": np.ones(20)})
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("w = 1.0\n!ls", "cell [1], line 3: `!ls` is no Python: move it to a cell"),
+        ("%time w = 1.0", "cell [1], line 2: `%time w = 1.0` is no Python"),
+        ("import ipywidgets\nw = 1.0", "cell [1], line 2: `ipywidgets` needs a notebook"),
+        ("from IPython.display import HTML\nw = 1.0", "line 2: `IPython.display` needs a notebook"),
+        ("w = 1.0\ndisplay(w)", "cell [1], line 3: `display` needs a notebook"),
+        ("w = 1.0\nw = gone + w", "cell [1], line 3: no cell of these workers defines `gone`"),
+    ],
+)
+def test_cells_that_need_the_notebook_are_refused(
+    notebook: Notebook, cell: str, message: str
+) -> None:
+    notebook.cell(cell)
+    notebook.cell("train = [1.0]")
+    notebook.cell(STEP, data="train", batch=1)
+    assert message in refusal(notebook)
+
+
+def test_cells_of_some_ranks_and_of_another_strategy_are_refused(notebook: Notebook) -> None:
+    notebook.cell("w = 1.0", ranks=(0,))
+    notebook.cell("train = [1.0]", strategy="mirrored")
+    notebook.cell(STEP, data="train", batch=1)
+    text = refusal(notebook)
+    assert "cell [1]: it ran on some ranks only" in text
+    assert "cell [2]: it ran under mirrored, and the training under pjrt" in text
+
+
+def test_training_loops_layouts_and_await_are_refused(notebook: Notebook) -> None:
+    notebook.cell("w = 1.0\nawait w", ranks=(0, 1))
+    notebook.cell("for x in [1.0]:\n    w = w - x", loops=True)
+    notebook.cell("train = [1.0]")
+    notebook.cell(STEP, data="train", batch=1, fix="data=2")
+    text = refusal(notebook)
+    assert "cell [1]: it uses `await`" in text
+    assert "cell [2]: its training loop runs on all replicas, and only step cells" in text
+    assert "cell [4]: layouts set by --plan, --budget or --fix cannot be exported" in text
+
+
+def test_data_that_no_cell_defines_are_refused(notebook: Notebook) -> None:
+    notebook.cell("w = 1.0")
+    notebook.cell(STEP, data="train", batch=1)
+    assert "cell [2]: no cell of these workers defines `train` (--data)" in refusal(notebook)
