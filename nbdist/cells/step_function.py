@@ -1,12 +1,13 @@
-"""Conversion between a step cell and a function of a program.
+"""Conversion between a cell and a function of a program.
 
-The function states what the cell implies: `global` for the names that it carries to the next step,
-and `return` for the value that it reports. Both directions keep the lines of the body.
+The function states what the cell implies: `global` for the names that it binds, and `return` for
+the value that a step reports. Both directions keep the lines of the body.
 """
 
 from __future__ import annotations
 
 import ast
+import symtable
 from typing import TYPE_CHECKING
 
 from nbdist.cells.step_program import logical_lines, reported_expression
@@ -41,18 +42,33 @@ def function_of(source: str, program: StepProgram, name: str) -> str:
     return "\n".join([*head, body])
 
 
+def function_of_statements(source: str, name: str) -> str:
+    """Return statements of a cell as a function without parameters.
+
+    Args:
+        source: the statements.
+        name: name of the function.
+    """
+    body = indented(source)
+    table = symtable.symtable(f"def {name}():\n{body}\n", name, "exec")
+    (function,) = table.get_children()
+    assert isinstance(function, symtable.Function)
+    bound = sorted(function.get_locals())
+    return "\n".join([f"def {name}():", f"{_INDENT}global {', '.join(bound)}", body])
+
+
 def cell_of(source: str) -> str:
-    """Return the body of a function as a step cell, on the same lines.
+    """Return the body of a function as a cell, on the same lines.
 
     Args:
         source: the function, from its `def`.
 
     Raises:
-        UsageError: the source is no function of one step.
+        UsageError: the source is no function without decorators.
     """
     function = ast.parse(source).body[0]
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
-        raise UsageError("a step is a function without decorators: use `def step(batch):`")
+        raise UsageError("a step or a cell is a function without decorators: remove them")
     lines = source.rstrip("\n").split("\n")
     first = function.body[0].lineno
     starts = logical_lines(source)

@@ -99,11 +99,6 @@ def _faults(entry: Entry, strategy: StrategyName, world_size: int) -> Iterator[s
             f"{place}: it ran under {request.strategy}, and the training under {strategy}: run "
             f"it with --strategy {strategy}"
         )
-    if entry.loops:
-        yield (
-            f"{place}: its training loop runs on all replicas, and only step cells (--data) and "
-            "`fit` can be exported: write the body of the loop as a step cell"
-        )
     step = request.options.step
     if step is not None and step.planning != Planning():
         yield f"{place}: layouts set by --plan, --budget or --fix cannot be exported: remove them"

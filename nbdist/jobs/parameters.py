@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from nbdist.jobs.cells import JobCell
 
 _RATES = ("learning_rate", "lr", "LEARNING_RATE", "LR")
+_NAMES = {
+    **dict.fromkeys(("epochs", "EPOCHS", "num_epochs", "NUM_EPOCHS", "n_epochs"), "epochs"),
+    **dict.fromkeys(("batch_size", "BATCH_SIZE"), "batch"),
+}
+"""Arguments for numbers that cells assign to these names."""
+
 _OPTIMIZERS = {"optax", "optimizers"}
 """Modules whose functions take the learning rate first."""
 
@@ -45,25 +51,30 @@ class Parameter:
 
 
 def parameters_of(cells: Sequence[JobCell]) -> list[Parameter]:
-    """Return the learning rate, if the cells contain one, and arguments of the `fit`.
+    """Return the learning rate, the number of epochs and the batch, if the cells contain one.
 
     Args:
         cells: cells of the program; the last one trains.
     """
-    rates = [
-        Parameter("learning_rate", node, cell.label)
-        for cell in cells
-        if cell.request.step is None  # a step reads its numbers as constants
-        for node in dict.fromkeys(_rates(cell.tree))
+    plain = [cell for cell in cells if cell.request.step is None]  # steps read numbers as constants
+    constants = _constants(cells)
+    found = [
+        Parameter("learning_rate", node, cell.label) for cell in plain for node in _rates(cell.tree)
     ]
-    found = rates if len(rates) == 1 else []
     last = cells[-1]
-    if last.request.step is None:
+    if last in plain:
         fits = [node for node in ast.walk(last.tree) if _is_fit(node)]
         if len(fits) == 1:
-            found += _of_fit(fits[0], last.label, _constants(cells))
-    uses = Counter(id(parameter.node) for parameter in found)
-    return [parameter for parameter in found if uses[id(parameter.node)] == 1]
+            found += _of_fit(fits[0], last.label, constants)
+        found += [
+            Parameter(_NAMES[name], node, cell)
+            for name, (node, cell) in constants.items()
+            if name in _NAMES and type(node.value) is int
+        ]
+    found = list(dict.fromkeys(found))
+    names = Counter(parameter.name for parameter in found)
+    uses = Counter(parameter.node for parameter in found)
+    return [p for p in found if names[p.name] == uses[p.node] == 1]
 
 
 def replaced(source: str, parameters: Sequence[Parameter], arguments: str) -> str:

@@ -10,9 +10,12 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nbdist.cells.step_function import function_of, indented
+from nbdist.cells.step_function import function_of, function_of_statements, indented
+from nbdist.errors import UsageError
 from nbdist.jobs.cells import INJECTED, job_cells
 from nbdist.jobs.data import FILE, JobData
+from nbdist.jobs.definitions import divided
+from nbdist.jobs.gradient_loops import GradientLoops
 from nbdist.jobs.parameters import parameters_of, replaced
 from nbdist.records import CellOptions, Saving, StepOptions
 
@@ -39,9 +42,6 @@ Workers import frameworks before they seed the generators, and an exported progr
 
 _WITH_TENSORFLOW = {"tensorflow", "keras"}
 """Modules that workers with TensorFlow alone import first. Others import Keras in a cell."""
-
-_MESHES = {"strategy", "mesh", "P", "PartitionSpec", "NamedSharding", "nbdist"}
-"""Words of cells under pjrt whose statements stay together: they decide the context mesh."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,8 @@ class _Writer:
         has_tensorflow_alone = cluster.frameworks == ("tensorflow",)
         self._hoisted = _INERT | (_WITH_TENSORFLOW if has_tensorflow_alone else set())
         self._imports: dict[str, str] = {}
+        has_loops = any(entry.loops for entry in entries)
+        self._loops = GradientLoops(cells) if has_loops else None
 
     def program(self) -> Program:
         """Return the program."""
@@ -239,13 +241,20 @@ class _Writer:
             return
         own = [p for p in self._parameters if p.cell == cell.label]
         text, trees = self._without_imports(cell, replaced(cell.request.source, own, self._args))
-        definitions, statements = self._divided(cell, text, trees)
+        definitions, statements = divided(cell, self._marked(text, trees), trees)
         title = f"# Cell [{cell.label}]"
         if definitions:
             yield f"{title}\n{definitions}"
             title += ", continued"
-        if statements:
-            head = _call(f"with {self._job}.cell", self._options(cell), ":")
+        if not statements:
+            return
+        options = self._options(cell)
+        if self._loops is not None and self._loops.outside_functions(cell.tree):
+            function = self._free("train_loop")
+            yield f"{title}\n{_function(statements, function, cell)}"
+            yield _call(f"{self._job}.run", [function, *options])
+        else:
+            head = _call(f"with {self._job}.cell", options, ":")
             yield f"{title}\n{head}\n{indented(statements)}"
 
     def _step(self, cell: JobCell) -> tuple[str, str]:
@@ -276,24 +285,14 @@ class _Writer:
                 rest.append(statement)
         return lines, rest
 
-    def _divided(
-        self, cell: JobCell, lines: list[str], statements: list[ast.stmt]
-    ) -> tuple[str, str]:
-        """Return the definitions at the beginning of a cell, and the statements after them."""
-        words = {
-            node.id if isinstance(node, ast.Name) else node.attr
-            for node in ast.walk(cell.tree)
-            if isinstance(node, (ast.Name, ast.Attribute))
-        }
-        first = 0
-        if cell.request.strategy == "mirrored" or not words & _MESHES:
-            while first < len(statements) and _is_definition(statements[first]):
-                first += 1
-        end = (statements[first - 1].end_lineno or 0) if first else 0
-        if first < len(statements) and statements[first].lineno <= end:  # on one line
-            first = end = 0
-        rest = lines[end:] if first < len(statements) else []
-        return _trimmed(lines[:end]), _trimmed(rest)
+    def _marked(self, lines: list[str], statements: list[ast.stmt]) -> list[str]:
+        """Mark the functions and classes with training loops."""
+        lines = lines.copy()
+        for node in statements:
+            is_definition = isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            if is_definition and self._loops is not None and self._loops.within(node):
+                lines[node.lineno - 1] = f"@{self._job}.lift\n{lines[node.lineno - 1]}"
+        return lines
 
     def _options(self, cell: JobCell) -> list[str]:
         """Return the options of a cell as keyword arguments."""
@@ -324,6 +323,23 @@ class _Writer:
 _OF_STEP = ("steps", "shuffle", "bucket", "scale_lr", "check", "jit", "on_nan", "prefetch")
 _OF_CELL = ("seed", "own_data", "no_lift", "precision", "guard")
 """Options that a program uses. The others concern the notebook."""
+
+
+def _function(statements: str, name: str, cell: JobCell) -> str:
+    """Return the statements of a cell as a function.
+
+    Raises:
+        UsageError: they are no function.
+    """
+    try:
+        text = function_of_statements(statements, name)
+        compile(text, name, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise UsageError(
+            f"cannot export cell [{cell.label}]: its training loop becomes a function, and there "
+            f"`{(error.text or '').strip()}` is invalid ({error.msg}): move it to another cell"
+        ) from None
+    return text
 
 
 def _changed(
@@ -370,21 +386,3 @@ def _sorted(imports: Iterable[str]) -> list[str]:
 
 def _is_standard(text: str) -> bool:
     return text.split()[1].partition(".")[0] in sys.stdlib_module_names
-
-
-def _is_definition(statement: ast.stmt) -> bool:
-    """Return True if a statement only defines functions, classes and constants."""
-    match statement:
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            return True
-        case ast.Import() | ast.ImportFrom():
-            return True
-        case ast.Assign(targets=[ast.Name()], value=ast.Constant()):
-            return True
-        case ast.Expr(value=ast.Constant(value=str())):
-            return True
-    return False
-
-
-def _trimmed(lines: Sequence[str]) -> str:
-    return "\n".join(lines).strip("\n")

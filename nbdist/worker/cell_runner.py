@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from nbdist.records import Replicated, SocketAddress, StepRequest, StrategyName
     from nbdist.worker.inspection.replicated import ReplicatedArrays
-    from nbdist.worker.lifting.rewrite import LoopProgram
     from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
 
 _OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "jaxpr"))
@@ -271,8 +270,7 @@ class _Cell:
         if keras_backend.VARIABLE in source:
             keras_backend.refuse_another(tree)
         if self._request.strategy is not None and not self._request.options.no_lift:
-            lifted_loop.use("mirrored", self._mirrored_loops)
-            lifted_loop.use("pjrt", self._jax_loops)
+            cell_scope.use_loops(self._worker)
             names, strategy = self._shell.user_ns, self._request.strategy
             tree = lifted_loop.rewritten(tree, source, names, strategy)
         value = None
@@ -284,34 +282,6 @@ class _Cell:
             )
         body = compile(tree, filename, "exec", flags=flags, dont_inherit=True)
         return _Program(body, value)
-
-    def _mirrored_loops(self) -> lifted_loop.MakeStep:
-        importlib.import_module("keras")  # first: see `_planned`
-        from nbdist.worker.tensorflow.lifted_step import MirroredLoopStep
-
-        strategy = self._worker.strategies["mirrored"]
-
-        def make(
-            request: StepRequest,
-            program: LoopProgram,
-            namespace: dict[str, Any],
-            first: lifted_loop.Arguments,
-            like: lifted_loop.LiftedStep | None,
-        ) -> MirroredLoopStep:
-            step = MirroredLoopStep(request, program, namespace, strategy, first)
-            if isinstance(like, MirroredLoopStep):
-                step.continue_trials(like)
-            return step
-
-        return make
-
-    def _jax_loops(self) -> lifted_loop.MakeStep:
-        from nbdist.worker.jax.step.lifted_step import JaxLoopStep
-
-        mesh = self._worker.strategies["pjrt"].mesh
-        return lambda _request, program, namespace, first, _like: JaxLoopStep(
-            program, namespace, mesh, first
-        )
 
     def _show(self, value: object) -> None:
         if value is None:

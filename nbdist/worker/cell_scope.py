@@ -7,11 +7,14 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from nbdist.worker.lifting import lifted_loop
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.records import CellRequest
+    from nbdist.records import CellRequest, StepRequest
     from nbdist.worker.jax.cell_mesh import ContextMesh
+    from nbdist.worker.lifting.rewrite import LoopProgram
     from nbdist.worker.runtime.context import Worker
     from nbdist.worker.training.step_contract import StepStrategy
 
@@ -67,6 +70,42 @@ def step_strategy(
     from nbdist.worker.tensorflow.step import MirroredStep
 
     return MirroredStep(step, define, namespace, strategy, request.options.precision)
+
+
+def use_loops(worker: Worker) -> None:
+    """Run the steps of training loops by the strategies of a rank."""
+    lifted_loop.use("mirrored", functools.partial(_mirrored_loops, worker))
+    lifted_loop.use("pjrt", functools.partial(_jax_loops, worker))
+
+
+def _mirrored_loops(worker: Worker) -> lifted_loop.MakeStep:
+    importlib.import_module("keras")  # first: see `opened`
+    from nbdist.worker.tensorflow.lifted_step import MirroredLoopStep
+
+    strategy = worker.strategies["mirrored"]
+
+    def make(
+        request: StepRequest,
+        program: LoopProgram,
+        namespace: dict[str, Any],
+        first: lifted_loop.Arguments,
+        like: lifted_loop.LiftedStep | None,
+    ) -> MirroredLoopStep:
+        step = MirroredLoopStep(request, program, namespace, strategy, first)
+        if isinstance(like, MirroredLoopStep):
+            step.continue_trials(like)
+        return step
+
+    return make
+
+
+def _jax_loops(worker: Worker) -> lifted_loop.MakeStep:
+    from nbdist.worker.jax.step.lifted_step import JaxLoopStep
+
+    mesh = worker.strategies["pjrt"].mesh
+    return lambda _request, program, namespace, first, _like: JaxLoopStep(
+        program, namespace, mesh, first
+    )
 
 
 def _scope(

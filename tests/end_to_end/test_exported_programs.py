@@ -101,7 +101,67 @@ history = model.fit(*train, epochs=2, batch_size=16, verbose=0)
 """
 STEP = {"data": "train", "batch": 16, "epochs": 2, "shuffle": 5}
 
+FUNCTIONS = """
+loss_of = keras.losses.MeanSquaredError()
+
+@tf.function
+def train_step(x, y):
+    with tf.GradientTape() as tape:
+        loss = loss_of(y, model(x, training=True))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return loss
+
+class Trainer:
+    def __init__(self):
+        self.losses = []
+
+    def epoch(self, batches):
+        for x, y in batches:
+            self.losses.append(float(train_step(x, y)))
+"""
+MIRRORED_LOOP = """
+dataset = tf.data.Dataset.from_tensor_slices(train).shuffle(100).batch(20)
+trainer = Trainer()
+epochs = 2
+for epoch in range(epochs):
+    trainer.epoch(dataset)
+for x, y in dataset:
+    with tf.GradientTape() as tape:
+        loss = loss_of(y, model(x, training=True))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    trainer.losses.append(float(loss))
+"""
+JAX_LOOP = """
+@jax.jit
+def update(params, opt_state, x, y):
+    loss, grads = jax.value_and_grad(loss_of)(params, x, y)
+    updates, opt_state = tx.update(grads, opt_state)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+losses = []
+for epoch in range(2):
+    for i in range(0, 100, 20):
+        x, y = train[0][i : i + 20], train[1][i : i + 20]
+        params, opt_state, loss = update(params, opt_state, x, y)
+        losses.append(float(loss))
+    print(f"epoch {epoch}: {losses[-1]:.4f}")
+"""
+
 TRAININGS = {
+    "mirrored loop": Training(
+        "mirrored",
+        [(IMPORTS, {}), (ARRAYS, {}), (MIRRORED_MODEL, {}), (FUNCTIONS, {}), (MIRRORED_LOOP, {})],
+        "trainer.losses",
+        "model.get_weights()",
+    ),
+    "pjrt loop": Training(
+        "pjrt",
+        [(JAX_MODEL, {}), ("import numpy as np" + ARRAYS, {}), (JAX_STATE, {}), (JAX_LOOP, {})],
+        "losses",
+        "jax.tree.leaves(params)",
+    ),
     "mirrored step": Training(
         "mirrored",
         [(IMPORTS, {}), (ARRAYS, {}), (MIRRORED_MODEL, {}), (MIRRORED_STEP, STEP)],
@@ -178,8 +238,10 @@ def with_results(target: Path, training: Training) -> None:
     [
         ("tensorflow", "mirrored step"),
         ("tensorflow", "mirrored fit"),
+        ("tensorflow", "mirrored loop"),
         ("jax", "pjrt step"),
         ("jax", "pjrt fit"),
+        ("jax", "pjrt loop"),
         pytest.param("both", "mirrored fit", marks=pytest.mark.full),
         pytest.param("both", "pjrt fit", marks=pytest.mark.full),
     ],
@@ -195,8 +257,8 @@ def test_program_gives_the_losses_and_weights_of_the_run(
         strategy=training.strategy,
     )
     expected = cluster.pull(["weights"])
-    if "fit" in name:
-        cluster.run('losses = history.history["loss"]', strategy=training.strategy)
+    if "step" not in name:
+        cluster.run(f"losses = {training.loss}", strategy=training.strategy)
         losses = {rank: found["losses"] for rank, found in cluster.pull(["losses"]).items()}
     else:
         losses = dict(enumerate(run.history["loss"]))

@@ -99,6 +99,52 @@ def test_names_of_the_cells_keep_their_meaning(notebook: Notebook) -> None:
     assert "epochs=args_.epochs" in text
 
 
+def test_functions_are_plain_code_and_other_statements_blocks(notebook: Notebook) -> None:
+    notebook.cell(
+        "import jax.numpy as jnp\nw = jnp.ones(())\n\n# Twice.\ndef twice(x):\n    return 2 * x\n"
+        "def of_value(x=w):\n    return x\nw = twice(w)\ntrain = [of_value()]"
+    )
+    notebook.cell(STEP, data="train", batch=4)
+    assert (
+        "# Cell [1]\n# Twice.\ndef twice(x):\n    return 2 * x\n\n\n"
+        "# Cell [1], continued\nwith job.cell():\n    w = jnp.ones(())\n\n"
+        "    def of_value(x=w):\n        return x\n    w = twice(w)\n    train = [of_value()]\n"
+    ) in notebook.program().text
+
+
+LOOP = """
+losses = []
+def epoch(w):
+    for x in train:
+        w = w - jax.grad(loss)(w, x)
+    return w
+for i in range(epochs):
+    w = epoch(w)
+others()
+"""
+
+
+def test_training_loops_are_marked(notebook: Notebook) -> None:
+    notebook.cell("import jax\nepochs = 3\nw, train = 1.0, [1.0]")
+    notebook.cell("def loss(w, x):\n    return sum(w * i for i in (x, x))")
+    notebook.cell("def others():\n    for i in []:\n        pass")
+    notebook.cell(LOOP, loops=True)
+    text = notebook.program().text
+    assert "epochs = args.epochs\n" in text
+    assert "@job.lift\ndef epoch(w):" in text
+    assert text.count("@job.lift") == 1
+    assert (
+        "def train_loop():\n    global i, losses, w\n    losses = []\n    for i in range(epochs):\n"
+    ) in text
+    assert "\njob.run(train_loop" in text
+
+
+def test_loop_that_is_no_function_is_refused(notebook: Notebook) -> None:
+    notebook.cell("import jax\nw = 1.0")
+    notebook.cell("v: float = 1.0\nfor i in [1.0]:\n    w -= jax.grad(abs)(w)", loops=True)
+    assert "cannot export cell [2]: its training loop becomes a function" in refusal(notebook)
+
+
 def test_names_that_nbdist_defines_are_set(notebook: Notebook) -> None:
     notebook.cell("import jax\nw = jax.numpy.ones(()) * world_size\nprint(rank, mesh)")
     notebook.cell("train = jax.numpy.arange(8.0)")
@@ -199,15 +245,13 @@ def test_cells_of_some_ranks_and_of_another_strategy_are_refused(notebook: Noteb
     assert "cell [2]: it ran under mirrored, and the training under pjrt" in text
 
 
-def test_training_loops_layouts_and_await_are_refused(notebook: Notebook) -> None:
+def test_layouts_and_await_are_refused(notebook: Notebook) -> None:
     notebook.cell("w = 1.0\nawait w", ranks=(0, 1))
-    notebook.cell("for x in [1.0]:\n    w = w - x", loops=True)
     notebook.cell("train = [1.0]")
     notebook.cell(STEP, data="train", batch=1, fix="data=2")
     text = refusal(notebook)
     assert "cell [1]: it uses `await`" in text
-    assert "cell [2]: its training loop runs on all replicas, and only step cells" in text
-    assert "cell [4]: layouts set by --plan, --budget or --fix cannot be exported" in text
+    assert "cell [3]: layouts set by --plan, --budget or --fix cannot be exported" in text
 
 
 def test_data_that_no_cell_defines_are_refused(notebook: Notebook) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import linecache
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.getipython import get_ipython
@@ -12,11 +14,27 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
+class ProgramCode:
+    """Sources of code that nbdist makes of a program, in place of IPython's cells."""
+
+    def cache(self, source: str, number: int) -> str:
+        """Store a source for tracebacks, and return a file name for it."""
+        name = f"{Path(sys.argv[0]).name}, block {number}"
+        linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+        return name
+
+    def format_code_name(self, name: str) -> tuple[str, ...] | None:
+        """Return None: files keep their names."""
+        del name
+        return None
+
+
 @dataclass(frozen=True)
 class ProgramShell:
-    """Namespace of an exported program, in place of ipykernel's shell."""
+    """Namespace and code of an exported program, in place of ipykernel's shell."""
 
     user_ns: dict[str, Any]
+    compile: ProgramCode = field(default_factory=ProgramCode)
 
 
 _program: list[ProgramShell] = []

@@ -11,8 +11,9 @@ import linecache
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nbdist.cells.options import cell_options
 from nbdist.cells.parse import parse_cell
@@ -25,17 +26,19 @@ from nbdist.worker.runtime import context, import_hooks, seeding
 from nbdist.worker.runtime.shell import use_program
 from nbdist.worker.runtime.stop_point import StopPoint
 from nbdist.worker.script import placement as places
+from nbdist.worker.script.loops import ProgramLoops
 from nbdist.worker.script.progress import Progress
 from nbdist.worker.training import loop as training_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import FrameType
 
     from nbdist.records import CellRequest, Communication, StrategyName
     from nbdist.worker.runtime.context import Worker
     from nbdist.worker.script.placement import Placement
 
+_Definition = TypeVar("_Definition", bound=Callable[..., Any])
 _KEY_BYTES = 32
 _FRAMEWORKS = {
     "mirrored": "nbdist.worker.tensorflow.without_keras",
@@ -123,6 +126,8 @@ class Job:
         self._progress = progress
         self._close = close
         self._cells = 0
+        self._loops = ProgramLoops(namespace, name)
+        cell_scope.use_loops(worker)
 
     @property
     def rank(self) -> int:
@@ -143,11 +148,28 @@ class Job:
         """Write values as a line, on rank 0, as `report` does in a cell."""
         self._worker.reporter.report(**values)
 
+    def lift(self, definition: _Definition) -> _Definition:
+        """Mark a function, or a class with its methods, as in `@job.lift`.
+
+        nbdist runs the steps of its training loops on all replicas, as in a cell of the notebook.
+
+        Args:
+            definition: Function or class at the top of the program.
+
+        Returns:
+            The same function or class.
+
+        Raises:
+            UsageError: It is another object.
+        """
+        self._loops.mark(definition)
+        return definition
+
     @contextlib.contextmanager
     def cell(self, *, shuffle_key: int | None = None, **options: Any) -> Iterator[None]:
         """Run statements in the scope of the strategy, as a cell of the notebook does.
 
-        A `fit` in them trains on all ranks.
+        A `fit` in them trains on all ranks, and so does a function that `lift` marks.
 
         Args:
             shuffle_key: Number from which the order of unseeded shuffles follows, with the seed.
@@ -158,8 +180,31 @@ class Job:
         """
         source = _statements_at(inspect.stack(0)[2].frame)
         request = self._request(source, "", options)
+        self._loops.rewrite()
         with self._begun(request, shuffle_key), self._scope(request):
             yield
+
+    def run(
+        self, function: Callable[[], Any], *, shuffle_key: int | None = None, **options: Any
+    ) -> None:
+        """Call a function as `cell` runs its statements, with its training loops as in `lift`.
+
+        A checkpoint contains the values that the function reads or declares `global`.
+
+        Args:
+            function: Function without parameters, at the top of the program.
+            shuffle_key: As in `cell`.
+            **options: As in `cell`.
+
+        Raises:
+            UsageError: Options are wrong or have other names, or the function has decorators.
+        """
+        lines, _ = inspect.getsourcelines(function)
+        request = self._request(cell_of("".join(lines)), lines[0].strip(), options)
+        self._loops.mark(function)
+        self._loops.rewrite()
+        with self._begun(request, shuffle_key), self._scope(request):
+            function()
 
     def train(
         self, step: Callable[..., Any], *, shuffle_key: int | None = None, **options: Any

@@ -1,0 +1,103 @@
+"""Training loops in functions of an exported program, whose steps run on all replicas."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from nbdist.errors import UsageError
+from nbdist.worker.lifting import lifted_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nbdist.records import StrategyName
+
+
+class ProgramLoops:
+    """Functions and classes that a program marks, with loops that have not been rewritten yet.
+
+    They are rewritten before the first block that may call them: all names that their loops use
+    exist by then, as in a notebook.
+
+    Args:
+        namespace: names of the program.
+        strategy: strategy of the program.
+    """
+
+    def __init__(self, namespace: dict[str, Any], strategy: StrategyName) -> None:
+        self._namespace = namespace
+        self._strategy = strategy
+        self._marked: list[FunctionType | type] = []
+
+    def mark(self, definition: Any) -> None:
+        """Add a function, or a class with its methods.
+
+        Raises:
+            UsageError: it is neither.
+        """
+        if not isinstance(definition, (FunctionType, type)):
+            raise UsageError("@job.lift marks functions and classes: put it directly above `def`")
+        self._marked.append(definition)
+
+    def rewrite(self) -> None:
+        """Let the marked functions run their training loops as steps over all replicas."""
+        while self._marked:
+            definition = self._marked.pop(0)
+            path, node = _located(definition)
+            source = "".join(linecache.getlines(path))
+            tree = ast.Module(body=[node], type_ignores=[])
+            tree = lifted_loop.rewritten(tree, source, self._namespace, self._strategy)
+            for name, code in _codes(compile(_bare(tree), path, "exec", dont_inherit=True)):
+                if (function := _function(definition, name)) is not None:
+                    function.__code__ = code
+
+
+def _located(definition: FunctionType | type) -> tuple[str, ast.stmt]:
+    """Return the file of a definition, and its node there.
+
+    Raises:
+        UsageError: its source is not in a file.
+    """
+    try:
+        path = inspect.getsourcefile(definition)
+        _, first = inspect.getsourcelines(definition)
+    except (OSError, TypeError):
+        path, first = None, 0
+    if path is not None:
+        for node in ast.walk(ast.parse("".join(linecache.getlines(path)))):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and _first_line(node) == first:
+                return path, node
+    raise UsageError(f"@job.lift: the source of {definition.__name__} is in no file")
+
+
+def _first_line(node: ast.FunctionDef | ast.ClassDef) -> int:
+    return min(part.lineno for part in (node, *node.decorator_list))
+
+
+def _bare(tree: ast.Module) -> ast.Module:
+    """Remove the decorators of the definition: only its code is used."""
+    (node,) = tree.body
+    assert isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    node.decorator_list = []
+    return tree
+
+
+def _codes(module: CodeType) -> Iterator[tuple[str, CodeType]]:
+    """Yield the code of a function with its name, or of the methods of a class."""
+    (outer,) = (part for part in module.co_consts if isinstance(part, CodeType))
+    yield outer.co_name, outer
+    yield from ((part.co_name, part) for part in outer.co_consts if isinstance(part, CodeType))
+
+
+def _function(definition: FunctionType | type, name: str) -> FunctionType | None:
+    """Return the function of a name: the definition, or a method of it without decorators."""
+    if isinstance(definition, FunctionType):
+        return definition if definition.__name__ == name else None
+    found = vars(definition).get(name)
+    for attribute in ("__func__", "fget"):  # of static methods and properties
+        found = getattr(found, attribute, found)
+    return found if isinstance(found, FunctionType) else None
