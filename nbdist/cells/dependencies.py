@@ -60,7 +60,9 @@ class Entry(msgspec.Struct, frozen=True):
         payload: the pickled objects; empty for a cell.
         once: True if the cell must not run again (`--once`).
         run: id of its run; empty for pushed objects.
+        trained: True if it made steps: those of a `fit`, a step cell or a training loop.
         loops: True if steps of its training loops ran on all replicas.
+        drew: True if it changed the state of the random generators.
         failed: True if the cell did not end. Its effects are unknown.
     """
 
@@ -72,7 +74,9 @@ class Entry(msgspec.Struct, frozen=True):
     once: bool = False
     failed: bool = False
     run: str = ""
+    trained: bool = False
     loops: bool = False
+    drew: bool = False
 
     @property
     def place(self) -> str:
@@ -115,18 +119,48 @@ def needed(
         ReplayError: entries cannot be repeated. The message contains all reasons.
     """
     chosen = _chosen(entries, run, world_size)
-    faults = list(_faults(entries, chosen, set(run.reads) - set(saved)))
+    faults = [*_incomplete(entries, chosen)]
+    faults += _trained_before(entries, chosen, set(run.reads) - set(saved))
     if faults:
         raise ReplayError("; ".join(faults))
     return [entries[i] for i in sorted(chosen)]
 
 
-def _chosen(entries: Sequence[Entry], run: CellNames, world_size: int) -> set[int]:
-    """Return the indices of the needed entries, found backwards from the run."""
+def needed_with_training(entries: Sequence[Entry], run: CellNames, world_size: int) -> list[Entry]:
+    """Return the entries to repeat for a run in new processes, earlier training included.
+
+    Args:
+        entries: all entries before the run.
+        run: the names that the run uses.
+        world_size: the number of ranks.
+
+    Raises:
+        ReplayError: entries cannot be repeated. The message contains all reasons.
+    """
+    chosen = _chosen(entries, run, world_size, trains=True)
+    if faults := list(_incomplete(entries, chosen)):
+        raise ReplayError("; ".join(faults))
+    return [entries[i] for i in sorted(chosen)]
+
+
+def _chosen(
+    entries: Sequence[Entry], run: CellNames, world_size: int, *, trains: bool = False
+) -> set[int]:
+    """Return the indices of the needed entries, found backwards from the run.
+
+    Args:
+        entries: all entries before the run.
+        run: the names that the run uses.
+        world_size: the number of ranks.
+        trains: True if entries that train needed names are needed too.
+    """
     wanted, chosen = set(run.reads), set()
     for i in range(len(entries) - 1, -1, -1):
         entry, names = entries[i], entries[i].names
-        if entry.kind == "step" or wanted.isdisjoint((*names.binds, *names.changes)):
+        if entry.kind == "step" and not trains:
+            continue
+        made = (*names.binds, *names.changes, *(names.trains if trains else ()))
+        if wanted.isdisjoint(made):
             continue
         chosen.add(i)
         if len(entry.ranks) >= world_size:  # the cluster may have been larger
@@ -135,8 +169,19 @@ def _chosen(entries: Sequence[Entry], run: CellNames, world_size: int) -> set[in
     return chosen
 
 
-def _faults(entries: Sequence[Entry], chosen: set[int], unsaved: set[str]) -> Iterator[str]:
-    """Yield the reasons why needed values cannot be created again.
+def _incomplete(entries: Sequence[Entry], chosen: set[int]) -> Iterator[str]:
+    """Yield the needed cells that cannot run again, or that did not run to their end."""
+    for i in sorted(chosen):
+        entry, names = entries[i], entries[i].names
+        if entry.once:
+            yield f"{entry.place} is marked --once, and creates {_listed(names.binds)}"
+        if entry.failed:
+            made = dict.fromkeys((*names.binds, *names.changes))
+            yield f"{entry.place} did not run to its end, and may have created {_listed(made)}"
+
+
+def _trained_before(entries: Sequence[Entry], chosen: set[int], unsaved: set[str]) -> Iterator[str]:
+    """Yield the needed names whose values result from training.
 
     Args:
         entries: all entries before the run.
@@ -146,11 +191,7 @@ def _faults(entries: Sequence[Entry], chosen: set[int], unsaved: set[str]) -> It
     stale: dict[str, str] = {}
     for i, entry in enumerate(entries):
         names = entry.names
-        if i in chosen and entry.once:
-            yield f"{entry.place} is marked --once, and creates {_listed(names.binds)}"
         made = dict.fromkeys((*names.binds, *names.changes))
-        if i in chosen and entry.failed:
-            yield f"{entry.place} did not run to its end, and may have created {_listed(made)}"
         if i in chosen and not stale.keys().isdisjoint(names.reads):
             of = next(name for name in names.reads if name in stale)
             stale |= dict.fromkeys(made, f"{entry.place} derived it from the trained `{of}`")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from nbdist.cells.dependencies import CellNames, Entry, names_of, needed
+from nbdist.cells.dependencies import CellNames, Entry, names_of, needed, needed_with_training
 from nbdist.errors import ReplayError, UsageError
 from nbdist.records import short_id
 
@@ -52,15 +52,26 @@ class Journal:
             if len(entry.ranks) >= before:  # earlier, the cluster may have been larger
                 self._write(number, msgspec.structs.replace(entry, ranks=tuple(range(after))))
 
-    def add_cell(self, cell: RunningCell | None, run: Run, failed: bool) -> None:
-        """Add a cell that ended, failed or was interrupted. A plan is ignored."""
+    def add_cell(
+        self, cell: RunningCell | None, run: Run, failed: bool, *, drew: bool = False
+    ) -> None:
+        """Add a cell that ended, failed or was interrupted. A plan is ignored.
+
+        Args:
+            cell: the cell; None if none began.
+            run: its result.
+            failed: True if it did not end.
+            drew: True if it changed the state of the random generators.
+        """
         if cell is None or cell.request.is_plan:
             return
         request, step = cell.request, cell.request.step
+        changes = run.begun.changes if run.begun is not None else ()
         if step is None:
             names = names_of(request.source)
+            changed = tuple(dict.fromkeys((*names.changes, *changes)))
+            names = msgspec.structs.replace(names, changes=changed)
         else:
-            changes = run.begun.changes if run.begun is not None else ()
             names = msgspec.structs.replace(_names_of_step(step), trains=changes)
         kind: Literal["cell", "step"] = "cell" if step is None else "step"
         self._add(
@@ -72,7 +83,9 @@ class Journal:
                 once=cell.options.once,
                 failed=failed,
                 run=cell.run,
+                trained=run.begun is not None or bool(run.state and run.state.kind),
                 loops=step is None and run.begun is not None,
+                drew=drew,
             )
         )
 
@@ -114,7 +127,7 @@ class Journal:
         step = entry.request.step
         names = entry.names if step is None else _names_of_step(step)
         try:
-            return (*needed(self._entries[:chosen], names, (), world_size), entry)
+            return (*needed_with_training(self._entries[:chosen], names, world_size), entry)
         except ReplayError as error:
             label = entry.request.label
             raise UsageError(
@@ -122,13 +135,18 @@ class Journal:
                 "again, then the training, then %dist_export"
             ) from None
 
+    def left_out(self, chosen: Sequence[Entry]) -> tuple[Entry, ...]:
+        """Return the earlier entries that a program of these entries does not contain."""
+        last = next(i for i, entry in enumerate(self._entries) if entry is chosen[-1])
+        own = {id(entry) for entry in chosen}
+        return tuple(entry for entry in self._entries[:last] if id(entry) not in own)
+
     def _training(self, cell: int, run: str) -> int:
         """Return the index of the newest entry that trained, of a cell or a run."""
         trained = [
             (i, entry, entry.request)
             for i, entry in enumerate(self._entries)
-            if entry.request is not None
-            and (entry.kind == "step" or entry.loops or entry.names.trains)
+            if entry.request is not None and (entry.trained or entry.names.trains)
         ]
         if not trained:
             raise UsageError(

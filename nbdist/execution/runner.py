@@ -49,9 +49,14 @@ if TYPE_CHECKING:
 
 
 class Alignment:
-    """Last reported states of the ranks' random generators."""
+    """Last reported states of the ranks' random generators.
+
+    Attributes:
+        drew: True if the last cell changed them; False if that is unknown.
+    """
 
     def __init__(self) -> None:
+        self.drew = False
         self._digests: dict[int, dict[str, int]] = {}
         self._state = b""
 
@@ -61,6 +66,10 @@ class Alignment:
 
     def note(self, ended: Mapping[int, CellEnded]) -> None:
         """Store the states of the generators of the ranks that ran a cell."""
+        self.drew = any(
+            rank in self._digests and end.generators not in ({}, self._digests[rank])
+            for rank, end in ended.items()
+        )
         for rank, end in ended.items():
             if end.generators:
                 self._digests[rank] = end.generators
@@ -132,7 +141,7 @@ class Runner:
             worker_group, journal, handover, self._run_again, settings.replace_wait_s
         )
         self._monitors: tuple[CellMonitor, ...] = ()
-        self._alignment = Alignment()
+        self.alignment = Alignment()
         self.stuck: list[int] = []
 
     @property
@@ -171,7 +180,7 @@ class Runner:
         """Reset the state of the ranks, after their engines were replaced."""
         self._keep_monitors()
         self.stuck = []
-        self._alignment.forget()
+        self.alignment.forget()
 
     def _keep_monitors(self, *monitors: CellMonitor) -> None:
         """Keep only these monitors, and close the others."""
@@ -301,7 +310,7 @@ class Runner:
         finally:
             with interrupt_held():
                 self.last_run = replace(context.recorder.run(), state=context.live.state)
-                self._alignment.note(monitor.ends)
+                self.alignment.note(monitor.ends)
                 if left:
                     self._worker_group.close_sockets()
                     monitor.leave()
@@ -339,7 +348,7 @@ class Runner:
         self, context: RunContext, monitor: CellMonitor, request: CellRequest
     ) -> Callable[[], None]:
         """Return a function that sends the cell, with the monitor's number, and follows it."""
-        states, message = self._alignment.due(context.cell.ranks, self._worker_group.world_size)
+        states, message = self.alignment.due(context.cell.ranks, self._worker_group.world_size)
         sent = structs.replace(request, number=self.number, generators=states)
 
         def follow() -> None:
@@ -421,7 +430,7 @@ class Runner:
             recoveries.begin(lost)
             try:
                 self._recovery.recover(lost, request, recoveries.saved)
-                self._alignment.forget()
+                self.alignment.forget()
                 break
             except LeftError:
                 raise

@@ -14,6 +14,8 @@ from nbdist.jobs.data import FILE
 from nbdist.views import formatting
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nbdist.jobs.program import Program
     from nbdist.records import ClusterRequest
 
@@ -38,13 +40,14 @@ def check_target(path: str) -> Path:
     return target
 
 
-def write(target: Path, program: Program, cluster: ClusterRequest) -> None:
+def write(target: Path, program: Program, cluster: ClusterRequest, remarks: Sequence[str]) -> None:
     """Write a program to a new folder.
 
     Args:
         target: path of the folder.
         program: the program.
         cluster: request of the cluster on which its cells ran.
+        remarks: reasons why its numbers may differ from those of the notebook.
 
     Raises:
         UsageError: the folder cannot be written. Nothing is left of it.
@@ -64,7 +67,7 @@ def write(target: Path, program: Program, cluster: ClusterRequest) -> None:
         texts = {
             PROGRAM: program.text,
             REQUIREMENTS: _requirements(program),
-            README: _readme(program, cluster),
+            README: _readme(program, cluster, remarks),
         }
         for name, text in texts.items():
             (draft / name).write_text(text, encoding="utf-8")
@@ -88,10 +91,11 @@ def _requirements(program: Program) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _readme(program: Program, cluster: ClusterRequest) -> str:
+def _readme(program: Program, cluster: ClusterRequest, remarks: Sequence[str]) -> str:
     options = "\n".join(f"- `{flag}`: {text}" for flag, text in program.flags.items())
     variables = ", ".join(f"`{name}`" for name in sorted(cluster.env))
     beside = f"\nThe workers of the notebook had these variables: {variables}.\n" * bool(variables)
+    beside += "".join(f"\n{text[0].upper()}{text[1:]}.\n" for text in remarks)
     hosts = max(2, len(cluster.hosts))
     return f"""# Training of cell [{program.label}]
 

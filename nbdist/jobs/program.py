@@ -109,6 +109,7 @@ class _Writer:
         self._read = read
         self._used = {name for cell in cells for name in (*cell.names.read, *cell.names.bound)}
         self._args, self._job = self._free("args"), self._free("job")
+        self._parse = self._free("parse_arguments")
         self._data = JobData(self._free("data"))
         self._parameters = parameters_of(cells)
         has_tensorflow_alone = cluster.frameworks == ("tensorflow",)
@@ -133,9 +134,10 @@ class _Writer:
         return Program(text, self._data, tuple(modules), flags, self._last.label, strategy)
 
     def _free(self, name: str) -> str:
-        """Return a name that the cells do not use."""
+        """Return a name that the program does not use yet."""
         while name in self._used:
             name += "_"
+        self._used.add(name)
         return name
 
     # Head of the program.
@@ -170,7 +172,7 @@ class _Writer:
     def _parser(self) -> str:
         title = f'description="Training of cell [{self._last.label}] of a notebook."'
         lines = [
-            f"def {self._free('parse_arguments')}():",
+            f"def {self._parse}():",
             _call("    parser = argparse.ArgumentParser", [title]),
         ]
         for flag, settings, text in self._flags():
@@ -213,7 +215,7 @@ class _Writer:
         if request.strategy == "mirrored" and cluster.communication != "auto":
             given.append(f'communication="{cluster.communication}"')
         lines = [
-            f"{self._args} = {self._free('parse_arguments')}()",
+            f"{self._args} = {self._parse}()",
             _call(f"{self._job} = nbdist.script", given),
         ]
         names = [n for n in INJECTED if any(n in c.names.read for c in self._cells.values())]
@@ -297,13 +299,14 @@ class _Writer:
     def _options(self, cell: JobCell) -> list[str]:
         """Return the options of a cell as keyword arguments."""
         options, step = cell.request.options, cell.request.step
-        given: dict[str, str] = {}
+        given: dict[str, object] = {}
         if step is not None:
             given |= {name: repr(value) for name, value in _changed(step.options, _OF_STEP)}
             given["data"] = f'"{step.options.data}"'
-            given["epochs"] = f"{self._args}.epochs"
+            given["epochs"] = f"{self._args}.epochs" if cell is self._last else step.options.epochs
             if step.options.batch:
-                given["batch"] = f"{self._args}.batch"
+                batch = f"{self._args}.batch" if cell is self._last else step.options.batch
+                given["batch"] = batch
         given |= {name: repr(value) for name, value in _changed(options, _OF_CELL)}
         if cell is self._last:
             given |= self._saving(options.saving)

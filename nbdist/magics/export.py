@@ -40,9 +40,5 @@ class ExportMagics(SharedClusterMagics):
         """
         args = parse(self.dist_export, line)
         cluster = self._front.running_cluster("%dist_export")
-        label = cluster.export(args.folder, cell=args.cell or 0, run=args.run or "")
-        folder = args.folder.rstrip("/")
-        sys.stdout.write(
-            f"nbdist: wrote {folder}/ with cell [{label}]: run "
-            f"nbdist run {folder}/train.py --hosts {cluster.world_size}\n"
-        )
+        exported = cluster.export(args.folder, cell=args.cell or 0, run=args.run or "")
+        sys.stdout.write(f"{exported!r}\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import secrets
 import sys
 from typing import TYPE_CHECKING, Any, Self
@@ -19,7 +18,7 @@ from nbdist.errors import ClosedError, LeftError, UsageError
 from nbdist.execution import live_run, pushing
 from nbdist.execution.result import Run
 from nbdist.records import ClusterRequest, Communication, RunningCell
-from nbdist.session.exporting import write_program
+from nbdist.session.exporting import Exported, export
 from nbdist.session.inspection import ClusterInspection
 from nbdist.session.lifecycle import ClusterLifecycle, new_view
 from nbdist.session.tracing import trace_on
@@ -480,7 +479,10 @@ class Cluster:
                 with interrupt_held():
                     self._lifecycle.settle()
                     self._journal.add_cell(
-                        self._lifecycle.handover.handover.last, self.last_run, failed
+                        self._lifecycle.handover.handover.last,
+                        self.last_run,
+                        failed,
+                        drew=self._runner.alignment.drew,
                     )
             if self._runner.stuck:
                 self.restart()
@@ -504,7 +506,7 @@ class Cluster:
             sys.stderr.write(f"nbdist: {error}\n")
             self.restart()
 
-    def export(self, folder: str, *, cell: int = 0, run: str = "") -> int:
+    def export(self, folder: str, *, cell: int = 0, run: str = "") -> Exported:
         """Write a training as a program that runs without notebook and engines.
 
         Args:
@@ -513,14 +515,13 @@ class Cluster:
             run: Id of its run. Default: any.
 
         Returns:
-            The execution count of the cell.
+            The folder and the cell, and reasons why numbers may differ from the notebook's.
 
         Raises:
             UsageError: No such cell has trained, the cells cannot run in a program, or the folder
                 cannot be written. The message contains the remedies.
         """
-        entries = functools.partial(self._journal.program, cell, run, self.world_size)
-        return write_program(folder, self.request, entries)
+        return export(folder, self.request, self._journal, cell=cell, run=run)
 
     # Objects.
 

@@ -2,40 +2,65 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbdist.errors import TransferError, UsageError
 from nbdist.jobs import folder
 from nbdist.jobs.program import program_of
+from nbdist.jobs.remarks import remarks
 from nbdist.session.transfer import read_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
-    from nbdist.cells.dependencies import Entry
+    from nbdist.execution.replay_journal import Journal
     from nbdist.records import ClusterRequest
 
 
-def write_program(
-    path: str, cluster: ClusterRequest, entries: Callable[[], Sequence[Entry]]
-) -> int:
+@dataclass(frozen=True)
+class Exported:
+    """Exported program.
+
+    Attributes:
+        folder: Its folder, as the user named it.
+        cell: Execution count of the cell that trains.
+        hosts: Number of workers of the notebook.
+        remarks: Reasons why its numbers may differ from those of the notebook.
+    """
+
+    folder: str
+    cell: int
+    hosts: int
+    remarks: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        start = f"run nbdist run {self.folder}/{folder.PROGRAM} --hosts {self.hosts}"
+        first = f"nbdist: wrote {self.folder}/ with cell [{self.cell}]: {start}"
+        return "\n".join([first, *(f"nbdist: {text}" for text in self.remarks)])
+
+
+def export(
+    path: str, cluster: ClusterRequest, journal: Journal, *, cell: int = 0, run: str = ""
+) -> Exported:
     """Write a training to a new folder. See `Cluster.export`.
 
     Args:
         path: the folder.
         cluster: request of the cluster on which the cells ran.
-        entries: returns the needed cells and pushed objects, and last the cell that trains.
-
-    Returns:
-        The execution count of the cell that trains.
+        journal: the cells that ran.
+        cell: execution count of the cell that trains; 0 for the newest.
+        run: id of its run; empty for any.
 
     Raises:
         UsageError: see `Cluster.export`.
     """
-    target = folder.check_target(path)
-    program = program_of(entries(), cluster, _read)
-    folder.write(target, program, cluster)
-    return program.label
+    target, hosts = folder.check_target(path), len(cluster.hosts)
+    entries = journal.program(cell, run, hosts)
+    program = program_of(entries, cluster, _read)
+    found = tuple(remarks(entries, journal.left_out(entries)))
+    folder.write(target, program, cluster, found)
+    return Exported(path.rstrip("/"), program.label, hosts, found)
 
 
 def _read(payload: bytes) -> Mapping[str, object]:

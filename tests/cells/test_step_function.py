@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from nbdist.cells.step_function import cell_of, function_of, indented
+from nbdist.cells.step_function import cell_of, function_of, function_of_statements, indented
 from nbdist.cells.step_program import compile_step
 from nbdist.errors import UsageError
 
@@ -55,5 +55,14 @@ def test_strings_of_several_lines_keep_their_text() -> None:
 
 @pytest.mark.parametrize("source", ["x = 1\n", "@jit\ndef step(batch):\n    batch\n"])
 def test_other_source_is_refused(source: str) -> None:
-    with pytest.raises(UsageError, match="a step is a function without decorators"):
+    with pytest.raises(UsageError, match="a step or a cell is a function without decorators"):
         cell_of(source)
+
+
+def test_statements_become_a_function_that_binds_the_names_of_the_module() -> None:
+    source = (
+        "import math as m\nfor i in [1]:\n    x = [j for j in (i, m.pi)]\nwith open(x) as y: pass"
+    )
+    text = function_of_statements(source, "train")
+    assert text.startswith("def train():\n    global i, m, x, y\n    import math as m\n")
+    assert cell_of(text + "\n").splitlines()[2:] == source.splitlines()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from nbdist.jobs import folder
 from tests import clusters
+from tests.brought import NOTEBOOKS, Notebook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -270,3 +273,44 @@ def test_program_gives_the_losses_and_weights_of_the_run(
         found = np.load(tmp_path / "train" / f"result{rank}.npz")
         np.testing.assert_array_equal(found["loss"], losses[rank if len(losses) > 1 else 0])
         np.testing.assert_array_equal(found["weights"], expected[rank]["weights"])
+
+
+BROUGHT = [
+    pytest.param("tensorflow", "tensorflow/loop_top_level", marks=pytest.mark.full),
+    pytest.param("tensorflow", "tensorflow/tfrecord_pipeline", marks=pytest.mark.full),
+    pytest.param("tensorflow", "tensorflow/transfer_learning", marks=pytest.mark.full),
+    pytest.param("tensorflow", "tensorflow/wgan_gradient_penalty", marks=pytest.mark.full),
+    pytest.param("jax", "jax/maml_sinusoid", marks=pytest.mark.full),
+    pytest.param("jax", "jax/shard_map_step", marks=pytest.mark.full),
+]
+"""Notebooks whose last cell trains."""
+
+OUTCOME = """
+with job.cell():
+{cell}
+if job.rank == 0:
+    import json
+    with open("outcome.json", "w") as file:
+        json.dump(outcome, file)
+job.close()
+"""
+
+
+@pytest.mark.parametrize(("cluster", "name"), BROUGHT, indirect=["cluster"])
+def test_program_of_a_notebook_of_others_gives_its_numbers(
+    cluster: nbdist.Cluster, tmp_path: Path, name: str
+) -> None:
+    notebook = Notebook(NOTEBOOKS[name])
+    cells = [(cell, {}) for cell in notebook.cells]
+    strategy = "mirrored" if name.startswith("tensorflow") else "pjrt"
+    run_cells(cluster, Training(strategy, cells, "", ""))
+    exported = cluster.export(str(tmp_path / "train"))
+    assert (exported.cell, exported.remarks) == (len(cells), ())
+    cluster.run(notebook.outcome, strategy=strategy)
+    expected = cluster.pull(["outcome"], ranks="0")[0]["outcome"]
+    path = tmp_path / "train" / folder.PROGRAM
+    end = OUTCOME.format(cell=textwrap.indent(notebook.outcome, "    "))
+    path.write_text(path.read_text().replace("\njob.close()\n", end))
+    ended = launch(tmp_path / "train")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((tmp_path / "train" / "outcome.json").read_text()) == expected

@@ -1,13 +1,10 @@
 """Notebooks in the manner of public tutorials: same results on workers as in one process.
 
-Each file of `tests/notebooks_brought` is a notebook in percent format. Its second line names the
-expressions to compare. Every cell runs unchanged.
+Every cell runs unchanged.
 """
 
 from __future__ import annotations
 
-import re
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +12,13 @@ import numpy as np
 import pytest
 
 from tests import clusters, references
+from tests.brought import NOTEBOOKS, Notebook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import nbdist
 
-FOLDER = Path(__file__).parents[1] / "notebooks_brought"
-NOTEBOOKS = {f"{path.parent.name}/{path.stem}": path for path in sorted(FOLDER.glob("*/*.py"))}
 MODULES = {"tensorflow": ("tensorflow", "keras"), "jax": ("jax", "optax", "flax.nnx")}
 """Modules that most notebooks of a framework import."""
 
@@ -36,60 +32,11 @@ QUICK = {
 }
 """Notebooks of `make test`; `make test-full` runs all, in all sizes."""
 
-FLAT = """
-def _is_flat(tree):
-    import numpy
-    parts = [part for part in tree if not isinstance(part, (dict, list, tuple, str))]
-    return tree and len(parts) == len(tree) and all(numpy.ndim(part) == 0 for part in parts)
-def _flat(tree):
-    import numpy
-    if isinstance(tree, dict):
-        tree = [tree[key] for key in sorted(tree, key=str)]
-    if isinstance(tree, (list, tuple)) and not _is_flat(tree):
-        return [leaf for part in tree for leaf in _flat(part)]
-    return [numpy.asarray(tree).tolist()]
-outcome = _flat({text})
-"""
-
 WIDE = {"tensorflow/validation_early_stop": 1e-4, "jax/low_memory": 3e-2}
 """Relative tolerances of notebooks whose own rounding on one device is larger than 1e-5.
 
 `low_memory` computes in bfloat16.
 """
-
-
-class Notebook:
-    """A notebook: its code cells, and the expression whose value is compared."""
-
-    def __init__(self, path: Path) -> None:
-        text = path.read_text(encoding="utf-8")
-        parts = re.split(r"^# %%(.*)\n", text, flags=re.MULTILINE)
-        (compare,) = re.findall(r"^# compare: (.*)$", parts[0], re.MULTILINE)
-        cells = zip(parts[1::2], parts[2::2], strict=True)
-        self.cells = [cell for head, cell in cells if "[markdown]" not in head and cell.strip()]
-        self.expression = f"[{', '.join(compare.split('; '))}]"
-
-    @property
-    def is_double(self) -> bool:
-        """True if the notebook computes in float64."""
-        return any(re.search(r"jax_enable_x64|set_floatx", cell) for cell in self.cells)
-
-    @property
-    def outcome(self) -> str:
-        """Return the cell that assigns the compared values to `outcome`."""
-        return FLAT.format(text=self.expression)
-
-    @property
-    def program(self) -> str:
-        """Return the notebook as one program whose functions have sources."""
-        cells = [*self.cells, self.outcome]
-        return textwrap.dedent(f"""
-            import linecache
-            for number, cell in enumerate({cells!r}):
-                name = f"<cell {{number}}>"
-                linecache.cache[name] = len(cell), None, cell.splitlines(True), name
-                exec(compile(cell, name, "exec"), globals())
-        """)
 
 
 SIZES = {"2": (2, 1), "4": (4, 1), "2x2": (2, 2)}

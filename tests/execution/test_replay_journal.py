@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nbdist.errors import ReplayError
+from nbdist.errors import ReplayError, UsageError
 from nbdist.execution.replay_journal import Journal
 from nbdist.execution.result import Run
 from nbdist.records import (
@@ -29,6 +29,19 @@ if TYPE_CHECKING:
 
 PROGRAM = StepProgram(
     body="", given=("batch",), reads={"rate": 2}, carried=("w",), carried_lines={"w": 2}, report=""
+)
+
+BEGUN = StepBegun(
+    rank=0,
+    cell=1,
+    replicas=1,
+    batch=1,
+    samples=1,
+    epochs=1,
+    steps=1,
+    sharding="",
+    rates=(),
+    changes=("model",),
 )
 
 
@@ -97,20 +110,8 @@ def test_a_step_needs_its_data_and_the_names_of_its_program(kept: Kept) -> None:
 
 def test_a_step_trains_the_names_that_it_changes(kept: Kept) -> None:
     kept.add("model = 1", 1)
-    begun = StepBegun(
-        rank=0,
-        cell=1,
-        replicas=1,
-        batch=1,
-        samples=1,
-        epochs=1,
-        steps=1,
-        sharding="",
-        rates=(),
-        changes=("model",),
-    )
     cell = RunningCell(request=step_request(), ranks=(0, 1))
-    kept.journal.add_cell(cell, Run(1, begun=begun), failed=False)
+    kept.journal.add_cell(cell, Run(1, begun=BEGUN), failed=False)
     assert places(kept.journal, request("model"), "model") == ["[1]"]
     with pytest.raises(ReplayError, match=r"^`model`: \[3\] trained it$"):
         places(kept.journal, request("model"))
@@ -118,6 +119,28 @@ def test_a_step_trains_the_names_that_it_changes(kept: Kept) -> None:
     kept.add("model = 1", 1)
     kept.journal.add_cell(cell, Run(1), failed=False)  # it failed before its first step
     assert places(kept.journal, request("model")) == ["[1]"]
+
+
+def test_a_program_contains_earlier_training(kept: Kept) -> None:
+    kept.add("w = rows = rate = 1", 1)
+    kept.add("other = rows", 2)
+    cell = RunningCell(request=step_request(), ranks=(0, 1))
+    for _ in range(2):
+        kept.journal.add_cell(cell, Run(1, begun=BEGUN), failed=False)
+    entries = kept.journal.program(0, "", 2)
+    assert [entry.place for entry in entries] == ["[1]", "[3]", "[3]"]
+    assert [entry.place for entry in kept.journal.left_out(entries)] == ["[2]"]
+
+
+def test_a_program_needs_a_training(kept: Kept) -> None:
+    kept.add("w = 1", 1)
+    with pytest.raises(UsageError, match="no training has run on these workers"):
+        kept.journal.program(0, "", 2)
+    kept.journal.add_cell(
+        RunningCell(request=step_request(), ranks=(0, 1)), Run(1, begun=BEGUN), failed=False
+    )
+    with pytest.raises(UsageError, match=r"cell \[9\] has not trained .* are \[3\]"):
+        kept.journal.program(9, "", 2)
 
 
 def test_a_cell_marked_once_or_failed_cannot_be_repeated(kept: Kept) -> None:

@@ -29,7 +29,7 @@ def program() -> Program:
 
 
 def test_files_of_the_folder(tmp_path: Path, program: Program) -> None:
-    folder.write(tmp_path / "train", program, CLUSTER)
+    folder.write(tmp_path / "train", program, CLUSTER, ["cell [2] drew"])
     assert sorted(path.name for path in (tmp_path / "train").iterdir()) == [
         *("README.md", "data.npz", "requirements.txt", "train.py")
     ]
@@ -40,6 +40,7 @@ def test_files_of_the_folder(tmp_path: Path, program: Program) -> None:
     assert "- `--epochs`: Passes." in text
     assert "variables: `SECRET`" in text
     assert "value" not in text
+    assert "\nCell [2] drew.\n" in text
     assert np.load(tmp_path / "train/data.npz")["x"].tolist() == [0, 1, 2]
 
 
@@ -60,7 +61,7 @@ def test_disk_without_space_is_refused(
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(1000))
     with pytest.raises(UsageError, match=r"has 1,000 B free, and the program needs 1\.0 MiB"):
-        folder.write(tmp_path / "train", program, CLUSTER)
+        folder.write(tmp_path / "train", program, CLUSTER, ["cell [2] drew"])
     assert not list(tmp_path.iterdir())
 
 
@@ -72,5 +73,5 @@ def test_failed_write_leaves_nothing(
 
     monkeypatch.setattr(JobData, "write", full)
     with pytest.raises(UsageError, match="No space left on device; nothing is left of it"):
-        folder.write(tmp_path / "train", program, CLUSTER)
+        folder.write(tmp_path / "train", program, CLUSTER, ["cell [2] drew"])
     assert not list(tmp_path.iterdir())

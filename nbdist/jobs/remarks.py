@@ -1,0 +1,70 @@
+"""Remarks about cells that a program leaves out although they may change its numbers."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from nbdist.cells.dependencies import outside_functions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nbdist.cells.dependencies import Entry
+
+_ITERATES = {"iter", "next", "list", "enumerate", "zip", "tqdm"}
+
+_SHUFFLES = ("shuffle", "_from_directory")
+"""Words of code that creates data sets whose order changes with each iteration."""
+
+
+def remarks(chosen: Sequence[Entry], left: Sequence[Entry]) -> list[str]:
+    """Return what may make the numbers of a program differ from those of the notebook.
+
+    Args:
+        chosen: entries of the program.
+        left: earlier entries that it leaves out.
+    """
+    drew = [entry.place for entry in left if entry.drew]
+    shuffles = any(
+        e.request is not None and any(word in e.request.source for word in _SHUFFLES)
+        for e in chosen
+    )
+    bound = {name for entry in chosen for name in entry.names.binds}
+    read = [
+        entry.place
+        for entry in left
+        if shuffles and not entry.drew and not bound.isdisjoint(_iterated(entry))
+    ]
+    found = []
+    for places, reason in ((drew, "drew random numbers"), (read, "read shuffled data")):
+        if places:
+            cells = "cell" if len(places) == 1 else "cells"
+            found.append(f"{cells} {', '.join(places)}, left out of the program, {reason}")
+    return [
+        f"{text}: its numbers may differ from the notebook's as with another seed. For equal "
+        "numbers, restart the workers, run only the other cells, and export again"
+        for text in found
+    ]
+
+
+def _iterated(entry: Entry) -> Iterator[str]:
+    """Yield the names whose values a cell iterates over."""
+    if entry.request is None:
+        return
+    try:
+        tree = ast.parse(entry.request.source)
+    except SyntaxError:
+        return
+    for node in outside_functions(tree):
+        match node:
+            case ast.For(iter=value) | ast.comprehension(iter=value):
+                yield from _names(value)
+            case ast.Assign(targets=[ast.Tuple() | ast.List()], value=value):
+                yield from _names(value)
+            case ast.Call(func=ast.Name(id=name), args=[value, *_]) if name in _ITERATES:
+                yield from _names(value)
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    return (part.id for part in ast.walk(node) if isinstance(part, ast.Name))

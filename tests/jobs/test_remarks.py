@@ -1,0 +1,46 @@
+"""Remarks about cells that a program leaves out."""
+
+from __future__ import annotations
+
+from nbdist.cells.dependencies import Entry, names_of
+from nbdist.jobs.remarks import remarks
+from nbdist.records import CellOptions, CellRequest
+
+LABELS = iter(range(1, 100))
+
+
+def entry(source: str, *, drew: bool = False) -> Entry:
+    label = next(LABELS)
+    request = CellRequest(
+        number=label,
+        source=source,
+        label=label,
+        strategy="mirrored",
+        awaits=False,
+        options=CellOptions(),
+    )
+    return Entry("cell", names_of(source), (0, 1), request, drew=drew)
+
+
+def test_cells_that_drew_random_numbers_are_named() -> None:
+    chosen, quiet, drawing = entry("a = 1"), entry("b = a"), entry("c = random()", drew=True)
+    (text,) = remarks([chosen], [quiet, drawing])
+    assert text.startswith(f"cell {drawing.place}, left out of the program, drew random numbers: ")
+
+
+def test_cells_that_iterate_over_shuffled_data_are_named() -> None:
+    chosen = entry("train = data.shuffle(10).batch(2)")
+    reading = [
+        entry("for x in train.take(1):\n    print(x)"),
+        entry("[(x, y)] = train.take(1)"),
+        entry("x = next(iter(train))"),
+        entry("shapes = [x.shape for x in train]"),
+    ]
+    others = [entry("print(train)"), entry("for i in range(3):\n    print(i)"), entry("!ls")]
+    (text,) = remarks([chosen], [*reading, *others])
+    places = ", ".join(one.place for one in reading)
+    assert text.startswith(f"cells {places}, left out of the program, read shuffled data: ")
+
+
+def test_data_without_shuffle_need_no_remark() -> None:
+    assert not remarks([entry("train = [1]")], [entry("for x in train:\n    print(x)")])
