@@ -31,13 +31,13 @@ _CHECKPOINTS = "checkpoints"
 _DEFINITION = re.compile(r"^(def|class|async def) ", re.MULTILINE)
 _INERT = {
     *("numpy", "scipy", "pandas", "sklearn", "matplotlib", "datasets"),
-    *("jax", "jaxlib", "optax", "equinox", "orbax"),
+    *("jax", "jaxlib", "flax", "optax", "equinox", "orbax"),
     *sys.stdlib_module_names,
 }
-"""Modules whose imports go to the top. Other imports stay in place: they may draw random numbers.
+"""Modules whose imports go to the top.
 
-`import keras` and `import flax` draw from Python's generator, and `import jax` from NumPy's.
-Workers import frameworks before they seed the generators, and an exported program does the same.
+Other imports stay in place: Keras takes its backend from the strategy, and the user's own modules
+may draw random numbers.
 """
 
 _WITH_TENSORFLOW = {"tensorflow", "keras"}

@@ -16,6 +16,7 @@ from nbdist.cells.parse import parse_cell
 from nbdist.cluster.handover import read_handover
 from nbdist.errors import UsageError
 from nbdist.records import CellOptions, ClusterRequest, Host, RunState, Saving, StepOptions
+from nbdist.utils.polling import repeat_until
 from tests import clusters
 from tests.references import plainly
 from tests.runs import new_state
@@ -103,20 +104,30 @@ def test_restored_collectives_keep_the_generators(
 
 
 def test_framework_is_seeded_at_its_import(jax_cluster: nbdist.Cluster) -> None:
-    """The import of Keras draws from Python's generator, also in a single process."""
-    seeded_draws = ALL_DRAWS.replace(IMPORTS, f"{IMPORTS}\ntf.random.set_seed({SEED})")
-    before = f"import random, numpy as np\nrandom.seed({SEED}); np.random.seed({SEED})\n"
-    reference = plainly({"own": before + seeded_draws}, KERAS_BACKEND="jax")["own"]
+    seeded = f"{IMPORTS}, random, numpy as np\ntf.random.set_seed({SEED})\n"
+    seeded += f"random.seed({SEED}); np.random.seed({SEED})\n"
+    reference = plainly({"own": seeded + ALL_DRAWS}, KERAS_BACKEND="jax")["own"]
     assert draw(jax_cluster, ALL_DRAWS) == reference
 
 
-def test_import_does_not_seed_python_and_numpy(jax_cluster: nbdist.Cluster) -> None:
-    """Imports may draw random numbers; `rich` does so once in a process."""
-    jax_cluster.restart()
-    own = "import random, numpy as np\nrandom.seed(1); np.random.seed(2)\nimport keras\n"
-    python_number, numpy_number = draw(jax_cluster, own + PYTHON_DRAWS)
-    assert python_number != random.Random(SEED).random()
-    assert numpy_number != np.random.RandomState(SEED).rand()
+@pytest.mark.usefixtures("own_folders")
+def test_import_of_a_package_does_not_shift_the_generators(tmp_path: Path) -> None:
+    """`rich`, which Keras imports, draws a number. Workers may have imported it before the cell."""
+    (tmp_path / "drawing.py").write_text("import random\nrandom.random()\n")
+    cell = "import keras\n" + PYTHON_DRAWS
+    with nbdist.Cluster(hosts=2, framework="jax", seed=SEED) as cluster:
+        first_draws = draw(cluster, cell)
+        assert first_draws == [random.Random(SEED).random(), np.random.RandomState(SEED).rand()]
+
+        def restart_loads_keras() -> bool:
+            cluster.restart()
+            return cluster.run("import sys\n'keras' in sys.modules").results[0] == "True"
+
+        assert repeat_until(restart_loads_keras, 30)
+        assert draw(cluster, cell) == first_draws
+        cluster.restart()
+        own_module = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport drawing\n"
+        assert draw(cluster, own_module + PYTHON_DRAWS)[0] != first_draws[0]
 
 
 def test_seed_applies_after_a_resize(

@@ -22,12 +22,13 @@ class ClusterSeed(int):
 def seed_generators(seed: int) -> None:
     """Seed the global generators of Python, NumPy, TensorFlow and Keras.
 
-    A framework that is not imported yet is seeded when a cell imports it. That later seeding leaves
-    the generators of Python and NumPy unchanged.
+    A framework that is not imported yet is seeded when a cell imports it. That import leaves the
+    generators of Python and NumPy unchanged.
 
     Args:
         seed: 0 to 2**32 - 1; a `ClusterSeed` if it is the cluster's seed and not a cell's.
     """
+    import_hooks.keep_generators()
     random.seed(seed)
     np.random.seed(seed)
     # Setting TensorFlow's seed creates no op and starts no runtime: a strategy can still be built.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
-import importlib
 import inspect
 import linecache
 import os
@@ -40,11 +39,6 @@ if TYPE_CHECKING:
 
 _Definition = TypeVar("_Definition", bound=Callable[..., Any])
 _KEY_BYTES = 32
-_FRAMEWORKS = {
-    "mirrored": "nbdist.worker.tensorflow.without_keras",
-    "pjrt": "nbdist.worker.jax.step.step",
-}
-"""Module that imports the framework of a strategy, as the fork server does for engines."""
 
 
 def script(
@@ -76,7 +70,6 @@ def script(
     if strategy not in ("mirrored", "pjrt"):
         raise UsageError(f"unknown strategy {strategy!r}: choose from mirrored, pjrt")
     placement = places.find(os.environ)
-    importlib.import_module(_FRAMEWORKS[strategy])  # before the seed: imports draw random numbers
     progress = Progress(placement.rank, placement.world_size)
     key = SocketAddress(url="", server_key=_key(placement))
     identity = WorkerIdentity(
