@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from nbdist.cells.effects import within
 
@@ -22,10 +22,12 @@ class Callees(Protocol):
     """Knowledge about the objects that a cell calls.
 
     Attributes:
+        namespace: global names of the cell.
         compiles: True if the framework compiles the step. Prints and other effects in it are then
             lost.
     """
 
+    namespace: dict[str, Any]
     compiles: bool
 
     def updates(self, call: ast.Call) -> bool:
@@ -75,12 +77,17 @@ class Callees(Protocol):
 
 
 class LoopError(Exception):
-    """A training loop whose body cannot be divided: the line, and the reason."""
+    """A training loop whose body cannot be divided: the file if it has one, line, and reason."""
 
     def __init__(self, line: int, reason: str) -> None:
-        super().__init__(f"line {line}: {reason}")
+        super().__init__(line, reason)
+        self.file = ""
         self.line = line
         self.reason = reason
+
+    def __str__(self) -> str:
+        place = f"{self.file}, line" if self.file else "line"
+        return f"{place} {self.line}: {self.reason}"
 
 
 def training_loops(tree: ast.AST, callees: Callees) -> Iterator[Loop]:

@@ -25,7 +25,7 @@ from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, Plann
 from nbdist.utils.allocator import return_freed_memory
 from nbdist.worker import cell_scope
 from nbdist.worker.keras import backend as keras_backend
-from nbdist.worker.lifting import lifted_loop
+from nbdist.worker.lifting import lifted_loop, module_loops
 from nbdist.worker.runtime import context, rng_alignment, seeding
 from nbdist.worker.runtime.reporter import connect
 from nbdist.worker.runtime.shell import engine_shell, place, source
@@ -272,7 +272,8 @@ class _Cell:
         if self._request.strategy is not None and not self._request.options.no_lift:
             cell_scope.use_loops(self._worker)
             names, strategy = self._shell.user_ns, self._request.strategy
-            tree = lifted_loop.rewritten(tree, source, names, strategy)
+            module_loops.lift_modules(names, strategy)
+            tree = lifted_loop.rewritten(tree, source, names, strategy) or tree
         value = None
         is_silent = source.rstrip().endswith(";")  # as in IPython
         if tree.body and isinstance(last := tree.body[-1], ast.Expr) and not is_silent:

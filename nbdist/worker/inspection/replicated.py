@@ -19,13 +19,13 @@ from nbdist.worker.inspection.digests import KnownNumbers, digest_of, found_unde
 from nbdist.worker.inspection.placement import readers
 from nbdist.worker.inspection.types import Inside
 from nbdist.worker.jax.arrays.leaves import as_data
+from nbdist.worker.runtime.user_modules import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from nbdist.records import Replicated
 
-_USERS_MODULE = "__main__"
 _CLOSED = (str, bytes, int, float, complex, type(None), np.ndarray, np.generic, type)
 
 
@@ -73,8 +73,8 @@ def _arrays(name: str, root: Any) -> Iterator[tuple[str, jax.Array]]:
 
 
 def _own_object(value: Any) -> Inside | None:
-    """Return the attributes of an object whose class the notebook defines."""
-    if type(value).__module__ != _USERS_MODULE or not type(value).__dictoffset__:
+    """Return the attributes of an object whose class the user defines."""
+    if not is_users(type(value).__module__) or not type(value).__dictoffset__:
         return None
     return Inside([((f".{name}",), part) for name, part in vars(value).items()])
 

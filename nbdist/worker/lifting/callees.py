@@ -7,6 +7,9 @@ import inspect
 import random
 import sys
 import textwrap
+from collections import ChainMap
+from importlib.machinery import PathFinder
+from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +17,12 @@ import numpy as np
 
 from nbdist.cells.effects import effect_in, is_compiled, root_name
 from nbdist.cells.loops import repeats_batch, training_loops
+from nbdist.worker.runtime.user_modules import behind, is_of_user, is_users, is_users_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from nbdist.cells.loops import Scan
-
-USERS = "__main__"
-"""Module of the functions and classes of cells."""
 
 _FRAMEWORKS = ("tensorflow", "keras", "jax", "optax", "flax")
 _OF_KERAS = ("fit", "evaluate", "predict", "train_on_batch", "compile")
@@ -39,20 +40,26 @@ class Callees:
     """Objects behind the calls of a cell, found by name before the cell runs.
 
     A call of a method, as in `self.train_step(x)`, means every method of this name in the classes
-    of the cell and of the user's namespace.
+    of the cell, of the user's namespace, and of the user's modules.
 
     Args:
-        tree: the cell.
-        namespace: the user's namespace.
+        tree: the cell, or a module of the user.
+        namespace: its global names.
+
+    Attributes:
+        namespace: the same names.
     """
 
     compiles = True
 
     def __init__(self, tree: ast.Module, namespace: dict[str, Any]) -> None:
-        self._namespace = namespace
+        self.namespace = namespace
+        self._spaces = [namespace, *map(vars, behind(list(namespace.values())))]
+        self._namespace = ChainMap(*self._spaces)
         self._defined: dict[str, list[ast.AST]] = {}
         self._methods: dict[str, list[ast.AST]] = {}
         self._aliases: dict[str, list[str]] = {}
+        self._imported: set[str] = set()
         self._collect(tree)
         self._visited: dict[str, bool] = {}
 
@@ -60,13 +67,15 @@ class Callees:
         """Collect the functions and methods of the cell, and the methods of earlier cells."""
         for node in ast.walk(tree):
             self._note(node)
-        for kind in list(self._namespace.values()):
-            if isinstance(kind, type) and kind.__module__ == USERS:
-                for name, method in vars(kind).items():
-                    function = getattr(method, "__func__", method)  # of class and static methods
-                    for found in tree_of(function):
-                        self._methods.setdefault(name, []).append(found)
-                        self._collect_inner(found)
+        kinds = {
+            value for space in self._spaces for value in list(space.values()) if _is_class(value)
+        }
+        for kind in kinds:
+            for name, method in vars(kind).items():
+                function = getattr(method, "__func__", method)  # of class and static methods
+                for found in tree_of(function):
+                    self._methods.setdefault(name, []).append(found)
+                    self._collect_inner(found)
 
     def _collect_inner(self, function: ast.AST) -> None:
         """Collect what a function of an earlier cell defines."""
@@ -84,10 +93,38 @@ class Callees:
                 self._defined.setdefault(name, []).append(node)
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() | ast.Lambda()):
                 self._defined.setdefault(name, []).append(node.value)
+            case ast.Import() | ast.ImportFrom(level=0):
+                self._note_import(node)
         match node:
             case ast.Assign(targets=[ast.Name(id=name) | ast.Attribute(attr=name)], value=value):
                 if function := _other_name(value):
                     self._aliases.setdefault(name, []).append(function)
+
+    def _note_import(self, node: ast.Import | ast.ImportFrom) -> None:
+        module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        for alias in node.names:
+            self._note_module(module[:-1] or alias.name)
+            self._note_module(f"{module}{alias.name}")
+            if module and alias.asname:
+                self._aliases.setdefault(alias.asname, []).append(alias.name)
+
+    def _note_module(self, name: str) -> None:
+        """Collect the definitions of a module of the user that the cell imports first."""
+        if name in self._imported or name.partition(".")[0] in sys.stdlib_module_names:
+            return
+        self._imported.add(name)
+        path = _file_of(name)
+        if path is None or not is_users_file(path):
+            return
+        try:
+            tree = ast.parse(Path(path).read_bytes())
+        except (OSError, SyntaxError):
+            return
+        for node in ast.walk(tree):
+            self._note(node)
+        for function in tree.body:  # of the module: `helpers.train_step`
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                self._methods.setdefault(function.name, []).append(function)
 
     def updates(self, call: ast.Call) -> bool:
         """Return True for a tape, and for a method that takes or applies a gradient."""
@@ -142,9 +179,15 @@ class Callees:
         key = f"method {name}"
         if key not in self._visited:
             self._visited[key] = False
-            takes = any(map(self._takes, self._methods.get(name, ())))
+            takes = any(map(self._takes, self._called_as_method(name)))
             self._visited[key] = takes or self._alias_takes(name)
         return self._visited[key]
+
+    def _called_as_method(self, name: str) -> Iterator[ast.AST]:
+        """Yield the methods of a name, and such functions of the user's modules."""
+        yield from self._methods.get(name, ())
+        for space in self._spaces[1:]:
+            yield from tree_of(space.get(name))
 
     def _takes(self, function: ast.AST) -> bool:
         """Return True if a function takes gradients, but not in a training loop of its own."""
@@ -206,9 +249,9 @@ class Callees:
             owner = self._value(call.func.value)
             if owner is None or is_of_user(owner):
                 name = call.func.attr
-                nodes += self._methods.get(name, ())
+                nodes += self._called_as_method(name)
                 for other in self._aliases.get(name, ()):
-                    nodes += (*self._called(other), *self._methods.get(other, ()))
+                    nodes += (*self._called(other), *self._called_as_method(other))
         return [node for node in nodes if isinstance(node, ast.FunctionDef)]
 
     def _called(self, name: str) -> Iterator[ast.AST]:
@@ -273,10 +316,21 @@ def _other_name(value: ast.expr) -> str:
     return ""
 
 
-def is_of_user(value: Any) -> bool:
-    """Return True if a value is an object or a class of the user's own classes."""
-    kind = value if isinstance(value, type) else type(value)
-    return kind.__module__ == USERS
+def _is_class(value: Any) -> bool:
+    return isinstance(value, type) and is_users(value.__module__)
+
+
+def _file_of(name: str) -> str | None:
+    """Return the file of a module. It imports nothing, not even the package of the module."""
+    folders: Sequence[str] | None = None
+    origin = None
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:end]), folders)
+        if spec is None:
+            return None
+        origin, folders = spec.origin, spec.submodule_search_locations or ()
+    return origin
 
 
 def tree_of(value: Any) -> Iterator[ast.AST]:
@@ -285,7 +339,7 @@ def tree_of(value: Any) -> Iterator[ast.AST]:
     value = inspect.unwrap(value) if callable(value) else value
     if isinstance(value, MethodType):
         value = value.__func__
-    if not isinstance(value, (FunctionType, type)) or value.__module__ != USERS:
+    if not isinstance(value, (FunctionType, type)) or not is_users(value.__module__):
         return
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(value)))

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.worker.lifting.callees import USERS, is_of_user
 from nbdist.worker.runtime.reachable import code_names
+from nbdist.worker.runtime.user_modules import is_of_user, is_users
 
 Read = Callable[[], Any]
 
@@ -103,14 +103,14 @@ class Constants:
         return {path: read() for path, read in self._reads.items()} | self._contents
 
     def _follow(self, path: str, value: Any) -> None:
-        if id(value) in self._seen or isinstance(value, (ModuleType, type)):
+        if id(value) in self._seen or _is_fixed(value):
             return
         self._seen[id(value)] = value
         self.has_compiled |= inspect.getattr_static(value, "python_function", None) is not None
         if isinstance(value, MethodType):
             self._follow(path, value.__self__)
             self._follow(path, value.__func__)
-        elif isinstance(value, FunctionType) and value.__module__ == USERS:
+        elif isinstance(value, FunctionType) and is_users(value.__module__):
             self._names |= {*code_names(value.__code__), *_texts(value.__code__)}
             for name, read in _of_function(value):
                 self._found(f"{path}:{name}", read)
@@ -137,11 +137,16 @@ class Constants:
         self._follow(path, read())
 
 
+def _is_fixed(value: Any) -> bool:
+    """Return True for classes and packages: a notebook does not assign their attributes."""
+    return isinstance(value, type) or (isinstance(value, ModuleType) and not is_of_user(value))
+
+
 def _of_function(function: FunctionType) -> Iterator[tuple[str, Read]]:
     """Yield the globals and the closure of a function, with how to read them."""
     space = function.__globals__
     for name in code_names(function.__code__):
-        if name in space and not isinstance(space[name], (ModuleType, type)):
+        if name in space and not _is_fixed(space[name]):
             yield name, functools.partial(space.get, name, _MISSING)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield name, functools.partial(_contents, cell)

@@ -9,7 +9,8 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from nbdist.cells.effects import root_name, within
-from nbdist.worker.lifting.callees import USERS, Callees, is_of_user, tree_of
+from nbdist.worker.lifting.callees import Callees, tree_of
+from nbdist.worker.runtime.user_modules import is_of_user, is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -236,7 +237,7 @@ def _wrappers(value: Any) -> Iterator[str]:
         part = waiting.pop(0)
         if isinstance(part, functools.partial):
             waiting.append(part.func)
-        elif isinstance(part, FunctionType) and part.__globals__.get("__name__") == USERS:
+        elif isinstance(part, FunctionType) and is_users(part.__globals__.get("__name__")):
             continue
         elif isinstance(part, FunctionType):
             yield part.__code__.co_qualname.lower()

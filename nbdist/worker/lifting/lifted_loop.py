@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import linecache
 import sys
 import time
 from collections.abc import Callable
@@ -230,7 +231,7 @@ class LiftedLoop:
         self, values: dict[str, Any], arguments: Arguments, like: LiftedStep | None
     ) -> StepRunner:
         request = _request(self._program, check=self._checks)
-        namespace = {**engine_shell().user_ns, **values}
+        namespace = {**self._program.namespace, **values}
         self._step = step = self._make(request, self._program, namespace, arguments, like)
         self._values = values | step.constants()
         extent = Unlimited(common=step.common)
@@ -240,8 +241,8 @@ class LiftedLoop:
         """Note the first plain value whose change makes nbdist compile the step again."""
         for path, value in values.items():
             if isinstance(value, PLAIN) and value != self._values.get(path):
-                line, name = self._program.loop.line, path.rpartition(":")[2].removesuffix(CONTENTS)
-                text = f"line {line}: the step is compiled again for each value of `{name}`"
+                place, name = self._program.place, path.rpartition(":")[2].removesuffix(CONTENTS)
+                text = f"{place}: the step is compiled again for each value of `{name}`"
                 self._worker.reporter.note_once("strategy", f"{text}: use a tf.Variable")
                 return
 
@@ -320,10 +321,20 @@ def _request(program: LoopProgram, *, check: bool) -> StepRequest:
 
 def defined(program: LoopProgram, namespace: dict[str, Any]) -> Callable[..., Any]:
     """Define the step function of a loop, with source for tracebacks and for AutoGraph."""
-    filename = engine_shell().compile.cache(program.source, context.current().request.label)
+    filename = _named(program)
     own: dict[str, Callable[..., Any]] = {}  # the user may have a function of the same name
     exec(compile(program.source, filename, "exec", dont_inherit=True), namespace, own)  # noqa: S102
     return own["step"]
+
+
+def _named(program: LoopProgram) -> str:
+    """Store the source of a step for tracebacks, and return a file name for it."""
+    if not program.file:
+        label = context.current().request.label
+        return str(engine_shell().compile.cache(program.source, label))
+    name, lines = f"{program.file}, step of {program.place}", program.source.splitlines(True)
+    linecache.cache[name] = len(program.source), None, lines, name
+    return name
 
 
 def use(strategy: StrategyName, maker: Callable[[], MakeStep]) -> None:
@@ -332,23 +343,31 @@ def use(strategy: StrategyName, maker: Callable[[], MakeStep]) -> None:
 
 
 def rewritten(
-    tree: ast.Module, source: str, namespace: dict[str, Any], strategy: StrategyName
-) -> ast.Module:
-    """Rewrite the training loops of a cell, and register them.
+    tree: ast.Module,
+    source: str,
+    namespace: dict[str, Any],
+    strategy: StrategyName,
+    file: str = "",
+) -> ast.Module | None:
+    """Rewrite the training loops of a cell or module, and register them.
 
     Args:
-        tree: the cell.
+        tree: the cell or the module.
         source: its source.
-        namespace: the user's namespace.
+        namespace: its global names.
         strategy: strategy of the cell.
+        file: name of the module's file; empty for a cell.
+
+    Returns:
+        The rewritten tree; None without training loops.
     """
     if not any(isinstance(node, (ast.For, ast.While)) for node in ast.walk(tree)):
-        return tree  # most cells: the search for callees takes longer than such a cell
-    tree, programs = lift(tree, source, _CALLEES[strategy](tree, namespace))
+        return None  # most cells: the search for callees takes longer than such a cell
+    tree, programs = lift(tree, source, _CALLEES[strategy](tree, namespace), file)
     _programs.update({number: (strategy, program) for number, program in programs.items()})
     for name, function in ((LIFTS, lifts), (LIFTED, lifted), (REFUSE, refuse)):
         setattr(builtins, name, function)
-    return tree
+    return tree if programs else None
 
 
 def lifts(number: int) -> bool:

@@ -50,10 +50,18 @@ class LoopProgram:
         source: source of the step function, with the user's line numbers.
         returned: outputs that each step assigns in the loop.
         data: source of the iterable, for messages.
+        namespace: global names of the loop.
+        file: name of its file; empty in a cell.
+        place: its line, for messages, with the file if it is in one.
     """
 
-    def __init__(self, loop: TrainingLoop, cell: str) -> None:
+    def __init__(
+        self, loop: TrainingLoop, cell: str, namespace: dict[str, Any], file: str = ""
+    ) -> None:
         self.loop = loop
+        self.namespace = namespace
+        self.file = file
+        self.place = f"{file}, line {loop.line}" if file else f"line {loop.line}"
         self.source = step_source(loop, cell)
         self.returned = loop.used + tuple(name for name in loop.carried if name not in loop.used)
         node = loop.node
@@ -61,14 +69,15 @@ class LoopProgram:
 
 
 def lift(
-    tree: ast.Module, cell: str, callees: Callees
+    tree: ast.Module, cell: str, callees: Callees, file: str = ""
 ) -> tuple[ast.Module, dict[int, LoopProgram | LoopError]]:
     """Rewrite the training loops of a cell.
 
     Args:
-        tree: the cell.
+        tree: the cell, or a module of the user.
         cell: its source.
         callees: knowledge about the objects that it calls.
+        file: name of the module's file; empty for a cell.
 
     Returns:
         The rewritten cell, and its training loops by number. A loop that cannot be divided is the
@@ -79,8 +88,9 @@ def lift(
     for node in list(training_loops(tree, callees)):
         number = numbers[node] = next(_numbers)
         try:
-            programs[number] = LoopProgram(divide(node, callees), cell)
+            programs[number] = LoopProgram(divide(node, callees), cell, callees.namespace, file)
         except LoopError as error:
+            error.file = file
             programs[number] = error
     if not programs:
         return tree, programs

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import random
 import sys
-import sysconfig
 import threading
 from importlib.machinery import PathFinder, SourceFileLoader
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import wrapt
+
+from nbdist.worker.runtime.user_modules import is_users_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,11 +42,48 @@ def keep_generators() -> None:
         sys.meta_path.insert(0, _InstalledPackages())
 
 
+def after_imports_of_users(do: Callable[[ModuleType], None]) -> None:
+    """Call `do` after each import or reload of a module of the user."""
+    if not any(isinstance(finder, _UsersModules) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _UsersModules(do))
+
+
+class _UsersModules:
+    """Finder of the user's modules.
+
+    Args:
+        do: receives each module after its code has run.
+    """
+
+    def __init__(self, do: Callable[[ModuleType], None]) -> None:
+        self._do = do
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module. See `importlib.abc.MetaPathFinder.find_spec`."""
+        spec = _in_file(name, path, target)
+        if spec is None or not is_users_file(spec.origin or ""):
+            return None
+        loader: Any = spec.loader
+        loader.exec_module = functools.partial(self._import, loader.exec_module)
+        return spec
+
+    def _import(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
+        exec_module(module)
+        self._do(module)
+
+
+def _in_file(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+    """Find a module that has a source file."""
+    spec = PathFinder.find_spec(name, path, target)
+    return spec if spec is not None and isinstance(spec.loader, SourceFileLoader) else None
+
+
 class _InstalledPackages:
     """Finder of the packages of this environment. Their import keeps the generators."""
 
     def __init__(self) -> None:
-        self._folders = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
         self._keeps = False
 
     def find_spec(
@@ -54,10 +92,8 @@ class _InstalledPackages:
         """Find a module. See `importlib.abc.MetaPathFinder.find_spec`."""
         if self._keeps or threading.current_thread() is not threading.main_thread():
             return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is None or not isinstance(spec.loader, SourceFileLoader):
-            return None
-        if not (spec.origin or "").startswith(self._folders):
+        spec = _in_file(name, path, target)
+        if spec is None or is_users_file(spec.origin or ""):
             return None
         loader: Any = spec.loader
         loader.exec_module = functools.partial(self._import, loader.exec_module)

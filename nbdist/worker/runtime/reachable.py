@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
+
+from nbdist.worker.runtime.user_modules import NOTEBOOK, is_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +24,8 @@ def reachable(
 ) -> Iterator[tuple[str, Any]]:
     """Yield every object behind `names`, with the path to it.
 
-    The search follows tuples, lists and dicts, and the global names that user functions read.
+    The search follows tuples, lists and dicts, the global names that functions of the user read,
+    and the names of the user's modules. The paths of these contain the module: `helpers.model`.
 
     Args:
         names: names in the user's namespace.
@@ -47,13 +50,22 @@ def reachable(
             waiting.extend((f"{path}[{i}]", item) for i, item in enumerate(value))
         elif isinstance(value, MethodType):
             waiting.append((path, value.__self__))
-        elif isinstance(value, FunctionType) and _is_of_user(value, namespace):
-            used, own = code_names(value.__code__), value.__globals__
-            waiting.extend((name, own[name]) for name in used if name in own)
+        elif isinstance(value, FunctionType):
+            waiting.extend(_read_by(value, namespace))
+        elif isinstance(value, ModuleType) and is_users(value.__name__):
+            own = vars(value).items()
+            waiting.extend((f"{path}.{name}", part) for name, part in own if name[:2] != "__")
 
 
-def _is_of_user(function: FunctionType, namespace: dict[str, Any]) -> bool:
-    return function.__globals__ is namespace or function.__module__ == "__main__"
+def _read_by(function: FunctionType, namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the globals that a function of the user reads."""
+    module, own = function.__module__, function.__globals__
+    is_in_notebook = own is namespace or module == NOTEBOOK
+    if is_in_notebook or is_users(module):
+        start = "" if is_in_notebook else f"{module}."
+        for name in code_names(function.__code__):
+            if name in own:
+                yield f"{start}{name}", own[name]
 
 
 def of_kinds(

@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import UsageError
-from nbdist.worker.lifting import lifted_loop
+from nbdist.worker.lifting import lifted_loop, module_loops
+from nbdist.worker.lifting.definitions import replace_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from nbdist.records import StrategyName
 
 
@@ -44,16 +43,19 @@ class ProgramLoops:
         self._marked.append(definition)
 
     def rewrite(self) -> None:
-        """Let the marked functions run their training loops as steps over all replicas."""
+        """Let the marked functions run their training loops as steps over all replicas.
+
+        Loops in the user's modules do so too.
+        """
+        module_loops.lift_modules(self._namespace, self._strategy)
         while self._marked:
             definition = self._marked.pop(0)
             path, node = _located(definition)
             source = "".join(linecache.getlines(path))
             tree = ast.Module(body=[node], type_ignores=[])
-            tree = lifted_loop.rewritten(tree, source, self._namespace, self._strategy)
-            for name, code in _codes(compile(_bare(tree), path, "exec", dont_inherit=True)):
-                if (function := _function(definition, name)) is not None:
-                    function.__code__ = code
+            changed = lifted_loop.rewritten(tree, source, self._namespace, self._strategy)
+            if changed is not None:
+                replace_code([definition], compile(changed, path, "exec", dont_inherit=True))
 
 
 def _located(definition: FunctionType | type) -> tuple[str, ast.stmt]:
@@ -76,28 +78,3 @@ def _located(definition: FunctionType | type) -> tuple[str, ast.stmt]:
 
 def _first_line(node: ast.FunctionDef | ast.ClassDef) -> int:
     return min(part.lineno for part in (node, *node.decorator_list))
-
-
-def _bare(tree: ast.Module) -> ast.Module:
-    """Remove the decorators of the definition: only its code is used."""
-    (node,) = tree.body
-    assert isinstance(node, (ast.FunctionDef, ast.ClassDef))
-    node.decorator_list = []
-    return tree
-
-
-def _codes(module: CodeType) -> Iterator[tuple[str, CodeType]]:
-    """Yield the code of a function with its name, or of the methods of a class."""
-    (outer,) = (part for part in module.co_consts if isinstance(part, CodeType))
-    yield outer.co_name, outer
-    yield from ((part.co_name, part) for part in outer.co_consts if isinstance(part, CodeType))
-
-
-def _function(definition: FunctionType | type, name: str) -> FunctionType | None:
-    """Return the function of a name: the definition, or a method of it without decorators."""
-    if isinstance(definition, FunctionType):
-        return definition if definition.__name__ == name else None
-    found = vars(definition).get(name)
-    for attribute in ("__func__", "fget"):  # of static methods and properties
-        found = getattr(found, attribute, found)
-    return found if isinstance(found, FunctionType) else None

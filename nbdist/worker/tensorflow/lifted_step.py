@@ -159,7 +159,7 @@ class MirroredLoopStep(MirroredStep):
         self._trials = LoopTrials(
             self._subject,
             lambda: compiled(self._steps.kind),
-            line=program.loop.line,
+            place=program.place,
             replicas=self.replicas,
         )
 
@@ -183,7 +183,7 @@ class MirroredLoopStep(MirroredStep):
 
     def header(self) -> str:
         program = self._program
-        where = f"line {program.loop.line}:"
+        where = f"{program.place}:"
         if self._trials.needs_whole:
             return f"{where} every worker computes whole batches, as found by the last run"
         rows = self._steps.kind.rows

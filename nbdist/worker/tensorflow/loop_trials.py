@@ -51,7 +51,7 @@ _ALL, _EVERY = 1000, 8
 """Number of the first batches whose rows are all examined, and the interval after them."""
 
 
-_known: set[tuple[int, int]] = set()
+_known: set[tuple[int, str]] = set()
 """Cells and lines of the loops that need whole batches."""
 
 
@@ -61,7 +61,7 @@ class LoopTrials:
     Args:
         make_subject: creates the trial of a compiled step.
         make_step: compiles the step again, for draws that are the same in all trials.
-        line: line of the loop in its cell.
+        place: line of the loop in its cell or file.
         replicas: number of replicas.
 
     Attributes:
@@ -73,10 +73,10 @@ class LoopTrials:
         make_subject: MakeSubject,
         make_step: Callable[[], CompiledStep],
         *,
-        line: int,
+        place: str,
         replicas: int,
     ) -> None:
-        self._key = context.current().cell_state.source, line
+        self._key = context.current().cell_state.source, place
         self.needs_whole = self._key in _known
         self._make_subject = make_subject
         self._make_step = make_step
@@ -116,7 +116,7 @@ class LoopTrials:
 
     def _warn(self, worst: Difference, causes: Sequence[str], *, is_first: bool) -> None:
         text = (
-            f"line {self._key[1]}: every worker computes whole batches, because the step gives "
+            f"{self._key[1]}: every worker computes whole batches, because the step gives "
             f"other numbers on parts of a batch: `{worst.name}` differs by {worst.largest:.2g}. "
         )
         text += (

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 from nbdist.worker.runtime.reachable import reachable
+from nbdist.worker.runtime.user_modules import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _MOST_ITEMS = 1000
 """Maximum length of a searched container. Longer ones contain data."""
-
-_USERS_MODULE = "__main__"
 
 
 def objects_behind(names: Iterable[str], namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -33,7 +32,7 @@ def _more(value: Any) -> Iterable[tuple[str, Any]]:
         return [("", value.python_function)]
     if isinstance(value, FunctionType):
         return _of_closure(value)
-    if type(value).__module__ == _USERS_MODULE and type(value).__dictoffset__:
+    if is_users(type(value).__module__) and type(value).__dictoffset__:
         return [(f".{name}", part) for name, part in vars(value).items() if name[:2] != "__"]
     return []
 

@@ -23,6 +23,8 @@ from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, REFUSE, LoopProgram, li
 class GradientTape:
     """Double of TensorFlow's tape."""
 
+    __module__ = "tensorflow"
+
     def __enter__(self) -> GradientTape:
         return self
 
@@ -34,6 +36,8 @@ class GradientTape:
 
 class Optimizer:
     """Double of an optimizer that records its updates."""
+
+    __module__ = "keras"
 
     def __init__(self) -> None:
         self.updates: list[list[float]] = []

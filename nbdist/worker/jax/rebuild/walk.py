@@ -17,6 +17,7 @@ from nbdist.worker.jax.arrays.distributed_dataset import (
     Placement,
 )
 from nbdist.worker.jax.arrays.replicas import PerReplica
+from nbdist.worker.runtime.user_modules import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +30,6 @@ _NEVER = (
     *(FunctionType, BuiltinFunctionType, MethodType, jax.core.Tracer),
 )
 _DICTS = (dict, OrderedDict, defaultdict)
-_USERS_MODULE = "__main__"
 _OURS = (PerReplica, DistributedDataset, GlobalSource, PartSource, Placement)
 
 
@@ -40,7 +40,7 @@ class LostValue(Exception):  # noqa: N818 - not an error: it ends the walk of a 
 class Walk:
     """Traversal of a value that replaces arrays, devices, meshes and shardings.
 
-    Dicts, lists, and objects of NNX, Keras and the notebook's own classes change in place. Other
+    Dicts, lists, and objects of NNX, Keras and the user's own classes change in place. Other
     pytrees are rebuilt if a part changes, and stay the same object otherwise. Each value is
     replaced once, so shared values stay shared.
 
@@ -106,5 +106,5 @@ class Walk:
 
 def _is_open(value: Any) -> bool:
     """Return True if to change the attributes of an object whose class JAX does not know."""
-    known = type(value).__module__ == _USERS_MODULE or isinstance(value, _OURS)
+    known = is_users(type(value).__module__) or isinstance(value, _OURS)
     return (known or dataclasses.is_dataclass(value)) and type(value).__dictoffset__ != 0

@@ -18,8 +18,8 @@ import jax
 
 from nbdist.errors import StepError
 from nbdist.worker.jax.step.code_names import globals_of
-from nbdist.worker.jax.step.object_slots import is_users
 from nbdist.worker.runtime.reachable import code_names
+from nbdist.worker.runtime.user_modules import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -225,7 +225,7 @@ class JaxLoopStep:
         return found if (every == every[0]).all() else "ranks"
 
     def header(self) -> str:
-        program, where = self._program, f"line {self._program.loop.line}:"
+        program, where = self._program, f"{self._program.place}:"
         match self._division:
             case "divided":
                 return f"{where} steps over `{program.data}` on {self.shards} replicas"
@@ -313,7 +313,7 @@ class JaxLoopStep:
         try:
             _, outputs = self._function(*given, *carried)
         except (ValueError, RuntimeError) as error:
-            reason, where = str(error).split(". ")[0], f"line {self._program.loop.line}"
+            reason, where = str(error).split(". ")[0], self._program.place
             if self._division == "pmap" and any(text in reason for text in _MAPPED):
                 raise StepError(
                     f"{where}: jax.pmap maps over the devices of one worker "
@@ -381,13 +381,13 @@ class JaxLoopStep:
         loop = self._program.loop
         if loop.effect:
             raise StepError(
-                f"--check runs the step of line {loop.line} on trial, but {loop.effect} would "
+                f"--check runs the step of {self._program.place} on trial, but {loop.effect} would "
                 "also run then: move it out of the step"
             )
         if loop.scan == "batches":
             raise StepError(
-                f"--check compares rows of a batch, but the step of line {loop.line} scans over "
-                "several batches: run the cell without --check"
+                f"--check compares rows of a batch, but the step of {self._program.place} scans "
+                "over several batches: run the cell without --check"
             )
         rank = RankRows(
             rank=context.current().rank, ranks=jax.process_count(), replicas=self.shards

@@ -13,8 +13,8 @@ from nbdist.worker.jax.arrays.leaves import as_data, is_array
 from nbdist.worker.jax.runtime.loop_signals import signals_of_loop
 from nbdist.worker.jax.step.carried import place_of
 from nbdist.worker.jax.step.closures import holds_objects
-from nbdist.worker.jax.step.object_slots import is_users
 from nbdist.worker.runtime import rng_alignment
+from nbdist.worker.runtime.user_modules import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from nbdist.worker.jax.step.code_names import globals_of
-from nbdist.worker.jax.step.object_slots import Globals, container_of, is_users, leads_on
+from nbdist.worker.jax.step.object_slots import Globals, container_of, leads_on
+from nbdist.worker.runtime.user_modules import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,9 +7,7 @@ item of a dict or a list. It can also be a variable of an enclosing function, or
 from __future__ import annotations
 
 import functools
-import site
 import sys
-import sysconfig
 from collections import OrderedDict, deque
 from types import (
     BuiltinFunctionType,
@@ -25,6 +23,8 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+
+from nbdist.worker.runtime.user_modules import is_users
 
 Contents = dict[Any, Any]
 
@@ -45,7 +45,6 @@ _SKIPPED = {
 }
 """Packages whose objects contain no state of a step and refer to many other objects."""
 
-_INSTALLED = (*site.getsitepackages(), sysconfig.get_path("stdlib"))
 _NOT_THE_USERS = {"In", "Out", "exit", "quit", "get_ipython", "strategy", "mesh"}
 _EMPTY = CellType()
 
@@ -255,17 +254,6 @@ def _is_of_nnx(value: Any) -> bool:
     from nbdist.worker.jax.step import nnx
 
     return nnx.is_object(value)
-
-
-@functools.cache
-def is_users(module: str | None) -> bool:
-    """Return True if a module is the notebook, or a file of the user outside any package."""
-    if module == "__main__":
-        return True
-    if module is None or module.partition(".")[0] in _SKIPPED or module not in sys.modules:
-        return False
-    file = sys.modules[module].__dict__.get("__file__") or _INSTALLED[0]
-    return not file.startswith(_INSTALLED)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from nbdist.worker.jax.step.object_graph import walk
-from nbdist.worker.jax.step.object_slots import is_users
+from nbdist.worker.runtime.user_modules import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,6 @@ def module() -> Iterator[ModuleType]:
     sys.modules[MODULE] = made
     yield made
     del sys.modules[MODULE]
-    is_users.cache_clear()
 
 
 def program(source: str) -> dict[str, Any]:

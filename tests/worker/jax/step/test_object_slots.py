@@ -19,9 +19,9 @@ from nbdist.worker.jax.step.object_slots import (
     container_of,
     is_data,
     is_open,
-    is_users,
     leads_on,
 )
+from nbdist.worker.runtime.user_modules import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,6 @@ def users_module() -> Iterator[ModuleType]:
     sys.modules[module.__name__] = module
     yield module
     del sys.modules[module.__name__]
-    is_users.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -233,7 +232,6 @@ def test_modules_of_the_user_are_outside_of_packages(users_module: ModuleType) -
     assert is_users("__main__")
     assert is_users(users_module.__name__)
     del users_module.__file__
-    is_users.cache_clear()
     assert not is_users(users_module.__name__)
     for module in (None, "math", "json", "numpy.linalg", "nbdist", "pytest", "missing_module"):
         assert not is_users(module)
