@@ -31,6 +31,23 @@ _HOST_METHODS = {
 }
 """Methods whose effect is outside of a step: lists, progress bars, logs and files."""
 
+_OF_MATH = {"add", "log"}
+_MODULES = {
+    "tf",
+    "tensorflow",
+    "tfp",
+    "keras",
+    "K",
+    "ops",
+    "jnp",
+    "jax",
+    "lax",
+    "np",
+    "numpy",
+    "math",
+}
+"""Functions of mathematics that have the name of such a method, and usual names of modules."""
+
 
 def is_host(statement: ast.stmt) -> bool:
     """Return True if a statement has an effect outside of the step, such as `print`."""
@@ -47,7 +64,9 @@ def acts_outside(node: ast.AST) -> bool:
         return False
     if isinstance(node.func, ast.Name):
         return node.func.id in SHOWS or node.func.id in _READS
-    return isinstance(node.func, ast.Attribute) and node.func.attr in _HOST_METHODS
+    if not isinstance(node.func, ast.Attribute) or node.func.attr not in _HOST_METHODS:
+        return False
+    return node.func.attr not in _OF_MATH or root_name(node.func) not in _MODULES
 
 
 def effect_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST | None:

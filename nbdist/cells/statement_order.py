@@ -63,10 +63,21 @@ def _roots(statement: ast.stmt) -> Iterator[str]:
 
 
 def counts(statement: ast.stmt, step: Sequence[ast.stmt]) -> bool:
-    """Return True for an assignment without calls that has no part in the step, as `count += 1`."""
+    """Return True for an assignment without calls that has no part in the step, as `count += 1`.
+
+    `weights = model.trainable_variables` has one if the step calls the model, which may create
+    them.
+    """
     if not isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
         return False
     if any(isinstance(node, ast.Call) for node in within(statement)):
+        return False
+    called = {
+        ast.unparse(node.func) for s in step for node in within(s) if isinstance(node, ast.Call)
+    }
+    if any(
+        isinstance(n, ast.Attribute) and ast.unparse(n.value) in called for n in within(statement)
+    ):
         return False
     made, names = Names(), names_in(statement)
     made.scan(step)

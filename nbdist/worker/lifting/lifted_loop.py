@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 _programs: dict[int, tuple[StrategyName, LoopProgram | LoopError]] = {}
 
 
+class NotCompiledError(Exception):
+    """A step that the framework cannot compile, or that fails on a part of a batch: the reason."""
+
+
 class LiftedStep(StepStrategy, Protocol):
     """Step of a training loop in one framework.
 
@@ -48,6 +52,14 @@ class LiftedStep(StepStrategy, Protocol):
 
     def batch(self, arguments: Arguments) -> Batch:
         """Return this rank's part of the arguments, and select the program for them."""
+        ...
+
+    def ready(self, batch: Batch) -> None:
+        """Compile the step for a batch, and try it if a trial is due.
+
+        Raises:
+            NotCompiledError: it cannot be compiled. The variables have not changed.
+        """
         ...
 
     def rebind(self, values: dict[str, Any]) -> bool:
@@ -63,7 +75,10 @@ class LiftedStep(StepStrategy, Protocol):
         ...
 
     def header(self) -> str:
-        """Describe the first step: its line, its data, and how the replicas share it."""
+        """Describe the first step: its line, its data, and how the replicas share it.
+
+        Empty if a warning has said it.
+        """
         ...
 
     def outputs(self, names: Sequence[str]) -> tuple[Any, ...]:
@@ -93,11 +108,33 @@ MakeStep = Callable[
 ]
 """Creates the step of a loop from the user's namespace, with the values that the step reads.
 
-The last argument is an earlier step with other metrics; None if other values changed too.
+The last argument is an earlier step with other metrics; None if other values changed too. It
+raises `NotCompiledError` like `LiftedStep.ready`.
 """
 
 _makers: dict[StrategyName, Callable[[], MakeStep]] = {}
 _CALLEES: dict[StrategyName, type[Callees]] = {"mirrored": Callees, "pjrt": JaxCallees}
+
+
+class _WrittenStep:
+    """Step that runs as a function of Python, because it is not compiled.
+
+    Args:
+        function: the step.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._found: dict[str, Any] = {}
+
+    def run(self, values: dict[str, Any], arguments: Arguments) -> None:
+        """Run the step with the values of the names that it reads."""
+        self._function.__globals__.update(values)
+        _, self._found = self._function(*arguments.given, *arguments.carried)
+
+    def outputs(self, names: Sequence[str]) -> tuple[Any, ...]:
+        """Return values that the last call assigned."""
+        return tuple(self._found[name] for name in names)
 
 
 class Unlimited:
@@ -138,7 +175,8 @@ class LiftedLoop:
         self._make = make
         self._passing = contextlib.ExitStack()
         self._runner: StepRunner | None = None
-        self._step: LiftedStep
+        self._step: LiftedStep | None = None
+        self._written: _WrittenStep | None = None
         self._values: dict[str, Any] = {}
         # Only the first loop of a cell saves its state.
         self._saving = None if worker.cell_state.loops else worker.request.saving
@@ -153,7 +191,8 @@ class LiftedLoop:
         self._skipped = 0
         worker = self._worker
         self._stop = _stop_of_cell(worker)
-        self._passing.enter_context(worker.interrupts.deferred_to_step())
+        if self._written is None:
+            self._passing.enter_context(worker.interrupts.deferred_to_step())
         if self._runner is not None and self._runner.at.epoch < self._epoch:
             self._runner.at = Position(step=self._runner.at.step, epoch=self._epoch, batches=0)
         self._ended_at = time.perf_counter()
@@ -161,7 +200,7 @@ class LiftedLoop:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._passing.close()
-        if kind is None and self._runner is not None and self.ran:
+        if kind is None and self._runner is not None and self.ran and self._written is None:
             self._runner.end_epoch(self._epoch)
 
     def skips(self) -> bool:
@@ -188,54 +227,91 @@ class LiftedLoop:
             carried: values of the carried names.
             reads: functions that return the values of the names that the step reads.
         """
-        waited_s = time.perf_counter() - self._ended_at
         arguments = Arguments(given, carried)
-        self._prepare(reads, arguments)
-        assert self._runner is not None
-        batch, runner = self._step.batch(arguments), self._runner
+        if self._written is None:
+            try:
+                return self._lifted(reads, arguments)
+            except NotCompiledError as error:
+                self._use_written(error)
+        assert self._written is not None
+        self._written.run(_read(reads), arguments)
+        self.ran = True
+        return self._written.outputs(self._program.returned)
+
+    def _lifted(self, reads: dict[str, Callable[[], Any]], arguments: Arguments) -> tuple[Any, ...]:
+        """Run the step on all replicas."""
+        waited_s = time.perf_counter() - self._ended_at
+        is_first = self._runner is None
+        step, runner = self._prepared(reads, arguments)
+        batch = step.batch(arguments)
+        if not runner.has_begun:
+            runner.begin(batch)
+        step.ready(batch)
+        if is_first and (header := step.header()):
+            self._worker.reporter.note("strategy", header)
         # Other loops of the cell may have made steps. The steps of a cell have different numbers.
         if runner.at.step < (made := self._worker.progress.step):
             runner.at = structs.replace(runner.at, step=made)
         runner.run(batch, waited_s)
         self.ran = True
-        outputs = self._step.outputs(self._program.returned)
+        outputs = step.outputs(self._program.returned)
         self._ended_at = time.perf_counter()
         return outputs
+
+    def _use_written(self, error: NotCompiledError) -> None:
+        """Run the step as written from now on, and warn."""
+        if self._step is not None:
+            self._step.finish()
+        self._passing.close()  # the cell stops at once, as without steps
+        self._written = _WrittenStep(defined(self._program, self._program.namespace))
+        text = (
+            f"{self._program.place}: every worker computes the whole loop as written, because "
+            f"nbdist cannot compile its step ({error})"
+        )
+        self._worker.reporter.note("strategy", text, warning=True)
 
     def last(self) -> tuple[Any, ...]:
         """Return the outputs of the last step that the body does not read."""
         names, shown = self._program.loop.outputs, self._program.returned
-        return self._step.last([name for name in names if name not in shown])
+        rest = [name for name in names if name not in shown]
+        if self._written is not None:
+            return self._written.outputs(rest)
+        assert self._step is not None
+        return self._step.last(rest)
 
-    def _prepare(self, reads: dict[str, Callable[[], Any]], arguments: Arguments) -> None:
+    def _prepared(
+        self, reads: dict[str, Callable[[], Any]], arguments: Arguments
+    ) -> tuple[LiftedStep, StepRunner]:
+        """Return the step for the values that it reads."""
         values = _read(reads)
-        before = self._runner
-        if before is None:
-            self._runner = self._compile(values, arguments, None)
+        before, step = self._runner, self._step
+        if before is None or step is None:
+            step, self._runner = self._compiled(values, arguments, None)
             self._runner.resume()
-            self._worker.reporter.note("strategy", self._step.header())
             self._worker.ending.callback(self._finish)
             self._worker.ending.push(self._end)
-            return
-        values |= self._step.constants(begins=not self.ran)
-        if _are_same(values, self._values) or self._step.rebind(values):
+            return step, self._runner
+        values |= step.constants(begins=not self.ran)
+        if _are_same(values, self._values) or step.rebind(values):
             self._values = values
-            return
-        like = self._step if self._has_new_metrics(values) else None
-        self._step.finish()
+            return step, before
+        like = step if self._has_new_metrics(values) else None
+        step.finish()
         self._note_change(values)
-        self._runner = self._compile(values, arguments, like)
+        step, self._runner = self._compiled(values, arguments, like)
         self._runner.continue_from(before)
+        return step, self._runner
 
-    def _compile(
+    def _compiled(
         self, values: dict[str, Any], arguments: Arguments, like: LiftedStep | None
-    ) -> StepRunner:
+    ) -> tuple[LiftedStep, StepRunner]:
         request = _request(self._program, check=self._checks)
         namespace = {**self._program.namespace, **values}
         self._step = step = self._make(request, self._program, namespace, arguments, like)
         self._values = values | step.constants()
         extent = Unlimited(common=step.common)
-        return StepRunner(self._worker, request.options, step, extent, self._stop, self._saving)
+        stop, saving = self._stop, self._saving
+        return step, StepRunner(self._worker, request.options, step, extent, stop, saving)
 
     def _note_change(self, values: dict[str, Any]) -> None:
         """Note the first plain value whose change makes nbdist compile the step again."""
@@ -261,11 +337,12 @@ class LiftedLoop:
         return step is not None and step.check
 
     def _end(self, *raised: Any) -> None:
-        if self._runner is not None:
+        if self._runner is not None and self._written is None:
             self._runner.end(*raised)
 
     def _finish(self) -> None:
-        self._step.finish()
+        if self._step is not None and self._written is None:
+            self._step.finish()
 
 
 def _read(reads: dict[str, Callable[[], Any]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from nbdist.worker.tensorflow.replica import (
 from nbdist.worker.tensorflow.replica.batch_share import Shares
 from nbdist.worker.tensorflow.replica.inlined_functions import converted, inlined_functions
 from nbdist.worker.tensorflow.replica.sample_random import Draws
-from nbdist.worker.tensorflow.row_dataflow import depends_on_kinds
+from nbdist.worker.tensorflow.row_dataflow import depends_on_kinds, kink
 from nbdist.worker.tensorflow.runtime import collective_timing
 from nbdist.worker.tensorflow.step_outputs import leaves_of
 from nbdist.worker.training import step_contract
@@ -146,6 +146,11 @@ class CompiledStep:
         with inlined_functions():
             return self._replicas.strategy.run(self._replica, args=values)
 
+    def trace(self, batch: Batch) -> None:
+        """Compile the step for the kind of a batch, unless it is compiled."""
+        if (False, batch.whole, kind_of(batch.values)) not in self._traced:
+            self._graph(batch)
+
     def variables(self, batch: Batch) -> tuple[tf.Variable, ...]:
         """Return this rank's parts of all variables that the step uses."""
         variables: tuple[tf.Variable, ...] = self._graph(batch).variables
@@ -154,6 +159,13 @@ class CompiledStep:
     def depends_on_kinds(self, batch: Batch) -> bool:
         """Return True if parts of a batch may be wrong only if it has certain rows."""
         return depends_on_kinds(self._graph(batch), batch.rows // self._replicas.total)
+
+    def kink(self, batch: Batch) -> str:
+        """Describe an operation for which parts of a batch may be wrong later; or return empty."""
+        rows, graph = batch.rows // self._replicas.total, self._graph(batch)
+        outputs = tf.nest.flatten(graph.structured_outputs[OUTPUTS])
+        decisions = [leaf for leaf in outputs if tf.is_tensor(leaf) and leaf.dtype == tf.bool]
+        return kink(graph, rows, (leaf.name for leaf in decisions if not leaf.shape.rank))
 
     def _graph(self, batch: Batch) -> Any:
         values = self._replicas.values(batch)
@@ -183,8 +195,12 @@ class CompiledStep:
     def outputs(self, report: Any, names: Iterable[str]) -> dict[str, Any]:
         """Return values that a step has assigned."""
         local, assigned = self._replicas.strategy.experimental_local_results, report[OUTPUTS]
+        assert self._outputs is not None
         return {
-            name: tf.nest.map_structure(lambda v: local(v)[0], assigned[name]) for name in names
+            name: tf.nest.map_structure(lambda v: local(v)[0], assigned[name])
+            if name in assigned
+            else self._outputs.other(name)
+            for name in names
         }
 
     def compared(self, report: Any, *, together: bool) -> dict[str, Any]:
@@ -218,11 +234,12 @@ class CompiledStep:
 
     def last(self, report: Any, names: Sequence[str]) -> tuple[Any, ...]:
         """Return values of a step that the body of its loop does not read, over all replicas."""
+        assert self._outputs is not None
         combine = self._combine(self._last_shares)
-        values = combine({name: report[OUTPUTS].get(name) for name in names})
+        values = combine({name: report[OUTPUTS][name] for name in names if name in report[OUTPUTS]})
         local = self._replicas.strategy.experimental_local_results
         found = tf.nest.map_structure(lambda v: local(v)[0], values)
-        return tuple(found[name] for name in names)
+        return tuple(found[n] if n in found else self._outputs.other(n) for n in names)
 
     def _combine(self, shares: Shares) -> Callable[..., Any]:
         """Return a function that combines values over replicas, traced once for each kind."""
@@ -234,9 +251,9 @@ class CompiledStep:
             def combined(values: dict[str, Any]) -> dict[str, Any]:
                 return {name: outputs.combined(name, v, shares) for name, v in values.items()}
 
-            self._combined[key] = tf.function(
-                lambda values: strategy.run(combined, args=(values,)), autograph=False
-            )
+            function = tf.function(lambda v: strategy.run(combined, args=(v,)), autograph=False)
+            function._omit_frequent_tracing_warning = True  # the names are few
+            self._combined[key] = function
         return self._combined[key]
 
     def add_up(self, path: str) -> None:
@@ -300,12 +317,18 @@ class CompiledStep:
         report, assigned = self._body(*values)
         ours = {}
         if self._outputs is not None:
+            assigned = tf.nest.map_structure(_dense, assigned)
             report = self._outputs.report(assigned, self._shares)
             ours[OUTPUTS] = self._outputs.over_replicas(assigned, self._shares)
         scalars = step_contract.scalars(self._request, report, tf.convert_to_tensor)
         finite = self._watch.agreed(scalars)
         ours |= self.signals.values()
         return {**scalars, FINITE: finite, **self._clock.stamps(), **ours}
+
+
+def _dense(value: Any) -> Any:
+    """Return the gradient of an embedding as an array."""
+    return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
 
 
 @contextlib.contextmanager

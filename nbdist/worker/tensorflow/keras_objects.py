@@ -74,13 +74,13 @@ class KerasObjects:
         """Use another object in place of one."""
         self._owners = [(name, new if value is old else value) for name, value in self._owners]
 
-    def slots(self) -> Iterator[tf.Variable]:
-        """Yield the slot variables of optimizers, such as moments."""
+    def optimized(self) -> Iterator[tuple[list[tf.Variable], list[tf.Variable]]]:
+        """Yield the slot variables of each optimizer, and the variables that it trains."""
         for _, optimizer in self.optimizers:
             scalars = (optimizer.iterations, optimizer._learning_rate)
-            for variable in optimizer.variables:
-                if not any(variable is scalar for scalar in scalars):
-                    yield tensorflow_variable(variable)
+            slots = [v for v in optimizer.variables if not any(v is scalar for scalar in scalars)]
+            trained = optimizer._trainable_variables
+            yield [*map(tensorflow_variable, slots)], [*map(tensorflow_variable, trained)]
 
     def check_scope(self) -> None:
         """Check that all objects were created in the strategy's scope and have variables.

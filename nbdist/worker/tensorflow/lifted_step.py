@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import textwrap
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 import optree
 import tensorflow as tf
 
+from nbdist.errors import NbdistError
 from nbdist.worker.data.batches import Batch, RankRows
-from nbdist.worker.lifting.lifted_loop import defined
+from nbdist.worker.lifting.lifted_loop import NotCompiledError, defined
 from nbdist.worker.runtime import context
 from nbdist.worker.tensorflow.compiled_step import CompiledStep
 from nbdist.worker.tensorflow.loop_trials import LoopTrials
@@ -20,12 +25,20 @@ from nbdist.worker.tensorflow.step import MirroredStep
 from nbdist.worker.tensorflow.step_outputs import StepOutputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from nbdist.records import StepRequest
     from nbdist.worker.lifting.lifted_loop import Arguments
     from nbdist.worker.lifting.rewrite import LoopProgram
     from nbdist.worker.training.parity import Findings
+
+
+_BOLD = re.compile(r"\x1b\[[0-9;]*m")
+_REASON = 200
+"""Maximum length of a reason in a message."""
+
+_OF_THE_STEP = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
+"""Errors of operations that depend on the code of the step alone."""
 
 
 class _Kind:
@@ -51,6 +64,9 @@ class _Kind:
             self._flat, self._structure = _flattened((arguments.given, arguments.carried))
             count = self._structure.child(0).num_leaves
         found = {i: _as_array(value) for i, value in enumerate(self._flat) if _is_array(value)}
+        for value in found.values():
+            if not isinstance(value, (np.ndarray, np.generic, tf.Tensor)):
+                raise TypeError(f"the loop passes a {type(value).__name__} to the step")
         split = [i for i, array in found.items() if i < count and len(array.shape)]
         rows = {int(found[i].shape[0]) for i in split}
         self.rows = rows.pop() if len(rows) == 1 else 0
@@ -58,7 +74,7 @@ class _Kind:
         self.divided = len(split)
         self._order = [*split, *(i for i in found if i not in split)]
         self.arrays = tuple(found[i] for i in self._order)
-        static = [repr(value) for i, value in enumerate(self._flat) if i not in found]
+        static = [_text(value) for i, value in enumerate(self._flat) if i not in found]
         self.key = self._structure, count, *static, *self._order, self.divided
 
     def part(self, rows: slice) -> tuple[Any, ...]:
@@ -134,10 +150,13 @@ class MirroredLoopStep(MirroredStep):
     ) -> None:
         written = defined(program, namespace)
         function = converted(written)
-        build_objects(
-            lambda: function(*first.given, *first.carried), program.loop.reads, namespace, strategy
-        )
-        kind, outputs = _Kind(first), StepOutputs(program.loop)
+        with _not_compiled():
+            reads = program.loop.reads
+            build_objects(
+                lambda: function(*first.given, *first.carried), reads, namespace, strategy
+            )
+            kind = _Kind(first)
+        outputs = StepOutputs(program.loop)
         body = kind.body(function)
         super().__init__(request, lambda _source: body, namespace, strategy, None, outputs)
         self._program = program
@@ -184,8 +203,10 @@ class MirroredLoopStep(MirroredStep):
     def header(self) -> str:
         program = self._program
         where = f"{program.place}:"
-        if self._trials.needs_whole:
+        if self._trials.was_known:
             return f"{where} every worker computes whole batches, as found by the last run"
+        if self._trials.needs_whole:
+            return ""  # a warning says why
         rows = self._steps.kind.rows
         if not rows:
             return (
@@ -200,7 +221,8 @@ class MirroredLoopStep(MirroredStep):
         return f"{where} steps over `{program.data}` on {self.shards} replicas"
 
     def batch(self, arguments: Arguments) -> Batch:
-        kind = _Kind(arguments)
+        with _not_compiled():
+            kind = _Kind(arguments)
         self._compiled = self._steps.of(kind)
         if not kind.rows or self._trials.needs_whole:
             every, rows, divided = (lambda: kind.arrays), kind.rows or 1, kind.divided
@@ -215,9 +237,13 @@ class MirroredLoopStep(MirroredStep):
         self._compiled.find_rows(batch)
         return super().check(batch)
 
+    def ready(self, batch: Batch) -> None:
+        with _not_compiled():
+            self._compiled.trace(batch)
+            if not batch.whole:
+                self._trials.verify(self._compiled, batch, self.gather)
+
     def step(self, batch: Batch) -> Any:
-        if not batch.whole:
-            self._trials.verify(self._compiled, batch, self.gather)
         if self._trials.needs_whole and not batch.whole:
             rows = batch.everything()
             batch = Batch(rows, batch.rows, whole=True, everything=batch.everything)
@@ -232,6 +258,29 @@ class MirroredLoopStep(MirroredStep):
         return self._compiled.last(self._steps.report, names)
 
 
+@contextlib.contextmanager
+def _not_compiled() -> Iterator[None]:
+    """Turn errors of TensorFlow's compilation, and of steps on parts, into `NotCompiledError`."""
+    try:
+        yield
+    except (NbdistError, NotCompiledError):
+        raise
+    except Exception as error:
+        if isinstance(error, tf.errors.OpError) and not isinstance(error, _OF_THE_STEP):
+            raise  # for example a rank that died
+        raise NotCompiledError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the sentence of an error that says what is wrong, without places in libraries."""
+    if "merge_call" in str(error):
+        return "an update is inside of an `if` on a tensor or a loop over tensors"
+    text = str(error).partition("Arguments received by")[0]  # of Keras
+    lines = [line for line in map(str.strip, _BOLD.sub("", text).splitlines()) if line]
+    kind, last = type(error).__name__, lines[-1] if lines else ""
+    return textwrap.shorten(last if last.startswith(kind) else f"{kind}: {last}", _REASON)
+
+
 def _flattened(values: Any) -> tuple[list[Any], optree.PyTreeSpec]:
     """Flatten nested values; `tf.nest` takes 20 times as long."""
     return optree.tree_flatten(values, none_is_leaf=True, namespace="keras")
@@ -243,9 +292,18 @@ def _as_array(value: Any) -> Any:
 
 
 def _is_array(value: Any) -> bool:
-    if isinstance(value, (bool, str, bytes)) or value is None:
+    if isinstance(value, (bool, str, bytes)) or value is None or _is_variable(value):
         return False
     return isinstance(value, (int, float, np.ndarray, np.generic)) or tf.is_tensor(value)
+
+
+def _is_variable(value: Any) -> bool:
+    return isinstance(value, (tf.Variable, keras.Variable))
+
+
+def _text(value: Any) -> str:
+    """Return a text that is equal for values which a compiled step may exchange."""
+    return f"variable {id(value)}" if _is_variable(value) else repr(value)
 
 
 def _rows_of(array: Any, rows: slice) -> Any:

@@ -19,7 +19,6 @@ from nbdist.worker.data.batches import RankRows
 from nbdist.worker.runtime import context
 from nbdist.worker.tensorflow.keras.row_kinds import RowKinds, rare_first
 from nbdist.worker.tensorflow.keras.step_trial import repeatable
-from nbdist.worker.training.parity import compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,16 +29,20 @@ if TYPE_CHECKING:
     from nbdist.worker.tensorflow.parity import MirroredSubject
     from nbdist.worker.training.parity import Findings
 
+    _Found = tuple[Findings, list[Difference]]
     MakeSubject = Callable[[CompiledStep, Batch], MirroredSubject]
 
 _NEAR = 1e-3
 """Tolerance of the ratio by which nbdist recognizes a sum over the rows of a batch."""
 
-_LEAST, _OF_DRAWS = 3e-4, 1e-2
-"""Least difference that counts, and that for steps that draw random numbers.
+_LINEAR = 2e-5
+"""Least difference of assigned values, slots of optimizers, and variables of plain descent.
 
-Smaller ones are rounding, which an optimizer amplifies. Its size is unknown for random numbers.
+Smaller ones are rounding. `fit` has the same limit.
 """
+
+_LEAST, _OF_DRAWS = 3e-4, 1e-2
+"""Least difference of other variables, and that in steps that draw random numbers."""
 
 _LAST = 1 << 10
 """Number of the last batch that is tried for its number."""
@@ -66,6 +69,7 @@ class LoopTrials:
 
     Attributes:
         needs_whole: True if every replica must compute whole batches.
+        was_known: True if an earlier run of the cell found that.
     """
 
     def __init__(
@@ -77,7 +81,7 @@ class LoopTrials:
         replicas: int,
     ) -> None:
         self._key = context.current().cell_state.source, place
-        self.needs_whole = self._key in _known
+        self.was_known = self.needs_whole = self._key in _known
         self._make_subject = make_subject
         self._make_step = make_step
         self._replicas = replicas
@@ -105,27 +109,39 @@ class LoopTrials:
         if self.needs_whole or self._replicas == 1 or not self._is_due(step, batch):
             return
         is_first = self._batches == 1
+        if is_first and (text := step.kink(batch)):
+            self._use_whole(f"because the step {text}")
+            return
         worst, causes = self._wrong(step, batch)
         if worst is None and is_first and (ordered := self._rare_first(batch)) is not None:
             worst, causes = self._wrong(step, ordered)
         if gather(np.array([worst is not None], np.int32)).any():
-            self.needs_whole = True
-            _known.add(self._key)
-            if worst is not None:  # else another rank has found the difference
+            if worst is None:  # another rank has found the difference, and warns
+                self._use_whole("")
+            else:
                 self._warn(worst, causes, is_first=is_first)
 
     def _warn(self, worst: Difference, causes: Sequence[str], *, is_first: bool) -> None:
-        text = (
-            f"{self._key[1]}: every worker computes whole batches, because the step gives "
-            f"other numbers on parts of a batch: `{worst.name}` differs by {worst.largest:.2g}. "
-        )
-        text += (
-            "The numbers are those of one device, without a speed-up."
+        self._use_whole(
+            "because the step gives other numbers on parts of a batch: "
+            f"`{worst.name}` differs by {worst.largest:.2g}",
+            causes,
+            after=""
             if is_first
             else "Earlier steps may have other numbers than on one device: run the loop again from "
-            "new variables to compute whole batches from the first step on."
+            "new variables to compute whole batches from the first step on.",
         )
-        context.current().reporter.note("strategy", " ".join([text, *causes]), warning=True)
+
+    def _use_whole(self, reason: str, causes: Sequence[str] = (), after: str = "") -> None:
+        """Compute whole batches from now on, and warn unless `reason` is empty."""
+        self.needs_whole = True
+        _known.add(self._key)
+        if reason:
+            text = f"{self._key[1]}: every worker computes whole batches, {reason}."
+            after = after or "The numbers are those of one device, without a speed-up."
+            context.current().reporter.note(
+                "strategy", " ".join([text, after, *causes]), warning=True
+            )
 
     def _is_due(self, step: CompiledStep, batch: Batch) -> bool:
         """Return True if a batch must be tried. Call it for each batch."""
@@ -170,11 +186,9 @@ class LoopTrials:
         Returns:
             The largest difference, or None. Its likely causes.
         """
-        found = self._found(step, batch)
-        failed = _failed(found)
+        found, failed = self._found(step, batch)
         if failed and found.ordered:
-            found = self._found_with_equal_draws(batch)
-            failed = _failed(found)
+            found, failed = self._found_with_equal_draws(batch)
         for difference in list(failed):
             is_sum = abs(difference.largest - 1 + 1 / self._replicas) < _NEAR
             if difference.reported and is_sum and found.moved:
@@ -182,14 +196,14 @@ class LoopTrials:
                 failed.remove(difference)
         return max(failed, key=lambda d: d.largest, default=None), found.causes
 
-    def _found(self, step: CompiledStep, batch: Batch) -> Findings:
+    def _found(self, step: CompiledStep, batch: Batch) -> _Found:
         key = id(step)
         if key not in self._subjects:
             step.find_rows(batch)
             self._subjects[key] = self._make_subject(step, batch)
         return self._moved(self._subjects[key], batch)
 
-    def _found_with_equal_draws(self, batch: Batch) -> Findings:
+    def _found_with_equal_draws(self, batch: Batch) -> _Found:
         """Compare steps that draw the same random numbers in each trial."""
         step = self._make_step()
         with repeatable():
@@ -198,16 +212,16 @@ class LoopTrials:
             subject = self._make_subject(_Repeatable(step), batch)  # type: ignore[arg-type]
         return self._moved(subject, batch)
 
-    def _moved(self, subject: MirroredSubject, batch: Batch) -> Findings:
+    def _moved(self, subject: MirroredSubject, batch: Batch) -> _Found:
         """Compare; if no variable changes, compare the step that follows.
 
         The learning rate of the first step may be zero.
         """
-        found = compare(subject, batch, self._replicas, coarse=False)
-        if found.moved:
-            return found
-        with subject.one_step_later():
-            return compare(subject, batch, self._replicas, coarse=False)
+        found = subject.compare(batch, self._replicas)
+        if not found.moved:
+            with subject.one_step_later():
+                found = subject.compare(batch, self._replicas)
+        return found, _failed(found, subject)
 
 
 class _Repeatable:
@@ -230,7 +244,13 @@ class _Repeatable:
             return self._step.alone(values)
 
 
-def _failed(found: Findings) -> list[Difference]:
+def _failed(found: Findings, subject: MirroredSubject) -> list[Difference]:
     """Return the differences that are too large."""
-    least = _OF_DRAWS if found.ordered else _LEAST
-    return [d for d in found.differences if d.largest > max(d.tolerance, least)]
+    failed, optimized = [], subject.optimized
+    for difference in found.differences:
+        is_linear = difference.reported or difference.name in optimized.linear
+        least = _LINEAR if is_linear else _OF_DRAWS if found.ordered else _LEAST
+        if difference.largest > max(difference.tolerance, least):
+            failed.append(difference)
+    wrong = {difference.name for difference in failed}
+    return [d for d in failed if optimized.amplified.get(d.name, wrong) & wrong]

@@ -16,6 +16,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tensorflow.python.framework import func_graph
 
 from nbdist.worker.runtime.replaced_attributes import replaced
+from nbdist.worker.tensorflow.replica.inlined_functions import inlined_functions
 from nbdist.worker.tensorflow.user_objects import objects_behind
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def build_objects(
 
     with (
         strategy.scope(),
+        inlined_functions(in_replicas=False),
         replaced(BaseOptimizer, "apply", apply),
         replaced(BaseOptimizer, "apply_gradients", apply_pairs),
         replaced(tf.GradientTape, "gradient", gradient),

@@ -12,16 +12,41 @@ from tensorflow.python.distribute import distribute_lib
 from nbdist.worker.data.batches import map_arrays
 from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.tensorflow.replica.summed_variables import is_summed
-from nbdist.worker.training.parity import Outcome
+from nbdist.worker.training.parity import Outcome, compare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from nbdist.worker.data.batches import Batch, Tree
-    from nbdist.worker.training.parity import Values
+    from nbdist.worker.training.parity import Findings, Values
 
 HIDDEN = "?"
 """Prefix of the reported names that nbdist adds to the user's."""
+
+
+class Optimized:
+    """Names of the slots of optimizers, and of the variables that they train.
+
+    Args:
+        optimizers: both for each optimizer.
+
+    Attributes:
+        groups: groups of names whose changes have one scale, by name.
+        amplified: names of the slots for each variable of an optimizer with slots. Such an
+            optimizer amplifies the rounding of gradients that are almost zero, but not in its
+            slots.
+        linear: names of slots, and of variables of optimizers without slots.
+    """
+
+    def __init__(self, optimizers: Sequence[Sequence[Sequence[str]]]) -> None:
+        self.groups: dict[str, str] = {}
+        self.amplified: dict[str, frozenset[str]] = {}
+        self.linear: set[str] = set()
+        for i, (slots, trained) in enumerate(optimizers):
+            self.groups |= dict.fromkeys(trained, f"variables of optimizer {i}")
+            self.groups |= dict.fromkeys(slots, f"slots of optimizer {i}")
+            self.amplified |= dict.fromkeys(trained, frozenset(slots)) if slots else {}
+            self.linear |= {*slots} or {*trained}
 
 
 class MirroredSubject:
@@ -31,12 +56,17 @@ class MirroredSubject:
         strategy: strategy of all ranks.
         variables: this rank's own parts of every variable that the step uses.
         names: variables with their user names.
-        slots: variables that begin at zero, such as an optimizer's. A factor in a gradient is then
-            a factor in them, even after earlier training.
+        optimized: slot variables of each optimizer, and the variables that it trains. Slots begin
+            at zero in a trial. A factor in a gradient is then a factor in them, even after earlier
+            training.
+        coarse: True if layers compute in less than float32.
         together: runs the step on all replicas.
         alone: step function, to be traced as on one replica.
         outputs: returns further values of a finished step that are compared, by name. Its option
             `together` is True for a step on all replicas.
+
+    Attributes:
+        optimized: names of the slots and variables of optimizers.
     """
 
     def __init__(
@@ -45,7 +75,8 @@ class MirroredSubject:
         *,
         variables: Iterable[tf.Variable],
         names: Iterable[tuple[str, tf.Variable]],
-        slots: Iterable[tf.Variable],
+        optimized: Iterable[tuple[list[tf.Variable], list[tf.Variable]]],
+        coarse: bool,
         together: Callable[[Batch], Any],
         alone: Callable[[tuple[Any, ...]], Any],
         outputs: Callable[..., dict[str, Any]],
@@ -54,12 +85,21 @@ class MirroredSubject:
         local = strategy.experimental_local_results
         whole = {id(local(variable)[0]): (name, variable) for name, variable in names}
         parts = list(variables)
-        self._at_zero = {id(part) for slot in slots for part in local(slot)}
+        optimizers = list(optimized)
+        self._at_zero = {id(p) for slots, _ in optimizers for slot in slots for p in local(slot)}
+        self._coarse = coarse
         self._parts = parts
         self._later = 0
         self._before: list[tuple[tf.Variable, np.ndarray, np.ndarray]] = []
         found = {id(part): part for part in parts if id(part) in whole}
         self._named = {whole[key][0]: part for key, part in found.items()}
+        names_of = {key: name for key, (name, _) in whole.items()}
+        self.optimized = Optimized(
+            [
+                [[n for v in group if (n := names_of.get(id(local(v)[0])))] for group in pair]
+                for pair in optimizers
+            ]
+        )
         # Sort, as each is a collective and a graph's variables have another order on each rank.
         self._summed = dict(
             sorted((whole[k] for k in found if is_summed(whole[k][1])), key=lambda pair: pair[0])
@@ -71,6 +111,10 @@ class MirroredSubject:
         self._totals = tf.function(self._all_totals, autograph=False)
         for function in (self._alone, self._means, self._totals):
             function._omit_frequent_tracing_warning = True  # each value has a shape of its own
+
+    def compare(self, batch: Batch, replicas: int) -> Findings:
+        """Compare the step on parts of a batch with the step on all of it."""
+        return compare(self, batch, replicas, coarse=self._coarse, groups=self.optimized.groups)
 
     @contextlib.contextmanager
     def one_step_later(self) -> Iterator[None]:

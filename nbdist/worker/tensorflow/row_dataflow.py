@@ -1,17 +1,23 @@
-"""Data flow of a compiled step: do its results depend on the kinds of rows in a batch?
+"""Data flow of a compiled step: may its results be wrong on parts of some batches?
 
 A step on parts of a batch is right for every batch if it computes each row alone and adds the rows
 up. A mean over the positions of a mask is different: it divides by a sum over rows, which differs
 between parts if some rows have more padding than others. Such a step has an operation on sums over
 rows that is not linear. The search follows the batch through the graph, up to the collectives.
+
+A function of a sum over rows that has a kink or a jump, such as `abs(loss - 0.1)`, is linear on
+both sides of it. Trials of a step then show a difference only if the sums of the parts are on
+different sides.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import tensorflow as tf
+
 if TYPE_CHECKING:
-    import tensorflow as tf
+    from collections.abc import Iterable
 
 _SHAPES = frozenset({"Rank", "Shape", "ShapeN", "Size", "ZerosLike", "OnesLike"})
 """Operations whose results do not depend on values."""
@@ -51,6 +57,21 @@ _BY_ROW = frozenset(
 )
 """Operations that compute each row of their result from the same row of the arguments."""
 
+_KINKS = frozenset(
+    """
+    Abs Ceil ClipByValue Equal Floor FloorDiv FloorMod Greater GreaterEqual If LeakyRelu Less
+    LessEqual Maximum Minimum NotEqual Relu Relu6 Round SelectV2 Sign StatelessIf Where
+    """.split()  # noqa: SIM905
+)
+"""Operations whose result or derivative jumps."""
+
+_CHOICES = frozenset({"If", "SelectV2", "StatelessIf"})
+"""Operations that are linear, except in their first argument."""
+
+_REDUCTIONS = frozenset({"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"})
+_TESTS = frozenset({"IsFinite", "IsInf", "IsNan"})
+"""Operations of tests for finite numbers, which are false in no usual step."""
+
 _PRODUCTS = frozenset({"Mul", "MulNoNan"})
 _QUOTIENTS = frozenset({"RealDiv", "DivNoNan"})
 
@@ -77,6 +98,44 @@ def depends_on_kinds(graph: tf.Graph, rows: int) -> bool:
         if operation.type.startswith("Assign"):
             reached.add(operation.inputs[0].name)  # the variable, which later operations read
     return False
+
+
+def kink(graph: tf.Graph, rows: int, decisions: Iterable[str] = ()) -> str:
+    """Describe an operation with a kink on a sum over the rows; empty without one.
+
+    Args:
+        graph: graph of the step on one part, as for `depends_on_kinds`.
+        rows: number of rows of the part.
+        decisions: names of tensors without rows that are true or false.
+    """
+    captured = {tensor.name for tensor in graph.internal_captures}
+    reached = {tensor.name for tensor in graph.inputs} - captured
+    sums: set[str] = set()
+    decided = set(decisions)
+    for operation in graph.get_operations():
+        given = {tensor.name for tensor in operation.inputs} & reached
+        kind = operation.type
+        if given and any(tensor.name in decided for tensor in operation.outputs):
+            return "has a result that is true or false for all rows of a batch"
+        if not given or kind in _SHAPES | _TESTS or kind.startswith("Collective"):
+            continue
+        decides = operation.inputs[:1] if kind in _CHOICES else operation.inputs
+        if kind in _KINKS and any(tensor.name in sums for tensor in decides):
+            return f"applies `{kind}` to a mean or sum over the rows of a batch"
+        outputs = {tensor.name for tensor in operation.outputs}
+        reached |= outputs
+        if given <= sums or (kind in _REDUCTIONS and _adds_rows(operation, rows)):
+            sums |= outputs
+    return ""
+
+
+def _adds_rows(reduction: tf.Operation, rows: int) -> bool:
+    """Return True if a reduction has one result for all rows."""
+    source, axes = reduction.inputs
+    if reduction.outputs[0].shape.rank == 0:
+        return True
+    found = tf.get_static_value(axes)
+    return _has_rows(source, rows) and found is not None and 0 in set(found.reshape(-1).tolist())
 
 
 def _is_safe(operation: tf.Operation, tensors: list[tf.Tensor], rows: int) -> bool:

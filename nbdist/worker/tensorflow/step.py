@@ -20,7 +20,6 @@ from nbdist.worker.tensorflow.replica.finite import FiniteWatch, LossScaling
 from nbdist.worker.tensorflow.replica.signals import signals_of
 from nbdist.worker.tensorflow.replica_state import EqualVariables
 from nbdist.worker.tensorflow.runtime.rank_gather import Gather
-from nbdist.worker.training.parity import compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,8 +99,7 @@ class MirroredStep:
         return self._gather(numbers)
 
     def check(self, batch: Batch) -> Findings:
-        subject = self._subject(self._compiled, batch)
-        return compare(subject, batch, self.replicas, coarse=self._objects.is_coarse())
+        return self._subject(self._compiled, batch).compare(batch, self.replicas)
 
     def _subject(self, compiled: CompiledStep, batch: Batch) -> MirroredSubject:
         """Return the trial of a compiled step."""
@@ -109,7 +107,8 @@ class MirroredStep:
             self._strategy,
             variables=compiled.variables(batch),
             names=self._objects.variables(),
-            slots=self._objects.slots(),
+            optimized=self._objects.optimized(),
+            coarse=self._objects.is_coarse(),
             together=compiled.together,
             alone=compiled.alone,
             outputs=compiled.compared,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import keras
 import tensorflow as tf
 
 from nbdist.cells.nested_steps import shown_name
@@ -31,6 +32,7 @@ class StepOutputs:
     def __init__(self, loop: TrainingLoop) -> None:
         self._used = {*loop.used, *loop.carried}
         self._summed: set[str] = set()
+        self._others: dict[str, Any] = {}
         self._with_rows: set[str] = set()
 
     def report(self, assigned: dict[str, Any], shares: Shares | None) -> dict[str, Any]:
@@ -44,12 +46,21 @@ class StepOutputs:
         }
 
     def over_replicas(self, assigned: dict[str, Any], shares: Shares | None) -> dict[str, Any]:
-        """Return the outputs. Call it in a replica; without shares, on a single one."""
+        """Return the tensors. Call it in a replica; without shares, on a single one."""
+        tensors = {name: value for name, value in assigned.items() if _are_tensors(name, value)}
+        self._others |= {name: v for name, v in assigned.items() if name not in tensors}
         return {
             name: self.combined(name, value, shares) if name in self._used else value
-            for name, value in assigned.items()
-            if all(leaf is None or tf.is_tensor(leaf) for _, leaf in _leaves(name, value))
+            for name, value in tensors.items()
         }
+
+    def other(self, name: str) -> Any:
+        """Return a value that is no tensor, such as a list of variables.
+
+        Raises:
+            KeyError: the step has not assigned the name.
+        """
+        return self._others[name]
 
     def find_rows(self, assigned: dict[str, Any], rows: int) -> None:
         """Find the outputs with a row for each sample.
@@ -90,6 +101,13 @@ class StepOutputs:
         if is_sum:
             return replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
         return keras_metrics.mean(own, shares) if leaf.dtype.is_floating else leaf
+
+
+def _are_tensors(name: str, value: Any) -> bool:
+    return all(
+        leaf is None or (tf.is_tensor(leaf) and not isinstance(leaf, (tf.Variable, keras.Variable)))
+        for _, leaf in _leaves(name, value)
+    )
 
 
 def leaves_of(values: dict[str, Any]) -> dict[str, Any]:

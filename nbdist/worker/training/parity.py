@@ -8,6 +8,7 @@ communication. The step on all replicas is compared with these three.
 
 from __future__ import annotations
 
+import types
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -17,7 +18,7 @@ from nbdist.records import Difference
 from nbdist.worker.data.batches import map_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from nbdist.worker.data.batches import Batch, Tree
 
@@ -28,6 +29,13 @@ COARSE_TOLERANCE = 1e-2
 """Tolerance for float16 and bfloat16 (11 and 8 bits)."""
 
 _NOISE_MARGIN = 8
+_OF_GROUP = 1e-2
+"""Part of the largest change in a group below which a change in it may be rounding only.
+
+A bias before a normalization has a gradient of zero, and rounding in place of it.
+"""
+
+_NO_GROUPS: Mapping[str, str] = types.MappingProxyType({})
 _RATIO_TOLERANCE = 0.02
 _OF_BATCH_NORM = ("batch_norm", "batchnorm", "moving")
 
@@ -69,7 +77,14 @@ class Findings(msgspec.Struct, frozen=True):
     moved: bool = True
 
 
-def compare(subject: Subject, batch: Batch, replicas: int, *, coarse: bool) -> Findings:
+def compare(
+    subject: Subject,
+    batch: Batch,
+    replicas: int,
+    *,
+    coarse: bool,
+    groups: Mapping[str, str] = _NO_GROUPS,
+) -> Findings:
     """Run the step in all ways with one batch, and compare the results.
 
     Args:
@@ -77,6 +92,7 @@ def compare(subject: Subject, batch: Batch, replicas: int, *, coarse: bool) -> F
         batch: first batch of the run.
         replicas: number of replicas that share the batch.
         coarse: True if the model computes in a lower precision than float32.
+        groups: groups of variables whose changes have one scale, by the names of the variables.
     """
     before = subject.state()
     whole = batch.everything()
@@ -88,6 +104,7 @@ def compare(subject: Subject, batch: Batch, replicas: int, *, coarse: bool) -> F
         every=subject.together(batch),
         replicas=replicas,
         coarse=coarse,
+        groups=groups,
     )
     return trial.findings()
 
@@ -108,15 +125,16 @@ class _Trial(msgspec.Struct, frozen=True):
     every: Outcome
     replicas: int
     coarse: bool
+    groups: Mapping[str, str]
 
     def findings(self) -> Findings:
-        ordered = [
-            name
-            for name, value in self.one.report.items()
-            if not self._alike_in_reverse(self.reverse.report[name], value)
+        sizes = self._report_sizes()
+        ordered = [n for n in self.one.report if self._is_ordered(n, sizes[n])]
+        reports = [self._of_report(name, sizes[name]) for name in self.one.report]
+        changes = self._changes()
+        variables = [
+            self._of_variable(name, changes[name], rounds=not ordered) for name in self.one.state
         ]
-        reports = [self._of_report(name) for name in self.one.report]
-        variables = [self._of_variable(name, rounds=not ordered) for name in self.one.state]
         wrong = [d.name for d in variables if not d.passes]
         failed = wrong or not all(d.passes for d in reports)
         causes = self._causes(ordered, wrong) if failed else []
@@ -126,12 +144,22 @@ class _Trial(msgspec.Struct, frozen=True):
         )
         return Findings((*reports, *variables), tuple(causes), tuple(ordered), moved)
 
-    def _of_report(self, name: str) -> Difference:
+    def _report_sizes(self) -> dict[str, float]:
+        """Return the sizes of the reported values. `grads[0]` and `grads[1]` are one group."""
+        sizes = {name: _size(value) for name, value in self.one.report.items()}
+        return _at_least(sizes, {name: name.partition("[")[0] for name in sizes})
+
+    def _changes(self) -> dict[str, float]:
+        """Return the largest change of an element of each variable."""
+        found = {name: _span(after, self.before[name]) for name, after in self.one.state.items()}
+        return _at_least(found, self.groups)
+
+    def _of_report(self, name: str, size: float) -> Difference:
         """Compare a reported value, relative to the value itself."""
         one = self.one.report[name]
-        return self._difference(name, one, self.every.report[name], _size(one), 0.0)
+        return self._difference(name, one, self.every.report[name], size, 0.0)
 
-    def _of_variable(self, name: str, *, rounds: bool) -> Difference:
+    def _of_variable(self, name: str, change: float, *, rounds: bool) -> Difference:
         """Compare a variable, relative to the largest change of an element.
 
         A change with the order of the rows counts as rounding, unless reported values change too.
@@ -140,7 +168,6 @@ class _Trial(msgspec.Struct, frozen=True):
         epsilon = float(np.finfo(one.dtype).eps) if one.dtype.kind == "f" else 0.0
         reordered = _span(self.reverse.state[name], one) if rounds else 0.0
         rounding = max(epsilon * _size(one), reordered)
-        change = _span(one, self.before[name])
         return self._difference(
             name, one, self.every.state[name], change, _NOISE_MARGIN * rounding, reported=False
         )
@@ -174,10 +201,12 @@ class _Trial(msgspec.Struct, frozen=True):
             return 0.0
         return COARSE_TOLERANCE if self.coarse else TOLERANCES.get(str(dtype), COARSE_TOLERANCE)
 
-    def _alike_in_reverse(self, reverse: np.ndarray, value: np.ndarray) -> bool:
-        """Return True if a value does not depend on the order of the rows, except for its own."""
+    def _is_ordered(self, name: str, size: float) -> bool:
+        """Return True if a reported value depends on the order of the rows, except for its own."""
+        value, reverse = self.one.report[name], self.reverse.report[name]
         own = reverse[::-1] if reverse.ndim else reverse
-        return self._alike(reverse, value) or self._alike(own, value)
+        limit = _NOISE_MARGIN * self._tolerance(value.dtype) * size
+        return min(_span(reverse, value), _span(own, value)) > limit
 
     def _alike(self, a: np.ndarray, b: np.ndarray) -> bool:
         equal_shapes = a.shape == b.shape
@@ -228,6 +257,19 @@ class _Trial(msgspec.Struct, frozen=True):
                 "mean."
             )
         return causes
+
+
+def _at_least(sizes: dict[str, float], groups: Mapping[str, str]) -> dict[str, float]:
+    """Raise sizes that are small in their group."""
+    largest: dict[str, float] = {}
+    for name, group in groups.items():
+        size = sizes.get(name, 0.0)
+        if np.isfinite(size):
+            largest[group] = max(size, largest.get(group, 0.0))
+    return {
+        name: max(size, _OF_GROUP * largest[groups[name]]) if name in groups else size
+        for name, size in sizes.items()
+    }
 
 
 def _size(a: np.ndarray) -> float:

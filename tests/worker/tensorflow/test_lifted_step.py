@@ -76,6 +76,7 @@ PROGRAM = textwrap.dedent("""
         if made is None:
             made = MirroredLoopStep(request, program, globals(), strategy, arguments)
         batch = made.batch(arguments)
+        made.ready(batch)
         made.read(made.step(batch))
         names = "total", "loss", "near", "predicted"
         total, loss, near, predicted = made.outputs(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.processes
 
 PROGRAM = """
 import keras, tensorflow as tf
-from nbdist.worker.tensorflow.row_dataflow import depends_on_kinds
+from nbdist.worker.tensorflow.row_dataflow import depends_on_kinds, kink
 
 ROWS = 6
 dense = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(3)])
@@ -88,7 +89,48 @@ numbers, tokens = tf.TensorSpec([ROWS, 16]), tf.TensorSpec([ROWS, 16], tf.int32)
 def depends(step, rows=numbers):
     return depends_on_kinds(tf.function(step).get_concrete_function(rows, labels).graph, ROWS)
 
-outcome = {
+def flooded(y, logits):
+    return tf.abs(cross_entropy(y, logits) - 0.1)
+
+def free_bits(y, logits):
+    return tf.reduce_sum(tf.maximum(tf.reduce_mean(logits**2, 0), 0.5)) + cross_entropy(y, logits)
+
+def by_size(y, logits):
+    loss = cross_entropy(y, logits)
+    return tf.cond(loss > 1, lambda: 2 * loss, lambda: loss)
+
+def root(y, logits):
+    return tf.sqrt(cross_entropy(y, logits))
+
+normalized = keras.Sequential([
+    keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.ReLU(),
+    keras.layers.Reshape((2, 4)), keras.layers.LSTM(4), keras.layers.LayerNormalization(),
+    keras.layers.Dense(3)])
+normalized.build((None, 16))
+precision = keras.metrics.AUC(num_thresholds=5)
+
+def with_curve(x, y):
+    loss, logits, gradients = trained(dense, cross_entropy)(x, y)
+    precision.update_state(y != 0, tf.sigmoid(logits[:, 0]))
+    return loss, gradients
+
+def kinks(step, rows=numbers):
+    return kink(tf.function(step).get_concrete_function(rows, labels).graph, ROWS)
+
+KINKS = {
+    "flooding": kinks(trained(dense, flooded)),
+    "free bits": kinks(trained(dense, free_bits)),
+    "a condition on the loss": kinks(trained(dense, by_size)),
+    "a root of the loss": kinks(trained(dense, root)),
+    "a dense model": kinks(trained(dense, cross_entropy)),
+    "choices in each row": kinks(trained(dense, clipped)),
+    "convolutions and dropout": kinks(trained(convolutions, cross_entropy)),
+    "normalization and recurrence": kinks(trained(normalized, cross_entropy)),
+    "an embedding": kinks(trained(embedding, cross_entropy), tokens),
+    "metrics": kinks(with_metrics),
+    "a curve": kinks(with_curve),
+}
+outcome = {"kinks": KINKS,
     "a dense model": depends(trained(dense, cross_entropy)),
     "convolutions and dropout": depends(trained(convolutions, cross_entropy)),
     "an embedding": depends(trained(embedding, cross_entropy), tokens),
@@ -108,8 +150,8 @@ outcome = {
 
 
 @cache
-def outcome() -> dict[str, bool]:
-    found: dict[str, bool] = plainly({"steps": PROGRAM}, "tensorflow", "keras")["steps"]
+def outcome() -> dict[str, Any]:
+    found: dict[str, Any] = plainly({"steps": PROGRAM}, "tensorflow", "keras")["steps"]
     return found
 
 
@@ -143,3 +185,19 @@ def test_a_step_that_adds_up_rows_is_right_for_all_kinds_of_rows(step: str) -> N
 )
 def test_a_step_that_is_not_linear_in_sums_over_rows_depends_on_their_kinds(step: str) -> None:
     assert outcome()[step]
+
+
+def test_kink_of_a_sum_over_rows_is_found() -> None:
+    assert outcome()["kinks"] == {
+        "flooding": "applies `Abs` to a mean or sum over the rows of a batch",
+        "free bits": "applies `Maximum` to a mean or sum over the rows of a batch",
+        "a condition on the loss": "applies `Greater` to a mean or sum over the rows of a batch",
+        "a root of the loss": "",
+        "a dense model": "",
+        "choices in each row": "",
+        "convolutions and dropout": "",
+        "normalization and recurrence": "",
+        "an embedding": "",
+        "metrics": "",
+        "a curve": "",
+    }

@@ -256,6 +256,9 @@ class JaxLoopStep:
         divided = None if rows else 0
         return Batch(arrays, rows or 1, whole, everything=lambda: arrays, divided=divided)
 
+    def ready(self, batch: Batch) -> None:
+        """Do nothing: the step runs in Python."""
+
     def step(self, batch: Batch) -> Any:
         carried = self._arguments.carried
         if self._state.is_changed:

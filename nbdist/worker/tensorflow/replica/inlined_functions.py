@@ -27,14 +27,17 @@ def converted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def inlined_functions() -> Iterator[None]:
+def inlined_functions(*, in_replicas: bool = True) -> Iterator[None]:
     """Trace compiled functions as parts of the step.
 
     Enter this context outside of replicas, which have threads of their own.
+
+    Args:
+        in_replicas: False to do so outside of replicas too. The functions keep no trace of it.
     """
 
     def call(function: Function, *args: Any, **kwargs: Any) -> Any:
-        if tf.distribute.in_cross_replica_context():
+        if in_replicas and tf.distribute.in_cross_replica_context():
             return upstream(function, *args, **kwargs)
         return converted(function.python_function)(*args, **kwargs)
 

@@ -12,7 +12,6 @@ import jax
 import pytest
 
 from nbdist.worker.jax.step.object_graph import walk
-from nbdist.worker.runtime.user_modules import is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

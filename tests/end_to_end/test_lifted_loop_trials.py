@@ -1,0 +1,221 @@
+"""Steps of training loops that are wrong on parts of a batch, or that cannot be compiled.
+
+The numbers are those of one device in each case: every worker then computes whole batches, or the
+loop as written, and a warning says why.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import clusters, references
+from tests.end_to_end.test_lifted_loops import SETUP, outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import nbdist
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=2, framework="tensorflow") as running:
+        yield running
+
+
+NORMALIZED = """
+import keras, numpy as np, tensorflow as tf
+keras.utils.set_random_seed(1)
+rng = np.random.default_rng(0)
+rows = rng.normal(size=(128, 8)).astype("float32")
+labels = np.argmax(rows[:, :4], 1).astype("int32")
+data = tf.data.Dataset.from_tensor_slices((rows, labels)).batch(32)
+loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+layers = [keras.layers.Dense(16), keras.layers.BatchNormalization(), keras.layers.ReLU()]
+layers += [keras.layers.Dropout({rate}, seed=1)] * ({rate} > 0)
+model = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(4)])
+optimizer = keras.optimizers.{optimizer}
+losses = []
+"""
+NORMALIZED_LOOP = """
+for xb, yb in data:
+    with tf.GradientTape() as tape:
+        loss = loss_of(yb, model(xb, training=True))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    losses.append(float(loss))
+outcome = losses
+"""
+
+
+@pytest.mark.parametrize(("optimizer", "rate"), [("SGD(0.1)", 0), ("Adam(0.01)", 0.3)])
+def test_bias_before_a_normalization_is_rounding(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str], optimizer: str, rate: float
+) -> None:
+    """Its gradient is zero but for rounding, which Adam makes a step of full size from."""
+    setup = NORMALIZED.format(rate=rate, optimizer=optimizer)
+    one = references.plainly({"own": setup + NORMALIZED_LOOP}, "tensorflow", "keras")["own"]
+    cluster.run(setup)
+    assert outcome(cluster, NORMALIZED_LOOP) == pytest.approx(one, rel=1e-5)
+    output = capsys.readouterr()
+    assert "on 2 replicas" in output.out
+    assert "whole batches" not in output.out + output.err
+
+
+BALANCED_LOSS = """
+def loss_of(labels, logits):
+    mean = tf.reduce_mean(tf.nn.softmax(logits), 0)
+    entropy = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+    return tf.reduce_mean(entropy) + 0.02 * tf.reduce_sum(mean**2)
+
+model.pop()
+model.add(keras.layers.Dense(4))
+"""
+
+
+def test_small_term_over_the_whole_batch_is_found(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mean over the batch is squared: each replica would square the mean of its own rows."""
+    setup = NORMALIZED.format(rate=0.3, optimizer="SGD(0.1)") + BALANCED_LOSS
+    one = references.plainly({"own": setup + NORMALIZED_LOOP}, "tensorflow", "keras")["own"]
+    cluster.run(setup)
+    assert outcome(cluster, NORMALIZED_LOOP) == pytest.approx(one, rel=1e-5)
+    output = capsys.readouterr()
+    assert "every worker computes whole batches" in output.out + output.err
+
+
+FLOODED = """
+def train_step(xb, yb):
+    with tf.GradientTape() as tape:
+        loss = tf.abs(tf.reduce_mean((model(xb, training=True) - yb) ** 2) - 0.5)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return loss
+for _ in range(20):
+    for xb, yb in data:
+        losses.append(float(train_step(xb, yb)))
+outcome = losses
+"""
+
+
+def test_kink_of_the_mean_loss_is_found_before_it_matters(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parts of a batch are wrong only when their losses are on both sides of the kink."""
+    one = references.plainly({"own": SETUP + FLOODED}, "tensorflow", "keras")["own"]
+    cluster.run(SETUP)
+    assert outcome(cluster, FLOODED) == pytest.approx(one, rel=1e-5, abs=1e-6)
+    output = capsys.readouterr()
+    assert "the step applies `Abs` to a mean or sum" in output.out + output.err
+
+
+TRAIN = """
+gradients = tape.gradient(loss, weights)
+optimizer.apply_gradients(zip(gradients, weights))
+losses.append(float(loss))
+"""
+STEP = (
+    """
+with tf.GradientTape() as tape:
+    loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
+weights = model.trainable_variables
+"""
+    + TRAIN
+)
+LOOPS = {
+    "variables in a name of the loop": ("", STEP, "on 2 replicas"),
+    "logarithm in the tape": (
+        "",
+        STEP.replace("loss = tf.reduce_mean(", "loss = tf.reduce_mean(tf.math.log(1.0 + ").replace(
+            "** 2)", "** 2))"
+        ),
+        "on 2 replicas",
+    ),
+    "gradient of an embedding": (
+        """
+layers = [keras.layers.Embedding(5, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
+model = keras.Sequential(layers)
+""",
+        STEP.replace("model(xb", "model(tf.cast(tf.abs(xb), tf.int32)"),
+        "on 2 replicas",
+    ),
+    "flag of the batch": (
+        "flags = []",
+        STEP.replace("weights =", "large = tf.reduce_any(xb > 2.0)\nweights =")
+        + "flags.append(bool(large))\nlosses.append(float(large))\n",
+        "the step has a result that is true or false for all rows",
+    ),
+    "update inside of a condition": (
+        """
+count = tf.Variable(0)
+@tf.function
+def train_step(xb, yb):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    count.assign_add(1)
+    if count % 2 == 0:
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return loss
+""",
+        "losses.append(float(train_step(xb, yb)))\n",
+        "an update is inside of an `if` on a tensor",
+    ),
+    "state of a recurrent layer": (
+        """
+cell, head = keras.layers.GRUCell(3), keras.layers.Dense(1)
+state = tf.zeros((8, 3))
+""",
+        """
+with tf.GradientTape() as tape:
+    hidden, states = cell(xb, [state])
+    loss = tf.reduce_mean((head(hidden) - yb) ** 2)
+state = tf.stop_gradient(states[0])
+weights = cell.trainable_variables + head.trainable_variables
+"""
+        + TRAIN,
+        "every worker computes the whole loop as written, because nbdist cannot compile its step",
+    ),
+    "array of a list": (
+        "",
+        "rows = xb.numpy().tolist()\n" + STEP.replace("model(xb", "model(np.array(rows)"),
+        "every worker computes the whole loop as written, because nbdist cannot compile its step",
+    ),
+    "ragged rows": (
+        "",
+        "ragged = tf.RaggedTensor.from_tensor(xb)\n"
+        + STEP.replace("model(xb", "model(ragged.to_tensor()"),
+        "the loop passes a RaggedTensor to the step",
+    ),
+}
+"""Earlier cell, body of the loop, and part of a message."""
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loop_has_the_numbers_of_one_device(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    first, body, message = LOOPS[name]
+    loop = "for _ in range(2):\n  for xb, yb in data:\n    "
+    loop += body.strip("\n").replace("\n", "\n    ") + "\noutcome = losses\n"
+    eager = first.replace("@tf.function\n", "")
+    one = references.plainly({"own": f"{SETUP}{eager}\n{loop}"}, "tensorflow", "keras")["own"]
+    cluster.run(f"{SETUP}{first}")
+    assert outcome(cluster, loop) == pytest.approx(one, rel=1e-5, abs=1e-6)
+    output = capsys.readouterr()
+    assert message in output.out + output.err
+
+
+def test_function_keeps_no_trace_of_a_step(cluster: nbdist.Cluster) -> None:
+    """nbdist traces the step without updates to create the variables of the optimizer."""
+    first, body, _ = LOOPS["update inside of a condition"]
+    loop = f"for xb, yb in data:\n    {body}"
+    alone = "outcome = [float(train_step(x, y)) for _ in range(4)]\n"
+    eager = first.replace("@tf.function\n", "")
+    one = references.plainly({"own": f"{SETUP}{eager}\n{loop}{alone}"}, "tensorflow", "keras")
+    cluster.run(f"{SETUP}{first}")
+    cluster.run(loop)
+    assert outcome(cluster, alone) == pytest.approx(one["own"], rel=1e-5)
