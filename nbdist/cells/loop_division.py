@@ -275,8 +275,7 @@ class _Division:
     def _bound_outside(self) -> set[str]:
         """Return the names that statements of the loop bind outside of the step."""
         outside = Names()
-        if isinstance(self._loop, ast.For):
-            outside.visit(self._loop.target)
+        outside.visit(self._loop.target if isinstance(self._loop, ast.For) else self._loop.test)
         outside.scan([*self._around, *self._before, *self._after])
         return set(outside.bound)
 

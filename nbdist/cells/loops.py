@@ -46,6 +46,10 @@ class Callees(Protocol):
         """Describe the loop of JAX around the gradients of the called function."""
         ...
 
+    def repeats(self, call: ast.Call) -> bool:
+        """Return True if the call is a loop of JAX around gradients, or calls one."""
+        ...
+
     def effect(self, call: ast.Call) -> str:
         """Return code of a called function that changes or shows something else; or empty."""
         ...
@@ -144,6 +148,36 @@ def takes_gradient(statements: Sequence[ast.stmt], callees: Callees) -> bool:
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     if any(map(callees.distributes, calls)):
         return False
+    return any(callees.updates(call) or callees.takes_gradient(call) for call in calls)
+
+
+def undivided(tree: ast.Module, callees: Callees) -> Iterator[tuple[int, str]]:
+    """Yield the lines of training that repeats without a `for` or `while` loop, with its form."""
+    for statement in tree.body:
+        if isinstance(statement, (ast.For, ast.While)) and takes_gradient(statement.body, callees):
+            continue
+        expressions = (node for node in within(statement) if isinstance(node, ast.expr))
+        for node in expressions:
+            if form := _repetition(node, callees):
+                yield node.lineno, form
+                break
+
+
+def _repetition(node: ast.expr, callees: Callees) -> str:
+    match node:
+        case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+            parts = [node.value if isinstance(node, ast.DictComp) else node.elt]
+            return "a comprehension" if _trains(parts, callees) else ""
+        case ast.Call(func=ast.Name(id="map") | ast.Attribute(attr="reduce"), args=[function, *_]):
+            calls = [ast.Call(function, args=[], keywords=[])]
+            return "`map` or `reduce`" if _trains(calls, callees) else ""
+        case ast.Call() if callees.repeats(node):
+            return "a compiled loop"
+    return ""
+
+
+def _trains(parts: Sequence[ast.expr], callees: Callees) -> bool:
+    calls = [node for part in parts for node in ast.walk(part) if isinstance(node, ast.Call)]
     return any(callees.updates(call) or callees.takes_gradient(call) for call in calls)
 
 

@@ -22,20 +22,19 @@ if TYPE_CHECKING:
 _MOST_NAMES = 5
 _ADVICE: dict[StrategyName, str] = {
     "pjrt": (
-        "Usual causes: a key from the clock (jax.random.key(time.time_ns())), "
-        "np.random.default_rng() without a seed, a condition on the rank. Use a constant seed, as "
-        "in jax.random.key(0) and np.random.default_rng(0), or NumPy's global generator, which "
-        "nbdist seeds. Keep values of one rank in NumPy, or on a device of that rank: "
-        "jax.device_put(x, jax.local_devices()[0]). Use --guard 0 to skip the comparison"
+        "Usual causes: a key from the clock (jax.random.key(time.time_ns())), random.Random() "
+        "without a seed, a condition on the rank. Use a constant seed, as in jax.random.key(0), "
+        "or the generators of NumPy, which nbdist seeds. Keep values of one rank in NumPy, or on "
+        "a device of that rank: jax.device_put(x, jax.local_devices()[0]). Use --guard 0 to skip "
+        "the comparison"
     ),
     "mirrored": (
-        "Usual causes: np.random.default_rng() without a seed, an update on some ranks only (a "
-        "condition on the rank), moving means that each replica updates in strategy.run. Use a "
-        "constant seed, as in np.random.default_rng(0), or NumPy's global generator, which nbdist "
-        "seeds. Run updates on all ranks. Use BatchNormalization(synchronized=True) in "
-        "strategy.run. Keep values of one rank in NumPy, or in tf.Variable(..., trainable=False). "
-        "On GPUs, call tf.config.experimental.enable_op_determinism(). "
-        "Use --guard 0 to skip the comparison"
+        "Usual causes: random.Random() without a seed, an update on some ranks only (a condition "
+        "on the rank), moving means that each replica updates in strategy.run. Use a constant "
+        "seed, or the generators of NumPy, which nbdist seeds. Run updates on all ranks. Use "
+        "BatchNormalization(synchronized=True) in strategy.run. Keep values of one rank in NumPy, "
+        "or in tf.Variable(..., trainable=False). On GPUs, call "
+        "tf.config.experimental.enable_op_determinism(). Use --guard 0 to skip the comparison"
     ),
 }
 _EXPECTED: dict[StrategyName, str] = {

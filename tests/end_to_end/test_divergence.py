@@ -17,7 +17,7 @@ import time
 import numpy as np, jax, jax.numpy as jnp, equinox as eqx
 from flax import nnx
 def drawn(*shape):
-    return np.random.default_rng().normal(size=shape).astype("float32")
+    return np.random.default_rng(rank).normal(size=shape).astype("float32")
 class Trainer:
     def __init__(self):
         self.params = {"w": jnp.zeros(2)}

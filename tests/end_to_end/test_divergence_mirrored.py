@@ -18,7 +18,7 @@ import numpy as np, tensorflow as tf, keras
 x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 y = x[:, :1]
 def drawn(model):
-    return [np.random.default_rng().normal(size=w.shape) for w in model.get_weights()]
+    return [np.random.default_rng(rank).normal(size=w.shape) for w in model.get_weights()]
 def built(*layers, optimizer="adam"):
     ends = keras.layers.Dense(3, name="first"), keras.layers.Dense(1, name="last")
     model = keras.Sequential([keras.Input((4,)), ends[0], *layers, ends[1]], name="net")
@@ -95,7 +95,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
         ),
         ("trainer.step()", ["`trainer._model: net/first/bias`"]),
         ("spoil()", ["`other: net/first/kernel`"]),
-        ("add(np.random.default_rng().normal(size=2))", ["`bare`"]),
+        ("add(np.random.default_rng(rank).normal(size=2))", ["`bare`"]),
         ("spoil_held()", ["`spoil_held.held: net/first/kernel`"]),
         ("large.layers[0].kernel.assign(drawn(large)[0]);", ["`large: sequential/wide/kernel`"]),
         (

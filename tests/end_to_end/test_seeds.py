@@ -294,3 +294,18 @@ def test_seed_set_on_rank_0_applies_to_all_ranks(
     tensorflow_cluster.run(f"if rank == 0: tf.random.set_seed({SEED})")
     own = draw(tensorflow_cluster, shuffled)
     assert own == expected[f"tf.random.set_seed {SEED}"][: len(own)]
+
+
+UNSEEDED = """
+import numpy as np
+outcome = [*np.random.default_rng().random(2), *np.random.default_rng().random(2)]
+"""
+
+
+def test_unseeded_generator_is_equal_on_all_ranks(jax_cluster: nbdist.Cluster) -> None:
+    jax_cluster.restart()
+    numbers = draw(jax_cluster, UNSEEDED)
+    assert len({*numbers}) == 4
+    assert draw(jax_cluster, f"{UNSEEDED}\n# another cell") != numbers
+    seeded = draw(jax_cluster, "import numpy as np\noutcome = [np.random.default_rng(3).random()]")
+    assert seeded == [np.random.default_rng(3).random()]

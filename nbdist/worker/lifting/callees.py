@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
+import itertools
 import random
 import sys
 import textwrap
@@ -31,6 +33,12 @@ _OF_KERAS = ("fit", "evaluate", "predict", "train_on_batch", "compile")
 _RANDOM = (["random"], ["np", "random"], ["numpy", "random"])
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 """Names and types of generators of random numbers on the host."""
+
+_WRAPPERS = {"function", "partial", "jit", "filter_jit"}
+"""Functions that return a function which calls another."""
+
+_MOST_FUNCTIONS = 20
+"""Number of items of a dict or list that are searched for functions."""
 
 _UPDATES = {"GradientTape", "gradient", "apply_gradients", "minimize"}
 """Methods of tapes and optimizers."""
@@ -60,6 +68,13 @@ class Callees:
         self._methods: dict[str, list[ast.AST]] = {}
         self._aliases: dict[str, list[str]] = {}
         self._imported: set[str] = set()
+        self._callable = {
+            node.name: method
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef)
+            for method in node.body
+            if isinstance(method, ast.FunctionDef) and method.name == "__call__"
+        }
         self._collect(tree)
         self._visited: dict[str, bool] = {}
 
@@ -91,14 +106,28 @@ class Callees:
                         self._methods.setdefault(statement.name, []).append(statement)
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 self._defined.setdefault(name, []).append(node)
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() | ast.Lambda()):
-                self._defined.setdefault(name, []).append(node.value)
+            case ast.Assign(targets=[target], value=ast.Call() | ast.Lambda()):
+                for part in target.elts if isinstance(target, ast.Tuple) else (target,):
+                    if isinstance(part, ast.Name):
+                        self._defined.setdefault(part.id, []).append(self._made_by(node.value))
             case ast.Import() | ast.ImportFrom(level=0):
                 self._note_import(node)
+        self._note_alias(node)
+
+    def _made_by(self, value: ast.expr) -> ast.AST:
+        """Return the method `__call__` if a value is an object of a callable class of the cell."""
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+            return self._callable.get(value.func.id, value)
+        return value
+
+    def _note_alias(self, node: ast.AST) -> None:
         match node:
             case ast.Assign(targets=[ast.Name(id=name) | ast.Attribute(attr=name)], value=value):
-                if function := _other_name(value):
-                    self._aliases.setdefault(name, []).append(function)
+                for part in value.values if isinstance(value, ast.Dict) else (value,):
+                    if function := _other_name(part):
+                        self._aliases.setdefault(name, []).append(function)
+                    elif isinstance(value, ast.Dict):
+                        self._defined.setdefault(name, []).append(part)
 
     def _note_import(self, node: ast.Import | ast.ImportFrom) -> None:
         module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
@@ -133,9 +162,17 @@ class Callees:
                 return name == "GradientTape"
             case ast.Attribute(attr="apply", value=owner):
                 return self._is_optimizer(owner)
+            case ast.Attribute(attr="train_step", value=owner):
+                return self._is_model(owner)
             case ast.Attribute(attr=name):
                 return name in _UPDATES
         return False
+
+    def _is_model(self, node: ast.expr) -> bool:
+        """Return True for a model whose `train_step` is Keras's own."""
+        value, keras = self._value(node), sys.modules.get("keras")
+        is_model = keras is not None and isinstance(value, keras.Model)
+        return is_model and not is_of_user(type(value).train_step)
 
     def _is_optimizer(self, node: ast.expr) -> bool:
         """Return True for a Keras optimizer; before it exists, for a name such as `self.opt`."""
@@ -150,6 +187,8 @@ class Callees:
         Functions that distribute their work with a strategy of the user do not count.
         """
         function = call.func
+        if isinstance(function, ast.Subscript):  # steps["train"](x)
+            function = function.value
         if isinstance(function, ast.Name):
             return self._name_takes(function.id)
         if not isinstance(function, ast.Attribute) or function.attr in _OF_KERAS:
@@ -273,6 +312,11 @@ class Callees:
         del call
         return ""
 
+    def repeats(self, call: ast.Call) -> bool:
+        """Return False: TensorFlow has no such loops."""
+        del call
+        return False
+
     def computes(self, call: ast.Call) -> bool:
         """Return True if the called object belongs to a framework."""
         value = self._namespace.get(root_name(call.func))
@@ -307,11 +351,15 @@ class Callees:
 
 
 def _other_name(value: ast.expr) -> str:
-    """Return the name of a function that gets another one: `f`, `self.f` or `tf.function(f)`."""
+    """Return the name of a function that gets another: `f`, `self.f`, `fs["f"]`, `jax.jit(f)`."""
     match value:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
-        case ast.Call(func=ast.Attribute(attr="function"), args=[inner, *_]):
+        case ast.Subscript(value=container):
+            return _other_name(container)
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[inner, *_]) if (
+            name in _WRAPPERS
+        ):
             return _other_name(inner)
     return ""
 
@@ -334,9 +382,23 @@ def _file_of(name: str) -> str | None:
 
 
 def tree_of(value: Any) -> Iterator[ast.AST]:
-    """Yield the definition of a function or class of the user."""
+    """Yield the definition of a function or class of the user.
+
+    A callable object is the method `__call__` of its class, and a dict or list is its functions.
+    """
+    if isinstance(value, (dict, list, tuple)):
+        parts = value.values() if isinstance(value, dict) else value
+        for part in itertools.islice(parts, _MOST_FUNCTIONS):
+            if callable(part):
+                yield from tree_of(part)
+        return
+    value = getattr(value, "func", value) if isinstance(value, functools.partial) else value
     value = getattr(value, "python_function", value)  # of tf.function
     value = inspect.unwrap(value) if callable(value) else value
+    if not isinstance(value, (FunctionType, MethodType, type)):
+        value = getattr(vars(type(value)).get("__call__"), "python_function", None) or vars(
+            type(value)
+        ).get("__call__")
     if isinstance(value, MethodType):
         value = value.__func__
     if not isinstance(value, (FunctionType, type)) or not is_users(value.__module__):

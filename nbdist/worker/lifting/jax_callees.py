@@ -52,8 +52,8 @@ class JaxCallees(Callees):
 
     def _note(self, node: ast.AST) -> None:
         match node:
-            case ast.Assign(targets=[ast.Name()], value=ast.Call() as value) if not (
-                self._makes_function(value)
+            case ast.Assign(targets=[ast.Name() | ast.Tuple()], value=ast.Call() as value) if (
+                not self._makes_function(value)
             ):
                 return  # state = train_step(state, x)
         super()._note(node)
@@ -62,11 +62,19 @@ class JaxCallees(Callees):
                 self._methods.setdefault(name, []).append(value)  # self.step = jax.jit(step)
 
     def _makes_function(self, call: ast.Call) -> bool:
-        """Return True if a call returns a function: `jax.jit(f)`, or a function of the user."""
+        """Return True if a call returns a function: `jax.jit(f)`, or a function of the user.
+
+        `jax.grad(f)(x)` returns an array, and `partial(jax.jit, static_argnums=0)(f)` a function.
+        """
         word = _last_name(call.func)
-        if word in _TRANSFORMATIONS or isinstance(call.func, ast.Call):
+        if word in _TRANSFORMATIONS or word in self._callable:
             return True
-        nodes = self._defined.get(word) or list(tree_of(self._namespace.get(word)))
+        if isinstance(call.func, ast.Call):
+            return _last_name(call.func.func) == "partial"
+        value = self._namespace.get(word)
+        if isinstance(value, type) and is_of_user(value):
+            return "__call__" in vars(value)
+        nodes = self._defined.get(word) or list(tree_of(value))
         return any(map(_returns_function, nodes))
 
     def updates(self, call: ast.Call) -> bool:
@@ -107,6 +115,15 @@ class JaxCallees(Callees):
         nodes = self._defined.get(name) or list(tree_of(self._namespace.get(name)))
         found = {self._scan_of(node) for node in nodes if isinstance(node, ast.FunctionDef)}
         return found.pop() if len(found) == 1 else ""
+
+    def repeats(self, call: ast.Call) -> bool:
+        """Return True if the call is a loop of JAX around gradients, or calls one."""
+        name = _last_name(call.func)
+        nodes = self._defined.get(name) or list(tree_of(self._namespace.get(name)))
+        inner = (node for function in nodes for node in ast.walk(function))
+        return self._loops(call) or any(
+            isinstance(node, ast.Call) and self._loops(node) for node in inner
+        )
 
     def _scan_of(self, function: ast.FunctionDef) -> Scan:
         nodes = [node for statement in function.body for node in within(statement)]
@@ -180,6 +197,11 @@ def _returns_function(function: ast.AST) -> bool:
         if isinstance(node, ast.FunctionDef) and node is not function
     }
     returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+    returned = [
+        part
+        for value in returned
+        for part in (value.elts if isinstance(value, ast.Tuple) else (value,))
+    ]
     return any(
         isinstance(value, ast.Lambda)
         or (isinstance(value, ast.Name) and value.id in own)

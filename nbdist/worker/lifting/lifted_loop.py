@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import inspect
 import linecache
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import structs
 
+from nbdist.cells.loops import undivided
 from nbdist.records import StepOptions, StepProgram, StepRequest
 from nbdist.worker.checkpoint.folder import Checkpoint, Position, steps_in
 from nbdist.worker.lifting.callees import Callees
@@ -21,6 +23,7 @@ from nbdist.worker.lifting.constants import CONTENTS, PLAIN, is_same
 from nbdist.worker.lifting.jax_callees import JaxCallees
 from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, REFUSE, LoopProgram, lift
 from nbdist.worker.runtime import context
+from nbdist.worker.runtime.reachable import code_names
 from nbdist.worker.runtime.shell import engine_shell
 from nbdist.worker.training.loop import StepRunner
 from nbdist.worker.training.step_contract import StepStrategy
@@ -113,6 +116,9 @@ raises `NotCompiledError` like `LiftedStep.ready`.
 """
 
 _makers: dict[StrategyName, Callable[[], MakeStep]] = {}
+_REPEATING = {"map", "reduce", "scan", "fori_loop", "while_loop"}
+"""Functions that call a function repeatedly."""
+
 _CALLEES: dict[StrategyName, type[Callees]] = {"mirrored": Callees, "pjrt": JaxCallees}
 
 
@@ -438,13 +444,45 @@ def rewritten(
     Returns:
         The rewritten tree; None without training loops.
     """
-    if not any(isinstance(node, (ast.For, ast.While)) for node in ast.walk(tree)):
+    if not _may_repeat(tree, namespace):
         return None  # most cells: the search for callees takes longer than such a cell
-    tree, programs = lift(tree, source, _CALLEES[strategy](tree, namespace), file)
+    callees = _CALLEES[strategy](tree, namespace)
+    if not file:
+        _note_undivided(tree, callees)
+    tree, programs = lift(tree, source, callees, file)
     _programs.update({number: (strategy, program) for number, program in programs.items()})
     for name, function in ((LIFTS, lifts), (LIFTED, lifted), (REFUSE, refuse)):
         setattr(builtins, name, function)
     return tree if programs else None
+
+
+def _may_repeat(tree: ast.Module, namespace: dict[str, Any]) -> bool:
+    """Return True if code has a loop, or calls a function that may contain one of JAX."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.For() | ast.While() | ast.comprehension():
+                return True
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+                value = namespace.get(name)
+                function = inspect.unwrap(value) if callable(value) else None
+                code = getattr(function, "__code__", None)
+                if name in _REPEATING or (code and _REPEATING & {*code_names(code)}):
+                    return True
+    return False
+
+
+def _note_undivided(tree: ast.Module, callees: Callees) -> None:
+    """Note the first training in a form that nbdist does not divide."""
+    worker = context.if_any()
+    if worker is None or worker.world_size == 1:
+        return
+    for line, form in undivided(tree, callees):
+        text = (
+            f"line {line}: every worker computes all of it, because it trains in {form}: "
+            "use a `for` loop over the batches"
+        )
+        worker.reporter.note("strategy", text, warning=True)
+        return
 
 
 def lifts(number: int) -> bool:

@@ -65,7 +65,10 @@ class LoopProgram:
         self.source = step_source(loop, cell)
         self.returned = loop.used + tuple(name for name in loop.carried if name not in loop.used)
         node = loop.node
-        self.data = ast.unparse(node.iter if isinstance(node, ast.For) else node.test)
+        if isinstance(node, ast.For):
+            self.data = ast.unparse(node.iter)
+        else:
+            self.data = f"while {ast.unparse(node.test)}"
 
 
 def lift(

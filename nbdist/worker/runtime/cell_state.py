@@ -99,6 +99,7 @@ class CellState:
         names: names whose values nbdist saves or compares.
         source: checksum of the source text.
         shuffles: number of data sets that the cell has shuffled without a seed.
+        generators: number of generators of NumPy that the cell has made without a seed.
         order: sample order of the `fit`, `evaluate` or `predict` that began last.
         fits: counter of the fits; None before the first.
         unfinished: True if the cell has left steps under way.
@@ -117,6 +118,7 @@ class CellState:
         self.names = NamesOfCell(request.names, request.makes)
         self.source = zlib.crc32(request.source.encode())
         self.shuffles = 0
+        self.generators = 0
         self.order = ShuffleOrder()
         self.fits: FitCounter | None = None
         self.unfinished = False

@@ -9,18 +9,42 @@ from __future__ import annotations
 import functools
 import importlib
 import random
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nbdist.worker.runtime import import_hooks
+from nbdist.worker.runtime import context, import_hooks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class ClusterSeed(int):
     """Seed of the cluster. The type shows that no cell has set TensorFlow's seed to any value."""
 
 
+def _same_on_all_ranks(
+    upstream: Callable[..., np.random.Generator],
+) -> Callable[..., np.random.Generator]:
+    """Return `np.random.default_rng` with a seed of the cell, if it gets none."""
+
+    @functools.wraps(upstream)
+    def default_rng(seed: Any = None) -> np.random.Generator:
+        worker = context.if_any()
+        if seed is None and worker is not None:
+            state = worker.cell_state
+            state.generators += 1
+            key = worker.identity.seed, state.source, state.generators
+            seed = np.random.SeedSequence(key)
+        return upstream(seed)
+
+    return default_rng
+
+
 def seed_generators(seed: int) -> None:
     """Seed the global generators of Python, NumPy, TensorFlow and Keras.
+
+    `np.random.default_rng()` without a seed gets one that is equal on all ranks.
 
     A framework that is not imported yet is seeded when a cell imports it. That import leaves the
     generators of Python and NumPy unchanged.
@@ -29,6 +53,8 @@ def seed_generators(seed: int) -> None:
         seed: 0 to 2**32 - 1; a `ClusterSeed` if it is the cluster's seed and not a cell's.
     """
     import_hooks.keep_generators()
+    if not hasattr(np.random.default_rng, "__wrapped__"):
+        np.random.default_rng = _same_on_all_ranks(np.random.default_rng)
     random.seed(seed)
     np.random.seed(seed)
     # Setting TensorFlow's seed creates no op and starts no runtime: a strategy can still be built.

@@ -11,7 +11,7 @@ import pytest
 from jax._src import traceback_util
 
 from nbdist.cells.loop_division import divide
-from nbdist.cells.loops import LoopError, training_loops
+from nbdist.cells.loops import LoopError, training_loops, undivided
 from nbdist.worker.lifting.jax_callees import JaxCallees
 
 EARLIER = """
@@ -276,3 +276,73 @@ def test_only_statements_that_leave_the_loop_are_refused(namespace: dict[str, An
     (loop,) = training_loops(tree, callees)
     with pytest.raises(LoopError, match="line 5: `break` is inside the statement"):
         divide(loop, callees)
+
+
+UNDIVIDED = {
+    "[update(w, x) for x in data]": "a comprehension",
+    "list(map(lambda x: update(w, x), data))": "`map` or `reduce`",
+    "w = functools.reduce(update, data, w)": "`map` or `reduce`",
+    "w = jax.lax.fori_loop(0, 9, lambda i, w: update(w, data[i]), w)": "a compiled loop",
+    "w = train(w)": "a compiled loop",
+    "[x + 1 for x in data]": "",
+    "for x in data:\n    w = update(w, x)": "",
+    "w = update(w, data[0])": "",
+}
+FUNCTIONS = """
+import functools
+import jax
+
+def update(w, x):
+    return w - jax.grad(lambda w: (w * x) ** 2)(w)
+
+@jax.jit
+def train(w):
+    return jax.lax.scan(lambda w, x: (update(w, x), None), w, None, length=3)[0]
+"""
+
+
+@pytest.mark.parametrize("cell", UNDIVIDED)
+def test_training_without_a_loop_of_python_is_described(cell: str) -> None:
+    tree = ast.parse(f"{FUNCTIONS}\n{cell}")
+    found = [form for _, form in undivided(tree, JaxCallees(tree, {}))]
+    assert found == [UNDIVIDED[cell]] * bool(UNDIVIDED[cell])
+
+
+FORMS = {
+    "callable object": """
+class Step:
+    def __call__(self, w, x):
+        return w - jax.grad(f)(w, x)
+step = Step()
+""",
+    "factory of two functions": """
+def make():
+    def step(w, x):
+        return w - jax.grad(f)(w, x)
+    return step, f
+step, other = make()
+""",
+    "item of a dict": """
+steps = {"train": jax.jit(update)}
+step = steps["train"]
+""",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_functions_in_other_forms_take_gradients(form: str) -> None:
+    tree = ast.parse(f"{FUNCTIONS}{FORMS[form]}for x in data:\n    w = step(w, x)")
+    assert list(training_loops(tree, JaxCallees(tree, {})))
+
+
+def test_gradient_in_a_name_is_no_function() -> None:
+    cell = """
+for x in data:
+    g = jax.grad(f)(w, x)
+    w = w - g
+    if abs(g) < 1:
+        break
+"""
+    tree = ast.parse(cell)
+    (loop,) = training_loops(tree, callees := JaxCallees(tree, {}))
+    assert divide(loop, callees).step

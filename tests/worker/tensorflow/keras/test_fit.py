@@ -248,7 +248,7 @@ def test_losses_in_a_plain_cell_equal_one_device(cluster: nbdist.Cluster) -> Non
 
 OTHER_INPUTS = {
     "`x`": "x[0] += rank\nmodel.fit(x, y, verbose=0)",
-    "`y`": "model.fit(x, np.random.default_rng().normal(size=(71, 1)), verbose=0)",
+    "`y`": "model.fit(x, np.random.default_rng(rank).normal(size=(71, 1)), verbose=0)",
     "`sample_weight`": "model.evaluate(x, y, sample_weight=np.ones(71) + rank, verbose=0)",
     "number of batches": (
         "data = tf.data.Dataset.from_tensor_slices(x).batch(16)\n"
