@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_BYTES = re.compile(r"(\d+(?:\.\d*)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_BYTES = re.compile(r"(\d+(?:\.\d*)?)\s*(?=[kmgtb])([kmgt]?)(i?)b?", re.IGNORECASE)
 _AXES = {
     **dict.fromkeys(("data", "dp"), DATA),
     **dict.fromkeys(("tensor", "tp", "model"), MODEL),
@@ -53,7 +53,7 @@ def parse_budget(text: str | None) -> int:
     """Read an amount of memory such as `40GB` or `16GiB`, in bytes. None is 0.
 
     Raises:
-        UsageError: the text is not an amount of memory.
+        UsageError: the text is not an amount of memory with a unit.
     """
     if text is None:
         return 0
@@ -64,7 +64,9 @@ def parse_budget(text: str | None) -> int:
         scale = 1024.0 ** ("kmgt".index(unit) + 1) if unit and found[3] else _UNITS[unit]
     nbytes = int(float(found[1]) * scale) if found is not None else 0
     if nbytes <= 0:
-        raise UsageError(f"--budget {text}: use an amount of memory, as in 40GB or 16GiB")
+        raise UsageError(
+            f"--budget {text}: use an amount of memory with its unit, as in 40GB or 16GiB"
+        )
     return nbytes
 
 

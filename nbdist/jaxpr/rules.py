@@ -350,6 +350,7 @@ PLAIN: dict[str, Rule] = {
         _fresh,
     ),
     **dict.fromkeys(("random_unwrap", "random_clone", "random_gamma", "rng_uniform"), _fresh),
+    "empty2": _fresh,  # of the derivative of `lax.cond`
     "bitcast_convert_type": _bitcast,
     "broadcast_in_dim": _broadcast,
     "conv_general_dilated": _conv,

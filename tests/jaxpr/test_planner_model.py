@@ -238,6 +238,13 @@ def test_unknown_operation_is_not_sharded_and_noted() -> None:
     )
 
 
+def test_gradient_of_a_condition_is_known() -> None:
+    def loss(w: Any) -> Any:
+        return jax.lax.cond(w.sum() > 0, lambda w: jnp.sin(w).sum(), lambda w: 0.0, w)
+
+    assert not traced(lambda w, _, __: jax.grad(loss)(w), floats(4, 6)).notes
+
+
 def test_batch_rows_are_one_group() -> None:
     model = traced(
         lambda w, _, b: (b["x"] @ w).sum() + b["y"].sum(),
