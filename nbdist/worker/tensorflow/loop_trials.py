@@ -194,7 +194,7 @@ class LoopTrials:
             if difference.reported and is_sum and found.moved:
                 step.add_up(difference.name)
                 failed.remove(difference)
-        return max(failed, key=lambda d: d.largest, default=None), found.causes
+        return max(failed, key=lambda d: d.largest, default=None), found.by_ratio
 
     def _found(self, step: CompiledStep, batch: Batch) -> _Found:
         key = id(step)

@@ -67,12 +67,14 @@ class Findings(msgspec.Struct, frozen=True):
     """Differences between the values, and their likely causes.
 
     Attributes:
+        by_ratio: those of the causes that explain a factor of the number of replicas.
         ordered: reported values that depend on the order of the rows, for example on random draws.
         moved: True if the step changes a variable, apart from counters.
     """
 
     differences: tuple[Difference, ...]
     causes: tuple[str, ...]
+    by_ratio: tuple[str, ...] = ()
     ordered: tuple[str, ...] = ()
     moved: bool = True
 
@@ -137,12 +139,14 @@ class _Trial(msgspec.Struct, frozen=True):
         ]
         wrong = [d.name for d in variables if not d.passes]
         failed = wrong or not all(d.passes for d in reports)
-        causes = self._causes(ordered, wrong) if failed else []
+        by_ratio = self._of_ratio(wrong) if failed else []
+        causes = self._causes(ordered, wrong, by_ratio) if failed else []
         moved = any(
             after.dtype.kind not in "iub" and _span(after, self.before[name]) > 0
             for name, after in self.one.state.items()
         )
-        return Findings((*reports, *variables), tuple(causes), tuple(ordered), moved)
+        differences = *reports, *variables
+        return Findings(differences, tuple(causes), tuple(by_ratio), tuple(ordered), moved)
 
     def _report_sizes(self) -> dict[str, float]:
         """Return the sizes of the reported values. `grads[0]` and `grads[1]` are one group."""
@@ -212,7 +216,9 @@ class _Trial(msgspec.Struct, frozen=True):
         equal_shapes = a.shape == b.shape
         return equal_shapes and bool(np.allclose(a, b, rtol=self._tolerance(b.dtype), atol=0))
 
-    def _causes(self, ordered: Sequence[str], wrong: Sequence[str]) -> list[str]:
+    def _causes(
+        self, ordered: Sequence[str], wrong: Sequence[str], by_ratio: Sequence[str]
+    ) -> list[str]:
         """Return the mistakes that match the differences."""
         causes = []
         if ordered:
@@ -222,7 +228,6 @@ class _Trial(msgspec.Struct, frozen=True):
                 "numbers: this is no mistake. To check the rest, use Keras layers or "
                 "tf.random.stateless_* with a seed, or set the rate to 0."
             )
-        by_ratio = self._of_ratio(wrong)
         causes += by_ratio
         unasked = [n for n in wrong if self._alike(self.every.state[n], self.local.state[n])]
         if unasked:
