@@ -147,9 +147,8 @@ class CompiledStep:
             return self._replicas.strategy.run(self._replica, args=values)
 
     def trace(self, batch: Batch) -> None:
-        """Compile the step for the kind of a batch, unless it is compiled."""
-        if (False, batch.whole, kind_of(batch.values)) not in self._traced:
-            self._graph(batch)
+        """Compile the step for the kind of a batch."""
+        self._graph(batch)
 
     def variables(self, batch: Batch) -> tuple[tf.Variable, ...]:
         """Return this rank's parts of all variables that the step uses."""

@@ -175,6 +175,7 @@ class MirroredLoopStep(MirroredStep):
             )
 
         self._steps = _Steps(compiled, kind, self._compiled)
+        self._traced: set[tuple[CompiledStep, int, bool]] = set()
         self._trials = LoopTrials(
             self._subject,
             lambda: compiled(self._steps.kind),
@@ -239,7 +240,9 @@ class MirroredLoopStep(MirroredStep):
 
     def ready(self, batch: Batch) -> None:
         with _not_compiled():
-            self._compiled.trace(batch)
+            if (known := (self._compiled, batch.rows, batch.whole)) not in self._traced:
+                self._compiled.trace(batch)
+                self._traced.add(known)
             if not batch.whole:
                 self._trials.verify(self._compiled, batch, self.gather)
 

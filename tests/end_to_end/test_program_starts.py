@@ -1,0 +1,149 @@
+"""Exported programs under several launchers, and their continuation from a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from nbdist.jobs import folder
+from tests import clusters
+from tests.end_to_end.test_exported_programs import (
+    LIMIT_S,
+    TRAININGS,
+    export,
+    launch,
+    run_cells,
+    with_results,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+HOSTS = 2
+Environment = dict[str, str]
+
+
+def of_tensorflow(rank: int, ports: Sequence[int]) -> Environment:
+    workers = [f"127.0.0.1:{port}" for port in ports]
+    task = {"type": "worker", "index": rank}
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
+
+
+def of_indexed_job(rank: int, ports: Sequence[int]) -> Environment:
+    return {
+        "JOB_COMPLETION_INDEX": str(rank),
+        "WORLD_SIZE": str(HOSTS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(ports[0]),
+    }
+
+
+ENVIRONMENTS: Mapping[str, Callable[[int, Sequence[int]], Environment]] = {
+    "TF_CONFIG": of_tensorflow,
+    "indexed job": of_indexed_job,
+}
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param("mirrored step", marks=pytest.mark.full), "pjrt step"]
+)
+def program(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """Provide an exported program that stores its results, and its results under `nbdist run`."""
+    training = TRAININGS[request.param]
+    target = tmp_path_factory.mktemp("exported") / "train"
+    framework = "jax" if training.strategy == "pjrt" else "tensorflow"
+    with clusters.cluster(hosts=HOSTS, framework=framework) as cluster:
+        run_cells(cluster, training)
+        export(cluster, target, run="", cell=len(training.cells))
+    with_results(target, training)
+    ended = launch(target)
+    assert ended.returncode == 0, ended.stderr
+    shutil.copytree(target, target.parent / "expected")
+    return target
+
+
+def assert_results_are_equal(target: Path) -> None:
+    for rank in range(HOSTS):
+        found, expected = (
+            np.load(place / f"result{rank}.npz") for place in (target, target.parent / "expected")
+        )
+        for name in ("loss", "weights"):
+            np.testing.assert_array_equal(found[name], expected[name])
+        (target / f"result{rank}.npz").unlink()
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_ranks_find_each_other_by_the_variables_of_a_launcher(program: Path, name: str) -> None:
+    ports = free_ports(HOSTS)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, folder.PROGRAM],
+            cwd=program,
+            env={**os.environ, **ENVIRONMENTS[name](rank, ports)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(HOSTS)
+    ]
+    try:
+        output = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * HOSTS, output
+    assert_results_are_equal(program)
+
+
+@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="mpiexec not installed (openmpi-bin)")
+def test_open_mpi_starts_a_program(program: Path) -> None:
+    environment = {
+        **os.environ,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]),
+    }
+    words = ["mpiexec", "-n", str(HOSTS), "--oversubscribe", "--bind-to", "none"]
+    ended = subprocess.run(
+        [*words, sys.executable, folder.PROGRAM],
+        cwd=program,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert_results_are_equal(program)
+
+
+def test_program_continues_from_its_checkpoint(program: Path, tmp_path: Path) -> None:
+    """One epoch, and then two from its checkpoint, give the weights of two epochs."""
+    saved = ("--checkpoint", str(tmp_path / "saved"))
+    for epochs in ("1", "2"):
+        ended = launch(program, "--epochs", epochs, *saved)
+        assert ended.returncode == 0, ended.stderr
+    for rank in range(HOSTS):
+        found = np.load(program / f"result{rank}.npz")
+        expected = np.load(program.parent / "expected" / f"result{rank}.npz")
+        np.testing.assert_array_equal(found["weights"], expected["weights"])
+        (program / f"result{rank}.npz").unlink()
