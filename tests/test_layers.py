@@ -116,7 +116,7 @@ PACKAGES: dict[str, set[str]] = {
     "session": {"cells", "cluster", "cluster.forkserver", "execution", "jobs", "telemetry", "views"}
     | {"views.cluster", "views.placement", "views.run", "worker.inspection", "worker.remote"},
     # `nbdist run` gives processes the variables of engines, which `cluster` knows.
-    "jobs": {"cells", "cluster", "views"},
+    "jobs": {"cells", "cluster", "cluster.schedulers", "views"},
     # Options of `%dist_start` become hosts and resources, which `cluster` checks.
     "magics": {"cells", "cluster", "execution", "parallel.placement", "session", "views"}
     | {"views.cluster", "views.placement", "views.plan"},

@@ -7,17 +7,18 @@ import secrets
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from nbdist.errors import UsageError
 from nbdist.jobs.data import FILE
+from nbdist.jobs.launch_files import launch_files
 from nbdist.views import formatting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nbdist.jobs.program import Program
-    from nbdist.records import ClusterRequest
+    from nbdist.records import Batch, ClusterRequest
 
 PROGRAM, REQUIREMENTS, README = "train.py", "requirements.txt", "README.md"
 _SPARE_BYTES = 1 << 20
@@ -40,7 +41,13 @@ def check_target(path: str) -> Path:
     return target
 
 
-def write(target: Path, program: Program, cluster: ClusterRequest, remarks: Sequence[str]) -> None:
+def write(
+    target: Path,
+    program: Program,
+    cluster: ClusterRequest,
+    remarks: Sequence[str],
+    launch: Batch | Literal["ssh"] | None = None,
+) -> tuple[str, ...]:
     """Write a program to a new folder.
 
     Args:
@@ -48,10 +55,21 @@ def write(target: Path, program: Program, cluster: ClusterRequest, remarks: Sequ
         program: the program.
         cluster: request of the cluster on which its cells ran.
         remarks: reasons why its numbers may differ from those of the notebook.
+        launch: launcher for which to write files; None for none.
+
+    Returns:
+        The names of the launch files.
 
     Raises:
-        UsageError: the folder cannot be written. Nothing is left of it.
+        UsageError: the folder or the launch files cannot be written. Nothing is left of it.
     """
+    launching = launch_files(
+        launch,
+        name=target.name,
+        hosts=[host.name for host in cluster.hosts],
+        checkpoint="--checkpoint" in program.flags,
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+    )
     needed = program.data.size_bytes + _SPARE_BYTES
     free = shutil.disk_usage(target.parent).free
     if needed > free:
@@ -68,6 +86,7 @@ def write(target: Path, program: Program, cluster: ClusterRequest, remarks: Sequ
             PROGRAM: program.text,
             REQUIREMENTS: _requirements(program),
             README: _readme(program, cluster, remarks),
+            **launching,
         }
         for name, text in texts.items():
             (draft / name).write_text(text, encoding="utf-8")
@@ -79,6 +98,7 @@ def write(target: Path, program: Program, cluster: ClusterRequest, remarks: Sequ
         ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+    return tuple(launching)
 
 
 def _requirements(program: Program) -> str:
@@ -107,7 +127,8 @@ python train.py                          # one process
 nbdist run train.py --hosts {hosts}            # {hosts} processes on this machine
 ```
 
-On other machines, start one process per host with `TF_CONFIG`, or with `RANK`, `WORLD_SIZE`,
+Files that start it elsewhere, if there are any, contain their own command. Without them, start one
+process per host with `TF_CONFIG`, or with `RANK`, `WORLD_SIZE`,
 `MASTER_ADDR` and `MASTER_PORT`. Slurm's `srun` needs none of them.
 
 Options:

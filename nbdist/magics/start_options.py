@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from nbdist.cluster import inventory, resources
 from nbdist.errors import UsageError
@@ -49,6 +49,15 @@ STARTING = (
     _FRAMEWORK,
     *_CLUSTER.values(),
 )
+LAUNCHING = (
+    Option(
+        flags=("--launcher",),
+        choices=("ssh", "slurm", "kubernetes", "mpi"),
+        default="none",
+        help="Launcher for which to write files that start the program.",
+    ),
+    *(_SCHEDULER[name] for name in ("partition", "time", "gpus_per_host", "submit", "image")),
+)
 RESIZING = (*_HOSTS, _GO_ON)
 EXAMINING = (
     *_HOSTS,
@@ -78,6 +87,23 @@ def _batch(args: Namespace) -> Batch | None:
         choices = ", ".join(_SCHEDULER["launcher"].choices)
         raise UsageError(f"{flags} without --launcher: choose one from {choices}")
     return None
+
+
+def launch(args: Namespace) -> Batch | Literal["ssh"] | None:
+    """Return the launcher of an exported program; None without one.
+
+    Raises:
+        UsageError: options for a scheduler are given without one.
+    """
+    own = [option for option in LAUNCHING if option.name != "launcher"]
+    given = {option: value for option in own if (value := getattr(args, option.name))}
+    if args.launcher in (None, "ssh"):
+        if given:
+            flags = ", ".join(option.flag for option in given)
+            raise UsageError(f"{flags}: choose --launcher slurm, kubernetes or mpi")
+        return "ssh" if args.launcher else None
+    fields = {option.field: value for option, value in given.items()}
+    return Batch(launcher=args.launcher, **{**fields, "options": tuple(args.submit)})
 
 
 def _counted(args: Namespace) -> int:

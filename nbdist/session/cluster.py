@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sys
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from msgspec import structs
 
@@ -506,13 +506,22 @@ class Cluster:
             sys.stderr.write(f"nbdist: {error}\n")
             self.restart()
 
-    def export(self, folder: str, *, cell: int = 0, run: str = "") -> Exported:
+    def export(
+        self,
+        folder: str,
+        *,
+        cell: int = 0,
+        run: str = "",
+        launch: Batch | Literal["ssh"] | None = None,
+    ) -> Exported:
         """Write a training as a program that runs without notebook and engines.
 
         Args:
             folder: New folder for the program.
             cell: Execution count of the cell that trained. Default: the newest.
             run: Id of its run. Default: any.
+            launch: Launcher for which to write files, such as `nbdist.Batch("slurm")` or `ssh`.
+                Default: none.
 
         Returns:
             The folder and the cell, and reasons why numbers may differ from the notebook's.
@@ -521,7 +530,7 @@ class Cluster:
             UsageError: No such cell has trained, the cells cannot run in a program, or the folder
                 cannot be written. The message contains the remedies.
         """
-        return export(folder, self.request, self._journal, cell=cell, run=run)
+        return export(folder, self.request, self._journal, cell=cell, run=run, launch=launch)
 
     # Objects.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from nbdist.errors import TransferError, UsageError
 from nbdist.jobs import folder
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nbdist.execution.replay_journal import Journal
-    from nbdist.records import ClusterRequest
+    from nbdist.records import Batch, ClusterRequest
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,31 @@ class Exported:
         cell: Execution count of the cell that trains.
         hosts: Number of workers of the notebook.
         remarks: Reasons why its numbers may differ from those of the notebook.
+        launch_files: Names of the files that start it on other hosts.
     """
 
     folder: str
     cell: int
     hosts: int
     remarks: tuple[str, ...]
+    launch_files: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         start = f"run nbdist run {self.folder}/{folder.PROGRAM} --hosts {self.hosts}"
         first = f"nbdist: wrote {self.folder}/ with cell [{self.cell}]: {start}"
-        return "\n".join([first, *(f"nbdist: {text}" for text in self.remarks)])
+        files = f"nbdist: {', '.join(self.launch_files)} start it on other hosts"
+        others = [files] * bool(self.launch_files)
+        return "\n".join([first, *others, *(f"nbdist: {text}" for text in self.remarks)])
 
 
 def export(
-    path: str, cluster: ClusterRequest, journal: Journal, *, cell: int = 0, run: str = ""
+    path: str,
+    cluster: ClusterRequest,
+    journal: Journal,
+    *,
+    cell: int = 0,
+    run: str = "",
+    launch: Batch | Literal["ssh"] | None = None,
 ) -> Exported:
     """Write a training to a new folder. See `Cluster.export`.
 
@@ -51,6 +61,7 @@ def export(
         journal: the cells that ran.
         cell: execution count of the cell that trains; 0 for the newest.
         run: id of its run; empty for any.
+        launch: launcher for which to write files; None for none.
 
     Raises:
         UsageError: see `Cluster.export`.
@@ -59,8 +70,8 @@ def export(
     entries = journal.program(cell, run, hosts)
     program = program_of(entries, cluster, _read)
     found = tuple(remarks(entries, journal.left_out(entries)))
-    folder.write(target, program, cluster, found)
-    return Exported(path.rstrip("/"), program.label, hosts, found)
+    launching = folder.write(target, program, cluster, found, launch)
+    return Exported(path.rstrip("/"), program.label, hosts, found, launching)
 
 
 def _read(payload: bytes) -> Mapping[str, object]:

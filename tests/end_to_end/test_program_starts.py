@@ -9,11 +9,13 @@ import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+import nbdist
 from nbdist.jobs import folder
 from tests import clusters
 from tests.end_to_end.test_exported_programs import (
@@ -27,7 +29,6 @@ from tests.end_to_end.test_exported_programs import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 HOSTS = 2
 Environment = dict[str, str]
@@ -66,7 +67,8 @@ def program(
     framework = "jax" if training.strategy == "pjrt" else "tensorflow"
     with clusters.cluster(hosts=HOSTS, framework=framework) as cluster:
         run_cells(cluster, training)
-        export(cluster, target, run="", cell=len(training.cells))
+        launcher = nbdist.Batch("mpi")
+        export(cluster, target, run="", cell=len(training.cells), launch=launcher)
     with_results(target, training)
     ended = launch(target)
     assert ended.returncode == 0, ended.stderr
@@ -117,16 +119,17 @@ def test_ranks_find_each_other_by_the_variables_of_a_launcher(program: Path, nam
 
 @pytest.mark.skipif(shutil.which("mpiexec") is None, reason="mpiexec not installed (openmpi-bin)")
 def test_open_mpi_starts_a_program(program: Path) -> None:
-    environment = {
-        **os.environ,
-        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]),
-    }
-    words = ["mpiexec", "-n", str(HOSTS), "--oversubscribe", "--bind-to", "none"]
+    folder_of_python = Path(sys.executable).parent
     ended = subprocess.run(
-        [*words, sys.executable, folder.PROGRAM],
+        ["sh", "mpirun.sh"],
         cwd=program,
-        env=environment,
+        env={
+            **os.environ,
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "MASTER_PORT": str(free_ports(1)[0]),
+            "PATH": f"{folder_of_python}{os.pathsep}{os.environ['PATH']}",
+        },
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -119,12 +119,19 @@ class _Steps:
         self.report: dict[str, Any] = {}
         self._create = create
         self._by_key = {kind.key: first}
+        self._traced: set[tuple[CompiledStep, int, bool]] = set()
 
     def of(self, kind: _Kind) -> CompiledStep:
         self.kind = kind
         if kind.key not in self._by_key:
             self._by_key[kind.key] = self._create(kind)
         return self._by_key[kind.key]
+
+    def trace(self, step: CompiledStep, batch: Batch) -> None:
+        """Compile a step for a batch, unless it is compiled for this number of rows."""
+        if (known := (step, batch.rows, batch.whole)) not in self._traced:
+            step.trace(batch)
+            self._traced.add(known)
 
 
 class MirroredLoopStep(MirroredStep):
@@ -175,7 +182,6 @@ class MirroredLoopStep(MirroredStep):
             )
 
         self._steps = _Steps(compiled, kind, self._compiled)
-        self._traced: set[tuple[CompiledStep, int, bool]] = set()
         self._trials = LoopTrials(
             self._subject,
             lambda: compiled(self._steps.kind),
@@ -240,9 +246,7 @@ class MirroredLoopStep(MirroredStep):
 
     def ready(self, batch: Batch) -> None:
         with _not_compiled():
-            if (known := (self._compiled, batch.rows, batch.whole)) not in self._traced:
-                self._compiled.trace(batch)
-                self._traced.add(known)
+            self._steps.trace(self._compiled, batch)
             if not batch.whole:
                 self._trials.verify(self._compiled, batch, self.gather)
 

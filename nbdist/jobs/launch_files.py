@@ -1,0 +1,225 @@
+"""Files that start an exported program on several hosts: for Slurm, Open MPI, Kubernetes, ssh."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+from nbdist.cluster.schedulers.dialects import seconds
+from nbdist.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nbdist.records import Batch
+
+PORT = 29500
+"""Port of rank 0, on which the ranks find each other."""
+
+_NAME = re.compile(r"[^a-z0-9]+")
+_LONGEST = 40  # of a Kubernetes name, which gets a suffix for each pod
+
+_SBATCH = """\
+#!/bin/sh
+#SBATCH --job-name={name}
+#SBATCH --nodes={hosts}
+#SBATCH --ntasks-per-node=1
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+{options}
+# Start: sbatch train.sbatch --epochs 10
+# A job that Slurm requeues continues from the newest checkpoint, if it has saved one.
+srun --kill-on-bad-exit=1 --unbuffered python train.py{checkpoint} "$@"
+"""
+
+_MPIRUN = """\
+#!/bin/sh
+# Start: HOSTFILE=hosts.txt sh mpirun.sh --epochs 10
+# The first host of the file is rank 0. Without HOSTFILE, all ranks run on this machine.
+if [ -n "$HOSTFILE" ]; then
+  options="--hostfile $HOSTFILE --map-by node"
+  first=$(awk 'NF {{print $1; exit}}' "$HOSTFILE")
+else
+  options="--oversubscribe --bind-to none"
+  first=127.0.0.1
+fi
+export MASTER_ADDR="${{MASTER_ADDR:-$first}}" MASTER_PORT="${{MASTER_PORT:-{port}}}"
+exec mpirun -n {hosts} $options{own} -x MASTER_ADDR -x MASTER_PORT \\
+  python train.py{checkpoint} "$@"
+"""
+
+_HOSTS = """\
+#!/bin/bash
+# Start: bash hosts.sh gpu1 gpu2 -- --epochs 10
+# Each host needs this folder at the same path, with the packages of requirements.txt.
+# The first host is rank 0. If a rank fails, the others are ended.
+hosts=()
+while [ $# -gt 0 ] && [ "$1" != "--" ]; do hosts+=("$1"); shift; done
+[ "$1" = "--" ] && shift
+if [ ${{#hosts[@]}} -eq 0 ]; then hosts=({hosts}); fi
+if [ ${{#hosts[@]}} -eq 0 ]; then
+  echo "name the hosts: bash hosts.sh gpu1 gpu2 -- --epochs 10" >&2
+  exit 2
+fi
+address=${{MASTER_ADDR:-${{hosts[0]#*@}}}} port=${{MASTER_PORT:-{port}}} python=${{PYTHON:-python}}
+here=$(printf '%q' "$PWD")
+words=
+if [ $# -gt 0 ]; then words=$(printf ' %q' "$@"); fi
+trap 'kill $(jobs -p) 2>/dev/null' EXIT
+for rank in "${{!hosts[@]}}"; do
+  # A terminal (-tt) lets the host end its rank when the connection ends.
+  ssh -tt "${{hosts[$rank]}}" "cd $here && RANK=$rank WORLD_SIZE=${{#hosts[@]}} \\
+MASTER_ADDR=$address MASTER_PORT=$port exec $python train.py{checkpoint}$words" </dev/null &
+done
+for _ in "${{hosts[@]}}"; do
+  wait -n || exit $?
+done
+"""
+
+_DOCKERFILE = """\
+FROM python:{python}-slim
+WORKDIR /train
+COPY requirements.txt .
+RUN pip install --no-cache-dir -r requirements.txt
+COPY . .
+ENTRYPOINT ["python", "train.py"]
+"""
+
+
+def launch_files(
+    launch: Batch | Literal["ssh"] | None,
+    *,
+    name: str,
+    hosts: Sequence[str],
+    checkpoint: bool,
+    python: str,
+) -> dict[str, str]:
+    """Return the texts of the files, by their names.
+
+    Args:
+        launch: the scheduler, with its options; `ssh` for hosts without one; None for no files.
+        name: name of the folder.
+        hosts: ssh names of the hosts, empty for this machine.
+        checkpoint: True if the program has the option `--checkpoint`.
+        python: version of Python, such as `3.11`.
+
+    Raises:
+        UsageError: nbdist writes no such files, or the options do not fit the scheduler.
+    """
+    if launch is None:
+        return {}
+    common = {
+        "name": _NAME.sub("-", name.lower()).strip("-")[:_LONGEST].strip("-") or "train",
+        "count": str(len(hosts)),
+        "checkpoint": " --checkpoint checkpoints" if checkpoint else "",
+    }
+    if launch == "ssh":
+        named = " ".join(host for host in hosts if host)
+        text = _HOSTS.format(hosts=named, port=PORT, checkpoint=common["checkpoint"])
+        return {"hosts.sh": text}
+    if launch.launcher not in _WRITERS:
+        raise UsageError(
+            f"there are no launch files for {launch.launcher}: choose from "
+            f"{', '.join(['ssh', *_WRITERS])}"
+        )
+    _check(launch)
+    return _WRITERS[launch.launcher](launch, common | {"python": python})
+
+
+def _check(batch: Batch) -> None:
+    if batch.launcher == "kubernetes" and not batch.image:
+        raise UsageError("--launcher kubernetes needs --image, the image of the Dockerfile")
+    unused: dict[str, dict[str, object]] = {
+        "mpi": {"--partition": batch.queue, "--time": batch.time, "--image": batch.image},
+        "slurm": {"--image": batch.image},
+        "kubernetes": {"--partition": batch.queue, "--submit": batch.options},
+    }
+    if wrong := [flag for flag, value in unused[batch.launcher].items() if value]:
+        raise UsageError(f"{', '.join(wrong)} does not apply to --launcher {batch.launcher}")
+
+
+def _slurm(batch: Batch, common: dict[str, str]) -> dict[str, str]:
+    options = [
+        *([f"--partition={batch.queue}"] if batch.queue else []),
+        *([f"--time={batch.time}"] if batch.time else []),
+        *([f"--gpus-per-node={batch.gpus}"] if batch.gpus else []),
+        *batch.options,
+    ]
+    text = _SBATCH.format(
+        name=common["name"],
+        hosts=common["count"],
+        options="".join(f"#SBATCH {option}\n" for option in options),
+        checkpoint=common["checkpoint"],
+    )
+    return {"train.sbatch": text}
+
+
+def _mpi(batch: Batch, common: dict[str, str]) -> dict[str, str]:
+    own = "".join(f" {option}" for option in batch.options)
+    count, checkpoint = common["count"], common["checkpoint"]
+    return {"mpirun.sh": _MPIRUN.format(hosts=count, port=PORT, own=own, checkpoint=checkpoint)}
+
+
+def _kubernetes(batch: Batch, common: dict[str, str]) -> dict[str, str]:
+    name, count = common["name"], int(common["count"])
+    labels = {"app.kubernetes.io/name": name}
+    service: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {**labels}},
+    }
+    variables = {
+        "WORLD_SIZE": str(count),
+        "MASTER_ADDR": f"{name}-0.{name}",
+        "MASTER_PORT": str(PORT),
+    }
+    container: dict[str, Any] = {
+        "name": "train",
+        "image": batch.image,
+        "command": ["python", "train.py"],
+        "args": common["checkpoint"].split(),
+        "env": [{"name": key, "value": value} for key, value in variables.items()],
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 - NCCL's
+        **({"resources": {"limits": {"nvidia.com/gpu": str(batch.gpus)}}} if batch.gpus else {}),
+    }
+    job: dict[str, Any] = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": {**labels}},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": count,
+            "parallelism": count,
+            "backoffLimit": 10 * count,  # all ranks end when one fails, and start again
+            **({"activeDeadlineSeconds": seconds(batch.time)} if batch.time else {}),
+            "template": {
+                "metadata": {"labels": {**labels}},
+                "spec": {
+                    "restartPolicy": "Never",
+                    "subdomain": name,
+                    "containers": [container],
+                    "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+                },
+            },
+        },
+    }
+    head = (
+        f"# Start: docker build -t {batch.image} . && docker push {batch.image}\n"
+        "#        kubectl apply -f job.yaml\n"
+        "# Mount a shared volume on /train/checkpoints to continue from the newest checkpoint.\n"
+    )
+    return {
+        "job.yaml": head + yaml.safe_dump_all([service, job], sort_keys=False),
+        "Dockerfile": _DOCKERFILE.format(python=common["python"]),
+    }
+
+
+_WRITERS: dict[str, Callable[[Batch, dict[str, str]], dict[str, str]]] = {
+    "slurm": _slurm,
+    "mpi": _mpi,
+    "kubernetes": _kubernetes,
+}

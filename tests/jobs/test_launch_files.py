@@ -1,0 +1,166 @@
+"""Files that start an exported program on several hosts.
+
+Doubles of `ssh` and `mpirun` start the ranks on this machine. `test_program_starts.py` runs the
+real Open MPI.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from nbdist.errors import UsageError
+from nbdist.jobs.launch_files import launch_files
+from nbdist.records import Batch
+from tests.kubernetes_double import VERSION
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.processes
+
+PROGRAM = """
+import os, sys
+names = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+with open("seen" + os.environ.get("RANK", ""), "w") as file:
+    file.write(repr(([os.environ.get(name) for name in names], sys.argv[1:])))
+if "--fail" in sys.argv and os.environ["RANK"] == "1":
+    sys.exit(3)
+if "--fail" in sys.argv:
+    import time
+    time.sleep(60)
+"""
+DOUBLES = {
+    "ssh": '#!/bin/sh\nfor word in "$@"; do last=$word; done\nexec sh -c "$last"\n',
+    "mpirun": """#!/bin/sh
+printf "%s " "$@" > words
+while [ "$1" != python ]; do shift; done
+exec "$@"
+""",
+}
+
+
+def files(launch: Any, hosts: int = 2, *, names: bool = False) -> dict[str, str]:
+    named = [f"gpu{i}" if names else "" for i in range(hosts)]
+    return launch_files(launch, name="my Train!", hosts=named, checkpoint=True, python="3.11")
+
+
+def start(
+    folder: Path, text: str, shell: str, *words: str, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script beside a program, with doubles of `ssh` and `mpirun`."""
+    (folder / "train.py").write_text(PROGRAM)
+    (folder / "script.sh").write_text(text)
+    for name, double in DOUBLES.items():
+        (folder / "bin").mkdir(exist_ok=True)
+        (folder / "bin" / name).write_text(double)
+        (folder / "bin" / name).chmod(0o755)
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [shell, "script.sh", *words],
+        cwd=folder,
+        env={**os.environ, "PATH": path, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def seen(folder: Path, rank: int | str) -> Any:
+    return eval((folder / f"seen{rank}").read_text())
+
+
+def test_slurm_script_contains_the_options() -> None:
+    batch = Batch("slurm", queue="gpu", time="2:00:00", gpus=4, options=("--account=x",))
+    lines = files(batch, 3)["train.sbatch"].splitlines()
+    for option in (
+        *("--job-name=my-train", "--nodes=3", "--ntasks-per-node=1", "--requeue"),
+        *("--partition=gpu", "--time=2:00:00", "--gpus-per-node=4", "--account=x"),
+    ):
+        assert f"#SBATCH {option}" in lines
+    assert lines[-1].startswith("srun ")
+    assert lines[-1].endswith('python train.py --checkpoint checkpoints "$@"')
+
+
+def test_ssh_script_starts_a_rank_on_each_host(tmp_path: Path) -> None:
+    text = files("ssh", names=True)["hosts.sh"]
+    ended = start(tmp_path, text, "bash", "me@gpu7", "gpu8", "gpu9", "--", "--note", "a b")
+    assert ended.returncode == 0, ended.stderr
+    for rank in range(3):
+        variables, words = seen(tmp_path, rank)
+        assert variables == [str(rank), "3", "gpu7", "29500"]
+        assert words == ["--checkpoint", "checkpoints", "--note", "a b"]
+
+
+def test_ssh_script_knows_the_hosts_of_the_cluster(tmp_path: Path) -> None:
+    ended = start(tmp_path, files("ssh", names=True)["hosts.sh"], "bash")
+    assert ended.returncode == 0, ended.stderr
+    assert [seen(tmp_path, rank)[0][2] for rank in range(2)] == ["gpu0", "gpu0"]
+    ended = start(tmp_path, files("ssh")["hosts.sh"], "bash")
+    assert ended.returncode == 2
+    assert "name the hosts" in ended.stderr
+
+
+def test_ssh_script_ends_when_a_rank_fails(tmp_path: Path) -> None:
+    ended = start(tmp_path, files("ssh")["hosts.sh"], "bash", "a", "b", "--", "--fail")
+    assert ended.returncode == 3
+
+
+def test_mpi_script_names_the_first_host(tmp_path: Path) -> None:
+    text = files(Batch("mpi", options=("--mca a b",)))["mpirun.sh"]
+    ended = start(tmp_path, text, "sh", "--epochs", "3")
+    assert ended.returncode == 0, ended.stderr
+    assert seen(tmp_path, "")[0][2:] == ["127.0.0.1", "29500"]
+    (tmp_path / "hosts.txt").write_text("\nnode5 slots=1\nnode6 slots=1\n")
+    ended = start(tmp_path, text, "sh", "--epochs", "3", HOSTFILE="hosts.txt")
+    assert ended.returncode == 0, ended.stderr
+    variables, words = seen(tmp_path, "")
+    assert variables[2:] == ["node5", "29500"]
+    assert words == ["--checkpoint", "checkpoints", "--epochs", "3"]
+    given = (tmp_path / "words").read_text()
+    assert given.startswith("-n 2 --hostfile hosts.txt --map-by node --mca a b -x MASTER_ADDR")
+
+
+def test_kubernetes_objects_are_valid() -> None:
+    batch = Batch("kubernetes", image="registry/train:1", gpus=2, time="1:00:00")
+    found = files(batch, 4)
+    service, job = yaml.safe_load_all(found["job.yaml"])
+    for item in (service, job):
+        kubernetes_validate.validate(item, VERSION, strict=True)
+    spec = job["spec"]
+    assert (spec["completions"], spec["activeDeadlineSeconds"]) == (4, 3600)
+    (container,) = spec["template"]["spec"]["containers"]
+    variables = {item["name"]: item["value"] for item in container["env"]}
+    assert variables == {
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "my-train-0.my-train",
+        "MASTER_PORT": "29500",
+    }
+    assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"] == "my-train"
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "2"}}
+    assert found["Dockerfile"].startswith("FROM python:3.11-slim\n")
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (Batch("lsf"), "no launch files for lsf: choose from ssh, slurm, mpi, kubernetes"),
+        (Batch("kubernetes"), "needs --image"),
+        (Batch("mpi", time="1:00:00"), "--time does not apply to --launcher mpi"),
+        (Batch("slurm", image="x"), "--image does not apply to --launcher slurm"),
+        (Batch("kubernetes", image="x", queue="y"), "--partition does not apply"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(batch: Batch, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        files(batch)
+
+
+def test_no_launcher_writes_no_files() -> None:
+    assert files(None) == {}
