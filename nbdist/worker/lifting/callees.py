@@ -143,7 +143,7 @@ class Callees:
             return
         self._imported.add(name)
         path = _file_of(name)
-        if path is None or not is_users_file(path):
+        if path is None or not is_users_file(name, path):
             return
         try:
             tree = ast.parse(Path(path).read_bytes())

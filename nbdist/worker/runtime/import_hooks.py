@@ -63,7 +63,7 @@ class _UsersModules:
     ) -> ModuleSpec | None:
         """Find a module. See `importlib.abc.MetaPathFinder.find_spec`."""
         spec = _in_file(name, path, target)
-        if spec is None or not is_users_file(spec.origin or ""):
+        if spec is None or not is_users_file(name, spec.origin or ""):
             return None
         loader: Any = spec.loader
         loader.exec_module = functools.partial(self._import, loader.exec_module)
@@ -93,7 +93,7 @@ class _InstalledPackages:
         if self._keeps or threading.current_thread() is not threading.main_thread():
             return None
         spec = _in_file(name, path, target)
-        if spec is None or is_users_file(spec.origin or ""):
+        if spec is None or is_users_file(name, spec.origin or ""):
             return None
         loader: Any = spec.loader
         loader.exec_module = functools.partial(self._import, loader.exec_module)

@@ -25,19 +25,26 @@ _INSTALLED = (
 """Folders of installed packages, of Python itself, and of nbdist."""
 
 
+_LIBRARIES = {
+    *("tensorflow", "keras", "jax", "jaxlib", "flax", "optax", "equinox", "orbax", "numpy"),
+    *("nbdist", "IPython", "ipykernel", "ipyparallel"),
+}
+"""Packages that are not the user's, even if they are installed from a folder (`pip install -e`)."""
+
+
 def is_users(module: str | None) -> bool:
     """Return True if a module is the notebook, or a file of the user outside any package."""
     if module == NOTEBOOK:
         return True
     loaded = sys.modules.get(module or "")
     file = None if loaded is None else vars(loaded).get("__file__")
-    return isinstance(file, str) and is_users_file(file)
+    return isinstance(file, str) and is_users_file(str(module), file)
 
 
 @functools.cache
-def is_users_file(path: str) -> bool:
-    """Return True if a file belongs to no installed package."""
-    return not path.startswith(_INSTALLED)
+def is_users_file(module: str, path: str) -> bool:
+    """Return True if the file of a module belongs to no installed package."""
+    return module.partition(".")[0] not in _LIBRARIES and not path.startswith(_INSTALLED)
 
 
 def is_of_user(value: Any) -> bool:
