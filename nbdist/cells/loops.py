@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from nbdist.cells.effects import within
+from nbdist.cells.effects import is_compiled, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -152,14 +152,19 @@ def takes_gradient(statements: Sequence[ast.stmt], callees: Callees) -> bool:
 
 
 def undivided(tree: ast.Module, callees: Callees) -> Iterator[tuple[int, str]]:
-    """Yield the lines of training that repeats without a `for` or `while` loop, with its form."""
+    """Yield the lines of training that nbdist does not divide, with its form and a remedy."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and callees.compiles and is_compiled(node):
+            for loop in training_loops(node, callees):
+                if not repeats_batch(loop):
+                    yield loop.lineno, "a loop inside of `@tf.function`: decorate its step instead"
     for statement in tree.body:
         if isinstance(statement, (ast.For, ast.While)) and takes_gradient(statement.body, callees):
             continue
         expressions = (node for node in within(statement) if isinstance(node, ast.expr))
         for node in expressions:
             if form := _repetition(node, callees):
-                yield node.lineno, form
+                yield node.lineno, f"{form}: use a `for` loop over the batches"
                 break
 
 

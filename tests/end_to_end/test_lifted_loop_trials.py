@@ -219,3 +219,32 @@ def test_function_keeps_no_trace_of_a_step(cluster: nbdist.Cluster) -> None:
     cluster.run(f"{SETUP}{first}")
     cluster.run(loop)
     assert outcome(cluster, alone) == pytest.approx(one["own"], rel=1e-5)
+
+
+COMPILED_EPOCH = """
+@tf.function
+def train_epoch(data):
+    loss = 0.0
+    for xb, yb in data:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return loss
+optimizer.build(model.trainable_variables)
+outcome = [float(train_epoch(data)) for _ in range(2)]
+"""
+
+
+def test_compiled_loop_is_named(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """AutoGraph compiles the loop as written: nbdist cannot divide it."""
+    setup = f"{SETUP}\nmodel.build((None, 4))"
+    eager = COMPILED_EPOCH.replace("@tf.function\n", "")
+    one = references.plainly({"own": f"{setup}{eager}"}, "tensorflow", "keras")["own"]
+    cluster.run(setup)
+    assert outcome(cluster, COMPILED_EPOCH) == pytest.approx(one, rel=1e-5)
+    output = capsys.readouterr()
+    assert "line 4: every worker computes all of it" in output.out + output.err
+    assert "decorate its step instead" in output.out + output.err

@@ -477,10 +477,7 @@ def _note_undivided(tree: ast.Module, callees: Callees) -> None:
     if worker is None or worker.world_size == 1:
         return
     for line, form in undivided(tree, callees):
-        text = (
-            f"line {line}: every worker computes all of it, because it trains in {form}: "
-            "use a `for` loop over the batches"
-        )
+        text = f"line {line}: every worker computes all of it, because it trains in {form}"
         worker.reporter.note("strategy", text, warning=True)
         return
 
