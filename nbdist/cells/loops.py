@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from nbdist.cells.effects import is_compiled, within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 Loop = ast.For | ast.While
 
@@ -90,8 +90,12 @@ class LoopError(Exception):
         self.reason = reason
 
     def __str__(self) -> str:
-        place = f"{self.file}, line" if self.file else "line"
-        return f"{place} {self.line}: {self.reason}"
+        return f"{place_of(self.file, self.line)}: {self.reason}"
+
+
+def place_of(file: str, line: int) -> str:
+    """Return a line for messages, with the name of its file unless that is empty."""
+    return f"{file}, line {line}" if file else f"line {line}"
 
 
 def training_loops(tree: ast.AST, callees: Callees) -> Iterator[Loop]:
@@ -148,6 +152,10 @@ def takes_gradient(statements: Sequence[ast.stmt], callees: Callees) -> bool:
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     if any(map(callees.distributes, calls)):
         return False
+    return _any_takes(calls, callees)
+
+
+def _any_takes(calls: Iterable[ast.Call], callees: Callees) -> bool:
     return any(callees.updates(call) or callees.takes_gradient(call) for call in calls)
 
 
@@ -171,19 +179,19 @@ def undivided(tree: ast.Module, callees: Callees) -> Iterator[tuple[int, str]]:
 def _repetition(node: ast.expr, callees: Callees) -> str:
     match node:
         case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
-            parts = [node.value if isinstance(node, ast.DictComp) else node.elt]
-            return "a comprehension" if _trains(parts, callees) else ""
+            part = node.value if isinstance(node, ast.DictComp) else node.elt
+            return "a comprehension" if _trains(part, callees) else ""
         case ast.Call(func=ast.Name(id="map") | ast.Attribute(attr="reduce"), args=[function, *_]):
-            calls = [ast.Call(function, args=[], keywords=[])]
-            return "`map` or `reduce`" if _trains(calls, callees) else ""
+            call = ast.Call(function, args=[], keywords=[])
+            return "`map` or `reduce`" if _trains(call, callees) else ""
         case ast.Call() if callees.repeats(node):
             return "a compiled loop"
     return ""
 
 
-def _trains(parts: Sequence[ast.expr], callees: Callees) -> bool:
-    calls = [node for part in parts for node in ast.walk(part) if isinstance(node, ast.Call)]
-    return any(callees.updates(call) or callees.takes_gradient(call) for call in calls)
+def _trains(part: ast.expr, callees: Callees) -> bool:
+    calls = (node for node in ast.walk(part) if isinstance(node, ast.Call))
+    return _any_takes(calls, callees)
 
 
 def _loops(statements: Sequence[ast.stmt]) -> Iterator[Loop]:

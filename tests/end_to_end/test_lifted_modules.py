@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests import clusters, references
+from tests.end_to_end.test_lifted_loops import SETUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,18 +63,7 @@ def counted_step(model, optimizer, x, y):
     lengths.append(len(x))
     return train_step(model, optimizer, x, y)
 '''
-TENSORFLOW_SETUP = """
-import keras, numpy as np, sys, tensorflow as tf
-sys.path.insert(0, {folder!r})
-keras.utils.set_random_seed(2)
-rng = np.random.default_rng(0)
-x = rng.normal(size=(40, 4)).astype("float32")
-y = (x @ np.arange(4.0)[:, None]).astype("float32")
-data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
-optimizer = keras.optimizers.Adam(0.05)
-losses = []
-"""
+TENSORFLOW_SETUP = "import sys\nsys.path.insert(0, {folder!r})\n" + SETUP
 TENSORFLOW_OUTCOME = "outcome = [losses, [w.ravel().tolist() for w in model.get_weights()]]\n"
 
 JAX = '''

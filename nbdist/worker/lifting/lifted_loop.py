@@ -6,7 +6,6 @@ import ast
 import builtins
 import contextlib
 import inspect
-import linecache
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from nbdist.worker.lifting.jax_callees import JaxCallees
 from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, REFUSE, LoopProgram, lift
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.reachable import code_names
-from nbdist.worker.runtime.shell import engine_shell
+from nbdist.worker.runtime.shell import engine_shell, store_source
 from nbdist.worker.training.loop import StepRunner
 from nbdist.worker.training.step_contract import StepStrategy
 
@@ -415,9 +414,7 @@ def _named(program: LoopProgram) -> str:
     if not program.file:
         label = context.current().request.label
         return str(engine_shell().compile.cache(program.source, label))
-    name, lines = f"{program.file}, step of {program.place}", program.source.splitlines(True)
-    linecache.cache[name] = len(program.source), None, lines, name
-    return name
+    return store_source(f"{program.file}, step of {program.place}", program.source)
 
 
 def use(strategy: StrategyName, maker: Callable[[], MakeStep]) -> None:

@@ -26,7 +26,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from nbdist.cells.loop_division import TrainingLoop, divide
-from nbdist.cells.loops import Loop, LoopError, training_loops
+from nbdist.cells.loops import Loop, LoopError, place_of, training_loops
 from nbdist.cells.step_program import logical_lines
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class LoopProgram:
         self.loop = loop
         self.namespace = namespace
         self.file = file
-        self.place = f"{file}, line {loop.line}" if file else f"line {loop.line}"
+        self.place = place_of(file, loop.line)
         self.source = step_source(loop, cell)
         self.returned = loop.used + tuple(name for name in loop.carried if name not in loop.used)
         node = loop.node

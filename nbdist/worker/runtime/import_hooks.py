@@ -6,6 +6,7 @@ import functools
 import random
 import sys
 import threading
+from abc import ABC, abstractmethod
 from importlib.machinery import PathFinder, SourceFileLoader
 from typing import TYPE_CHECKING, Any
 
@@ -38,17 +39,46 @@ def keep_generators() -> None:
     worker may have imported a package already, as after a restart. Without this function, the same
     cells would then draw other numbers. A module of the user may draw or set a seed.
     """
-    if not any(isinstance(finder, _InstalledPackages) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _InstalledPackages())
+    _find_first(_InstalledPackages())
 
 
 def after_imports_of_users(do: Callable[[ModuleType], None]) -> None:
     """Call `do` after each import or reload of a module of the user."""
-    if not any(isinstance(finder, _UsersModules) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _UsersModules(do))
+    _find_first(_UsersModules(do))
 
 
-class _UsersModules:
+def _find_first(finder: _Finder) -> None:
+    """Let a finder search before the others, unless one of its kind does already."""
+    if not any(type(other) is type(finder) for other in sys.meta_path):
+        sys.meta_path.insert(0, finder)
+
+
+class _Finder(ABC):
+    """Finder of some modules with a source file, whose code it runs by `run`."""
+
+    @abstractmethod
+    def wants(self, name: str, path: str) -> bool:
+        """Return True for the name and the file of such a module."""
+
+    @abstractmethod
+    def run(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
+        """Run the code of a module by the function of its loader."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module. See `importlib.abc.MetaPathFinder.find_spec`."""
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or not isinstance(spec.loader, SourceFileLoader):
+            return None
+        if not self.wants(name, spec.origin or ""):
+            return None
+        loader: Any = spec.loader
+        loader.exec_module = functools.partial(self.run, loader.exec_module)
+        return spec
+
+
+class _UsersModules(_Finder):
     """Finder of the user's modules.
 
     Args:
@@ -58,29 +88,15 @@ class _UsersModules:
     def __init__(self, do: Callable[[ModuleType], None]) -> None:
         self._do = do
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Find a module. See `importlib.abc.MetaPathFinder.find_spec`."""
-        spec = _in_file(name, path, target)
-        if spec is None or not is_users_file(name, spec.origin or ""):
-            return None
-        loader: Any = spec.loader
-        loader.exec_module = functools.partial(self._import, loader.exec_module)
-        return spec
+    def wants(self, name: str, path: str) -> bool:
+        return is_users_file(name, path)
 
-    def _import(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
+    def run(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
         exec_module(module)
         self._do(module)
 
 
-def _in_file(name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
-    """Find a module that has a source file."""
-    spec = PathFinder.find_spec(name, path, target)
-    return spec if spec is not None and isinstance(spec.loader, SourceFileLoader) else None
-
-
-class _InstalledPackages:
+class _InstalledPackages(_Finder):
     """Finder of the packages of this environment. Their import keeps the generators."""
 
     def __init__(self) -> None:
@@ -89,17 +105,15 @@ class _InstalledPackages:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module. See `importlib.abc.MetaPathFinder.find_spec`."""
+        """Find a module, unless the import of another one keeps the generators already."""
         if self._keeps or threading.current_thread() is not threading.main_thread():
             return None
-        spec = _in_file(name, path, target)
-        if spec is None or is_users_file(name, spec.origin or ""):
-            return None
-        loader: Any = spec.loader
-        loader.exec_module = functools.partial(self._import, loader.exec_module)
-        return spec
+        return super().find_spec(name, path, target)
 
-    def _import(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
+    def wants(self, name: str, path: str) -> bool:
+        return not is_users_file(name, path)
+
+    def run(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
         python, numpy = random.getstate(), np.random.get_state()
         self._keeps = True
         try:

@@ -14,14 +14,19 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
+def store_source(name: str, source: str) -> str:
+    """Store a source for tracebacks and AutoGraph under the name of a file, and return the name."""
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    return name
+
+
 class ProgramCode:
     """Sources of code that nbdist makes of a program, in place of IPython's cells."""
 
     def cache(self, source: str, number: int) -> str:
         """Store a source for tracebacks, and return a file name for it."""
         name = f"{Path(sys.argv[0]).name}, block {number}"
-        linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
-        return name
+        return store_source(name, source)
 
     def format_code_name(self, name: str) -> tuple[str, ...] | None:
         """Return None: files keep their names."""

@@ -22,7 +22,7 @@ from nbdist.records import SocketAddress, WorkerIdentity
 from nbdist.worker import cell_scope
 from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.runtime import context, import_hooks, seeding
-from nbdist.worker.runtime.shell import use_program
+from nbdist.worker.runtime.shell import store_source, use_program
 from nbdist.worker.runtime.stop_point import StopPoint
 from nbdist.worker.script import placement as places
 from nbdist.worker.script.loops import ProgramLoops
@@ -292,7 +292,7 @@ def _definer(
 
     def define(source: str) -> Callable[..., Any]:
         text = "\n" * (first - 1) + source
-        linecache.cache[filename] = len(text), None, text.splitlines(keepends=True), filename
+        store_source(filename, text)
         scope: dict[str, Callable[..., Any]] = {}
         exec(compile(text, filename, "exec", dont_inherit=True), namespace, scope)  # noqa: S102
         return scope["step"]
