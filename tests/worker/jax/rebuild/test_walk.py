@@ -42,7 +42,9 @@ class Own:
 
 
 class Library:
-    """Class of another module."""
+    """Class of an installed package."""
+
+    __module__ = np.__name__
 
     def __init__(self, weights: Any) -> None:
         self.weights = weights
