@@ -109,7 +109,10 @@ def test_kink_of_the_mean_loss_is_found_before_it_matters(
     cluster.run(SETUP)
     assert outcome(cluster, FLOODED) == pytest.approx(one, rel=1e-5, abs=1e-6)
     output = capsys.readouterr()
-    assert "the step applies `Abs` to a mean or sum" in output.out + output.err
+    text = output.out + output.err
+    assert "the step applies `Abs` to a mean or sum" in text
+    assert "on each" not in text
+    assert "each replica" not in text
 
 
 TRAIN = """

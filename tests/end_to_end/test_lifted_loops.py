@@ -110,7 +110,8 @@ def test_loop_has_the_numbers_of_one_device(
 ) -> None:
     cluster.run(SETUP)
     run = cluster.run(LOOP)
-    assert "line 2: steps over `enumerate(data)` on 2 replicas" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "`enumerate(data)` on 2 replicas, 8 samples a batch, 4 on each" in out
     assert len(run.loss) == 15, "one value for each step"
     for actual, one in zip(outcome(cluster, OUTCOME), expected["loop"], strict=True):
         for a, b in zip(*(_arrays(value) for value in (actual, one)), strict=True):

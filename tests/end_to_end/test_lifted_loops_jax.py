@@ -291,7 +291,7 @@ for i in range(2):
 outcome = parts[0]
 """)
     assert list(outcome(cluster)) == [5, 4, 4]
-    assert "8 samples a batch, 4 on each of 2 replicas" in capsys.readouterr().out
+    assert "on 2 replicas, 8 samples a batch, 4 on each" in capsys.readouterr().out
 
 
 def test_check_compares_the_first_step_and_changes_nothing(

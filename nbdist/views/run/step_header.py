@@ -16,15 +16,15 @@ _HEADER = ("value", "shape", "type", "largest difference", "tolerance", "")
 
 
 def header_lines(begun: StepBegun) -> Iterator[str]:
-    """Yield the split of a run over replicas as text; for a loop, only that of a batch."""
-    if not begun.batch:
+    """Yield the split of a step cell over replicas as text; nothing for a loop, which notes it."""
+    if not begun.batch or not begun.epochs:
         return
     if begun.batch % begun.replicas:
         each = f"all on each of {begun.replicas} replicas"
     else:
         each = f"{begun.batch // begun.replicas} on each of {begun.replicas} replicas"
     data = formatting.count(begun.samples, "sample") if begun.samples >= 0 else "data"
-    length = [formatting.count(begun.epochs, "epoch")] if begun.epochs else []
+    length = [formatting.count(begun.epochs, "epoch")]
     if begun.steps >= 0:
         length.append(formatting.count(begun.steps, "step"))
     batch = f"{formatting.count(begun.batch, 'sample')} a batch"
@@ -32,11 +32,7 @@ def header_lines(begun: StepBegun) -> Iterator[str]:
         split = [f"{batch}, {each}", f"{data} {begun.sharding}"]
     else:
         split = [f"{batch} on one replica", data]
-    if not begun.epochs:  # nbdist knows neither the size of its data nor their order
-        split = split[:1] if begun.replicas > 1 else []
-    if not split:
-        return
-    yield "; ".join([*split, *([", ".join(length)] if length else [])])
+    yield "; ".join([*split, ", ".join(length)])
     for rate in begun.rates:
         yield (
             f"learning rate of `{rate.name}`: {rate.before:.4g}, growing to {rate.after:.4g} over "

@@ -401,6 +401,14 @@ def _request(program: LoopProgram, *, check: bool) -> StepRequest:
     )
 
 
+def split_header(program: LoopProgram, rows: int, replicas: int) -> str:
+    """Describe a loop whose steps split their batches over replicas; `rows` are of the first."""
+    steps = f"{program.place}: steps over `{program.data}` on"
+    if replicas == 1:
+        return f"{steps} one replica"
+    return f"{steps} {replicas} replicas, {rows:,} samples a batch, {rows // replicas:,} on each"
+
+
 def defined(program: LoopProgram, namespace: dict[str, Any]) -> Callable[..., Any]:
     """Define the step function of a loop, with source for tracebacks and for AutoGraph."""
     filename = _named(program)

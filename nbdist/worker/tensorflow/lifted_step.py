@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from nbdist.errors import NbdistError
 from nbdist.worker.data.batches import Batch, RankRows
-from nbdist.worker.lifting.lifted_loop import NotCompiledError, defined
+from nbdist.worker.lifting.lifted_loop import NotCompiledError, defined, split_header
 from nbdist.worker.runtime import context
 from nbdist.worker.tensorflow.compiled_step import CompiledStep
 from nbdist.worker.tensorflow.loop_trials import LoopTrials
@@ -225,20 +225,23 @@ class MirroredLoopStep(MirroredStep):
                 f"{where} every worker computes whole batches: one of {rows} rows does not divide "
                 f"over {self.shards} replicas"
             )
-        return f"{where} steps over `{program.data}` on {self.shards} replicas"
+        return split_header(program, rows, self.shards)
 
     def batch(self, arguments: Arguments) -> Batch:
         with _not_compiled():
             kind = _Kind(arguments)
         self._compiled = self._steps.of(kind)
-        if not kind.rows or self._trials.needs_whole:
-            every, rows, divided = (lambda: kind.arrays), kind.rows or 1, kind.divided
-            return Batch(kind.arrays, rows, whole=True, everything=every, divided=divided)
-        worker = context.current()
-        rank_rows = RankRows(rank=worker.rank, ranks=worker.world_size, replicas=self.shards)
-        share = rank_rows.share(kind.rows, kind.part)
         everything, divided = (lambda: kind.arrays), kind.divided
-        return Batch(share.values, kind.rows, share.whole, everything=everything, divided=divided)
+        if kind.rows and kind.rows % self.shards == 0 and not self._trials.needs_whole:
+            worker = context.current()
+            rank_rows = RankRows(rank=worker.rank, ranks=worker.world_size, replicas=self.shards)
+            part = rank_rows.share(kind.rows, kind.part).values
+            batch = Batch(part, kind.rows, whole=False, everything=everything, divided=divided)
+            with _not_compiled():
+                if not self._trials.find_kink(self._compiled, batch):
+                    return batch
+        rows = kind.rows or 1
+        return Batch(kind.arrays, rows, whole=True, everything=everything, divided=divided)
 
     def check(self, batch: Batch) -> Findings:
         self._compiled.find_rows(batch)

@@ -96,6 +96,17 @@ class LoopTrials:
         self._kinds = other._kinds
         self._batches = other._batches
 
+    def find_kink(self, step: CompiledStep, batch: Batch) -> bool:
+        """Warn, and return True, if parts of a later batch may be wrong. Look at the first batch.
+
+        Args:
+            step: the step.
+            batch: a batch that is divided over the replicas.
+        """
+        if self._batches == 0 and self._replicas > 1 and (text := step.kink(batch)):
+            self._use_whole(f"because the step {text}")
+        return self.needs_whole
+
     def verify(
         self, step: CompiledStep, batch: Batch, gather: Callable[[np.ndarray], np.ndarray]
     ) -> None:
@@ -109,9 +120,6 @@ class LoopTrials:
         if self.needs_whole or self._replicas == 1 or not self._is_due(step, batch):
             return
         is_first = self._batches == 1
-        if is_first and (text := step.kink(batch)):
-            self._use_whole(f"because the step {text}")
-            return
         worst, causes = self._wrong(step, batch)
         if worst is None and is_first and (ordered := self._rare_first(batch)) is not None:
             worst, causes = self._wrong(step, ordered)

@@ -319,7 +319,7 @@ class StepRunner:
             **reporter.record_fields(),
         )
         reporter.send(begun)
-        for text in remarks(begun):
+        for text in remarks(begun, is_split=begun.batch > 0 and not batch.whole):
             reporter.note_once("batch", text, warning=True)
         self._state = self._step_strategy.state()
         self._checkpoints.open(self._state)

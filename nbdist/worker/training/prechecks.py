@@ -74,8 +74,13 @@ def check_state(
         )
 
 
-def remarks(begun: StepBegun) -> list[str]:
-    """Return the warnings about the batch of a step, each with the remedy."""
+def remarks(begun: StepBegun, *, is_split: bool) -> list[str]:
+    """Return the warnings about the batch of a step, each with the remedy.
+
+    Args:
+        begun: the sizes of the run.
+        is_split: True if the replicas share the first batch.
+    """
     replicas, rows = begun.replicas, begun.batch
     if replicas == 1:
         return []
@@ -93,7 +98,7 @@ def remarks(begun: StepBegun) -> list[str]:
             f"a batch of {rows} does not divide over {replicas} replicas, so each replica computes "
             f"all of it: use --batch {fitting}"
         )
-    elif rows and rows % replicas == 0 and rows // replicas <= SMALL_BATCH:
+    elif is_split and rows // replicas <= SMALL_BATCH:
         found.append(
             f"each replica has {rows // replicas} samples of a batch of {rows}, too few for good "
             f"performance: {use} {8 * replicas} or more"

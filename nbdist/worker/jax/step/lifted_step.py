@@ -24,7 +24,7 @@ from nbdist.worker.jax.runtime.step_signals import NAME as SIGNALS
 from nbdist.worker.jax.step.loop_check import LoopSubject
 from nbdist.worker.jax.step.loop_state import LoopState, Snapshot
 from nbdist.worker.lifting.jax_callees import is_pmapped
-from nbdist.worker.lifting.lifted_loop import defined
+from nbdist.worker.lifting.lifted_loop import defined, split_header
 from nbdist.worker.profiling.jax_profiler import PjrtTracer
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.signals import NO_SIGNALS
@@ -228,7 +228,7 @@ class JaxLoopStep:
         program, where = self._program, f"{self._program.place}:"
         match self._division:
             case "divided":
-                return f"{where} steps over `{program.data}` on {self.shards} replicas"
+                return split_header(program, self._inputs.rows, self.shards)
             case "mesh":
                 return f"{where} the loop runs as written, on the mesh of its arrays"
         return f"{where} every worker computes the whole loop: {self._reason()}"
