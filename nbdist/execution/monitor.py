@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from nbdist.errors import LeftError, RanksLostError
-from nbdist.execution.cancellation import POLL_S, Cancellation, StopAgreement, StopRequests
+from nbdist.execution.cancellation import POLL_S, Cancellation, StopRequests
 from nbdist.execution.divergence import drifted
 from nbdist.execution.failures import (
     CellOutcome,
@@ -38,6 +38,7 @@ from nbdist.records import (
 from nbdist.telemetry.frontend_request import kernel_ends
 from nbdist.telemetry.receiver import CellStream
 from nbdist.utils.signals import interrupt_held
+from nbdist.utils.stop_agreement import StopAgreement
 from nbdist.views import formatting
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from nbdist.jobs.launch_files import launch_files
 from nbdist.views import formatting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from nbdist.jobs.program import Program
     from nbdist.records import Batch, ClusterRequest
@@ -46,6 +46,7 @@ def write(
     program: Program,
     cluster: ClusterRequest,
     remarks: Sequence[str],
+    modules: Mapping[Path, Path],
     launch: Batch | Literal["ssh"] | None = None,
 ) -> tuple[str, ...]:
     """Write a program to a new folder.
@@ -54,7 +55,8 @@ def write(
         target: path of the folder.
         program: the program.
         cluster: request of the cluster on which its cells ran.
-        remarks: reasons why its numbers may differ from those of the notebook.
+        remarks: notes for the user, such as reasons for other numbers than in the notebook.
+        modules: file of each module of the user, by its path beside the program.
         launch: launcher for which to write files; None for none.
 
     Returns:
@@ -77,6 +79,10 @@ def write(
             f"{target.parent} has {formatting.size(free)} free, and the program needs "
             f"{formatting.size(needed)}: free some space, or choose a folder on another disk"
         )
+    if Path(PROGRAM) in modules:
+        raise UsageError(
+            f"the program imports your module {PROGRAM}, and has that name: rename the module"
+        )
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         draft.mkdir()
@@ -88,6 +94,9 @@ def write(
             README: _readme(program, cluster, remarks),
             **launching,
         }
+        for place, path in modules.items():
+            (draft / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, draft / place)
         for name, text in texts.items():
             (draft / name).write_text(text, encoding="utf-8")
         draft.rename(target)

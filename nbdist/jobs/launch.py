@@ -16,7 +16,8 @@ from nbdist.cluster import environment
 from nbdist.errors import UsageError
 from nbdist.records import ClusterRequest, Host
 from nbdist.utils.gpus import visible_gpus
-from nbdist.utils.processes import cause_of, wait_or_kill
+from nbdist.utils.polling import repeat_until
+from nbdist.utils.processes import CONTINUES, cause_of, wait_or_kill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,13 +27,17 @@ if TYPE_CHECKING:
 _LOOPBACK = "127.0.0.1"
 _POLL_S = 0.05
 _END_S = 5.0
-"""Time that processes have to end after SIGTERM (seconds)."""
+"""Time that processes have to end after another has failed (seconds)."""
+
+_SAVE_S = 600.0
+"""Time that processes have to save a checkpoint after SIGTERM (seconds)."""
 
 
 def run(program: Path, arguments: Sequence[str], hosts: int) -> int:
     """Run a program once for each host, and wait until all processes have ended.
 
-    If a process fails, nbdist ends the others: they would wait for it.
+    If a process fails, nbdist ends the others: they would wait for it. It passes SIGTERM on, and
+    waits until the processes have saved a checkpoint. Another signal ends them at once.
 
     Args:
         program: the Python file.
@@ -41,7 +46,7 @@ def run(program: Path, arguments: Sequence[str], hosts: int) -> int:
 
     Returns:
         The exit status: 0, that of the process that failed first, or 128 plus the number of the
-        signal that ended it or this process.
+        signal that ended it or this process. 75 if the program can continue from a checkpoint.
 
     Raises:
         UsageError: the file does not exist, or the number is less than 1.
@@ -95,12 +100,30 @@ def _await(processes: Sequence[subprocess.Popen[bytes]], received: Sequence[int]
     while not received:
         codes = [process.poll() for process in processes]
         failed = next((rank for rank, code in enumerate(codes) if code), None)
+        if failed is not None and codes[failed] == CONTINUES:
+            return _await_checkpoint(processes, received)
         if failed is not None:
             return _reported(failed, codes[failed] or 0, len(processes))
         if None not in codes:
             return 0
         time.sleep(_POLL_S)
+    if received[0] == signal.SIGTERM:
+        for process in processes:
+            process.terminate()
+        return _await_checkpoint(processes, received)
     return 128 + received[0]
+
+
+def _await_checkpoint(processes: Sequence[subprocess.Popen[bytes]], received: Sequence[int]) -> int:
+    """Wait until processes that stop after SIGTERM have ended, and return the exit status."""
+    known = len(received)
+
+    def has_ended() -> bool:
+        return len(received) > known or None not in [process.poll() for process in processes]
+
+    repeat_until(has_ended, _SAVE_S, _POLL_S)
+    codes = {process.returncode for process in processes}
+    return CONTINUES if codes == {CONTINUES} else 128 + signal.SIGTERM
 
 
 def _reported(rank: int, code: int, hosts: int) -> int:

@@ -9,6 +9,7 @@ import yaml
 
 from nbdist.cluster.schedulers.dialects import seconds
 from nbdist.errors import UsageError
+from nbdist.utils.processes import CONTINUES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 PORT = 29500
 """Port of rank 0, on which the ranks find each other."""
+
+_NOTICE_S = 120
+"""Time between SIGTERM and the end of a process, in which it saves a checkpoint (seconds)."""
 
 _NAME = re.compile(r"[^a-z0-9]+")
 _LONGEST = 40  # of a Kubernetes name, which gets a suffix for each pod
@@ -27,12 +31,17 @@ _SBATCH = """\
 #SBATCH --nodes={hosts}
 #SBATCH --ntasks-per-node=1
 #SBATCH --requeue
+#SBATCH --signal=TERM@{notice}
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.log
 {options}
 # Start: sbatch train.sbatch --epochs 10
-# A job that Slurm requeues continues from the newest checkpoint, if it has saved one.
+# At SIGTERM, also {notice} s before the time limit, the program saves a checkpoint and exits with
+# {continues}. The job is then requeued, and continues from the checkpoint.
 srun --kill-on-bad-exit=1 --unbuffered python train.py{checkpoint} "$@"
+status=$?
+if [ $status -eq {continues} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit $status
 """
 
 _MPIRUN = """\
@@ -153,6 +162,8 @@ def _slurm(batch: Batch, common: dict[str, str]) -> dict[str, str]:
         hosts=common["count"],
         options="".join(f"#SBATCH {option}\n" for option in options),
         checkpoint=common["checkpoint"],
+        notice=_NOTICE_S,
+        continues=CONTINUES,
     )
     return {"train.sbatch": text}
 
@@ -195,11 +206,18 @@ def _kubernetes(batch: Batch, common: dict[str, str]) -> dict[str, str]:
             "completions": count,
             "parallelism": count,
             "backoffLimit": 10 * count,  # all ranks end when one fails, and start again
+            "podFailurePolicy": {
+                "rules": [
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+                    {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [CONTINUES]}},
+                ]
+            },
             **({"activeDeadlineSeconds": seconds(batch.time)} if batch.time else {}),
             "template": {
                 "metadata": {"labels": {**labels}},
                 "spec": {
                     "restartPolicy": "Never",
+                    "terminationGracePeriodSeconds": _NOTICE_S,
                     "subdomain": name,
                     "containers": [container],
                     "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],

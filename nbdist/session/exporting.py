@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from nbdist.errors import TransferError, UsageError
 from nbdist.jobs import folder
+from nbdist.jobs.own_modules import own_modules
 from nbdist.jobs.program import program_of
 from nbdist.jobs.remarks import remarks
 from nbdist.session.transfer import read_objects
@@ -26,7 +27,8 @@ class Exported:
         folder: Its folder, as the user named it.
         cell: Execution count of the cell that trains.
         hosts: Number of workers of the notebook.
-        remarks: Reasons why its numbers may differ from those of the notebook.
+        remarks: Reasons why its numbers may differ from those of the notebook, and names of
+            modules that were not found.
         launch_files: Names of the files that start it on other hosts.
     """
 
@@ -69,8 +71,13 @@ def export(
     target, hosts = folder.check_target(path), len(cluster.hosts)
     entries = journal.program(cell, run, hosts)
     program = program_of(entries, cluster, _read)
-    found = tuple(remarks(entries, journal.left_out(entries)))
-    launching = folder.write(target, program, cluster, found, launch)
+    modules = own_modules(program.imports)
+    missing = [
+        f"the module `{name}` was not found beside the notebook: put it beside {folder.PROGRAM}"
+        for name in modules.missing
+    ]
+    found = (*remarks(entries, journal.left_out(entries)), *missing)
+    launching = folder.write(target, program, cluster, found, modules.files, launch)
     return Exported(path.rstrip("/"), program.label, hosts, found, launching)
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
+CONTINUES = 75
+"""Exit status (`EX_TEMPFAIL`) of a program that continues from a checkpoint when started again."""
+
 _TOLERANCE_S = 0.5  # start times are computed from a clock that may be adjusted in between
 
 

@@ -213,12 +213,16 @@ def export(cluster: nbdist.Cluster, target: Path, **chosen: Any) -> str:
     return (target / folder.PROGRAM).read_text()
 
 
+def command(*words: str, hosts: int = 2) -> list[str]:
+    nbdist = [sys.executable, "-m", "nbdist.cli"]
+    return [*nbdist, "run", folder.PROGRAM, "--hosts", str(hosts), *words]
+
+
 def launch(
     target: Path, *words: str, hosts: int = 2, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "nbdist.cli", "run", folder.PROGRAM, "--hosts", str(hosts)]
     return subprocess.run(
-        [*command, *words],
+        command(*words, hosts=hosts),
         cwd=target,
         env={**os.environ, **env},
         capture_output=True,
@@ -314,3 +318,58 @@ def test_program_of_a_notebook_of_others_gives_its_numbers(
     ended = launch(tmp_path / "train")
     assert ended.returncode == 0, ended.stderr
     assert json.loads((tmp_path / "train" / "outcome.json").read_text()) == expected
+
+
+OWN_MODULE = """
+import jax
+import jax.numpy as jnp
+
+def loss_of(w, x, y):
+    return jnp.mean((x @ w - y) ** 2)
+
+def train(w, batches):
+    losses = []
+    for x, y in batches:
+        loss, grad = jax.value_and_grad(loss_of)(w, x, y)
+        w = w - 0.1 * grad
+        losses.append(float(loss))
+    return w, losses
+"""
+OF_OWN_MODULE = Training(
+    "pjrt",
+    [
+        (f"import numpy as np\n{ARRAYS}", {}),
+        (
+            """
+from own_training import train as train_own
+batches = [tuple(a[i:i + 20] for a in train) for i in range(0, 100, 20)]
+w, losses = train_own(np.zeros((4, 1), "float32"), batches)
+""",
+            {},
+        ),
+    ],
+    "losses",
+    "[w]",
+)
+
+
+@pytest.mark.parametrize("cluster", ["jax"], indirect=True)
+def test_program_has_the_modules_of_the_user(
+    cluster: nbdist.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "own_training.py"
+    module.write_text(OWN_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    cluster.restart()
+    cluster.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
+    for cell, _ in OF_OWN_MODULE.cells:
+        cluster.run(cell)
+    expected = cluster.pull(["losses"], ranks="0")[0]["losses"]
+    exported = cluster.export(str(tmp_path / "train"))
+    module.unlink()
+    with_results(tmp_path / "train", OF_OWN_MODULE)
+    ended = launch(tmp_path / "train")
+    assert ended.returncode == 0, ended.stderr
+    assert "own_training.py, line" in ended.stdout, "its loop is divided"
+    assert "own_training" not in "".join(exported.remarks)
+    assert np.load(tmp_path / "train" / "result1.npz")["loss"].tolist() == expected

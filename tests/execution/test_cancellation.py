@@ -8,7 +8,7 @@ import pytest
 
 from nbdist.cluster.collectives import Collectives
 from nbdist.execution import cancellation as module
-from nbdist.execution.cancellation import Cancellation, Positions, StopAgreement, StopRequests
+from nbdist.execution.cancellation import Cancellation, Positions, StopRequests
 from nbdist.records import (
     SOON,
     AbortCollectives,
@@ -20,7 +20,6 @@ from nbdist.records import (
     RankPosition,
     StatusQuery,
     StopAfter,
-    Stopping,
 )
 from tests.clock import Clock, replace_time
 from tests.execution.doubles import (
@@ -332,61 +331,9 @@ def test_nothing_is_killed_without_a_second_interrupt(clock: Clock) -> None:
     assert lines == []
 
 
-def stopping(rank: int, limit: int) -> Stopping:
-    return Stopping(rank=rank, cell=CELL, limit=limit)
-
-
 def stops(dispatcher: DispatcherDouble) -> list[tuple[int, int, int]]:
     """Return rank, step and limit of each command to stop."""
     return [(rank, command.step, command.limit) for command, rank in dispatcher.of(StopAfter)]
-
-
-def test_all_ranks_stop_after_the_last_reached_step(clock: Clock) -> None:
-    dispatcher = DispatcherDouble()
-    agreement = StopAgreement(sender_to([], dispatcher), lambda _: 0)
-    agreement.send_agreed_step({0, 1})
-    agreement.receive(stopping(0, 5))
-    agreement.send_agreed_step({0, 1})
-    assert stops(dispatcher) == []
-    agreement.receive(stopping(1, 7))
-    agreement.send_agreed_step({0, 1})
-    agreement.send_agreed_step({0, 1})
-    assert stops(dispatcher) == [(0, 7, 0), (1, 7, 0)]
-
-
-def test_a_rank_that_ended_need_not_agree(clock: Clock) -> None:
-    dispatcher = DispatcherDouble()
-    agreement = StopAgreement(sender_to([], dispatcher), lambda _: 0)
-    agreement.receive(stopping(2, 3))
-    agreement.send_agreed_step({2})
-    assert stops(dispatcher) == [(2, 3, 0)]
-
-
-def test_a_rank_that_waits_too_long_continues_to_the_step_of_the_others(clock: Clock) -> None:
-    dispatcher = DispatcherDouble()
-    steps = {0: 5, 1: 8}
-    agreement = StopAgreement(sender_to([], dispatcher), steps.__getitem__)
-    agreement.receive(stopping(0, 5))
-    clock.now += 0.5
-    agreement.send_agreed_step({0, 1})
-    assert stops(dispatcher) == []
-    clock.now += 0.1
-    agreement.send_agreed_step({0, 1})
-    agreement.send_agreed_step({0, 1})
-    assert stops(dispatcher) == [(0, SOON, 9)]
-    clock.now += 0.6  # rank 0 has already been sent so far
-    agreement.send_agreed_step({0, 1})
-    assert stops(dispatcher) == [(0, SOON, 9)]
-    steps[1] = 9
-    clock.now += 0.4
-    agreement.send_agreed_step({0, 1})
-    assert stops(dispatcher) == [(0, SOON, 9)]
-    clock.now += 0.2
-    agreement.send_agreed_step({0, 1})
-    assert stops(dispatcher)[1:] == [(0, SOON, 10)]
-    agreement.receive(stopping(1, 9))
-    agreement.send_agreed_step({0, 1})
-    assert stops(dispatcher)[2:] == [(0, 10, 0), (1, 10, 0)]
 
 
 def requests(ranks: Ranks, *, is_step: bool = True) -> tuple[StopRequests, LiveDouble, list[str]]:

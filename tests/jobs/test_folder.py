@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import namedtuple
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +14,6 @@ from nbdist.jobs import folder
 from nbdist.jobs.data import JobData
 from nbdist.jobs.program import Program
 from nbdist.records import ClusterRequest, Host
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CLUSTER = ClusterRequest(hosts=(Host(), Host()), frameworks=("jax",), env={"SECRET": "value"})
 
@@ -29,7 +26,7 @@ def program() -> Program:
 
 
 def test_files_of_the_folder(tmp_path: Path, program: Program) -> None:
-    folder.write(tmp_path / "train", program, CLUSTER, ["cell [2] drew"])
+    folder.write(tmp_path / "train", program, CLUSTER, ["cell [2] drew"], {})
     assert sorted(path.name for path in (tmp_path / "train").iterdir()) == [
         *("README.md", "data.npz", "requirements.txt", "train.py")
     ]
@@ -42,6 +39,20 @@ def test_files_of_the_folder(tmp_path: Path, program: Program) -> None:
     assert "value" not in text
     assert "\nCell [2] drew.\n" in text
     assert np.load(tmp_path / "train/data.npz")["x"].tolist() == [0, 1, 2]
+
+
+def test_modules_stand_beside_the_program(tmp_path: Path, program: Program) -> None:
+    (tmp_path / "own.py").write_text("x = 1\n")
+    modules = dict.fromkeys((Path("own.py"), Path("models/a/b.py")), tmp_path / "own.py")
+    folder.write(tmp_path / "train", program, CLUSTER, [], modules)
+    for place in modules:
+        assert (tmp_path / "train" / place).read_text() == "x = 1\n"
+
+
+def test_module_with_the_name_of_the_program_is_refused(tmp_path: Path, program: Program) -> None:
+    with pytest.raises(UsageError, match="rename the module"):
+        folder.write(tmp_path / "train", program, CLUSTER, [], {Path("train.py"): tmp_path})
+    assert not list(tmp_path.iterdir())
 
 
 def test_existing_and_missing_folders_are_refused(tmp_path: Path) -> None:
@@ -61,7 +72,7 @@ def test_disk_without_space_is_refused(
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(1000))
     with pytest.raises(UsageError, match=r"has 1,000 B free, and the program needs 1\.0 MiB"):
-        folder.write(tmp_path / "train", program, CLUSTER, ["cell [2] drew"])
+        folder.write(tmp_path / "train", program, CLUSTER, ["cell [2] drew"], {})
     assert not list(tmp_path.iterdir())
 
 
@@ -73,5 +84,5 @@ def test_failed_write_leaves_nothing(
 
     monkeypatch.setattr(JobData, "write", full)
     with pytest.raises(UsageError, match="No space left on device; nothing is left of it"):
-        folder.write(tmp_path / "train", program, CLUSTER, ["cell [2] drew"])
+        folder.write(tmp_path / "train", program, CLUSTER, ["cell [2] drew"], {})
     assert not list(tmp_path.iterdir())

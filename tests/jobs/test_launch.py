@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from nbdist import cli
+from nbdist.utils.polling import repeat_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,16 +60,48 @@ def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
     assert not any(psutil.pid_exists(int(line.split()[-1])) for line in out.splitlines())
 
 
-@pytest.mark.parametrize("ignores", [False, True])
-def test_a_signal_ends_all_processes(tmp_path: Path, ignores: bool) -> None:
-    ignore = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" * ignores
-    process = started(tmp_path / "wait.py", ignore + WAIT, "--hosts", "2")
+def test_a_signal_ends_all_processes(tmp_path: Path) -> None:
+    process = started(tmp_path / "wait.py", WAIT, "--hosts", "2")
     assert process.stdout is not None
     pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + signal.SIGTERM
     assert not any(map(psutil.pid_exists, pids))
+
+
+def test_a_second_signal_ends_processes_that_do_not_end(tmp_path: Path) -> None:
+    handler = "lambda *_: print('no', flush=True)"
+    source = f"import signal\nsignal.signal(signal.SIGTERM, {handler})\n{WAIT}"
+    process = started(tmp_path / "wait.py", source, "--hosts", "2")
+    assert process.stdout is not None
+    pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+    process.send_signal(signal.SIGTERM)
+    assert {process.stdout.readline() for _ in range(2)} == {"[0] no\n", "[1] no\n"}
+    assert all(map(psutil.pid_exists, pids))
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def test_status_of_a_program_that_continues_is_kept(tmp_path: Path) -> None:
+    """A rank that still saves its checkpoint is not ended."""
+    source = """
+import os, sys, time
+print("pid", os.getpid(), flush=True)
+while os.environ["RANK"] == "1" and not os.path.exists("saved"):
+    time.sleep(0.01)
+sys.exit(75)
+"""
+    process = started(tmp_path / "stops.py", source, "--hosts", "2")
+    assert process.stdout is not None
+    pids = dict(process.stdout.readline().split(" pid ") for _ in range(2))
+    assert repeat_until(lambda: not psutil.pid_exists(int(pids["[0]"])), LIMIT_S)
+    (tmp_path / "saved").touch()
+    _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 75
+    assert "failed" not in err
 
 
 def test_a_process_that_is_killed_is_named(tmp_path: Path) -> None:

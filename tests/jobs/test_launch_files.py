@@ -1,7 +1,7 @@
 """Files that start an exported program on several hosts.
 
-Doubles of `ssh` and `mpirun` start the ranks on this machine. `test_program_starts.py` runs the
-real Open MPI.
+Doubles of `ssh` and `mpirun` start the ranks on this machine; those of Slurm's commands start none.
+`test_program_starts.py` runs the real Open MPI.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ if "--fail" in sys.argv:
 """
 DOUBLES = {
     "ssh": '#!/bin/sh\nfor word in "$@"; do last=$word; done\nexec sh -c "$last"\n',
+    "srun": "#!/bin/sh\nexit $STATUS\n",
+    "scontrol": '#!/bin/sh\necho "$@"\n',
     "mpirun": """#!/bin/sh
 printf "%s " "$@" > words
 while [ "$1" != python ]; do shift; done
@@ -53,7 +55,7 @@ def files(launch: Any, hosts: int = 2, *, names: bool = False) -> dict[str, str]
 def start(
     folder: Path, text: str, shell: str, *words: str, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script beside a program, with doubles of `ssh` and `mpirun`."""
+    """Run a script beside a program, with the doubles of the launchers' commands."""
     (folder / "train.py").write_text(PROGRAM)
     (folder / "script.sh").write_text(text)
     for name, double in DOUBLES.items():
@@ -84,8 +86,18 @@ def test_slurm_script_contains_the_options() -> None:
         *("--partition=gpu", "--time=2:00:00", "--gpus-per-node=4", "--account=x"),
     ):
         assert f"#SBATCH {option}" in lines
-    assert lines[-1].startswith("srun ")
-    assert lines[-1].endswith('python train.py --checkpoint checkpoints "$@"')
+    (start,) = (line for line in lines if line.startswith("srun "))
+    assert start.endswith('python train.py --checkpoint checkpoints "$@"')
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(0, False), (75, True), (3, False)])
+def test_slurm_script_requeues_a_program_that_continues(
+    tmp_path: Path, status: int, requeued: bool
+) -> None:
+    text = files(Batch("slurm"))["train.sbatch"]
+    ended = start(tmp_path, text, "sh", STATUS=str(status), SLURM_JOB_ID="17")
+    assert ended.returncode == status, ended.stderr
+    assert ended.stdout == "requeue 17\n" * requeued
 
 
 def test_ssh_script_starts_a_rank_on_each_host(tmp_path: Path) -> None:

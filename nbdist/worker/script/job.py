@@ -12,13 +12,16 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import numpy as np
 
 from nbdist.cells.options import cell_options
 from nbdist.cells.parse import parse_cell
 from nbdist.cells.step_function import cell_of
 from nbdist.errors import UsageError
 from nbdist.records import SocketAddress, WorkerIdentity
+from nbdist.utils.processes import CONTINUES
 from nbdist.worker import cell_scope
 from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.runtime import context, import_hooks, seeding
@@ -26,6 +29,7 @@ from nbdist.worker.runtime.shell import store_source, use_program
 from nbdist.worker.runtime.stop_point import StopPoint
 from nbdist.worker.script import placement as places
 from nbdist.worker.script.loops import ProgramLoops
+from nbdist.worker.script.preemption import Preemption
 from nbdist.worker.script.progress import Progress
 from nbdist.worker.training import loop as training_loop
 
@@ -33,11 +37,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from nbdist.records import CellRequest, Communication, StrategyName
+    from nbdist.records import CellRequest, Communication, Saving, StrategyName
     from nbdist.worker.runtime.context import Worker
     from nbdist.worker.script.placement import Placement
 
 _Definition = TypeVar("_Definition", bound=Callable[..., Any])
+_Connection = tuple[Callable[[], None], Callable[[np.ndarray], np.ndarray]]
+"""Function that waits for the other ranks and disconnects this one, and one that gathers int32
+numbers from all ranks."""
+
 _KEY_BYTES = 32
 
 
@@ -82,12 +90,13 @@ def script(
     import_hooks.once_imported("tensorflow", _keep_seeds_of_operations)
     keras_backend.decide_at_import()
     if strategy == "mirrored":
-        _build_mirrored(placement, communication)
-        close = _prove_mirrored
+        close, gather = _build_mirrored(placement, communication)
     else:
-        close = _build_pjrt(placement, devices_per_host)
+        close, gather = _build_pjrt(placement, devices_per_host)
     import_hooks.once_imported("keras", _report_fits)
-    return Job(worker, strategy, namespace, progress, close)
+    preemption = Preemption(placement, worker, gather)
+    progress.on_stopping = preemption.stopping
+    return Job(worker, strategy, namespace, progress, preemption, close)
 
 
 class Job:
@@ -98,6 +107,7 @@ class Job:
         name: name of its strategy.
         namespace: names of the program.
         progress: takes the reports of the rank.
+        preemption: agrees with the other ranks on the last step after SIGTERM.
         close: waits for the other ranks, and disconnects this one.
 
     Attributes:
@@ -110,6 +120,7 @@ class Job:
         name: StrategyName,
         namespace: dict[str, Any],
         progress: Progress,
+        preemption: Preemption,
         close: Callable[[], None],
     ) -> None:
         self.strategy: Any = worker.strategies[name]
@@ -117,6 +128,7 @@ class Job:
         self._name: StrategyName = name
         self._namespace = namespace
         self._progress = progress
+        self._preemption = preemption
         self._close = close
         self._cells = 0
         self._loops = ProgramLoops(namespace, name)
@@ -255,23 +267,41 @@ class Job:
 
     @contextlib.contextmanager
     def _begun(self, request: CellRequest, shuffle_key: int | None) -> Iterator[None]:
-        """Begin a cell, and end it in any case."""
+        """Begin a cell, and end it in any case. After SIGTERM, end the program too."""
+        self._preemption.begin_cell()
         self._worker.begin_cell(request, self._stop_point)
         if shuffle_key is not None:
             self._worker.cell_state.source = shuffle_key
         if request.options.seed is not None:
             seeding.seed_generators(request.options.seed)
+        saves = request.saving is not None
         try:
-            yield
+            with self._preemption.admitted() if saves else contextlib.nullcontext():
+                yield
         except BaseException as error:
             self._worker.end_cell(error)
+            if isinstance(error, KeyboardInterrupt) and self._preemption.is_requested:
+                self._exit(request.saving)
             raise
         self._worker.end_cell()
 
+    def _exit(self, saving: Saving | None) -> NoReturn:
+        """Exit after SIGTERM, with a status that lets a scheduler start the program again."""
+        if self._preemption.is_agreed:  # all ranks have ended the same steps
+            self._close()
+        if self.rank == 0:
+            text = f"nbdist: stopped by SIGTERM after step {self._worker.progress.step}"
+            if saving is not None:
+                text += f": start the program again to continue from {saving.folder}"
+            sys.stderr.write(f"{text}\n")
+        raise SystemExit(CONTINUES) from None
+
     @contextlib.contextmanager
     def _stop_point(self) -> Iterator[StopPoint]:
-        """Return a stop point without commands: a program ends at once when interrupted."""
-        yield StopPoint(self._worker.reporter, self._worker.interrupts, lambda _seconds: None)
+        """Return a stop point for SIGTERM. A keyboard interrupt ends a program at once."""
+        worker, preemption = self._worker, self._preemption
+        with worker.interrupts.deferred(is_pending=preemption.is_requested):
+            yield StopPoint(worker.reporter, worker.interrupts, preemption.answer)
 
 
 def _statements_at(frame: FrameType) -> str:
@@ -318,20 +348,15 @@ def _report_fits() -> None:
     fit_callback.apply()
 
 
-def _build_mirrored(placement: Placement, communication: Communication) -> None:
+def _build_mirrored(placement: Placement, communication: Communication) -> _Connection:
     from nbdist.worker.script import mirrored
 
-    mirrored.build(placement, communication)
+    connection = mirrored.build(placement, communication)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow's handler does not end the process
+    return connection
 
 
-def _prove_mirrored() -> None:
-    from nbdist.worker.tensorflow import strategy
-
-    strategy.prove()
-
-
-def _build_pjrt(placement: Placement, cpu_devices: int) -> Callable[[], None]:
+def _build_pjrt(placement: Placement, cpu_devices: int) -> _Connection:
     from nbdist.worker.script import pjrt
 
     return pjrt.build(placement, cpu_devices)

@@ -11,11 +11,13 @@ from jax._src import distributed
 
 from nbdist.records import PjrtWiring
 from nbdist.worker.jax import backend
-from nbdist.worker.jax.runtime import coordinator
+from nbdist.worker.jax.runtime import coordinator, processes
 from nbdist.worker.script import rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import numpy as np
 
     from nbdist.worker.script.placement import Placement
 
@@ -24,11 +26,14 @@ _END = "nbdist/end"
 """Name of the barrier at the end of a program. Shutdown itself waits for no rank."""
 
 
-def build(placement: Placement, cpu_devices: int) -> Callable[[], None]:
+def build(
+    placement: Placement, cpu_devices: int
+) -> tuple[Callable[[], None], Callable[[np.ndarray], np.ndarray]]:
     """Join the other processes, and start JAX's backend.
 
     Returns:
-        Function that waits for the other ranks and disconnects this one.
+        Function that waits for the other ranks and disconnects this one. Function that gathers
+        int32 numbers from them.
     """
     service = None
     address, at = _ALONE, placement.coordinator
@@ -56,4 +61,4 @@ def build(placement: Placement, cpu_devices: int) -> Callable[[], None]:
         if service is not None:
             service.shutdown()
 
-    return close
+    return close, processes.gather

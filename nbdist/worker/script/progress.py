@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from nbdist.records import PLACE, Metrics, Note, StepBegun
+from nbdist.records import PLACE, Metrics, Note, StepBegun, Stopping
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nbdist.records import AnyEvent, Columns
 
 
@@ -21,10 +23,12 @@ class Progress:
     Attributes:
         history: values that the steps reported, by name. A value that belongs to this rank alone,
             as under the mirrored strategy, is that of its replicas.
+        on_stopping: takes the last step that this rank may begin when the program stops.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.history: dict[str, list[float]] = {}
+        self.on_stopping: Callable[[Stopping], None] = lambda _record: None
         self._rank = rank
         self._world_size = world_size
 
@@ -34,6 +38,8 @@ class Progress:
 
     def send(self, record: AnyEvent, *, urgent: bool = False) -> None:
         del urgent
+        if isinstance(record, Stopping):
+            self.on_stopping(record)
         if self._rank:
             return
         if isinstance(record, Note):
