@@ -49,7 +49,9 @@ class TrainingLoop:
         reads: names that the step reads from outside of the loop, with their first line.
         carried: names that the step reads and then assigns for the next step.
         outputs: names that the step assigns.
-        used: those outputs that other statements of the loop read.
+        used: those outputs that other statements of the loop, or functions of the user, read.
+        hidden_reads: those outputs that functions read which the step calls, and that it does not
+            carry.
         late: names in `given` that only statements after the step assign, such as averaged weights.
         hidden: statements inside of the step's text that do not belong to it. True if they leave a
             branch empty.
@@ -68,6 +70,7 @@ class TrainingLoop:
     carried: tuple[str, ...]
     outputs: tuple[str, ...]
     used: tuple[str, ...]
+    hidden_reads: tuple[str, ...]
     late: tuple[str, ...]
     hidden: list[tuple[ast.stmt, bool]]
     texts: dict[ast.stmt, str]
@@ -312,6 +315,7 @@ class _Division:
         if isinstance(self._loop, ast.For):
             early.visit(self._loop.target)
         early.scan([*self._around, *self._before])
+        by_functions = self._callees.read_by_functions
         return TrainingLoop(
             node=self._loop,
             block=self._block,
@@ -326,13 +330,20 @@ class _Division:
             },
             carried=carried,
             outputs=outputs,
-            used=tuple(name for name in outputs if name in rest.read),
+            used=tuple(name for name in outputs if name in rest.read or name in by_functions),
+            hidden_reads=tuple(n for n in outputs if n in self._read_in_calls() - {*carried}),
             late=tuple(name for name in given if name not in early.bound),
             hidden=self._hidden,
             texts={statement: ast.unparse(step[statement]) for statement in self._separated},
             effect=self._effect,
             scan=self._scan(),
         )
+
+    def _read_in_calls(self) -> set[str]:
+        """Return the names from outside that functions read which the step calls."""
+        nodes = (node for statement in self._step for node in within(statement))
+        calls = (node for node in nodes if isinstance(node, ast.Call))
+        return set().union(*map(self._callees.reads, calls))
 
     def _scan(self) -> Scan:
         calls = [

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from nbdist.cells.effects import is_compiled, within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence, Set
 
 Loop = ast.For | ast.While
 
@@ -29,6 +29,15 @@ class Callees(Protocol):
 
     namespace: dict[str, Any]
     compiles: bool
+
+    @property
+    def read_by_functions(self) -> Set[str]:
+        """Names from outside that functions of the cell and of the user read when called."""
+        ...
+
+    def reads(self, call: ast.Call) -> Set[str]:
+        """Return the names from outside that the called function reads, itself or in its calls."""
+        ...
 
     def updates(self, call: ast.Call) -> bool:
         """Return True if the call itself takes or applies a gradient, by its name."""

@@ -130,6 +130,35 @@ weights = model.trainable_variables
 )
 LOOPS = {
     "variables in a name of the loop": ("", STEP, "on 2 replicas"),
+    "values of a step that functions read": (
+        """
+def report():
+    losses.append(float(loss))
+def is_done():
+    return float(loss) < 0.5
+@tf.function
+def train_step(xb, yb):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return loss
+""",
+        "loss = train_step(xb, yb)\nreport()\nif is_done():\n    break",
+        "on 2 replicas",
+    ),
+    "value that the step reads by a function": (
+        """
+baseline = 0.0
+def centered(errors):
+    return tf.reduce_mean((errors - baseline) ** 2)
+""",
+        STEP.replace(
+            "tf.reduce_mean((model(xb, training=True) - yb) ** 2)", "centered(model(xb) - yb)"
+        )
+        + "baseline = float(loss) * 0.1\n",
+        "on 2 replicas",
+    ),
     "logarithm in the tape": (
         "",
         STEP.replace("loss = tf.reduce_mean(", "loss = tf.reduce_mean(tf.math.log(1.0 + ").replace(

@@ -197,6 +197,26 @@ for i in range(2):
     losses.append(found)
 outcome = [plain(params), plain(losses)]
 """,
+    "values of a step that functions read, in the step and after it": """
+baseline = jnp.zeros(())
+def centered(p, x, y):
+    return ((predict(p, x) - y - baseline) ** 2).mean()
+def train(x, y):
+    loss, g = value_and_grad(centered)(params, x, y)
+    moved = jax.tree.map(lambda a, b: a - 0.05 * b, params, g)
+    return moved, loss, 0.9 * baseline + 0.1 * y.mean()
+def report():
+    losses.append(float(loss))
+def should_stop():
+    return len(losses) > 3 and float(loss) > losses[0]
+for epoch in range(2):
+    for x, y in batches:
+        params, loss, baseline = train(x, y)
+        report()
+        if should_stop():
+            break
+outcome = [plain(params), plain(baseline), losses]
+""",
     "state in global names, and losses noted by the step itself": """
 def train_step(x, y):
     global params, opt_state
@@ -548,3 +568,18 @@ def test_loop_resumes_from_its_checkpoint(cluster: nbdist.Cluster, tmp_path: Pat
     resumed = outcome(cluster)
     assert resumed[:4] == expected[:4]
     assert resumed[4] == expected[4][8:], "lists are not restored"
+
+
+def test_checkpoint_without_a_value_that_a_function_reads_is_named(
+    cluster: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(SETUP)
+    cell = """
+def train(x, y):
+    loss, g = value_and_grad(loss_fn)(params, x, y)
+    return jax.tree.map(lambda a, b: a - 0.05 * b, params, g), loss
+for x, y in batches:
+    params, loss = train(x, y)
+"""
+    cluster.run(cell, saving=Saving(folder=str(tmp_path / "run")))
+    assert "checkpoints lack `params`, because a function reads it" in capsys.readouterr().err

@@ -19,6 +19,7 @@ import numpy as np
 
 from nbdist.cells.effects import effect_in, is_compiled, root_name
 from nbdist.cells.loops import repeats_batch, training_loops
+from nbdist.worker.lifting.outside_names import read_by, read_in
 from nbdist.worker.runtime.user_modules import behind, is_of_user, is_users, is_users_file
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Callees:
         }
         self._collect(tree)
         self._visited: dict[str, bool] = {}
+        self._tree = tree
 
     def _collect(self, tree: ast.Module) -> None:
         """Collect the functions and methods of the cell, and the methods of earlier cells."""
@@ -256,6 +258,24 @@ class Callees:
                 if isinstance(inner, ast.Call) and (text := self._effect(inner, visited)):
                     return text
         return ""
+
+    @functools.cached_property
+    def read_by_functions(self) -> set[str]:
+        """Names from outside that functions of the cell and of the user read when called."""
+        return read_by(ast.walk(self._tree)) | read_in(self.namespace)
+
+    def reads(self, call: ast.Call) -> set[str]:
+        """Return the names from outside that the called function reads, itself or in its calls."""
+        found: set[str] = set()
+        visited: set[int] = set()
+        waiting = [call]
+        while waiting:
+            for function in self._functions(waiting.pop()):
+                if id(function) not in visited:
+                    visited.add(id(function))
+                    found |= read_by([function])
+                    waiting += (node for node in ast.walk(function) if isinstance(node, ast.Call))
+        return found
 
     def _draw_in(self, function: ast.FunctionDef) -> ast.AST | None:
         """Return a call that draws. None if `tf.function` compiles the function."""

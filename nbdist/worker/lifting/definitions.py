@@ -19,7 +19,7 @@ def replace_code(definitions: Iterable[Any], code: CodeType) -> None:
     """
     codes = {part.co_qualname: part for part in _parts(code)}
     for definition in definitions:
-        for function in _functions(definition):
+        for function in functions_of(definition):
             found = codes.get(function.__qualname__)
             if found is not None and found.co_freevars == function.__code__.co_freevars:
                 function.__code__ = found
@@ -32,7 +32,7 @@ def _parts(code: CodeType) -> Iterator[CodeType]:
             yield from _parts(part)
 
 
-def _functions(definition: Any) -> Iterator[FunctionType]:
+def functions_of(definition: Any) -> Iterator[FunctionType]:
     """Yield a function, or the methods, properties and static methods of a class."""
     found = list(vars(definition).values()) if isinstance(definition, type) else [definition]
     for value in found:

@@ -252,8 +252,8 @@ class LiftedLoop:
         if not runner.has_begun:
             runner.begin(batch)
         step.ready(batch)
-        if is_first and (header := step.header()):
-            self._worker.reporter.note("strategy", header)
+        if is_first:
+            self._note_first(step)
         # Other loops of the cell may have made steps. The steps of a cell have different numbers.
         if runner.at.step < (made := self._worker.progress.step):
             runner.at = structs.replace(runner.at, step=made)
@@ -262,6 +262,19 @@ class LiftedLoop:
         outputs = step.outputs(self._program.returned)
         self._ended_at = time.perf_counter()
         return outputs
+
+    def _note_first(self, step: LiftedStep) -> None:
+        """Describe the first step, and warn of values that checkpoints would lack."""
+        program, reporter = self._program, self._worker.reporter
+        if header := step.header():
+            reporter.note("strategy", header)
+        if self._saving is not None and program.loop.hidden_reads:
+            named = ", ".join(f"`{name}`" for name in program.loop.hidden_reads)
+            text = (
+                f"{program.place}: checkpoints lack {named}, because a function reads it as a "
+                "global name: pass it to the function as an argument"
+            )
+            reporter.note("strategy", text, warning=True)
 
     def _use_written(self, error: NotCompiledError) -> None:
         """Run the step as written from now on, and warn."""

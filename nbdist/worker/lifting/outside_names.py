@@ -1,0 +1,57 @@
+"""Names from outside that functions of the user read when they are called."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from nbdist.cells.names import Names
+from nbdist.worker.lifting.definitions import functions_of
+from nbdist.worker.runtime.user_modules import is_users
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp)
+
+
+def read_by(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the names that functions, lambdas and generators read from outside.
+
+    Args:
+        nodes: their definitions; other nodes do not count.
+    """
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, _LATER):
+            names = Names()
+            names.visit(node)
+            found |= names.read.keys()
+    return found
+
+
+def read_in(namespace: dict[str, Any]) -> set[str]:
+    """Return the global names that the user's functions and classes in a namespace read."""
+    found: set[str] = set()
+    for given in list(namespace.values()):
+        value = given.func if isinstance(given, functools.partial) else given
+        if not callable(value) or (isinstance(value, type) and not is_users(value.__module__)):
+            continue
+        for function in functions_of(value):
+            if function.__globals__ is namespace:
+                found |= _global_names(function.__code__)
+    return found
+
+
+@functools.cache
+def _global_names(code: CodeType) -> frozenset[str]:
+    """Return the global names that code and its nested functions read."""
+    own = (step.argval for step in dis.get_instructions(code) if step.opname in _READS)
+    inner = (_global_names(part) for part in code.co_consts if isinstance(part, CodeType))
+    return frozenset(own).union(*inner)
+
+
+_READS = {"LOAD_GLOBAL", "LOAD_NAME"}
