@@ -171,10 +171,10 @@ def _any_takes(calls: Iterable[ast.Call], callees: Callees) -> bool:
 def undivided(tree: ast.Module, callees: Callees) -> Iterator[tuple[int, str]]:
     """Yield the lines of training that nbdist does not divide, with its form and a remedy."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and callees.compiles and is_compiled(node):
+        if isinstance(node, ast.FunctionDef) and (compiler := _compiler(node, callees)):
             for loop in training_loops(node, callees):
                 if not repeats_batch(loop):
-                    yield loop.lineno, "a loop inside of `@tf.function`: decorate its step instead"
+                    yield loop.lineno, f"a loop inside of `{compiler}`: decorate its step instead"
     for statement in tree.body:
         if isinstance(statement, (ast.For, ast.While)) and takes_gradient(statement.body, callees):
             continue
@@ -183,6 +183,14 @@ def undivided(tree: ast.Module, callees: Callees) -> Iterator[tuple[int, str]]:
             if form := _repetition(node, callees):
                 yield node.lineno, f"{form}: use a `for` loop over the batches"
                 break
+
+
+def _compiler(function: ast.FunctionDef, callees: Callees) -> str:
+    """Return the decorator that compiles a function, or empty."""
+    if callees.compiles:
+        return "@tf.function" if is_compiled(function) else ""
+    is_jitted = any("jit" in ast.unparse(decorator) for decorator in function.decorator_list)
+    return "@jax.jit" if is_jitted else ""
 
 
 def _repetition(node: ast.expr, callees: Callees) -> str:

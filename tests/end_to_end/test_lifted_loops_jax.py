@@ -357,7 +357,7 @@ for epoch in range(2):
 
 
 UNDIVIDED = {
-    "its step receives no batch from the loop": """
+    "its step receives no batch from the loop: pass the data to it as arguments": """
 def closed(p):
     return update(p, X, Y)
 for i in range(3):
@@ -425,6 +425,22 @@ def test_reason_is_printed_when_every_worker_computes_the_loop(
     assert all("very worker computes the whole loop" in line for line in lines)
 
 
+def test_loop_in_a_compiled_function_is_named(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(SETUP)
+    cluster.run("""
+@partial(jit, static_argnums=3)
+def epoch(p, x, y, rows):
+    for xb, yb in zip(x.reshape(-1, rows, 4), y.reshape(-1, rows, 1)):
+        p, loss = update(p, xb, yb)
+    return p, loss
+for i in range(2):
+    params, loss = epoch(params, X[:40], Y[:40], 8)
+""")
+    assert "trains in a loop inside of `@jax.jit`" in capsys.readouterr().err
+
+
 def test_step_with_effects_that_needs_all_rows_is_refused_with_its_line(
     cluster: nbdist.Cluster,
 ) -> None:
@@ -461,7 +477,9 @@ for x, y in batches[:5]:
 
 def test_loop_without_batches_reports_no_size_of_one(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP)
-    run = cluster.run(UNDIVIDED["its step receives no batch from the loop"])
+    run = cluster.run(
+        UNDIVIDED["its step receives no batch from the loop: pass the data to it as arguments"]
+    )
     assert run.begun is not None
     assert run.begun.batch == 0
 

@@ -184,3 +184,32 @@ def test_options_of_the_planner_are_refused(cluster: nbdist.Cluster) -> None:
     options = StepOptions(data="train", batch=8, planning=Planning(fixed={"zero": 3}))
     with pytest.raises(nbdist.CellError, match=r"\(i: \d; Explicit\).*plans no layout"):
         cluster.run(STEP, step=options)
+
+
+PLACED = """
+values = np.array([0.1, np.nan, 0.3, 0.4] * jax.device_count())
+placed = [jax.device_put(values, NamedSharding(explicit, spec)) for spec in (P("i"), P())]
+scalar = jax.device_put(0.1, NamedSharding(explicit, P()))
+"""
+
+
+def test_values_of_64_bits_and_nan_are_placed(cluster: nbdist.Cluster) -> None:
+    cluster.run(PLACED)
+    first = "[round(float(value), 6) for value in np.asarray(a.addressable_data(0)).ravel()[:2]]"
+    found = evaluate(cluster, f"[{first} for a in (*placed, scalar)]")
+    assert found == "[[0.1, nan], [0.1, nan], [0.1]]"
+
+
+def test_values_that_differ_are_refused(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.CellError, match="is not the same on each process"):
+        cluster.run("jax.device_put(np.array([0.1 + rank]), NamedSharding(explicit, P()))")
+
+
+def test_patch_of_device_put_is_needed(cluster: nbdist.Cluster) -> None:
+    check = "multihost_utils.assert_equal.__wrapped__"
+    for values in ("[0.1]", "[np.nan]"):
+        with pytest.raises(nbdist.CellError, match="not equal"):
+            cluster.run(f"""
+from jax.experimental import multihost_utils
+{check}(np.array({values}), "not equal")
+""")

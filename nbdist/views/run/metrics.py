@@ -90,7 +90,7 @@ def describe(group: Mapping[int, Metrics], missing: Collection[int] = ()) -> str
     """Format reports of ranks: `epoch 2  loss 0.412 [0.41 0.42]  accuracy 0.88  1.2 s`.
 
     A value reduced over ranks is shown alone. Different values of ranks follow in brackets in rank
-    order, after the reduced value or their mean. The last part names ranks without a report.
+    order, after the reduced value or their mean. The last part names ranks whose values are missing.
     """
     first = next(iter(group.values()))
     every = dict.fromkeys(n for m in group.values() for n in (*m.shared, *m.own))
@@ -103,8 +103,8 @@ def describe(group: Mapping[int, Metrics], missing: Collection[int] = ()) -> str
         each = "" if alike else f" [{' '.join(f'{value:.4g}' for value in own)}]"
         parts.append(f"{name} {whole:.4g}{each}")
     parts.append(formatting.duration(max(m.time_s for m in group.values())))
-    if missing:
-        parts.append(f"(no report of rank {formatting.ranks(missing)})")
+    if missing and any(m.own for m in group.values()):
+        parts.append(f"(rank {formatting.ranks(missing)} has not reported)")
     return "  ".join(part for part in parts if part)
 
 

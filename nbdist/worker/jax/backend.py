@@ -21,7 +21,7 @@ from jax._src.lib import _jax
 
 from nbdist.records import CollectiveState, Device
 from nbdist.utils.processes import batch_scheduling
-from nbdist.worker.jax.arrays import callbacks_patch, convolution_patch
+from nbdist.worker.jax.arrays import callbacks_patch, convolution_patch, device_put_patch
 from nbdist.worker.jax.rebuild.arrays import Devices
 from nbdist.worker.jax.rebuild.preserve import PreservedArrays
 from nbdist.worker.jax.rebuild.walk import LostValue
@@ -178,6 +178,7 @@ def _configure(wiring: PjrtWiring) -> None:
         compile_cache.keep_in(wiring.compiled)
     callbacks_patch.apply()
     convolution_patch.apply()
+    device_put_patch.apply()
     _patch_orbax_once_imported()
     initialize_patch.apply()
     jax.config.update("jax_enable_preemption_service", False)  # the service swallows SIGTERM

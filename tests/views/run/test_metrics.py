@@ -47,7 +47,7 @@ def test_a_line_names_a_rank_that_is_late_and_is_not_repeated(clock: Clock) -> N
     clock.now += WAIT_S / 2
     assert list(made.take()) == []
     clock.now += WAIT_S / 2
-    assert list(made.take()) == ["epoch 1  loss 0.5  1 s  (no report of rank 1)"]
+    assert list(made.take()) == ["epoch 1  loss 0.5  1 s  (rank 1 has not reported)"]
     made.add(report(1, 1, loss=0.25))
     assert list(made.take(everything=True)) == []
     made.add(report(0, 2, loss=1.0))
@@ -56,10 +56,17 @@ def test_a_line_names_a_rank_that_is_late_and_is_not_repeated(clock: Clock) -> N
     assert list(made.take()) == ["epoch 2  loss 2 [1 3]  2 s"]
 
 
+def test_values_over_all_ranks_need_no_report_of_each(clock: Clock) -> None:
+    one = Metrics(rank=0, cell=1, step=-1, epoch=1, time_s=1.0, own={}, shared={"loss": 0.5})
+    made = lines(one)
+    clock.now += WAIT_S
+    assert list(made.take()) == ["epoch 1  loss 0.5  1 s"]
+
+
 def test_later_lines_do_not_wait_for_a_rank_that_never_reports(clock: Clock) -> None:
     made = lines(report(0, 1, loss=0.5))
     clock.now += WAIT_S
-    assert list(made.take()) == ["epoch 1  loss 0.5  1 s  (no report of rank 1)"]
+    assert list(made.take()) == ["epoch 1  loss 0.5  1 s  (rank 1 has not reported)"]
     made.add(report(0, 2, loss=0.25))
     assert list(made.take()) == ["epoch 2  loss 0.25  1 s"]
 

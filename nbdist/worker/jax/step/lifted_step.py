@@ -58,7 +58,7 @@ _REASONS: dict[Division, str] = {
     "divided": "",
     "mesh": "",
     "rows": "a batch of {rows} rows does not divide over {shards} replicas",
-    "batch": "its step receives no batch from the loop",
+    "batch": "its step receives no batch from the loop: pass the data to it as arguments",
     "ranks": "the first batch or the state differs between the workers: set their seeds",
     "rank": "its step uses `rank`",
     "code": "its step needs all rows of a batch on one device",
