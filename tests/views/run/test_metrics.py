@@ -57,8 +57,7 @@ def test_a_line_names_a_rank_that_is_late_and_is_not_repeated(clock: Clock) -> N
 
 
 def test_values_over_all_ranks_need_no_report_of_each(clock: Clock) -> None:
-    one = Metrics(rank=0, cell=1, step=-1, epoch=1, time_s=1.0, own={}, shared={"loss": 0.5})
-    made = lines(one)
+    made = lines(report(0, 1, shared={"loss": 0.5}))
     clock.now += WAIT_S
     assert list(made.take()) == ["epoch 1  loss 0.5  1 s"]
 
