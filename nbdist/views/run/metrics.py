@@ -90,7 +90,7 @@ def describe(group: Mapping[int, Metrics], missing: Collection[int] = ()) -> str
     """Format reports of ranks: `epoch 2  loss 0.412 [0.41 0.42]  accuracy 0.88  1.2 s`.
 
     A value reduced over ranks is shown alone. Different values of ranks follow in brackets in rank
-    order, after the reduced value or their mean. The last part names ranks whose values are missing.
+    order, after the reduced value or their mean. Ranks whose values are missing come last.
     """
     first = next(iter(group.values()))
     every = dict.fromkeys(n for m in group.values() for n in (*m.shared, *m.own))
