@@ -211,6 +211,57 @@ weights = cell.trainable_variables + head.trainable_variables
         + TRAIN,
         "every worker computes the whole loop as written, because nbdist cannot compile its step",
     ),
+    "Python that the step calls": (
+        """
+rates = []
+def schedule():
+    rates.append(0.1 / (1 + len(rates)))
+    return np.float32(rates[-1])
+@tf.function
+def train_step(xb, yb):
+    rate = tf.ensure_shape(tf.numpy_function(schedule, [], tf.float32), ())
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
+    weights = model.trainable_variables
+    for weight, gradient in zip(weights, tape.gradient(loss, weights)):
+        weight.assign_sub(rate * gradient)
+    return loss
+""",
+        "losses.append(float(train_step(xb, yb)))\nlosses.append(len(rates))\n",
+        "its step (it calls Python by tf.numpy_function, which each replica would do)",
+    ),
+    "print in a branch": (
+        """
+@tf.function
+def train_step(xb, yb):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
+    weights = model.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    if loss > 0.0:
+        tf.print("loss", loss)
+    return loss
+""",
+        "losses.append(float(train_step(xb, yb)))\n",
+        "cannot compile its step (it prints by tf.print, which each replica would do)",
+    ),
+    "summary in the step": (
+        """
+import tempfile
+writer = tf.summary.create_file_writer(tempfile.mkdtemp())
+@tf.function
+def train_step(xb, yb):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
+    weights = model.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    with writer.as_default():
+        tf.summary.scalar("loss", loss, step=0)
+    return loss
+""",
+        "losses.append(float(train_step(xb, yb)))\n",
+        "cannot compile its step (it writes a summary or a file, which each replica would do)",
+    ),
     "array of a list": (
         "",
         "rows = xb.numpy().tolist()\n" + STEP.replace("model(xb", "model(np.array(rows)"),

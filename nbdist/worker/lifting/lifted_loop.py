@@ -314,6 +314,7 @@ class LiftedLoop:
             self._values = values
             return step, before
         like = step if self._has_new_metrics(values) else None
+        before.settle()
         step.finish()
         self._note_change(values)
         step, self._runner = self._compiled(values, arguments, like)

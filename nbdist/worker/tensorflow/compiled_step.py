@@ -22,7 +22,7 @@ from nbdist.worker.tensorflow.replica import (
 from nbdist.worker.tensorflow.replica.batch_share import Shares
 from nbdist.worker.tensorflow.replica.inlined_functions import converted, inlined_functions
 from nbdist.worker.tensorflow.replica.sample_random import Draws
-from nbdist.worker.tensorflow.row_dataflow import depends_on_kinds, kink
+from nbdist.worker.tensorflow.row_dataflow import depends_on_kinds, host_effect, kink
 from nbdist.worker.tensorflow.runtime import collective_timing
 from nbdist.worker.tensorflow.step_outputs import leaves_of
 from nbdist.worker.training import step_contract
@@ -158,6 +158,10 @@ class CompiledStep:
     def depends_on_kinds(self, batch: Batch) -> bool:
         """Return True if parts of a batch may be wrong only if it has certain rows."""
         return depends_on_kinds(self._graph(batch), batch.rows // self._replicas.total)
+
+    def host_effect(self, batch: Batch) -> str:
+        """Describe an operation of the step that acts outside of it; or return empty."""
+        return host_effect(self._graph(batch))
 
     def kink(self, batch: Batch) -> str:
         """Describe an operation for which parts of a batch may be wrong later; or return empty."""

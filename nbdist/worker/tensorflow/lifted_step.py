@@ -127,10 +127,24 @@ class _Steps:
             self._by_key[kind.key] = self._create(kind)
         return self._by_key[kind.key]
 
-    def trace(self, step: CompiledStep, batch: Batch) -> None:
-        """Compile a step for a batch, unless it is compiled for this number of rows."""
+    def trace(
+        self, step: CompiledStep, batch: Batch, gather: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        """Compile a step for a batch, unless it is compiled for this number of rows.
+
+        Args:
+            step: the step.
+            batch: the batch.
+            gather: gathers int32 numbers from all ranks: only rank 0 writes summaries.
+
+        Raises:
+            NotCompiledError: the step of a rank has an effect that each replica would repeat.
+        """
         if (known := (step, batch.rows, batch.whole)) not in self._traced:
-            step.trace(batch)
+            effect = step.host_effect(batch)
+            if gather(np.array([bool(effect)], np.int32)).any():
+                effect = effect or "acts outside of TensorFlow on another rank"
+                raise NotCompiledError(f"it {effect}, which each replica would do")
             self._traced.add(known)
 
 
@@ -238,6 +252,7 @@ class MirroredLoopStep(MirroredStep):
             part = rank_rows.share(kind.rows, kind.part).values
             batch = Batch(part, kind.rows, whole=False, everything=everything, divided=divided)
             with _not_compiled():
+                self._steps.trace(self._compiled, batch, self.gather)
                 if not self._trials.find_kink(self._compiled, batch):
                     return batch
         rows = kind.rows or 1
@@ -249,7 +264,7 @@ class MirroredLoopStep(MirroredStep):
 
     def ready(self, batch: Batch) -> None:
         with _not_compiled():
-            self._steps.trace(self._compiled, batch)
+            self._steps.trace(self._compiled, batch, self.gather)
             if not batch.whole:
                 self._trials.verify(self._compiled, batch, self.gather)
 

@@ -12,6 +12,7 @@ different sides.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -72,8 +73,29 @@ _REDUCTIONS = frozenset({"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"})
 _TESTS = frozenset({"IsFinite", "IsInf", "IsNan"})
 """Operations of tests for finite numbers, which are false in no usual step."""
 
+_EFFECTS = {
+    "EagerPyFunc": "calls Python by tf.py_function",
+    "PyFunc": "calls Python by tf.numpy_function",
+    "PrintV2": "prints by tf.print",
+}
+"""Operations with an effect outside of the step, besides those whose name begins with `Write`."""
+
 _PRODUCTS = frozenset({"Mul", "MulNoNan"})
 _QUOTIENTS = frozenset({"RealDiv", "DivNoNan"})
+
+
+def host_effect(graph: tf.Graph) -> str:
+    """Describe an operation that acts outside of the step, such as a call of Python; or empty.
+
+    Replicas would repeat it with parts of a batch, and trials too.
+    """
+    operations = graph.get_operations()
+    inner = [f.graph.get_operations() for f in graph._functions.values()]  # branches and loops
+    for operation in itertools.chain(operations, *inner):
+        kind = operation.type
+        if kind in _EFFECTS or kind.startswith("Write"):
+            return _EFFECTS.get(kind, "writes a summary or a file")
+    return ""
 
 
 def depends_on_kinds(graph: tf.Graph, rows: int) -> bool:

@@ -221,9 +221,12 @@ class StepRunner:
         progress.step = max(progress.step, self.at.step)
         return self.at
 
+    def settle(self) -> None:
+        """Wait for all steps under way, before their program ends."""
+        self._flight.read_all()
+
     def continue_from(self, other: StepRunner) -> None:
         """Continue the steps and checkpoints of a runner whose step had other values."""
-        other._flight.read_all()
         self.at = other.at
         self._checkpoints = other._checkpoints
 
