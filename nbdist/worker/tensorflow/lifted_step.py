@@ -230,10 +230,7 @@ class MirroredLoopStep(MirroredStep):
             return ""  # a warning says why
         rows = self._steps.kind.rows
         if not rows:
-            return (
-                f"{where} every worker computes whole steps: the loop passes no arrays to the step "
-                "that have the same number of rows"
-            )
+            return f"{where} every worker computes whole steps: the loop passes no batch to them"
         if rows % self.shards:
             return (
                 f"{where} every worker computes whole batches: one of {rows} rows does not divide "

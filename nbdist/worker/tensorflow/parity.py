@@ -114,7 +114,10 @@ class MirroredSubject:
 
     def compare(self, batch: Batch, replicas: int) -> Findings:
         """Compare the step on parts of a batch with the step on all of it."""
-        return compare(self, batch, replicas, coarse=self._coarse, groups=self.optimized.groups)
+        groups, amplified = self.optimized.groups, self.optimized.amplified
+        return compare(
+            self, batch, replicas, coarse=self._coarse, groups=groups, amplified=amplified
+        )
 
     @contextlib.contextmanager
     def one_step_later(self) -> Iterator[None]:

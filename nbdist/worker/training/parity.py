@@ -18,7 +18,7 @@ from nbdist.records import Difference
 from nbdist.worker.data.batches import map_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from nbdist.worker.data.batches import Batch, Tree
 
@@ -33,6 +33,12 @@ _OF_GROUP = 1e-2
 """Part of the largest change in a group below which a change in it may be rounding only.
 
 A bias before a normalization has a gradient of zero, and rounding in place of it.
+"""
+
+_OF_ORDER = 1e-3
+"""Largest part of a change that the order of the rows may change by rounding.
+
+Optimizers that divide by small gradients amplify rounding to the whole change.
 """
 
 _NO_GROUPS: Mapping[str, str] = types.MappingProxyType({})
@@ -86,6 +92,7 @@ def compare(
     *,
     coarse: bool,
     groups: Mapping[str, str] = _NO_GROUPS,
+    amplified: Container[str] | None = None,
 ) -> Findings:
     """Run the step in all ways with one batch, and compare the results.
 
@@ -95,6 +102,7 @@ def compare(
         replicas: number of replicas that share the batch.
         coarse: True if the model computes in a lower precision than float32.
         groups: groups of variables whose changes have one scale, by the names of the variables.
+        amplified: names of the variables whose optimizer amplifies rounding; None if unknown.
     """
     before = subject.state()
     whole = batch.everything()
@@ -107,6 +115,7 @@ def compare(
         replicas=replicas,
         coarse=coarse,
         groups=groups,
+        amplified=amplified,
     )
     return trial.findings()
 
@@ -128,6 +137,7 @@ class _Trial(msgspec.Struct, frozen=True):
     replicas: int
     coarse: bool
     groups: Mapping[str, str]
+    amplified: Container[str] | None
 
     def findings(self) -> Findings:
         sizes = self._report_sizes()
@@ -166,11 +176,14 @@ class _Trial(msgspec.Struct, frozen=True):
     def _of_variable(self, name: str, change: float, *, rounds: bool) -> Difference:
         """Compare a variable, relative to the largest change of an element.
 
-        A change with the order of the rows counts as rounding, unless reported values change too.
+        A change with the order of the rows counts as rounding, unless reported values change too,
+        or it is too large for rounding.
         """
         one = self.one.state[name]
         epsilon = float(np.finfo(one.dtype).eps) if one.dtype.kind == "f" else 0.0
         reordered = _span(self.reverse.state[name], one) if rounds else 0.0
+        if self.amplified is not None and name not in self.amplified:
+            reordered = min(reordered, _OF_ORDER * change)
         rounding = max(epsilon * _size(one), reordered)
         return self._difference(
             name, one, self.every.state[name], change, _NOISE_MARGIN * rounding, reported=False

@@ -99,8 +99,9 @@ def remarks(begun: StepBegun, *, is_split: bool) -> list[str]:
             f"all of it: use --batch {fitting}"
         )
     elif is_split and rows // replicas <= SMALL_BATCH:
+        each = "1 sample" if rows == replicas else f"{rows // replicas} samples"
         found.append(
-            f"each replica has {rows // replicas} samples of a batch of {rows}, too few for good "
+            f"each replica has {each} of a batch of {rows}, too few for good "
             f"performance: {use} {8 * replicas} or more"
         )
     return found

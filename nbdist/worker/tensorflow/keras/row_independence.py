@@ -61,7 +61,8 @@ class Rows:
         of row (`worker/tensorflow/keras/row_kinds.py`).
         """
         if not has_equal_rows(batch.data):
-            _note(self._model, "is given parts with different numbers of rows in one batch")
+            why = "is given parts with different numbers of rows in one batch"
+            _note(self._model, why, "Give all parts the same number of rows to divide them")
             return True
         if not (self._all_needed or self.treats_rows_independently) and self._is_due(batch):
             self._all_needed = self._find(batch)
@@ -102,7 +103,7 @@ class Rows:
             _known.add(_key(model))
         if found:
             late = _LATE.format(number=batch.number + 1) if self._tried else ""
-            _note(model, found + late)
+            _note(model, found + late, _MEANS if found.startswith("computes") else "")
         return bool(found)
 
 
@@ -110,6 +111,7 @@ _LATE = (
     ", first in batch {number}. Earlier batches may have different results than on one device: "
     "run the cell again with a new model to compute all rows from the first batch on"
 )
+_MEANS = "Use losses and metrics that are means over rows, or a step cell (--data)"
 _known: set[tuple[int, str]] = set()
 """Cells and models that needed all rows in a late batch."""
 
@@ -122,14 +124,13 @@ def _is_known(model: Any) -> bool:
     return _key(model) in _known
 
 
-def _note(model: Any, why: str) -> None:
-    context.current().reporter.note(
-        "batch",
+def _note(model: Any, why: str, remedy: str = "") -> None:
+    text = (
         f"{type(model).__name__} {why}. Therefore every worker computes all rows, as one device "
-        "would, without a speed-up. Use losses and metrics that are means over rows, or a step "
-        "cell (--data)",
-        warning=True,
+        "would, without a speed-up"
     )
+    text += f". {remedy}" * bool(remedy)
+    context.current().reporter.note_once("batch", text, warning=True)
 
 
 def _is_stateful(model: Any) -> bool:
