@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nbdist.worker.training.parity import Findings
 
     _Found = tuple[Findings, list[Difference]]
+    AnyRank = Callable[[object], bool]
     MakeSubject = Callable[[CompiledStep, Batch], MirroredSubject]
 
 _NEAR = 1e-3
@@ -119,11 +120,18 @@ class LoopTrials:
         """
         if self.needs_whole or self._replicas == 1 or not self._is_due(step, batch):
             return
+
+        def any_rank(finds: object) -> bool:
+            """Return True on all ranks if one finds something. Trials are collective."""
+            return bool(gather(np.array([bool(finds)], np.int32)).any())
+
         is_first = self._batches == 1
-        worst, causes = self._wrong(step, batch)
-        if worst is None and is_first and (ordered := self._rare_first(batch)) is not None:
-            worst, causes = self._wrong(step, ordered)
-        if gather(np.array([worst is not None], np.int32)).any():
+        worst, causes = self._wrong(step, batch, any_rank)
+        is_wrong = any_rank(worst)
+        if not is_wrong and is_first and (ordered := self._rare_first(batch)) is not None:
+            worst, causes = self._wrong(step, ordered, any_rank)
+            is_wrong = any_rank(worst)
+        if is_wrong:
             if worst is None:  # another rank has found the difference, and warns
                 self._use_whole("")
             else:
@@ -186,7 +194,9 @@ class LoopTrials:
         rows = RankRows(rank=worker.rank, ranks=worker.world_size, replicas=self._replicas)
         return structs.replace(rows.batch(batch.rows, part), divided=divided)
 
-    def _wrong(self, step: CompiledStep, batch: Batch) -> tuple[Difference | None, Sequence[str]]:
+    def _wrong(
+        self, step: CompiledStep, batch: Batch, any_rank: AnyRank
+    ) -> tuple[Difference | None, Sequence[str]]:
         """Compare the step on parts of a batch with the step on the whole batch.
 
         Scalars that the step adds up over rows are combined as sums from then on.
@@ -194,9 +204,9 @@ class LoopTrials:
         Returns:
             The largest difference, or None. Its likely causes.
         """
-        found, failed = self._found(step, batch)
-        if failed and found.ordered:
-            found, failed = self._found_with_equal_draws(batch)
+        found, failed = self._found(step, batch, any_rank)
+        if any_rank(failed and found.ordered):
+            found, failed = self._found_with_equal_draws(batch, any_rank)
         for difference in list(failed):
             is_sum = abs(difference.largest - 1 + 1 / self._replicas) < _NEAR
             if difference.reported and is_sum and found.moved:
@@ -204,29 +214,29 @@ class LoopTrials:
                 failed.remove(difference)
         return max(failed, key=lambda d: d.largest, default=None), found.by_ratio
 
-    def _found(self, step: CompiledStep, batch: Batch) -> _Found:
+    def _found(self, step: CompiledStep, batch: Batch, any_rank: AnyRank) -> _Found:
         key = id(step)
         if key not in self._subjects:
             step.find_rows(batch)
             self._subjects[key] = self._make_subject(step, batch)
-        return self._moved(self._subjects[key], batch)
+        return self._moved(self._subjects[key], batch, any_rank)
 
-    def _found_with_equal_draws(self, batch: Batch) -> _Found:
+    def _found_with_equal_draws(self, batch: Batch, any_rank: AnyRank) -> _Found:
         """Compare steps that draw the same random numbers in each trial."""
         step = self._make_step()
         with repeatable():
             step.find_rows(batch)
         with repeatable():
             subject = self._make_subject(_Repeatable(step), batch)  # type: ignore[arg-type]
-        return self._moved(subject, batch)
+        return self._moved(subject, batch, any_rank)
 
-    def _moved(self, subject: MirroredSubject, batch: Batch) -> _Found:
+    def _moved(self, subject: MirroredSubject, batch: Batch, any_rank: AnyRank) -> _Found:
         """Compare; if no variable changes, compare the step that follows.
 
         The learning rate of the first step may be zero.
         """
         found = subject.compare(batch, self._replicas)
-        if not found.moved:
+        if not any_rank(found.moved):
             with subject.one_step_later():
                 found = subject.compare(batch, self._replicas)
         return found, _failed(found, subject)
