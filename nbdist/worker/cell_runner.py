@@ -273,7 +273,8 @@ class _Cell:
             cell_scope.use_loops(self._worker)
             names, strategy = self._shell.user_ns, self._request.strategy
             module_loops.lift_modules(names, strategy)
-            tree = lifted_loop.rewritten(tree, source, names, strategy) or tree
+            label = self._request.label
+            tree = lifted_loop.rewritten(tree, source, names, strategy, label=label) or tree
         value = None
         is_silent = source.rstrip().endswith(";")  # as in IPython
         if tree.body and isinstance(last := tree.body[-1], ast.Expr) and not is_silent:

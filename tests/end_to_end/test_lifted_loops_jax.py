@@ -425,6 +425,28 @@ def test_reason_is_printed_when_every_worker_computes_the_loop(
     assert all("very worker computes the whole loop" in line for line in lines)
 
 
+def test_loop_of_an_earlier_cell_is_named_with_its_cell(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(SETUP)
+    cluster.run(
+        """def fit(params):
+    for x, y in batches:
+        params, loss = update(params, x, y)
+def refused(params):
+    for x, y in batches:
+        with jax.default_matmul_precision("float32"):
+            params, loss = update(params, x, y)
+            break
+""",
+        label=3,
+    )
+    cluster.run("fit(params)\nrefused(params)", label=7)
+    output = capsys.readouterr()
+    assert "Cell In[3], line 2: steps over `batches` on 2 replicas" in output.out
+    assert "Cell In[3], line 8: `break` is inside" in output.err
+
+
 def test_loop_in_a_compiled_function_is_named(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

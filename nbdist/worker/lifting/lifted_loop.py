@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import structs
 
-from nbdist.cells.loops import undivided
+from nbdist.cells.loops import LoopError, place_of, undivided
 from nbdist.records import StepOptions, StepProgram, StepRequest
 from nbdist.worker.checkpoint.folder import Checkpoint, Position, steps_in
 from nbdist.worker.lifting.callees import Callees
@@ -30,13 +30,13 @@ from nbdist.worker.training.step_contract import StepStrategy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nbdist.cells.loops import LoopError
     from nbdist.records import Saving, StrategyName
     from nbdist.worker.data.batches import Batch
     from nbdist.worker.runtime.context import Worker
     from nbdist.worker.runtime.stop_point import StopPoint
 
-_programs: dict[int, tuple[StrategyName, LoopProgram | LoopError]] = {}
+_programs: dict[int, tuple[StrategyName, LoopProgram | LoopError, int]] = {}
+"""Strategy and program of each loop, and the execution count of its cell."""
 
 
 class NotCompiledError(Exception):
@@ -450,6 +450,7 @@ def rewritten(
     namespace: dict[str, Any],
     strategy: StrategyName,
     file: str = "",
+    label: int = 0,
 ) -> ast.Module | None:
     """Rewrite the training loops of a cell or module, and register them.
 
@@ -459,6 +460,7 @@ def rewritten(
         namespace: its global names.
         strategy: strategy of the cell.
         file: name of the module's file; empty for a cell.
+        label: execution count of the cell; 0 without one.
 
     Returns:
         The rewritten tree; None without training loops.
@@ -469,7 +471,7 @@ def rewritten(
     if not file:
         _note_undivided(tree, callees)
     tree, programs = lift(tree, source, callees, file)
-    _programs.update({number: (strategy, program) for number, program in programs.items()})
+    _programs.update({number: (strategy, found, label) for number, found in programs.items()})
     for name, function in ((LIFTS, lifts), (LIFTED, lifted), (REFUSE, refuse)):
         setattr(builtins, name, function)
     return tree if programs else None
@@ -504,7 +506,7 @@ def _note_undivided(tree: ast.Module, callees: Callees) -> None:
 def lifts(number: int) -> bool:
     """Return True if the steps of a loop run on all replicas here."""
     worker = context.if_any()
-    strategy, _ = _programs[number]
+    strategy, _, _ = _programs[number]
     if worker is None or worker.strategy != strategy or worker.request.options.no_lift:
         return False
     if strategy == "pjrt":
@@ -519,10 +521,12 @@ def refuse(number: int) -> None:
     """Warn that the steps of a loop cannot run on all replicas. The loop then runs as written."""
     if not lifts(number):
         return
-    _, error = _programs[number]
+    _, error, label = _programs[number]
+    assert isinstance(error, LoopError)
+    place = _place(error.file, label, error.line)
     text = (
-        f"{error}. Every worker computes the whole loop; to divide it, make the body of the loop a "
-        "step cell: %%dist_run --data NAME"
+        f"{place}: {error.reason}. Every worker computes the whole loop; to divide it, make the "
+        "body of the loop a step cell: %%dist_run --data NAME"
     )
     context.current().reporter.note_once("strategy", text, warning=True)
 
@@ -532,8 +536,15 @@ def lifted(number: int) -> LiftedLoop:
     worker = context.current()
     loops = worker.cell_state.loops
     if number not in loops:
-        strategy, program = _programs[number]
+        strategy, program, label = _programs[number]
         assert isinstance(program, LoopProgram)
+        program.place = _place(program.file, label, program.loop.line)
         loops[number] = LiftedLoop(worker, program, _makers[strategy]())
     loop: LiftedLoop = loops[number]
     return loop
+
+
+def _place(file: str, label: int, line: int) -> str:
+    """Return a line for messages, with its file, or with its cell unless that is running."""
+    is_elsewhere = label not in (0, context.current().request.label)
+    return place_of(file or (f"Cell In[{label}]" if is_elsewhere else ""), line)
