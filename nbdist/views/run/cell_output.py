@@ -275,11 +275,17 @@ class CellView:
 
     def _show(self, ranks: tuple[int, ...], shown: Shown) -> None:
         plain = str(shown.data.get("text/plain", ""))
-        if set(shown.data) <= {"text/plain"} and not shown.display_id:
-            mark = "Out: " if shown.result else ""
-            separator = "\n" if "\n" in plain else ""
-            self._tail.write("stdout", f"{self._label(ranks)} {mark}{separator}{plain}\n")
+        if get_ipython() is None and marimo_notebook() is None:
+            if shown.update or not plain:
+                return  # without IPython, `display` would print the dict
+        elif not set(shown.data) <= {"text/plain"} or shown.display_id:
+            self._display(ranks, shown)
             return
+        mark = "Out: " if shown.result else ""
+        separator = "\n" if "\n" in plain else ""
+        self._tail.write("stdout", f"{self._label(ranks)} {mark}{separator}{plain}\n")
+
+    def _display(self, ranks: tuple[int, ...], shown: Shown) -> None:
         self._tail.flush(everything=True)
         if not shown.update:
             label = f"{self._label(ranks)}\n"

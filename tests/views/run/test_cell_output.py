@@ -69,6 +69,15 @@ def test_equal_results_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(list(results), capsys) == "[0-2@a] Out: 7\n"
 
 
+def test_rich_displays_are_text_without_ipython(capsys: pytest.CaptureFixture[str]) -> None:
+    data = {"text/plain": "bar 0%", "text/html": "<b>bar</b>"}
+    first = Display(rank=0, cell=1, data=data, metadata={}, display_id="bar")
+    later = Display(rank=0, cell=1, data=data, metadata={}, display_id="bar", update=True)
+    assert shown([first, later], capsys) == "[0@a] bar 0%\n"
+    html = Display(rank=0, cell=1, data={"text/html": "<b>bar</b>"}, metadata={})
+    assert shown([html], capsys) == ""
+
+
 def test_only_the_end_is_shown_beyond_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     cell = view(limit=1000)
     for i in range(2000):
