@@ -87,7 +87,7 @@ class CellMonitor:
         self._stops = StopRequests(
             sender, cancellation, context.live, view.show_message, is_step=is_step
         )
-        self._agreement = StopAgreement(sender, self._health.heartbeats.step)
+        self._agreement: StopAgreement | None = None
         if is_step:
             self._health.begin_steps()  # the first batch may never arrive
         self._received: queue.SimpleQueue[AnyEvent] = queue.SimpleQueue()
@@ -344,7 +344,8 @@ class CellMonitor:
             self._process(self._received.get())
         if self._is_over:
             return
-        self._agreement.send_agreed_step(self._context.host_of.keys() - self.ends.keys())
+        if self._agreement is not None:
+            self._agreement.send_agreed_step(self._context.host_of.keys() - self.ends.keys())
         self._context.view.flush()
         self._context.live.tick()
 
@@ -357,6 +358,8 @@ class CellMonitor:
         if isinstance(record, CellEnded):
             self._outcome.ended[record.rank] = record
         elif isinstance(record, Stopping):
+            if self._agreement is None:
+                self._agreement = StopAgreement(self._sender, self._health.heartbeats.step)
             self._agreement.receive(record)
         elif isinstance(record, Preempted):
             self._outcome.preempted.add(record.rank)
