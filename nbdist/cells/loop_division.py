@@ -316,6 +316,7 @@ class _Division:
             early.visit(self._loop.target)
         early.scan([*self._around, *self._before])
         by_functions = self._callees.read_by_functions
+        hidden_reads = self._read_in_calls() - {*carried}
         return TrainingLoop(
             node=self._loop,
             block=self._block,
@@ -331,7 +332,7 @@ class _Division:
             carried=carried,
             outputs=outputs,
             used=tuple(name for name in outputs if name in rest.read or name in by_functions),
-            hidden_reads=tuple(n for n in outputs if n in self._read_in_calls() - {*carried}),
+            hidden_reads=tuple(name for name in outputs if name in hidden_reads),
             late=tuple(name for name in given if name not in early.bound),
             hidden=self._hidden,
             texts={statement: ast.unparse(step[statement]) for statement in self._separated},

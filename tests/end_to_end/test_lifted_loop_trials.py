@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import clusters, references
-from tests.end_to_end.test_lifted_loops import SETUP, outcome
+from tests.end_to_end.test_lifted_loops import COMPILED, SETUP, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,6 +128,13 @@ weights = model.trainable_variables
 """
     + TRAIN
 )
+
+
+def compiled_with(lines: str) -> str:
+    """Return a compiled step with further lines at its end."""
+    return COMPILED.replace("    return loss\n", f"{lines.strip(chr(10))}\n    return loss\n")
+
+
 LOOPS = {
     "variables in a name of the loop": ("", STEP, "on 2 replicas"),
     "values of a step that functions read": (
@@ -136,14 +143,8 @@ def report():
     losses.append(float(loss))
 def is_done():
     return float(loss) < 0.5
-@tf.function
-def train_step(xb, yb):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
-    gradients = tape.gradient(loss, model.trainable_variables)
-    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-    return loss
-""",
+"""
+        + COMPILED,
         "loss = train_step(xb, yb)\nreport()\nif is_done():\n    break",
         "on 2 replicas",
     ),
@@ -231,33 +232,21 @@ def train_step(xb, yb):
         "its step (it calls Python by tf.numpy_function, which each replica would do)",
     ),
     "print in a branch": (
-        """
-@tf.function
-def train_step(xb, yb):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
-    weights = model.trainable_variables
-    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        compiled_with("""
     if loss > 0.0:
         tf.print("loss", loss)
-    return loss
-""",
+"""),
         "losses.append(float(train_step(xb, yb)))\n",
         "cannot compile its step (it prints by tf.print, which each replica would do)",
     ),
     "queue of rows": (
         """
 queue, newest = tf.Variable(tf.zeros((64, 4))), tf.Variable(tf.zeros(4))
-@tf.function
-def train_step(xb, yb):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
-    weights = model.trainable_variables
-    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+"""
+        + compiled_with("""
     queue.assign(tf.concat([xb, queue[: -tf.shape(xb)[0]]], 0))
     newest.assign(xb[-1])
-    return loss
-""",
+"""),
         """
 losses.append(float(train_step(xb, yb)))
 losses += queue.numpy().sum(1).tolist() + newest.numpy().tolist()
@@ -281,16 +270,11 @@ def train_step(xb, yb):
         """
 import tempfile
 writer = tf.summary.create_file_writer(tempfile.mkdtemp())
-@tf.function
-def train_step(xb, yb):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
-    weights = model.trainable_variables
-    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+"""
+        + compiled_with("""
     with writer.as_default():
         tf.summary.scalar("loss", loss, step=0)
-    return loss
-""",
+"""),
         "losses.append(float(train_step(xb, yb)))\n",
         "cannot compile its step (it writes a summary or a file, which each replica would do)",
     ),

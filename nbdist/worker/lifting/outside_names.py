@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp)
+_READS = {"LOAD_GLOBAL", "LOAD_NAME"}
 
 
 def read_by(nodes: Iterable[ast.AST]) -> set[str]:
@@ -52,6 +53,3 @@ def _global_names(code: CodeType) -> frozenset[str]:
     own = (step.argval for step in dis.get_instructions(code) if step.opname in _READS)
     inner = (_global_names(part) for part in code.co_consts if isinstance(part, CodeType))
     return frozenset(own).union(*inner)
-
-
-_READS = {"LOAD_GLOBAL", "LOAD_NAME"}
