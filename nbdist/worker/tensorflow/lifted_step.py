@@ -106,6 +106,7 @@ class _Steps:
         create: compiles a step for arguments.
         kind: kind of the first arguments.
         first: their step.
+        gather: gathers int32 numbers from all ranks.
 
     Attributes:
         kind: kind of the last arguments.
@@ -113,11 +114,16 @@ class _Steps:
     """
 
     def __init__(
-        self, create: Callable[[_Kind], CompiledStep], kind: _Kind, first: CompiledStep
+        self,
+        create: Callable[[_Kind], CompiledStep],
+        kind: _Kind,
+        first: CompiledStep,
+        gather: Callable[[np.ndarray], np.ndarray],
     ) -> None:
         self.kind = kind
         self.report: dict[str, Any] = {}
         self._create = create
+        self._gather = gather
         self._by_key = {kind.key: first}
         self._traced: set[tuple[CompiledStep, int, bool]] = set()
 
@@ -127,22 +133,16 @@ class _Steps:
             self._by_key[kind.key] = self._create(kind)
         return self._by_key[kind.key]
 
-    def trace(
-        self, step: CompiledStep, batch: Batch, gather: Callable[[np.ndarray], np.ndarray]
-    ) -> None:
+    def trace(self, step: CompiledStep, batch: Batch) -> None:
         """Compile a step for a batch, unless it is compiled for this number of rows.
-
-        Args:
-            step: the step.
-            batch: the batch.
-            gather: gathers int32 numbers from all ranks: only rank 0 writes summaries.
 
         Raises:
             NotCompiledError: the step of a rank has an effect that each replica would repeat.
         """
         if (known := (step, batch.rows, batch.whole)) not in self._traced:
             effect = step.host_effect(batch)
-            if gather(np.array([bool(effect)], np.int32)).any():
+            # Only rank 0 writes summaries.
+            if self._gather(np.array([bool(effect)], np.int32)).any():
                 effect = effect or "acts outside of TensorFlow on another rank"
                 raise NotCompiledError(f"it {effect}, which each replica would do")
             self._traced.add(known)
@@ -195,12 +195,13 @@ class MirroredLoopStep(MirroredStep):
                 self._compiled.signals,
             )
 
-        self._steps = _Steps(compiled, kind, self._compiled)
+        self._steps = _Steps(compiled, kind, self._compiled, self.gather)
         self._trials = LoopTrials(
             self._subject,
             lambda: compiled(self._steps.kind),
             place=program.place,
             replicas=self.replicas,
+            gather=self.gather,
         )
 
     def continue_trials(self, like: MirroredLoopStep) -> None:
@@ -249,7 +250,7 @@ class MirroredLoopStep(MirroredStep):
             part = rank_rows.share(kind.rows, kind.part).values
             batch = Batch(part, kind.rows, whole=False, everything=everything, divided=divided)
             with _not_compiled():
-                self._steps.trace(self._compiled, batch, self.gather)
+                self._steps.trace(self._compiled, batch)
                 if not self._trials.find_kink(self._compiled, batch):
                     return batch
         rows = kind.rows or 1
@@ -261,9 +262,9 @@ class MirroredLoopStep(MirroredStep):
 
     def ready(self, batch: Batch) -> None:
         with _not_compiled():
-            self._steps.trace(self._compiled, batch, self.gather)
+            self._steps.trace(self._compiled, batch)
             if not batch.whole:
-                self._trials.verify(self._compiled, batch, self.gather)
+                self._trials.verify(self._compiled, batch)
 
     def step(self, batch: Batch) -> Any:
         if self._trials.needs_whole and not batch.whole:

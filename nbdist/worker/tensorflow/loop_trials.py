@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from nbdist.worker.training.parity import Findings
 
     _Found = tuple[Findings, list[Difference]]
-    AnyRank = Callable[[object], bool]
     MakeSubject = Callable[[CompiledStep, Batch], MirroredSubject]
 
 _NEAR = 1e-3
@@ -67,6 +66,7 @@ class LoopTrials:
         make_step: compiles the step again, for draws that are the same in all trials.
         place: line of the loop in its cell or file.
         replicas: number of replicas.
+        gather: gathers int32 numbers from all ranks, which must decide the same.
 
     Attributes:
         needs_whole: True if every replica must compute whole batches.
@@ -80,12 +80,14 @@ class LoopTrials:
         *,
         place: str,
         replicas: int,
+        gather: Callable[[np.ndarray], np.ndarray],
     ) -> None:
         self._key = context.current().cell_state.source, place
         self.was_known = self.needs_whole = self._key in _known
         self._make_subject = make_subject
         self._make_step = make_step
         self._replicas = replicas
+        self._gather = gather
         self._kinds = RowKinds()
         self._depending: dict[CompiledStep, bool] = {}
         self._batches = 0
@@ -108,34 +110,30 @@ class LoopTrials:
             self._use_whole(f"because the step {text}")
         return self.needs_whole
 
-    def verify(
-        self, step: CompiledStep, batch: Batch, gather: Callable[[np.ndarray], np.ndarray]
-    ) -> None:
+    def verify(self, step: CompiledStep, batch: Batch) -> None:
         """Compare the step on parts of a batch with the step on all of it, if a trial is due.
 
         Args:
             step: the step.
             batch: a batch that is divided over the replicas.
-            gather: gathers int32 numbers from all ranks, which must decide the same.
         """
         if self.needs_whole or self._replicas == 1 or not self._is_due(step, batch):
             return
-
-        def any_rank(finds: object) -> bool:
-            """Return True on all ranks if one finds something. Trials are collective."""
-            return bool(gather(np.array([bool(finds)], np.int32)).any())
-
         is_first = self._batches == 1
-        worst, causes = self._wrong(step, batch, any_rank)
-        is_wrong = any_rank(worst)
+        worst, causes = self._wrong(step, batch)
+        is_wrong = self._any_rank(worst)
         if not is_wrong and is_first and (ordered := self._rare_first(batch)) is not None:
-            worst, causes = self._wrong(step, ordered, any_rank)
-            is_wrong = any_rank(worst)
+            worst, causes = self._wrong(step, ordered)
+            is_wrong = self._any_rank(worst)
         if is_wrong:
             if worst is None:  # another rank has found the difference, and warns
                 self._use_whole("")
             else:
                 self._warn(worst, causes, is_first=is_first)
+
+    def _any_rank(self, finds: object) -> bool:
+        """Return True on all ranks if one finds something. Trials are collective."""
+        return bool(self._gather(np.array([bool(finds)], np.int32)).any())
 
     def _warn(self, worst: Difference, causes: Sequence[str], *, is_first: bool) -> None:
         self._use_whole(
@@ -194,9 +192,7 @@ class LoopTrials:
         rows = RankRows(rank=worker.rank, ranks=worker.world_size, replicas=self._replicas)
         return structs.replace(rows.batch(batch.rows, part), divided=divided)
 
-    def _wrong(
-        self, step: CompiledStep, batch: Batch, any_rank: AnyRank
-    ) -> tuple[Difference | None, Sequence[str]]:
+    def _wrong(self, step: CompiledStep, batch: Batch) -> tuple[Difference | None, Sequence[str]]:
         """Compare the step on parts of a batch with the step on the whole batch.
 
         Scalars that the step adds up over rows are combined as sums from then on.
@@ -204,9 +200,9 @@ class LoopTrials:
         Returns:
             The largest difference, or None. Its likely causes.
         """
-        found, failed = self._found(step, batch, any_rank)
-        if any_rank(failed and found.ordered):
-            found, failed = self._found_with_equal_draws(batch, any_rank)
+        found, failed = self._found(step, batch)
+        if self._any_rank(failed and found.ordered):
+            found, failed = self._found_with_equal_draws(batch)
         for difference in list(failed):
             is_sum = abs(difference.largest - 1 + 1 / self._replicas) < _NEAR
             if difference.reported and is_sum and found.moved:
@@ -214,29 +210,29 @@ class LoopTrials:
                 failed.remove(difference)
         return max(failed, key=lambda d: d.largest, default=None), found.by_ratio
 
-    def _found(self, step: CompiledStep, batch: Batch, any_rank: AnyRank) -> _Found:
+    def _found(self, step: CompiledStep, batch: Batch) -> _Found:
         key = id(step)
         if key not in self._subjects:
             step.find_rows(batch)
             self._subjects[key] = self._make_subject(step, batch)
-        return self._moved(self._subjects[key], batch, any_rank)
+        return self._moved(self._subjects[key], batch)
 
-    def _found_with_equal_draws(self, batch: Batch, any_rank: AnyRank) -> _Found:
+    def _found_with_equal_draws(self, batch: Batch) -> _Found:
         """Compare steps that draw the same random numbers in each trial."""
         step = self._make_step()
         with repeatable():
             step.find_rows(batch)
         with repeatable():
             subject = self._make_subject(_Repeatable(step), batch)  # type: ignore[arg-type]
-        return self._moved(subject, batch, any_rank)
+        return self._moved(subject, batch)
 
-    def _moved(self, subject: MirroredSubject, batch: Batch, any_rank: AnyRank) -> _Found:
+    def _moved(self, subject: MirroredSubject, batch: Batch) -> _Found:
         """Compare; if no variable changes, compare the step that follows.
 
         The learning rate of the first step may be zero.
         """
         found = subject.compare(batch, self._replicas)
-        if not any_rank(found.moved):
+        if not self._any_rank(found.moved):
             with subject.one_step_later():
                 found = subject.compare(batch, self._replicas)
         return found, _failed(found, subject)
