@@ -19,7 +19,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from nbdist.session import discovery
-from tests import clusters, training
+from tests import clusters, references, training
 from tests.clusters import Held, kept, stop_all
 from tests.kernels import Kernel
 from tests.site import sitecustomize
@@ -174,7 +174,9 @@ def nothing_left_behind() -> Iterator[None]:
 
 def _left_behind(before: Held) -> list[object]:
     now, known = Held.now().beyond(before), kept()
-    ours = now.processes().difference(*(held.processes() for held in known))
+    ours = now.processes().difference(
+        references.server_processes(), *(held.processes() for held in known)
+    )
     _, running = psutil.wait_procs(ours, timeout=0)
     return [
         *running,
@@ -203,6 +205,7 @@ def own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
         yield folder
         stop_all()
+        references.stop_servers()
 
 
 @pytest.fixture(scope="module")

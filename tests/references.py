@@ -15,17 +15,20 @@ import sys
 import sysconfig
 import tempfile
 import textwrap
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import nbdist
 
+LIMIT_S = 300
 STORE = Path(__file__).parents[1] / "build" / "references"
 FRAMEWORK_VARIABLES = ("JAX_", "KERAS_", "TF_", "XLA_")
 """Prefixes of environment variables that change the numbers of a program."""
@@ -62,21 +65,90 @@ _PLAIN = textwrap.dedent("""
 
     for module in sys.argv[1:]:
         importlib.import_module(module)
-    outcomes = {}
-    for name, code in json.load(sys.stdin).items():
-        reading, writing = os.pipe()
-        if os.fork() == 0:
-            space = {}
-            exec(compile(code, name, "exec"), space)
-            with open(writing, "w") as pipe:
-                json.dump(space["outcome"], pipe)
-            os._exit(0)
-        os.close(writing)
-        with open(reading) as pipe:
-            outcomes[name] = json.load(pipe)
-        os.wait()
-    print(json.dumps(outcomes))
+    for line in sys.stdin:
+        outcomes = {}
+        for name, code in json.loads(line).items():
+            reading, writing = os.pipe()
+            if os.fork() == 0:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                os.dup2(2, 1)
+                space = {}
+                exec(compile(code, name, "exec"), space)
+                with open(writing, "w") as pipe:
+                    json.dump(space["outcome"], pipe)
+                os._exit(0)
+            os.close(writing)
+            with open(reading) as pipe:
+                outcomes[name] = json.loads(pipe.read() or "null")
+            _, status = os.wait()
+            if status:
+                outcomes = {}
+                break
+        print(json.dumps(outcomes), flush=True)
 """)
+"""Program that imports modules once, and runs each program in a fork of itself.
+
+It reads programs by name as a line of JSON and writes their outcomes as a line, which is empty if a
+program failed. The programs' own output and errors are in its standard error.
+"""
+
+
+class ForkServer:
+    """A process that has imported the modules of programs.
+
+    Args:
+        modules: modules that it imports.
+        env: further environment variables.
+    """
+
+    def __init__(self, modules: Sequence[str], env: Mapping[str, str]) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._errors = Path(self._folder.name, "errors")
+        errors = os.open(self._errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _PLAIN, *modules],
+            env={**os.environ, **env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        os.close(errors)
+
+    def run(self, programs: Mapping[str, str]) -> Any:
+        """Return the outcomes of programs by name."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        os.truncate(self._errors, 0)
+        limit = threading.Timer(LIMIT_S, self.process.kill)
+        limit.start()
+        try:
+            self.process.stdin.write(json.dumps(programs) + "\n")
+            self.process.stdin.flush()
+            outcomes = json.loads(self.process.stdout.readline() or "{}")
+        finally:
+            limit.cancel()
+        assert outcomes, self._errors.read_text(encoding="utf-8")
+        return outcomes
+
+    def stop(self) -> None:
+        with self.process:
+            self.process.kill()
+        self._folder.cleanup()
+
+
+_servers: dict[tuple[Any, ...], ForkServer] = {}
+"""Running servers by modules and environment."""
+
+
+def server_processes() -> list[psutil.Process]:
+    """Return the processes that `stop_servers` ends."""
+    return [psutil.Process(each.process.pid) for each in _servers.values()]
+
+
+def stop_servers() -> None:
+    while _servers:
+        _servers.popitem()[1].stop()
 
 
 class Training(msgspec.Struct, frozen=True):
@@ -131,7 +203,7 @@ def _train(trainings: str) -> Any:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=LIMIT_S,
             check=False,
         )
     assert done.returncode == 0, done.stderr
@@ -143,8 +215,8 @@ def plainly(programs: dict[str, str], *modules: str, **env: str) -> dict[str, An
 
     Args:
         programs: program texts by name.
-        modules: modules that all programs import. The parent process imports them once, before it
-            forks.
+        modules: modules that all programs import. One process imports them for all programs of the
+            suite, which are forks of it.
         env: further environment variables.
     """
     key = _key(_PLAIN, json.dumps(programs), *modules, json.dumps(env))
@@ -157,17 +229,11 @@ def plainly(programs: dict[str, str], *modules: str, **env: str) -> dict[str, An
 
 
 def _run(programs: dict[str, str], modules: Sequence[str], env: dict[str, str]) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-c", _PLAIN, *modules],
-        input=json.dumps(programs),
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    variables = {k: v for k, v in os.environ.items() if k.startswith(FRAMEWORK_VARIABLES)}
+    key = (*modules, *sorted({**variables, **env}.items()))
+    if key not in _servers:
+        _servers[key] = ForkServer(modules, env)
+    return _servers[key].run(programs)
 
 
 def _key(*texts: str) -> str:

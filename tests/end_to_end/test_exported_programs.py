@@ -153,17 +153,29 @@ for epoch in range(2):
 """
 
 TRAININGS = {
-    "mirrored loop": Training(
+    "mirrored fit and loop": Training(
         "mirrored",
-        [(IMPORTS, {}), (ARRAYS, {}), (MIRRORED_MODEL, {}), (FUNCTIONS, {}), (MIRRORED_LOOP, {})],
-        "trainer.losses",
+        [
+            (IMPORTS, {}),
+            (ARRAYS, {}),
+            (MIRRORED_MODEL, {}),
+            (FUNCTIONS, {}),
+            (FIT + MIRRORED_LOOP, {}),
+        ],
+        'history.history["loss"] + trainer.losses',
         "model.get_weights()",
     ),
-    "pjrt loop": Training(
+    "pjrt fit and loop": Training(
         "pjrt",
-        [(JAX_MODEL, {}), ("import numpy as np" + ARRAYS, {}), (JAX_STATE, {}), (JAX_LOOP, {})],
-        "losses",
-        "jax.tree.leaves(params)",
+        [
+            (JAX_MODEL, {}),
+            ("import keras\nimport numpy as np" + ARRAYS, {}),
+            (JAX_STATE, {}),
+            (MIRRORED_MODEL, {}),
+            (FIT + JAX_LOOP, {}),
+        ],
+        'history.history["loss"] + losses',
+        "model.get_weights() + jax.tree.leaves(params)",
     ),
     "mirrored step": Training(
         "mirrored",
@@ -171,23 +183,11 @@ TRAININGS = {
         'job_history["loss"]',
         "model.get_weights()",
     ),
-    "mirrored fit": Training(
-        "mirrored",
-        [(IMPORTS, {}), (ARRAYS, {}), (MIRRORED_MODEL, {}), (FIT, {})],
-        'history.history["loss"]',
-        "model.get_weights()",
-    ),
     "pjrt step": Training(
         "pjrt",
         [(JAX_MODEL, {}), ("import numpy as np" + ARRAYS, {}), (JAX_STATE, {}), (JAX_STEP, STEP)],
         'job_history["loss"]',
         "jax.tree.leaves(params)",
-    ),
-    "pjrt fit": Training(
-        "pjrt",
-        [("import keras\nimport numpy as np" + ARRAYS, {}), (MIRRORED_MODEL, {}), (FIT, {})],
-        'history.history["loss"]',
-        "model.get_weights()",
     ),
 }
 
@@ -244,13 +244,11 @@ def with_results(target: Path, training: Training) -> None:
     ("cluster", "name"),
     [
         ("tensorflow", "mirrored step"),
-        ("tensorflow", "mirrored fit"),
-        ("tensorflow", "mirrored loop"),
+        ("tensorflow", "mirrored fit and loop"),
         ("jax", "pjrt step"),
-        ("jax", "pjrt fit"),
-        ("jax", "pjrt loop"),
-        pytest.param("both", "mirrored fit", marks=pytest.mark.full),
-        pytest.param("both", "pjrt fit", marks=pytest.mark.full),
+        ("jax", "pjrt fit and loop"),
+        pytest.param("both", "mirrored fit and loop", marks=pytest.mark.full),
+        pytest.param("both", "pjrt fit and loop", marks=pytest.mark.full),
     ],
     indirect=["cluster"],
 )

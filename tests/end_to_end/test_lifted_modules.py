@@ -268,7 +268,7 @@ def expected(framework: str, folder: Path) -> dict[str, Any]:
         for name, (first, cell) in cells.items():
             text = f"{first}\n{cell}".replace("{module}", MODULE[framework])
             programs[f"{kind} {name}"] = setup.format(folder=str(folder)) + text + end
-    modules = ("tensorflow", "keras") if framework == "tensorflow" else ("jax",)
+    modules = ("tensorflow", "keras") if framework == "tensorflow" else ("jax", "optax")
     return references.plainly(programs, *modules)
 
 

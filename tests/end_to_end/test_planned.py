@@ -130,7 +130,7 @@ def plain_losses(quick: bool) -> dict[str, list[float]]:
         for name, program in PROGRAMS.items()
         if (name in named) == quick
     }
-    return references.plainly(texts)
+    return references.plainly(texts, "jax", "optax")
 
 
 @pytest.mark.parametrize(("cluster", "name", "degrees"), CASES, indirect=["cluster"])

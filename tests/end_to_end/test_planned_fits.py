@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -49,8 +49,6 @@ history = model.fit(
 """
 LOSSES = "[round(float(v), 7) for name in sorted(history.history) for v in history.history[name]]"
 PLAIN = f"""
-import os
-os.environ["KERAS_BACKEND"] = "jax"
 {DATA_SETS}
 {MODEL_}
 {FIT}
@@ -80,9 +78,13 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
+def on_one_device(program: str) -> Any:
+    return references.plainly({"it": program}, "jax", "keras", KERAS_BACKEND="jax")["it"]
+
+
 @pytest.fixture(scope="module")
 def plain() -> dict[str, list[float]]:
-    return references.plainly({"keras": PLAIN})["keras"]
+    return on_one_device(PLAIN)
 
 
 def run_fit(cluster: nbdist.Cluster, planning: Planning, cell: str = FIT) -> Run:
@@ -176,7 +178,7 @@ def test_next_cell_changes_the_layout_of_the_model(
     cluster: nbdist.Cluster,
 ) -> None:
     """Training continues from the current weights, and evaluations use the new layout."""
-    several = references.plainly({"keras": PLAIN + SEVERAL})["keras"]["several"]
+    several = on_one_device(PLAIN + SEVERAL)["several"]
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     losses: list[float] = []
     for data, model, zero in FITS:
@@ -252,8 +254,6 @@ LARGE_FIT = """
 losses = model.fit(x, y, batch_size=16, epochs=3, verbose=0, shuffle=False).history["loss"]
 """
 PLAIN_LARGE = f"""
-import os
-os.environ["KERAS_BACKEND"] = "jax"
 {LARGE_MODEL.format(seed=7).replace(DISTRIBUTION, "class keras_distribution: LARGE = 0")}
 outcome = dict(drawn=np.asarray(table).sum(axis=1).tolist()[::64])
 {LARGE_FIT}
@@ -264,7 +264,7 @@ PARTS = "{part.data.shape for part in table.value.addressable_shards}"
 
 def test_large_variable_is_created_sharded(cluster: nbdist.Cluster) -> None:
     """No device holds the whole variable, and its values are those of one device."""
-    reference = references.plainly({"born": PLAIN_LARGE})["born"]
+    reference = on_one_device(PLAIN_LARGE)
     cluster.run(LARGE_MODEL.format(seed=7), strategy="pjrt")
     assert value_on_all_ranks(cluster, PARTS) == {(8192 // DEVICES, 16)}
     row_sums = value_on_all_ranks(cluster, "np.asarray(table).sum(axis=1).tolist()[::64]")
@@ -326,8 +326,6 @@ def fits(model):
 """
 IN_TURN = ("fits(base)", "fits(other)", "fits(base)", "fits(other)")
 PLAIN_SHARED = f"""
-import os
-os.environ["KERAS_BACKEND"] = "jax"
 {DATA_SETS}{MODEL_}{SHARED}
 outcome = [{", ".join(IN_TURN)}]
 """
@@ -338,7 +336,7 @@ def test_models_with_shared_layers_change_layouts_in_turn(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
     """Each fit starts from the layout that the previous fit gave to the shared layers."""
-    expected = references.plainly({"shared": PLAIN_SHARED})["shared"]
+    expected = on_one_device(PLAIN_SHARED)
     cluster.run(DATA_SETS + MODEL_ + SHARED, strategy="pjrt")
     plans = {}, {"zero": 3}, {}, {MODEL: 2, "zero": 1}
     for fixed, fit, losses in zip(plans, IN_TURN, expected, strict=True):

@@ -86,7 +86,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
 @cache
 def plain_losses() -> list[float]:
     """Return the losses in plain JAX on one device."""
-    return references.plainly({"it": f"{PROGRAM.plain}\noutcome = losses"})["it"]
+    return references.plainly({"it": f"{PROGRAM.plain}\noutcome = losses"}, "jax", "optax")["it"]
 
 
 @pytest.mark.parametrize(("cluster", "degrees"), CASES, indirect=["cluster"])
@@ -195,8 +195,9 @@ history = model.fit(x, y, batch_size=64, epochs=2, verbose=0, shuffle=False).his
 def test_keras_layer_with_a_scan_is_split_into_stages(
     cluster: nbdist.Cluster, stages: int, staging: Staging
 ) -> None:
-    setup = "import os\nos.environ['KERAS_BACKEND'] = 'jax'"
-    plain = references.plainly({"it": f"{setup}\n{FIT}\noutcome = history"})["it"]
+    plain = references.plainly(
+        {"it": f"{FIT}\noutcome = history"}, "jax", "keras", KERAS_BACKEND="jax"
+    )["it"]
     fixed = {STAGE: stages, DATA: 2, "micro": 4, "rounds": staging.rounds}
     planning = Planning(fixed=fixed, schedule=staging.schedule)
     run = cluster.run(FIT, strategy="pjrt", step=StepOptions(data="", planning=planning))

@@ -62,7 +62,7 @@ def draw(cluster: nbdist.Cluster, source: str, seed: int | None = None) -> list[
 def expected() -> dict[str, list[float]]:
     programs = {str(seed): SEEDED.format(seed=seed) + ALL_DRAWS for seed in (SEED, CELL_SEED)}
     programs |= {"operations": OPERATION_SEEDS, **RANK_DRAWS, **USER_SEEDED}
-    return plainly(programs, "tensorflow")
+    return plainly(programs, "tensorflow", "keras")
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_restored_collectives_keep_the_generators(
 def test_framework_is_seeded_at_its_import(jax_cluster: nbdist.Cluster) -> None:
     seeded = f"{IMPORTS}, random, numpy as np\ntf.random.set_seed({SEED})\n"
     seeded += f"random.seed({SEED}); np.random.seed({SEED})\n"
-    reference = plainly({"own": seeded + ALL_DRAWS}, KERAS_BACKEND="jax")["own"]
+    reference = plainly({"own": seeded + ALL_DRAWS}, "jax", "keras", KERAS_BACKEND="jax")["own"]
     assert draw(jax_cluster, ALL_DRAWS) == reference
 
 

@@ -140,7 +140,7 @@ FIT = "model.fit(x, y, batch_size=8, shuffle=False, verbose=0);"
 
 def test_signals_of_a_fit_with_keras_on_jax(cluster: nbdist.Cluster) -> None:
     programs = {"signals": KERAS + KERAS_REFERENCE}
-    expected = references.plainly(programs, "jax", KERAS_BACKEND="jax")["signals"]
+    expected = references.plainly(programs, "jax", "keras", KERAS_BACKEND="jax")["signals"]
     cluster.run(KERAS + "weights = model.get_weights()")
     cluster.run(FIT)
     cluster.run(

@@ -26,7 +26,7 @@ outcome = [
 
 @cache
 def outcome() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = plainly({"settings": PROGRAM}, "keras")["settings"]
+    found: list[dict[str, Any]] = plainly({"settings": PROGRAM}, "tensorflow", "keras")["settings"]
     return found
 
 

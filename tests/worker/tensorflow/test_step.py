@@ -87,7 +87,7 @@ def outcomes() -> dict[str, dict[str, list[list[float]]]]:
         )
         for replicas, precision in product((1, 2), PRECISIONS)
     }
-    return plainly(programs, "tensorflow")
+    return plainly(programs, "tensorflow", "keras")
 
 
 @pytest.mark.full

@@ -239,7 +239,7 @@ def lone_rank(code: str) -> str:
 @pytest.mark.processes
 def test_strategy_is_freed_when_another_is_built() -> None:
     """It is freed even if its ranks have gathered numbers."""
-    outcome = plainly({"one": lone_rank(REBUILD)}, "tensorflow")["one"]
+    outcome = plainly({"one": lone_rank(REBUILD)}, "tensorflow", "keras")["one"]
     assert outcome == [[[3, 4]], True, True]
 
 
@@ -251,7 +251,9 @@ def test_operation_before_the_strategy_is_allowed() -> None:
     )
     unpatched = f"try:\n{textwrap.indent(unpatched, '    ')}except RuntimeError as error:\n"
     outcomes = plainly(
-        {"patched": code, "unpatched": f"{unpatched}    outcome = str(error)"}, "tensorflow"
+        {"patched": code, "unpatched": f"{unpatched}    outcome = str(error)"},
+        "tensorflow",
+        "keras",
     )
     assert outcomes["patched"] == "cpu"
     assert "Collective ops must be configured at program startup" in outcomes["unpatched"]

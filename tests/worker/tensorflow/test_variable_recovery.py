@@ -132,7 +132,7 @@ def references() -> dict[str, Any]:
         "with steps": MODEL + FIT + AGAIN + STEPS + OUTCOME,
         "without steps": MODEL + FIT + AGAIN + OUTCOME,
     }
-    return plainly(programs, "tensorflow")
+    return plainly(programs, "tensorflow", "keras")
 
 
 def outcomes(cluster: nbdist.Cluster) -> list[Any]:

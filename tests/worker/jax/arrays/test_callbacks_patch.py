@@ -104,7 +104,7 @@ def reference_results() -> dict[str, Any]:
     )
     programs = {name: f"{SETUP}outcome = {cell}" for name, cell in PLAIN.items()}
     programs["step"] = f"{SETUP}{batches}outcome = [seen, rows, calls, order]"
-    return references.plainly(programs, "jax")
+    return references.plainly(programs, "jax", "optax")
 
 
 def common_value(cluster: nbdist.Cluster, expression: str) -> Any:

@@ -150,7 +150,7 @@ history = model.fit(x, y, batch_size=33, epochs=2, verbose=0)
 def outcomes(*, of_process_programs: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     texts = PROCESS_PROGRAMS if of_process_programs else FITS
     programs = {name: START + textwrap.indent(code, "    ") for name, code in texts.items()}
-    return plainly(programs, "tensorflow"), plainly(texts, "tensorflow", "keras")
+    return plainly(programs, "tensorflow", "keras"), plainly(texts, "tensorflow", "keras")
 
 
 @pytest.mark.full
@@ -172,6 +172,6 @@ layer_state.separate_replicas = lambda strategy: contextlib.nullcontext()
 def test_keras_mixes_the_losses_of_replicas_in_one_process() -> None:
     name = "losses before and after the moments"
     code = SHARED + START + textwrap.indent(PROCESS_PROGRAMS[name], "    ")
-    mixed = plainly({name: code}, "tensorflow")[name]
+    mixed = plainly({name: code}, "tensorflow", "keras")[name]
     with pytest.raises(AssertionError):
         assert_close(mixed, outcomes(of_process_programs=True)[1][name], 1e-3)

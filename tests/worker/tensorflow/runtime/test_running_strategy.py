@@ -43,7 +43,7 @@ def test_new_mirrored_strategy_is_the_running_one(
         "2 workers"
     )
     assert output.count(line) == 1
-    reference = plainly({"one": TUTORIAL}, "tensorflow")["one"]
+    reference = plainly({"one": TUTORIAL}, "tensorflow", "keras")["one"]
     for objects in cluster.pull(["outcome"]).values():
         for ours, theirs in zip(objects["outcome"], reference, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -171,7 +171,7 @@ outcome = [v.numpy().tolist() for v in (weights, bias, rows, watched[0])]
 
 @pytest.fixture(scope="module")
 def in_one_process() -> dict[str, Any]:
-    return plainly(UPDATES, "tensorflow")
+    return plainly(UPDATES, "tensorflow", "keras")
 
 
 @pytest.mark.parametrize("case", UPDATES)
@@ -213,7 +213,7 @@ outcome = results
 @pytest.mark.processes
 def test_all_devices_of_a_worker_receive_the_updates(in_one_process: dict[str, Any]) -> None:
     program = f"CELLS = {UPDATES!r}\n" + TWO_DEVICES
-    results = plainly({"all": program}, "tensorflow")["all"]
+    results = plainly({"all": program}, "tensorflow", "keras")["all"]
     for case, outcome in results.items():
         for a, b in zip(outcome, in_one_process[case], strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=case)

@@ -58,7 +58,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    return plainly({"one": REFERENCE}, "tensorflow")["one"]
+    return plainly({"one": REFERENCE}, "tensorflow", "keras")["one"]
 
 
 def work_in(cluster: nbdist.Cluster, folder: Path, layout: str = "one folder") -> None:
