@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from nbdist.records import Batch, Host
     from nbdist.session.cluster import Cluster
     from nbdist.session.discovery import attach
+    from nbdist.worker.export.model_export import export
     from nbdist.worker.jax.strategy import PjRTStrategy
     from nbdist.worker.script.job import script
 
@@ -64,6 +65,7 @@ __all__ = [
     "attach",
     "autoplace",
     "devices",
+    "export",
     "meshes",
     "on_alert",
     "pipelined",
@@ -82,6 +84,7 @@ _HOME = {  # also the hooks of IPython and Jupyter; they are not part of the API
     "Run": "nbdist.execution.result",
     "attach": "nbdist.session.discovery",
     "autoplace": "nbdist.parallel.autoplace.decorator",
+    "export": "nbdist.worker.export.model_export",
     "devices": "nbdist.parallel.placement.devices",
     "meshes": "nbdist.parallel.placement.meshes",
     "on_alert": "nbdist.execution.alerts",

@@ -105,6 +105,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also run repetitions at other sizes, in other frameworks, and rare faults",
     )
     parser.addoption("--unit", action="store_true", help="run only the tests that start no process")
+    parser.addoption(
+        "--processes", action="store_true", help="run only the tests that `--unit` leaves out"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -133,6 +136,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set() if config.getoption("--full") else {"full"}
     if config.getoption("--unit"):
         left_out = {"full", "processes"}
+    needs_processes = config.getoption("--processes")
     kept, deselected = [], []
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
@@ -140,7 +144,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder in FOLDERS or not FIXTURES.isdisjoint(fixtures):
             item.add_marker("processes")
         marks = {mark.name for mark in item.iter_markers()}
-        (kept if left_out.isdisjoint(marks) else deselected).append(item)
+        is_unit = marks.isdisjoint({"full", "processes"})
+        is_kept = left_out.isdisjoint(marks) and not (needs_processes and is_unit)
+        (kept if is_kept else deselected).append(item)
     config.hook.pytest_deselected(items=deselected)
     items[:] = kept
 

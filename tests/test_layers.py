@@ -72,7 +72,7 @@ LEVELS: dict[str, tuple[set[str], ...]] = {
         {"worker.jax.step", "worker.jax.keras", "worker.tensorflow"},
         {"worker.jax", "worker.fit"},
         {"worker"},
-        {"worker.remote", "worker.script"},
+        {"worker.remote", "worker.script", "worker.export"},
     ),
     "parallel": ({"parallel.placement"}, {"parallel.pipeline", "parallel.autoplace"}),
     "cluster": (
@@ -150,6 +150,7 @@ STARTED_BY_NAME: dict[str, set[str]] = {
         "nbdist.session.cluster",
         "nbdist.session.discovery",
         "nbdist.strategies",
+        "nbdist.worker.export.model_export",
         "nbdist.worker.script.job",
     },
     "nbdist.cluster.fleet": {

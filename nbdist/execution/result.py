@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from nbdist.errors import UsageError
 from nbdist.records import Rows
 from nbdist.settings import Settings
 from nbdist.views import formatting
@@ -14,7 +15,7 @@ from nbdist.views.run.metrics import MetricTable
 from nbdist.views.run.summary import Reached, described, titled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
     import pandas as pd
@@ -96,6 +97,7 @@ class Run:
         batches: reports of the batches of a `fit`, at regular intervals if there are many. Their
             metrics are running means of the epoch.
         state: state of the run at its end: status, times and error; None without a run.
+        evaluate: runs an expression on all ranks of its cluster; None for a stored run.
     """
 
     number: int
@@ -109,6 +111,7 @@ class Run:
     compiled: Compiled | None = None
     batches: tuple[Rows, ...] = ()
     state: RunState | None = None
+    evaluate: Callable[[str], object] | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def metrics(self) -> tuple[Metrics, ...]:
@@ -212,6 +215,26 @@ class Run:
             recoveries=len(self.recoveries),
             last={name: self.last(name) for name in self.names},
         )
+
+    def export(self, value: str, folder: str, *, format: str = "") -> None:  # noqa: A002 - the usual name
+        """Write a model of the workers as files that load without nbdist: see `nbdist.export`.
+
+        Args:
+            value: Name of the model or arrays on the workers, such as `model` or `state.params`.
+            folder: New folder for the files, on the host of rank 0.
+            format: `keras`, `weights`, `savedmodel`, `safetensors` or `orbax`. Default: `keras` for
+                a Keras model, else `safetensors`.
+
+        Raises:
+            UsageError: The run is a stored one and has no workers.
+            CellError: `nbdist.export` failed on the workers.
+        """
+        if self.evaluate is None:
+            raise UsageError(
+                "a stored run has no workers: export its checkpoints by "
+                "nbdist.export(CHECKPOINT_FOLDER, FOLDER)"
+            )
+        self.evaluate(f'__import__("nbdist").export({value}, {folder!r}, format={format!r})')
 
     def _require(self, name: str) -> None:
         if name not in self.names:

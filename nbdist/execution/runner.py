@@ -122,6 +122,7 @@ class Runner:
         number: the number of the last cell that was sent, from 1.
         stuck: the ranks that did not respond to the cancellation of a step. They must be killed.
         last_run: the result of the last cell, also if it failed.
+        evaluate: runs an expression on all ranks, for `Run.export`.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class Runner:
     ) -> None:
         self.number = handover.handover.cells
         self.last_run = Run(0)
+        self.evaluate: Callable[[str], object] | None = None
         self._worker_group = worker_group
         self._journal = journal
         self._handover = handover
@@ -309,7 +311,9 @@ class Runner:
             raise self._interrupted(context, monitor) from None
         finally:
             with interrupt_held():
-                self.last_run = replace(context.recorder.run(), state=context.live.state)
+                self.last_run = replace(
+                    context.recorder.run(), state=context.live.state, evaluate=self.evaluate
+                )
                 self.alignment.note(monitor.ends)
                 if left:
                     self._worker_group.close_sockets()

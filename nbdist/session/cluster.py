@@ -139,6 +139,7 @@ class Cluster:
             lifecycle.journal,
         )
         self.inspection = ClusterInspection(lifecycle)
+        self._runner.evaluate = self.run
         self.running = True
 
     def restart(self) -> None:

@@ -62,7 +62,7 @@ class JaxState:
 
     def copy(self) -> Callable[[Path], None]:
         arrays = {name: on_host(array) for name, array in self._holder.saved().items()}
-        return lambda folder: _write(folder, arrays)
+        return lambda folder: write(folder, arrays)
 
     def assist(self) -> None:
         for array in self._holder.saved().values():
@@ -82,7 +82,7 @@ class JaxState:
 
     def restore(self, folder: Path, own: Own) -> None:
         del own
-        self._holder.take(_read(folder))
+        self._holder.take(read(folder))
 
 
 def on_host(array: jax.Array) -> np.ndarray:
@@ -123,14 +123,16 @@ def _shape(array: Any) -> tuple[int, ...]:
     return tuple(jax.random.key_data(array).shape if is_key else array.shape)
 
 
-def _write(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def write(folder: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays by name, or nested dicts of them, as a checkpoint of Orbax. Not collective."""
     # Orbax refuses arrays without elements, and they contain nothing to save.
-    filled = {name: array for name, array in arrays.items() if array.size}
+    filled = {name: array for name, array in arrays.items() if getattr(array, "size", 1)}
     with _checkpointer() as orbax:
         orbax.save(folder, args=_arguments().PyTreeSave(filled))
 
 
-def _read(folder: Path) -> dict[str, np.ndarray]:
+def read(folder: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a checkpoint by name."""
     from orbax.checkpoint import RestoreArgs
 
     with _checkpointer() as orbax:

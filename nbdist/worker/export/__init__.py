@@ -1,0 +1,1 @@
+"""Trained models and arrays as files for other programs."""

@@ -1,0 +1,172 @@
+"""`nbdist.export`: write one whole model from the state of all ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from nbdist.errors import UsageError
+from nbdist.worker.export import formats, named_arrays
+from nbdist.worker.runtime import context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Format = Literal["", "keras", "weights", "savedmodel", "safetensors", "orbax"]
+
+_OF_KERAS = ("keras", "weights", "savedmodel")
+_PACKAGES = {"safetensors": "safetensors", "orbax": "orbax"}
+_LOST = {
+    "keras": "random generators and metrics are not included",
+    "weights": "the model's code, optimizer and random generators are not included",
+    "savedmodel": "the optimizer and random generators are not included",
+    "safetensors": "code and random generators are not included",
+    "orbax": "code and random generators are not included",
+}
+
+
+def export(value: Any, folder: str | os.PathLike[str], *, format: Format = "") -> Path:  # noqa: A002 - the usual name
+    """Write a model as files that load in one process without nbdist.
+
+    Call it on all ranks, in a cell or a program. Sharded arrays are gathered one at a time, and
+    rank 0 writes the files. It also works in one process without workers, for example with the
+    folder of a run's checkpoints.
+
+    | format | files | reader |
+    |---|---|---|
+    | `keras` | `model.keras` | `keras.saving.load_model` |
+    | `weights` | `model.weights.h5` | `model.load_weights` |
+    | `savedmodel` | a SavedModel | `tf.saved_model.load`, TensorFlow Serving |
+    | `safetensors` | `model.safetensors`, or parts of 5 GB with an index | `safetensors` |
+    | `orbax` | `orbax/` | `orbax.checkpoint.StandardCheckpointer().restore` |
+
+    Arrays have their paths as names, such as `encoder.layers.0.kernel`.
+
+    Args:
+        value: A Keras model, a Flax or Equinox module, a tree of arrays or variables, or the path
+            of a folder with checkpoints (`--checkpoint`), whose newest one is read.
+        folder: New folder for the files.
+        format: Format of the files. Default: `keras` for a Keras model, else `safetensors`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UsageError: The folder exists, the format is unknown or does not fit the value, or a package
+            is missing.
+        StepError: Keras on TensorFlow cannot load a model of Keras on JAX, for a SavedModel.
+    """
+    target = Path(folder)
+    is_model = _is_keras_model(value)
+    kind = format or ("keras" if is_model else "safetensors")
+    _check(value, kind, is_model=is_model)
+    rank, agree = _ranks()
+    is_writer = rank == 0
+    if agree(int(is_writer and target.exists())):
+        raise UsageError(f"{target} exists: choose another folder, or remove it")
+    draft = target.with_name(f".{target.name}.part")  # the same path on all ranks
+    try:
+        if is_writer:
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(parents=True)
+        if kind in _OF_KERAS:
+            _write_model(value, draft, kind, writes=is_writer)
+        else:
+            _write_arrays(value, draft, kind, writes=is_writer)
+        if is_writer:
+            draft.rename(target)
+            _announce(target, kind)
+    finally:
+        if is_writer:
+            shutil.rmtree(draft, ignore_errors=True)
+    agree(0)
+    return target
+
+
+def _check(value: Any, kind: str, *, is_model: bool) -> None:
+    known = [name for name in get_args(Format) if name]
+    if kind not in known:
+        raise UsageError(f"unknown format {kind!r}: choose from {', '.join(known)}")
+    if kind in _OF_KERAS and not is_model:
+        raise UsageError(
+            f'format="{kind}" needs a Keras model, not {type(value).__name__}: use '
+            'format="safetensors" or "orbax" for arrays'
+        )
+    package = _PACKAGES.get(kind)
+    if package and importlib.util.find_spec(package) is None:
+        raise UsageError(f'format="{kind}" needs a package: run %pip install "nbdist[export]"')
+
+
+def _ranks() -> tuple[int, Callable[[int], int]]:
+    """Return the rank of this process, and a function that returns rank 0's number on all ranks.
+
+    The function waits until all ranks have called it.
+    """
+    worker = context.if_any()
+    if worker is None or worker.world_size == 1 or not worker.strategies:
+        return worker.rank if worker else 0, lambda number: number
+    name = worker.strategy or next(iter(worker.strategies))
+    if name == "mirrored":
+        from nbdist.worker.tensorflow.runtime.rank_gather import gather_over
+
+        gather: Callable[[np.ndarray], np.ndarray] = gather_over(worker.strategies[name])
+    else:
+        from nbdist.worker.jax.runtime import processes
+
+        gather = processes.gather
+    return worker.rank, lambda number: int(gather(np.asarray([number], np.int32))[0, 0])
+
+
+def _is_keras_model(value: Any) -> bool:
+    if "keras" not in sys.modules:
+        return False
+    import keras
+
+    return isinstance(value, keras.Model)
+
+
+def _write_model(model: Any, draft: Path, kind: str, *, writes: bool) -> None:
+    """Write a Keras model. Rank 0 alone writes; under JAX, all ranks gather sharded variables."""
+    import keras
+
+    of_jax = keras.backend.backend() == "jax"
+    if not of_jax and not writes:
+        return
+    if kind == "weights":
+        model.save_weights(draft / "model.weights.h5")
+    elif kind == "keras":
+        model.save(draft / "model.keras")
+    elif of_jax:
+        scratch = draft.with_name(f"{draft.name}.keras")
+        model.save(scratch)
+        if writes:
+            try:
+                formats.convert_to_saved_model(scratch, draft)
+            finally:
+                scratch.unlink()
+    else:
+        model.export(draft, verbose=False)
+
+
+def _write_arrays(value: Any, draft: Path, kind: str, *, writes: bool) -> None:
+    if isinstance(value, (str, os.PathLike)):
+        arrays = named_arrays.of_checkpoint(Path(value))
+    else:
+        arrays = named_arrays.of_value(value)
+    write = formats.write_orbax if kind == "orbax" else formats.write_safetensors
+    write(draft, arrays, writes=writes)
+
+
+def _announce(target: Path, kind: str) -> None:
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    text = f"exported to {target} ({size / 1e6:.3g} MB, format {kind}): {_LOST[kind]}"
+    if worker := context.if_any():
+        worker.reporter.note("checkpoint", text)
+    else:
+        sys.stdout.write(f"{text}\n")

@@ -1,0 +1,132 @@
+"""Arrays of a model, a tree or a checkpoint, each with a name and a function that reads it.
+
+Names are the paths of the arrays with dots, such as `encoder.layers.0.kernel`. All ranks read the
+same arrays in the same order: reading an array that is sharded over ranks is a collective.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbdist.errors import UsageError
+from nbdist.worker.checkpoint.folder import Checkpoint, steps_in
+from nbdist.worker.inspection.placement import readers
+from nbdist.worker.inspection.types import Inside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+_WORD = re.compile(r"\w+")
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+"""End of the name of a variable's value in a checkpoint of TensorFlow."""
+
+
+@dataclass(frozen=True)
+class NamedArray:
+    """An array to export.
+
+    Attributes:
+        name: path with dots.
+        nbytes: size of the whole array.
+        read: returns the whole array on the host. Collective if it is sharded over ranks.
+    """
+
+    name: str
+    nbytes: int
+    read: Callable[[], np.ndarray]
+
+
+def of_value(value: Any) -> list[NamedArray]:
+    """Return the arrays in a model, a module or a tree, without keys of random generators.
+
+    Raises:
+        UsageError: it contains no array.
+    """
+    if "keras" in sys.modules:
+        import keras
+
+        if isinstance(value, keras.Model):  # its metrics and seeds are no weights
+            own = f"{value.name}/"
+            return _named(([w.path.removeprefix(own)], w.value) for w in value.weights)
+    found = _named(_leaves(value))
+    if not found:
+        raise UsageError(f"{type(value).__name__} contains no arrays to export")
+    return found
+
+
+def of_checkpoint(folder: Path) -> list[NamedArray]:
+    """Return the arrays of the newest checkpoint in a folder, or of one checkpoint.
+
+    Raises:
+        UsageError: the folder contains no checkpoint.
+    """
+    steps = steps_in(folder)
+    if not steps and not (folder / "manifest.json").is_file():
+        raise UsageError(f"{folder} contains no checkpoint of nbdist (step-00000050, ...)")
+    path = Checkpoint(folder, steps[-1]).path if steps else folder
+    if (path / "orbax").is_dir():
+        from nbdist.worker.jax.arrays.checkpoint import read
+
+        return _named(([name], array) for name, array in sorted(read(path / "orbax").items()))
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(str(path / "tensorflow" / "state"))
+    names = sorted(n for n in reader.get_variable_to_shape_map() if n.endswith(_VALUE))
+    return _named(([n.removesuffix(_VALUE)], reader.get_tensor(n)) for n in names)
+
+
+def _leaves(value: Any) -> Iterator[tuple[Sequence[str], Any]]:
+    """Yield the path and the array of each leaf, in the order of the tree, each object once."""
+    known, waiting = readers(), [((), value)]
+    seen: dict[int, Any] = {}
+    while waiting:
+        path, part = waiting.pop()
+        found = next((f for reader in known if (f := reader(part)) is not None), None)
+        if found is None or id(part) in seen:
+            continue
+        seen[id(part)] = part  # stored: ids are not reused
+        if isinstance(found, Inside):
+            waiting.extend(((*path, *more), inner) for more, inner in reversed(found.parts))
+        elif not _is_random_key(part):
+            yield path, part
+
+
+def _is_random_key(part: Any) -> bool:
+    return "jax" in sys.modules and str(getattr(part, "dtype", "")).startswith("key<")
+
+
+def _named(leaves: Iterable[tuple[Sequence[str], Any]]) -> list[NamedArray]:
+    """Name each array by its path; later arrays with the name of an earlier one get a number."""
+    counts: Counter[str] = Counter()
+    named = []
+    for path, array in leaves:
+        name = ".".join(word for part in path for word in _WORD.findall(part)) or "value"
+        counts[name] += 1
+        if counts[name] > 1:
+            name = f"{name}.{counts[name]}"
+        size = int(np.prod(array.shape)) * np.dtype(_dtype(array)).itemsize
+        named.append(NamedArray(name, size, functools.partial(_on_host, array)))
+    return named
+
+
+def _dtype(array: Any) -> Any:
+    return getattr(array.dtype, "as_numpy_dtype", array.dtype)  # TensorFlow's dtypes have it
+
+
+def _on_host(array: Any) -> np.ndarray:
+    if "jax" in sys.modules:
+        import jax
+
+        from nbdist.worker.jax.arrays.checkpoint import on_host
+
+        if isinstance(array, jax.Array):
+            return on_host(array)
+    return np.array(array.numpy() if hasattr(array, "numpy") else array)

@@ -1,0 +1,262 @@
+"""Models that ranks export load in one process without nbdist, with the same predictions."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import nbdist
+from nbdist.worker.export import formats
+from tests import clusters, references
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TREE = {
+    "encoder": [{"w": np.ones((4, 3), np.float32)}, {"w": np.full((2, 3), 2.0, np.float64)}],
+    "scale": np.float32(3),
+    "b": np.arange(3),
+    "name": "text",
+}
+
+
+def test_tree_is_written_under_its_paths(tmp_path: Path) -> None:
+    assert nbdist.export(TREE, tmp_path / "out") == tmp_path / "out"
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found.keys() == {"encoder.0.w", "encoder.1.w", "b"}
+    np.testing.assert_array_equal(found["encoder.1.w"], np.full((2, 3), 2.0))
+    assert found["encoder.0.w"].dtype == np.float32
+
+
+def test_large_model_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "SHARD_BYTES", 50)
+    nbdist.export(TREE, tmp_path / "out")
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 48 + 48 + 24
+    assert len({*index["weight_map"].values()}) == 3
+    for name, file in index["weight_map"].items():
+        assert name in load_file(tmp_path / "out" / file)
+
+
+def test_keys_of_random_generators_are_left_out(tmp_path: Path) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    nbdist.export({"key": jax.random.key(0), "w": jnp.ones(2, jnp.bfloat16)}, tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found.keys() == {"w"}
+    assert str(found["w"].dtype) == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("value", "options", "message"),
+    [
+        (TREE, {"format": "onnx"}, "unknown format 'onnx': choose from keras, weights, savedmodel"),
+        (TREE, {"format": "keras"}, "needs a Keras model, not dict"),
+        ({"a": "text"}, {}, "dict contains no arrays to export"),
+        ("missing", {}, "missing contains no checkpoint"),
+    ],
+)
+def test_bad_input_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Any, options: Any, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(nbdist.UsageError, match=message):
+        nbdist.export(value, "out", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_existing_folder_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("x")
+    with pytest.raises(nbdist.UsageError, match="exists: choose another folder"):
+        nbdist.export(TREE, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_nothing_is_left_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", fail)
+    with pytest.raises(OSError, match="No space left"):
+        nbdist.export(TREE, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(nbdist.UsageError, match=r"pip install \"nbdist\[export\]\""):
+        nbdist.export(TREE, tmp_path / "out")
+
+
+def test_stored_run_has_no_workers() -> None:
+    with pytest.raises(nbdist.UsageError, match="a stored run has no workers"):
+        nbdist.Run(1).export("model", "out")
+
+
+@pytest.fixture(scope="module", params=["tensorflow", "jax"])
+def framework(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def cluster(framework: str) -> Iterator[nbdist.Cluster]:
+    devices = {"devices_per_host": 2} if framework == "jax" else {}
+    with clusters.cluster(hosts=2, framework=framework, **devices) as running:
+        yield running
+
+
+KERAS = """
+import keras, numpy as np
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+y = x.sum(1, keepdims=True)
+model = keras.Sequential([
+    keras.Input((4,)), keras.layers.Dense(16, activation="relu"),
+    keras.layers.BatchNormalization(), keras.layers.Dropout(0.1), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adam(0.01), "mse")
+model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+expected = model.predict(x[:8], verbose=0).tolist()
+"""
+LOAD_KERAS = """
+import keras, numpy as np
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")[:8]
+folder = {folder!r}
+model = keras.saving.load_model(folder + "/keras/model.keras")
+outcome = dict(keras=model.predict(x, verbose=0).tolist(), steps=int(model.optimizer.iterations))
+other = keras.Sequential([
+    keras.Input((4,)), keras.layers.Dense(16, activation="relu"),
+    keras.layers.BatchNormalization(), keras.layers.Dropout(0.1), keras.layers.Dense(1)])
+other.load_weights(folder + "/weights/model.weights.h5")
+outcome["weights"] = other.predict(x, verbose=0).tolist()
+from safetensors.numpy import load_file
+arrays = load_file(folder + "/safetensors/model.safetensors")
+for weight in model.weights:
+    np.testing.assert_array_equal(arrays[weight.path.replace("/", ".")], np.asarray(weight))
+"""
+LOAD_SAVED_MODEL = """
+import numpy as np, tensorflow as tf
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")[:8]
+loaded = tf.saved_model.load({folder!r})
+outcome = loaded.serve(x).numpy().tolist()
+"""
+
+
+def test_keras_model_predicts_the_same_in_one_process(
+    cluster: nbdist.Cluster, framework: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strategy = "pjrt" if framework == "jax" else "mirrored"
+    if framework == "jax":
+        cluster.run("import os; os.environ['KERAS_BACKEND'] = 'jax'")
+    cluster.run(KERAS, strategy=strategy)
+    cluster.run(
+        "import nbdist\n"
+        'for kind in ("keras", "weights", "savedmodel", "safetensors"):\n'
+        f"    nbdist.export(model, {str(tmp_path)!r} + f'/{{kind}}', format=kind)",
+        strategy=strategy,
+    )
+    output = capsys.readouterr().out
+    assert f"exported to {tmp_path}/keras (" in output
+    assert "the optimizer and random generators are not included" in output
+    expected = cluster.pull(["expected"])[0]["expected"]
+    backend = {"KERAS_BACKEND": "jax"} if framework == "jax" else {}
+    modules = ("jax", "keras") if framework == "jax" else ("tensorflow", "keras")
+    program = LOAD_KERAS.format(folder=str(tmp_path))
+    found = references.plainly({"it": program}, *modules, **backend)["it"]
+    assert found["steps"] == 8
+    np.testing.assert_allclose(found["keras"], expected, rtol=1e-5)
+    np.testing.assert_allclose(found["weights"], expected, rtol=1e-5)
+    program = LOAD_SAVED_MODEL.format(folder=str(tmp_path / "savedmodel"))
+    served = references.plainly({"it": program}, "tensorflow", "keras")["it"]
+    np.testing.assert_allclose(served, expected, rtol=1e-5)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "keras",
+        "weights",
+        "savedmodel",
+        "safetensors",
+    }
+
+
+SHARDED = """
+import jax, jax.numpy as jnp, numpy as np, nbdist, equinox as eqx
+from flax import nnx
+rows = jax.NamedSharding(mesh, jax.P(mesh.axis_names[0]))
+whole = np.arange(64.0, dtype="float32").reshape(16, 4)
+params = {"w": jax.device_put(whole, rows), "layers": [{"b": jnp.ones(3)}]}
+module = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+layer = eqx.nn.Linear(4, 2, key=jax.random.key(0))
+"""
+
+
+@pytest.mark.parametrize("framework", ["jax"], indirect=True)
+def test_sharded_arrays_are_written_whole(
+    cluster: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(SHARDED, strategy="pjrt")
+    cell = "\n".join(
+        f"nbdist.export({name}, {str(tmp_path / name)!r})" for name in ("params", "module", "layer")
+    )
+    cluster.run(
+        f"{cell}\nnbdist.export(params, {str(tmp_path / 'checkpoint')!r}, format='orbax')",
+        strategy="pjrt",
+    )
+    whole = np.arange(64.0, dtype="float32").reshape(16, 4)
+    cluster.last_run.export("params['layers']", str(tmp_path / "layers"))
+    assert load_file(tmp_path / "layers" / "model.safetensors").keys() == {"0.b"}
+    found = load_file(tmp_path / "params" / "model.safetensors")
+    assert found.keys() == {"w", "layers.0.b"}
+    np.testing.assert_array_equal(found["w"], whole)
+    module = load_file(tmp_path / "module" / "model.safetensors")
+    assert module.keys() == {"kernel", "bias"}
+    assert load_file(tmp_path / "layer" / "model.safetensors").keys() == {"weight", "bias"}
+    load = (
+        "import orbax.checkpoint as ocp\n"
+        f"tree = ocp.StandardCheckpointer().restore({str(tmp_path / 'checkpoint' / 'orbax')!r})\n"
+        "outcome = [tree['w'].tolist(), tree['layers']['0']['b'].tolist()]"
+    )
+    assert references.plainly({"it": load}, "jax", "optax")["it"] == [whole.tolist(), [1.0] * 3]
+
+
+STEP = {
+    "tensorflow": """
+import tensorflow as tf
+x, y = batch
+with tf.GradientTape() as tape:
+    loss = tf.reduce_mean((x @ w - y) ** 2)
+w.assign_sub(0.1 * tape.gradient(loss, w))
+""",
+    "jax": """
+import jax
+x, y = batch
+loss, gradient = jax.value_and_grad(lambda w: ((x @ w - y) ** 2).mean())(w)
+w = w - 0.1 * gradient
+""",
+}
+STATE = {
+    "tensorflow": "import tensorflow as tf\nw = tf.Variable(tf.zeros((4, 1)))",
+    "jax": "import jax.numpy as jnp\nw = jnp.zeros((4, 1))",
+}
+
+
+def test_newest_checkpoint_is_exported_without_workers(
+    cluster: nbdist.Cluster, framework: str, tmp_path: Path
+) -> None:
+    strategy = "pjrt" if framework == "jax" else "mirrored"
+    saved, out = tmp_path / "saved", tmp_path / "out"
+    data = "import numpy as np\nx = np.ones((32, 4), 'float32')\ntrain = x, x[:, :1]"
+    cluster.run(f"{data}\n{STATE[framework]}", strategy=strategy)
+    options = {"data": "train", "batch": 8, "epochs": 2, "checkpoint": str(saved)}
+    cluster.run(STEP[framework], strategy=strategy, **options)
+    cluster.run("import numpy as np\nfound = np.asarray(w).tolist()")
+    expected = cluster.pull(["found"])[0]["found"]
+    export = f"import nbdist\noutcome = str(nbdist.export({str(saved)!r}, {str(out)!r}))"
+    modules = ("jax", "optax") if framework == "jax" else ("tensorflow", "keras")
+    references.plainly({"it": export}, *modules)
+    found = load_file(out / "model.safetensors")
+    assert found["w"].tolist() == expected
