@@ -23,8 +23,12 @@ $(READY): pyproject.toml constraints.txt $(EXTENSION)
 demo: $(READY)
 	@$(BIN)/python -m notebooks.run notebooks/00_tour.ipynb
 
+# Tests that start processes wait a lot. The others fill the time.
 test: $(READY) check
-	@$(BIN)/python -m pytest
+	@mkdir -p build
+	@nice $(BIN)/python -m pytest --unit -q >build/unit-tests.txt 2>&1 & unit=$$!; \
+	  $(BIN)/python -m pytest --processes; status=$$?; \
+	  wait $$unit || status=1; cat build/unit-tests.txt; exit $$status
 
 test-unit: $(READY)
 	@$(BIN)/python -m pytest --unit -q -n auto --maxprocesses 8 --dist worksteal

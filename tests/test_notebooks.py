@@ -167,3 +167,12 @@ def test_the_placement_notebook(tmp_path: Path) -> None:
     assert re.search(r"4  c = jax.jit\(jnp.matmul\)\(a, b\) +\d", text)
     assert "data (2): between processes of one host" in text
     assert "data:image/png;base64," in (tmp_path / "05_placement.html").read_text()
+
+
+@pytest.mark.full  # `worker/export/` and `test_exported_programs.py` test the same
+def test_the_export_notebook(tmp_path: Path) -> None:
+    """Test that a program has the weights of the notebook, and that plain Keras loads the model."""
+    text = "\n".join(executed("06_export.ipynb", tmp_path))
+    assert re.search(r"digits    0 1 2 3 4 5 6 7 8 9\npredicted( \d){10}\n", text)
+    assert text.count(": True") == 4
+    assert ": False" not in text

@@ -146,7 +146,7 @@ def files_passed(recorded: dict[str, list[str]], hops: dict[str, set[str]]) -> s
     return found
 
 
-@pytest.mark.parametrize("strategy", CELLS)
+@pytest.mark.parametrize("strategy", ["pjrt", pytest.param("mirrored", marks=pytest.mark.full)])
 def test_a_step_cell_passes_30_files(strategy: str) -> None:
     in_kernel, *on_engines = recorded(strategy)
     kernel = files_passed(in_kernel, KERNEL_HOPS)

@@ -12,7 +12,7 @@ from tests import clusters, references
 from tests.end_to_end.test_lifted_loops import SETUP
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     import nbdist
@@ -153,7 +153,7 @@ for xb, yb in data:
             "import {module} as tools",
             """\
 for number, (xb, yb) in enumerate(data):
-    tools.weights['penalty'] = number * 0.5
+    tools.weights['penalty'] = number % 2 * 0.5
     losses.append(float(tools.train_step(model, optimizer, xb, yb)))
 """,
         ),
@@ -291,7 +291,12 @@ def assert_equal(actual: Any, expected: Any) -> None:
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", CELLS["jax"])
+def chosen(names: Iterable[str], *repeated: str) -> list[Any]:
+    """Return parameters for all names. Those that repeat others have the mark `full`."""
+    return [pytest.param(n, marks=pytest.mark.full) if n in repeated else n for n in names]
+
+
+@pytest.mark.parametrize("name", chosen(CELLS["jax"], "function of a module", "import in the cell"))
 def test_loop_calls_a_function_of_a_module(
     cluster: nbdist.Cluster,
     framework: str,
@@ -305,7 +310,7 @@ def test_loop_calls_a_function_of_a_module(
     assert_equal(outcome, expected[f"cell {name}"])
 
 
-@pytest.mark.parametrize("name", LOOPS["jax"])
+@pytest.mark.parametrize("name", chosen(LOOPS["jax"], "method"))
 def test_loop_in_a_module(
     cluster: nbdist.Cluster,
     framework: str,

@@ -24,9 +24,7 @@ MODULES = {"tensorflow": ("tensorflow", "keras"), "jax": ("jax", "optax", "flax.
 
 QUICK = {
     "jax/optax_multisteps_ema",
-    "jax/orbax_checkpoint",
     "jax/trainer_class",
-    "tensorflow/dqn_replay",
     "tensorflow/gan_two_optimizers",
     "tensorflow/loop_top_level",
 }

@@ -87,7 +87,6 @@ def possible(hosts: int, name: str) -> list[Degrees]:
 
 
 QUICK = {
-    (1, "depthwise CNN", Degrees(1, 8, 0)),
     (1, "tied transformer", Degrees(2, 4, 3, "full", 2, sequence=True)),
     (1, "experts", Degrees(4, 2, 1)),
     (1, "LSTM", Degrees(4, 2, 3, "", 2)),

@@ -77,10 +77,17 @@ def of_checkpoint(folder: Path) -> list[NamedArray]:
 
         return _named(([name], array) for name, array in sorted(read(path / "orbax").items()))
     import tensorflow as tf
+    from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
     reader = tf.train.load_checkpoint(str(path / "tensorflow" / "state"))
-    names = sorted(n for n in reader.get_variable_to_shape_map() if n.endswith(_VALUE))
-    return _named(([n.removesuffix(_VALUE)], reader.get_tensor(n)) for n in names)
+    graph = TrackableObjectGraph.FromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
+    names = {a.checkpoint_key: a.full_name for node in graph.nodes for a in node.attributes}
+    return _named(([_name(key, names[key])], reader.get_tensor(key)) for key in sorted(names))
+
+
+def _name(key: str, own: str) -> str:
+    """Return a variable's own name, or the user's name for an object that contains it."""
+    return key.removesuffix(_VALUE) if own == "Variable" else own
 
 
 def _leaves(value: Any) -> Iterator[tuple[Sequence[str], Any]]:

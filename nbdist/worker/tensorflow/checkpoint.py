@@ -201,7 +201,7 @@ class _Copies:
             copy = tf.train.Checkpoint()  # an empty node in the tree
         else:
             zeros = tf.zeros(value.shape, value.dtype)
-            copy = tf.Variable(zeros, trainable=False)
+            copy = tf.Variable(zeros, trainable=False, name=value.name.partition(":")[0])
             self._pairs.append((value, copy))
         self._nodes[id(value)] = copy, value
         return copy
