@@ -160,7 +160,7 @@ def centered(errors):
         STEP.replace(
             "tf.reduce_mean((model(xb, training=True) - yb) ** 2)", "centered(model(xb) - yb)"
         )
-        + "baseline = round(float(loss) * 0.1)\n",
+        + "baseline = float(loss > 20.0)\n",
         "on 2 replicas",
     ),
     "logarithm in the tape": (
