@@ -120,7 +120,7 @@ PACKAGES: dict[str, set[str]] = {
     # Options of `%dist_start` become hosts and resources, which `cluster` checks.
     "magics": {"cells", "cluster", "execution", "parallel.placement", "session", "views"}
     | {"views.cluster", "views.placement", "views.plan"},
-    "cli": {"jobs", "magics"},
+    "cli": {"jobs", "magics", "session"},
     "strategies": {"views"},
 }
 """Packages that each package may import, besides the foundation and its own lower levels.
