@@ -86,6 +86,7 @@ def test_remat_with_interleaving_gives_the_same_results(schedule: Schedule, rema
     assert_same_in_stages(step_of(scanned), *params_and_batch(), 3, 6, remat, Staging(schedule, 2))
 
 
+@pytest.mark.full  # `test_one_f_one_b.py` tests the same without interleaving
 @ONE_SCHEDULE
 def test_layers_carry_keys_sums_and_shared_weights(schedule: Schedule) -> None:
     assert_same_in_stages(

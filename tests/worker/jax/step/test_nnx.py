@@ -158,7 +158,7 @@ FIELDS = "state=optax.apply_updates(train.state, updates), opt=opt, step=train.s
 @pytest.mark.parametrize(
     ("kind", "new"),
     [
-        ("Tuple", f"Tuple({FIELDS})"),
+        pytest.param("Tuple", f"Tuple({FIELDS})", marks=pytest.mark.full),
         pytest.param("Struct", f"train.replace({FIELDS})", marks=pytest.mark.full),
         ("Plain", f"dataclasses.replace(train, {FIELDS})"),
     ],
