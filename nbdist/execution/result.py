@@ -113,6 +113,10 @@ class Run:
     state: RunState | None = None
     evaluate: Callable[[str], object] | None = field(default=None, repr=False, compare=False)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Return the fields to pickle: a copy in another process has no workers."""
+        return {**vars(self), "evaluate": None}
+
     @cached_property
     def metrics(self) -> tuple[Metrics, ...]:
         """All scalars that ranks reported, without superseded ones."""

