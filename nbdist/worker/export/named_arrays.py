@@ -97,16 +97,22 @@ def _leaves(value: Any) -> Iterator[tuple[Sequence[str], Any]]:
     while waiting:
         path, part = waiting.pop()
         found = next((f for reader in known if (f := reader(part)) is not None), None)
-        if found is None or id(part) in seen:
+        if found is None or id(part) in seen or _is_random_state(part):
             continue
         seen[id(part)] = part  # stored: ids are not reused
         if isinstance(found, Inside):
             waiting.extend(((*path, *more), inner) for more, inner in reversed(found.parts))
-        elif not _is_random_key(part):
+        else:
             yield path, part
 
 
-def _is_random_key(part: Any) -> bool:
+def _is_random_state(part: Any) -> bool:
+    """Return True for a random key of JAX, and for a key or a counter of Flax NNX."""
+    if "flax.nnx" in sys.modules:
+        from flax import nnx
+
+        if isinstance(part, nnx.RngState):
+            return True
     return "jax" in sys.modules and str(getattr(part, "dtype", "")).startswith("key<")
 
 

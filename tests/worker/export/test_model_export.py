@@ -189,7 +189,7 @@ from flax import nnx
 rows = jax.NamedSharding(mesh, jax.P(mesh.axis_names[0]))
 whole = np.arange(64.0, dtype="float32").reshape(16, 4)
 params = {"w": jax.device_put(whole, rows), "layers": [{"b": jnp.ones(3)}]}
-module = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+module = nnx.Sequential(nnx.Linear(4, 2, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
 layer = eqx.nn.Linear(4, 2, key=jax.random.key(0))
 """
 
@@ -213,7 +213,7 @@ def test_sharded_arrays_are_written_whole(
     assert found.keys() == {"w", "layers.0.b"}
     np.testing.assert_array_equal(found["w"], whole)
     module = load_file(tmp_path / "module" / "model.safetensors")
-    assert module.keys() == {"kernel", "bias"}
+    assert module.keys() == {"layers.0.kernel", "layers.0.bias"}
     assert load_file(tmp_path / "layer" / "model.safetensors").keys() == {"weight", "bias"}
     load = (
         "import orbax.checkpoint as ocp\n"
