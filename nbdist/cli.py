@@ -71,18 +71,18 @@ def _examine(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.program.suffix == ".ipynb":
+        return _run_notebook(args.program, args.arguments, args.hosts)
     words = args.arguments
     if words and words[0] == "--hosts":  # also after the program, as users type it
         count = words[1] if len(words) > 1 else ""
         if not count.isdecimal():
             raise UsageError(f"--hosts {count}: use a number from 1")
         args.hosts, words = int(count), words[2:]
-    if args.program.suffix == ".ipynb":
-        return _run_notebook(args.program, words, args.hosts or 0)
     return launch.run(args.program, words, 1 if args.hosts is None else args.hosts)
 
 
-def _run_notebook(path: Path, words: Sequence[str], hosts: int) -> int:
+def _run_notebook(path: Path, words: Sequence[str], hosts: int | None) -> int:
     parser = argparse.ArgumentParser(prog=f"nbdist run {path}", description=_OF_A_NOTEBOOK)
     parser.add_argument(
         "-p",
@@ -96,9 +96,10 @@ def _run_notebook(path: Path, words: Sequence[str], hosts: int) -> int:
     parser.add_argument("--hosts", type=int, default=hosts, help="Hosts in %%dist_start.")
     parser.add_argument("-o", "--output", type=Path, help="Path of the executed notebook.")
     args = parser.parse_args(words)
-    if args.hosts < 0:
+    if args.hosts is not None and args.hosts < 1:
         raise UsageError(f"--hosts {args.hosts}: use a number from 1")
-    return headless.run(path, args.output, hosts=args.hosts, parameters=dict(args.parameters))
+    given = dict(args.parameters)
+    return headless.run(path, args.output, hosts=args.hosts or 0, parameters=given)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from nbdist import cli
 from nbdist.errors import UsageError
 from nbdist.session import headless
 
@@ -74,6 +75,15 @@ def test_other_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.ipynb").write_text("text")
     with pytest.raises(UsageError, match="is no notebook"):
         headless.run(tmp_path / "train.ipynb", parameters={})
+
+
+@pytest.mark.parametrize("words", [("--hosts", "0", "NOTEBOOK"), ("NOTEBOOK", "--hosts", "0")])
+def test_zero_hosts_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    path = str(notebook(tmp_path, START))
+    assert cli.main(["run", *(path if word == "NOTEBOOK" else word for word in words)]) == 2
+    assert "--hosts 0: use a number from 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def export(value: Any, folder: str | os.PathLike[str], *, format: Format = "") -
         StepError: Keras on TensorFlow cannot load a model of Keras on JAX, for a SavedModel.
     """
     target = Path(folder)
-    is_model = _is_keras_model(value)
+    is_model = named_arrays.is_keras_model(value)
     kind = format or ("keras" if is_model else "safetensors")
     _check(value, kind, is_model=is_model)
     rank, agree = _ranks()
@@ -121,14 +121,6 @@ def _ranks() -> tuple[int, Callable[[int], int]]:
 
         gather = processes.gather
     return worker.rank, lambda number: int(gather(np.asarray([number], np.int32))[0, 0])
-
-
-def _is_keras_model(value: Any) -> bool:
-    if "keras" not in sys.modules:
-        return False
-    import keras
-
-    return isinstance(value, keras.Model)
 
 
 def _write_model(model: Any, draft: Path, kind: str, *, writes: bool) -> None:

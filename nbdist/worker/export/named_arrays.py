@@ -44,18 +44,24 @@ class NamedArray:
     read: Callable[[], np.ndarray]
 
 
+def is_keras_model(value: Any) -> bool:
+    """Return True for a Keras model. This never imports Keras."""
+    if "keras" not in sys.modules:
+        return False
+    import keras
+
+    return isinstance(value, keras.Model)
+
+
 def of_value(value: Any) -> list[NamedArray]:
     """Return the arrays in a model, a module or a tree, without keys of random generators.
 
     Raises:
         UsageError: it contains no array.
     """
-    if "keras" in sys.modules:
-        import keras
-
-        if isinstance(value, keras.Model):  # its metrics and seeds are no weights
-            own = f"{value.name}/"
-            return _named(([w.path.removeprefix(own)], w.value) for w in value.weights)
+    if is_keras_model(value):  # its metrics and seeds are no weights
+        own = f"{value.name}/"
+        return _named(([w.path.removeprefix(own)], w.value) for w in value.weights)
     found = _named(_leaves(value))
     if not found:
         raise UsageError(f"{type(value).__name__} contains no arrays to export")
