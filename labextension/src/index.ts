@@ -15,11 +15,13 @@ import { cardPicture, nbdistIcon } from './icon';
 import { LiveRuns } from './live';
 import { rendererFactory, timelineFactory } from './mime';
 import { Actions } from './panel/actions';
+import { addBoards } from './panel/boards';
 import { Commands, labelled } from './panel/commands';
 import { Help } from './panel/example';
 import { RunningFigures } from './panel/figures';
 import { ServerModel } from './panel/model';
 import { CurrentNotebook } from './panel/notebook';
+import { Notifications } from './panel/notifications';
 import type { IPanelParts } from './panel/panel';
 import { Panel } from './panel/panel';
 import { PlacementTabs } from './panel/placementtabs';
@@ -96,6 +98,7 @@ const panel: JupyterFrontEndPlugin<IPanelParts> = {
     const parts = { server, figures, notebook, preferences, commands: app.commands, trans };
     preferences.changed.connect(() => server.setInterval(preferences.poll_s));
     void preferences.load(settings, PANEL_PLUGIN);
+    server.changed.connect(() => runs.rename(server.runs));
 
     const sidebar = new Panel(parts);
     sidebar.title.icon = nbdistIcon;
@@ -115,6 +118,7 @@ const panel: JupyterFrontEndPlugin<IPanelParts> = {
     }
     new Actions(parts, runs).addTo(app);
     new Help(app, trans).addCommands();
+    new Notifications(parts).addCommand();
     return parts;
   }
 };
@@ -142,7 +146,7 @@ const placement: JupyterFrontEndPlugin<void> = {
 
 const allRuns: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:runs',
-  description: 'Shows all stored runs in a tab.',
+  description: 'Shows all stored runs in a tab, and TensorBoard on them.',
   autoStart: true,
   requires: [IPanelParts, INotebookTracker, IRenderMimeRegistry],
   optional: [ILabShell, ILayoutRestorer],
@@ -156,6 +160,7 @@ const allRuns: JupyterFrontEndPlugin<void> = {
   ) => {
     const area = labShell === null ? 'right' : 'main';
     addRunsTab({ app, area, registry, tracker, trans: parts.trans }, restorer);
+    addBoards({ app, area, trans: parts.trans }, restorer);
   }
 };
 

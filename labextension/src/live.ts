@@ -1,6 +1,6 @@
 import type { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
-import type { Media, ServerMessage, IStopRun } from './records';
+import type { IRunState, Media, ServerMessage, IStopRun } from './records';
 import { RunModel } from './run/model';
 import { request } from './server';
 import type { Ending } from './socket';
@@ -39,6 +39,11 @@ export class LiveRuns {
     } finally {
       watch.dispose();
     }
+  }
+
+  /** Set the current names of runs: users rename them. */
+  rename(runs: readonly IRunState[]): void {
+    runs.forEach(({ id, name }) => this.open.get(id)?.model.onName(name));
   }
 
   private async loadMedia(id: string, number: number): Promise<Media> {

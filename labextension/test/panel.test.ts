@@ -2,10 +2,12 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
 import { nullTranslator } from '@jupyterlab/translation';
+import { newsOf, shortProgress } from '../src/panel/news';
+import { RunEvents } from '../src/panel/runevents';
 import { progress } from '../src/panel/words';
 import { figures } from '../src/run/figures';
 import { RunModel } from '../src/run/model';
-import { runState } from './states';
+import { recovery, runState } from './states';
 
 const trans = nullTranslator.load('nbdist');
 
@@ -23,4 +25,61 @@ test('the line of a run in the panel says what is above its charts', () => {
   });
   model.onRows(Float64Array.from([0, ...[0, 1, 1, 0, 0.5, 3], ...[0, 1, 2, 0, 1.5, NaN]]));
   assert.equal(line(model), 'step 2 of 1,200 · loss nan (last step) · 64 samples/s');
+});
+
+test('events are ends, failures, recoveries and the first loss that is not finite', () => {
+  const events = new RunEvents();
+  const kinds = (...runs: ReturnType<typeof runState>[]): string[] =>
+    events.take(runs).map(({ kind, run }) => `${run.id} ${kind}`);
+  const nan = { topic: 'nan', text: 'nan at step 3', ranks: [], value: 0, warning: true } as const;
+  const old = runState({ id: 'old', status: 'failed', ended: 1 });
+  assert.deepEqual(kinds(old, runState({ id: 'a' })), []);
+  assert.deepEqual(kinds(old, runState({ id: 'a', findings: [nan] })), ['a not finite']);
+  assert.deepEqual(kinds(runState({ id: 'a' })), []);
+  const recovered = runState({ id: 'a', heals: [recovery(5, 9)], findings: [nan] });
+  assert.deepEqual(kinds(recovered), ['a recovered']);
+  const ended = runState({ ...recovered, status: 'finished', ended: 12 });
+  assert.deepEqual(kinds(ended), ['a ended']);
+  assert.deepEqual(kinds(ended), []);
+  // Runs that begin and end between two polls.
+  const short = runState({ id: 'short', status: 'finished', ended: 2 });
+  assert.deepEqual(kinds(ended, short, runState({ id: 'b', status: 'failed', ended: 2 })), [
+    'b failed'
+  ]);
+});
+
+test('a notification names the run, its end and its last loss', () => {
+  const model = new RunModel();
+  const none = figures(model, 0);
+  const last = { ...none, name: 'loss', value: 0.25, definition: 'last step' };
+  const run = runState({ status: 'finished', ended: 125, name: 'Cell 3, fit' });
+  const ended = newsOf({ kind: 'ended', run }, last, trans);
+  assert.equal(ended.title, 'Cell 3, fit: finished');
+  assert.equal(ended.body, 'after 2 min 05 s · loss 0.2500 (last step)');
+  const failed = runState({ status: 'failed', ended: 3, error: 'ValueError on rank 1@gpu: bad' });
+  const failure = newsOf({ kind: 'failed', run: failed }, none, trans);
+  assert.equal(failure.title, 'Cell 1, 20:27: failed');
+  assert.equal(failure.body, 'after 3 s · ValueError on rank 1: bad');
+  const after = runState({ heals: [recovery(5, 9)] });
+  const { body } = newsOf({ kind: 'recovered', run: after }, none, trans);
+  assert.equal(body, 'recovered: rank 2 died after step 7, resumed after step 5, 1.4 s lost');
+});
+
+test('the title of the page has the share of steps, or a sign', () => {
+  const none = figures(new RunModel(), 0);
+  assert.equal(shortProgress(runState({}), none), '▶');
+  assert.equal(shortProgress(runState({}), { ...none, step: 427, steps: 1000 }), '42 %');
+  assert.equal(shortProgress(runState({ healing: 'rank 2' }), { ...none, step: 1, steps: 2 }), '✚');
+});
+
+test('a new name appears in an open view', () => {
+  const model = new RunModel();
+  let changes = 0;
+  model.onName('early');
+  model.onState(runState({}));
+  model.subscribe(() => changes++);
+  model.onName('best');
+  model.onName('best');
+  assert.equal(model.state?.name, 'best');
+  assert.equal(changes, 1);
 });

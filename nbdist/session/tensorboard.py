@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.errors import StartError, UsageError
 from nbdist.settings import Settings
+from nbdist.telemetry.board_command import board_command, is_installed
 from nbdist.telemetry.run_reader import find, whole_id
 from nbdist.telemetry.run_writer import EVENTS_FOLDER
 
@@ -24,18 +23,6 @@ if TYPE_CHECKING:
 _POLL_S = 0.05
 _SHOWN_CHARACTERS = 2000
 _ADDRESS = re.compile(r"^TensorBoard \S+ at (http://\S+)", re.MULTILINE)
-
-# Linux kills this process when the notebook's kernel ends. The module `notf` makes TensorBoard skip
-# TensorFlow (tensorboard/compat/__init__.py). This saves 760 MB of memory, and 26 s on two busy
-# cores.
-_PROGRAM = """
-import ctypes, signal, sys, types
-sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-from tensorboard.main import run_main
-run_main()
-"""
 
 
 class Boards:
@@ -51,7 +38,7 @@ class Boards:
             UsageError: TensorBoard is not installed, or the run does not exist.
             StartError: TensorBoard did not start. The message contains its output.
         """
-        if importlib.util.find_spec("tensorboard") is None:
+        if not is_installed():
             raise UsageError("TensorBoard is not installed: run %pip install tensorboard")
         root = Settings.from_environment().runs_path
         folder = find(root, whole_id(root, run)).path / EVENTS_FOLDER if run else root
@@ -91,9 +78,8 @@ class Board:
 
     def __init__(self, folder: Path, timeout_s: float) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        arguments = ("--logdir", str(folder), "--host", "127.0.0.1", "--port", "0")
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *arguments],
+            board_command(folder, "0"),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,

@@ -68,6 +68,7 @@ def test_menus_and_the_palette_name_the_product(tab: Page) -> None:
         "nbdist: Stop run",
         "nbdist: Open runs",
         "nbdist: Insert snippet",
+        "nbdist: Notify when runs end",
     ]
     assert menu(tab, "Help") == ["nbdist: Open example notebook", "nbdist: Open documentation"]
     tab.evaluate("() => window.jupyterapp.commands.execute('apputils:activate-command-palette')")

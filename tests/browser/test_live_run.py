@@ -43,6 +43,19 @@ w = w - 0.002 * g
 {{'loss': loss, 'size': jnp.sum(w * w)}}
 """
 TRUSTED = "i => window.jupyterapp.shell.currentWidget.content.widgets[i].model.trusted"
+_ERROR_FOCUSED = "() => document.activeElement.dataset.mimeType?.endsWith('jupyter.stderr')"
+# A headless browser neither hides a page nor shows its notifications: both are doubles.
+_HIDE = """() => {
+  Object.defineProperty(document, 'hidden', {configurable: true, get: () => true});
+  window.shownNotifications = [];
+  const Real = window.Notification;
+  window.Notification = class extends Real {
+    constructor(title, options) {
+      super(title, options);
+      window.shownNotifications.push(this);
+    }
+  };
+}"""
 START, SET_UP, ENDLESS, SHORT, AFTER, FAILS = range(1, 7)
 CELLS = [
     "# Below this one, the panel puts the cell that starts the cluster.",
@@ -225,6 +238,44 @@ def test_an_error_is_shown_in_full_only_in_the_output_of_its_cell(
     panel = open_panel(notebook).locator(".nbdist-Runs .nbdist-Error").first
     panel.get_by_text(re.compile(r"^ValueError on rank \d: no number$")).wait_for()
     notebook.screenshot(path=pictures / "error.png")
+    assert violations(notebook, ".nbdist-run") == []
+    shown.get_by_role("button", name="Show the error").click()
+    notebook.wait_for_function(_ERROR_FOCUSED)
+    notebook.evaluate("() => document.activeElement.blur()")
+    notebook.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-latest-run')")
+    in_tab = notebook.locator(".nbdist-RunTab .nbdist-run")
+    in_tab.get_by_role("button", name="Show the error").click()
+    notebook.wait_for_function(_ERROR_FOCUSED)
+    notebook.locator(".lm-DockPanel-tabBar .lm-TabBar-tab", has_text="Cell").first.locator(
+        ".lm-TabBar-tabCloseIcon"
+    ).click()
+
+
+def test_title_and_notifications_show_the_end_of_runs_in_a_hidden_page(notebook: Page) -> None:
+    context = notebook.context
+    context.grant_permissions(["notifications"])
+    notebook.evaluate(_HIDE)
+    toggle = open_panel(notebook).get_by_label("Notify when runs end")
+    toggle.click()
+    until(notebook, toggle.is_checked)
+    start(notebook, ENDLESS)
+    until(notebook, lambda: bool(re.match(r"\d+ % · run", notebook.title())), notebook.title)
+    notebook.evaluate("() => window.jupyterapp.commands.execute('nbdist:stop-run')")
+    wait(notebook, ENDLESS)
+    until(notebook, lambda: notebook.title().startswith("run"), notebook.title)
+    run(notebook, FAILS)
+    until(notebook, lambda: notebook.title().startswith("✕ · run"), notebook.title)
+    titles = notebook.evaluate("() => shownNotifications.map(({title}) => title)")
+    bodies = notebook.evaluate("() => shownNotifications.map(({body}) => body)")
+    assert re.fullmatch(r"Cell \d+, .*: failed", titles[-1]), titles
+    assert re.search(r"· ValueError on rank \d: no number$", bodies[-1]), bodies
+    notebook.evaluate("() => document.activeElement.blur()")
+    notebook.evaluate("() => shownNotifications.at(-1).onclick()")
+    notebook.wait_for_function(_ERROR_FOCUSED)
+    notebook.evaluate("() => { delete document.hidden; window.dispatchEvent(new Event('focus')); }")
+    until(notebook, lambda: notebook.title().startswith("run"), notebook.title)
+    toggle.click()
+    until(notebook, lambda: not toggle.is_checked())
 
 
 def test_run_view_and_panel_have_no_accessibility_violations(notebook: Page) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from nbdist.records import Columns, Finding, Rows
+from nbdist.telemetry.annotations import annotate
 from tests.browser.lab import PIXELS, TIMEOUT_MS, until
 from tests.runs import new_run, rows, writing_process
 
@@ -313,6 +314,42 @@ def test_an_error_without_its_cell_is_one_line_that_opens(lab: Lab, tab: Page) -
     assert full.inner_text() == error
     shown.get_by_role("button", name="Hide the error").click()
     full.wait_for(state="hidden")
+
+
+def test_a_new_name_appears_in_open_views(lab: Lab, tab: Page) -> None:
+    run = new_run(lab.server.runs, name="digits")
+    run.take(steps(1, 3))
+    end(run)
+    shown = show(tab, run.state.id)
+    shown.locator(".nbdist-title", has_text="digits").wait_for()
+    annotate(run.path, {"name": "wide model"})
+    shown.locator(".nbdist-title", has_text="wide model").wait_for()
+    tab.locator(".lm-TabBar-tabLabel", has_text="wide model").wait_for()
+
+
+def test_tensorboard_shows_a_run_in_a_tab(lab: Lab, tab: Page, pictures: Path) -> None:
+    run = new_run(lab.server.runs)
+    run.take(steps(1, 200))
+    end(run)
+    other = new_run(lab.server.runs)
+    other.take(steps(1, 3))
+    end(other)
+    show(tab, run.state.id)
+    toolbar = tab.locator(f"#nbdist-run-{run.state.id}").get_by_role("toolbar")
+    toolbar.get_by_role("button", name="Open TensorBoard").click()
+    board = tab.locator(f"#nbdist-board-{run.state.id}").frame_locator("iframe")
+    board.get_by_text("loss", exact=True).first.wait_for()
+    board.get_by_text(f"{run.state.id}/events/rank-0").first.wait_for()
+    assert board.get_by_text(other.state.id).count() == 0
+    tab.screenshot(path=pictures / "tensorboard.png")
+
+
+def test_a_server_without_tensorboard_is_explained(lab: Lab, tab: Page) -> None:
+    tab.route(re.compile("/nbdist-tensorboard/"), lambda route: route.fulfill(status=404))
+    tab.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-tensorboard')")
+    alert = tab.locator("#nbdist-board-all").get_by_role("alert")
+    alert.get_by_text('pip install "nbdist[tensorboard]"').wait_for()
+    tab.unroute_all()
 
 
 def test_a_run_of_a_dead_kernel_is_lost_and_keeps_its_data(lab: Lab, tab: Page) -> None:

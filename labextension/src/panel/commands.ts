@@ -10,9 +10,11 @@ export const Commands = {
   openRuns: 'nbdist:open-runs',
   openLatestRun: 'nbdist:open-latest-run',
   openWorker: 'nbdist:open-worker',
+  openBoard: 'nbdist:open-tensorboard',
   openPlacement: 'nbdist:open-placement',
   stopRun: 'nbdist:stop-run',
   insertSnippet: 'nbdist:insert-snippet',
+  toggleNotifications: 'nbdist:toggle-notifications',
   openExample: 'nbdist:open-example',
   openDocumentation: 'nbdist:open-documentation'
 } as const;

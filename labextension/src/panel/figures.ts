@@ -3,6 +3,7 @@ import { Throttler } from '@lumino/polling';
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 import type { LiveRuns, IWatch } from '../live';
+import type { IRunState } from '../records';
 import type { IFigures } from '../run/figures';
 import { figures } from '../run/figures';
 import { RunModel } from '../run/model';
@@ -37,6 +38,11 @@ export class RunningFigures implements IDisposable {
   /** Return the current figures of a run. They are NaN if the run is not active. */
   of(id: string): IFigures {
     return figures(this.followed.get(id)?.watch.model ?? SILENT, Date.now() / 1000);
+  }
+
+  /** Return the last received state of an active run. */
+  stateOf(id: string): IRunState | null {
+    return this.followed.get(id)?.watch.model.state ?? null;
   }
 
   dispose(): void {

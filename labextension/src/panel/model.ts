@@ -22,7 +22,8 @@ export class ServerModel implements IDisposable {
       name: 'nbdist:server',
       factory: () => this.ask(),
       frequency: { interval: 2_000, backoff: true, max: LONGEST_WAIT_MS },
-      standby: 'when-hidden'
+      // Hidden pages poll while there are clusters, for the news of runs.
+      standby: () => (this.clusters.length > 0 ? 'never' : 'when-hidden')
     });
   }
 

@@ -42,9 +42,14 @@ export class CurrentNotebook implements IDisposable {
     return this.withKernel(kernel)?.title.label ?? '';
   }
 
-  /** Show the error in the output of this cell. Returns false if no open notebook contains it. */
-  showError(cell: string): boolean {
-    const panel = this.tracker.find(one => indexOf(one, cell) >= 0);
+  /** Return true if an open notebook contains this cell. */
+  contains(cell: string): boolean {
+    return this.withCell(cell) !== undefined;
+  }
+
+  /** Show this cell, and the error in its output. Returns false if no open notebook contains it. */
+  show(cell: string): boolean {
+    const panel = this.withCell(cell);
     if (panel === undefined) {
       return false;
     }
@@ -90,6 +95,10 @@ export class CurrentNotebook implements IDisposable {
 
   private withKernel(kernel: string): NotebookPanel | undefined {
     return this.tracker.find(panel => kernel !== '' && kernelOf(panel) === kernel);
+  }
+
+  private withCell(cell: string): NotebookPanel | undefined {
+    return this.tracker.find(panel => cell !== '' && indexOf(panel, cell) >= 0);
   }
 
   private follow(): void {

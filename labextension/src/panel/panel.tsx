@@ -55,6 +55,14 @@ export class Panel extends ReactWidget {
           >
             {trans.__('All runs')}
           </button>
+          <label className="nbdist-Notify">
+            <input
+              type="checkbox"
+              checked={preferences.notifications}
+              onChange={() => this.execute(Commands.toggleNotifications, {})}
+            />
+            {trans.__('Notify when runs end')}
+          </label>
           <Runs
             runs={server.runs}
             refused={server.refused}

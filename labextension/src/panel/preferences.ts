@@ -16,6 +16,8 @@ export class Preferences {
   startOptions = DEFAULT_START_OPTIONS;
   snippets: readonly ISnippet[] = [];
   poll_s = 2;
+  /** Show notifications of the browser. */
+  notifications = false;
 
   get changed(): ISignal<this, void> {
     return this.signal;
@@ -27,10 +29,18 @@ export class Preferences {
     void this.states?.save(KEY, { ...startOptions });
   }
 
+  /** Turn notifications of the browser on or off, for later sessions too. */
+  async setNotifications(isOn: boolean): Promise<void> {
+    this.notifications = isOn;
+    this.signal.emit();
+    await this.settings?.set('notifications', isOn);
+  }
+
   /** Load the settings and follow changes. Saved form values take precedence over defaults. */
   async load(registry: ISettingRegistry | null, plugin: string): Promise<void> {
     const settings = await registry?.load(plugin);
     if (settings !== undefined) {
+      this.settings = settings;
       settings.changed.connect(this.take, this);
       this.take(settings);
       this.startOptions = {
@@ -44,10 +54,12 @@ export class Preferences {
 
   private take(settings: ISettingRegistry.ISettings): void {
     this.poll_s = settings.get('pollSeconds').composite as number;
+    this.notifications = settings.get('notifications').composite as boolean;
     this.snippets = settings.get('snippets').composite as unknown as readonly ISnippet[];
     this.signal.emit();
   }
 
+  private settings: ISettingRegistry.ISettings | null = null;
   private readonly signal = new Signal<this, void>(this);
 }
 

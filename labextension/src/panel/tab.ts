@@ -1,4 +1,4 @@
-import { MainAreaWidget } from '@jupyterlab/apputils';
+import { CommandToolbarButton, MainAreaWidget, Toolbar } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { LabIcon } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
@@ -6,6 +6,7 @@ import { Widget } from '@lumino/widgets';
 import type { LiveRuns, IWatch } from '../live';
 import { RunView } from '../run/view';
 import { translateWith } from '../translate';
+import { Commands } from './commands';
 import { openWorker } from '../worker/tabs';
 import type { CurrentNotebook } from './notebook';
 import { runTitle } from './words';
@@ -25,6 +26,10 @@ export class RunTab extends MainAreaWidget<RunContent> {
     this.id = `nbdist-run-${subject}`;
     this.title.closable = true;
     this.title.icon = icon;
+    const args = { id: subject };
+    const board = new CommandToolbarButton({ commands, id: Commands.openBoard, args });
+    this.toolbar.addItem('spacer', Toolbar.createSpacerItem());
+    this.toolbar.addItem('tensorboard', board);
   }
 }
 
@@ -39,7 +44,7 @@ class RunContent extends Widget {
     this.addClass('nbdist-RunTab');
     this.title.label = trans.__('Run');
     const stop = (): void => void watch.stop();
-    const showError = (): boolean => notebooks.showError(watch.model.state?.cell ?? '');
+    const showError = (): boolean => notebooks.show(watch.model.state?.cell ?? '');
     const { loadMedia } = watch;
     const actions = { stop, showError, openWorker: openWorkerOf, loadMedia };
     this.view = new RunView(this.node, watch.model, actions, translateWith(trans));

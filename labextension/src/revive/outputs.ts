@@ -109,9 +109,12 @@ function displayed(data: IMimeBundle, metadata: OutputMetadata): IDisplayData {
   return { output_type: 'display_data', data, metadata };
 }
 
+/** Selector of errors. JupyterLab renders them as it renders text on stderr, which comes before. */
+const ERRORS = '[data-mime-type="application/vnd.jupyter.stderr"]';
+
 /** Scroll to the last error of an output area. Returns false if it contains none. */
 export function showErrorIn(area: Element | null): boolean {
-  const errors = area?.querySelectorAll<HTMLElement>('[data-mime-type*="jupyter.error"]') ?? [];
+  const errors = area?.querySelectorAll<HTMLElement>(ERRORS) ?? [];
   const error = errors[errors.length - 1];
   if (error === undefined) {
     return false;

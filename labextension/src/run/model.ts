@@ -140,6 +140,13 @@ export class RunModel {
     this.changed();
   }
 
+  onName(name: string): void {
+    if (this.state !== null && this.state.name !== name) {
+      this.state = { ...this.state, name };
+      this.changed();
+    }
+  }
+
   onTable(table: ITable): void {
     const { measures, own, shared, system } = table.columns;
     const columns: IColumn[] = [

@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { LabIcon } from '@jupyterlab/ui-components';
 import { caretDownIcon, caretRightIcon, codeIcon, editIcon } from '@jupyterlab/ui-components';
-import { notebookIcon } from '@jupyterlab/ui-components';
+import { launchIcon, notebookIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
 import type { IRunRow } from '../records';
 import { lineColour } from '../run/theme';
@@ -21,6 +21,7 @@ export interface IRowActions {
   readonly onEdit: (row: IRunRow) => void;
   readonly onCells: (row: IRunRow) => void;
   readonly onNotebook: (row: IRunRow) => void;
+  readonly onBoard: (row: IRunRow) => void;
   readonly onSelect: (row: IRunRow, isSelected: boolean) => void;
 }
 
@@ -201,7 +202,8 @@ interface IControlsProps extends ILineProps {
 }
 
 function Controls(props: IControlsProps): React.JSX.Element {
-  const { row, colour, trans, onOpen, onPin, onEdit, onCells, onNotebook, onSelect } = props;
+  const { row, colour, trans, onOpen, onPin, onEdit, onCells, onNotebook, onBoard, onSelect } =
+    props;
   const name = nameOf(row, trans);
   const { note, pinned } = row.annotations;
   return (
@@ -242,6 +244,11 @@ function Controls(props: IControlsProps): React.JSX.Element {
         label={trans.__('Open the notebook of %1', name)}
         isDisabled={row.notebook === '' || row.state.cell === ''}
         onClick={() => onNotebook(row)}
+      />
+      <Action
+        icon={launchIcon}
+        label={trans.__('Open %1 in TensorBoard', name)}
+        onClick={() => onBoard(row)}
       />
     </>
   );

@@ -123,6 +123,7 @@ function Workbench({ rows, model, context }: IWorkbenchProps): React.JSX.Element
         onPin={row => void actions.annotate([row], { pinned: !row.annotations.pinned })}
         onEdit={row => void actions.edit(row)}
         onCells={row => void actions.cells(row)}
+        onBoard={row => actions.openBoard(row)}
         onNotebook={row => void showInNotebook(row, context)}
       />
       {chosen.length > 0 && <Overlay {...{ model, trans }} rows={chosen} />}
@@ -139,6 +140,10 @@ class RunActions {
 
   open(row: IRunRow): void {
     void this.context.app.commands.execute(Commands.openRun, { id: row.state.id });
+  }
+
+  openBoard(row: IRunRow): void {
+    void this.context.app.commands.execute(Commands.openBoard, { id: row.state.id });
   }
 
   async annotate(rows: readonly IRunRow[], change: Partial<IAnnotations>): Promise<void> {

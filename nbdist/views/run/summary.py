@@ -23,6 +23,7 @@ _OUTCOMES = {
     "lost": "lost after",
 }
 _ERROR_LETTERS = 200
+_LARGE_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ def described(state: RunState, reached: Reached) -> str:
         parts.append(_of("step", reached.step, state.steps))
     if reached.metric:
         parts.append(str(reached))
+    if (factor := _beyond_plan(state)) is not None:
+        parts.append(f"step time {factor:.2g} times the planned one")
     if state.recoveries:
         parts.append(f"recovered {formatting.times(len(state.recoveries))}")
     if state.error:
@@ -101,6 +104,17 @@ def described(state: RunState, reached: Reached) -> str:
 def titled(state: RunState) -> str:
     """Return name and short id of a run: `Cell 30, fit, 20:27 (3fa9c1)`."""
     return f"{state.title} ({state.short_id})" if state.id else state.title
+
+
+def _beyond_plan(state: RunState) -> float | None:
+    """Return measured step time / planned step time if they differ a lot.
+
+    The run view explains it (`labextension/src/run/planned.ts`).
+    """
+    if state.plan is None or not (state.plan.planned.step_s and state.plan.measured.step_s):
+        return None
+    factor = state.plan.measured.step_s / state.plan.planned.step_s
+    return factor if not 1 / _LARGE_FACTOR <= factor <= _LARGE_FACTOR else None
 
 
 def _position(report: Metrics) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbdist.records import Metrics
+from nbdist.records import Metrics, PlanCheck, StepFigures
 from nbdist.views.run.summary import Reached, described
 from tests.runs import new_state
 
@@ -29,3 +29,17 @@ def test_a_text_has_the_outcome_and_the_first_line_of_an_error() -> None:
     assert described(state, reached) == (
         "failed after 6.6 s, 2 workers, epoch 1, step 3 of 9, loss 0.5 (last step), ValueError: a"
     )
+
+
+def test_a_text_names_a_step_time_far_from_the_plan() -> None:
+    def text(measured_s: float | None) -> str:
+        plan = PlanCheck(
+            title="data 2",
+            planned=StepFigures(step_s=0.010),
+            measured=StepFigures(step_s=measured_s),
+        )
+        return described(new_state(status="finished", plan=plan), Reached())
+
+    assert "step time 4.2 times the planned one" in text(0.042)
+    assert "step time 0.25 times the planned one" in text(0.0025)
+    assert "planned" not in text(0.019) + text(None)
