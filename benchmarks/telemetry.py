@@ -59,7 +59,9 @@ from nbdist.worker.runtime.row_buffer import RowBuffer
 address = msgspec.json.decode(sys.argv[1], type=SocketAddress)
 columns = msgspec.json.decode(sys.argv[2], type=Columns)
 workers, rate, seconds = map(int, sys.argv[3:])
-probes = [Reporter(address, RowBuffer(rank, MemoryGauge())) for rank in range(workers)]
+probes = [
+    Reporter(address, RowBuffer(rank, MemoryGauge()), workers) for rank in range(workers)
+]
 began = time.perf_counter()
 for step in range(1, rate * seconds + 1):
     for rank, probe in enumerate(probes):

@@ -65,7 +65,9 @@ class RankReporter:
         self.step_ends: list[float] = []
         self._telemetry = identity.telemetry
         self._shield = shield
-        self._reporter = recipient or Reporter(identity.stream, RowBuffer(identity.rank, gauge))
+        self._reporter = recipient or Reporter(
+            identity.stream, RowBuffer(identity.rank, gauge), identity.world_size
+        )
         self._noted: set[str] = set()
         self._reported_steps = 0
         self._cell_started = time.perf_counter()

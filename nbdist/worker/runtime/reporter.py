@@ -1,8 +1,8 @@
 """The engine's end of the stream: a thread that sends the records of the rank.
 
-Records are batched (at most 20 messages a second unless a batch is full) and pushed over a
-CURVE-encrypted ZeroMQ socket. Text is never lost: a writer waits when too much is pending, like on
-a pipe. Reports of steps never wait: `RowBuffer` drops and counts those that exceed its size.
+Records are batched, at most 20 messages a second of each rank and 320 of all ranks, and pushed over
+a CURVE-encrypted ZeroMQ socket. Text is never lost: a writer waits when too much is pending, like
+on a pipe. Reports of steps never wait: `RowBuffer` drops and counts those that exceed its size.
 
 If the notebook's kernel is killed, messages on the way to it are lost. The reporter therefore keeps
 the reports of the last seconds and repeats them to the next kernel. That kernel drops duplicates
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.row_buffer import RowBuffer
 
 BATCH_INTERVAL_S = 0.05
+LONGEST_INTERVAL_S = 0.25
+MESSAGES_PER_S = 320
+"""Number of messages that the notebook receives from all ranks, if the intervals allow it."""
+
 PENDING_LIMIT_BYTES = 16 << 20
 _LINGER_MS = 2000
 _URGENT_WAIT_S = 1.0
@@ -33,6 +37,11 @@ _BATCHES_UNDER_WAY = 4
 _BATCHES_KEPT = 64
 _REPEATED = (CellEnded, FitBegun, Metrics, StepBegun, Stopping)
 """Records that are repeated to a new kernel, beside rows. Receiving one twice is harmless."""
+
+
+def batch_interval(ranks: int) -> float:
+    """Return the time between two messages of a rank, in seconds."""
+    return min(max(BATCH_INTERVAL_S, ranks / MESSAGES_PER_S), LONGEST_INTERVAL_S)
 
 
 def connect(socket: zmq.Socket[bytes], address: SocketAddress) -> None:
@@ -65,10 +74,12 @@ class Reporter:
     Args:
         address: address of the notebook's stream.
         row_buffer: reports of steps; they precede the other records of a batch.
+        ranks: number of ranks that report to the notebook.
     """
 
-    def __init__(self, address: SocketAddress, row_buffer: RowBuffer) -> None:
+    def __init__(self, address: SocketAddress, row_buffer: RowBuffer, ranks: int = 1) -> None:
         self._address = address
+        self._interval_s = batch_interval(ranks)
         self._row_buffer = row_buffer
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_as_text)
         self._pending: list[bytes] = []
@@ -161,7 +172,7 @@ class Reporter:
         """Wait for the next batch; False if the reporter is closed and nothing is left."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending or self._row_buffer or self._closing)
-            self._changed.wait_for(lambda: self._urgent or self._closing, BATCH_INTERVAL_S)
+            self._changed.wait_for(lambda: self._urgent or self._closing, self._interval_s)
             return bool(self._pending or self._row_buffer)
 
     def _take(self) -> list[bytes]:

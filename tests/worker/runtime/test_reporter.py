@@ -10,7 +10,12 @@ import pytest
 from nbdist.records import CellEnded, Columns, Display, Metrics, Output, Rows
 from nbdist.telemetry.receiver import Receiver
 from nbdist.worker.runtime.memory import MemoryGauge
-from nbdist.worker.runtime.reporter import Reporter
+from nbdist.worker.runtime.reporter import (
+    BATCH_INTERVAL_S,
+    LONGEST_INTERVAL_S,
+    Reporter,
+    batch_interval,
+)
 from nbdist.worker.runtime.row_buffer import RowBuffer
 
 if TYPE_CHECKING:
@@ -145,3 +150,9 @@ def test_restarted_notebook_gets_reports_again_but_no_text(line: Line) -> None:
     line.notebook = Notebook(line.notebook.receiver.bound_socket)
     assert line.received() == [epoch, ended]
     assert line.received() == []
+
+
+def test_ranks_of_large_clusters_send_less_often() -> None:
+    assert batch_interval(1) == batch_interval(16) == BATCH_INTERVAL_S
+    assert batch_interval(64) == pytest.approx(0.2)
+    assert batch_interval(1000) == LONGEST_INTERVAL_S
