@@ -73,6 +73,7 @@ def shoot_run(page: Page, index: int, name: str, least: int) -> None:
     shown.scroll_into_view_if_needed()  # the view is drawn only while it is visible
     page.wait_for_function(_STEP_IS, arg=[shown.element_handle(), least])
     if index == STARVE:
+        shown.locator(".nbdist-badge").click()
         shown.get_by_text("starved").first.wait_for()
     shown.screenshot(path=IMAGES / f"{name}.png")
     if index == TRAIN and name == "run":
