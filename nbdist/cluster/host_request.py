@@ -137,3 +137,5 @@ def _unsupported(batch: Batch) -> Iterator[str]:
         option = _OPTIONS[name]
         if getattr(batch, option.field) and not has_use:
             yield f"{option.flag}: not supported by {batch.launcher}"
+    if batch.kind != "job":
+        yield f"kind {batch.kind}: only for exported programs"

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import yaml
-
-from nbdist.cluster.schedulers.dialects import seconds
 from nbdist.errors import UsageError
+from nbdist.jobs.kubernetes_files import NOTICE_S, PORT, kubernetes_files
 from nbdist.utils.processes import CONTINUES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from nbdist.records import Batch
-
-PORT = 29500
-"""Port of rank 0, on which the ranks find each other."""
-
-_NOTICE_S = 120
-"""Time between SIGTERM and the end of a process, in which it saves a checkpoint (seconds)."""
 
 _NAME = re.compile(r"[^a-z0-9]+")
 _LONGEST = 40  # of a Kubernetes name, which gets a suffix for each pod
@@ -88,15 +80,6 @@ for _ in "${{hosts[@]}}"; do
 done
 """
 
-_DOCKERFILE = """\
-FROM python:{python}-slim
-WORKDIR /train
-COPY requirements.txt .
-RUN pip install --no-cache-dir -r requirements.txt
-COPY . .
-ENTRYPOINT ["python", "train.py"]
-"""
-
 
 def launch_files(
     launch: Batch | Literal["ssh"] | None,
@@ -146,6 +129,8 @@ def _check(batch: Batch) -> None:
         "slurm": {"--image": batch.image},
         "kubernetes": {"--partition": batch.queue, "--submit": batch.options},
     }
+    if batch.launcher != "kubernetes":
+        unused[batch.launcher]["--kind"] = batch.kind != "job"
     if wrong := [flag for flag, value in unused[batch.launcher].items() if value]:
         raise UsageError(f"{', '.join(wrong)} does not apply to --launcher {batch.launcher}")
 
@@ -162,7 +147,7 @@ def _slurm(batch: Batch, common: dict[str, str]) -> dict[str, str]:
         hosts=common["count"],
         options="".join(f"#SBATCH {option}\n" for option in options),
         checkpoint=common["checkpoint"],
-        notice=_NOTICE_S,
+        notice=NOTICE_S,
         continues=CONTINUES,
     )
     return {"train.sbatch": text}
@@ -174,70 +159,8 @@ def _mpi(batch: Batch, common: dict[str, str]) -> dict[str, str]:
     return {"mpirun.sh": _MPIRUN.format(hosts=count, port=PORT, own=own, checkpoint=checkpoint)}
 
 
-def _kubernetes(batch: Batch, common: dict[str, str]) -> dict[str, str]:
-    name, count = common["name"], int(common["count"])
-    labels = {"app.kubernetes.io/name": name}
-    service: dict[str, Any] = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {**labels}},
-    }
-    variables = {
-        "WORLD_SIZE": str(count),
-        "MASTER_ADDR": f"{name}-0.{name}",
-        "MASTER_PORT": str(PORT),
-    }
-    container: dict[str, Any] = {
-        "name": "train",
-        "image": batch.image,
-        "command": ["python", "train.py"],
-        "args": common["checkpoint"].split(),
-        "env": [{"name": key, "value": value} for key, value in variables.items()],
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 - NCCL's
-        **({"resources": {"limits": {"nvidia.com/gpu": str(batch.gpus)}}} if batch.gpus else {}),
-    }
-    job: dict[str, Any] = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name, "labels": {**labels}},
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": count,
-            "parallelism": count,
-            "backoffLimit": 10 * count,  # all ranks end when one fails, and start again
-            "podFailurePolicy": {
-                "rules": [
-                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
-                    {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [CONTINUES]}},
-                ]
-            },
-            **({"activeDeadlineSeconds": seconds(batch.time)} if batch.time else {}),
-            "template": {
-                "metadata": {"labels": {**labels}},
-                "spec": {
-                    "restartPolicy": "Never",
-                    "terminationGracePeriodSeconds": _NOTICE_S,
-                    "subdomain": name,
-                    "containers": [container],
-                    "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
-                },
-            },
-        },
-    }
-    head = (
-        f"# Start: docker build -t {batch.image} . && docker push {batch.image}\n"
-        "#        kubectl apply -f job.yaml\n"
-        "# Mount a shared volume on /train/checkpoints to continue from the newest checkpoint.\n"
-    )
-    return {
-        "job.yaml": head + yaml.safe_dump_all([service, job], sort_keys=False),
-        "Dockerfile": _DOCKERFILE.format(python=common["python"]),
-    }
-
-
 _WRITERS: dict[str, Callable[[Batch, dict[str, str]], dict[str, str]]] = {
     "slurm": _slurm,
     "mpi": _mpi,
-    "kubernetes": _kubernetes,
+    "kubernetes": kubernetes_files,
 }

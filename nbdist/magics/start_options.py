@@ -45,7 +45,7 @@ _GO_ON = Option(
 )
 STARTING = (
     *_HOSTS,
-    *(option for option in _SCHEDULER.values() if option.name != "python"),
+    *(option for option in _SCHEDULER.values() if option.name not in ("python", "kind")),
     _FRAMEWORK,
     *_CLUSTER.values(),
 )
@@ -56,7 +56,10 @@ LAUNCHING = (
         default="none",
         help="Launcher for which to write files that start the program.",
     ),
-    *(_SCHEDULER[name] for name in ("partition", "time", "gpus_per_host", "submit", "image")),
+    *(
+        _SCHEDULER[name]
+        for name in ("partition", "time", "gpus_per_host", "submit", "image", "kind")
+    ),
 )
 RESIZING = (*_HOSTS, _GO_ON)
 EXAMINING = (
@@ -76,7 +79,8 @@ def _batch(args: Namespace) -> Batch | None:
     Raises:
         UsageError: options for a scheduler are given without `--launcher`.
     """
-    own = [option for option in _SCHEDULER.values() if option.name not in ("launcher", "python")]
+    others = ("launcher", "python", "kind")
+    own = [option for option in _SCHEDULER.values() if option.name not in others]
     given = {option: value for option in own if (value := getattr(args, option.name))}
     if args.launcher is not None:
         fields = {option.field: value for option, value in given.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from nbdist.records.base import Launcher, Record
 from nbdist.records.options import Option
@@ -25,6 +25,8 @@ class Batch(Record, frozen=True):
         image: image of the containers. Required for `kubernetes`, and only for it.
         namespace: namespace for `kubernetes`; empty for that of its configuration.
         pod: path of a YAML file with further fields of the pods for `kubernetes`.
+        kind: Kubernetes object that starts an exported program: an Indexed Job, a JobSet, or a
+            TrainJob of Kubeflow Trainer. Only `job` for clusters.
     """
 
     launcher: Annotated[
@@ -99,6 +101,10 @@ class Batch(Record, frozen=True):
     pod: Annotated[
         str, Option(metavar="FILE", help="File with further fields of the pods in Kubernetes.")
     ] = ""
+    kind: Annotated[
+        Literal["job", "jobset", "trainjob"],
+        Option(help="Kubernetes object that starts the program."),
+    ] = "job"
 
 
 class DialInTicket(Record, frozen=True):

@@ -194,3 +194,8 @@ def test_htcondor_has_neither_queues_nor_times() -> None:
         "--partition: not supported by htcondor",
         "--time: not supported by htcondor",
     ]
+
+
+def test_jobsets_are_only_for_programs() -> None:
+    found = refusal(batch("kubernetes", image="x", kind="jobset"))
+    assert found[-1].endswith("kind jobset: only for exported programs")

@@ -13,6 +13,11 @@ from typing import TYPE_CHECKING, Any
 import kubernetes_validate
 import pytest
 import yaml
+from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
+from kubeflow_trainer_api.models.trainer_v1alpha1_training_runtime import (
+    TrainerV1alpha1TrainingRuntime,
+)
 
 from nbdist.errors import UsageError
 from nbdist.jobs.launch_files import launch_files
@@ -159,6 +164,42 @@ def test_kubernetes_objects_are_valid() -> None:
     assert found["Dockerfile"].startswith("FROM python:3.11-slim\n")
 
 
+def test_a_jobset_restarts_all_ranks_together() -> None:
+    batch = Batch("kubernetes", image="registry/train:1", gpus=2, time="1:00:00", kind="jobset")
+    text = files(batch, 4)["job.yaml"]
+    (jobset,) = yaml.safe_load_all(text)
+    assert JobsetV1alpha2JobSet.from_dict(jobset).to_dict() == jobset  # no unknown field
+    assert "needs JobSet" in text
+    (group,) = jobset["spec"]["replicatedJobs"]
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **group["template"]}
+    kubernetes_validate.validate(job, VERSION, strict=True)
+    spec = group["template"]["spec"]
+    assert (spec["completions"], spec["backoffLimit"], group["replicas"]) == (4, 0, 1)
+    assert address(spec) == "my-train-node-0-0.my-train"  # JobSet, group, replica, pod
+
+
+def test_a_trainjob_has_its_own_runtime() -> None:
+    batch = Batch("kubernetes", image="registry/train:1", kind="trainjob")
+    text = files(batch, 4)["job.yaml"]
+    runtime, job = yaml.safe_load_all(text)
+    assert TrainerV1alpha1TrainingRuntime.from_dict(runtime).to_dict() == runtime
+    assert TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job
+    assert "needs Kubeflow Trainer" in text
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    assert job["spec"]["trainer"] == runtime["spec"]["mlPolicy"] == {"numNodes": 4}
+    (group,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    spec = group["template"]["spec"]
+    assert address(spec) == "my-train-node-0-0.my-train"
+    assert spec["template"]["spec"]["containers"][0]["name"] == group["name"] == "node"
+
+
+def address(spec: dict[str, Any]) -> str:
+    """Return the address of rank 0 in the specification of a Job."""
+    (container,) = spec["template"]["spec"]["containers"]
+    (found,) = (item["value"] for item in container["env"] if item["name"] == "MASTER_ADDR")
+    return str(found)
+
+
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
@@ -167,6 +208,7 @@ def test_kubernetes_objects_are_valid() -> None:
         (Batch("mpi", time="1:00:00"), "--time does not apply to --launcher mpi"),
         (Batch("slurm", image="x"), "--image does not apply to --launcher slurm"),
         (Batch("kubernetes", image="x", queue="y"), "--partition does not apply"),
+        (Batch("slurm", kind="jobset"), "--kind does not apply to --launcher slurm"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(batch: Batch, message: str) -> None:
