@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from nbdist.records import Note
+from nbdist.records import Compiled, Note
 from nbdist.worker.training.parity import Findings
 from nbdist.worker.training.step_contract import StepResult
 
@@ -55,6 +55,10 @@ class Recorder:
     def note_once(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
         if "!" * warning + text not in self.notes(topic):
             self.note(topic, text, warning=warning)
+
+    def compiled(self, arguments: int, temporaries: int, seconds: float) -> None:
+        found: dict[str, Any] = {"arguments": arguments, "temporaries": temporaries}
+        self.send(Compiled(seconds=seconds, **found, **self.record_fields()))
 
     def report_values(
         self,

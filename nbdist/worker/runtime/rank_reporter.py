@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nbdist.records import Columns, Media, Metrics, Note
+from nbdist.records import Columns, Compiled, Media, Metrics, Note
 from nbdist.worker.runtime import media
 from nbdist.worker.runtime.reporter import Reporter
 from nbdist.worker.runtime.row_buffer import RowBuffer
@@ -96,6 +96,24 @@ class RankReporter:
         """Queue a record; if urgent, wait until it is passed to ZeroMQ."""
         with self._shield:
             self._reporter.send(record, urgent=urgent)
+
+    def compiled(self, arguments: int, temporaries: int, seconds: float) -> None:
+        """Report the footprint of a compiled step, if this is rank 0.
+
+        Args:
+            arguments: bytes of the arguments on one device.
+            temporaries: bytes of temporary arrays on one device.
+            seconds: duration of the compilation.
+        """
+        if self.rank == 0:
+            self.send(
+                Compiled(
+                    arguments=arguments,
+                    temporaries=temporaries,
+                    seconds=seconds,
+                    **self.record_fields(),
+                )
+            )
 
     def note(self, topic: NoteTopic, text: str, *, warning: bool = False) -> None:
         """Report a line about the run; the notebook shows equal lines of several ranks once."""

@@ -17,7 +17,6 @@ from nbdist.worker.data.sources import open_source
 from nbdist.worker.training.prechecks import check_data, remarks
 from nbdist.worker.training.profile import Profile
 from nbdist.worker.training.replica_guard import guard_of
-from nbdist.worker.training.step_contract import report_footprint
 from nbdist.worker.training.steps_in_flight import StepsInFlight
 from nbdist.worker.training.trace_schedule import Samples
 from nbdist.worker.training.warmup import warm_up_steps
@@ -371,7 +370,7 @@ class _Compilations:
             return
         again, self._compiled = self._compiled > 0, compiled
         if self._step_strategy.footprint is not None:
-            report_footprint(self._reporter, self._step_strategy.footprint)
+            self._reporter.compiled(*structs.astuple(self._step_strategy.footprint))
         if again:
             text = f"step {step} was recompiled for a batch of {described(batch.values)}"
             self._reporter.note("compiled", text)

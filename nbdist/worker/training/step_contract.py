@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-from msgspec import structs
 
 from nbdist.errors import StepError
-from nbdist.records import Compiled
 from nbdist.worker.runtime.signals import NO_SIGNALS, Signals
 
 if TYPE_CHECKING:
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from nbdist.worker.checkpoint.saver import State
     from nbdist.worker.data.batches import Batch
     from nbdist.worker.profiling.trace import Tracer
-    from nbdist.worker.runtime.rank_reporter import RankReporter
     from nbdist.worker.training.parity import Findings
 
 
@@ -48,12 +45,6 @@ class Footprint(msgspec.Struct, frozen=True):
     arguments: int
     temporaries: int
     seconds: float
-
-
-def report_footprint(reporter: RankReporter, found: Footprint) -> None:
-    """Report the footprint of a compiled step, from rank 0."""
-    if reporter.rank == 0:
-        reporter.send(Compiled(**structs.asdict(found), **reporter.record_fields()))
 
 
 class StepStrategy(Protocol):

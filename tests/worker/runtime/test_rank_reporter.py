@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nbdist.records import Metrics, Note, Rows, WorkerIdentity
+from nbdist.records import Compiled, Metrics, Note, Rows, SocketAddress, WorkerIdentity
 from nbdist.telemetry.receiver import Receiver
 from nbdist.worker.runtime.memory import MemoryGauge
 from nbdist.worker.runtime.rank_reporter import RankReporter
@@ -17,7 +17,7 @@ from nbdist.worker.runtime.rank_reporter import RankReporter
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nbdist.records import AnyEvent
+    from nbdist.records import AnyEvent, Columns
 
 WAIT_S = 10.0
 LAST = "last record of the test"
@@ -173,3 +173,27 @@ def test_steps_are_not_reported_without_telemetry() -> None:
         notebook.reporter.report(epoch=1, loss=2)
         assert len(notebook.reporter.step_ends) == 1
         assert [type(r) for r in notebook.received()] == [Metrics]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_rank_0_reports_a_compilation(rank: int) -> None:
+    sent: list[AnyEvent] = []
+
+    class Collected:
+        def send(self, record: AnyEvent, *, urgent: bool = False) -> None:
+            del urgent
+            sent.append(record)
+
+        def report(self, cell: int, columns: Columns, row: tuple[float, ...]) -> None: ...
+
+        def flush(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    address = SocketAddress(url="inproc://none", server_key=b"")
+    identity = WorkerIdentity(rank=rank, world_size=2, stream=address, dispatch=address)
+    reporter = RankReporter(identity, MemoryGauge(), contextlib.nullcontext(), Collected())
+    reporter.begin_cell(3, 0.0)
+    reporter.compiled(1, 2, 0.5)
+    expected = Compiled(rank=0, cell=3, arguments=1, temporaries=2, seconds=0.5)
+    assert sent == ([] if rank else [expected])

@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 
 from nbdist.errors import StepError
-from nbdist.records import Compiled, StepOptions, StepProgram, StepRequest
+from nbdist.records import StepOptions, StepProgram, StepRequest
 from nbdist.worker.training.step_contract import (
-    Footprint,
     function_source,
     named,
-    report_footprint,
     scalars,
 )
-from tests.worker.doubles import Recorder
 
 
 def request_of(report: str = "loss", body: str = "    return 1, ()\n") -> StepRequest:
@@ -81,11 +78,3 @@ def test_name_that_is_no_text_is_refused() -> None:
 def test_lines_of_the_function_are_those_of_the_cell() -> None:
     source = function_source(request_of(body="    fail\n"), ("w", "batch"))
     assert source == "def step(w, batch):\n    fail\n"
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_only_rank_0_reports_the_footprint(rank: int) -> None:
-    reporter: Any = Recorder(rank)
-    report_footprint(reporter, Footprint(arguments=1, temporaries=2, seconds=0.5))
-    expected = Compiled(rank=0, cell=3, arguments=1, temporaries=2, seconds=0.5)
-    assert reporter.records == ([] if rank else [expected])

@@ -23,6 +23,7 @@ from keras.src.backend.config import is_nnx_enabled
 from keras.src.backend.jax import distribution_lib
 from keras.src.backend.jax.core import JaxVariable
 from keras.src.backend.jax.trainer import JAXTrainer
+from msgspec import structs
 
 from nbdist.errors import StrategyError
 from nbdist.records import Planned, Planning
@@ -33,7 +34,6 @@ from nbdist.worker.jax.keras.watched import KerasSignals
 from nbdist.worker.planning.compiled_memory import compiled
 from nbdist.worker.planning.sharding import Lowered
 from nbdist.worker.runtime import context, signals
-from nbdist.worker.training.step_contract import report_footprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -220,7 +220,7 @@ class _Training:
         platform = lowered.mesh.devices.flat[0].platform
         with lowered.scope():
             made, footprint = compiled(lambda: step.lower(*arguments), platform)
-        report_footprint(context.current().reporter, footprint)
+        context.current().reporter.compiled(*structs.astuple(footprint))
         executable: Callable[..., Any] = made
         return executable
 
