@@ -308,8 +308,10 @@ def _why(best: Candidate, other: Candidate) -> RunnerUp:
         )
     elif other.time.step > best.time.step:
         why = _slower(best, other)
+    elif other.rank[1] < best.rank[1]:  # `Target.cautious`
+        why = "it shards more, and estimates for CPUs are too uncertain to choose by time"
     else:
-        why = "it shards more, and is not expected to be faster"
+        why = "it shards more, and is as fast"
     return RunnerUp(
         title=other.title,
         step_s=other.time.step,
