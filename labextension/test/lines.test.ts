@@ -3,6 +3,7 @@ import { test } from 'node:test';
 
 import { quantile } from '../src/run/bands';
 import { cut, Strip } from '../src/run/decimate';
+import { valueOf } from '../src/run/describe';
 import { Grid } from '../src/run/grid';
 import { Series } from '../src/run/series';
 import { smooth } from '../src/run/smooth';
@@ -124,6 +125,17 @@ test('the mean of ranks is of those that said something', () => {
   const mean = new Strip();
   mean.fillMean(strips, bins.columns);
   assert.deepEqual([...mean.mean.subarray(0, 3)], [2, 5, NaN]);
+});
+
+test('the latest value is not the mean of its bin', () => {
+  const line = { ...lineOf([4, 3]), lastValue: 2.5 };
+  const strip = new Strip().fill(line, cut(0, 2, 10));
+  assert.equal(valueOf(strip, -1), 2.5);
+  assert.equal(valueOf(strip, 1), 3);
+  const mean = new Strip();
+  mean.fillMean([strip, new Strip().fill({ ...line, lastValue: 0.5 }, cut(0, 2, 10))], 2);
+  assert.equal(valueOf(mean, -1), 1.5);
+  assert.equal(valueOf(strip.fill(line, cut(0, 1, 10)), -1), 4); // the last bin is not visible
 });
 
 test('the envelope of ranks holds each of them', () => {

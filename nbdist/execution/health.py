@@ -26,6 +26,9 @@ _ARRIVAL_S = 1.0
 """The time that the last record of a process may take to arrive."""
 
 _EVERY_S = 0.25
+_FIRST_S = 1.0
+"""Time after the first end of a rank before nbdist asks. Usually, the others end too."""
+
 _WAIT_S = 1.8
 """The time that all ranks must be idle before nbdist cancels the collective."""
 
@@ -74,6 +77,7 @@ class CollectiveDeadlocks:
         self._ranks = sorted(ranks)
         self._idle: dict[int, _Idle] = {}
         self._asked_at = 0.0
+        self._since: float | None = None
 
     def receive(self, where: RankPosition) -> None:
         """Store a rank's answer."""
@@ -97,7 +101,8 @@ class CollectiveDeadlocks:
         if not running or not any(end.status == "ok" for end in ended.values()):
             return {}
         now = time.monotonic()
-        if now - self._asked_at >= _EVERY_S:
+        self._since = self._since or now
+        if now - self._since >= _FIRST_S and now - self._asked_at >= _EVERY_S:
             self._asked_at = now
             self._sender.send_command(Diagnose(number=self._sender.number, waits=True), self._ranks)
         idle = self._idle

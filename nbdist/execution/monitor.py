@@ -267,6 +267,11 @@ class CellMonitor:
         self._outcome.stop(requested=bool(self._stops.count))
         return sorted(self.running) if self._may_kill else []
 
+    @property
+    def is_stopped(self) -> bool:
+        """True if the cell ended without an error because a stop was requested."""
+        return self._outcome.summary()[0] == "stopped"
+
     def interrupt(self, killed: Collection[int]) -> CellInterrupt:
         """Return the interrupt to raise for the user.
 

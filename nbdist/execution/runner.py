@@ -303,6 +303,8 @@ class Runner:
                     monitor = self._new_monitor(context)
                     follow = self._sending(context, monitor, request)
                 else:
+                    if monitor.is_stopped:
+                        context.view.show_message(str(monitor.interrupt(())))
                     return
         except LeftError:
             left = True

@@ -182,6 +182,7 @@ def parse(magic: Callable[..., Any], line: str) -> Namespace:
     Raises:
         IPython.core.error.UsageError: an option or its value is not valid.
     """
+    magic.parser.allow_abbrev = False  # type: ignore[attr-defined]
     try:
         args: Namespace = parse_argstring(magic, line)
     except ParserError as error:
@@ -205,11 +206,9 @@ def _suggestion(error: str, magic: Magic) -> str:
     close = dict.fromkeys(
         flag for word in unknown for flag in difflib.get_close_matches(word, flags + ignored, n=1)
     )
-    return (
-        f"; did you mean {', '.join(close)}?"
-        if close
-        else f"; options are {', '.join(sorted(flags))}"
-    )
+    if close:
+        return f"; did you mean {', '.join(close)}?"
+    return f"; options are {', '.join(sorted(flags))}" if flags else "; it has no options"
 
 
 def _long_flags(options: tuple[Option, ...]) -> list[str]:

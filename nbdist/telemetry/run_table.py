@@ -86,8 +86,12 @@ class RunRows:
 
 
 def last_values(run: StoredRun, state: RunState) -> tuple[int, dict[str, float | None]]:
-    """Return the last reported step, and the mean over ranks of the last value of each metric."""
-    step, metrics = -1, dict[str, float | None]()
+    """Return the last reported step, and the mean over ranks of the last value of each metric.
+
+    Of a metric with values of steps and of epochs, it is the value of an epoch in a `fit`, and that
+    of a step in other runs, as in the view of the run.
+    """
+    step, of_steps, of_epochs = -1, dict[str, float | None](), dict[str, float | None]()
     for table in run.tables():
         count = run.count(table)
         rows = _array(table, run.rows(table, max(0, count - _ROWS_OF_THE_END), count))
@@ -95,12 +99,13 @@ def last_values(run: StoredRun, state: RunState) -> tuple[int, dict[str, float |
         if not len(rows):
             continue
         step = max(step, int(rows[:, _STEP].max()))
-        if table.columns.counts(is_step=state.replicas > 0):
-            _, last = np.unique(rows[::-1, _RANK], return_index=True)
-            for name, values in _metrics(table, rows[::-1][last]):
-                mean = float(values.mean())
-                metrics[name] = mean if math.isfinite(mean) else None
-    return step, metrics
+        metrics = of_steps if rows[-1, _STEP] >= 0 else of_epochs
+        _, last = np.unique(rows[::-1, _RANK], return_index=True)
+        for name, values in _metrics(table, rows[::-1][last]):
+            mean = float(values.mean())
+            metrics[name] = mean if math.isfinite(mean) else None
+    first, then = (of_steps, of_epochs) if state.kind == "fit" else (of_epochs, of_steps)
+    return step, first | then
 
 
 def curve(run: StoredRun, metric: str, points: int = CURVE_POINTS) -> RunCurve:

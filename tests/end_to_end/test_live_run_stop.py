@@ -54,13 +54,18 @@ def request_stop_at(
 
 @pytest.mark.parametrize("step", [1, 200])
 def test_stop_ends_a_step_cell_at_the_same_step_on_all_ranks(
-    cluster: nbdist.Cluster, request_stop_at: Callable[[int], None], step: int
+    cluster: nbdist.Cluster,
+    request_stop_at: Callable[[int], None],
+    step: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     request_stop_at(step)
     run = cluster.run(STEP, step=StepOptions(data="ones", batch=8, epochs=1_000_000))
     last_steps = {m.rank: m.step for m in run.metrics if m.step > 0}
     assert len(set(last_steps.values())) == 1
     assert last_steps[0] >= step
+    message = f"nbdist: stopped after step {last_steps[0]:,}; the workers keep their variables"
+    assert message in capsys.readouterr().err
     state = latest(cluster).state()
     assert state.status == "stopped"
     assert run.state == state

@@ -110,7 +110,7 @@ def test_quotes_around_words_of_a_list_are_removed(magic: Callable[..., Any]) ->
     ("line", "message"),
     [
         ("--numbr=123456789", "unrecognized arguments: --numbr=123456789; did you mean --number?"),
-        ("--nam x --fst", "did you mean --fast?"),
+        ("--nam x --fst", "did you mean --name, --fast?"),  # no abbreviations
         ("--leve1 x --fest", "; did you mean --level, --fast?"),
         ("--zzz", "; options are --env, --fast, --level, --name, --number"),
         ("-n x", "'x' is not a whole number"),

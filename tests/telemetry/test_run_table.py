@@ -112,11 +112,19 @@ def test_values_that_are_not_finite_are_none(tmp_path: Path) -> None:
     assert curve(read(run), "loss").y == (None,)
 
 
+def test_signals_of_a_fit_are_among_its_last_values(tmp_path: Path) -> None:
+    columns = Columns(measures=("step_s",), shared=("loss", "grad_norm"))
+    run = stored(tmp_path, rows([[0, 1, 1, 0.1, 0.1, 9.0, 0.5]], columns), replicas=0, kind="fit")
+    assert last_values(read(run), run.state) == (1, {"loss": 9.0, "grad_norm": 0.5})
+
+
 def test_the_last_values_of_a_fit_are_those_of_its_epochs(tmp_path: Path) -> None:
     batches = rows([[0, 1, step, step / 10, 0.1, 9.0] for step in (1, 2)], SHARED)
     epochs = rows([[0, 1, -1, 0.2, 3.0]], Columns(shared=("loss",)))
-    run = stored(tmp_path, batches, epochs, replicas=0)
+    run = stored(tmp_path, batches, epochs, replicas=0, kind="fit")
     assert last_values(read(run), run.state) == (2, {"loss": 3.0})
+    steps = stored(tmp_path, batches, epochs, replicas=2, kind="step")
+    assert last_values(read(steps), steps.state) == (2, {"loss": 9.0})
     found = curve(read(run), "loss")
     assert (found.axis, found.x, found.y) == ("step", (1.0, 2.0), (9.0, 9.0))
 

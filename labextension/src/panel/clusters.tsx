@@ -3,7 +3,8 @@ import * as React from 'react';
 import type { IClusterState, IWorkerState } from '../records';
 import type { Framework, IStartOptions } from './code';
 import { FRAMEWORKS } from './code';
-import { clusterTitle, devicesOf, frameworkName, gigabytes } from './words';
+import { amount } from '../run/words';
+import { clusterTitle, devicesOf, frameworkName } from './words';
 
 const MOST_HOSTS = 1024;
 
@@ -170,7 +171,7 @@ function Workers({ workers, trans, onOpen }: IWorkersProps): React.JSX.Element {
               </th>
               <td>{worker.host}</td>
               <td>{devicesOf(worker)}</td>
-              <td>{worker.memory_bytes > 0 ? gigabytes(worker.memory_bytes) : ''}</td>
+              <td>{worker.memory_bytes > 0 ? amount(worker.memory_bytes, 'bytes') : ''}</td>
               <td>{worker.state}</td>
             </tr>
           ))}

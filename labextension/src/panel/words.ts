@@ -5,11 +5,6 @@ import { count, duration, plain } from '../run/words';
 
 const NAMES: Readonly<Record<string, string>> = { tensorflow: 'TensorFlow', jax: 'JAX' };
 
-/** Format bytes in GB (10^9 bytes). */
-export function gigabytes(bytes: number): string {
-  return `${(bytes / 1e9).toLocaleString(undefined, { maximumFractionDigits: 1 })} GB`;
-}
-
 export function frameworkName(name: string): string {
   return NAMES[name] ?? name;
 }

@@ -27,9 +27,12 @@ export class Strip {
   mean = new Float32Array(0);
   bad = new Uint8Array(0);
   columns = 0;
+  /** Latest value of the line, not the mean of its last bin. NaN if that is not visible. */
+  latest = NaN;
 
   private clear(columns: number): void {
     this.columns = columns;
+    this.latest = NaN;
     if (this.low.length < columns) {
       const size = 2 * columns;
       this.low = new Float32Array(size);
@@ -44,6 +47,7 @@ export class Strip {
     this.clear(columns);
     const { min, max, mean, n, bad } = trace;
     const end = Math.min(to, trace.length);
+    this.latest = to >= trace.length ? (trace.lastValue ?? NaN) : NaN;
     for (let column = 0, bin = from; column < columns; column++) {
       let low = Infinity;
       let high = -Infinity;
@@ -123,6 +127,7 @@ export class Strip {
   /** Fill with the mean per column of the lines that have a value there. */
   fillMean(strips: readonly Strip[], columns: number): void {
     this.clear(columns);
+    this.latest = strips.reduce((sum, { latest }) => sum + latest, 0) / strips.length;
     for (let column = 0; column < columns; column++) {
       let sum = 0;
       let count = 0;

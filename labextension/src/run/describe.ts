@@ -24,6 +24,9 @@ export function valueOf(strip: Strip, column: number): number {
   if (column >= 0) {
     return strip.mean[column] ?? NaN;
   }
+  if (!Number.isNaN(strip.latest)) {
+    return strip.latest;
+  }
   for (let i = strip.columns - 1; i >= 0; i--) {
     if (strip.mean[i] === strip.mean[i] || strip.bad[i]) {
       return strip.mean[i]!;

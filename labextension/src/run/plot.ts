@@ -187,6 +187,7 @@ export class Plot {
     return {
       ...this.axis(),
       space: 38,
+      ...(this.unit === 'bytes' ? { incrs: binarySteps() } : {}),
       size: (_chart, values) => {
         const longest = (values ?? []).reduce(
           (most, text) => Math.max(most, (text ?? '').length),
@@ -240,6 +241,11 @@ export class Plot {
 function isRound(value: number | null): boolean {
   const first = value === null ? '' : value.toPrecision(2);
   return /^0*\.?0*[125](\.?0)?0*(e[+-]?\d+)?$/.test(first);
+}
+
+/** Return the increments of an axis of bytes: powers of 2, so that labels are round. */
+function binarySteps(): number[] {
+  return Array.from({ length: 50 }, (_, power) => 2 ** power);
 }
 
 /** Return the increments of a step axis: whole numbers. */

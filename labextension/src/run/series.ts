@@ -24,6 +24,8 @@ export interface ITrace {
   readonly bad: Uint8Array;
   /** Number of used bins. The arrays may be longer. */
   readonly length: number;
+  /** Latest value. Missing if the trace is computed from others. */
+  readonly lastValue?: number;
 }
 
 /** Values of one metric of one rank, in at most `grid.capacity` bins. */
