@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from nbdist.server.documents import EXAMPLES
-from tests.browser.lab import TIMEOUT_MS, Lab, change_theme, sources, until, violations
+from tests.browser.lab import TIMEOUT_MS, Lab, change_theme, run, sources, until, violations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,3 +105,22 @@ def test_the_panel_starts_a_cluster_in_a_new_notebook_and_opens_the_documents(
     assert sources(tab)[0] == "%load_ext nbdist\n%dist_start 1 host --framework jax"
     panel.get_by_role("button", name="Stop cluster").click()
     panel.get_by_role("region", name="1 worker · JAX").wait_for(state="detached")
+
+
+def test_descriptions_of_options_are_on_one_line(lab: Lab, tab: Page, pictures: Path) -> None:
+    lab.write("options.ipynb", ["%load_ext nbdist", "%dist_start --"])
+    lab.open(tab, "options.ipynb")
+    run(tab, 0)
+    tab.locator(".jp-Notebook .jp-Cell").nth(1).locator(".cm-content").click()
+    tab.keyboard.press("End")
+    tab.keyboard.press("Tab")
+    option = tab.locator(".jp-Completer-item", has_text="--framework")
+    description = option.locator(".jp-Completer-typeExtended")
+    description.get_by_text("frameworks that the workers load", exact=False).wait_for()
+    tab.screenshot(path=pictures / "completer.png")
+    box = description.bounding_box()
+    name = option.locator(".jp-Completer-match").bounding_box()
+    assert box is not None
+    assert name is not None
+    assert box["height"] < 1.5 * name["height"]
+    assert box["x"] >= name["x"] + name["width"]

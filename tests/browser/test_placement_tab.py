@@ -138,20 +138,28 @@ def test_tab_and_panel_have_no_accessibility_violations(
     assert violations(notebook, ".nbdist-PlacementTab") == []
 
 
+def activate(page: Page) -> None:
+    page.evaluate("() => window.jupyterapp.shell.activateById(window.notebook.id)")
+    page.wait_for_function("() => window.jupyterapp.shell.currentWidget === window.notebook")
+
+
 def test_a_restart_makes_the_tab_stale_until_a_refresh(
     notebook: Page, tab: Locator, pictures: Path
 ) -> None:
     stale = tab.get_by_role("status")
     expect(stale).to_have_count(0)
-    notebook.evaluate("() => window.jupyterapp.shell.activateById(window.notebook.id)")
-    notebook.wait_for_function("() => window.jupyterapp.shell.currentWidget === window.notebook")
+    activate(notebook)
     run(notebook, RESTART + 1)  # the form has added a cell
     expect(stale).to_contain_text("Stale: the workers were replaced.")
     tab.screenshot(path=pictures / "placement-stale-dark.png")
     assert violations(notebook, ".nbdist-PlacementTab") == []
+    stale.get_by_role("button", name="Refresh").click()  # the arrays do not exist yet
+    expect(tab.get_by_role("alert")).to_contain_text("The arrays cannot be shown")
+    activate(notebook)
     assert "Error" not in run(notebook, SET_UP)
     stale.get_by_role("button", name="Refresh").click()
     expect(stale).to_have_count(0)
+    expect(tab.get_by_role("alert")).to_have_count(0)
 
 
 def test_tab_reports_a_closed_notebook_and_survives_a_reload(

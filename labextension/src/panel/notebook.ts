@@ -79,13 +79,18 @@ export class CurrentNotebook implements IDisposable {
     }
   }
 
-  /** Insert a cell below the active one, as `insert` does, in the notebook with this kernel, and run it. */
-  async run(code: string, kernel: string): Promise<void> {
+  /**
+   * Insert a cell below the active one, as `insert` does, in the notebook with this kernel, and run it.
+   *
+   * Returns false if the cell fails, or no open notebook has this kernel.
+   */
+  async run(code: string, kernel: string): Promise<boolean> {
     const panel = this.withKernel(kernel);
-    if (panel !== undefined) {
-      insertInto(panel, code);
-      await NotebookActions.run(panel.content, panel.sessionContext);
+    if (panel === undefined) {
+      return false;
     }
+    insertInto(panel, code);
+    return NotebookActions.run(panel.content, panel.sessionContext);
   }
 
   dispose(): void {

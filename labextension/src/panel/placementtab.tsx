@@ -85,8 +85,9 @@ class PlacementHead extends ReactWidget {
     const { notebook, server, trans } = this.parts;
     const kernel = cluster?.kernel ?? '';
     const show = async (names: string): Promise<void> => {
-      await notebook.run(showCode(names), kernel);
+      this.isRefused = !(await notebook.run(showCode(names), kernel));
       await server.refresh();
+      this.update();
     };
     const refused = refusal(cluster !== undefined, notebook.titleOf(kernel) !== '', trans);
     return (
@@ -98,6 +99,11 @@ class PlacementHead extends ReactWidget {
           onShow={names => void show(names)}
         />
         <p>{caption(shown, trans)}</p>
+        {this.isRefused && (
+          <p role="alert" className="nbdist-Error">
+            {trans.__('The arrays cannot be shown: the last cell of the notebook has the reason.')}
+          </p>
+        )}
         {shown !== null && stale && cluster !== undefined && (
           <p role="status" className="nbdist-Stale">
             {trans.__('Stale: the workers were replaced. These arrays no longer exist.')}{' '}
@@ -119,6 +125,9 @@ class PlacementHead extends ReactWidget {
       </>
     );
   }
+
+  /** The last `%dist_show` failed. */
+  private isRefused = false;
 
   private draw(): void {
     this.update();
