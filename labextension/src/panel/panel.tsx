@@ -146,11 +146,12 @@ export class Panel extends ReactWidget {
     );
   }
 
-  /** Return a function that opens a worker in the newest run of the cluster's notebook. */
-  private workerOpener({ writer }: IClusterState): ((rank: number) => void) | null {
+  /** Return a function that opens a worker in the newest run of the current workers, if any. */
+  private workerOpener({ workers }: IClusterState): ((rank: number) => void) | null {
     const { server, commands } = this.parts;
-    const run = server.runs.find(
-      one => one.writer.pid === writer.pid && one.writer.started === writer.started
+    const processes = new Set(workers.map(({ rank, host, pid }) => `${rank} ${host} ${pid}`));
+    const run = server.runs.find(one =>
+      one.workers.some(({ rank, host, pid }) => processes.has(`${rank} ${host} ${pid}`))
     );
     return run === undefined ? null : rank => openWorker(commands, run.id, rank);
   }
