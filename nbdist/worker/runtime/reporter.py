@@ -1,6 +1,6 @@
 """The engine's end of the stream: a thread that sends the records of the rank.
 
-Records are batched, at most 20 messages a second of each rank and 320 of all ranks, and pushed over
+Records are batched, at most 20 messages a second of each rank and 400 of all ranks, and pushed over
 a CURVE-encrypted ZeroMQ socket. Text is never lost: a writer waits when too much is pending, like
 on a pipe. Reports of steps never wait: `RowBuffer` drops and counts those that exceed its size.
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BATCH_INTERVAL_S = 0.05
 LONGEST_INTERVAL_S = 0.25
-MESSAGES_PER_S = 320
+MESSAGES_PER_S = 400
 """Number of messages that the notebook receives from all ranks, if the intervals allow it."""
 
 PENDING_LIMIT_BYTES = 16 << 20

@@ -154,5 +154,5 @@ def test_restarted_notebook_gets_reports_again_but_no_text(line: Line) -> None:
 
 def test_ranks_of_large_clusters_send_less_often() -> None:
     assert batch_interval(1) == batch_interval(16) == BATCH_INTERVAL_S
-    assert batch_interval(64) == pytest.approx(0.2)
+    assert batch_interval(64) == pytest.approx(0.16)
     assert batch_interval(1000) == LONGEST_INTERVAL_S
