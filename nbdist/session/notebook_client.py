@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 AGAIN_S = 10.0
 """Time that a cell has to end after an interrupt, before the next one (seconds)."""
 
+MOST_INTERRUPTS = 6
+"""Number of interrupts before the kernel is killed. ipykernel loses the reply of a cell if an
+interrupt arrives between the end of the cell and its reply."""
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -151,6 +155,10 @@ class PrintingClient(NotebookClient):  # type: ignore[misc]
 
     async def _interrupt_until_the_cell_ends(self) -> None:
         """Interrupt the kernel. It ignores an interrupt that arrives just before the cell."""
-        while self._progress.runs:
+        for _ in range(MOST_INTERRUPTS):
+            if not self._progress.runs:
+                return
             await self.km.interrupt_kernel()
             await asyncio.sleep(AGAIN_S)
+        if self._progress.runs:
+            await self.km.shutdown_kernel(now=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -14,10 +16,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from nbdist import cli
 from nbdist.errors import UsageError
-from nbdist.session import headless
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from nbdist.session import headless, notebook_client
 
 LIMIT_S = 120
 START = "%load_ext nbdist\n%dist_start 4 hosts --framework jax"
@@ -186,3 +185,30 @@ def test_signal_before_a_cell_begins_is_not_lost(tmp_path: Path) -> None:
     output, _ = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 128 + signal.SIGINT, output
     assert "nbdist: stopped by SIGINT in cell" in output
+
+
+@pytest.mark.parametrize("ends_after", [2, 100])
+def test_a_kernel_that_loses_the_reply_of_a_cell_is_killed(
+    monkeypatch: pytest.MonkeyPatch, ends_after: int
+) -> None:
+    monkeypatch.setattr(notebook_client, "AGAIN_S", 0)
+    calls: list[str] = []
+    progress = notebook_client.Progress(new_notebook(), lambda: None)
+    progress.runs = True
+
+    class Kernel:
+        """Double of a kernel's manager: the real race is rare."""
+
+        async def interrupt_kernel(self) -> None:
+            calls.append("interrupt")
+            progress.runs = len(calls) < ends_after
+
+        async def shutdown_kernel(self, *, now: bool) -> None:
+            calls.append(f"shutdown now={now}")
+
+    client = notebook_client.PrintingClient(new_notebook(), Path(), progress)
+    client.km = Kernel()
+    asyncio.run(client._interrupt_until_the_cell_ends())
+    most = notebook_client.MOST_INTERRUPTS
+    expected = ["interrupt"] * 2 if ends_after == 2 else ["interrupt"] * most
+    assert calls == [*expected, *["shutdown now=True"] * (ends_after > most)]
