@@ -101,7 +101,8 @@ class CollectiveDeadlocks:
         if not running or not any(end.status == "ok" for end in ended.values()):
             return {}
         now = time.monotonic()
-        self._since = self._since or now
+        if self._since is None:
+            self._since = now
         if now - self._since >= _FIRST_S and now - self._asked_at >= _EVERY_S:
             self._asked_at = now
             self._sender.send_command(Diagnose(number=self._sender.number, waits=True), self._ranks)

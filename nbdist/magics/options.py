@@ -74,7 +74,9 @@ def command(
             function = as_argument(option)(function)
         for option in ignored:
             function = as_argument(option.but(help=SUPPRESS))(function)
-        return magic_arguments()(function)
+        magic = magic_arguments()(function)
+        magic.parser.allow_abbrev = False
+        return magic
 
     return decorate
 
@@ -182,7 +184,6 @@ def parse(magic: Callable[..., Any], line: str) -> Namespace:
     Raises:
         IPython.core.error.UsageError: an option or its value is not valid.
     """
-    magic.parser.allow_abbrev = False  # type: ignore[attr-defined]
     try:
         args: Namespace = parse_argstring(magic, line)
     except ParserError as error:

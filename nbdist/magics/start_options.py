@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _SCHEDULER = options_of(Batch)
 _CLUSTER = {name: o for name, o in options_of(ClusterRequest).items() if name not in _SCHEDULER}
+_KIND = _SCHEDULER.pop("kind")  # only for exported programs
 _HOSTS = (
     Option(
         flags=("host",),
@@ -45,7 +46,7 @@ _GO_ON = Option(
 )
 STARTING = (
     *_HOSTS,
-    *(option for option in _SCHEDULER.values() if option.name not in ("python", "kind")),
+    *(option for option in _SCHEDULER.values() if option.name != "python"),
     _FRAMEWORK,
     *_CLUSTER.values(),
 )
@@ -56,10 +57,8 @@ LAUNCHING = (
         default="none",
         help="Launcher for which to write files that start the program.",
     ),
-    *(
-        _SCHEDULER[name]
-        for name in ("partition", "time", "gpus_per_host", "submit", "image", "kind")
-    ),
+    *(_SCHEDULER[name] for name in ("partition", "time", "gpus_per_host", "submit", "image")),
+    _KIND,
 )
 RESIZING = (*_HOSTS, _GO_ON)
 EXAMINING = (
@@ -79,8 +78,7 @@ def _batch(args: Namespace) -> Batch | None:
     Raises:
         UsageError: options for a scheduler are given without `--launcher`.
     """
-    others = ("launcher", "python", "kind")
-    own = [option for option in _SCHEDULER.values() if option.name not in others]
+    own = [option for option in _SCHEDULER.values() if option.name not in ("launcher", "python")]
     given = {option: value for option in own if (value := getattr(args, option.name))}
     if args.launcher is not None:
         fields = {option.field: value for option, value in given.items()}

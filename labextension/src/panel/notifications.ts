@@ -49,7 +49,10 @@ export class Notifications implements IDisposable {
     this.title.dispose();
   }
 
-  /** Ask the browser for its permission. Shows a dialog if there is none. */
+  /**
+   * Request permission to show notifications. If the browser refuses it, a dialog explains why, and
+   * the result is false.
+   */
   private async askPermission(): Promise<boolean> {
     const { trans } = this.parts;
     const isSupported = window.isSecureContext && 'Notification' in window;
@@ -78,12 +81,14 @@ export class Notifications implements IDisposable {
     const events = this.events.take(runs).filter(({ run }) => notebook.contains(run.cell));
     events.forEach(event => this.announce(event));
     const running = runs.find(run => isOpen(run.status) && notebook.contains(run.cell));
-    if (running !== undefined) {
-      this.last.set(running.id, figures.of(running.id));
+    if (running === undefined) {
+      this.last.clear();
+      this.title.show(this.ended);
+    } else {
+      const now = figures.of(running.id);
+      this.last.set(running.id, now);
+      this.title.show(shortProgress(running, now));
     }
-    this.title.show(
-      running === undefined ? this.ended : shortProgress(running, figures.of(running.id))
-    );
   }
 
   private announce(event: IRunEvent): void {
