@@ -202,7 +202,7 @@ class CellError(NbdistError):
         rank: the first rank that raised.
         ename: the class name of the exception.
         evalue: the message of the exception.
-        traceback: the formatted traceback. It starts at the user's cell.
+        traceback: the formatted traceback. It starts at the user's cell and ends with the message.
         notes: lines about the other ranks.
     """
 
@@ -236,7 +236,10 @@ class CellError(NbdistError):
         )
 
     def _render_traceback_(self) -> list[str]:
-        return [*self.traceback, "", str(self)] if self.traceback else [str(self)]
+        """Return the lines that IPython shows: the message once, then the ranks."""
+        if not self.traceback:
+            return [str(self)]
+        return [*self.traceback, "", f"raised on rank {self.rank}@{self.host}", *self.notes]
 
 
 class CellInterrupt(KeyboardInterrupt):

@@ -103,5 +103,10 @@ def test_an_error_of_a_cell_names_rank_and_host() -> None:
     message = "ValueError on rank 2@gpu1: x is 0\nranks 0-1 were interrupted"
     assert str(error) == message
     assert (error.traceback, error.notes) == (("line 1",), ("ranks 0-1 were interrupted",))
-    assert error._render_traceback_() == ["line 1", "", message]
+    assert error._render_traceback_() == [
+        "line 1",
+        "",
+        "raised on rank 2@gpu1",
+        "ranks 0-1 were interrupted",
+    ]
     assert cell_error()._render_traceback_() == [message]

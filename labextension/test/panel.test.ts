@@ -4,7 +4,7 @@ import { test } from 'node:test';
 import { nullTranslator } from '@jupyterlab/translation';
 import { newsOf, shortProgress } from '../src/panel/news';
 import { RunEvents } from '../src/panel/runevents';
-import { progress } from '../src/panel/words';
+import { progress, when } from '../src/panel/words';
 import { figures } from '../src/run/figures';
 import { RunModel } from '../src/run/model';
 import { recovery, runState } from './states';
@@ -25,6 +25,17 @@ test('the line of a run in the panel says what is above its charts', () => {
   });
   model.onRows(Float64Array.from([0, ...[0, 1, 1, 0, 0.5, 3], ...[0, 1, 2, 0, 1.5, NaN]]));
   assert.equal(line(model), 'step 2 of 1,200 · loss nan (last step) · 64 samples/s');
+});
+
+test('a name with the start of the run is not followed by it', () => {
+  const now = new Date();
+  now.setHours(9, 5, 0, 0);
+  const began = now.getTime() / 1000;
+  const run = runState({ began, ended: began + 80, name: 'Cell 3, fit, 09:05' });
+  assert.equal(when(run), '1 min 20 s');
+  assert.equal(when({ ...run, ended: 0 }), '');
+  assert.match(when({ ...run, name: 'wide model' }), /.+ · 1 min 20 s$/);
+  assert.match(when({ ...run, began: began - 864000, ended: began }), /.+ · /);
 });
 
 test('events are ends, failures, recoveries and the first loss that is not finite', () => {
@@ -59,7 +70,7 @@ test('a notification names the run, its end and its last loss', () => {
   const failed = runState({ status: 'failed', ended: 3, error: 'ValueError on rank 1@gpu: bad' });
   const failure = newsOf({ kind: 'failed', run: failed }, none, trans);
   assert.equal(failure.title, 'Cell 1, 20:27: failed');
-  assert.equal(failure.body, 'after 3 s · ValueError on rank 1: bad');
+  assert.equal(failure.body, 'after 3 s · ValueError on rank 1@gpu: bad');
   const after = runState({ heals: [recovery(5, 9)] });
   const { body } = newsOf({ kind: 'recovered', run: after }, none, trans);
   assert.equal(body, 'recovered: rank 2 died after step 7, resumed after step 5, 1.4 s lost');

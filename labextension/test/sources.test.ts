@@ -90,6 +90,11 @@ test('a metric that comes by step and by epoch has two charts', () => {
     metricSources(model).map(source => source.title),
     ['loss (by step)', 'loss (by epoch)']
   );
+  model.onState(state({ kind: 'fit' }));
+  assert.deepEqual(
+    metricSources(model).map(source => source.title),
+    ['loss (by step, as Keras logs it)', 'loss (by epoch)']
+  );
   assert.deepEqual(
     stepTimeSources(model).map(source => source.title),
     ['step time']
@@ -207,8 +212,8 @@ test('amounts are written in the unit that fits them', () => {
     ['12.3 ms', '12 µs', '2.5 s', '0 s']
   );
   assert.deepEqual(
-    [amount(1.5 * 1024 ** 3, 'bytes'), amount(0.231, 'share')],
-    ['1.50 GiB', '23.1 %']
+    [amount(1.5 * 1024 ** 3, 'bytes'), amount(1.5e6, 'bytes/s'), amount(0.231, 'share')],
+    ['1.50 GiB', '1.50 MB/s', '23.1 %']
   );
   assert.deepEqual(
     [plain(NaN), plain(-Infinity), plain(0.41271), plain(3), plain(1e-9)],

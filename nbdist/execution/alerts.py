@@ -53,14 +53,16 @@ class Alert(msgspec.Struct, frozen=True):
 
 
 _functions: dict[str, Callable[[Alert], object]] = {}
-_threads: set[threading.Thread] = set()
+_threads: dict[str, threading.Thread] = {}
+"""Thread of the last alert of each function, by its name, and of each command."""
 
 
 def on_alert(function: _Function) -> _Function:
     """Call a function when a run ends, fails or recovers, or its loss is not finite.
 
-    Each call has a thread of its own, so a slow function does not delay the run. If it raises, one
-    line is printed. A function replaces an earlier one of the same name.
+    The calls have threads of their own, so a slow function does not delay the run. A call begins
+    when the function has returned from the call before it. If it raises, one line is printed. A
+    function replaces an earlier one of the same name.
 
     Args:
         function: receives an `Alert` with `event`, `run`, `name`, `text`, `notebook` and `time`.
@@ -117,21 +119,22 @@ class RunAlerts:
     def _send(self, event: Event, state: RunState, text: str) -> None:
         name = state.name or state.id
         alert = Alert(event, state.id, name, text, state.notebook, time.time())
-        for function in _functions.values():
-            _start(_call, function, alert)
+        for key, function in _functions.items():
+            _start(key, _call, function, alert)
         if self._command:
-            _start(_run, self._command, alert)
+            _start(self._command, _run, self._command, alert)
 
 
-def _start(target: Callable[..., None], *arguments: object) -> None:
+def _start(receiver: str, target: Callable[..., None], *arguments: object) -> None:
+    """Call a function on a thread, after the last call for the same receiver."""
+    before = _threads.get(receiver)
+
     def work() -> None:
-        try:
-            target(*arguments)
-        finally:
-            _threads.discard(thread)
+        if before is not None:
+            before.join()
+        target(*arguments)
 
-    thread = threading.Thread(target=work, name="nbdist-alert", daemon=True)
-    _threads.add(thread)
+    thread = _threads[receiver] = threading.Thread(target=work, name="nbdist-alert", daemon=True)
     thread.start()
 
 
@@ -173,5 +176,5 @@ def _name(function: Callable[..., object]) -> str:
 def _wait() -> None:
     """Let a process that ends with its run deliver the last alerts."""
     until = time.monotonic() + EXIT_LIMIT_S
-    for thread in list(_threads):
+    for thread in list(_threads.values()):
         thread.join(max(0.0, until - time.monotonic()))

@@ -15,6 +15,7 @@ from nbdist.errors import (
     UnsentError,
 )
 from nbdist.records import CellEnded, Failure
+from nbdist.utils.error_text import described
 from nbdist.views import formatting
 
 if TYPE_CHECKING:
@@ -66,11 +67,12 @@ class CellOutcome:
         self._status, self._error = "stopped" if requested else "interrupted", ""
 
     def summary(self) -> tuple[RunStatus, str]:
-        """Return the status of the run, and its error in one line."""
+        """Return the status of the run, and its error, whose first line is a summary."""
         if self.failed is None or self.failed.failure is None:
             return self._status, self._error
         failure = self.failed.failure
-        return "failed", f"{failure.ename} on {self.name(self.failed.rank)}: {failure.evalue}"
+        who = f"{failure.ename} on {self.name(self.failed.rank)}"
+        return "failed", described(who, failure.evalue)
 
     def name(self, rank: int) -> str:
         """Return the label of a rank for messages."""
@@ -126,13 +128,13 @@ def lone_collective_error(
     gone = sorted(host_of.keys() - where.keys())
     have = "has" if len(gone) == 1 else "have"
     at = where[rank].place or "the end of the cell"
-    failure = Failure(
-        ename=LoneCollectiveError.__name__,
-        evalue=f"waits at {at} in a collective, but rank {formatting.ranks(gone)} {have} ended the "
-        'cell and cannot join: call the collective on all ranks, not under "if rank == 0"',
-        traceback=tuple(where[rank].stack.splitlines()),
-        same="",
+    text = (
+        f"waits at {at} in a collective, but rank {formatting.ranks(gone)} {have} ended the cell "
+        'and cannot join: call the collective on all ranks, not under "if rank == 0"'
     )
+    name, stack = LoneCollectiveError.__name__, where[rank].stack.splitlines()
+    traceback = (*stack, "", f"{name}: {text}") if stack else ()
+    failure = Failure(ename=name, evalue=text, traceback=traceback, same="")
     lone = CellEnded(rank=rank, cell=where[rank].cell, status="error", seconds=0.0, failure=failure)
     return cell_error(lone, ended, host_of, broken)
 
@@ -258,7 +260,7 @@ def _words(ended: CellEnded, first: CellEnded) -> str:
         return "waited for it in a collective that nbdist cancelled"
     if ended.failure.same == first.failure.same:
         return "the same error"
-    return f"{ended.failure.ename}: {ended.failure.evalue}"
+    return described(ended.failure.ename, ended.failure.evalue).partition("\n")[0]
 
 
 def hang(where: Mapping[int, RankPosition], host_of: Mapping[int, str]) -> str:

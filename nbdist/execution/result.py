@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Note,
         Plan,
         RecoveryRecord,
+        RunKind,
         RunState,
         StepBegun,
     )
@@ -269,13 +270,14 @@ class Run:
         from nbdist.telemetry.history import Reports
 
         reports = Reports.of((*self.reports, *self.batches), self.recoveries)
-        return picture_of(reports, repr(self))
+        return picture_of(reports, repr(self), self.state.kind if self.state else "")
 
 
-def picture_of(reports: Reports, text: str) -> MimeBundle:
+def picture_of(reports: Reports, text: str, kind: RunKind) -> MimeBundle:
     """Return a run to display: text, and a picture of its loss, or of another metric.
 
-    Values by step are preferred to those by epoch.
+    Values by step are preferred to those by epoch. In a `fit`, Keras logs by step the mean since
+    the start of the epoch.
     """
     import numpy as np
 
@@ -287,7 +289,9 @@ def picture_of(reports: Reports, text: str) -> MimeBundle:
         for name, values in part.history().items():
             there = ~np.isnan(values).all(axis=0)
             if there.sum() > 1:
-                curves.append(Curve(name, axis, places[there], values[:, there]))
-    curve = min(curves, key=lambda one: one.name != "loss", default=None)
+                is_mean = kind == "fit" and axis == "step"
+                label = f"{name} (as Keras logs it)" if is_mean else name
+                curves.append((name, Curve(label, axis, places[there], values[:, there])))
+    _, curve = min(curves, key=lambda one: one[0] != "loss", default=("", None))
     most_bytes = Settings.from_environment().picture_bytes
     return run_bundle(curve, text, marks(reports.recoveries), most_bytes)

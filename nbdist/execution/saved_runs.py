@@ -255,7 +255,7 @@ class SavedRun:
         JupyterLab with the extension shows the run itself, also while it is in progress.
         """
         text = repr(self)
-        bundle = picture_of(self._reports(batches=True), text)
+        bundle = picture_of(self._reports(batches=True), text, self.state.kind)
         output = RunOutput(id=self.id, text=text, over=self.state.is_over)
         return {RUN_MIME: msgspec.to_builtins(output), **bundle}
 

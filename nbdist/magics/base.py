@@ -41,6 +41,7 @@ class ClusterMagics(Magics):
         super().__init__(shell)
         self._started: Cluster | None = None
         self._brought: dict[str, tuple[object, bytes]] = {}
+        self._copied: dict[str, int] = {}
         self.boards = Boards()
         self._shown: object = None
 

@@ -190,6 +190,7 @@ class DistMagics(ClusterMagics):
             raise UsageError(f"no such name in the notebook: {', '.join(missing)}; define it first")
         objects = {name: self.shell.user_ns[name] for name in args.names}
         size = cluster.push(objects, ranks=args.ranks)
+        self._copied |= {name: id(value) for name, value in objects.items()}
         copied = formatting.names(args.names)
         _report(
             f"copied {copied} to {_ranks_of(cluster, args.ranks)} ({formatting.size(size)} each)"
@@ -199,13 +200,19 @@ class DistMagics(ClusterMagics):
         Option(flags=("names",), nargs="+", help="Names on the workers."),
         RANKS.but(flags=("-r", *RANKS.flags), help="Ranks to copy from, as in 0,2:4.", details=""),
         OUTPUT.but(default="the name on the workers", help="Name in the notebook."),
+        Option(
+            flags=("--replace",),
+            kind="switch",
+            help="Replace a variable of the notebook.",
+            details="A copy from an earlier %dist_push or %dist_pull is always replaced.",
+        ),
     )
     @line_magic
     def dist_pull(self, line: str) -> None:
         """Copy objects of the workers to the notebook.
 
         One rank gives the object itself, several ranks a list in rank order. Arrays arrive as
-        NumPy arrays.
+        NumPy arrays. A variable of the notebook is not replaced without `--replace`.
         """
         args = parse(self.dist_pull, line)
         check_name(args.output)
@@ -214,16 +221,26 @@ class DistMagics(ClusterMagics):
                 f"-o {args.output} is one name for {len(args.names)} objects: pull them one by one"
             )
         cluster = self.running_cluster("%dist_pull")
+        here = self.shell.user_ns
+        targets = [args.output] if args.output else args.names
+        replaced = ", ".join(
+            f"`{name}` ({describe(here[name])})" for name in targets if name in here
+        )
+        own = [
+            name for name in targets if name in here and self._copied.get(name) != id(here[name])
+        ]
+        if own and not args.replace:
+            raise UsageError(
+                f"the notebook has another {formatting.names(own)}: choose a name with -o NAME, or "
+                f"run %dist_pull {' '.join(args.names)} --replace"
+            )
         pulled = cluster.pull(args.names, ranks=args.ranks)
-        names, replaced = self.shell.user_ns, []
-        for name in args.names:
+        for name, target in zip(args.names, targets, strict=True):
             values = [objects[name] for objects in pulled.values()]
-            target = args.output or name
-            if target in names:
-                replaced.append(f"`{target}` ({describe(names[target])})")
-            names[target] = values[0] if len(values) == 1 else values
+            here[target] = values[0] if len(values) == 1 else values
+            self._copied[target] = id(here[target])
         as_name = f" as `{args.output}`" if args.output else ""
-        lost = f"; replaced {', '.join(replaced)} of the notebook" if replaced else ""
+        lost = f"; replaced {replaced} of the notebook" if replaced else ""
         source = _ranks_of(cluster, args.ranks)
         _report(f"copied {formatting.names(args.names)} from {source}{as_name}{lost}")
 

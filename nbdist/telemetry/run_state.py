@@ -26,6 +26,7 @@ from nbdist.records import (
     run_name,
 )
 from nbdist.telemetry.diagnostics import Diagnostics, Pace
+from nbdist.utils.error_text import described
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -224,7 +225,7 @@ class Roster:
     def ended(self, record: CellEnded) -> None:
         """Store the end of the cell on a rank."""
         failed = record.failure if record.status == "error" else None
-        error = f"{failed.ename}: {failed.evalue}" if failed else ""
+        error = described(failed.ename, failed.evalue) if failed else ""
         self._set(record.rank, status=_STATUS[record.status], said=error)
 
     def lost(self, ranks: Iterable[int]) -> None:

@@ -8,19 +8,13 @@ import contextlib
 import functools
 import importlib
 import inspect
-import site
 import sys
-import sysconfig
-import traceback
-from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
 from zmq.eventloop.zmqstream import ZMQStream
 
-from nbdist.errors import AnotherRankError, NbdistError
 from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, Planning, StopAfter
 from nbdist.utils.allocator import return_freed_memory
 from nbdist.worker import cell_scope
@@ -28,7 +22,7 @@ from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.lifting import lifted_loop, module_loops
 from nbdist.worker.runtime import context, rng_alignment, seeding
 from nbdist.worker.runtime.reporter import connect
-from nbdist.worker.runtime.shell import engine_shell, place, source
+from nbdist.worker.runtime.shell import engine_shell
 from nbdist.worker.runtime.stop_point import StopPoint
 from nbdist.worker.training import loop as training_loop
 
@@ -39,11 +33,6 @@ if TYPE_CHECKING:
     from nbdist.records import Replicated, SocketAddress, StepRequest, StrategyName
     from nbdist.worker.inspection.replicated import ReplicatedArrays
     from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
-
-_OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "jaxpr"))
-_INSTALLED = (*site.getsitepackages(), sysconfig.get_path("stdlib"))
-_GENERATED = "__autograph_generated_file"
-"""Part of the names of files with code that AutoGraph has made of the user's."""
 
 
 class _Program(msgspec.Struct, frozen=True):
@@ -327,24 +316,15 @@ class _Cell:
 
     def _is_collective_failure(self, error: BaseException) -> bool:
         """Return True if the error reports failed collectives: the cause is then elsewhere."""
-        text = _message(error)
+        from nbdist.worker import failure  # only cells that fail load it
+
+        text = failure.message(error)
         return any(words in text for words in _COLLECTIVE_FAILURES.get(self._request.strategy, ()))
 
     def _describe(self, error: BaseException, *, follows: bool) -> Failure:
-        own = _user_frames(error.__traceback__)
-        if isinstance(error, NbdistError):  # its message is complete: our own frames would not help
-            return _failure(error, [], own, follows=isinstance(error, AnotherRankError))
-        follows = follows or bool(self._worker.broken)
-        if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
-            return _failure(error, _innermost(own), own, follows=follows)
-        if follows:
-            lines = [line.rstrip() for line in traceback.format_tb(own)]  # plain: rarely read
-            return _failure(error, lines, own, follows=True)
-        try:
-            lines = self._shell.InteractiveTB.structured_traceback(type(error), error, own)
-        except Exception as trouble:  # noqa: BLE001 - an exception whose own repr raises
-            lines = [f"{type(error).__name__} (its traceback could not be shown: {trouble!r})"]
-        return _failure(error, lines, own, follows=False)
+        from nbdist.worker import failure
+
+        return failure.describe(error, self._shell, follows=follows or bool(self._worker.broken))
 
 
 @functools.cache
@@ -358,59 +338,6 @@ def _values_under(strategy: StrategyName) -> ReplicatedArrays | MirroredVariable
     return MirroredVariables()
 
 
-def _failure(
-    error: BaseException, lines: list[str], own: TracebackType | None, *, follows: bool
-) -> Failure:
-    line = own.tb_lineno if own else 0
-    return Failure(
-        ename=type(error).__name__,
-        evalue=_message(error),
-        traceback=tuple(lines),
-        same=f"{type(error).__name__}:{line}",
-        follows=follows,
-    )
-
-
 async def _evaluate(code: CodeType, namespace: dict[str, Any]) -> object:
     result = eval(code, namespace)  # noqa: S307 - the user's own cell
     return await result if inspect.iscoroutine(result) else result
-
-
-def _user_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """Keep the frames of the user's code, and the last frame, where the error was raised.
-
-    IPython takes seconds to format the many frames of the libraries between them. TensorFlow names
-    the user's lines in the message of an error in code that AutoGraph has made.
-    """
-    frames = []
-    while traceback is not None:
-        if _GENERATED not in traceback.tb_frame.f_code.co_filename:
-            frames.append(traceback)
-        traceback = traceback.tb_next
-    own = [f for f in frames[:-1] if not _is_library(f.tb_frame.f_code.co_filename)]
-    chain: TracebackType | None = None
-    for frame in reversed([*own, *frames[-1:]]):
-        chain = TracebackType(chain, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return chain
-
-
-def _innermost(traceback: TracebackType | None) -> list[str]:
-    """Return the innermost place in the user's code, with its line; empty without one."""
-    places = []
-    while traceback is not None:
-        frame, line = traceback.tb_frame, traceback.tb_lineno
-        if not _is_library(frame.f_code.co_filename):
-            places = [f"{place(frame, line)}: {source(frame, line)}"]
-        traceback = traceback.tb_next
-    return places
-
-
-def _is_library(filename: str) -> bool:
-    return filename.startswith(_OURS) or any(part in filename for part in _INSTALLED)
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as trouble:  # noqa: BLE001 - an exception whose own str raises
-        return f"(its message could not be shown: {trouble!r})"

@@ -303,11 +303,11 @@ def test_an_error_without_its_cell_is_one_line_that_opens(lab: Lab, tab: Page) -
     run = new_run(lab.server.runs)
     run.take(steps(1, 3))
     run.flush()
-    error = "ValueError on rank 0@here: in user code:\n\n  File 'f'\n\n  ValueError: too many"
+    error = "ValueError on rank 0@here: too many\n\nin user code:\n\n  File 'f'"
     run.update(status="failed", error=error, ended=time.time())
     run.close()
     shown = show(tab, run.state.id)
-    shown.get_by_text("ValueError on rank 0: too many", exact=True).wait_for()
+    shown.get_by_text("ValueError on rank 0@here: too many", exact=True).wait_for()
     full = shown.get_by_role("group", name="Error of the run")
     assert full.is_hidden()
     shown.get_by_role("button", name="Show the error").click()
@@ -423,3 +423,11 @@ def test_a_run_that_does_not_stop_can_be_canceled(lab: Lab, tab: Page) -> None:
     until(tab, lambda: run.stops_requested() == 1)
     run.update(status="stopped", ended=time.time())
     run.close()
+
+
+def test_an_ended_run_without_metrics_has_no_advice(lab: Lab, tab: Page) -> None:
+    run = new_run(lab.server.runs)
+    run.update(status="failed", error="KeyError on rank 0@here: 'x'", ended=time.time())
+    run.close()
+    shown = show(tab, run.state.id)
+    shown.get_by_text("The run reported no metrics.", exact=True).wait_for()

@@ -11,6 +11,7 @@ from nbdist.errors import CellError
 from nbdist.records import Saving, StepOptions
 from nbdist.worker.checkpoint.folder import steps_in
 from tests import clusters, references
+from tests.runs import latest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,6 +123,11 @@ def _arrays(value: Any) -> list[Any]:
     return [np.asarray(part) for part in value] if isinstance(value, list) else [value]
 
 
+GRAPH_ERROR = """
+m = keras.Sequential([keras.Input((1,)), keras.layers.Embedding(4, 2), keras.layers.Flatten()])
+m.compile("sgd", "mse")
+m.fit(np.full((6, 1), 9), np.zeros((6, 2)), verbose=0)
+"""
 SUM = """
 for xb, yb in data:
     with tf.GradientTape() as tape:
@@ -149,6 +155,22 @@ def test_traceback_of_a_compiled_step_ends_in_the_users_code(cluster: nbdist.Clu
     assert "missing" in shown
     assert "autograph_generated" not in shown
     assert "nbdist/worker" not in shown
+
+
+def test_error_of_a_graph_is_shown_once_without_frames_of_libraries(
+    cluster: nbdist.Cluster,
+) -> None:
+    with pytest.raises(CellError) as error:
+        cluster.run(GRAPH_ERROR, label=9)
+    shown = "\n".join(error.value._render_traceback_())
+    assert shown.count("= 9 is not in [0, 4)") == 1
+    assert "site-packages" not in shown
+    assert "nbdist/worker" not in shown
+    assert "m.fit(" in shown
+    assert f"raised on rank {error.value.rank}@" in shown
+    summary, _, whole = latest(cluster).state().error.partition("\n\n")
+    assert "is not in [0, 4)" in summary
+    assert whole.startswith("Graph execution error:")
 
 
 def test_step_that_sums_over_the_batch_computes_whole_batches(

@@ -133,6 +133,25 @@ def test_traceback_contains_only_user_frames(cluster: nbdist.Cluster) -> None:
     assert "nbdist/worker" not in shown
 
 
+TRACED_ERROR = """import tensorflow as tf
+@tf.function
+def f(x):
+    return g(x)
+def g(x):
+    return tf.matmul(x, x)
+f(tf.zeros((2, 3)))"""
+
+
+def test_error_of_traced_code_names_cells_in_place_of_files(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(nbdist.CellError) as error:
+        cluster.run(TRACED_ERROR, label=7)
+    shown = plain("\n".join(error.value._render_traceback_()))
+    assert "Cell In[7], line 6, in g" in shown
+    assert "ipykernel_" not in shown
+    assert "site-packages" not in shown
+    assert shown.count("Dimensions must be equal") == 1
+
+
 def test_equal_errors_are_counted_and_shown_once(cluster: nbdist.Cluster) -> None:
     with pytest.raises(nbdist.CellError) as error:
         cluster.run("raise ValueError(f'on {rank}')")

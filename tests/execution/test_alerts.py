@@ -87,9 +87,35 @@ def test_the_first_loss_that_is_not_finite_is_an_alert(received: Queue[Alert]) -
     for _ in range(3):
         sender.look(diverged())
     sender.ended(new_state(status="finished", ended=1e9))
-    events = {received.get(timeout=LIMIT_S).event for _ in range(2)}
-    assert events == {"not finite", "finished"}
+    events = [received.get(timeout=LIMIT_S).event for _ in range(2)]
+    assert events == ["not finite", "finished"]
     assert received.empty()
+
+
+def test_a_slow_function_receives_alerts_in_order_and_one_at_a_time() -> None:
+    calls: Queue[str] = Queue()
+    may_end = threading.Event()
+
+    @nbdist.on_alert
+    def slow(alert: Alert) -> None:
+        calls.put(f"begins {alert.event}")
+        if alert.event == "recovered":
+            may_end.wait(LIMIT_S)
+        calls.put(f"ends {alert.event}")
+
+    sender = RunAlerts("")
+    sender.recovered(new_state(), recover(12, 10, 3.0))
+    assert calls.get(timeout=LIMIT_S) == "begins recovered"
+    sender.look(diverged())
+    sender.ended(new_state(status="finished", ended=1e9))
+    may_end.set()
+    assert [calls.get(timeout=LIMIT_S) for _ in range(5)] == [
+        "ends recovered",
+        "begins not finite",
+        "ends not finite",
+        "begins finished",
+        "ends finished",
+    ]
 
 
 def test_a_command_receives_the_alert_as_json(tmp_path: Path) -> None:

@@ -119,7 +119,17 @@ def test_status_push_pull_and_logs(kernel: Kernel) -> None:
     pulled = kernel.run("%dist_pull b -r 1 -o c\nc").check()
     assert pulled.plain == ["[1, 2, 1]"]
     assert pulled.stdout == "nbdist: copied `b` from rank 1 as `c`\n"
-    pulled = kernel.run("b = 'here'\n%dist_pull b\nb").check()
+    again = kernel.run("%dist_pull b -r 1 -o c").check()  # its own copy
+    assert again.stdout == (
+        "nbdist: copied `b` from rank 1 as `c`; replaced `c` (list) of the notebook\n"
+    )
+    refused = kernel.run("b = 'here'\n%dist_pull b")
+    assert refused.ename == "UsageError"
+    assert "the notebook has another `b`" in refused.traceback
+    assert "%dist_pull b --replace" in refused.traceback
+    assert kernel.run("b").check().plain == ["'here'"]
+    kernel.run("%dist_pull a").check()  # pushed by this notebook
+    pulled = kernel.run("%dist_pull b --replace\nb").check()
     assert pulled.plain == ["[[1, 2, 0], [1, 2, 1]]"]
     assert pulled.stdout == (
         "nbdist: copied `b` from 2 workers; replaced `b` (str) of the notebook\n"
@@ -238,7 +248,7 @@ def test_an_error_is_coloured_and_stops_the_queue(kernel: Kernel) -> None:
     assert (done.status, done.ename) == ("error", "CellError")
     text = re.sub(r"\x1b\[[0-9;]*m", "", done.traceback)
     assert re.search(r"Cell In\[\d+\], line 4", text)
-    assert re.search(r"ZeroDivisionError on rank 1@\S+: division by zero", text)
+    assert re.search(r"ZeroDivisionError: division by zero\n\nraised on rank 1@\S+\n", text)
     assert kernel.reply(queued)["status"] == "aborted"
 
 

@@ -1,6 +1,6 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { IRunState } from '../records';
-import { brief } from '../run/errors';
+import { summaryOf } from '../run/errors';
 import type { IFigures } from '../run/figures';
 import { RECOVERING, RUN_LOOKS } from '../run/status';
 import { duration, recovered } from '../run/words';
@@ -46,7 +46,7 @@ function bodyOf(
     return run.findings.find(finding => finding.topic === 'nan')?.text ?? '';
   }
   const took = run.ended > 0 ? trans.__('after %1', duration(run.ended - run.began)) : '';
-  const parts = [took, kind === 'failed' ? brief(run.error) : progress(figures, trans)];
+  const parts = [took, kind === 'failed' ? summaryOf(run.error) : progress(figures, trans)];
   return parts.filter(part => part !== '').join(' · ');
 }
 

@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 import type { IRunState } from '../records';
-import { brief } from '../run/errors';
+import { summaryOf } from '../run/errors';
 import type { IFigures } from '../run/figures';
 import { isOpen } from '../run/status';
 import type { Refused } from './model';
@@ -60,7 +60,7 @@ function Run(props: IRunsProps & { readonly run: IRunState }): React.JSX.Element
       <span className="nbdist-Status" data-status={run.status}>
         {statusName(run, trans)}
       </span>
-      <p>{[when(run), workers].join(' · ')}</p>
+      <p>{[when(run), workers].filter(part => part !== '').join(' · ')}</p>
       {isOpen(run.status) && (
         <div className="nbdist-Running">
           <span>{progress(figuresOf(run.id), trans)}</span>
@@ -81,8 +81,8 @@ function Run(props: IRunsProps & { readonly run: IRunState }): React.JSX.Element
         </div>
       )}
       {run.error !== '' && (
-        <p className="nbdist-Error nbdist-TwoLines" title={brief(run.error)}>
-          {brief(run.error)}
+        <p className="nbdist-Error nbdist-TwoLines" title={summaryOf(run.error)}>
+          {summaryOf(run.error)}
         </p>
       )}
     </li>

@@ -56,10 +56,18 @@ export function moment(seconds: number): string {
     : then.toLocaleString(undefined, { dateStyle: 'short', timeStyle: 'short' });
 }
 
-/** Format start and duration of a run, as in `14:02 · 1 min 20 s`. */
+/**
+ * Format start and duration of a run, as in `14:02 · 1 min 20 s`.
+ *
+ * The default name of a run ends with the time: the start of such a run of today is left out.
+ */
 export function when(run: IRunState): string {
-  const start = moment(run.began);
-  return run.ended > 0 ? `${start} · ${duration(run.ended - run.began)}` : start;
+  const then = new Date(1000 * run.began);
+  const clock = [then.getHours(), then.getMinutes()].map(part => String(part).padStart(2, '0'));
+  const isToday = then.toDateString() === new Date().toDateString();
+  const start = isToday && run.name.endsWith(clock.join(':')) ? '' : moment(run.began);
+  const took = run.ended > 0 ? duration(run.ended - run.began) : '';
+  return [start, took].filter(part => part !== '').join(' · ');
 }
 
 /** Format the progress of a run, as in `step 120 of 400 · loss 0.21 · 1,204 samples/s`. */

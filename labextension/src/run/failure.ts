@@ -1,5 +1,5 @@
 import { make, setText } from './dom';
-import { brief } from './errors';
+import { summaryOf } from './errors';
 import type { Translate } from './words';
 
 /** Error of the run in one line, with a link to the full text in the output of the cell. */
@@ -29,7 +29,7 @@ export class Failure {
 
   draw(error: string): void {
     this.root.hidden = error === '';
-    setText(this.line, brief(error));
+    setText(this.line, summaryOf(error));
     setText(this.full, error);
   }
 

@@ -291,14 +291,20 @@ const PLACES: Record<Axis, string> = {
   second: 'by second'
 };
 
+/** Place of the values by step of a `fit`: Keras logs the mean since the start of the epoch. */
+const LOGGED_BY_KERAS = 'by step, as Keras logs it';
+
 /**
  * Return one chart per metric. A metric with values by step and by epoch has two distinct titles.
  */
 export function metricSources(model: RunModel): ISource[] {
   const metrics = model.metrics();
+  const isFit = model.state?.kind === 'fit';
   return metrics.map(metric => {
+    const { axis } = metric.grid;
     const isTwice = metrics.some(other => other !== metric && other.name === metric.name);
-    const title = isTwice ? `${metric.name} (${PLACES[metric.grid.axis]})` : metric.name;
+    const place = isFit && axis === 'step' ? LOGGED_BY_KERAS : isTwice ? PLACES[axis] : '';
+    const title = place === '' ? metric.name : `${metric.name} (${place})`;
     return new MetricSource(metric, title, 'number', false);
   });
 }

@@ -49,8 +49,10 @@ interface IPage {
   readonly key: string;
   readonly title: string;
   readonly sources: (model: RunModel) => ISource[];
-  /** Text shown while there is no data. */
+  /** Text while there is no data. */
   readonly empty: string;
+  /** Text in its place if the run has ended. */
+  readonly emptyAtEnd?: string;
 }
 
 function pagesIn(translate: Translate): readonly IPage[] {
@@ -62,7 +64,8 @@ function pagesIn(translate: Translate): readonly IPage[] {
       sources: metricSources,
       empty: translate(
         'No metrics yet. Call `report(loss=…)` or make the loss the last line of a step.'
-      )
+      ),
+      emptyAtEnd: translate('The run reported no metrics.')
     },
     { key: 'time', title: translate('Step time'), sources: stepTimeSources, empty: noStep },
     { key: 'rate', title: translate('Throughput'), sources: throughputSources, empty: noStep },
@@ -234,7 +237,12 @@ export class RunView {
     this.shownPage = page.key;
     this.toolbar.root.hidden = all.length === 0;
     const none = this.translate('No metric has this name.');
-    this.charts.show(sources, all.length === 0 ? page.empty : none);
+    this.charts.show(sources, all.length === 0 ? this.emptyText(page) : none);
+  }
+
+  private emptyText(page: IPage): string {
+    const isOver = this.model.state !== null && !isOpen(this.model.state.status);
+    return isOver ? (page.emptyAtEnd ?? page.empty) : page.empty;
   }
 
   /**

@@ -4,7 +4,7 @@ import type { IRecoveryRecord } from '../records';
 export type Translate = (text: string) => string;
 
 /** Unit of a number. Determines its format. */
-export type Unit = 'number' | 'short' | 'seconds' | 'bytes' | 'share';
+export type Unit = 'number' | 'short' | 'seconds' | 'bytes' | 'bytes/s' | 'share';
 
 const DIGITS = 4;
 const COUNT = new Intl.NumberFormat(undefined, { maximumFractionDigits: 0 });
@@ -73,6 +73,19 @@ const BYTES: readonly IScale[] = [
   { factor: 1024 ** -1, suffix: ' KiB' },
   { factor: 1, suffix: ' B' }
 ];
+/** Decimal scales, as networks and disks are specified. */
+const BYTES_PER_SECOND: readonly IScale[] = [
+  { factor: 1e-12, suffix: ' TB/s' },
+  { factor: 1e-9, suffix: ' GB/s' },
+  { factor: 1e-6, suffix: ' MB/s' },
+  { factor: 1e-3, suffix: ' kB/s' },
+  { factor: 1, suffix: ' B/s' }
+];
+const SCALES: Partial<Record<Unit, readonly IScale[]>> = {
+  seconds: SECONDS,
+  bytes: BYTES,
+  'bytes/s': BYTES_PER_SECOND
+};
 const LARGE: readonly IScale[] = [
   { factor: 1e-9, suffix: 'G' },
   { factor: 1e-6, suffix: 'M' },
@@ -85,7 +98,7 @@ function scaleOf(unit: Unit, size: number): IScale {
   if (unit === 'share') {
     return { factor: 100, suffix: ' %' };
   }
-  const scales = unit === 'seconds' ? SECONDS : unit === 'bytes' ? BYTES : [];
+  const scales = SCALES[unit] ?? [];
   const fitting = scales.find(scale => size * scale.factor >= 1);
   const least = size === 0 ? scales[0] : scales[scales.length - 1];
   return fitting ?? least ?? NO_SCALE;

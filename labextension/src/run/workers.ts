@@ -1,6 +1,6 @@
 import type { IRunState, IRunWorker } from '../records';
 import { Disposables, make, setAttribute, setText } from './dom';
-import { brief } from './errors';
+import { summaryOf } from './errors';
 import { stepSecondsOf } from './figures';
 import type { RunModel } from './model';
 import type { ILook } from './status';
@@ -163,7 +163,7 @@ export class Workers {
       }
     });
     setText(row.sign, look.sign);
-    const error = brief(worker.said);
+    const error = summaryOf(worker.said);
     setText(row.state, this.translate(look.word) + (error === '' ? '' : `: ${error}`));
     setAttribute(row.state, 'title', error);
     setAttribute(row.root, 'data-tone', look.tone);

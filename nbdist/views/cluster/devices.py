@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nbdist.records import Bench, Crossing, Link, Product, Topology
 
 
-_DEVICES = ("rank", "host", "device", "kind", "memory", "used", "plugin")
+_DEVICES = ("rank", "host", "devices", "kind", "memory", "used", "plugin")
 _LINKS = ("links", "members", "latency", "one way, if all send", "source")
 _TRANSFERS = ("transfers", "latency", "one way, if all do")
 _WAYS = ("product", "each matrix", "{home}", "{there}, with transfers", "faster")
@@ -33,7 +33,7 @@ Table = tuple[tuple[str, ...], list[list[str]], tuple[int, ...]]
 
 @dataclass(frozen=True, repr=False)
 class DevicesPicture(ResultTable[DeviceState]):
-    """Devices, one row each, as `%dist_devices` shows them.
+    """Devices as `%dist_devices` shows them: equal devices of a host in one line.
 
     The key of a device is its name, or `rank/name` if devices of several ranks have one name.
 
@@ -80,7 +80,7 @@ class DevicesPicture(ResultTable[DeviceState]):
         return f"nbdist: {formatting.count(len(self.devices), 'device')}{of} on {places}"
 
     def _tables(self) -> Iterator[Table]:
-        yield _DEVICES, formatting.joined(map(_device, self.devices)), (0, 4, 5)
+        yield _DEVICES, list(_groups(self.devices)), (0, 4, 5)
         links = list(self._links())
         if links:
             yield _LINKS, links, (1, 2, 3)
@@ -126,16 +126,45 @@ class DevicesPicture(ResultTable[DeviceState]):
             yield _MEASURES if self.of_cluster else _MEASURES_OWN
 
 
-def _device(device: DeviceState) -> list[str]:
-    return [
-        str(device.process),
-        device.host,
-        device.name,
-        device.kind,
-        formatting.size(device.memory_bytes) if device.memory_bytes else _UNKNOWN,
-        formatting.size(device.used_bytes) if device.used_bytes is not None else _UNKNOWN,
-        device.plugin,
-    ]
+def _groups(devices: Sequence[DeviceState]) -> Iterator[list[str]]:
+    """Yield a row for the equal devices of a host."""
+    groups: dict[tuple[object, ...], list[DeviceState]] = {}
+    for device in devices:
+        facts = device.host, device.kind, device.memory_bytes, device.plugin
+        groups.setdefault(facts, []).append(device)
+    for group in groups.values():
+        first = group[0]
+        yield [
+            formatting.ranks({device.process for device in group}),
+            first.host,
+            _names(group),
+            first.kind,
+            formatting.size(first.memory_bytes) if first.memory_bytes else _UNKNOWN,
+            _used(group),
+            first.plugin,
+        ]
+
+
+def _names(group: Sequence[DeviceState]) -> str:
+    """Format names of devices as ranges: `gpu:0-7`. Ranks can have devices of the same name."""
+    numbers: dict[str, list[str]] = {}
+    for name in dict.fromkeys(device.name for device in group):
+        platform, _, number = name.rpartition(":")
+        numbers.setdefault(platform, []).append(number)
+    return ", ".join(
+        f"{platform}:{formatting.ranks(map(int, found))}"
+        if all(map(str.isdecimal, found))
+        else ", ".join(f"{platform}:{number}" if platform else number for number in found)
+        for platform, found in numbers.items()
+    )
+
+
+def _used(group: Sequence[DeviceState]) -> str:
+    used = sorted(device.used_bytes for device in group if device.used_bytes is not None)
+    if not used:
+        return _UNKNOWN
+    least, most = formatting.size(used[0]), formatting.size(used[-1])
+    return least if least == most else f"{least} to {most}"
 
 
 def _transfer(name: str, link: Link) -> list[str]:

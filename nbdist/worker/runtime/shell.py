@@ -58,8 +58,12 @@ def engine_shell() -> Any:
 def place(frame: FrameType, line: int) -> str:
     """Format a place like IPython's tracebacks do: `Cell In[3], line 14`."""
     file = frame.f_code.co_filename
-    name = engine_shell().compile.format_code_name(file)
-    return f"{' '.join(name) if name else file}, line {line}"
+    return f"{cell_name(file) or file}, line {line}"
+
+
+def cell_name(file: str) -> str:
+    """Return the name of the cell whose code has this file name, `Cell In[3]`; empty for others."""
+    return " ".join(engine_shell().compile.format_code_name(file) or ())
 
 
 def source(frame: FrameType, line: int) -> str:

@@ -84,11 +84,28 @@ def test_the_title_counts_devices_workers_and_hosts() -> None:
 
 
 def test_unknown_memory_is_marked() -> None:
+    shown = picture(device(), device(1, memory_bytes=None, used_bytes=None))
+    ((_, *rows),) = tables(shown)
+    assert [row[4:6] for row in rows] == [["2.3 GiB", "0 B"], ["-", "-"]]
+
+
+def test_equal_devices_of_a_host_are_one_line() -> None:
     shown = picture(
-        device(), device(1, memory_bytes=None, used_bytes=None), device(2, used_bytes=7_000_000)
+        *(device(i // 2, name=f"gpu:{i % 2}", used_bytes=i * 7_000_000) for i in range(4)),
+        device(2, host="b", name="gpu:3"),
+        device(2, host="b", name="gpu:1"),
+        device(2, host="b", name="gpu:2"),
+        device(2, host="b", name="cpu:0", kind="cpu"),
+        device(3, host="c", name="meta"),
     )
     ((_, *rows),) = tables(shown)
-    assert [row[4:6] for row in rows] == [["2.3 GiB", "0 B"], ["-", "-"], ["2.3 GiB", "6.7 MiB"]]
+    assert [row[:4] for row in rows] == [
+        ["0-1", "a", "gpu:0-1", "X9"],
+        ["2", "b", "gpu:1-3", "X9"],
+        ["2", "b", "cpu:0", "cpu"],
+        ["3", "c", "meta", "X9"],
+    ]
+    assert rows[0][5] == "0 B to 20.0 MiB"
 
 
 def test_links_between_several_devices_are_measured_or_from_tables() -> None:
