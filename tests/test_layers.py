@@ -166,6 +166,7 @@ STARTED_BY_NAME: dict[str, set[str]] = {
     "nbdist.cluster.jax_coordinators": {"nbdist.worker.jax.runtime.coordinator"},
     "nbdist.cluster.launcher": {"nbdist.worker.engine"},
     "nbdist.strategies": {"nbdist.worker.jax.strategy"},
+    "nbdist.worker.script.run_store": {"nbdist.execution.program_runs"},
     "nbdist.worker.data.sources": {"nbdist.worker.jax.arrays.distributed_dataset"},
 }
 """Modules that a string may name although the table does not allow their import.

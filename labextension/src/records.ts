@@ -189,6 +189,8 @@ export interface IPlanCheck {
  *     versions: versions of Python and packages, by name.
  *     writer: process that writes the run.
  *     stoppable: Stop ends the run at the end of a step.
+ *     program: file name of the exported program whose run it is; empty for a notebook's cell. The
+ *         page cannot stop a program.
  *     request: id of the front end's execution request; empty if unknown.
  *     cell: id of the cell in its notebook; empty if unknown.
  *     recoveries: recoveries of lost ranks, `heals` in run.json. They supersede earlier reports of
@@ -224,6 +226,7 @@ export interface IRunState {
   readonly findings: readonly IFinding[];
   readonly error: string;
   readonly stoppable: boolean;
+  readonly program: string;
   readonly request: string;
   readonly cell: string;
   readonly heals: readonly IRecoveryRecord[];

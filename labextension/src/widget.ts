@@ -4,7 +4,7 @@ import runStyle from '../style/run.css';
 import type { IRunState, ITable } from './records';
 import { make } from './run/dom';
 import { RunModel } from './run/model';
-import { isOpen } from './run/status';
+import { canStop } from './run/status';
 import { RunView } from './run/view';
 
 /** Traits of the Python widget. */
@@ -42,7 +42,7 @@ function widget(): AnyWidget<ITraits> {
       el.append(styles(), host, words);
       const view = new RunView(host, run, { stop: () => undefined });
       const look = (): void => {
-        words.hidden = run.state === null || !isOpen(run.state.status);
+        words.hidden = run.state === null || !canStop(run.state);
       };
       const stopLooking = run.subscribe(look);
       look();

@@ -156,6 +156,8 @@ test('the loss of a fit is that of its latest report, and a mean of its epoch', 
   assert.deepEqual(shown(), [7, 'epoch mean']);
   model.onRows(Float64Array.from([0, ...[0, 2, 3, 3, 0.5, 6]]));
   assert.deepEqual(shown(), [6, 'epoch mean']);
+  model.onRows(Float64Array.from([1, ...[0, -1, -1, 4, 5]])); // `evaluate` after the fit
+  assert.deepEqual(shown(), [6, 'epoch mean']);
   model.onRows(Float64Array.from([1, ...[0, 2, -1, 3.1, 5]]));
   model.onState(state({ kind: 'step' }));
   assert.deepEqual(shown(), [6, 'last step']);

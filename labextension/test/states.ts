@@ -26,6 +26,7 @@ export function runState(change: Partial<IRunState>): IRunState {
     findings: [],
     error: '',
     stoppable: true,
+    program: '',
     heals: [],
     healing: '',
     plan: null,

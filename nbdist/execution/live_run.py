@@ -367,6 +367,8 @@ def begin(
     workers: Sequence[WorkerState],
     settings: Settings,
     seed: int | None = None,
+    *,
+    program: str = "",
 ) -> LiveRun:
     """Begin to store a run.
 
@@ -377,6 +379,7 @@ def begin(
         workers: the workers that run the cell.
         settings: the folder and the number of stored runs.
         seed: the seed of the workers.
+        program: file name of the exported program that has the cell; empty in a notebook.
 
     Returns:
         The run. It is not stored if telemetry is off, or if its directory cannot be created.
@@ -392,7 +395,7 @@ def begin(
         number=request.number,
         label=request.label,
         header=header,
-        name=request.options.name or run_name(request.label, kind, began),
+        name=request.options.name or run_name(request.label, kind, began, program),
         kind=kind,
         strategy=request.strategy,
         framework=", ".join(f"{k} {v}" for k, v in versions.items() if k != "python"),
@@ -401,7 +404,8 @@ def begin(
         workers=tuple(map(_run_worker, workers)),
         versions=versions,
         writer=this_process(),
-        stoppable=request.step is not None,
+        stoppable=request.step is not None and not program,
+        program=program,
         request=asked.id,
         cell=asked.cell,
         seed=seed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 import msgspec
@@ -20,6 +21,7 @@ from nbdist.views.run.runs_table import RunLine, RunsPicture
 from nbdist.views.run.summary import Reached, described, titled
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping, Sequence
 
     import numpy as np
@@ -52,10 +54,11 @@ _COLUMNS = (
 _ROWS_OF_THE_END = 4096
 
 
-def runs() -> Runs:
+def runs(folder: str | os.PathLike[str] | None = None) -> Runs:
     """Return the saved runs, newest first, including those in progress.
 
-    Environment variables set their folder (`NBDIST_RUNS_FOLDER`) and number (`NBDIST_KEPT_RUNS`).
+    Args:
+        folder: Folder of the runs, such as that of a job. Default: that of `NBDIST_RUNS_FOLDER`.
 
     Returns:
         A sequence of `SavedRun`. Index it by position, by slice or by id. `to_dataframe()` has one
@@ -81,7 +84,8 @@ def runs() -> Runs:
         Cell ... loss 3.05 after 3 steps
         Cell ... loss 5.05 after 5 steps
     """
-    found = run_reader.search(Settings.from_environment().runs_path)
+    path = Settings.from_environment().runs_path if folder is None else Path(folder).expanduser()
+    found = run_reader.search(path)
     return Runs([SavedRun(run) for run in found.runs], found.refused)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import cell_magic, line_magic, magics_class
 
 from nbdist.errors import CellError, UsageError
+from nbdist.execution.following import follow
 from nbdist.magics.base import ClusterMagics, describe
 from nbdist.magics.options import (
     OUTPUT,
@@ -30,6 +32,7 @@ from nbdist.magics.start_options import (
 )
 from nbdist.records import Option
 from nbdist.session.discovery import attach, stop_all
+from nbdist.settings import Settings
 from nbdist.views import formatting
 from nbdist.views.surface import show_once
 
@@ -96,13 +99,28 @@ class DistMagics(ClusterMagics):
 
     @command(
         Option(flags=("cluster",), nargs="?", default="the only one", help="Id of the cluster."),
+        Option(
+            flags=("--run",),
+            metavar="FOLDER",
+            help="Folder of a run, or of runs, of a job: follow it instead.",
+        ),
         OUTPUT,
     )
     @line_magic
     def dist_attach(self, line: str) -> None:
-        """Take over the workers of a notebook whose kernel has ended, and follow their cell."""
+        """Take over the workers of a notebook whose kernel has ended, and follow their cell.
+
+        With `--run`, show the run of a job until it ends. An interrupt ends the view, not the job.
+        """
         args = parse(self.dist_attach, line)
         check_name(args.output)
+        if args.run:
+            if args.cluster:
+                raise UsageError("--run follows a job, not a cluster: leave out the id")
+            run = follow(Path(args.run), Settings.from_environment())
+            if args.output:
+                self.shell.user_ns[args.output] = run
+            return
         self._refuse_running()
         self._brought = {}
         self._started = cluster = attach(args.cluster or "")

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from nbdist.records.base import Record, StrategyName
 from nbdist.records.cell_options import CellOptions, Saving, StepOptions
+from nbdist.records.cluster import WorkerState
 from nbdist.records.plan import Planning
 
 
@@ -155,3 +156,21 @@ class CellRequest(Command, frozen=True):
     def with_options(self, **changes: object) -> Self:
         """Return the request with other options."""
         return structs.replace(self, options=structs.replace(self.options, **changes))
+
+
+class ProgramCell(Record, frozen=True):
+    """A cell of an exported program that begins, for the process that stores the program's runs.
+
+    Attributes:
+        request: the cell.
+        program: file name of the program.
+        source: source of the program.
+        workers: all ranks.
+        seed: seed of all ranks.
+    """
+
+    request: CellRequest
+    program: str
+    source: str
+    workers: tuple[WorkerState, ...]
+    seed: int

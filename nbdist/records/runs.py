@@ -206,6 +206,8 @@ class RunState(Record, frozen=True):
         versions: versions of Python and packages, by name.
         writer: process that writes the run.
         stoppable: Stop ends the run at the end of a step.
+        program: file name of the exported program whose run it is; empty for a notebook's cell. The
+            page cannot stop a program.
         request: id of the front end's execution request; empty if unknown.
         cell: id of the cell in its notebook; empty if unknown.
         recoveries: recoveries of lost ranks, `heals` in run.json. They supersede earlier reports of
@@ -241,6 +243,7 @@ class RunState(Record, frozen=True):
     findings: tuple[Finding, ...] = ()
     error: str = ""
     stoppable: bool = False
+    program: str = ""
     request: str = ""
     cell: str = ""
     recoveries: tuple[RecoveryRecord, ...] = msgspec.field(name="heals", default=())
@@ -263,7 +266,7 @@ class RunState(Record, frozen=True):
     @property
     def title(self) -> str:
         """The name of the run. Runs of older versions have none."""
-        return self.name or run_name(self.label, self.kind, self.began)
+        return self.name or run_name(self.label, self.kind, self.began, self.program)
 
     @property
     def seconds(self) -> float:
@@ -276,16 +279,17 @@ def short_id(run: str) -> str:
     return run.rpartition("-")[2]
 
 
-def run_name(label: int, kind: RunKind, began: float) -> str:
-    """Return the default name of a run: `Cell 30, fit, 20:27`.
+def run_name(label: int, kind: RunKind, began: float, program: str = "") -> str:
+    """Return the default name of a run: `Cell 30, fit, 20:27`, or `train.py, fit, 20:27`.
 
     Args:
         label: execution count of the notebook.
         kind: kind of its steps.
         began: start of the run, in seconds since 1970.
+        program: file name of an exported program.
     """
     at = time.strftime("%H:%M", time.localtime(began))
-    return ", ".join(filter(None, (f"Cell {label}", kind, at)))
+    return ", ".join(filter(None, (program or f"Cell {label}", kind, at)))
 
 
 class RunList(Record, frozen=True):

@@ -137,7 +137,7 @@ class Reports:
 
         Intervals that contain a recovery are not counted.
         """
-        rank, _, step, time_s = self.places[self._place("step") > 0].T
+        rank, _, step, time_s = self.places[self._place("step") >= 0].T
         own = rank == rank[:1]
         times = time_s[own][np.argsort(step[own], kind="stable")]
         part = np.searchsorted(np.sort([recovery.time_s for recovery in self.recoveries]), times)
@@ -149,9 +149,12 @@ class Reports:
         return column
 
     def by_step(self) -> Self:
-        """Return the reports of steps, or all reports if there are none."""
-        of_steps = self._place("step") > 0
-        return self._chosen(of_steps) if of_steps.any() else self
+        """Return the reports of steps, else those of epochs, else all, as those of `evaluate`."""
+        for place in ("step", "epoch"):
+            rows = self._place(place) >= 0
+            if rows.any():
+                return self._chosen(rows)
+        return self
 
     def history(self) -> dict[str, np.ndarray]:
         """Return each metric as an array of shape (ranks, steps), float64.
@@ -174,15 +177,15 @@ class Reports:
 
     def parts(self) -> Iterator[Self]:
         """Yield the reports of steps, then the others. Leaves out a part without reports."""
-        of_steps = self._place("step") > 0
+        of_steps = self._place("step") >= 0
         for rows in (of_steps, ~of_steps):
             if rows.any():
-                yield self._chosen(rows)
+                yield self._chosen(rows).by_step()
 
     def axis(self) -> tuple[str, np.ndarray]:
         """Return the axis of `history`: its name, and the position of each column."""
         _, epoch, step = self.by_step().places[:, :3].T
-        if (step > 0).any():
+        if (step >= 0).any():
             where, name = np.stack([np.maximum(step, 0), epoch, step], axis=1), "step"
             return name, np.unique(where, axis=0)[:, 2]
         return "epoch", np.unique(np.stack([step, epoch], axis=1), axis=0)[:, 1]
@@ -211,8 +214,8 @@ class Reports:
 
 
 def _count(numbers: np.ndarray) -> int:
-    """Return the number of distinct values above 0."""
-    return len(np.unique(numbers[numbers > 0]))
+    """Return the number of distinct values from 0 on."""
+    return len(np.unique(numbers[numbers >= 0]))
 
 
 def _metrics(columns: Columns, rows: np.ndarray) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
 """Receiver of the event stream: one thread in the notebook receives the records of all ranks.
 
 A ZeroMQ PULL socket on loopback, encrypted with CURVE. Engines receive its key only over
-ipyparallel's signed channel.
+ipyparallel's signed channel. That of an exported program is on the interface of its ranks.
 
 Subscribers store and show the records: logs, the directory of a run, the monitor of a cell.
 """
@@ -18,7 +18,7 @@ import zmq
 
 from nbdist.records import PLACE, AnyEvent, Metrics, Rows
 from nbdist.telemetry.tables import FLOAT_BYTES, as_rows
-from nbdist.utils.sockets import bind_socket
+from nbdist.utils.sockets import LOOPBACK, bind_socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -57,18 +57,19 @@ class Receiver:
 
     Args:
         bound_socket: socket that another process bound before.
+        host: address of the interface, for a new socket.
 
     Attributes:
         bound_socket: socket to which engines connect.
         subscribers: subscribers to the records of all cells.
     """
 
-    def __init__(self, bound_socket: BoundSocket | None = None) -> None:
+    def __init__(self, bound_socket: BoundSocket | None = None, host: str = LOOPBACK) -> None:
         self.subscribers = Subscribers()
         self._decoder = msgspec.msgpack.Decoder(AnyEvent)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._socket = context.socket(zmq.PULL)
-        self.bound_socket = bind_socket(self._socket, bound_socket)
+        self.bound_socket = bind_socket(self._socket, bound_socket, host)
         self._stop = context.socket(zmq.PAIR)
         self._stopped = context.socket(zmq.PAIR)
         self._stop.bind(f"inproc://nbdist-receiver-{id(self)}")

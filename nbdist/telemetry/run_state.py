@@ -72,7 +72,9 @@ class RunChanges:
         self._notes = {note.text: note for note in state.findings if note.topic in _NOTED}
         self._changes: dict[str, object] = {}
         self._is_step = state.kind == "step"
-        self._default_name = partial(run_name, state.label, began=state.began)
+        self._default_name = partial(
+            run_name, state.label, began=state.began, program=state.program
+        )
         self._is_named = state.name != self._default_name(state.kind)
 
     def receive(self, record: AnyEvent) -> None:

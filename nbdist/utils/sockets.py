@@ -14,7 +14,7 @@ from nbdist.records import BoundSocket
 if TYPE_CHECKING:
     from typing import Any
 
-_HOST = "tcp://127.0.0.1"
+LOOPBACK = "127.0.0.1"
 _PORTS = (61000, 65536)
 """Range above Linux's ephemeral ports: a successor of this process can bind the same port."""
 
@@ -22,12 +22,15 @@ _REBIND_S = 5.0
 _POLL_S = 0.02
 
 
-def bind_socket(socket: zmq.Socket[Any], bound_socket: BoundSocket | None) -> BoundSocket:
-    """Encrypt a socket with CURVE and bind it on loopback.
+def bind_socket(
+    socket: zmq.Socket[Any], bound_socket: BoundSocket | None, host: str = LOOPBACK
+) -> BoundSocket:
+    """Encrypt a socket with CURVE and bind it.
 
     Args:
         socket: a socket that is not bound yet.
         bound_socket: the previous port and keys; None for a random port and new keys.
+        host: address of the interface.
 
     Returns:
         The port and the keys, to bind the socket again later.
@@ -41,10 +44,16 @@ def bind_socket(socket: zmq.Socket[Any], bound_socket: BoundSocket | None) -> Bo
     socket.curve_publickey, socket.curve_secretkey = keys
     socket.curve_server = True
     if bound_socket is None:
-        port = socket.bind_to_random_port(_HOST, *_PORTS)
+        socket.ipv6 = ":" in host
+        port = socket.bind_to_random_port(tcp_address(host), *_PORTS)
         return BoundSocket(port=port, public_key=keys[0], secret_key=keys[1])
     _bind_again(socket, bound_socket.port)
     return bound_socket
+
+
+def tcp_address(host: str) -> str:
+    """Return the address of a host for ZeroMQ, without a port."""
+    return f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
 
 
 def _bind_again(socket: zmq.Socket[Any], port: int) -> None:
@@ -52,7 +61,7 @@ def _bind_again(socket: zmq.Socket[Any], port: int) -> None:
     deadline = time.monotonic() + _REBIND_S
     while True:
         try:
-            socket.bind(f"{_HOST}:{port}")
+            socket.bind(f"{tcp_address(LOOPBACK)}:{port}")
         except zmq.ZMQError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise StartError(

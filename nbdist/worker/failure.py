@@ -32,7 +32,7 @@ def describe(error: BaseException, shell: Any, *, follows: bool) -> Failure:
 
     Args:
         error: the exception.
-        shell: IPython's shell, which formats tracebacks.
+        shell: IPython's shell, which formats tracebacks; None in a program.
         follows: True if the failure of another rank caused the error.
     """
     own = _user_frames(error)
@@ -40,9 +40,9 @@ def describe(error: BaseException, shell: Any, *, follows: bool) -> Failure:
         return _failure(error, [], own, follows=isinstance(error, AnotherRankError))
     if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
         return _failure(error, _innermost(own), own, follows=follows)
-    if follows:
+    if follows or shell is None:
         lines = [line.rstrip() for line in format_tb(own)]  # plain: rarely read
-        return _failure(error, lines, own, follows=True)
+        return _failure(error, lines, own, follows=follows)
     try:
         lines = shell.InteractiveTB.structured_traceback(type(error), error, own)
     except Exception as trouble:  # noqa: BLE001 - an exception whose own repr raises

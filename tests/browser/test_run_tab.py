@@ -431,3 +431,16 @@ def test_an_ended_run_without_metrics_has_no_advice(lab: Lab, tab: Page) -> None
     run.close()
     shown = show(tab, run.state.id)
     shown.get_by_text("The run reported no metrics.", exact=True).wait_for()
+
+
+def test_the_run_of_a_program_has_no_stop_button(lab: Lab, tab: Page) -> None:
+    """Its scheduler stops it. A process beside its rank 0 writes the run, so it is live."""
+    for program, number in (("", 1), ("train.py", 0)):
+        run = new_run(lab.server.runs, program=program)
+        run.take(steps(1, 3))
+        run.flush()
+        shown = show(tab, run.state.id)
+        shown.locator(".nbdist-pill").get_by_text("running").wait_for()
+        assert shown.get_by_role("button", name="Stop run").count() == number
+        run.update(status="finished", ended=time.time())
+        run.close()

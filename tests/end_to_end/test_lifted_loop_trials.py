@@ -323,6 +323,37 @@ def test_function_keeps_no_trace_of_a_step(cluster: nbdist.Cluster) -> None:
     assert outcome(cluster, alone) == pytest.approx(one["own"], rel=1e-5)
 
 
+NOISE = """
+import numpy as np, tensorflow as tf, keras
+keras.utils.set_random_seed(5)
+rows = np.random.default_rng(0).random((128, 4)).astype("float32")
+net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+adam = keras.optimizers.Adam(1e-2)
+@tf.function
+def noisy_step(x):
+    with tf.GradientTape() as tape:
+        code = net(x)
+        noise = tf.random.normal(shape=tf.shape(code))
+        loss = tf.reduce_mean((code + noise - x) ** 2)
+    variables = net.trainable_variables
+    adam.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    return loss
+for xb in tf.data.Dataset.from_tensor_slices(rows).batch(32):
+    loss = noisy_step(xb)
+"""
+
+
+def test_draws_with_a_state_are_named_and_do_not_fail_the_trial(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(NOISE)
+    text = capsys.readouterr()
+    shown = text.out + text.err
+    assert shown.count("an operation that has a state, such as `tf.random.normal`") == 1
+    assert "16 on each" in shown
+    assert "every worker computes whole batches" not in shown
+
+
 COMPILED_EPOCH = """
 @tf.function
 def train_epoch(data):

@@ -18,7 +18,7 @@ reports = st.builds(
     rank=st.integers(0, 3),
     cell=st.just(1),
     epoch=st.integers(-1, 2),
-    step=st.sampled_from([-1, 1, 2, 3]),
+    step=st.sampled_from([-1, 0, 1, 3]),
     time_s=st.integers(0, 5).map(float),
     own=st.dictionaries(st.sampled_from("ab"), st.integers(0, 9).map(float)),
     shared=st.dictionaries(st.sampled_from("bc"), st.integers(0, 9).map(float)),
@@ -27,7 +27,8 @@ reports = st.builds(
 
 @given(st.lists(reports, max_size=12, unique_by=lambda m: (m.rank, m.epoch, m.step)))
 def test_every_value_is_at_its_rank_and_step(metrics_list: list[Metrics]) -> None:
-    chosen = [m for m in metrics_list if m.step > 0] or metrics_list
+    of_steps = [m for m in metrics_list if m.step >= 0]
+    chosen = of_steps or [m for m in metrics_list if m.epoch >= 0] or metrics_list
     ranks = sorted({m.rank for m in chosen})
     places = sorted({(max(m.step, 0), m.epoch, m.step) for m in chosen})
     history = Reports.of(metrics_list).history()
@@ -153,15 +154,15 @@ def test_a_report_at_the_time_of_a_recovery_follows_it() -> None:
 
 
 def test_epochs_and_steps_may_begin_at_0() -> None:
-    """The user may number them. The history has no column for step 0."""
+    """The user may number them, as in `for step in range(100)`."""
     lost = [_at(0, step, step / 10) for step in range(4)]
     lost.append(_at(0, -1, 0.35))
     again = [_at(0, step, 1 + step / 10) for step in range(2, 5)]
     recovered = Reports.of([*lost, *again], [recover(3, 1, time_s=0.4)])
     assert recovered.places[:, 2].tolist() == [0, 1, 2, 3, 4]
-    assert recovered.history()["loss"].shape == (1, 4)
+    assert recovered.history()["loss"].shape == (1, 5)
     axis, places = recovered.axis()
-    assert (axis, places.tolist()) == ("step", [1, 2, 3, 4])
+    assert (axis, places.tolist()) == ("step", [0, 1, 2, 3, 4])
 
 
 def test_the_returned_run_has_each_step_once() -> None:
@@ -178,3 +179,13 @@ def test_the_returned_run_has_each_step_once() -> None:
     undone.keep(RECOVERED_TWICE[0])
     undone.recovered(RECOVERIES[0])
     assert undone.run().last("loss") == 4, "no step after the checkpoint was repeated"
+
+
+def test_the_history_of_a_fit_does_not_contain_an_evaluation_after_it() -> None:
+    epochs = [_at(epoch, -1, epoch / 10) for epoch in (1, 2)]
+    kept = Reports.of([*epochs, _at(-1, -1, 0.5)])
+    assert kept.history()["loss"].shape == (1, 2)
+    assert kept.axis()[1].tolist() == [1, 2]
+    (part,) = kept.parts()
+    assert part.history()["loss"].shape == (1, 2)
+    assert Reports.of([_at(-1, -1, 0.5)]).history()["loss"].shape == (1, 1)

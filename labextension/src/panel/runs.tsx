@@ -3,7 +3,7 @@ import * as React from 'react';
 import type { IRunState } from '../records';
 import { summaryOf } from '../run/errors';
 import type { IFigures } from '../run/figures';
-import { isOpen } from '../run/status';
+import { canStop, isOpen } from '../run/status';
 import type { Refused } from './model';
 import { progress, runTitle, statusName, when } from './words';
 
@@ -64,20 +64,22 @@ function Run(props: IRunsProps & { readonly run: IRunState }): React.JSX.Element
       {isOpen(run.status) && (
         <div className="nbdist-Running">
           <span>{progress(figuresOf(run.id), trans)}</span>
-          <button
-            type="button"
-            className="jp-mod-styled jp-mod-reject"
-            aria-label={trans.__('Stop run %1', title)}
-            title={
-              run.status === 'running'
-                ? trans.__('Stop the run after the current step')
-                : trans.__('The run stops after the current step')
-            }
-            disabled={run.status !== 'running'}
-            onClick={() => onStop(run.id)}
-          >
-            {trans.__('Stop run')}
-          </button>
+          {canStop(run) && (
+            <button
+              type="button"
+              className="jp-mod-styled jp-mod-reject"
+              aria-label={trans.__('Stop run %1', title)}
+              title={
+                run.status === 'running'
+                  ? trans.__('Stop the run after the current step')
+                  : trans.__('The run stops after the current step')
+              }
+              disabled={run.status !== 'running'}
+              onClick={() => onStop(run.id)}
+            >
+              {trans.__('Stop run')}
+            </button>
+          )}
         </div>
       )}
       {run.error !== '' && (

@@ -59,7 +59,9 @@ export function figures(model: RunModel, now: number): IFigures {
  */
 function latestMetric(model: RunModel): Metric | undefined {
   const all = model.metrics();
-  const named = all.filter(metric => metric.name === all[0]?.name);
+  const first = all.filter(metric => metric.name === all[0]?.name);
+  const placed = first.filter(metric => metric.grid.axis !== 'report'); // not those of `evaluate`
+  const named = placed.length > 0 ? placed : first;
   const bySteps = named.filter(metric => metric.grid.axis === 'step');
   return (bySteps.length > 0 && model.state?.kind !== 'fit' ? bySteps : named).reduce<
     Metric | undefined

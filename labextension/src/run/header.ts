@@ -3,7 +3,7 @@ import { Disposables, make, setAttribute, setText } from './dom';
 import type { IFigures } from './figures';
 import { figures } from './figures';
 import type { Connection, RunModel } from './model';
-import { RECOVERING, isOpen, RUN_LOOKS } from './status';
+import { RECOVERING, canStop, isOpen, RUN_LOOKS } from './status';
 import type { Translate } from './words';
 import { amount, count, duration, fill, plain, refusal } from './words';
 
@@ -139,7 +139,7 @@ export class Header {
   /** Update the button. It remains visible and focusable while the run stops. */
   private drawStop(state: IRunState, isStopping: boolean): void {
     const isBusy = (isStopping || state.status === 'stopping') && !this.canCancel;
-    this.stop.hidden = !isOpen(state.status) || this.model.connection === 'saved';
+    this.stop.hidden = !canStop(state) || this.model.connection === 'saved';
     setAttribute(this.stop, 'aria-disabled', String(isBusy || this.model.connection !== 'live'));
     const [word, how] = this.canCancel ? CANCEL_STEP : state.stoppable ? STOP_STEPS : STOP_CELL;
     const isCut = this.model.connection !== 'live';

@@ -1,4 +1,4 @@
-import type { RankStatus, RunStatus } from '../records';
+import type { IRunState, RankStatus, RunStatus } from '../records';
 
 /** Appearance of a status: a sign and a word, so that colour is not required. */
 export interface ILook {
@@ -36,4 +36,9 @@ export const STRAGGLER: ILook = { sign: '▲', word: 'straggler', tone: 'bad' };
 /** Return true if the run may still change. */
 export function isOpen(status: RunStatus): boolean {
   return status === 'running' || status === 'stopping';
+}
+
+/** Return true if the page can stop the run. A scheduler stops the run of a program. */
+export function canStop({ status, program }: IRunState): boolean {
+  return isOpen(status) && program === '';
 }

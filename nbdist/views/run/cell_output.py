@@ -321,22 +321,27 @@ class SilentView:
     def close(self, run: Ended, remarks: tuple[str, ...]) -> None: ...
 
 
-def run_surface(run: str, follow: Callable[[], Feed], view: RunViewName) -> RunSurface:
+def run_surface(
+    run: str, follow: Callable[[], Feed], view: RunViewName, *, is_served: bool = True
+) -> RunSurface:
     """Return the surface of a run.
 
     Args:
         run: id of the run, empty if it is not stored.
         follow: function that starts to read the run from its first row. Used only if it is stored.
         view: see `Settings`.
+        is_served: False if the run is in another folder than the runs that JupyterLab reads.
     """
     marimo = marimo_notebook()
     if view == "text" or not (marimo or in_notebook()):
         return LineSurface()
-    if run and (marimo or view == "widget" or (view == "auto" and _wants_widget())):
+    wants_widget = view == "widget" or (view == "auto" and _wants_widget())
+    if run and (marimo or wants_widget or not is_served):
         # Importing anywidget takes half a second.
         from nbdist.views.run.widget import MarimoPlace, OutputPlace, WidgetSurface
 
-        return WidgetSurface(MarimoPlace(marimo) if marimo else OutputPlace(run), follow)
+        place = MarimoPlace(marimo) if marimo else OutputPlace(run if is_served else "")
+        return WidgetSurface(place, follow)
     return OutputSurface(run) if marimo is None else LineSurface()
 
 

@@ -63,6 +63,7 @@ class Reached:
         found = [one for one in found if name in one.shared or name in one.own]
         if kind != "fit":  # its epochs contain other means than its steps
             found = [one for one in found if one.step >= 0] or found
+        found = [one for one in found if one.step >= 0 or one.epoch >= 0] or found
         position = _position(found[-1])
         own = {
             one.rank: one.own[name]
@@ -92,7 +93,7 @@ def described(state: RunState, reached: Reached) -> str:
     if reached.metric:
         parts.append(str(reached))
     if (factor := _beyond_plan(state)) is not None:
-        parts.append(f"step time {factor:.2g} times the planned one")
+        parts.append(f"step time {float(f'{factor:.2g}'):,g} times the planned one")
     if state.recoveries:
         parts.append(f"recovered {formatting.times(len(state.recoveries))}")
     if state.error:

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-import numpy as np
-
 from nbdist.cells.options import cell_options
 from nbdist.cells.parse import parse_cell
 from nbdist.cells.step_function import cell_of
@@ -31,6 +29,7 @@ from nbdist.worker.script import placement as places
 from nbdist.worker.script.loops import ProgramLoops
 from nbdist.worker.script.preemption import Preemption
 from nbdist.worker.script.progress import Progress
+from nbdist.worker.script.run_store import RunStore
 from nbdist.worker.training import loop as training_loop
 
 if TYPE_CHECKING:
@@ -40,12 +39,9 @@ if TYPE_CHECKING:
     from nbdist.records import CellRequest, Communication, Saving, StrategyName
     from nbdist.worker.runtime.context import Worker
     from nbdist.worker.script.placement import Placement
+    from nbdist.worker.script.rendezvous import Connection
 
 _Definition = TypeVar("_Definition", bound=Callable[..., Any])
-_Connection = tuple[Callable[[], None], Callable[[np.ndarray], np.ndarray]]
-"""Function that waits for the other ranks and disconnects this one, and one that gathers int32
-numbers from all ranks."""
-
 _KEY_BYTES = 32
 
 
@@ -90,13 +86,14 @@ def script(
     import_hooks.once_imported("tensorflow", _keep_seeds_of_operations)
     keras_backend.decide_at_import()
     if strategy == "mirrored":
-        close, gather = _build_mirrored(placement, communication)
+        connection = _build_mirrored(placement, communication)
     else:
-        close, gather = _build_pjrt(placement, devices_per_host)
+        connection = _build_pjrt(placement, devices_per_host)
     import_hooks.once_imported("keras", _report_fits)
-    preemption = Preemption(placement, worker, gather)
+    preemption = Preemption(placement, worker, connection.gather)
     progress.on_stopping = preemption.stopping
-    return Job(worker, strategy, namespace, progress, preemption, close)
+    store = RunStore(worker, connection, progress)
+    return Job(worker, strategy, namespace, progress, preemption, store, connection.close)
 
 
 class Job:
@@ -108,6 +105,7 @@ class Job:
         namespace: names of the program.
         progress: takes the reports of the rank.
         preemption: agrees with the other ranks on the last step after SIGTERM.
+        store: sends the records of the rank to the process that stores its runs.
         close: waits for the other ranks, and disconnects this one.
 
     Attributes:
@@ -121,6 +119,7 @@ class Job:
         namespace: dict[str, Any],
         progress: Progress,
         preemption: Preemption,
+        store: RunStore,
         close: Callable[[], None],
     ) -> None:
         self.strategy: Any = worker.strategies[name]
@@ -129,6 +128,7 @@ class Job:
         self._namespace = namespace
         self._progress = progress
         self._preemption = preemption
+        self._store = store
         self._close = close
         self._cells = 0
         self._loops = ProgramLoops(namespace, name)
@@ -250,6 +250,7 @@ class Job:
     def close(self) -> None:
         """Wait until all ranks have ended their work, and disconnect. Call it at the end."""
         self._close()
+        self._store.close()
 
     def _request(self, source: str, header: str, options: dict[str, Any]) -> CellRequest:
         self._cells += 1
@@ -269,6 +270,7 @@ class Job:
     def _begun(self, request: CellRequest, shuffle_key: int | None) -> Iterator[None]:
         """Begin a cell, and end it in any case. After SIGTERM, end the program too."""
         self._preemption.begin_cell()
+        self._store.begin(request)
         self._worker.begin_cell(request, self._stop_point)
         if shuffle_key is not None:
             self._worker.cell_state.source = shuffle_key
@@ -280,10 +282,12 @@ class Job:
                 yield
         except BaseException as error:
             self._worker.end_cell(error)
+            self._store.end(request, error)
             if isinstance(error, KeyboardInterrupt) and self._preemption.is_requested:
                 self._exit(request.saving)
             raise
         self._worker.end_cell()
+        self._store.end(request, None)
 
     def _exit(self, saving: Saving | None) -> NoReturn:
         """Exit after SIGTERM, with a status that lets a scheduler start the program again."""
@@ -348,7 +352,7 @@ def _report_fits() -> None:
     fit_callback.apply()
 
 
-def _build_mirrored(placement: Placement, communication: Communication) -> _Connection:
+def _build_mirrored(placement: Placement, communication: Communication) -> Connection:
     from nbdist.worker.script import mirrored
 
     connection = mirrored.build(placement, communication)
@@ -356,7 +360,7 @@ def _build_mirrored(placement: Placement, communication: Communication) -> _Conn
     return connection
 
 
-def _build_pjrt(placement: Placement, cpu_devices: int) -> _Connection:
+def _build_pjrt(placement: Placement, cpu_devices: int) -> Connection:
     from nbdist.worker.script import pjrt
 
     return pjrt.build(placement, cpu_devices)

@@ -15,30 +15,16 @@ from nbdist.worker.jax.runtime import coordinator, processes
 from nbdist.worker.script import rendezvous
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-
     from nbdist.worker.script.placement import Placement
 
-_ALONE = "127.0.0.1"
 _END = "nbdist/end"
 """Name of the barrier at the end of a program. Shutdown itself waits for no rank."""
 
 
-def build(
-    placement: Placement, cpu_devices: int
-) -> tuple[Callable[[], None], Callable[[np.ndarray], np.ndarray]]:
-    """Join the other processes, and start JAX's backend.
-
-    Returns:
-        Function that waits for the other ranks and disconnects this one. Function that gathers
-        int32 numbers from them.
-    """
+def build(placement: Placement, cpu_devices: int) -> rendezvous.Connection:
+    """Join the other processes, and start JAX's backend."""
     service = None
-    address, at = _ALONE, placement.coordinator
-    if placement.world_size > 1:
-        address = rendezvous.own_address(placement)
+    address, at = rendezvous.own_address(placement), placement.coordinator
     if placement.rank == 0:
         port = at.rpartition(":")[2]
         service, at = coordinator.serve(address, placement.world_size, int(port or 0))
@@ -50,7 +36,7 @@ def build(
         cpu_devices=cpu_devices,
         compiled=os.environ.get("JAX_COMPILATION_CACHE_DIR", ""),
     )
-    backend.build(wiring)
+    devices = backend.build(wiring)
 
     def close() -> None:
         jax.effects_barrier()
@@ -61,4 +47,4 @@ def build(
         if service is not None:
             service.shutdown()
 
-    return close, processes.gather
+    return rendezvous.Connection(close, processes.gather, devices, address)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nbdist.records import AnyEvent, Columns
+    from nbdist.worker.runtime.rank_reporter import Recipient
 
 
 class Progress:
@@ -24,11 +25,13 @@ class Progress:
         history: values that the steps reported, by name. A value that belongs to this rank alone,
             as under the mirrored strategy, is that of its replicas.
         on_stopping: takes the last step that this rank may begin when the program stops.
+        stream: also takes the records, for the run of the program; None if it stores none.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.history: dict[str, list[float]] = {}
         self.on_stopping: Callable[[Stopping], None] = lambda _record: None
+        self.stream: Recipient | None = None
         self._rank = rank
         self._world_size = world_size
 
@@ -37,7 +40,8 @@ class Progress:
         self.history = {}
 
     def send(self, record: AnyEvent, *, urgent: bool = False) -> None:
-        del urgent
+        if self.stream is not None:
+            self.stream.send(record, urgent=urgent)
         if isinstance(record, Stopping):
             self.on_stopping(record)
         if self._rank:
@@ -51,13 +55,16 @@ class Progress:
             self._write_metrics(record)
 
     def report(self, cell: int, columns: Columns, row: tuple[float, ...]) -> None:
-        del cell
+        if self.stream is not None:
+            self.stream.report(cell, columns, row)
         names = *columns.own, *columns.shared
         places = len(PLACE) - 1 + len(columns.measures)  # a row begins without the rank
         for name, value in zip(names, row[places:], strict=True):
             self.history.setdefault(name, []).append(value)
 
     def flush(self) -> None:
+        if self.stream is not None:
+            self.stream.flush()
         sys.stdout.flush()
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import zmq
@@ -16,7 +16,31 @@ import zmq
 from nbdist.errors import StartError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from nbdist.records import Device
     from nbdist.worker.script.placement import Placement
+
+LOOPBACK = "127.0.0.1"
+
+
+class Connection(NamedTuple):
+    """Connection of this process to the other ranks of a program.
+
+    Attributes:
+        close: waits for the other ranks, and disconnects this one.
+        gather: gathers int32 numbers from all ranks: shape (n,) to (ranks, n).
+        devices: devices of this rank.
+        address: address of this process for the others.
+    """
+
+    close: Callable[[], None]
+    gather: Callable[[np.ndarray], np.ndarray]
+    devices: tuple[Device, ...]
+    address: str
+
 
 LIMIT_S = 300.0
 """Time in which all processes must start (seconds): a scheduler may start them one by one."""
@@ -28,6 +52,8 @@ def own_address(placement: Placement) -> str:
     Raises:
         StartError: the host of rank 0 is unknown.
     """
+    if placement.world_size == 1:
+        return LOOPBACK
     try:
         kind, *_, place = socket.getaddrinfo(placement.host, 1, type=socket.SOCK_DGRAM)[0]
     except OSError as error:

@@ -15,6 +15,9 @@ def test_the_loss_of_a_step_cell_is_that_of_its_last_step() -> None:
     reports = [report(1, 0.1, loss=4.0), report(2, 0.2, loss=2.0), report(-1, 0.3, loss=3.0)]
     assert str(Reached.of(reports, "step")) == "loss 2 (last step)"
     assert str(Reached.of(reports, "fit")) == "loss 3 (epoch mean)"
+    evaluated = report(-1, 0.4, epoch=-1, loss=9.0)
+    assert str(Reached.of([*reports, evaluated], "fit")) == "loss 3 (epoch mean)"
+    assert str(Reached.of([evaluated], "")) == "loss 9 (last report)"
 
 
 def test_the_value_is_the_mean_over_the_last_reports_of_the_ranks() -> None:

@@ -31,14 +31,13 @@ from tensorflow.python.ops import (
     gen_stateless_random_ops_v2,
 )
 
+from nbdist.worker.runtime import context
 from nbdist.worker.runtime.replaced_attributes import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from nbdist.worker.tensorflow.replica.batch_share import Count, Division, Share
-
-    Find = Callable[[Any], tuple[Share, Count] | None]
 
 _COUNTED = (
     "stateless_random_uniform_v2",
@@ -60,6 +59,11 @@ _SLICED = {
 _DRAWING = ("tensorflow.", "keras.src.backend.", "keras.src.random.", __name__)
 """Modules between the code that draws and the operation."""
 
+_OTHER_NUMBERS = (
+    "the step draws random numbers with an operation that has a state, such as `tf.random.normal`: "
+    "they are other ones than on one device. For the same ones, use a `tf.random.Generator`, or "
+    "`tf.random.stateless_normal` with a seed of each step"
+)
 _BY_LOGITS = {gen_random_ops: "multinomial", gen_stateless_random_ops: "stateless_multinomial"}
 
 
@@ -69,10 +73,12 @@ class Draws:
     Attributes:
         is_ambiguous: True if code outside of Keras layers has drawn with the replica's number of
             rows, and no trace for another number of rows exists.
+        is_global: True inside of a draw for the global batch.
     """
 
     def __init__(self) -> None:
         self.is_ambiguous = False
+        self.is_global = False
         self._of_rows: list[bool] | None = None
         self._next = 0
 
@@ -119,14 +125,14 @@ def installed(shares: Division, draws: Draws) -> Iterator[None]:
     ]
     with contextlib.ExitStack() as changes:
         for owner, name, draw in ours:
-            find = functools.partial(_rows_in, shares, draws)
+            find = _Find(shares, draws, has_state=owner is gen_random_ops)
             by_rows: Any = functools.partial(draw, find, getattr(owner, name))
             changes.enter_context(replaced(owner, name, by_rows))
         yield
 
 
 def _counted(
-    find: Find, draw: Callable[..., Any], shape: Any, *, counter: Any, **given: Any
+    find: _Find, draw: Callable[..., Any], shape: Any, *, counter: Any, **given: Any
 ) -> Any:
     """Return the replica's rows of a draw, with a counter that starts at its first row."""
     rows = find(shape)
@@ -145,7 +151,7 @@ def _counted(
     return tf.ensure_shape(own, _static(shape))
 
 
-def _sliced(find: Find, draw: Callable[..., Any], shape: Any, *args: Any, **given: Any) -> Any:
+def _sliced(find: _Find, draw: Callable[..., Any], shape: Any, *args: Any, **given: Any) -> Any:
     """Return the replica's rows of a draw for the global batch."""
     rows = find(shape)
     if rows is None:
@@ -153,12 +159,13 @@ def _sliced(find: Find, draw: Callable[..., Any], shape: Any, *args: Any, **give
     share, times = rows
     dims = tf.convert_to_tensor(shape)
     total = tf.cast(tf.reshape(share.total * times, [1]), dims.dtype)
-    every = draw(tf.concat([total, dims[1:]], 0), *args, **given)
+    with find.global_draw():
+        every = draw(tf.concat([total, dims[1:]], 0), *args, **given)
     first = share.offset * times
     return tf.ensure_shape(every[first : first + share.rows * times], _static(shape))
 
 
-def _padded(find: Find, draw: Callable[..., Any], logits: Any, *args: Any, **given: Any) -> Any:
+def _padded(find: _Find, draw: Callable[..., Any], logits: Any, *args: Any, **given: Any) -> Any:
     """Return the replica's rows of samples. Each row of logits uses its own part of the draws."""
     logits = tf.convert_to_tensor(logits)
     rows = find(tf.shape(logits))
@@ -171,26 +178,53 @@ def _padded(find: Find, draw: Callable[..., Any], logits: Any, *args: Any, **giv
     return every[first : first + own]
 
 
-def _rows_in(shares: Division, draws: Draws, shape: Any) -> tuple[Share, Count] | None:
-    """Return this replica's share and the multiple of its rows in the first dimension of `shape`.
+class _Find:
+    """Find the rows of this replica in a draw.
 
-    Returns None if the first dimension does not belong to rows. A static first dimension belongs to
-    the batch only if the replica's number of rows is static and equal to it. A dimension that is
-    not static, as `tf.shape(batch)[0]`, belongs to the batch.
+    Args:
+        shares: division of the global batch over replicas.
+        draws: draws of the step.
+        has_state: True for an operation with a state.
     """
-    if tf.distribute.get_replica_context() is None or not _static(shape):
-        return None
-    share, (first, *_) = shares.here(), _static(shape)
-    if shares.whole:
-        draws.learn(first, share.rows)
-        return None
-    if isinstance(share.rows, int):
-        if first == share.rows:
-            return (share, 1) if draws.are_rows() else None
-        draws.skip()
-    if first is not None:
-        return None
-    return share, tf.cast(tf.convert_to_tensor(shape)[0], tf.int32) // share.rows
+
+    def __init__(self, shares: Division, draws: Draws, *, has_state: bool) -> None:
+        self._shares = shares
+        self._draws = draws
+        self._has_state = has_state
+
+    def __call__(self, shape: Any) -> tuple[Share, Count] | None:
+        """Return this replica's share and the multiple of its rows in the first dimension.
+
+        Returns None if the first dimension does not belong to rows. A static first dimension
+        belongs to the batch only if the replica's number of rows is static and equal to it. A
+        dimension that is not static, as `tf.shape(batch)[0]`, belongs to the batch.
+        """
+        is_outside = tf.distribute.get_replica_context() is None
+        if is_outside or self._draws.is_global or not _static(shape):
+            return None
+        worker = context.if_any()
+        if self._has_state and worker is not None:
+            worker.reporter.note_once("strategy", _OTHER_NUMBERS)
+        share, (first, *_) = self._shares.here(), _static(shape)
+        if self._shares.whole:
+            self._draws.learn(first, share.rows)
+            return None
+        if isinstance(share.rows, int):
+            if first == share.rows:
+                return (share, 1) if self._draws.are_rows() else None
+            self._draws.skip()
+        if first is not None:
+            return None
+        return share, tf.cast(tf.convert_to_tensor(shape)[0], tf.int32) // share.rows
+
+    @contextlib.contextmanager
+    def global_draw(self) -> Iterator[None]:
+        """Draw for the global batch: draws inside, as of a trial, are not divided again."""
+        self._draws.is_global = True
+        try:
+            yield
+        finally:
+            self._draws.is_global = False
 
 
 def _is_in_layer() -> bool:

@@ -1,0 +1,169 @@
+"""Connection of the ranks of a program to a process beside rank 0 that stores the runs."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.metadata
+import os
+import platform
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from nbdist.records import CellEnded, ProgramCell, SocketAddress, WorkerState
+from nbdist.utils.processes import wait_or_kill
+from nbdist.worker.runtime.reporter import Reporter
+from nbdist.worker.runtime.row_buffer import RowBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nbdist.records import CellRequest
+    from nbdist.worker.runtime.context import Worker
+    from nbdist.worker.script.progress import Progress
+    from nbdist.worker.script.rendezvous import Connection
+
+_STORE = "nbdist.execution.program_runs"
+_END_S = 30.0
+"""Time in which the process must store the end of the last run (seconds)."""
+
+_PACKAGES = ("tensorflow", "keras", "jax")
+
+
+class _Greeting(msgspec.Struct):
+    """A rank, and the address of the process that stores the runs, from rank 0."""
+
+    worker: WorkerState
+    stream: SocketAddress | None
+
+
+class _Process(NamedTuple):
+    """Process that stores the runs."""
+
+    process: subprocess.Popen[bytes]
+    cells: IO[bytes]
+    stream: SocketAddress
+
+
+class RunStore:
+    """Sends the cells and the records of this rank to the process that stores the runs.
+
+    Without it, as with `NBDIST_TELEMETRY=0`, the program stores no runs.
+
+    Args:
+        worker: this rank.
+        connection: connection to the other ranks.
+        progress: recipient of the rank's records; it passes them on.
+    """
+
+    def __init__(self, worker: Worker, connection: Connection, progress: Progress) -> None:
+        self._worker = worker
+        self._store = _start(connection.address) if worker.rank == 0 else None
+        own = _Greeting(_state(worker, connection), self._store and self._store.stream)
+        greetings = _exchange(own, worker.world_size, connection.gather)
+        self._workers = tuple(greeting.worker for greeting in greetings)
+        self._reporter: Reporter | None = None
+        if (stream := greetings[0].stream) is not None:
+            rows = RowBuffer(worker.rank, worker.memory)
+            self._reporter = progress.stream = Reporter(stream, rows, worker.world_size)
+        atexit.register(self.close)
+
+    def begin(self, request: CellRequest) -> None:
+        """Begin a run, on rank 0."""
+        if self._store is None:
+            return
+        program = Path(sys.argv[0])
+        cell = ProgramCell(
+            request=request,
+            program=program.name,
+            source=program.read_text(encoding="utf-8") if program.is_file() else request.source,
+            workers=self._workers,
+            seed=self._worker.identity.seed,
+        )
+        frame = msgspec.msgpack.encode(cell)
+        with contextlib.suppress(OSError):  # the process has ended: the program goes on
+            self._store.cells.write(struct.pack("<I", len(frame)) + frame)
+            self._store.cells.flush()
+
+    def end(self, request: CellRequest, error: BaseException | None) -> None:
+        """End a cell on this rank."""
+        if self._reporter is None:
+            return
+        failure = None
+        if error is not None:
+            from nbdist.worker import failure as failures
+
+            failure = failures.describe(error, None, follows=False)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        ended = CellEnded(
+            status="interrupted" if interrupted else "error" if error else "ok",
+            seconds=self._worker.reporter.seconds(),
+            failure=failure,
+            rank=self._worker.rank,
+            cell=request.number,
+        )
+        self._reporter.send(ended, urgent=True)
+
+    def close(self) -> None:
+        """Send all records. Rank 0 waits until they are stored. May be called more than once."""
+        if self._reporter is not None:
+            self._reporter.close()
+            self._reporter = None
+        if self._store is not None:
+            with contextlib.suppress(OSError):
+                self._store.cells.close()
+            wait_or_kill(self._store.process, _END_S)
+            self._store = None
+
+
+def _start(address: str) -> _Process | None:
+    """Start the process. It returns None if it stores nothing, and then it has printed why."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", _STORE, address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # an interrupt from the terminal reaches the ranks only
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdout as answer:
+        line = answer.readline()
+    if not line:
+        process.stdin.close()
+        process.wait()
+        return None
+    return _Process(process, process.stdin, msgspec.json.decode(line, type=SocketAddress))
+
+
+def _state(worker: Worker, connection: Connection) -> WorkerState:
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        if package in sys.modules:
+            versions[package] = importlib.metadata.version(package)
+    return WorkerState(
+        rank=worker.rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        versions=versions,
+        devices=connection.devices,
+    )
+
+
+def _exchange(
+    own: _Greeting, ranks: int, gather: Callable[[np.ndarray], np.ndarray]
+) -> list[_Greeting]:
+    """Return the greetings of all ranks, in their order."""
+    if ranks == 1:
+        return [own]
+    text = msgspec.json.encode(own)
+    longest = int(gather(np.array([len(text)], np.int32)).max())
+    numbers = np.frombuffer(text.ljust(longest + -longest % 4), np.int32)
+    every = np.asarray(gather(numbers), np.int32)
+    return [msgspec.json.decode(row.tobytes().strip(), type=_Greeting) for row in every]

@@ -1,0 +1,101 @@
+"""Storage of the runs of a program, with records in any order of their arrival."""
+
+from __future__ import annotations
+
+import io
+import queue
+import struct
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nbdist.cells.options import cell_options
+from nbdist.cells.parse import parse_cell
+from nbdist.execution import program_runs
+from nbdist.execution.program_runs import ProgramRuns
+from nbdist.execution.saved_runs import runs as stored
+from nbdist.records import CellEnded, Failure, Metrics, ProgramCell, WorkerState
+from nbdist.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from nbdist.records import AnyEvent
+
+
+def cell(number: int, ranks: int = 2) -> ProgramCell:
+    request = parse_cell(
+        "job.report(loss=1)", cell_options({}), number=number, label=number, strategy="pjrt"
+    )
+    workers = tuple(
+        WorkerState(rank=rank, host=f"h{rank}", pid=7 + rank, versions={}, devices=())
+        for rank in range(ranks)
+    )
+    return ProgramCell(
+        request=request, program="train.py", source="the program", workers=workers, seed=3
+    )
+
+
+def report(number: int, rank: int, value: float) -> Metrics:
+    return Metrics(rank=rank, cell=number, epoch=1, step=-1, time_s=value, own={"loss": value})
+
+
+def end(number: int, rank: int, failure: Failure | None = None) -> CellEnded:
+    status = "ok" if failure is None else "error"
+    return CellEnded(rank=rank, cell=number, status=status, seconds=1.0, failure=failure)
+
+
+def store(tmp_path: Path, *items: AnyEvent | ProgramCell | None) -> ProgramRuns:
+    runs = ProgramRuns(Settings(runs_folder=str(tmp_path)))
+    for item in items:
+        runs.take(item)
+        runs.tick()
+    return runs
+
+
+def test_records_before_their_cell_and_after_the_next_are_stored(tmp_path: Path) -> None:
+    runs = store(
+        tmp_path,
+        report(1, 1, 2.0),  # rank 1 is ahead of rank 0
+        end(1, 1),
+        cell(1),
+        report(1, 0, 4.0),
+        cell(2),
+        report(2, 1, 8.0),
+        end(2, 1),
+        end(1, 0),
+        report(2, 0, 6.0),
+        end(2, 0),
+        report(1, 0, 9.0),  # after the end of its run
+        None,
+    )
+    assert runs.is_over()
+    second, first = stored(tmp_path)
+    assert [first.loss.tolist(), second.loss.tolist()] == [[3.0], [7.0]]
+    assert {first.state.status, second.state.status} == {"finished"}
+    assert first.state.seed == 3
+
+
+def test_a_run_waits_for_its_ranks_only_a_short_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_runs, "_LAST_RECORDS_S", 0.0)
+    failure = Failure(ename="ValueError", evalue="no day", traceback=(), same="")
+    store(tmp_path, cell(1, 3), report(1, 0, 1.0), end(1, 1, failure), None)
+    (run,) = stored(tmp_path)
+    assert (run.state.status, run.state.error) == ("failed", "ValueError on rank 1@h1: no day")
+    assert [worker.status for worker in run.state.workers] == ["dead", "failed", "dead"]
+
+
+def test_cells_are_read_until_rank_0_closes_the_stream() -> None:
+    frames = [msgspec.msgpack.encode(cell(number)) for number in (1, 2)]
+    whole = b"".join(struct.pack("<I", len(frame)) + frame for frame in frames)
+    for cut in (0, 3):  # rank 0 may die while it writes
+        items: queue.SimpleQueue[AnyEvent | ProgramCell | None] = queue.SimpleQueue()
+        program_runs._read(io.BytesIO(whole[: len(whole) - cut]), items)
+        found = []
+        while (item := items.get_nowait()) is not None:
+            found.append(item)
+        assert found == [cell(1), cell(2)][: 2 if cut == 0 else 1]
