@@ -20,6 +20,7 @@ from nbdist.cluster.schedulers.reverse_connection import RendezvousClient
 from nbdist.errors import NbdistError, OwnedError, StartError, UsageError
 from nbdist.records import ForkServerRequest, SocketAddress
 from nbdist.utils.polling import repeat_until
+from nbdist.utils.sockets import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from nbdist.settings import Settings
 
 PRELOADED = ("ipyparallel.engine.app", "nbdist.worker.engine", "nbdist.worker.remote.setup")
-LOOPBACK = "127.0.0.1"
 
 _ALONE, _MIRRORED = "nbdist.worker.tensorflow.without_keras", "nbdist.worker.tensorflow.strategy"
 _KERAS_NEEDS = "nbdist.worker.keras.dependencies"

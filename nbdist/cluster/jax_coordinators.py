@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from nbdist.cluster.fleet import LOOPBACK
+from nbdist.utils.sockets import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nbdist.cluster import environment, resources
-from nbdist.cluster.fleet import LOOPBACK
 from nbdist.errors import StartError
 from nbdist.records import RANK_VARIABLE
+from nbdist.utils.sockets import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

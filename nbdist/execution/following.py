@@ -40,10 +40,13 @@ def follow(folder: Path, settings: Settings) -> SavedRun:
     saved = SavedRun(run)
     is_served = run.path.parent == settings.runs_path
     surface = run_surface(run.id, lambda: Tail(run), settings.view, is_served=is_served)
+    shown = ""
     while True:
         line = saved.line(0)
         text = f"{titled(line.state)}: {described(line.state, line.reached)}"
-        surface.show(RunPicture((text,), None))
+        if text != shown or surface.follows:
+            surface.show(RunPicture((text,), None))
+            shown = text
         if line.state.is_over:
             break
         time.sleep(surface.interval_s)

@@ -22,7 +22,7 @@ from nbdist.execution.failures import CellOutcome, root
 from nbdist.records import CellEnded, Media, Metrics, ProgramCell, Rows, SocketAddress
 from nbdist.settings import Settings
 from nbdist.telemetry.receiver import Receiver, Repeats, Subscribers
-from nbdist.utils.sockets import tcp_address
+from nbdist.utils.sockets import url_host
 from nbdist.views import formatting
 
 if TYPE_CHECKING:
@@ -43,7 +43,13 @@ class _OpenRun:
 
     def __init__(self, cell: ProgramCell, settings: Settings) -> None:
         self._run = live_run.begin(
-            cell.request, "", [cell.source], cell.workers, settings, cell.seed, program=cell.program
+            cell.request,
+            "",
+            [cell.source or cell.request.source],
+            cell.workers,
+            settings,
+            cell.seed,
+            program=cell.program,
         )
         self._outcome = CellOutcome({worker.rank: worker.host for worker in cell.workers})
         self._ranks = {worker.rank for worker in cell.workers}
@@ -169,7 +175,9 @@ def main(address: str) -> None:
     receiver = Receiver(host=address)
     receiver.subscribers.add(items.put)
     bound = receiver.bound_socket
-    stream = SocketAddress(url=f"{tcp_address(address)}:{bound.port}", server_key=bound.public_key)
+    stream = SocketAddress(
+        url=f"tcp://{url_host(address)}:{bound.port}", server_key=bound.public_key
+    )
     with receiver:
         sys.stdout.buffer.write(msgspec.json.encode(stream) + b"\n")
         sys.stdout.flush()

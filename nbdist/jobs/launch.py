@@ -18,13 +18,13 @@ from nbdist.records import ClusterRequest, Host
 from nbdist.utils.gpus import visible_gpus
 from nbdist.utils.polling import repeat_until
 from nbdist.utils.processes import CONTINUES, cause_of, wait_or_kill
+from nbdist.utils.sockets import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
     from types import FrameType
 
-_LOOPBACK = "127.0.0.1"
 _POLL_S = 0.05
 _END_S = 5.0
 """Time that processes have to end after another has failed (seconds)."""
@@ -61,7 +61,7 @@ def run(program: Path, arguments: Sequence[str], hosts: int) -> int:
     gpus = visible_gpus()
     places = environment.of_places(request, lambda _host: gpus)
     shared = {"PYTHONUNBUFFERED": "1", **environment.shared(request), **os.environ}
-    shared |= {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(_free_port())}
+    shared |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(_free_port())}
     shared.pop("TF_CONFIG", None)
     command = [sys.executable, str(program), *arguments]
     processes: list[subprocess.Popen[bytes]] = []
@@ -159,6 +159,6 @@ def _signals() -> Iterator[list[int]]:
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind((_LOOPBACK, 0))
+        probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
         return port

@@ -164,7 +164,7 @@ class ProgramCell(Record, frozen=True):
     Attributes:
         request: the cell.
         program: file name of the program.
-        source: source of the program.
+        source: source of the program; empty if it is no file.
         workers: all ranks.
         seed: seed of all ranks.
     """

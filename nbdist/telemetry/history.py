@@ -180,7 +180,7 @@ class Reports:
         of_steps = self._place("step") >= 0
         for rows in (of_steps, ~of_steps):
             if rows.any():
-                yield self._chosen(rows).by_step()
+                yield self._chosen(rows)
 
     def axis(self) -> tuple[str, np.ndarray]:
         """Return the axis of `history`: its name, and the position of each column."""

@@ -45,15 +45,15 @@ def bind_socket(
     socket.curve_server = True
     if bound_socket is None:
         socket.ipv6 = ":" in host
-        port = socket.bind_to_random_port(tcp_address(host), *_PORTS)
+        port = socket.bind_to_random_port(f"tcp://{url_host(host)}", *_PORTS)
         return BoundSocket(port=port, public_key=keys[0], secret_key=keys[1])
     _bind_again(socket, bound_socket.port)
     return bound_socket
 
 
-def tcp_address(host: str) -> str:
-    """Return the address of a host for ZeroMQ, without a port."""
-    return f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
+def url_host(host: str) -> str:
+    """Return a host as it stands before a port: IPv6 addresses have brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def _bind_again(socket: zmq.Socket[Any], port: int) -> None:
@@ -61,7 +61,7 @@ def _bind_again(socket: zmq.Socket[Any], port: int) -> None:
     deadline = time.monotonic() + _REBIND_S
     while True:
         try:
-            socket.bind(f"{tcp_address(LOOPBACK)}:{port}")
+            socket.bind(f"tcp://{LOOPBACK}:{port}")
         except zmq.ZMQError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise StartError(

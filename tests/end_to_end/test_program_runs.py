@@ -110,7 +110,7 @@ def ended(run: SavedRun) -> SavedRun:
 
 
 def newest_line(folder: Path) -> str:
-    """Return the line about the newest run; empty if there is none, or if it was discarded."""
+    """Return the line of the newest run. It is empty if no run is stored."""
     with contextlib.suppress(OSError, IndexError):
         return repr(nbdist.runs(folder / "runs")[0])
     return ""

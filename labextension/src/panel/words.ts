@@ -47,11 +47,14 @@ export function statusName(run: IRunState, trans: TranslationBundle): string {
   return names[run.status];
 }
 
+function isToday(then: Date): boolean {
+  return then.toDateString() === new Date().toDateString();
+}
+
 /** Format a time of day. Includes the date if that is not today. */
 export function moment(seconds: number): string {
   const then = new Date(1000 * seconds);
-  const today = then.toDateString() === new Date().toDateString();
-  return today
+  return isToday(then)
     ? then.toLocaleTimeString(undefined, { timeStyle: 'short' })
     : then.toLocaleString(undefined, { dateStyle: 'short', timeStyle: 'short' });
 }
@@ -64,8 +67,7 @@ export function moment(seconds: number): string {
 export function when(run: IRunState): string {
   const then = new Date(1000 * run.began);
   const clock = [then.getHours(), then.getMinutes()].map(part => String(part).padStart(2, '0'));
-  const isToday = then.toDateString() === new Date().toDateString();
-  const start = isToday && run.name.endsWith(clock.join(':')) ? '' : moment(run.began);
+  const start = isToday(then) && run.name.endsWith(clock.join(':')) ? '' : moment(run.began);
   const took = run.ended > 0 ? duration(run.ended - run.began) : '';
   return [start, took].filter(part => part !== '').join(' · ');
 }

@@ -192,8 +192,7 @@ export class RunView {
       this.wordsDrawn = now;
       this.drawWords();
     }
-    const isOver = this.model.state !== null && !isOpen(this.model.state.status);
-    if (isOver || now - this.tableDrawn >= TABLE_MS) {
+    if (this.isOver || now - this.tableDrawn >= TABLE_MS) {
       this.tableDrawn = now;
       this.workers.draw();
     }
@@ -240,9 +239,12 @@ export class RunView {
     this.charts.show(sources, all.length === 0 ? this.emptyText(page) : none);
   }
 
+  private get isOver(): boolean {
+    return this.model.state !== null && !isOpen(this.model.state.status);
+  }
+
   private emptyText(page: IPage): string {
-    const isOver = this.model.state !== null && !isOpen(this.model.state.status);
-    return isOver ? (page.emptyAtEnd ?? page.empty) : page.empty;
+    return this.isOver ? (page.emptyAtEnd ?? page.empty) : page.empty;
   }
 
   /**

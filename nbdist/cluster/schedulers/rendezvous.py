@@ -44,12 +44,12 @@ from nbdist.cluster.schedulers.allocations import LOOK_S, RENDEZVOUS_SOCKET, All
 from nbdist.cluster.schedulers.dial_in import CONNECTION, END, START_FORK_SERVER, WHO
 from nbdist.errors import StartError
 from nbdist.records import Batch, DialedHost, DialInTicket
+from nbdist.utils.sockets import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-LOOPBACK = "127.0.0.1"
 _START_FORK_SERVER_S = 30.0
 _END_S = 2.0
 _MOST_BYTES = 1 << 24

@@ -147,16 +147,16 @@ def _groups(devices: Sequence[DeviceState]) -> Iterator[list[str]]:
 
 def _names(group: Sequence[DeviceState]) -> str:
     """Format names of devices as ranges: `gpu:0-7`. Ranks can have devices of the same name."""
-    numbers: dict[str, list[str]] = {}
+    numbers: dict[str, list[int]] = {}
+    others = []
     for name in dict.fromkeys(device.name for device in group):
         platform, _, number = name.rpartition(":")
-        numbers.setdefault(platform, []).append(number)
-    return ", ".join(
-        f"{platform}:{formatting.ranks(map(int, found))}"
-        if all(map(str.isdecimal, found))
-        else ", ".join(f"{platform}:{number}" if platform else number for number in found)
-        for platform, found in numbers.items()
-    )
+        if platform and number.isdecimal():
+            numbers.setdefault(platform, []).append(int(number))
+        else:
+            others.append(name)
+    ranges = [f"{platform}:{formatting.ranks(found)}" for platform, found in numbers.items()]
+    return ", ".join([*ranges, *others])
 
 
 def _used(group: Sequence[DeviceState]) -> str:

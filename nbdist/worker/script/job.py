@@ -26,10 +26,11 @@ from nbdist.worker.runtime import context, import_hooks, seeding
 from nbdist.worker.runtime.shell import store_source, use_program
 from nbdist.worker.runtime.stop_point import StopPoint
 from nbdist.worker.script import placement as places
+from nbdist.worker.script import rendezvous
 from nbdist.worker.script.loops import ProgramLoops
 from nbdist.worker.script.preemption import Preemption
 from nbdist.worker.script.progress import Progress
-from nbdist.worker.script.run_store import RunStore
+from nbdist.worker.script.run_store import RunStore, StoreProcess
 from nbdist.worker.training import loop as training_loop
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def script(
     if strategy not in ("mirrored", "pjrt"):
         raise UsageError(f"unknown strategy {strategy!r}: choose from mirrored, pjrt")
     placement = places.find(os.environ)
+    storing = None if placement.rank else StoreProcess(rendezvous.own_address(placement))
     progress = Progress(placement.rank, placement.world_size)
     key = SocketAddress(url="", server_key=_key(placement))
     identity = WorkerIdentity(
@@ -92,7 +94,7 @@ def script(
     import_hooks.once_imported("keras", _report_fits)
     preemption = Preemption(placement, worker, connection.gather)
     progress.on_stopping = preemption.stopping
-    store = RunStore(worker, connection, progress)
+    store = RunStore(worker, connection, progress, storing)
     return Job(worker, strategy, namespace, progress, preemption, store, connection.close)
 
 

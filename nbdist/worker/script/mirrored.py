@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from nbdist.records import MirroredWiring
+from nbdist.utils.sockets import LOOPBACK
 from nbdist.worker.runtime import context
 from nbdist.worker.script import rendezvous
 from nbdist.worker.tensorflow import strategy
@@ -23,11 +24,11 @@ def build(placement: Placement, communication: Communication) -> rendezvous.Conn
     config = json.dumps({"cluster": cluster, "task": task})
     devices = strategy.build(MirroredWiring(tf_config=config, communication=communication))
     gather = gather_over(context.current().strategies["mirrored"])
-    return rendezvous.Connection(strategy.prove, gather, devices, rendezvous.own_address(placement))
+    return rendezvous.Connection(strategy.prove, gather, devices)
 
 
 def _exchanged(placement: Placement) -> tuple[str, ...]:
     port = strategy.reserve_port()
     if placement.world_size == 1:
-        return (f"{rendezvous.LOOPBACK}:{port}",)
+        return (f"{LOOPBACK}:{port}",)
     return rendezvous.addresses(placement, port)

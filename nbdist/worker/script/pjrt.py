@@ -47,4 +47,4 @@ def build(placement: Placement, cpu_devices: int) -> rendezvous.Connection:
         if service is not None:
             service.shutdown()
 
-    return rendezvous.Connection(close, processes.gather, devices, address)
+    return rendezvous.Connection(close, processes.gather, devices)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import StartError
+from nbdist.utils.sockets import url_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,7 +89,7 @@ def _coordinator(environment: Mapping[str, str]) -> str:
             f"the address of rank 0 is unknown: set {missing} to its host name and to a free port, "
             "the same for all processes"
         )
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{url_host(host)}:{port}"
 
 
 def _first_host(names: str) -> str:

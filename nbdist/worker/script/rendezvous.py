@@ -14,6 +14,7 @@ import msgspec
 import zmq
 
 from nbdist.errors import StartError
+from nbdist.utils.sockets import LOOPBACK, url_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from nbdist.records import Device
     from nbdist.worker.script.placement import Placement
 
-LOOPBACK = "127.0.0.1"
-
 
 class Connection(NamedTuple):
     """Connection of this process to the other ranks of a program.
@@ -33,13 +32,11 @@ class Connection(NamedTuple):
         close: waits for the other ranks, and disconnects this one.
         gather: gathers int32 numbers from all ranks: shape (n,) to (ranks, n).
         devices: devices of this rank.
-        address: address of this process for the others.
     """
 
     close: Callable[[], None]
     gather: Callable[[np.ndarray], np.ndarray]
     devices: tuple[Device, ...]
-    address: str
 
 
 LIMIT_S = 300.0
@@ -76,7 +73,7 @@ def addresses(placement: Placement, port: int) -> tuple[str, ...]:
         StartError: the other processes do not start in time, or the port of rank 0 is in use.
     """
     host = own_address(placement)
-    own = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    own = f"{url_host(host)}:{port}"
     if placement.rank == 0:
         return _collect(placement, own)
     return _ask(placement, own)

@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -44,12 +44,49 @@ class _Greeting(msgspec.Struct):
     stream: SocketAddress | None
 
 
-class _Process(NamedTuple):
-    """Process that stores the runs."""
+class StoreProcess:
+    """Process beside rank 0 that stores the runs. It starts while rank 0 loads its framework.
 
-    process: subprocess.Popen[bytes]
-    cells: IO[bytes]
-    stream: SocketAddress
+    Args:
+        address: address of this host for the other ranks.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _STORE, address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # an interrupt from the terminal reaches the ranks only
+        )
+        self._source = _source_of_program()
+        atexit.register(self.close)
+
+    def stream(self) -> SocketAddress | None:
+        """Wait for its address for records; None if it stores nothing and has ended."""
+        with _pipe(self._process.stdout) as answer:
+            line = answer.readline()
+        return msgspec.json.decode(line, type=SocketAddress) if line else None
+
+    def begin(self, request: CellRequest, workers: tuple[WorkerState, ...], seed: int) -> None:
+        """Begin a run."""
+        cell = ProgramCell(
+            request=request,
+            program=Path(sys.argv[0]).name,
+            source=self._source,
+            workers=workers,
+            seed=seed,
+        )
+        frame = msgspec.msgpack.encode(cell)
+        cells = _pipe(self._process.stdin)
+        with contextlib.suppress(OSError):  # the process has ended: the program goes on
+            cells.write(struct.pack("<I", len(frame)) + frame)
+            cells.flush()
+
+    def close(self) -> None:
+        """Wait until the process has stored all runs. May be called more than once."""
+        with contextlib.suppress(OSError):
+            _pipe(self._process.stdin).close()
+        wait_or_kill(self._process, _END_S)
 
 
 class RunStore:
@@ -61,12 +98,19 @@ class RunStore:
         worker: this rank.
         connection: connection to the other ranks.
         progress: recipient of the rank's records; it passes them on.
+        process: the process, on rank 0.
     """
 
-    def __init__(self, worker: Worker, connection: Connection, progress: Progress) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        connection: Connection,
+        progress: Progress,
+        process: StoreProcess | None,
+    ) -> None:
         self._worker = worker
-        self._store = _start(connection.address) if worker.rank == 0 else None
-        own = _Greeting(_state(worker, connection), self._store and self._store.stream)
+        self._process = process
+        own = _Greeting(_state(worker, connection), process.stream() if process else None)
         greetings = _exchange(own, worker.world_size, connection.gather)
         self._workers = tuple(greeting.worker for greeting in greetings)
         self._reporter: Reporter | None = None
@@ -77,20 +121,8 @@ class RunStore:
 
     def begin(self, request: CellRequest) -> None:
         """Begin a run, on rank 0."""
-        if self._store is None:
-            return
-        program = Path(sys.argv[0])
-        cell = ProgramCell(
-            request=request,
-            program=program.name,
-            source=program.read_text(encoding="utf-8") if program.is_file() else request.source,
-            workers=self._workers,
-            seed=self._worker.identity.seed,
-        )
-        frame = msgspec.msgpack.encode(cell)
-        with contextlib.suppress(OSError):  # the process has ended: the program goes on
-            self._store.cells.write(struct.pack("<I", len(frame)) + frame)
-            self._store.cells.flush()
+        if self._process is not None and self._reporter is not None:
+            self._process.begin(request, self._workers, self._worker.identity.seed)
 
     def end(self, request: CellRequest, error: BaseException | None) -> None:
         """End a cell on this rank."""
@@ -116,30 +148,19 @@ class RunStore:
         if self._reporter is not None:
             self._reporter.close()
             self._reporter = None
-        if self._store is not None:
-            with contextlib.suppress(OSError):
-                self._store.cells.close()
-            wait_or_kill(self._store.process, _END_S)
-            self._store = None
+        if self._process is not None:
+            self._process.close()
 
 
-def _start(address: str) -> _Process | None:
-    """Start the process. It returns None if it stores nothing, and then it has printed why."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", _STORE, address],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,  # an interrupt from the terminal reaches the ranks only
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with process.stdout as answer:
-        line = answer.readline()
-    if not line:
-        process.stdin.close()
-        process.wait()
-        return None
-    return _Process(process, process.stdin, msgspec.json.decode(line, type=SocketAddress))
+def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
+    assert stream is not None, "each stream of the process is a pipe"
+    return stream
+
+
+def _source_of_program() -> str:
+    """Return the source; empty if the program is no file."""
+    program = Path(sys.argv[0])
+    return program.read_text(encoding="utf-8") if program.is_file() else ""
 
 
 def _state(worker: Worker, connection: Connection) -> WorkerState:

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
@@ -147,28 +146,22 @@ def unchanged(variables: Sequence[tf.Variable]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def repeatable() -> Iterator[None]:
-    """Make random operations with a state draw the same numbers in each trial.
-
-    A draw has a number in its trace: TensorFlow traces a step more than once, for example if the
-    first trace creates variables.
-    """
-    counts: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
-
-    def seed() -> list[int]:
-        graph = tf.compat.v1.get_default_graph()
-        return [next(counts.setdefault(graph, itertools.count())), 0]
+    """Make random operations without TensorFlow state draw the same numbers in each trial."""
+    numbers = itertools.count()
 
     def normal(shape: Any, dtype: Any, **_: Any) -> Any:
-        return tf.random.stateless_normal(shape, seed(), dtype=dtype)
+        return tf.random.stateless_normal(shape, [next(numbers), 0], dtype=dtype)
 
     def uniform(shape: Any, dtype: Any, **_: Any) -> Any:
-        return tf.random.stateless_uniform(shape, seed(), dtype=dtype)
+        return tf.random.stateless_uniform(shape, [next(numbers), 0], dtype=dtype)
 
     def integers(shape: Any, minval: Any, maxval: Any, **_: Any) -> Any:
-        return tf.random.stateless_uniform(shape, seed(), minval, maxval, dtype=minval.dtype)
+        return tf.random.stateless_uniform(
+            shape, [next(numbers), 0], minval, maxval, dtype=minval.dtype
+        )
 
     def truncated(shape: Any, dtype: Any, **_: Any) -> Any:
-        return tf.random.stateless_truncated_normal(shape, seed(), dtype=dtype)
+        return tf.random.stateless_truncated_normal(shape, [next(numbers), 0], dtype=dtype)
 
     with contextlib.ExitStack() as changes:
         for name, ours in [
