@@ -190,6 +190,33 @@ TRAININGS = {
         "jax.tree.leaves(params)",
     ),
 }
+SINGLE_TRAININGS = {
+    "mirrored fit": Training(
+        "mirrored",
+        [(IMPORTS, {}), (ARRAYS, {}), (MIRRORED_MODEL, {}), (FIT, {})],
+        'history.history["loss"]',
+        "model.get_weights()",
+    ),
+    "mirrored loop": Training(
+        "mirrored",
+        [(IMPORTS, {}), (ARRAYS, {}), (MIRRORED_MODEL, {}), (FUNCTIONS, {}), (MIRRORED_LOOP, {})],
+        "trainer.losses",
+        "model.get_weights()",
+    ),
+    "pjrt fit": Training(
+        "pjrt",
+        [("import keras\nimport numpy as np" + ARRAYS, {}), (MIRRORED_MODEL, {}), (FIT, {})],
+        'history.history["loss"]',
+        "model.get_weights()",
+    ),
+    "pjrt loop": Training(
+        "pjrt",
+        [(JAX_MODEL, {}), ("import numpy as np" + ARRAYS, {}), (JAX_STATE, {}), (JAX_LOOP, {})],
+        "losses",
+        "jax.tree.leaves(params)",
+    ),
+}
+"""Cells with one training. Checkpoints contain only the first training of a cell."""
 
 
 @pytest.fixture(scope="module")

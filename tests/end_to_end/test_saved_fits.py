@@ -56,6 +56,36 @@ def at(name, epoch):
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
+LOOPS = {
+    "pjrt": """
+import jax, jax.numpy as jnp
+@jax.jit
+def update(w, x, y):
+    loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
+    return w - 0.1 * grad, loss
+w = jnp.zeros((4, 1))
+for epoch in range(3):
+    for i in range(0, 48, 12):
+        w, loss = update(w, x[i : i + 12], y[i : i + 12])
+    at("loop", epoch)
+""",
+    "mirrored": """
+import tensorflow as tf
+w = tf.Variable(tf.zeros((4, 1)))
+sgd = keras.optimizers.SGD(0.1)
+@tf.function
+def update(a, b):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((a @ w - b) ** 2)
+    sgd.apply_gradients([(tape.gradient(loss, w), w)])
+    return loss
+for epoch in range(3):
+    for a, b in tf.data.Dataset.from_tensor_slices((x, y)).batch(12):
+        loss = update(a, b)
+    at("loop", epoch)
+""",
+}
+
 
 @pytest.fixture(scope="module", params=["jax", pytest.param("tensorflow", marks=pytest.mark.full)])
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
@@ -86,6 +116,30 @@ def test_cell_with_two_fits_recovers_in_the_second(cluster: nbdist.Cluster, tmp_
     run = cluster.run(CELL, strategy=strategy, saving=resuming)  # the previous run defined `last`
     assert not run.recoveries
     assert digest_of(cluster) == undisturbed
+
+
+@pytest.mark.parametrize("order", ["fit first", pytest.param("loop first", marks=pytest.mark.full)])
+def test_cell_with_a_fit_and_a_loop_recovers_in_the_second(
+    cluster: nbdist.Cluster, tmp_path: Path, order: str
+) -> None:
+    """A checkpoint contains the first training. A recovery repeats the second one."""
+    strategy = strategy_of(cluster)
+    fit = CELL.partition("last")[0]
+    parts = [fit, LOOPS[strategy]] if order == "fit first" else [LOOPS[strategy], fit]
+    results = "np.asarray(w).tolist(), digest(first)"
+    cluster.run(SETUP, strategy=strategy)
+    cluster.run("".join(parts), strategy=strategy)
+    undisturbed = cluster.run(results, strategy=strategy).results
+    second = '"loop"' if order == "fit first" else "first.name"
+    kill = KILL_RANK_1.format(mark=str(tmp_path / "mark")).replace("other.name", second)
+    cluster.run(SETUP + kill, strategy=strategy)
+    saving = Saving(folder=str(tmp_path / "kept"), every_steps=3)
+    run = cluster.run("".join(parts), strategy=strategy, saving=saving)
+    assert [recover.ranks for recover in run.recoveries] == [(1,)]
+    assert cluster.run(results, strategy=strategy).results == undisturbed
+    repeated = "whole loop" if order == "fit first" else "whole `fit`"
+    texts = [finding.text for finding in run.state.findings]
+    assert any(text.endswith(f"a resumed run repeats the {repeated}") for text in texts), texts
 
 
 @pytest.mark.full  # the previous test covers the names

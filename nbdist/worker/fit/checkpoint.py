@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from nbdist.records import Saving
     from nbdist.worker.checkpoint.saver import Checkpoints, State
     from nbdist.worker.runtime.context import Worker
 
@@ -56,22 +57,26 @@ def _enumerate_from(self: Any) -> Iterator[Any]:
 class CellCheckpoints:
     """Checkpoints of all fits of a cell; the first fit creates them.
 
+    Args:
+        worker: this rank.
+        saving: folder and interval; None if the fits save nothing.
+
     Attributes:
         fits: number of fits that have begun.
-        checkpoints: checkpoints of the run; `Unsaved` if the cell saves nothing.
+        checkpoints: checkpoints of the run; `Unsaved` if the fits save nothing.
         position: position from which the run resumes; None if it begins.
         stops: True if all ranks have agreed to end the cell at the same step.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, saving: Saving | None) -> None:
         self.fits = 0
         self.stops = False
         self.checkpoints: Checkpoints = Unsaved()
         self.position: Position | None = None
-        if worker.request.saving is None:
+        if saving is None:
             return
         self.checkpoints = checkpoints(
-            worker.request.saving,
+            saving,
             worker.reporter,
             ranks=worker.world_size,
             batch=0,
@@ -104,9 +109,11 @@ class FitSaver:
         self._model = model
         self._epochs = epochs
         state, progress = worker.cell_state, worker.progress
+        self._saving = _saving_of(worker)
         fits = state.fits
-        self._cell = fits if isinstance(fits, CellCheckpoints) else CellCheckpoints(worker)
-        state.fits = self._cell
+        if not isinstance(fits, CellCheckpoints):
+            state.fits = fits = CellCheckpoints(worker, self._saving)
+        self._cell = fits
         self._cell.fits += 1
         self._restored = True
         self._order = state.order
@@ -139,7 +146,7 @@ class FitSaver:
         _passing.append(self)
 
     def _open(self) -> None:
-        if self._worker.request.saving is not None:
+        if self._saving is not None:
             self._cell.checkpoints.open(state_of(self._worker, self._model))
 
     def begin_epoch(self, epoch: int) -> int:
@@ -169,7 +176,7 @@ class FitSaver:
 
     def due(self, step: int) -> bool:
         """Return True if to save the state after batch `step` of the cell."""
-        return self._cell.checkpoints.due(step)
+        return self._saving is not None and self._cell.checkpoints.due(step)
 
     def save(self, step: int, batches: int) -> None:
         """Save the state after `step`, the last of `batches` batches of the epoch."""
@@ -190,7 +197,7 @@ class FitSaver:
             self._save(step, self._epochs, 0)
 
     def _save(self, step: int, epoch: int, batches: int) -> None:
-        if self._worker.request.saving is None:
+        if self._saving is None:
             return
         if keras.backend.backend() == "jax":
             self._model.jax_state_sync()
@@ -204,6 +211,19 @@ class FitSaver:
                 order=self._order.seed,
             )
         )
+
+
+def _saving_of(worker: Worker) -> Saving | None:
+    """Return where to save a fit. After a training loop of the cell, nbdist saves no fits."""
+    saving = worker.request.saving
+    if saving is None or not worker.cell_state.loops:
+        return saving
+    text = (
+        "checkpoints contain only the training loop before this `fit`: a resumed run repeats the "
+        "whole `fit`"
+    )
+    worker.reporter.note_once("checkpoint", text)
+    return None
 
 
 def gather_of(worker: Worker) -> Callable[[np.ndarray], np.ndarray]:

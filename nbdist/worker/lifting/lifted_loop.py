@@ -183,8 +183,10 @@ class LiftedLoop:
         self._step: LiftedStep | None = None
         self._written: _WrittenStep | None = None
         self._values: dict[str, Any] = {}
-        # Only the first loop of a cell saves its state.
-        self._saving = None if worker.cell_state.loops else worker.request.saving
+        # Only the first training of a cell saves its state.
+        state = worker.cell_state
+        is_first = not state.loops and state.fits is None
+        self._saving = worker.request.saving if is_first else None
         self._resumed = _newest(self._saving)
         self._epoch = 0
         self._skipped = 0
@@ -268,6 +270,12 @@ class LiftedLoop:
         program, reporter = self._program, self._worker.reporter
         if header := step.header():
             reporter.note("strategy", header)
+        if self._worker.request.saving is not None and self._worker.cell_state.fits is not None:
+            text = (
+                f"{program.place}: checkpoints contain only the `fit` before this loop: a resumed "
+                "run repeats the whole loop"
+            )
+            reporter.note("checkpoint", text)
         if self._saving is not None and program.loop.hidden_reads:
             named = ", ".join(f"`{name}`" for name in program.loop.hidden_reads)
             text = (
