@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from nbdist.records import Batch, Host
     from nbdist.session.cluster import Cluster
     from nbdist.session.discovery import attach
+    from nbdist.session.submission import job
     from nbdist.worker.export.model_export import export
     from nbdist.worker.jax.strategy import PjRTStrategy
     from nbdist.worker.script.job import script
@@ -66,6 +67,7 @@ __all__ = [
     "autoplace",
     "devices",
     "export",
+    "job",
     "meshes",
     "on_alert",
     "pipelined",
@@ -86,6 +88,7 @@ _HOME = {  # also the hooks of IPython and Jupyter; they are not part of the API
     "autoplace": "nbdist.parallel.autoplace.decorator",
     "export": "nbdist.worker.export.model_export",
     "devices": "nbdist.parallel.placement.devices",
+    "job": "nbdist.session.submission",
     "meshes": "nbdist.parallel.placement.meshes",
     "on_alert": "nbdist.execution.alerts",
     "pipelined": "nbdist.parallel.pipeline.stacked_layers",

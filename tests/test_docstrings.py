@@ -28,6 +28,8 @@ SECTIONS = {
     "Cluster.devices": ("Args", "Returns", "Raises"),
     "Cluster.examine": ("Args", "Returns", "Raises"),
     "Cluster.export": ("Args", "Returns", "Raises"),
+    "Cluster.submit": ("Args", "Returns", "Raises"),
+    "job": ("Args", "Returns", "Raises"),
     "Cluster.follow": ("Returns", "Raises"),
     "Cluster.hosts": ("Returns", "Raises"),
     "Cluster.leave": (),

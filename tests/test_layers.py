@@ -149,6 +149,7 @@ STARTED_BY_NAME: dict[str, set[str]] = {
         "nbdist.server",
         "nbdist.session.cluster",
         "nbdist.session.discovery",
+        "nbdist.session.submission",
         "nbdist.strategies",
         "nbdist.worker.export.model_export",
         "nbdist.worker.script.job",

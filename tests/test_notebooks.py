@@ -173,6 +173,7 @@ def test_the_placement_notebook(tmp_path: Path) -> None:
 def test_the_export_notebook(tmp_path: Path) -> None:
     """Test that a program has the weights of the notebook, and that plain Keras loads the model."""
     text = "\n".join(executed("06_export.ipynb", tmp_path))
-    assert re.search(r"digits    0 1 2 3 4 5 6 7 8 9\npredicted( \d){10}\n", text)
+    assert re.search(r"digits    0 1 2 3 4 5 6 7 8 9\r?\npredicted( \d){10}\r?\n", text)
+    assert text.count("\nTrue\n") == 1  # the losses
     assert text.count(": True") == 4
     assert ": False" not in text

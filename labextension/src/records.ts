@@ -191,6 +191,7 @@ export interface IPlanCheck {
  *     stoppable: Stop ends the run at the end of a step.
  *     program: file name of the exported program whose run it is; empty for a notebook's cell. The
  *         page cannot stop a program.
+ *     job: id of the submitted job (`%dist_submit`) that runs the program; else empty.
  *     request: id of the front end's execution request; empty if unknown.
  *     cell: id of the cell in its notebook; empty if unknown.
  *     recoveries: recoveries of lost ranks, `heals` in run.json. They supersede earlier reports of
@@ -227,6 +228,7 @@ export interface IRunState {
   readonly error: string;
   readonly stoppable: boolean;
   readonly program: string;
+  readonly job: string;
   readonly request: string;
   readonly cell: string;
   readonly heals: readonly IRecoveryRecord[];

@@ -27,6 +27,7 @@ export function runState(change: Partial<IRunState>): IRunState {
     error: '',
     stoppable: true,
     program: '',
+    job: '',
     heals: [],
     healing: '',
     plan: null,

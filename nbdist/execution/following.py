@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,18 @@ from nbdist.views.run.live_display import RunPicture
 from nbdist.views.run.summary import described, titled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from nbdist.settings import Settings
+
+
+_END_S = 30.0
+"""Seconds in which the end of a run must be stored after its program has ended."""
+
+
+def _never() -> bool:
+    return False
 
 
 def follow(folder: Path, settings: Settings) -> SavedRun:
@@ -36,18 +46,36 @@ def follow(folder: Path, settings: Settings) -> SavedRun:
     Raises:
         UsageError: the folder contains no run.
     """
-    run = _run_in(folder)
+    return show_run(_run_in(folder), settings)
+
+
+def show_run(
+    run: StoredRun, settings: Settings, has_ended: Callable[[], bool] = _never
+) -> SavedRun:
+    """Show a run until it ends.
+
+    Args:
+        run: the run.
+        settings: see `follow`.
+        has_ended: returns True if the program of the run has ended. nbdist then waits a limited
+            time for the stored end of the run.
+
+    Returns:
+        The run.
+    """
     saved = SavedRun(run)
     is_served = run.path.parent == settings.runs_path
     surface = run_surface(run.id, lambda: Tail(run), settings.view, is_served=is_served)
-    shown = ""
+    shown, until = "", math.inf
     while True:
+        if until == math.inf and has_ended():
+            until = time.monotonic() + _END_S
         line = saved.line(0)
         text = f"{titled(line.state)}: {described(line.state, line.reached)}"
         if text != shown or surface.follows:
             surface.show(RunPicture((text,), None))
             shown = text
-        if line.state.is_over:
+        if line.state.is_over or time.monotonic() > until:
             break
         time.sleep(surface.interval_s)
     surface.close(saved)

@@ -369,6 +369,7 @@ def begin(
     seed: int | None = None,
     *,
     program: str = "",
+    job: str = "",
 ) -> LiveRun:
     """Begin to store a run.
 
@@ -380,6 +381,7 @@ def begin(
         settings: the folder and the number of stored runs.
         seed: the seed of the workers.
         program: file name of the exported program that has the cell; empty in a notebook.
+        job: id of the submitted job that runs the program; else empty.
 
     Returns:
         The run. It is not stored if telemetry is off, or if its directory cannot be created.
@@ -406,6 +408,7 @@ def begin(
         writer=this_process(),
         stoppable=request.step is not None and not program,
         program=program,
+        job=job,
         request=asked.id,
         cell=asked.cell,
         seed=seed,

@@ -7,6 +7,7 @@ ranks send their records to its socket, as engines do to the notebook.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
 import struct
@@ -19,7 +20,7 @@ import msgspec
 
 from nbdist.execution import live_run
 from nbdist.execution.failures import CellOutcome, root
-from nbdist.records import CellEnded, Media, Metrics, ProgramCell, Rows, SocketAddress
+from nbdist.records import JOB_VARIABLE, CellEnded, Media, Metrics, ProgramCell, Rows, SocketAddress
 from nbdist.settings import Settings
 from nbdist.telemetry.receiver import Receiver, Repeats, Subscribers
 from nbdist.utils.sockets import url_host
@@ -50,6 +51,7 @@ class _OpenRun:
             settings,
             cell.seed,
             program=cell.program,
+            job=os.environ.get(JOB_VARIABLE, ""),
         )
         self._outcome = CellOutcome({worker.rank: worker.host for worker in cell.workers})
         self._ranks = {worker.rank for worker in cell.workers}

@@ -47,7 +47,7 @@ def write(
     cluster: ClusterRequest,
     remarks: Sequence[str],
     modules: Mapping[Path, Path],
-    launch: Batch | Literal["ssh"] | None = None,
+    launch: Batch | Literal["ssh", "local"] | None = None,
 ) -> tuple[str, ...]:
     """Write a program to a new folder.
 

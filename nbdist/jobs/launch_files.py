@@ -36,6 +36,12 @@ if [ $status -eq {continues} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit $status
 """
 
+_RUN = """\
+#!/bin/sh
+# Start: sh run.sh --epochs 10
+exec nbdist run train.py --hosts {hosts}{checkpoint} "$@"
+"""
+
 _MPIRUN = """\
 #!/bin/sh
 # Start: HOSTFILE=hosts.txt sh mpirun.sh --epochs 10
@@ -48,7 +54,9 @@ else
   first=127.0.0.1
 fi
 export MASTER_ADDR="${{MASTER_ADDR:-$first}}" MASTER_PORT="${{MASTER_PORT:-{port}}}"
-exec mpirun -n {hosts} $options{own} -x MASTER_ADDR -x MASTER_PORT \\
+shared="-x MASTER_ADDR -x MASTER_PORT"
+for name in $(env | sed -n 's/^\\(NBDIST_[A-Z_]*\\)=.*/\\1/p'); do shared="$shared -x $name"; done
+exec mpirun -n {hosts} $options{own} $shared \\
   python train.py{checkpoint} "$@"
 """
 
@@ -66,14 +74,15 @@ if [ ${{#hosts[@]}} -eq 0 ]; then
   exit 2
 fi
 address=${{MASTER_ADDR:-${{hosts[0]#*@}}}} port=${{MASTER_PORT:-{port}}} python=${{PYTHON:-python}}
-here=$(printf '%q' "$PWD")
+here=$(printf '%q' "$PWD") own=
+for name in "${{!NBDIST_@}}"; do own+="$name=$(printf '%q' "${{!name}}") "; done
 words=
 if [ $# -gt 0 ]; then words=$(printf ' %q' "$@"); fi
 trap 'kill $(jobs -p) 2>/dev/null' EXIT
 for rank in "${{!hosts[@]}}"; do
   # A terminal (-tt) lets the host end its rank when the connection ends.
   ssh -tt "${{hosts[$rank]}}" "cd $here && RANK=$rank WORLD_SIZE=${{#hosts[@]}} \\
-MASTER_ADDR=$address MASTER_PORT=$port exec $python train.py{checkpoint}$words" </dev/null &
+MASTER_ADDR=$address MASTER_PORT=$port ${{own}}exec $python train.py{checkpoint}$words" </dev/null &
 done
 for _ in "${{hosts[@]}}"; do
   wait -n || exit $?
@@ -82,7 +91,7 @@ done
 
 
 def launch_files(
-    launch: Batch | Literal["ssh"] | None,
+    launch: Batch | Literal["ssh", "local"] | None,
     *,
     name: str,
     hosts: Sequence[str],
@@ -92,7 +101,8 @@ def launch_files(
     """Return the texts of the files, by their names.
 
     Args:
-        launch: the scheduler, with its options; `ssh` for hosts without one; None for no files.
+        launch: the scheduler, with its options; `ssh` for hosts without one; `local` for this
+            machine; None for no files.
         name: name of the folder.
         hosts: ssh names of the hosts, empty for this machine.
         checkpoint: True if the program has the option `--checkpoint`.
@@ -108,6 +118,8 @@ def launch_files(
         "count": str(len(hosts)),
         "checkpoint": " --checkpoint checkpoints" if checkpoint else "",
     }
+    if launch == "local":
+        return {"run.sh": _RUN.format(hosts=common["count"], checkpoint=common["checkpoint"])}
     if launch == "ssh":
         named = " ".join(host for host in hosts if host)
         text = _HOSTS.format(hosts=named, port=PORT, checkpoint=common["checkpoint"])
@@ -115,7 +127,7 @@ def launch_files(
     if launch.launcher not in _WRITERS:
         raise UsageError(
             f"there are no launch files for {launch.launcher}: choose from "
-            f"{', '.join(['ssh', *_WRITERS])}"
+            f"{', '.join(['local', 'ssh', *_WRITERS])}"
         )
     _check(launch)
     return _WRITERS[launch.launcher](launch, common | {"python": python})

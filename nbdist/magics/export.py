@@ -1,38 +1,40 @@
-"""Magic that exports a training as a program."""
+"""Magics that export a training as a program, and submit it."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 from IPython.core.magic import line_magic, magics_class
 
 from nbdist.magics import start_options
 from nbdist.magics.base import SharedClusterMagics
-from nbdist.magics.options import command, parse
+from nbdist.magics.options import OUTPUT, check_name, command, parse
 from nbdist.records import Option
+
+_TRAINING = (
+    Option(flags=("folder",), help="New folder of the program, such as train/."),
+    Option(
+        flags=("--cell",),
+        kind="number",
+        metavar="N",
+        default="the newest training",
+        help="Number of the cell that trains, as in [7].",
+    ),
+    Option(
+        flags=("--run",),
+        metavar="ID",
+        default="the newest training",
+        help="Id of the run of the training.",
+    ),
+)
 
 
 @magics_class
 class ExportMagics(SharedClusterMagics):
-    """The magic `%dist_export`."""
+    """The magics `%dist_export` and `%dist_submit`."""
 
-    @command(
-        Option(flags=("folder",), help="New folder of the program, such as train/."),
-        Option(
-            flags=("--cell",),
-            kind="number",
-            metavar="N",
-            default="the newest training",
-            help="Number of the cell that trains, as in [7].",
-        ),
-        Option(
-            flags=("--run",),
-            metavar="ID",
-            default="the newest training",
-            help="Id of the run of the training.",
-        ),
-        *start_options.LAUNCHING,
-    )
+    @command(*_TRAINING, *start_options.LAUNCHING)
     @line_magic
     def dist_export(self, line: str) -> None:
         """Write a training as a program that runs without the notebook.
@@ -49,3 +51,34 @@ class ExportMagics(SharedClusterMagics):
             launch=start_options.launch(args),
         )
         sys.stdout.write(f"{exported!r}\n")
+
+    @command(
+        *_TRAINING,
+        *start_options.SUBMITTING,
+        Option(flags=("--detach",), kind="switch", help="Do not wait for the end of the job."),
+        OUTPUT.but(help="Store the job under this name in the notebook."),
+    )
+    @line_magic
+    def dist_submit(self, line: str) -> None:
+        """Export a training, start it as a job, and show its runs until it ends.
+
+        An interrupt ends the view, not the job. Words after `--` are options of the program, as in
+        `%dist_submit train/ -- --epochs 10`. `nbdist.job("train/")` returns the job.
+        """
+        own, _, arguments = line.partition(" -- ")
+        args = parse(self.dist_submit, own)
+        check_name(args.output)
+        cluster = self._front.running_cluster("%dist_submit")
+        job = cluster.submit(
+            args.folder,
+            cell=args.cell or 0,
+            run=args.run or "",
+            launch=start_options.launch(args) or "local",
+            arguments=shlex.split(arguments),
+        )
+        if args.output:
+            self.shell.user_ns[args.output] = job
+        if args.detach:
+            sys.stdout.write(f"nbdist: submitted {job}\n")
+        else:
+            job.follow()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from nbdist.cluster import inventory, resources
 from nbdist.errors import UsageError
 from nbdist.magics import framework_detection
-from nbdist.records import Batch, ClusterRequest, Option, options_of
+from nbdist.records import Batch, ClusterRequest, Option, ProgramLauncher, options_of
 from nbdist.session.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -53,12 +53,20 @@ STARTING = (
 LAUNCHING = (
     Option(
         flags=("--launcher",),
-        choices=("ssh", "slurm", "kubernetes", "mpi"),
+        choices=("local", "ssh", "slurm", "kubernetes", "mpi"),
         default="none",
         help="Launcher for which to write files that start the program.",
     ),
     *(_SCHEDULER[name] for name in ("partition", "time", "gpus_per_host", "submit", "image")),
     _KIND,
+)
+SUBMITTING = (
+    LAUNCHING[0].but(
+        choices=get_args(ProgramLauncher),
+        default="local",
+        help="Launcher that starts the program: `local` uses processes on this machine.",
+    ),
+    *(_SCHEDULER[name] for name in ("partition", "time", "gpus_per_host", "submit")),
 )
 RESIZING = (*_HOSTS, _GO_ON)
 EXAMINING = (
@@ -91,19 +99,20 @@ def _batch(args: Namespace) -> Batch | None:
     return None
 
 
-def launch(args: Namespace) -> Batch | Literal["ssh"] | None:
+def launch(args: Namespace) -> Batch | Literal["ssh", "local"] | None:
     """Return the launcher of an exported program; None without one.
 
     Raises:
         UsageError: options for a scheduler are given without one.
     """
     own = [option for option in LAUNCHING if option.name != "launcher"]
-    given = {option: value for option in own if (value := getattr(args, option.name))}
-    if args.launcher in (None, "ssh"):
+    given = {option: value for option in own if (value := getattr(args, option.name, None))}
+    if args.launcher in (None, "ssh", "local"):
         if given:
             flags = ", ".join(option.flag for option in given)
-            raise UsageError(f"{flags}: choose --launcher slurm, kubernetes or mpi")
-        return "ssh" if args.launcher else None
+            raise UsageError(f"{flags} needs a scheduler, as in --launcher slurm")
+        chosen: Literal["ssh", "local"] | None = args.launcher
+        return chosen
     fields = {option.field: value for option, value in given.items()}
     return Batch(launcher=args.launcher, **{**fields, "options": tuple(args.submit)})
 

@@ -6,6 +6,7 @@ decoded. Ranks count from 0; times are seconds, sizes bytes, in the names.
 
 from nbdist.records.base import (
     BATCH_NAME,
+    JOB_VARIABLE,
     MASK_NAME,
     RANK_VARIABLE,
     Communication,
@@ -152,6 +153,7 @@ from nbdist.records.profile import (
     Trace,
     TracedRank,
 )
+from nbdist.records.program_jobs import ProgramJob, ProgramLauncher, ProgramStatus
 from nbdist.records.runs import (
     BAD_MESSAGE,
     CLUSTER_ID,
@@ -198,7 +200,12 @@ from nbdist.records.runs import (
     run_name,
     short_id,
 )
-from nbdist.records.scheduler import Batch, DialedHost, DialInTicket, JobState
+from nbdist.records.scheduler import (
+    Batch,
+    DialedHost,
+    DialInTicket,
+    JobState,
+)
 from nbdist.records.topology import (
     Bench,
     Chip,
@@ -232,6 +239,7 @@ __all__ = [
     "HOST_COPIES",
     "HOST_MEMORY",
     "INPUT_WAIT",
+    "JOB_VARIABLE",
     "MASK_NAME",
     "MEASURES",
     "MODEL",
@@ -354,6 +362,9 @@ __all__ = [
     "Product",
     "Profiled",
     "ProgramCell",
+    "ProgramJob",
+    "ProgramLauncher",
+    "ProgramStatus",
     "RankPosition",
     "RankStatus",
     "Rate",

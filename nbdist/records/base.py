@@ -23,6 +23,8 @@ NoteTopic = Literal[
 MimeBundle = dict[str, object]
 
 RANK_VARIABLE = "NBDIST_RANK"
+JOB_VARIABLE = "NBDIST_JOB"
+"""Variable with the id of the submitted job whose program runs."""
 """Environment variable that contains the rank of an engine."""
 
 BATCH_NAME = "batch"

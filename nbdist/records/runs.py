@@ -208,6 +208,7 @@ class RunState(Record, frozen=True):
         stoppable: Stop ends the run at the end of a step.
         program: file name of the exported program whose run it is; empty for a notebook's cell. The
             page cannot stop a program.
+        job: id of the submitted job (`%dist_submit`) that runs the program; else empty.
         request: id of the front end's execution request; empty if unknown.
         cell: id of the cell in its notebook; empty if unknown.
         recoveries: recoveries of lost ranks, `heals` in run.json. They supersede earlier reports of
@@ -244,6 +245,7 @@ class RunState(Record, frozen=True):
     error: str = ""
     stoppable: bool = False
     program: str = ""
+    job: str = ""
     request: str = ""
     cell: str = ""
     recoveries: tuple[RecoveryRecord, ...] = msgspec.field(name="heals", default=())

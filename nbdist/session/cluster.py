@@ -21,6 +21,7 @@ from nbdist.records import ClusterRequest, Communication, RunningCell
 from nbdist.session.exporting import Exported, export
 from nbdist.session.inspection import ClusterInspection
 from nbdist.session.lifecycle import ClusterLifecycle, new_view
+from nbdist.session.submission import SubmittedJob, submit
 from nbdist.session.tracing import trace_on
 from nbdist.session.transfer import pull, write_objects
 from nbdist.settings import Settings
@@ -513,7 +514,7 @@ class Cluster:
         *,
         cell: int = 0,
         run: str = "",
-        launch: Batch | Literal["ssh"] | None = None,
+        launch: Batch | Literal["ssh", "local"] | None = None,
     ) -> Exported:
         """Write a training as a program that runs without notebook and engines.
 
@@ -521,8 +522,7 @@ class Cluster:
             folder: New folder for the program.
             cell: Execution count of the cell that trained. Default: the newest.
             run: Id of its run. Default: any.
-            launch: Launcher for which to write files, such as `nbdist.Batch("slurm")` or `ssh`.
-                Default: none.
+            launch: Launcher for which to write files. Default: none.
 
         Returns:
             The folder and the cell, and reasons why numbers may differ from the notebook's.
@@ -532,6 +532,25 @@ class Cluster:
                 cannot be written. The message contains the remedies.
         """
         return export(folder, self.request, self._journal, cell=cell, run=run, launch=launch)
+
+    def submit(
+        self, folder: str, *, arguments: Sequence[str] = (), **training: Any
+    ) -> SubmittedJob:
+        """Export a training as `export` does, and start it as a job.
+
+        Args:
+            folder: New folder for the program. All hosts need it.
+            arguments: Arguments of the program, such as `["--epochs", "10"]`.
+            **training: `cell`, `run` and `launch` of `export`. Default of `launch`: `local`.
+
+        Returns:
+            The job. `nbdist.job(folder)` returns it again.
+
+        Raises:
+            UsageError: See `export`; or the launcher is not installed.
+            StartError: The scheduler refuses the job. The folder is removed.
+        """
+        return submit(folder, self.request, self._journal, arguments=arguments, **training)
 
     # Objects.
 

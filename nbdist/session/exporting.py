@@ -53,7 +53,7 @@ def export(
     *,
     cell: int = 0,
     run: str = "",
-    launch: Batch | Literal["ssh"] | None = None,
+    launch: Batch | Literal["ssh", "local"] | None = None,
 ) -> Exported:
     """Write a training to a new folder. See `Cluster.export`.
 

@@ -34,6 +34,8 @@ import os, sys
 names = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 with open("seen" + os.environ.get("RANK", ""), "w") as file:
     file.write(repr(([os.environ.get(name) for name in names], sys.argv[1:])))
+with open("job" + os.environ.get("RANK", ""), "w") as file:
+    file.write(os.environ.get("NBDIST_JOB", ""))
 if "--fail" in sys.argv and os.environ["RANK"] == "1":
     sys.exit(3)
 if "--fail" in sys.argv:
@@ -41,7 +43,10 @@ if "--fail" in sys.argv:
     time.sleep(60)
 """
 DOUBLES = {
-    "ssh": '#!/bin/sh\nfor word in "$@"; do last=$word; done\nexec sh -c "$last"\n',
+    "ssh": """#!/bin/sh
+for word in "$@"; do last=$word; done
+exec env -u NBDIST_JOB sh -c "$last"
+""",
     "srun": "#!/bin/sh\nexit $STATUS\n",
     "scontrol": '#!/bin/sh\necho "$@"\n',
     "mpirun": """#!/bin/sh
@@ -124,6 +129,25 @@ def test_ssh_script_knows_the_hosts_of_the_cluster(tmp_path: Path) -> None:
     assert "name the hosts" in ended.stderr
 
 
+def test_ranks_on_other_hosts_have_the_variables_of_nbdist(tmp_path: Path) -> None:
+    text = files("ssh")["hosts.sh"]
+    ended = start(tmp_path, text, "bash", "a", "b", NBDIST_JOB="it's 1 job")
+    assert ended.returncode == 0, ended.stderr
+    assert [(tmp_path / f"job{rank}").read_text() for rank in range(2)] == ["it's 1 job"] * 2
+    ended = start(tmp_path, files(Batch("mpi"))["mpirun.sh"], "sh", NBDIST_JOB="1")
+    assert ended.returncode == 0, ended.stderr
+    assert " -x NBDIST_JOB " in (tmp_path / "words").read_text()
+
+
+def test_local_script_runs_the_program_on_this_machine(tmp_path: Path) -> None:
+    ended = start(tmp_path, files("local")["run.sh"], "sh", "--note", "a b")
+    assert ended.returncode == 0, ended.stderr
+    for rank in range(2):
+        variables, words = seen(tmp_path, rank)
+        assert variables[:2] == [str(rank), "2"]
+        assert words == ["--checkpoint", "checkpoints", "--note", "a b"]
+
+
 def test_ssh_script_ends_when_a_rank_fails(tmp_path: Path) -> None:
     ended = start(tmp_path, files("ssh")["hosts.sh"], "bash", "a", "b", "--", "--fail")
     assert ended.returncode == 3
@@ -203,7 +227,7 @@ def address(spec: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (Batch("lsf"), "no launch files for lsf: choose from ssh, slurm, mpi, kubernetes"),
+        (Batch("lsf"), "no launch files for lsf: choose from local, ssh, slurm, mpi, kubernetes"),
         (Batch("kubernetes"), "needs --image"),
         (Batch("mpi", time="1:00:00"), "--time does not apply to --launcher mpi"),
         (Batch("slurm", image="x"), "--image does not apply to --launcher slurm"),

@@ -29,7 +29,7 @@ from nbdist.records import JobState
 from nbdist.utils.processes import wait_or_kill
 
 if TYPE_CHECKING:
-    from nbdist.records import Batch
+    from nbdist.records import Batch, Launcher
 
 COMMAND_S = 30.0
 """Time for a scheduler to respond."""
@@ -159,9 +159,9 @@ class BatchJob(Job):
         command = list(launcher.submit_command)
         try:
             if self._batch.launcher == "lsf":
-                output = _run(command, input=script.read_text())
+                output = run_command(command, input=script.read_text())
             else:
-                output = _run([*command, str(script)])
+                output = run_command([*command, str(script)])
             self._id = launcher.parse_job_id(output)
         except launchers.LauncherError as error:
             raise StartError(f"{self.title}s cannot be submitted: {error}") from None
@@ -197,30 +197,7 @@ class BatchJob(Job):
         return ()
 
     def state(self) -> JobState:
-        if not self._id:
-            return SUBMITTED
-        scheduler = self._scheduler
-        try:
-            user = pwd.getpwuid(os.getuid()).pw_name
-            output = _run([word.format(id=self._id, user=user) for word in scheduler.look])
-        except StartError as error:
-            if _FORGOTTEN.search(str(error)):
-                return JobState(word="", detail=str(error), over=True)
-            raise
-        found = re.findall(scheduler.word.format(id=re.escape(self._id)), output)
-        if not found:
-            return JobState(word="", over=scheduler.is_silent_of_old)
-        alive = [word for word in found if word not in scheduler.over]
-        reason, detail = _reason(output) if self._batch.launcher == "slurm" else ("", "")
-        restarts = re.search(r"\bRestarts=(\d+)", output)  # Slurm's
-        is_over = not alive or reason in HOPELESS or all(w in scheduler.hopeless for w in alive)
-        return JobState(
-            word=", ".join(dict.fromkeys(scheduler.words.get(w, w) for w in alive or found)),
-            detail=detail,
-            waits=not is_over and any(word in scheduler.waiting for word in alive),
-            over=is_over,
-            restarts=int(restarts[1]) if restarts else 0,
-        )
+        return state_of(self._batch.launcher, self._id) if self._id else SUBMITTED
 
     def ending(self) -> list[str]:
         if self._batch.launcher == "slurm" and not _is_missing("scancel"):
@@ -274,6 +251,36 @@ class MpiJob(Job):
         return []
 
 
+def state_of(launcher: Launcher, job: str) -> JobState:
+    """Query the state of a job by its id, from one of `SCHEDULERS`.
+
+    Raises:
+        StartError: the scheduler does not respond.
+    """
+    scheduler = SCHEDULERS[launcher]
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+        output = run_command([word.format(id=job, user=user) for word in scheduler.look])
+    except StartError as error:
+        if _FORGOTTEN.search(str(error)):
+            return JobState(word="", detail=str(error), over=True)
+        raise
+    found = re.findall(scheduler.word.format(id=re.escape(job)), output)
+    if not found:
+        return JobState(word="", over=scheduler.is_silent_of_old)
+    alive = [word for word in found if word not in scheduler.over]
+    reason, detail = _reason(output) if launcher == "slurm" else ("", "")
+    restarts = re.search(r"\bRestarts=(\d+)", output)  # Slurm's
+    is_over = not alive or reason in HOPELESS or all(w in scheduler.hopeless for w in alive)
+    return JobState(
+        word=", ".join(dict.fromkeys(scheduler.words.get(w, w) for w in alive or found)),
+        detail=detail,
+        waits=not is_over and any(word in scheduler.waiting for word in alive),
+        over=is_over,
+        restarts=int(restarts[1]) if restarts else 0,
+    )
+
+
 def _reason(output: str) -> tuple[str, str]:
     """Return Slurm's reason, and the reason in words with the expected start time."""
     found = dict(re.findall(r"(Reason|StartTime)=(\S*)", output))
@@ -292,20 +299,36 @@ def _is_missing(program: str) -> bool:
 def _is_pbs_pro() -> bool:
     """Return True if PBS is PBS Pro. Torque has another option for arrays."""
     with contextlib.suppress(StartError):
-        return "pbs" in _run(["qstat", "--version"]).lower()
+        return "pbs" in run_command(["qstat", "--version"]).lower()
     return False
 
 
-def _run(command: list[str], input: str | None = None) -> str:  # noqa: A002 - as subprocess
+def variables_of_submitter() -> dict[str, str]:
+    """Return this process's variables without those of a job in which it runs itself."""
+    own = (_JOB_VARIABLES, _RANK_VARIABLES)
+    return {n: v for n, v in os.environ.items() if not any(form.match(n) for form in own)}
+
+
+def run_command(
+    command: list[str],
+    input: str | None = None,  # noqa: A002 - as subprocess
+    *,
+    folder: Path | None = None,
+    variables: dict[str, str] | None = None,
+) -> str:
     """Run a command of the scheduler, and return its output.
+
+    Args:
+        command: the words.
+        input: text on its standard input.
+        folder: working directory; None for that of this process.
+        variables: environment variables; None for `variables_of_submitter`.
 
     Raises:
         StartError: the command is not installed, fails, or does not end in time.
     """
     if _is_missing(command[0]):
         raise StartError(f"{command[0]} is not installed here")
-    own = (_JOB_VARIABLES, _RANK_VARIABLES)
-    env = {n: v for n, v in os.environ.items() if not any(form.match(n) for form in own)}
     try:
         done = subprocess.run(
             command,
@@ -313,7 +336,8 @@ def _run(command: list[str], input: str | None = None) -> str:  # noqa: A002 - a
             capture_output=True,
             text=True,
             errors="replace",
-            env=env,
+            cwd=folder,
+            env=variables_of_submitter() if variables is None else variables,
             timeout=COMMAND_S,
             check=False,
         )

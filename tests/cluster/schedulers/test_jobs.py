@@ -57,7 +57,7 @@ class Commands:
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
     double = Commands()
-    monkeypatch.setattr(jobs, "_run", double.run)
+    monkeypatch.setattr(jobs, "run_command", double.run)
     monkeypatch.setattr(jobs, "_is_missing", lambda _program: False)
     monkeypatch.setattr(jobs, "_is_pbs_pro", lambda: False)
     return double

@@ -1,0 +1,233 @@
+"""Start, state, output and end of a submitted program.
+
+A supervisor process on this machine runs it, or Slurm does. The file `job.json` beside the program
+describes the job, so that another notebook finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from nbdist.cluster.schedulers import jobs
+from nbdist.errors import StartError, UsageError
+from nbdist.jobs.supervisor import EXIT_STATUS, OUTPUT
+from nbdist.records import JOB_VARIABLE, ProgramJob, ProgramLauncher
+from nbdist.utils.processes import CONTINUES, is_gone, process_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nbdist.records import ProgramStatus
+
+_FILE = "job.json"
+_SUPERVISOR = "nbdist.jobs.supervisor"
+_COMMANDS: dict[ProgramLauncher, tuple[str, ...]] = {
+    "local": ("sh", "run.sh"),
+    "mpi": ("sh", "mpirun.sh"),
+    "ssh": ("bash", "hosts.sh", "--"),
+    "slurm": ("sbatch", "--parsable", "train.sbatch"),
+}
+LAUNCHERS = tuple(_COMMANDS)
+_NEEDED: dict[ProgramLauncher, str] = {"mpi": "mpirun", "ssh": "ssh", "slurm": "sbatch"}
+_RANK_VARIABLES = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TF_CONFIG",
+    "JOB_COMPLETION_INDEX",
+}
+"""Variables of this process that would make the program a rank of another job."""
+
+_OF_KERNELS = {"MPLBACKEND"}
+"""Variables that a kernel sets for itself: Matplotlib would need IPython in the program."""
+
+_STOPPED = {CONTINUES, 128 + signal.SIGTERM, 128 + signal.SIGINT}
+_OUTCOMES: dict[str, ProgramStatus] = {"COMPLETED": "finished", "CANCELLED": "stopped"}
+"""Status of ended jobs by Slurm's word. All others have failed."""
+
+
+class State(NamedTuple):
+    """State of a submitted program.
+
+    Attributes:
+        status: its status.
+        detail: the scheduler's reason, the exit status, or another remark; may be empty.
+    """
+
+    status: ProgramStatus
+    detail: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """True if the program has ended."""
+        return self.status not in ("queued", "running")
+
+
+def check(launcher: ProgramLauncher, hosts: Sequence[str]) -> None:
+    """Check that a launcher can start programs.
+
+    Args:
+        launcher: the launcher.
+        hosts: ssh names of the hosts, empty for this machine.
+
+    Raises:
+        UsageError: its command is not installed, or the hosts have no names.
+    """
+    needed = _NEEDED.get(launcher)
+    if needed is not None and shutil.which(needed) is None:
+        raise UsageError(f"--launcher {launcher}: {needed} is not installed here")
+    if launcher == "ssh" and not all(hosts):
+        raise UsageError("--launcher ssh needs the names of hosts: %dist_start gpu1 gpu2")
+
+
+def start(
+    folder: Path,
+    launcher: ProgramLauncher,
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    runs: Path,
+) -> ProgramJob:
+    """Start an exported program.
+
+    Args:
+        folder: folder of the program and its launch file.
+        launcher: the launcher.
+        arguments: arguments of the program.
+        variables: further environment variables.
+        runs: folder for its runs.
+
+    Returns:
+        The job. The folder contains it as `job.json`.
+
+    Raises:
+        StartError: Slurm refuses the job, or does not respond.
+    """
+    job, here = secrets.token_hex(6), Path(sys.executable).parent
+    left_out = _RANK_VARIABLES | _OF_KERNELS
+    outer = {n: v for n, v in jobs.variables_of_submitter().items() if n not in left_out}
+    env = {
+        **outer,
+        **variables,
+        "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PYTHON": sys.executable,
+        "NBDIST_RUNS_FOLDER": str(runs),
+        JOB_VARIABLE: job,
+    }
+    command = [*_COMMANDS[launcher], *arguments]
+    number, process = "", None
+    if launcher == "slurm":
+        number = jobs.run_command(command, folder=folder, variables=env).strip().partition(";")[0]
+    else:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", _SUPERVISOR, *command],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        process = process_of(supervisor.pid)
+        supervisor.returncode = 0  # nobody waits for it, so `Popen` must not warn
+    begun = ProgramJob(job, launcher, number, process, time.time(), str(runs))
+    (folder / _FILE).write_bytes(msgspec.json.encode(begun))
+    return begun
+
+
+def read(folder: Path) -> ProgramJob:
+    """Return the job of a folder.
+
+    Raises:
+        UsageError: no job was submitted from it.
+    """
+    try:
+        return msgspec.json.decode((folder / _FILE).read_bytes(), type=ProgramJob)
+    except (OSError, msgspec.DecodeError):
+        raise UsageError(
+            f"{folder} contains no submitted job: name the folder of %dist_submit"
+        ) from None
+
+
+def state_of(job: ProgramJob, folder: Path) -> State:
+    """Return the state of a job.
+
+    Raises:
+        StartError: Slurm does not respond.
+    """
+    return _slurm_state(job) if job.process is None else _process_state(job, folder)
+
+
+def _process_state(job: ProgramJob, folder: Path) -> State:
+    assert job.process is not None
+    gone = is_gone(job.process)  # first: it writes its exit status before it ends
+    with contextlib.suppress(OSError):
+        code = int((folder / EXIT_STATUS).read_text())
+        if code == CONTINUES:
+            return State("stopped", "its checkpoint is saved")
+        if code in _STOPPED:
+            return State("stopped")
+        return State("failed", f"exit status {code}") if code else State("finished")
+    if gone:
+        return State("failed", "its process was killed")
+    if job.process.host != socket.gethostname():
+        return State("unknown", f"it was started on {job.process.host}")
+    return State("running")
+
+
+def _slurm_state(job: ProgramJob) -> State:
+    found = jobs.state_of("slurm", job.number)
+    word = found.word if found.word or not found.over else _accounted(job.number)
+    if not found.over:
+        return State("queued" if found.waits else "running", found.detail)
+    if not word:
+        return State("unknown", "Slurm no longer knows the job")
+    status = _OUTCOMES.get(word, "failed")
+    return State(status, word if status == "failed" else "")
+
+
+def _accounted(number: str) -> str:
+    """Return the state of a job that Slurm keeps only in its accounting; empty if in none."""
+    command = ["sacct", "--jobs", number, "--allocations", "--noheader", "--format", "State%20"]
+    with contextlib.suppress(StartError):
+        return jobs.run_command(command).strip().partition(" ")[0]
+    return ""
+
+
+def cancel(job: ProgramJob) -> None:
+    """Send SIGTERM to a program. It saves a checkpoint before it ends.
+
+    Raises:
+        StartError: Slurm does not respond.
+        UsageError: the program was started on another host.
+    """
+    if job.process is None:
+        jobs.run_command(["scancel", job.number])
+    elif job.process.host != socket.gethostname():
+        raise UsageError(f"the job was started on {job.process.host}: cancel it there")
+    elif not is_gone(job.process):
+        os.kill(job.process.pid, signal.SIGTERM)
+
+
+def output(job: ProgramJob, folder: Path) -> str:
+    """Return the output of the program so far, of all ranks."""
+    pattern = OUTPUT if job.process is not None else f"*-{job.number}.log"
+    return "".join(path.read_text(errors="replace") for path in sorted(folder.glob(pattern)))
+
+
+def title(job: ProgramJob) -> str:
+    """Return the name of a job: `Slurm job 4711`, `local job`."""
+    return f"Slurm job {job.number}" if job.launcher == "slurm" else f"{job.launcher} job"

@@ -1,0 +1,34 @@
+"""Submitted programs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from nbdist.records.base import Record
+from nbdist.records.runs import Writer
+
+ProgramLauncher = Literal["local", "ssh", "slurm", "mpi"]
+"""Launchers that `%dist_submit` starts."""
+
+ProgramStatus = Literal["queued", "running", "finished", "stopped", "failed", "unknown"]
+"""Status of a submitted program. `stopped`: cancelled, or ended by SIGTERM."""
+
+
+class ProgramJob(Record, frozen=True):
+    """Content of `job.json` in the folder of a submitted program.
+
+    Attributes:
+        id: id of the job, which its runs contain.
+        launcher: the launcher.
+        number: Slurm's number of the job; empty under other launchers.
+        process: process on this machine that started the program; None under Slurm.
+        submitted: seconds since 1970.
+        runs: folder of its runs.
+    """
+
+    id: str
+    launcher: ProgramLauncher
+    number: str
+    process: Writer | None
+    submitted: float
+    runs: str

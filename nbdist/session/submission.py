@@ -1,0 +1,251 @@
+"""Submitted jobs: exported programs that a launcher runs."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from nbdist.errors import StartError, UsageError
+from nbdist.execution.following import show_run
+from nbdist.execution.saved_runs import Runs, SavedRun
+from nbdist.jobs import submission
+from nbdist.session.exporting import export
+from nbdist.settings import Settings
+from nbdist.telemetry import run_reader
+from nbdist.views.run.job import JobPicture
+from nbdist.views.surface import new_surface
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from nbdist.execution.replay_journal import Journal
+    from nbdist.records import Batch, ClusterRequest, ProgramStatus
+    from nbdist.telemetry.run_reader import StoredRun
+
+_POLL_S = 0.2
+_QUERY_S = 2.0
+"""Seconds between two questions to Slurm."""
+
+_CLOCKS_S = 3600.0
+"""Largest difference in seconds between the clocks of this machine and of the hosts."""
+
+_SHOWN_LINES = 20
+"""Lines of the output of a failed job that nbdist shows."""
+
+
+class SubmittedJob:
+    """Exported program that a launcher runs. It continues when the notebook's kernel ends.
+
+    Its properties ask the scheduler and read the disk each time.
+
+    Args:
+        folder: Folder of the program.
+
+    Attributes:
+        folder: Folder of the program.
+
+    Raises:
+        UsageError: No job was submitted from the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._job = submission.read(folder)
+        self._asked_at = 0.0
+        self._state = submission.State("queued")
+
+    @property
+    def state(self) -> ProgramStatus:
+        """Status: `queued`, `running`, `finished`, `stopped`, `failed` or `unknown`.
+
+        `stopped` means cancelled, or ended by SIGTERM. Slurm no longer knows old jobs: `unknown`.
+
+        Raises:
+            StartError: Slurm does not respond.
+        """
+        return self._query().status
+
+    @property
+    def runs(self) -> Runs:
+        """The runs of the job, newest first: one for each of its trainings."""
+        return Runs([SavedRun(run) for run in self._stored()])
+
+    @property
+    def run(self) -> SavedRun:
+        """The newest run of the job.
+
+        Raises:
+            UsageError: It has no run yet, or none with values.
+        """
+        for run in self._stored():
+            return SavedRun(run)
+        raise UsageError(f"{self} has no run yet: job.logs() returns its output")
+
+    def logs(self) -> str:
+        """Return the output of all ranks so far."""
+        return submission.output(self._job, self.folder)
+
+    def cancel(self) -> None:
+        """Send SIGTERM to the program. It saves a checkpoint, and ends.
+
+        Raises:
+            StartError: Slurm does not respond.
+            UsageError: The program was started on another host.
+        """
+        submission.cancel(self._job)
+
+    def wait(self, timeout_s: float | None = None) -> ProgramStatus:
+        """Wait until the job has ended.
+
+        Args:
+            timeout_s: Limit in seconds. Default: no limit.
+
+        Returns:
+            The status. It is `queued` or `running` after the limit.
+
+        Raises:
+            StartError: Slurm does not respond.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._has_ended() and (until is None or time.monotonic() < until):
+            time.sleep(_POLL_S)
+        return self._state.status
+
+    def follow(self) -> None:
+        """Show the state of the job and its runs until it ends.
+
+        An interrupt ends the view, not the job. The output of a failed job is shown.
+
+        Raises:
+            StartError: Slurm does not respond.
+        """
+        try:
+            self._follow()
+        except KeyboardInterrupt:
+            sys.stdout.write(
+                f"nbdist: the view has ended, and {self} goes on: nbdist.job('{self.folder.name}')"
+                ".follow() shows it again\n"
+            )
+
+    def _follow(self) -> None:
+        surface, shown = new_surface(), ""
+        seen: set[str] = set()
+        while True:
+            has_ended = self._has_ended()
+            if (text := f"nbdist: {self._described()}") != shown:
+                surface.show(JobPicture(text))
+                shown = text
+            fresh = [run for run in self._stored() if run.id not in seen]
+            if fresh:
+                seen.update(run.id for run in fresh)
+                show_run(fresh[0], Settings.from_environment(), self._has_ended)
+            elif has_ended:
+                break
+            else:
+                time.sleep(_POLL_S)
+        if self._state.status == "failed":
+            lines = self.logs().splitlines(keepends=True)[-_SHOWN_LINES:]
+            sys.stderr.write("".join(lines))
+
+    def _has_ended(self) -> bool:
+        """Return True if the job has ended. It asks at most every 2 s."""
+        if time.monotonic() - self._asked_at > _QUERY_S and not self._state.is_over:
+            self._query()
+        return self._state.is_over
+
+    def _query(self) -> submission.State:
+        self._state = submission.state_of(self._job, self.folder)
+        self._asked_at = time.monotonic()
+        return self._state
+
+    def _described(self) -> str:
+        status, detail = self._state
+        return f"{self} is {status}" + (f" ({detail})" if detail else "")
+
+    def _stored(self) -> list[StoredRun]:
+        """Return the runs of the job that have values, newest first."""
+        earliest = self._job.submitted - _CLOCKS_S
+        found = []
+        for run in run_reader.stored_runs(Path(self._job.runs)):
+            with contextlib.suppress(OSError):  # deleted meanwhile
+                state = run.state()
+                if state.began < earliest:
+                    break
+                if state.job == self._job.id and next(iter(run.tables()), None) is not None:
+                    found.append(run)
+        return found
+
+    def __str__(self) -> str:
+        return f"{submission.title(self._job)} in {self.folder.name}/"
+
+    def __repr__(self) -> str:
+        """Describe the job by its last known state."""
+        with contextlib.suppress(StartError):
+            self._query()
+        return f"<nbdist {self._described()}>"
+
+
+def job(folder: str | os.PathLike[str]) -> SubmittedJob:
+    """Return the job that was submitted from a folder, also by another notebook.
+
+    Args:
+        folder: Folder of `%dist_submit`.
+
+    Returns:
+        The job: `state`, `logs()`, `cancel()`, `wait()`, `follow()`, `run` and `runs`.
+
+    Raises:
+        UsageError: No job was submitted from the folder.
+    """
+    return SubmittedJob(Path(folder).expanduser().absolute())
+
+
+def submit(
+    path: str,
+    cluster: ClusterRequest,
+    journal: Journal,
+    *,
+    cell: int = 0,
+    run: str = "",
+    launch: Batch | Literal["ssh", "local"] = "local",
+    arguments: Sequence[str] = (),
+) -> SubmittedJob:
+    """Export a training, and start it. See `Cluster.submit`.
+
+    Args:
+        path: the folder.
+        cluster: request of the cluster on which the cells ran.
+        journal: the cells that ran.
+        cell: execution count of the cell that trains; 0 for the newest.
+        run: id of its run; empty for any.
+        launch: launcher of the program.
+        arguments: arguments of the program.
+
+    Raises:
+        UsageError: see `Cluster.submit`.
+        StartError: see `Cluster.submit`.
+    """
+    launcher = launch if isinstance(launch, str) else launch.launcher
+    if launcher not in submission.LAUNCHERS:
+        choices = ", ".join(submission.LAUNCHERS)
+        raise UsageError(
+            f"nbdist cannot submit to {launcher}: choose from {choices}, or write its files with "
+            "%dist_export and start them"
+        )
+    submission.check(launcher, [host.name for host in cluster.hosts])
+    exported = export(path, cluster, journal, cell=cell, run=run, launch=launch)
+    for text in exported.remarks:
+        sys.stdout.write(f"nbdist: {text}\n")
+    folder = Path(path).expanduser().absolute()
+    runs = Settings.from_environment().runs_path
+    try:
+        submission.start(folder, launcher, arguments, dict(cluster.env), runs)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return SubmittedJob(folder)
