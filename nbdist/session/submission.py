@@ -165,7 +165,7 @@ class SubmittedJob:
 
     def _described(self) -> str:
         status, detail = self._state
-        return f"{self} is {status}" + (f" ({detail})" if detail else "")
+        return f"{self}: {status}" + (f" ({detail})" if detail else "")
 
     def _stored(self) -> list[StoredRun]:
         """Return the runs of the job that have values, newest first."""

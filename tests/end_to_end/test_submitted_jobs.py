@@ -77,7 +77,7 @@ def test_job_gives_the_losses_of_the_notebook(
     assert "epoch 2 " in job.logs()
     again = nbdist.job(tmp_path / "train")
     assert (again.state, again.run.id) == ("finished", job.run.id)
-    assert repr(again) == "<nbdist local job in train/ is finished>"
+    assert repr(again) == "<nbdist local job in train/: finished>"
     assert again.run.state.workers[1].status == "finished"
 
 
@@ -97,8 +97,8 @@ def test_magic_shows_the_job_and_stores_it(
     assert job.run.state.epochs == 3
     lines = [line for line in out.splitlines() if "local job" in line]
     assert lines == [
-        "nbdist: local job in train/ is running",
-        "nbdist: local job in train/ is finished",
+        "nbdist: local job in train/: running",
+        "nbdist: local job in train/: finished",
     ]
     assert f"({job.run.state.short_id}): finished in" in out
 
@@ -106,7 +106,7 @@ def test_magic_shows_the_job_and_stores_it(
 def test_cancelled_job_saves_a_checkpoint(started: SubmittedJob) -> None:
     started.cancel()
     assert started.wait(LIMIT_S) == "stopped", started.logs()
-    assert "is stopped (its checkpoint is saved)" in repr(started)
+    assert ": stopped (its checkpoint is saved)" in repr(started)
     assert list((started.folder / "checkpoints").glob("step-*"))
     assert started.run.state.status in ("stopped", "interrupted")
 
@@ -140,7 +140,7 @@ def test_failed_program_is_a_failed_job(
     job.follow()
     assert job.state == "failed"
     shown = capsys.readouterr()
-    assert "local job in train/ is failed (exit status 2)" in shown.out
+    assert "local job in train/: failed (exit status 2)" in shown.out
     assert "invalid int value: 'many'" in shown.err
     assert job.wait() == "failed"
     with pytest.raises(UsageError, match=r"has no run yet: job.logs\(\) returns its output"):
@@ -217,7 +217,7 @@ def test_slurm_runs_a_job(
     with Hosts(2) as hosts, Slurm(hosts) as slurm:
         monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
         waiting = cluster.submit(str(tmp_path / "w"), launch=nbdist.Batch("slurm", queue="shut"))
-        assert re.fullmatch(r"<nbdist Slurm job \d+ in w/ is queued \(.*Down.*\)>", repr(waiting))
+        assert re.fullmatch(r"<nbdist Slurm job \d+ in w/: queued \(.*Down.*\)>", repr(waiting))
         waiting.cancel()
         assert waiting.wait(LIMIT_S) == "stopped"
         job = cluster.submit(str(tmp_path / "train"), launch=nbdist.Batch("slurm", time="10"))
