@@ -23,7 +23,20 @@ MOST = 64
 _LONGEST = 100
 """Longest text of a value, in characters."""
 
-_NOT_OF_TRAINING = {"ranks"}
+_NOT_OF_TRAINING = {
+    "ranks",
+    "name",
+    "check",
+    "profile",
+    "guard",
+    "watch",
+    "hang_after",
+    "max_heals",
+    "once",
+    "detach",
+}
+"""Options that do not change the training."""
+
 _OPERATORS: Mapping[type, Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -35,9 +48,9 @@ _OPERATORS: Mapping[type, Callable[[float, float], float]] = {
 def hyperparameters(request: CellRequest) -> dict[str, float | str]:
     """Return the hyperparameters of a cell by name, at most `MOST`.
 
-    They are the options that were given, as `--epochs`, except those of checkpoints and of the
-    layout. Then follow the numbers that the cell assigns at its top level, and those that it passes
-    to `fit` by keyword.
+    They are the given options that change the training, as `--epochs`, except those of checkpoints
+    and of the layout. Then follow the numbers that the cell assigns at its top level, and those
+    that it passes to `fit` by keyword.
     """
     found = chain(_options(request.options), _numbers(request.source))
     return dict(islice(dict(found).items(), MOST))

@@ -45,5 +45,12 @@ def test_given_options_are_found_by_flag() -> None:
     }
 
 
+def test_options_that_do_not_change_the_training_are_none() -> None:
+    options = {"name": "try 3", "watch": 0, "guard": 5, "hang_after": 9.0, "once": True}
+    assert found("loss = batch", data="train", check=True, detach=True, **options) == {
+        "--data": "train"
+    }
+
+
 def test_their_number_is_limited() -> None:
     assert len(found("\n".join(f"x{i} = {i}" for i in range(2 * MOST)))) == MOST

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -302,6 +302,50 @@ def test_program_gives_the_losses_and_weights_of_the_run(
         found = np.load(tmp_path / "train" / f"result{rank}.npz")
         np.testing.assert_array_equal(found["loss"], losses[rank if len(losses) > 1 else 0])
         np.testing.assert_array_equal(found["weights"], expected[rank]["weights"])
+
+
+def in_float64(training: Training) -> Training:
+    """Return a training that computes in double precision."""
+    cells = [
+        (source.replace('astype("float32")', 'astype("float64")'), options)
+        for source, options in training.cells
+    ]
+    precision = (
+        'jax.config.update("jax_enable_x64", True)'
+        if "import jax\n" in cells[0][0]
+        else 'keras.config.set_floatx("float64")'
+    )
+    head, options = cells[0]
+    cells[0] = (f"{head}\n{precision}", options)
+    return replace(training, cells=cells)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "name"),
+    [
+        ("tensorflow", "mirrored fit"),
+        pytest.param("tensorflow", "mirrored step", marks=pytest.mark.full),
+        pytest.param("tensorflow", "mirrored loop", marks=pytest.mark.full),
+        pytest.param("jax", "pjrt step", marks=pytest.mark.full),
+        pytest.param("jax", "pjrt loop", marks=pytest.mark.full),
+    ],
+    indirect=["cluster"],
+)
+def test_program_gives_the_same_weights_on_other_numbers_of_workers(
+    cluster: nbdist.Cluster, tmp_path: Path, name: str, request: pytest.FixtureRequest
+) -> None:
+    training = in_float64({**TRAININGS, **SINGLE_TRAININGS}[name])
+    run_cells(cluster, training)
+    export(cluster, tmp_path / "train")
+    cluster.restart()  # without double precision
+    with_results(tmp_path / "train", training)
+    found = {}
+    for hosts in (2, 1, 4)[: 3 if request.config.getoption("--full") else 2]:
+        ended = launch(tmp_path / "train", hosts=hosts)
+        assert ended.returncode == 0, ended.stderr
+        found[hosts] = np.load(tmp_path / "train" / "result0.npz")["weights"]
+        assert found[hosts].dtype == np.float64
+        np.testing.assert_allclose(found[hosts], found[2], rtol=1e-9, atol=1e-12)
 
 
 BROUGHT = [

@@ -53,14 +53,15 @@ def batches_of(adapter: Any, strategy: tf.distribute.Strategy) -> Any:
     Raises:
         StepError: ranks have different data.
     """
-    if strategy.num_replicas_in_sync == 1:
-        return GlobalBatches(adapter.get_tf_dataset())
     shuffle = Shuffle()
     context.current().cell_state.order = shuffle.order
     with replaced(tf.random, "shuffle", shuffle):
         dataset = adapter.get_tf_dataset()
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return dataset
+    if strategy.num_replicas_in_sync == 1:
+        shuffle.order.seed = _proposed_order() if shuffle.is_used else 0
+        return GlobalBatches(dataset, order=shuffle.next_pass)
     gather = gather_over(strategy)
     if context.current().request.options.own_data:
         return GlobalBatches(dataset, total_of=functools.partial(_total_of, gather))
