@@ -315,7 +315,7 @@ class _Division:
         if isinstance(self._loop, ast.For):
             early.visit(self._loop.target)
         early.scan([*self._around, *self._before])
-        by_functions = self._callees.read_by_functions
+        by_functions = self._callees.read_by_functions(self._loop)
         hidden_reads = self._read_in_calls() - {*carried}
         return TrainingLoop(
             node=self._loop,

@@ -30,9 +30,8 @@ class Callees(Protocol):
     namespace: dict[str, Any]
     compiles: bool
 
-    @property
-    def read_by_functions(self) -> Set[str]:
-        """Names from outside that functions of the cell and of the user read when called."""
+    def read_by_functions(self, loop: ast.AST) -> Set[str]:
+        """Return the names from outside that functions of the user read, but not those around."""
         ...
 
     def reads(self, call: ast.Call) -> Set[str]:

@@ -131,7 +131,8 @@ for epoch in range(epochs):
     trainer.epoch(dataset)
 for x, y in dataset:
     with tf.GradientTape() as tape:
-        loss = loss_of(y, model(x, training=True))
+        logits = model(x, training=True)
+        loss = loss_of(y, logits)
     gradients = tape.gradient(loss, model.trainable_variables)
     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
     trainer.losses.append(float(loss))

@@ -456,11 +456,14 @@ outcome = [losses, total.numpy().tolist(), [g.numpy().tolist() for g in gradient
 
 
 def test_values_other_than_scalars_are_those_of_all_replicas(
-    cluster: nbdist.Cluster, expected: dict[str, Any]
+    cluster: nbdist.Cluster, expected: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Vectors that the loop carries, counts, and a gradient with as many rows as a replica."""
     cluster.run(SETUP)
     losses, total, gradients = outcome(cluster, VECTORS)
+    out = capsys.readouterr().out
+    assert "`enumerate(data)` on 2 replicas" in out
+    assert "whole batches" not in out
     np.testing.assert_allclose(losses, expected["vectors"][0], rtol=1e-5)
     np.testing.assert_allclose(total, expected["vectors"][1], rtol=1e-5)
     for a, b in zip(gradients, expected["vectors"][2], strict=True):

@@ -19,6 +19,7 @@ import numpy as np
 
 from nbdist.cells.effects import effect_in, is_compiled, root_name
 from nbdist.cells.loops import repeats_batch, training_loops
+from nbdist.worker.lifting.definitions import first_line
 from nbdist.worker.lifting.outside_names import read_by, read_in
 from nbdist.worker.runtime.user_modules import behind, is_of_user, is_users, is_users_file
 
@@ -259,10 +260,21 @@ class Callees:
                     return text
         return ""
 
-    @functools.cached_property
-    def read_by_functions(self) -> set[str]:
-        """Names from outside that functions of the cell and of the user read when called."""
-        return read_by(ast.walk(self._tree)) | read_in(self.namespace)
+    def read_by_functions(self, loop: ast.AST) -> set[str]:
+        """Return the names from outside that functions of the user read when called.
+
+        Args:
+            loop: a loop. Functions that contain it do not count: it knows what they read.
+        """
+        around = [
+            node
+            for node in ast.walk(self._tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            and any(inner is loop for inner in ast.walk(node))
+        ]
+        others = (node for node in ast.walk(self._tree) if node not in around)
+        skipped = {(node.name, first_line(node)) for node in around}
+        return read_by(others) | read_in(self.namespace, skipped)
 
     def reads(self, call: ast.Call) -> set[str]:
         """Return the names from outside that the called function reads, itself or in its calls."""

@@ -7,6 +7,7 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import ast
     from collections.abc import Iterable, Iterator
 
 
@@ -42,3 +43,8 @@ def functions_of(definition: Any) -> Iterator[FunctionType]:
         plain = inspect.unwrap(plain) if callable(plain) else plain
         if isinstance(plain, FunctionType):
             yield plain
+
+
+def first_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
+    """Return the first line of a definition, with its decorators."""
+    return min(part.lineno for part in (node, *node.decorator_list))

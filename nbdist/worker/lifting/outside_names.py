@@ -13,7 +13,7 @@ from nbdist.worker.lifting.definitions import functions_of
 from nbdist.worker.runtime.user_modules import is_users
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
 _LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp)
 _READS = {"LOAD_GLOBAL", "LOAD_NAME"}
@@ -34,16 +34,23 @@ def read_by(nodes: Iterable[ast.AST]) -> set[str]:
     return found
 
 
-def read_in(namespace: dict[str, Any]) -> set[str]:
-    """Return the global names that the user's functions and classes in a namespace read."""
+def read_in(namespace: dict[str, Any], skipped: Container[tuple[str, int]] = ()) -> set[str]:
+    """Return the global names that the user's functions and classes in a namespace read.
+
+    Args:
+        namespace: the namespace.
+        skipped: functions that do not count, as name and first line.
+    """
     found: set[str] = set()
     for given in list(namespace.values()):
         value = given.func if isinstance(given, functools.partial) else given
         if not callable(value) or (isinstance(value, type) and not is_users(value.__module__)):
             continue
         for function in functions_of(value):
-            if function.__globals__ is namespace:
-                found |= _global_names(function.__code__)
+            code = function.__code__
+            known = (code.co_name, code.co_firstlineno) in skipped
+            if function.__globals__ is namespace and not known:
+                found |= _global_names(code)
     return found
 
 

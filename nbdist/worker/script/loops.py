@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import UsageError
 from nbdist.worker.lifting import lifted_loop, module_loops
-from nbdist.worker.lifting.definitions import replace_code
+from nbdist.worker.lifting.definitions import first_line, replace_code
 
 if TYPE_CHECKING:
     from nbdist.records import StrategyName
@@ -71,10 +71,6 @@ def _located(definition: FunctionType | type) -> tuple[str, ast.stmt]:
         path, first = None, 0
     if path is not None:
         for node in ast.walk(ast.parse("".join(linecache.getlines(path)))):
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and _first_line(node) == first:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and first_line(node) == first:
                 return path, node
     raise UsageError(f"@job.lift: the source of {definition.__name__} is in no file")
-
-
-def _first_line(node: ast.FunctionDef | ast.ClassDef) -> int:
-    return min(part.lineno for part in (node, *node.decorator_list))

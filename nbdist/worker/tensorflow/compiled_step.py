@@ -229,10 +229,9 @@ class CompiledStep:
             step = tf.function(self.alone, autograph=False).get_concrete_function(tensors)
         local = self._replicas.strategy.experimental_local_results
         assigned = step.structured_outputs[OUTPUTS]
-        self._outputs.find_rows(
-            {n: tf.nest.map_structure(lambda v: local(v)[0], v) for n, v in assigned.items()},
-            batch.rows,
-        )
+        values = {n: tf.nest.map_structure(lambda v: local(v)[0], v) for n, v in assigned.items()}
+        if self._outputs.find_rows(values, batch.rows):
+            self._compile_again()
         self._combined.clear()
 
     def last(self, report: Any, names: Sequence[str]) -> tuple[Any, ...]:
@@ -263,9 +262,12 @@ class CompiledStep:
         """Combine a scalar of the step as a sum over replicas, in new traces."""
         assert self._outputs is not None
         self._outputs.add_up(path)
+        self._compile_again()
+        self._combined.clear()
+
+    def _compile_again(self) -> None:
         self._run, self._recording = self._compiled(), self._compiled(recorded=True)
         self._traced.clear()
-        self._combined.clear()
 
     def tracings(self) -> int:
         """Return the number of times that the step was traced."""
@@ -295,7 +297,7 @@ class CompiledStep:
         with contextlib.suppress(ValueError, TypeError, tf.errors.InvalidArgumentError):
             trace = tf.function(self._all_replicas, autograph=False)
             trace.get_concrete_function(map_arrays(longer, values), whole=True)
-            self._run, self._recording = self._compiled(), self._compiled(recorded=True)
+            self._compile_again()
 
     def _all_replicas(self, values: tuple[Any, ...], *, whole: bool, recorded: bool = False) -> Any:
         """Run the step on all replicas. Parts and whole batches have separate traces."""

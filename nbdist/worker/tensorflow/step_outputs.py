@@ -62,7 +62,7 @@ class StepOutputs:
         """
         return self._others[name]
 
-    def find_rows(self, assigned: dict[str, Any], rows: int) -> None:
+    def find_rows(self, assigned: dict[str, Any], rows: int) -> bool:
         """Find the outputs with a row for each sample.
 
         The first axis of a gradient may have the length of a replica's part by chance.
@@ -70,13 +70,23 @@ class StepOutputs:
         Args:
             assigned: outputs of a step on one replica.
             rows: rows of the whole batch.
+
+        Returns:
+            True if steps combine their outputs in another way than before.
         """
+        before = self._with_rows
         self._with_rows = {
             path
             for name, value in assigned.items()
             for path, leaf in _leaves(name, value)
             if leaf is not None and leaf.shape.rank and leaf.shape[0] == rows
         }
+        used = {
+            path
+            for name in self._used & assigned.keys()
+            for path, _ in _leaves(name, assigned[name])
+        }
+        return not used.isdisjoint(before ^ self._with_rows)
 
     def unread(self, names: Iterable[str]) -> list[str]:
         """Return the names that the loop's body does not read, in the same order on all ranks."""
