@@ -166,6 +166,7 @@ STARTED_BY_NAME: dict[str, set[str]] = {
     "nbdist.cluster.forkserver.control_socket": {"nbdist.session.detached"},
     "nbdist.cluster.jax_coordinators": {"nbdist.worker.jax.runtime.coordinator"},
     "nbdist.cluster.launcher": {"nbdist.worker.engine"},
+    "nbdist.jobs.launch_files": {"nbdist.cli"},
     "nbdist.strategies": {"nbdist.worker.jax.strategy"},
     "nbdist.worker.script.run_store": {"nbdist.execution.program_runs"},
     "nbdist.worker.data.sources": {"nbdist.worker.jax.arrays.distributed_dataset"},

@@ -52,6 +52,7 @@ class TrainingLoop:
         used: those outputs that other statements of the loop, or functions of the user, read.
         hidden_reads: those outputs that functions read which the step calls, and that it does not
             carry.
+        kept_outside: names that statements outside of the step read and assign for the next pass.
         late: names in `given` that only statements after the step assign, such as averaged weights.
         hidden: statements inside of the step's text that do not belong to it. True if they leave a
             branch empty.
@@ -71,6 +72,7 @@ class TrainingLoop:
     outputs: tuple[str, ...]
     used: tuple[str, ...]
     hidden_reads: tuple[str, ...]
+    kept_outside: tuple[str, ...]
     late: tuple[str, ...]
     hidden: list[tuple[ast.stmt, bool]]
     texts: dict[ast.stmt, str]
@@ -333,6 +335,7 @@ class _Division:
             outputs=outputs,
             used=tuple(name for name in outputs if name in rest.read or name in by_functions),
             hidden_reads=tuple(name for name in outputs if name in hidden_reads),
+            kept_outside=tuple(name for name in rest.read if name in rest.assigned),
             late=tuple(name for name in given if name not in early.bound),
             hidden=self._hidden,
             texts={statement: ast.unparse(step[statement]) for statement in self._separated},

@@ -39,7 +39,7 @@ exit $status
 _RUN = """\
 #!/bin/sh
 # Start: sh run.sh --epochs 10
-exec nbdist run train.py --hosts {hosts}{checkpoint} "$@"
+exec "${{PYTHON:-python}}" -m nbdist.cli run train.py --hosts {hosts}{checkpoint} "$@"
 """
 
 _MPIRUN = """\
@@ -56,8 +56,16 @@ fi
 export MASTER_ADDR="${{MASTER_ADDR:-$first}}" MASTER_PORT="${{MASTER_PORT:-{port}}}"
 shared="-x MASTER_ADDR -x MASTER_PORT"
 for name in $(env | sed -n 's/^\\(NBDIST_[A-Z_]*\\)=.*/\\1/p'); do shared="$shared -x $name"; done
-exec mpirun -n {hosts} $options{own} $shared \\
-  python train.py{checkpoint} "$@"
+mpirun -n {hosts} $options{own} $shared \\
+  python train.py{checkpoint} "$@" &
+pid=$!
+# After SIGTERM, mpirun would end the ranks before they save. It passes SIGUSR1 on.
+trap 'kill -USR1 $pid' TERM
+while :; do
+  wait $pid
+  status=$?
+  kill -0 $pid 2>/dev/null || exit $status
+done
 """
 
 _HOSTS = """\

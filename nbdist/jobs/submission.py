@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,15 +22,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from nbdist.cluster.schedulers import jobs
+from nbdist.cluster.schedulers.dialects import SCHEDULERS
 from nbdist.errors import StartError, UsageError
 from nbdist.jobs.supervisor import EXIT_STATUS, OUTPUT
-from nbdist.records import JOB_VARIABLE, ProgramJob, ProgramLauncher
+from nbdist.records import JOB_VARIABLE, RANK_VARIABLE, ProgramJob, ProgramLauncher
 from nbdist.utils.processes import CONTINUES, is_gone, process_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nbdist.records import ProgramStatus
+    from nbdist.records import ProgramStatus, Writer
 
 _FILE = "job.json"
 _SUPERVISOR = "nbdist.jobs.supervisor"
@@ -41,19 +43,27 @@ _COMMANDS: dict[ProgramLauncher, tuple[str, ...]] = {
 }
 LAUNCHERS = tuple(_COMMANDS)
 _NEEDED: dict[ProgramLauncher, str] = {"mpi": "mpirun", "ssh": "ssh", "slurm": "sbatch"}
-_RANK_VARIABLES = {
+_LEFT_OUT = {
+    RANK_VARIABLE,
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "NODE_RANK",
     "MASTER_ADDR",
     "MASTER_PORT",
     "TF_CONFIG",
     "JOB_COMPLETION_INDEX",
+    "MPLBACKEND",
+    "PAGER",
+    "GIT_PAGER",
+    "CLICOLOR",
+    "FORCE_COLOR",
 }
-"""Variables of this process that would make the program a rank of another job."""
+"""Variables that would make the program a rank of another job, and those of a kernel."""
 
-_OF_KERNELS = {"MPLBACKEND"}
-"""Variables that a kernel sets for itself: Matplotlib would need IPython in the program."""
+_OF_JUPYTER = "JPY_"
 
 _STOPPED = {CONTINUES, 128 + signal.SIGTERM, 128 + signal.SIGINT}
 _OUTCOMES: dict[str, ProgramStatus] = {"COMPLETED": "finished", "CANCELLED": "stopped"}
@@ -117,8 +127,11 @@ def start(
         StartError: Slurm refuses the job, or does not respond.
     """
     job, here = secrets.token_hex(6), Path(sys.executable).parent
-    left_out = _RANK_VARIABLES | _OF_KERNELS
-    outer = {n: v for n, v in jobs.variables_of_submitter().items() if n not in left_out}
+    outer = {
+        name: value
+        for name, value in jobs.variables_of_submitter().items()
+        if name not in _LEFT_OUT and not name.startswith(_OF_JUPYTER)
+    }
     env = {
         **outer,
         **variables,
@@ -130,8 +143,27 @@ def start(
     command = [*_COMMANDS[launcher], *arguments]
     number, process = "", None
     if launcher == "slurm":
-        number = jobs.run_command(command, folder=folder, variables=env).strip().partition(";")[0]
+        answer = jobs.run_command(command, folder=folder, variables=env)
+        number = answer.strip().partition(";")[0]
+        if not number.isdecimal():
+            raise StartError(f"sbatch printed no number of a job: {answer.strip()}")
     else:
+        process = _supervised(command, folder, env)
+    begun = ProgramJob(job, launcher, number, process, time.time(), str(runs))
+    try:
+        draft = folder / f".{_FILE}"
+        draft.write_bytes(msgspec.json.encode(begun))
+        draft.rename(folder / _FILE)
+    except BaseException:
+        cancel(begun)
+        raise
+    return begun
+
+
+def _supervised(command: Sequence[str], folder: Path, env: dict[str, str]) -> Writer | None:
+    """Start a command under a supervisor process, and return that process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until it can pass it on
+    try:
         supervisor = subprocess.Popen(
             [sys.executable, "-m", _SUPERVISOR, *command],
             cwd=folder,
@@ -141,11 +173,11 @@ def start(
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        process = process_of(supervisor.pid)
-        supervisor.returncode = 0  # nobody waits for it, so `Popen` must not warn
-    begun = ProgramJob(job, launcher, number, process, time.time(), str(runs))
-    (folder / _FILE).write_bytes(msgspec.json.encode(begun))
-    return begun
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    process = process_of(supervisor.pid)
+    threading.Thread(target=supervisor.wait, daemon=True).start()  # leaves no zombie
+    return process
 
 
 def read(folder: Path) -> ProgramJob:
@@ -156,10 +188,12 @@ def read(folder: Path) -> ProgramJob:
     """
     try:
         return msgspec.json.decode((folder / _FILE).read_bytes(), type=ProgramJob)
-    except (OSError, msgspec.DecodeError):
+    except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
             f"{folder} contains no submitted job: name the folder of %dist_submit"
         ) from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{folder / _FILE} cannot be read ({error})") from None
 
 
 def state_of(job: ProgramJob, folder: Path) -> State:
@@ -174,13 +208,15 @@ def state_of(job: ProgramJob, folder: Path) -> State:
 def _process_state(job: ProgramJob, folder: Path) -> State:
     assert job.process is not None
     gone = is_gone(job.process)  # first: it writes its exit status before it ends
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         code = int((folder / EXIT_STATUS).read_text())
         if code == CONTINUES:
             return State("stopped", "its checkpoint is saved")
         if code in _STOPPED:
             return State("stopped")
         return State("failed", f"exit status {code}") if code else State("finished")
+    if gone and not folder.is_dir():
+        return State("unknown", "its folder was deleted")
     if gone:
         return State("failed", "its process was killed")
     if job.process.host != socket.gethostname():
@@ -191,8 +227,10 @@ def _process_state(job: ProgramJob, folder: Path) -> State:
 def _slurm_state(job: ProgramJob) -> State:
     found = jobs.state_of("slurm", job.number)
     word = found.word if found.word or not found.over else _accounted(job.number)
+    if word in SCHEDULERS["slurm"].waiting:  # also if it waits forever
+        return State("queued", found.detail)
     if not found.over:
-        return State("queued" if found.waits else "running", found.detail)
+        return State("running", found.detail)
     if not word:
         return State("unknown", "Slurm no longer knows the job")
     status = _OUTCOMES.get(word, "failed")

@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _end_with_supervisor() -> None:
-    """Let Linux send SIGTERM to the program when this process is killed."""
+    """Let Linux send SIGTERM to the program when this process is killed. Others do not."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -45,6 +45,7 @@ def run(command: Sequence[str]) -> None:
             process.terminate()
 
     signal.signal(signal.SIGTERM, receive)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # its parent has blocked it
     with Path(OUTPUT).open("ab") as output:
         process = subprocess.Popen(
             command,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+from typing import TYPE_CHECKING
 
 from IPython.core.magic import line_magic, magics_class
 
+from nbdist.errors import UsageError
 from nbdist.magics import start_options
 from nbdist.magics.base import SharedClusterMagics
 from nbdist.magics.options import OUTPUT, check_name, command, parse
 from nbdist.records import Option
+
+if TYPE_CHECKING:
+    from nbdist.session.submission import SubmittedJob
 
 _TRAINING = (
     Option(flags=("folder",), help="New folder of the program, such as train/."),
@@ -59,13 +65,17 @@ class ExportMagics(SharedClusterMagics):
         OUTPUT.but(help="Store the job under this name in the notebook."),
     )
     @line_magic
-    def dist_submit(self, line: str) -> None:
+    def dist_submit(self, line: str) -> SubmittedJob | None:
         """Export a training, start it as a job, and show its runs until it ends.
 
         An interrupt ends the view, not the job. Words after `--` are options of the program, as in
         `%dist_submit train/ -- --epochs 10`. `nbdist.job("train/")` returns the job.
         """
-        own, _, arguments = line.partition(" -- ")
+        own, *after = re.split(r"\s--(?:\s|$)", line, maxsplit=1)
+        try:
+            arguments = shlex.split("".join(after))
+        except ValueError as error:
+            raise UsageError(f"the options after -- cannot be read: {error}") from None
         args = parse(self.dist_submit, own)
         check_name(args.output)
         cluster = self._front.running_cluster("%dist_submit")
@@ -74,7 +84,7 @@ class ExportMagics(SharedClusterMagics):
             cell=args.cell or 0,
             run=args.run or "",
             launch=start_options.launch(args) or "local",
-            arguments=shlex.split(arguments),
+            arguments=arguments,
         )
         if args.output:
             self.shell.user_ns[args.output] = job
@@ -82,3 +92,4 @@ class ExportMagics(SharedClusterMagics):
             sys.stdout.write(f"nbdist: submitted {job}\n")
         else:
             job.follow()
+        return None if args.output else job

@@ -31,8 +31,11 @@ _POLL_S = 0.2
 _QUERY_S = 2.0
 """Seconds between two questions to Slurm."""
 
+_DOWN_S = 300.0
+"""Seconds without an answer of Slurm after which nbdist raises its error."""
+
 _CLOCKS_S = 3600.0
-"""Largest difference in seconds between the clocks of this machine and of the hosts."""
+"""Assumed largest difference in seconds between the clocks of this machine and of the hosts."""
 
 _SHOWN_LINES = 20
 """Lines of the output of a failed job that nbdist shows."""
@@ -57,6 +60,7 @@ class SubmittedJob:
         self.folder = folder
         self._job = submission.read(folder)
         self._asked_at = 0.0
+        self._answered_at = time.monotonic()
         self._state = submission.State("queued")
 
     @property
@@ -80,11 +84,11 @@ class SubmittedJob:
         """The newest run of the job.
 
         Raises:
-            UsageError: It has no run yet, or none with values.
+            UsageError: It has no run with values, or the program stores no runs.
         """
         for run in self._stored():
             return SavedRun(run)
-        raise UsageError(f"{self} has no run yet: job.logs() returns its output")
+        raise UsageError(f"{self} has no run with values: job.logs() returns its output")
 
     def logs(self) -> str:
         """Return the output of all ranks so far."""
@@ -128,7 +132,7 @@ class SubmittedJob:
             self._follow()
         except KeyboardInterrupt:
             sys.stdout.write(
-                f"nbdist: the view has ended, and {self} goes on: nbdist.job('{self.folder.name}')"
+                f"nbdist: the view has ended, and {self} goes on: nbdist.job({str(self.folder)!r})"
                 ".follow() shows it again\n"
             )
 
@@ -142,8 +146,8 @@ class SubmittedJob:
                 shown = text
             fresh = [run for run in self._stored() if run.id not in seen]
             if fresh:
-                seen.update(run.id for run in fresh)
-                show_run(fresh[0], Settings.from_environment(), self._has_ended)
+                seen.add(fresh[-1].id)
+                show_run(fresh[-1], Settings.from_environment(), self._has_ended)
             elif has_ended:
                 break
             else:
@@ -155,12 +159,18 @@ class SubmittedJob:
     def _has_ended(self) -> bool:
         """Return True if the job has ended. It asks at most every 2 s."""
         if time.monotonic() - self._asked_at > _QUERY_S and not self._state.is_over:
-            self._query()
+            try:
+                self._query()
+            except StartError as error:  # Slurm may be down for a moment
+                if time.monotonic() - self._answered_at > _DOWN_S:
+                    raise
+                self._state = submission.State(self._state.status, str(error))
+                self._asked_at = time.monotonic()
         return self._state.is_over
 
     def _query(self) -> submission.State:
         self._state = submission.state_of(self._job, self.folder)
-        self._asked_at = time.monotonic()
+        self._asked_at = self._answered_at = time.monotonic()
         return self._state
 
     def _described(self) -> str:

@@ -623,3 +623,23 @@ for x, y in batches:
 """
     cluster.run(cell, saving=Saving(folder=str(tmp_path / "run")))
     assert "checkpoints lack `params`, because a function reads it" in capsys.readouterr().err
+
+
+def test_values_that_change_outside_of_the_step_are_not_saved(
+    cluster: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(SETUP)
+    cell = """
+take = jax.jit(value_and_grad(lambda w, x, y: jnp.mean((x @ w - y) ** 2)))
+w, step = jnp.zeros((x.shape[1], 1)), 0
+for x, y in batches:
+    loss, g = take(w, x, y)
+    w = w - 0.05 * g
+    step += 1
+"""
+    cluster.run("x, y = batches[0]")
+    cluster.run(cell, saving=Saving(folder=str(tmp_path / "run"), every_steps=1))
+    shown = capsys.readouterr().err
+    assert "checkpoints lack `w`, which the loop changes outside of the step" in shown
+    assert "no checkpoint is saved, because the steps carry no arrays" in shown
+    assert not list((tmp_path / "run").iterdir())

@@ -143,7 +143,7 @@ def test_failed_program_is_a_failed_job(
     assert "local job in train/: failed (exit status 2)" in shown.out
     assert "invalid int value: 'many'" in shown.err
     assert job.wait() == "failed"
-    with pytest.raises(UsageError, match=r"has no run yet: job.logs\(\) returns its output"):
+    with pytest.raises(UsageError, match=r"has no run with values: job.logs\(\) "):
         _ = job.run
 
 
@@ -160,6 +160,32 @@ def test_killed_supervisor_ends_the_program(started: SubmittedJob) -> None:
 
 def alive(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_job_that_is_cancelled_at_once_is_stopped(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    job = cluster.submit(str(tmp_path / "train"), arguments=FOREVER)
+    job.cancel()
+    assert job.wait(LIMIT_S) == "stopped", job.logs()
+    shutil.rmtree(job.folder)
+    with pytest.raises(UsageError, match="contains no submitted job"):
+        nbdist.job(job.folder)
+
+
+def test_job_without_a_record_is_cancelled(
+    cluster: nbdist.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {process.pid for process in psutil.Process().children()}
+
+    def full(*_: object) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(submission.msgspec.json, "encode", full)
+    with pytest.raises(OSError, match="No space left"):
+        cluster.submit(str(tmp_path / "train"), arguments=FOREVER)
+    monkeypatch.undo()
+    assert not (tmp_path / "train").exists()
+    own = psutil.Process()
+    assert repeat_until(lambda: {p.pid for p in own.children()} <= before, LIMIT_S, POLL_S)
 
 
 def test_job_of_another_host_is_neither_judged_nor_cancelled(tmp_path: Path) -> None:
@@ -207,6 +233,11 @@ def test_open_mpi_runs_a_job(
     job = cluster.submit(str(tmp_path / "train"), launch=nbdist.Batch("mpi"))
     assert job.wait(LIMIT_S) == "finished", job.logs()
     assert len(job.run.state.workers) == 2
+    long = cluster.submit(str(tmp_path / "long"), launch=nbdist.Batch("mpi"), arguments=FOREVER)
+    ended_first_steps(long)
+    long.cancel()
+    assert long.wait(LIMIT_S) == "stopped", long.logs()
+    assert "its checkpoint is saved" in repr(long)
 
 
 @needs_slurm

@@ -125,6 +125,8 @@ class NumberState:
         self.assists = 0
         self.restored: list[Own] = []
 
+    is_empty = False
+
     def size(self) -> int:
         return 8
 

@@ -78,6 +78,11 @@ class State(Protocol):
     kind: str
 
     @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to save."""
+        ...
+
+    @property
     def names(self) -> tuple[str, ...]: ...
 
     def size(self) -> int:
@@ -229,6 +234,9 @@ class Saved:
             self._plan(self._saved)
             self._resumed = None
             self._reporter.note("checkpoint", f"resumed from the checkpoint of step {self._saved}")
+        if state.is_empty:
+            text = "no checkpoint is saved, because the steps carry no arrays"
+            self._reporter.note("checkpoint", text, warning=True)
         opened = Opened(names=state.names, step=self._saved, **self._reporter.record_fields())
         self._reporter.send(opened)
 
@@ -279,10 +287,10 @@ class Saved:
         _restore_generators(state["random"])
 
     def due(self, step: int) -> bool:
-        return step >= self._next and step != self._saved
+        return step >= self._next and step != self._saved and not self._state.is_empty
 
     def save(self, position: Position) -> None:
-        if position.step == self._saved:
+        if position.step == self._saved or self._state.is_empty:
             return
         self._finish()
         self._saved = position.step

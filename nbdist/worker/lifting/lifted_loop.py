@@ -283,6 +283,14 @@ class LiftedLoop:
                 "global name: pass it to the function as an argument"
             )
             reporter.note("strategy", text, warning=True)
+        kept = [n for n in program.loop.kept_outside if not _is_plain(program.namespace.get(n))]
+        if self._saving is not None and kept:
+            named = ", ".join(f"`{name}`" for name in kept)
+            text = (
+                f"{program.place}: checkpoints lack {named}, which the loop changes outside of the "
+                "step that nbdist divides: change it in the function that takes the gradient"
+            )
+            reporter.note("strategy", text, warning=True)
 
     def _use_written(self, error: NotCompiledError) -> None:
         """Run the step as written from now on, and warn."""
@@ -382,6 +390,11 @@ def _read(reads: dict[str, Callable[[], Any]]) -> dict[str, Any]:
             with contextlib.suppress(NameError):
                 values[name] = value()
         return values
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True for numbers and texts, such as counters."""
+    return isinstance(value, PLAIN)
 
 
 def _are_same(values: dict[str, Any], others: dict[str, Any]) -> bool:

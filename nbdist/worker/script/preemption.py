@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from nbdist.worker.script.placement import Placement
 
 _POLL_S = 0.1
+_REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
+"""Signals that stop a program. Open MPI passes SIGUSR1 on without a time limit."""
+
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -80,11 +83,15 @@ class Preemption:
     def admitted(self) -> Iterator[None]:
         """Let SIGTERM stop the steps of a cell that saves checkpoints. Begin it on all ranks."""
         self._connect()
-        before = signal.signal(signal.SIGTERM, lambda _number, _frame: self._request())
+        before = {
+            number: signal.signal(number, lambda _number, _frame: self._request())
+            for number in _REQUESTS
+        }
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _connect(self) -> None:
         """Connect to rank 0, once. Collective."""

@@ -63,6 +63,7 @@ class TensorFlowState:
     """
 
     kind = "tensorflow"
+    is_empty = False
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ Arrays are replicated or gathered first, and rank 0 alone writes them.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -56,6 +57,10 @@ class JaxState:
     def __init__(self, holder: Holder, names: tuple[str, ...]) -> None:
         self.names = names
         self._holder = holder
+
+    @functools.cached_property
+    def is_empty(self) -> bool:
+        return not self._holder.saved()
 
     def size(self) -> int:
         return sum(array.nbytes for array in self._holder.saved().values())
