@@ -56,15 +56,19 @@ fi
 export MASTER_ADDR="${{MASTER_ADDR:-$first}}" MASTER_PORT="${{MASTER_PORT:-{port}}}"
 shared="-x MASTER_ADDR -x MASTER_PORT"
 for name in $(env | sed -n 's/^\\(NBDIST_[A-Z_]*\\)=.*/\\1/p'); do shared="$shared -x $name"; done
+# After SIGTERM, mpirun would end the ranks before they save. It passes SIGUSR1 on.
+pid= asked= woken=
+trap 'asked=1 woken=1; [ -z "$pid" ] || kill -USR1 $pid' TERM
+trap woken=1 INT
 mpirun -n {hosts} $options{own} $shared \\
   python train.py{checkpoint} "$@" &
 pid=$!
-# After SIGTERM, mpirun would end the ranks before they save. It passes SIGUSR1 on.
-trap 'kill -USR1 $pid' TERM
+[ -z "$asked" ] || kill -USR1 $pid
 while :; do
+  woken=
   wait $pid
   status=$?
-  kill -0 $pid 2>/dev/null || exit $status
+  [ -n "$woken" ] || exit $status
 done
 """
 

@@ -65,7 +65,7 @@ _LEFT_OUT = {
 
 _OF_JUPYTER = "JPY_"
 
-_STOPPED = {CONTINUES, 128 + signal.SIGTERM, 128 + signal.SIGINT}
+_STOPPED = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
 _OUTCOMES: dict[str, ProgramStatus] = {"COMPLETED": "finished", "CANCELLED": "stopped"}
 """Status of ended jobs by Slurm's word. All others have failed."""
 
@@ -124,6 +124,7 @@ def start(
         The job. The folder contains it as `job.json`.
 
     Raises:
+        OSError: a process cannot be started, or `job.json` cannot be written.
         StartError: Slurm refuses the job, or does not respond.
     """
     job, here = secrets.token_hex(6), Path(sys.executable).parent
@@ -155,14 +156,15 @@ def start(
         draft.write_bytes(msgspec.json.encode(begun))
         draft.rename(folder / _FILE)
     except BaseException:
-        cancel(begun)
+        with contextlib.suppress(StartError):
+            cancel(begun)
         raise
     return begun
 
 
 def _supervised(command: Sequence[str], folder: Path, env: dict[str, str]) -> Writer | None:
     """Start a command under a supervisor process, and return that process."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until it can pass it on
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until it can pass it on
     try:
         supervisor = subprocess.Popen(
             [sys.executable, "-m", _SUPERVISOR, *command],
@@ -174,7 +176,7 @@ def _supervised(command: Sequence[str], folder: Path, env: dict[str, str]) -> Wr
             start_new_session=True,
         )
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     process = process_of(supervisor.pid)
     threading.Thread(target=supervisor.wait, daemon=True).start()  # leaves no zombie
     return process
@@ -202,7 +204,7 @@ def state_of(job: ProgramJob, folder: Path) -> State:
     Raises:
         StartError: Slurm does not respond.
     """
-    return _slurm_state(job) if job.process is None else _process_state(job, folder)
+    return _slurm_state(job) if job.launcher == "slurm" else _process_state(job, folder)
 
 
 def _process_state(job: ProgramJob, folder: Path) -> State:
@@ -211,7 +213,7 @@ def _process_state(job: ProgramJob, folder: Path) -> State:
     with contextlib.suppress(OSError, ValueError):
         code = int((folder / EXIT_STATUS).read_text())
         if code == CONTINUES:
-            return State("stopped", "its checkpoint is saved")
+            return State("stopped", "it can continue from its checkpoint")
         if code in _STOPPED:
             return State("stopped")
         return State("failed", f"exit status {code}") if code else State("finished")
@@ -246,7 +248,7 @@ def _accounted(number: str) -> str:
 
 
 def cancel(job: ProgramJob) -> None:
-    """Send SIGTERM to a program. It saves a checkpoint before it ends.
+    """Send SIGTERM to a program. With `--checkpoint`, it saves its state and ends.
 
     Raises:
         StartError: Slurm does not respond.

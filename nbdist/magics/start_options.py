@@ -110,7 +110,7 @@ def launch(args: Namespace) -> Batch | Literal["ssh", "local"] | None:
     if args.launcher in (None, "ssh", "local"):
         if given:
             flags = ", ".join(option.flag for option in given)
-            raise UsageError(f"{flags} needs a scheduler, as in --launcher slurm")
+            raise UsageError(f"without a scheduler, as in --launcher slurm, leave out {flags}")
         chosen: Literal["ssh", "local"] | None = args.launcher
         return chosen
     fields = {option.field: value for option, value in given.items()}

@@ -23,9 +23,10 @@ NoteTopic = Literal[
 MimeBundle = dict[str, object]
 
 RANK_VARIABLE = "NBDIST_RANK"
-JOB_VARIABLE = "NBDIST_JOB"
-"""Variable with the id of the submitted job whose program runs."""
 """Environment variable that contains the rank of an engine."""
+
+JOB_VARIABLE = "NBDIST_JOB"
+"""Environment variable that contains the id of the submitted job whose program runs."""
 
 BATCH_NAME = "batch"
 """Name of the batch in a step cell."""

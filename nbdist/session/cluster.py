@@ -522,7 +522,7 @@ class Cluster:
             folder: New folder for the program.
             cell: Execution count of the cell that trained. Default: the newest.
             run: Id of its run. Default: any.
-            launch: Launcher for which to write files. Default: none.
+            launch: `local`, `ssh` or a `nbdist.Batch`: also write its files. Default: none.
 
         Returns:
             The folder and the cell, and reasons why numbers may differ from the notebook's.

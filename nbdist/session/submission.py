@@ -60,7 +60,7 @@ class SubmittedJob:
         self.folder = folder
         self._job = submission.read(folder)
         self._asked_at = 0.0
-        self._answered_at = time.monotonic()
+        self._failed_at = 0.0
         self._state = submission.State("queued")
 
     @property
@@ -76,7 +76,7 @@ class SubmittedJob:
 
     @property
     def runs(self) -> Runs:
-        """The runs of the job, newest first: one for each of its trainings."""
+        """The runs of the job that have values, newest first."""
         return Runs([SavedRun(run) for run in self._stored()])
 
     @property
@@ -95,7 +95,7 @@ class SubmittedJob:
         return submission.output(self._job, self.folder)
 
     def cancel(self) -> None:
-        """Send SIGTERM to the program. It saves a checkpoint, and ends.
+        """Send SIGTERM to the program. With `--checkpoint`, it saves its state and ends.
 
         Raises:
             StartError: Slurm does not respond.
@@ -113,7 +113,7 @@ class SubmittedJob:
             The status. It is `queued` or `running` after the limit.
 
         Raises:
-            StartError: Slurm does not respond.
+            StartError: Slurm has not responded for five minutes.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._has_ended() and (until is None or time.monotonic() < until):
@@ -126,7 +126,7 @@ class SubmittedJob:
         An interrupt ends the view, not the job. The output of a failed job is shown.
 
         Raises:
-            StartError: Slurm does not respond.
+            StartError: Slurm has not responded for five minutes.
         """
         try:
             self._follow()
@@ -162,15 +162,16 @@ class SubmittedJob:
             try:
                 self._query()
             except StartError as error:  # Slurm may be down for a moment
-                if time.monotonic() - self._answered_at > _DOWN_S:
+                self._asked_at = time.monotonic()
+                self._failed_at = self._failed_at or self._asked_at
+                if self._asked_at - self._failed_at > _DOWN_S:
                     raise
                 self._state = submission.State(self._state.status, str(error))
-                self._asked_at = time.monotonic()
         return self._state.is_over
 
     def _query(self) -> submission.State:
         self._state = submission.state_of(self._job, self.folder)
-        self._asked_at = self._answered_at = time.monotonic()
+        self._asked_at, self._failed_at = time.monotonic(), 0.0
         return self._state
 
     def _described(self) -> str:
@@ -194,7 +195,7 @@ class SubmittedJob:
         return f"{submission.title(self._job)} in {self.folder.name}/"
 
     def __repr__(self) -> str:
-        """Describe the job by its last known state."""
+        """Describe the job by its state; by the last known one if Slurm does not respond."""
         with contextlib.suppress(StartError):
             self._query()
         return f"<nbdist {self._described()}>"
@@ -248,11 +249,11 @@ def submit(
             "%dist_export and start them"
         )
     submission.check(launcher, [host.name for host in cluster.hosts])
+    runs = Settings.from_environment().runs_path
     exported = export(path, cluster, journal, cell=cell, run=run, launch=launch)
     for text in exported.remarks:
         sys.stdout.write(f"nbdist: {text}\n")
     folder = Path(path).expanduser().absolute()
-    runs = Settings.from_environment().runs_path
     try:
         submission.start(folder, launcher, arguments, dict(cluster.env), runs)
     except BaseException:

@@ -87,6 +87,7 @@ def expected() -> dict[str, Any]:
         "loop": SETUP + LOOP + OUTCOME,
         "sum": SETUP + SUM + SUM_OUTCOME,
         "vectors": SETUP + VECTORS,
+        "rows": SETUP + ROWS,
         "saliency": SETUP + SALIENCY,
         "parts": SETUP + PARTS,
         "changing": SETUP + CHANGING,
@@ -468,6 +469,32 @@ def test_values_other_than_scalars_are_those_of_all_replicas(
     np.testing.assert_allclose(total, expected["vectors"][1], rtol=1e-5)
     for a, b in zip(gradients, expected["vectors"][2], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+ROWS = """
+seen = []
+for epoch in range(3):
+    rate = 0.5 + epoch
+    for xb, yb in data:
+        with tf.GradientTape() as tape:
+            predicted = model(xb, training=True)
+            loss = rate * tf.reduce_mean((predicted - yb) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        seen.append(predicted.numpy().tolist())
+outcome = seen
+"""
+
+
+def test_rows_are_those_of_the_batch_after_a_value_has_changed(
+    cluster: nbdist.Cluster, expected: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The step is compiled again for each value of `rate`, without another trial."""
+    cluster.run(SETUP)
+    seen = outcome(cluster, ROWS)
+    assert "whole batches" not in capsys.readouterr().out
+    for actual, one in zip(seen, expected["rows"], strict=True):
+        np.testing.assert_allclose(actual, one, rtol=1e-4, atol=1e-5)
 
 
 SALIENCY = """

@@ -70,7 +70,7 @@ def test_stop_ends_a_step_cell_at_the_same_step_on_all_ranks(
     assert state.status == "stopped"
     assert run.state == state
     assert re.search(
-        r": stopped after .*3 workers, .*step \d+.*, loss .* \(last step\)>", repr(run)
+        r": stopped after .*3 workers, .*step \d+.*, loss .* \(last step\)[,>]", repr(run)
     )
     assert {w.status for w in state.workers} == {"interrupted"}
     assert {w.said for w in state.workers} == {""}

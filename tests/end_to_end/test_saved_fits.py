@@ -137,7 +137,7 @@ def test_cell_with_a_fit_and_a_loop_recovers_in_the_second(
     run = cluster.run("".join(parts), strategy=strategy, saving=saving)
     assert [recover.ranks for recover in run.recoveries] == [(1,)]
     assert cluster.run(results, strategy=strategy).results == undisturbed
-    repeated = "whole loop" if order == "fit first" else "whole `fit`"
+    repeated = "whole loop" if order == "fit first" else "whole `fit` after its loop"
     texts = [finding.text for finding in run.state.findings]
     assert any(text.endswith(f"a resumed run repeats the {repeated}") for text in texts), texts
 

@@ -219,8 +219,8 @@ def _saving_of(worker: Worker) -> Saving | None:
     if saving is None or not worker.cell_state.loops:
         return saving
     text = (
-        "checkpoints contain only the training loop before this `fit`: a resumed run repeats the "
-        "whole `fit`"
+        "checkpoints contain only the first training of the cell: a resumed run repeats the whole "
+        "`fit` after its loop"
     )
     worker.reporter.note_once("checkpoint", text)
     return None

@@ -270,10 +270,10 @@ class LiftedLoop:
         program, reporter = self._program, self._worker.reporter
         if header := step.header():
             reporter.note("strategy", header)
-        if self._worker.request.saving is not None and self._worker.cell_state.fits is not None:
+        if self._worker.request.saving is not None and self._saving is None:
             text = (
-                f"{program.place}: checkpoints contain only the `fit` before this loop: a resumed "
-                "run repeats the whole loop"
+                f"{program.place}: checkpoints contain only the first training of the cell: a "
+                "resumed run repeats the whole loop"
             )
             reporter.note("checkpoint", text)
         if self._saving is not None and program.loop.hidden_reads:
@@ -283,7 +283,8 @@ class LiftedLoop:
                 "global name: pass it to the function as an argument"
             )
             reporter.note("strategy", text, warning=True)
-        kept = [n for n in program.loop.kept_outside if not _is_plain(program.namespace.get(n))]
+        space = program.namespace
+        kept = [n for n in program.loop.kept_outside if n in space and not _is_plain(space[n])]
         if self._saving is not None and kept:
             named = ", ".join(f"`{name}`" for name in kept)
             text = (
@@ -393,7 +394,7 @@ def _read(reads: dict[str, Callable[[], Any]]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return True for numbers and texts, such as counters."""
+    """Return True for numbers and texts, such as counters: most of them count only output."""
     return isinstance(value, PLAIN)
 
 

@@ -1,8 +1,9 @@
 """Stop of a program after SIGTERM: all ranks end after the same step, save, and exit.
 
-A scheduler may send SIGTERM to one rank only. That rank notifies rank 0, which notifies the others.
-Each rank then reports the last step that it may begin (`nbdist/worker/runtime/stop_point.py`), and
-rank 0 answers with the step after which all end. The network is trusted, as for the collectives.
+Under Open MPI, SIGUSR1 does the same. A scheduler may send the signal to one rank only. That rank
+notifies rank 0, which notifies the others. Each rank then reports the last step that it may begin
+(`nbdist/worker/runtime/stop_point.py`), and rank 0 answers with the step after which all end. The
+network is trusted, as for the collectives.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 _REQUESTS = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals that stop a program. Open MPI passes SIGUSR1 on without a time limit."""
+"""Signals that stop a program. SIGUSR1 does under Open MPI, which kills ranks after SIGTERM."""
+
+_OPEN_MPI = "OMPI_COMM_WORLD_RANK"
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -63,7 +66,7 @@ class Preemption:
         gather: gathers int32 numbers from all ranks: shape (n,) to (ranks, n). Collective.
 
     Attributes:
-        is_requested: True after a rank received SIGTERM.
+        is_requested: True after a rank received the signal.
         is_agreed: True if the ranks have agreed on the last step.
     """
 
@@ -81,11 +84,11 @@ class Preemption:
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
-        """Let SIGTERM stop the steps of a cell that saves checkpoints. Begin it on all ranks."""
+        """Let the signal stop the steps of a cell that saves checkpoints. Begin it on all ranks."""
         self._connect()
         before = {
             number: signal.signal(number, lambda _number, _frame: self._request())
-            for number in _REQUESTS
+            for number in _REQUESTS[: 2 if _OPEN_MPI in os.environ else 1]
         }
         try:
             yield

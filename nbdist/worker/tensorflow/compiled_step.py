@@ -221,6 +221,12 @@ class CompiledStep:
             found |= dict(zip(unread, self.last(report, unread), strict=True))
         return leaves_of(found)
 
+    def continue_from(self, other: CompiledStep) -> None:
+        """Combine outputs as another step of the same loop does."""
+        assert self._outputs is not None
+        assert other._outputs is not None
+        self._outputs.continue_from(other._outputs)
+
     def find_rows(self, batch: Batch) -> None:
         """Find the outputs with a row for each sample, from a trace on one replica."""
         assert self._outputs is not None

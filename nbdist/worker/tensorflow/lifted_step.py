@@ -205,8 +205,9 @@ class MirroredLoopStep(MirroredStep):
         )
 
     def continue_trials(self, like: MirroredLoopStep) -> None:
-        """Do not repeat the trials of a step that differs only in its metrics."""
+        """Do not repeat the trials of a step that differs only in metrics and plain values."""
         self._trials.continue_from(like._trials)
+        self._compiled.continue_from(like._compiled)
 
     def rebind(self, values: dict[str, Any]) -> bool:
         """Use new metrics. Return False for other values, because the programs contain them."""

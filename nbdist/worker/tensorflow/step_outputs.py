@@ -35,6 +35,11 @@ class StepOutputs:
         self._others: dict[str, Any] = {}
         self._with_rows: set[str] = set()
 
+    def continue_from(self, other: StepOutputs) -> None:
+        """Combine outputs as the trials of another step of the loop have found."""
+        self._summed |= other._summed
+        self._with_rows |= other._with_rows
+
     def report(self, assigned: dict[str, Any], shares: Shares | None) -> dict[str, Any]:
         """Return the scalars to report, by name. The notebook shows their mean over replicas."""
         times = 1 if shares is None or shares.whole else shares.replicas
