@@ -55,7 +55,9 @@ else
 fi
 export MASTER_ADDR="${{MASTER_ADDR:-$first}}" MASTER_PORT="${{MASTER_PORT:-{port}}}"
 shared="-x MASTER_ADDR -x MASTER_PORT"
-for name in $(env | sed -n 's/^\\(NBDIST_[A-Z_]*\\)=.*/\\1/p'); do shared="$shared -x $name"; done
+for name in $(env | sed -n 's/^\\(NBDIST_[A-Z0-9_]*\\)=.*/\\1/p'); do
+  shared="$shared -x $name"
+done
 # After SIGTERM, mpirun would end the ranks before they save. It passes SIGUSR1 on.
 pid= asked= woken=
 trap 'asked=1 woken=1; [ -z "$pid" ] || kill -USR1 $pid' TERM

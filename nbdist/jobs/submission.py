@@ -136,7 +136,7 @@ def start(
     env = {
         **outer,
         **variables,
-        "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PATH": f"{here}{os.pathsep}{variables.get('PATH') or os.environ.get('PATH', os.defpath)}",
         "PYTHON": sys.executable,
         "NBDIST_RUNS_FOLDER": str(runs),
         JOB_VARIABLE: job,

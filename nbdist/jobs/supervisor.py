@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import FrameType
 
 OUTPUT, EXIT_STATUS = "output.log", "exit-status"
 """Files for the output of the program and for its exit status, beside it."""
@@ -24,39 +23,29 @@ OUTPUT, EXIT_STATUS = "output.log", "exit-status"
 _PR_SET_PDEATHSIG = 1
 
 
-def _end_with_supervisor() -> None:
-    """Let Linux send SIGTERM to the program when this process is killed. Others do not."""
+def _prepare() -> None:
+    """Unblock SIGTERM in the program. Linux sends it when this process is killed."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def run(command: Sequence[str]) -> None:
-    """Run a command, and pass SIGTERM on to it.
+    """Run a command, and pass SIGTERM on to it. The caller has blocked the signal until then.
 
     Args:
         command: the words.
     """
-    begun: list[subprocess.Popen[bytes]] = []
-    received: list[int] = []
-
-    def receive(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        for process in begun:
-            process.terminate()
-
-    signal.signal(signal.SIGTERM, receive)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # its parent has blocked it
     with Path(OUTPUT).open("ab") as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            preexec_fn=_end_with_supervisor,  # noqa: PLW1509 - this process has one thread
+            preexec_fn=_prepare,  # noqa: PLW1509 - this process has one thread
         )
-    begun.append(process)
-    if received:  # before the process began
-        process.terminate()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: process.terminate())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     status = process.wait()
     draft = Path(f".{EXIT_STATUS}")
     draft.write_text(f"{128 - status if status < 0 else status}\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import kubernetes_validate
@@ -140,7 +141,8 @@ def test_ranks_on_other_hosts_have_the_variables_of_nbdist(tmp_path: Path) -> No
 
 
 def test_local_script_runs_the_program_on_this_machine(tmp_path: Path) -> None:
-    ended = start(tmp_path, files("local")["run.sh"], "sh", "--note", "a b")
+    text = files("local")["run.sh"]
+    ended = start(tmp_path, text, "sh", "--note", "a b", PYTHON=sys.executable)
     assert ended.returncode == 0, ended.stderr
     for rank in range(2):
         variables, words = seen(tmp_path, rank)
