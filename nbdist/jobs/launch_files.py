@@ -93,13 +93,24 @@ for name in "${{!NBDIST_@}}"; do own+="$name=$(printf '%q' "${{!name}}") "; done
 words=
 if [ $# -gt 0 ]; then words=$(printf ' %q' "$@"); fi
 trap 'kill $(jobs -p) 2>/dev/null' EXIT
+# The end of a connection kills its rank. A second connection passes SIGTERM on to rank 0. All ranks
+# then save.
+trap 'woken=1; ssh "${{hosts[0]}}" "kill -TERM \\$(cat $here/.rank-0)" </dev/null' TERM
 for rank in "${{!hosts[@]}}"; do
+  place="RANK=$rank WORLD_SIZE=${{#hosts[@]}} MASTER_ADDR=$address MASTER_PORT=$port"
   # A terminal (-tt) lets the host end its rank when the connection ends.
-  ssh -tt "${{hosts[$rank]}}" "cd $here && RANK=$rank WORLD_SIZE=${{#hosts[@]}} \\
-MASTER_ADDR=$address MASTER_PORT=$port ${{own}}exec $python train.py{checkpoint}$words" </dev/null &
+  ssh -tt "${{hosts[$rank]}}" "cd $here && echo \\$\\$ >.rank-$rank && $place ${{own}}exec \\
+$python train.py{checkpoint}$words" </dev/null &
 done
-for _ in "${{hosts[@]}}"; do
-  wait -n || exit $?
+left=${{#hosts[@]}}
+while [ $left -gt 0 ]; do
+  woken=
+  wait -n
+  status=$?
+  if [ -n "$woken" ]; then continue; fi
+  if [ $status -eq {continues} ]; then wait; fi  # until the other ranks have saved
+  if [ $status -ne 0 ]; then exit $status; fi
+  left=$((left - 1))
 done
 """
 
@@ -136,7 +147,9 @@ def launch_files(
         return {"run.sh": _RUN.format(hosts=common["count"], checkpoint=common["checkpoint"])}
     if launch == "ssh":
         named = " ".join(host for host in hosts if host)
-        text = _HOSTS.format(hosts=named, port=PORT, checkpoint=common["checkpoint"])
+        text = _HOSTS.format(
+            hosts=named, port=PORT, checkpoint=common["checkpoint"], continues=CONTINUES
+        )
         return {"hosts.sh": text}
     if launch.launcher not in _WRITERS:
         raise UsageError(

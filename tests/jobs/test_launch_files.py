@@ -23,6 +23,7 @@ from kubeflow_trainer_api.models.trainer_v1alpha1_training_runtime import (
 from nbdist.errors import UsageError
 from nbdist.jobs.launch_files import launch_files
 from nbdist.records import Batch
+from nbdist.utils.polling import repeat_until
 from tests.kubernetes_double import VERSION
 
 if TYPE_CHECKING:
@@ -63,21 +64,29 @@ def files(launch: Any, hosts: int = 2, *, names: bool = False) -> dict[str, str]
     return launch_files(launch, name="my Train!", hosts=named, checkpoint=True, python="3.11")
 
 
-def start(
-    folder: Path, text: str, shell: str, *words: str, **env: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a script beside a program, with the doubles of the launchers' commands."""
-    (folder / "train.py").write_text(PROGRAM)
+def prepare(folder: Path, text: str, program: str) -> None:
+    """Write a script beside a program, and the doubles of the launchers' commands."""
+    (folder / "train.py").write_text(program)
     (folder / "script.sh").write_text(text)
     for name, double in DOUBLES.items():
         (folder / "bin").mkdir(exist_ok=True)
         (folder / "bin" / name).write_text(double)
         (folder / "bin" / name).chmod(0o755)
-    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+
+
+def with_doubles(folder: Path, **env: str) -> dict[str, str]:
+    return {**os.environ, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", **env}
+
+
+def start(
+    folder: Path, text: str, shell: str, *words: str, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script beside a program, with the doubles of the launchers' commands."""
+    prepare(folder, text, PROGRAM)
     return subprocess.run(
         [shell, "script.sh", *words],
         cwd=folder,
-        env={**os.environ, "PATH": path, **env},
+        env=with_doubles(folder, **env),
         capture_output=True,
         text=True,
         timeout=60,
@@ -153,6 +162,35 @@ def test_local_script_runs_the_program_on_this_machine(tmp_path: Path) -> None:
 def test_ssh_script_ends_when_a_rank_fails(tmp_path: Path) -> None:
     ended = start(tmp_path, files("ssh")["hosts.sh"], "bash", "a", "b", "--", "--fail")
     assert ended.returncode == 3
+
+
+SAVING = """
+import os, signal, sys, time
+rank = os.environ["RANK"]
+
+def save(*_):
+    open("saving", "w").close()
+    time.sleep(0.5 + int(rank))
+    open("saved" + rank, "w").close()
+    sys.exit(75)
+
+signal.signal(signal.SIGTERM, save)
+open("up" + rank, "w").close()
+while not (rank == "1" and os.path.exists("saving")):  # rank 0 notifies rank 1
+    time.sleep(0.05)
+save()
+"""
+
+
+def test_ssh_script_passes_sigterm_on_and_waits_for_all_ranks(tmp_path: Path) -> None:
+    prepare(tmp_path, files("ssh")["hosts.sh"], SAVING)
+    running = subprocess.Popen(
+        ["bash", "script.sh", "a", "b"], cwd=tmp_path, env=with_doubles(tmp_path)
+    )
+    assert repeat_until(lambda: len(list(tmp_path.glob("up*"))) == 2, 30, 0.05)
+    running.terminate()
+    assert running.wait(30) == 75
+    assert sorted(path.name for path in tmp_path.glob("saved*")) == ["saved0", "saved1"]
 
 
 def test_mpi_script_names_the_first_host(tmp_path: Path) -> None:
