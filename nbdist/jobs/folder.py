@@ -7,7 +7,7 @@ import secrets
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from nbdist.errors import UsageError
 from nbdist.jobs.data import FILE
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nbdist.jobs.program import Program
-    from nbdist.records import Batch, ClusterRequest
+    from nbdist.records import ClusterRequest, ProgramLaunch
 
 PROGRAM, REQUIREMENTS, README = "train.py", "requirements.txt", "README.md"
 _SPARE_BYTES = 1 << 20
@@ -47,7 +47,7 @@ def write(
     cluster: ClusterRequest,
     remarks: Sequence[str],
     modules: Mapping[Path, Path],
-    launch: Batch | Literal["ssh", "local"] | None = None,
+    launch: ProgramLaunch | None = None,
 ) -> tuple[str, ...]:
     """Write a program to a new folder.
 

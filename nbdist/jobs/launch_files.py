@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from nbdist.errors import UsageError
 from nbdist.jobs.kubernetes_files import NOTICE_S, PORT, kubernetes_files
@@ -12,7 +12,7 @@ from nbdist.utils.processes import CONTINUES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nbdist.records import Batch
+    from nbdist.records import Batch, ProgramLaunch
 
 _NAME = re.compile(r"[^a-z0-9]+")
 _LONGEST = 40  # of a Kubernetes name, which gets a suffix for each pod
@@ -116,7 +116,7 @@ done
 
 
 def launch_files(
-    launch: Batch | Literal["ssh", "local"] | None,
+    launch: ProgramLaunch | None,
     *,
     name: str,
     hosts: Sequence[str],

@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +25,8 @@ from nbdist.cluster.schedulers.dialects import SCHEDULERS
 from nbdist.errors import StartError, UsageError
 from nbdist.jobs.supervisor import EXIT_STATUS, OUTPUT
 from nbdist.records import JOB_VARIABLE, RANK_VARIABLE, ProgramJob, ProgramLauncher
-from nbdist.utils.processes import CONTINUES, is_gone, process_of
+from nbdist.utils.files import replace_file
+from nbdist.utils.processes import CONTINUES, is_gone, is_here, process_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -152,9 +152,7 @@ def start(
         process = _supervised(command, folder, env)
     begun = ProgramJob(job, launcher, number, process, time.time(), str(runs))
     try:
-        draft = folder / f".{_FILE}"
-        draft.write_bytes(msgspec.json.encode(begun))
-        draft.rename(folder / _FILE)
+        replace_file(folder / _FILE, msgspec.json.encode(begun))
     except BaseException:
         with contextlib.suppress(StartError):
             cancel(begun)
@@ -221,7 +219,7 @@ def _process_state(job: ProgramJob, folder: Path) -> State:
         return State("unknown", "its folder was deleted")
     if gone:
         return State("failed", "its process was killed")
-    if job.process.host != socket.gethostname():
+    if not is_here(job.process):
         return State("unknown", f"it was started on {job.process.host}")
     return State("running")
 
@@ -254,17 +252,19 @@ def cancel(job: ProgramJob) -> None:
         StartError: Slurm does not respond.
         UsageError: the program was started on another host.
     """
-    if job.process is None:
+    if job.launcher == "slurm":
         jobs.run_command(["scancel", job.number])
-    elif job.process.host != socket.gethostname():
+        return
+    assert job.process is not None
+    if not is_here(job.process):
         raise UsageError(f"the job was started on {job.process.host}: cancel it there")
-    elif not is_gone(job.process):
+    if not is_gone(job.process):
         os.kill(job.process.pid, signal.SIGTERM)
 
 
 def output(job: ProgramJob, folder: Path) -> str:
     """Return the output of the program so far, of all ranks."""
-    pattern = OUTPUT if job.process is not None else f"*-{job.number}.log"
+    pattern = f"*-{job.number}.log" if job.launcher == "slurm" else OUTPUT
     return "".join(path.read_text(errors="replace") for path in sorted(folder.glob(pattern)))
 
 

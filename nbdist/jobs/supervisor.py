@@ -7,12 +7,14 @@ its own. It continues when the notebook's kernel ends.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from nbdist.utils.files import replace_file
+from nbdist.utils.signals import signal_at_end_of_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,14 +22,11 @@ if TYPE_CHECKING:
 OUTPUT, EXIT_STATUS = "output.log", "exit-status"
 """Files for the output of the program and for its exit status, beside it."""
 
-_PR_SET_PDEATHSIG = 1
-
 
 def _prepare() -> None:
     """Unblock SIGTERM in the program. Linux sends it when this process is killed."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal_at_end_of_parent(signal.SIGTERM)
 
 
 def run(command: Sequence[str]) -> None:
@@ -47,9 +46,8 @@ def run(command: Sequence[str]) -> None:
     signal.signal(signal.SIGTERM, lambda _number, _frame: process.terminate())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     status = process.wait()
-    draft = Path(f".{EXIT_STATUS}")
-    draft.write_text(f"{128 - status if status < 0 else status}\n")
-    draft.rename(EXIT_STATUS)
+    code = 128 - status if status < 0 else status
+    replace_file(Path(EXIT_STATUS), f"{code}\n".encode())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from nbdist.session.cluster import Cluster
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from nbdist.records import Host
+    from nbdist.records import Host, ProgramLaunch
     from nbdist.views.cluster.hosts import DoctorPicture
 
 _SCHEDULER = options_of(Batch)
@@ -99,7 +99,7 @@ def _batch(args: Namespace) -> Batch | None:
     return None
 
 
-def launch(args: Namespace) -> Batch | Literal["ssh", "local"] | None:
+def launch(args: Namespace) -> ProgramLaunch | None:
     """Return the launcher of an exported program; None without one.
 
     Raises:

@@ -153,7 +153,7 @@ from nbdist.records.profile import (
     Trace,
     TracedRank,
 )
-from nbdist.records.program_jobs import ProgramJob, ProgramLauncher, ProgramStatus
+from nbdist.records.program_jobs import ProgramJob, ProgramLaunch, ProgramLauncher, ProgramStatus
 from nbdist.records.runs import (
     BAD_MESSAGE,
     CLUSTER_ID,
@@ -200,12 +200,7 @@ from nbdist.records.runs import (
     run_name,
     short_id,
 )
-from nbdist.records.scheduler import (
-    Batch,
-    DialedHost,
-    DialInTicket,
-    JobState,
-)
+from nbdist.records.scheduler import Batch, DialedHost, DialInTicket, JobState
 from nbdist.records.topology import (
     Bench,
     Chip,
@@ -363,6 +358,7 @@ __all__ = [
     "Profiled",
     "ProgramCell",
     "ProgramJob",
+    "ProgramLaunch",
     "ProgramLauncher",
     "ProgramStatus",
     "RankPosition",

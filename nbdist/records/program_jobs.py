@@ -6,9 +6,13 @@ from typing import Literal
 
 from nbdist.records.base import Record
 from nbdist.records.runs import Writer
+from nbdist.records.scheduler import Batch
 
 ProgramLauncher = Literal["local", "ssh", "slurm", "mpi"]
 """Launchers that `%dist_submit` starts."""
+
+ProgramLaunch = Batch | Literal["ssh", "local"]
+"""Launcher of an exported program: a scheduler with its options, ssh, or this machine."""
 
 ProgramStatus = Literal["queued", "running", "finished", "stopped", "failed", "unknown"]
 """Status of a submitted program. `stopped`: cancelled, or ended by SIGTERM."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sys
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import structs
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         CellOptions,
         CellRequest,
         Host,
+        ProgramLaunch,
         StepOptions,
         Trace,
         WorkerState,
@@ -509,12 +510,7 @@ class Cluster:
             self.restart()
 
     def export(
-        self,
-        folder: str,
-        *,
-        cell: int = 0,
-        run: str = "",
-        launch: Batch | Literal["ssh", "local"] | None = None,
+        self, folder: str, *, cell: int = 0, run: str = "", launch: ProgramLaunch | None = None
     ) -> Exported:
         """Write a training as a program that runs without notebook and engines.
 

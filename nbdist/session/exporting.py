@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from nbdist.errors import TransferError, UsageError
 from nbdist.jobs import folder
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nbdist.execution.replay_journal import Journal
-    from nbdist.records import Batch, ClusterRequest
+    from nbdist.records import ClusterRequest, ProgramLaunch
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def export(
     *,
     cell: int = 0,
     run: str = "",
-    launch: Batch | Literal["ssh", "local"] | None = None,
+    launch: ProgramLaunch | None = None,
 ) -> Exported:
     """Write a training to a new folder. See `Cluster.export`.
 

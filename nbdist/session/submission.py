@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import StartError, UsageError
 from nbdist.execution.following import show_run
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nbdist.execution.replay_journal import Journal
-    from nbdist.records import Batch, ClusterRequest, ProgramStatus
+    from nbdist.records import ClusterRequest, ProgramLaunch, ProgramStatus
     from nbdist.telemetry.run_reader import StoredRun
 
 _POLL_S = 0.2
@@ -144,7 +144,8 @@ class SubmittedJob:
             if (text := f"nbdist: {self._described()}") != shown:
                 surface.show(JobPicture(text))
                 shown = text
-            fresh = [run for run in self._stored() if run.id not in seen]
+            waits = self._state.status == "queued"  # perhaps for hours: nothing to read
+            fresh = [] if waits else [run for run in self._stored() if run.id not in seen]
             if fresh:
                 seen.add(fresh[-1].id)
                 show_run(fresh[-1], Settings.from_environment(), self._has_ended)
@@ -221,21 +222,19 @@ def submit(
     cluster: ClusterRequest,
     journal: Journal,
     *,
-    cell: int = 0,
-    run: str = "",
-    launch: Batch | Literal["ssh", "local"] = "local",
+    launch: ProgramLaunch = "local",
     arguments: Sequence[str] = (),
+    **training: Any,
 ) -> SubmittedJob:
     """Export a training, and start it. See `Cluster.submit`.
 
     Args:
-        path: the folder.
-        cluster: request of the cluster on which the cells ran.
-        journal: the cells that ran.
-        cell: execution count of the cell that trains; 0 for the newest.
-        run: id of its run; empty for any.
+        path: see `export`, also for `cluster` and `journal`.
+        cluster: request of the cluster.
+        journal: the cells.
         launch: launcher of the program.
         arguments: arguments of the program.
+        **training: further arguments of `export`.
 
     Raises:
         UsageError: see `Cluster.submit`.
@@ -250,7 +249,7 @@ def submit(
         )
     submission.check(launcher, [host.name for host in cluster.hosts])
     runs = Settings.from_environment().runs_path
-    exported = export(path, cluster, journal, cell=cell, run=run, launch=launch)
+    exported = export(path, cluster, journal, launch=launch, **training)
     for text in exported.remarks:
         sys.stdout.write(f"nbdist: {text}\n")
     folder = Path(path).expanduser().absolute()

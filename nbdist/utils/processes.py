@@ -52,12 +52,17 @@ def wait_or_kill(process: subprocess.Popen[bytes], wait_s: float) -> None:
     process.wait()
 
 
+def is_here(writer: Writer) -> bool:
+    """Return True if the process is one of this host."""
+    return writer.host == socket.gethostname()
+
+
 def is_gone(writer: Writer) -> bool:
     """Return True if the process has ended. A zombie counts as ended.
 
     Returns False for a process on another host, because its state is unknown here.
     """
-    if writer.host != socket.gethostname():
+    if not is_here(writer):
         return False
     try:
         process = psutil.Process(writer.pid)

@@ -1,14 +1,29 @@
-"""Deferral of SIGINT during critical sections."""
+"""Deferral of SIGINT during critical sections, and signals at the end of the parent process."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def signal_at_end_of_parent(number: int) -> None:
+    """Let Linux send a signal to this process when its parent ends for any reason.
+
+    Args:
+        number: the signal.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import nbdist
 from nbdist.errors import StartError, UsageError
 from nbdist.jobs import submission
 from nbdist.utils.polling import repeat_until
+from nbdist.utils.processes import is_alive
 from tests import clusters
 from tests.end_to_end.test_exported_programs import TRAININGS, run_cells
 from tests.netns import Hosts
@@ -156,11 +157,7 @@ def test_killed_supervisor_ends_the_program(started: SubmittedJob) -> None:
     supervisor.kill()
     assert started.wait(LIMIT_S) == "failed"
     assert "its process was killed" in repr(started)
-    assert repeat_until(lambda: not any(map(alive, ranks)), LIMIT_S, POLL_S)
-
-
-def alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    assert repeat_until(lambda: not any(map(is_alive, ranks)), LIMIT_S, POLL_S)
 
 
 def test_job_that_is_cancelled_at_once_is_stopped(cluster: nbdist.Cluster, tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ class NumberState:
     """Double of a framework's state: one number that ranks share, and one of each rank."""
 
     kind = "numbers"
+    is_empty = False
     names = ("w",)
 
     def __init__(self, own: int = 0) -> None:
@@ -124,8 +125,6 @@ class NumberState:
         self.own_number = own
         self.assists = 0
         self.restored: list[Own] = []
-
-    is_empty = False
 
     def size(self) -> int:
         return 8

@@ -7,7 +7,6 @@ input.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import os
@@ -18,13 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from nbdist.cluster.forkserver.logs import log_file
+from nbdist.utils.signals import signal_at_end_of_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nbdist.cluster.forkserver.control_socket import Event
-
-_PR_SET_PDEATHSIG = 1
 
 
 def become(command: Event, folder: Path, announce: Callable[[Event], None]) -> NoReturn:
@@ -58,8 +56,7 @@ def become(command: Event, folder: Path, announce: Callable[[Event], None]) -> N
 
 def die_with_parent() -> None:
     """Let Linux kill this process when its parent, the fork server, ends for any reason."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal_at_end_of_parent(signal.SIGKILL)
 
 
 def main() -> None:

@@ -283,8 +283,12 @@ class LiftedLoop:
                 "global name: pass it to the function as an argument"
             )
             reporter.note("strategy", text, warning=True)
-        space = program.namespace
-        kept = [n for n in program.loop.kept_outside if n in space and not _is_plain(space[n])]
+        space = program.namespace  # without counters: most of them count only output
+        kept = [
+            name
+            for name in program.loop.kept_outside
+            if name in space and not isinstance(space[name], PLAIN)
+        ]
         if self._saving is not None and kept:
             named = ", ".join(f"`{name}`" for name in kept)
             text = (
@@ -391,11 +395,6 @@ def _read(reads: dict[str, Callable[[], Any]]) -> dict[str, Any]:
             with contextlib.suppress(NameError):
                 values[name] = value()
         return values
-
-
-def _is_plain(value: Any) -> bool:
-    """Return True for numbers and texts, such as counters: most of them count only output."""
-    return isinstance(value, PLAIN)
 
 
 def _are_same(values: dict[str, Any], others: dict[str, Any]) -> bool:
