@@ -106,7 +106,7 @@ def test_a_slow_link_is_reported(cluster: nbdist.Cluster, hosts: Hosts) -> None:
         hosts.each[1].throttle("")
     (trouble,) = (one for one in found if is_slow(one) and f"to {hosts.names[1]}:" in one.what)
     assert (trouble.where, trouble.is_fatal) == (hosts.names[0], False)
-    assert trouble.what.startswith(("9.", "8.")), trouble.what  # MB/s
+    assert 8 <= float(trouble.what.split(" MB/s")[0]) <= 10.5, trouble.what  # the link has 10
 
 
 @needs_hosts

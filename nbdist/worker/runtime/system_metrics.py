@@ -67,7 +67,8 @@ class SystemMetrics:
         totals, elapsed = self._read_totals(), now - self._read_at
         rates = {name: (totals[name] - self._totals[name]) / elapsed for name in _COUNTERS}
         host_s = totals["host_s"] - self._totals["host_s"]
-        rates["host_cpu"] *= elapsed / host_s if host_s > 0 else math.nan
+        share = rates["host_cpu"] * elapsed / host_s if host_s > 0 else math.nan
+        rates["host_cpu"] = share if math.isnan(share) else min(max(share, 0.0), 1.0)
         self._read_at, self._totals = now, totals
         memory = {
             "rss_bytes": float(self._process.memory_info().rss),

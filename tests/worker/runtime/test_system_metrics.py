@@ -85,6 +85,22 @@ def test_sample_contains_the_use_of_this_process_and_host(monkeypatch: pytest.Mo
     assert values["received_bytes_s"] >= 0
 
 
+def test_use_of_a_host_is_a_share_when_its_counters_decrease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The idle and waiting times of Linux can decrease."""
+    monkeypatch.setattr(system_metrics, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(system_metrics, "LARGEST_SHARE", 0.0)
+    times = system_metrics.psutil.cpu_times()
+    later = times._replace(user=times.user + 1.0, idle=times.idle - 0.25)
+    counters = iter([times, later, later._replace(idle=later.idle + 1.0)])
+    monkeypatch.setattr(system_metrics.psutil, "cpu_times", lambda: next(counters))
+    metrics, reporter = sampled()
+    for _ in range(3):
+        metrics.sample_if_due()
+    assert [sample.values["host_cpu"] for sample in reporter.records] == [1.0, 0.0]
+
+
 def test_recent_sample_is_not_repeated_and_a_cell_begins_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
