@@ -46,6 +46,10 @@ class Callees(Protocol):
         """Return True if the called function takes a gradient, itself or in those it calls."""
         ...
 
+    def trains(self, call: ast.Call) -> bool:
+        """Return True if the called function has a training loop, itself or in its calls."""
+        ...
+
     def distributes(self, call: ast.Call) -> bool:
         """Return True if the call runs a function on the replicas of a strategy."""
         ...

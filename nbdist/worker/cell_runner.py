@@ -19,7 +19,7 @@ from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, Plann
 from nbdist.utils.allocator import return_freed_memory
 from nbdist.worker import cell_scope
 from nbdist.worker.keras import backend as keras_backend
-from nbdist.worker.lifting import lifted_loop, module_loops
+from nbdist.worker.lifting import module_loops, passes, rewritten_loops
 from nbdist.worker.runtime import context, rng_alignment, seeding
 from nbdist.worker.runtime.reporter import connect
 from nbdist.worker.runtime.shell import engine_shell
@@ -172,6 +172,7 @@ class _Cell:
         self._run_once()
         self._check_fitted()
         self._check_lifted()
+        passes.check_reached(self._worker)
         self._replicated = self._digests()
 
     async def run_async(self) -> None:
@@ -263,7 +264,7 @@ class _Cell:
             names, strategy = self._shell.user_ns, self._request.strategy
             module_loops.lift_modules(names, strategy)
             label = self._request.label
-            tree = lifted_loop.rewritten(tree, source, names, strategy, label=label) or tree
+            tree = rewritten_loops.rewritten(tree, source, names, strategy, label=label) or tree
         value = None
         is_silent = source.rstrip().endswith(";")  # as in IPython
         if tree.body and isinstance(last := tree.body[-1], ast.Expr) and not is_silent:

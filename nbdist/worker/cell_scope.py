@@ -7,7 +7,7 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from nbdist.worker.lifting import lifted_loop
+from nbdist.worker.lifting import lifted_loop, rewritten_loops
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,8 +74,8 @@ def step_strategy(
 
 def use_loops(worker: Worker) -> None:
     """Run the steps of training loops by the strategies of a rank."""
-    lifted_loop.use("mirrored", functools.partial(_mirrored_loops, worker))
-    lifted_loop.use("pjrt", functools.partial(_jax_loops, worker))
+    rewritten_loops.use("mirrored", functools.partial(_mirrored_loops, worker))
+    rewritten_loops.use("pjrt", functools.partial(_jax_loops, worker))
 
 
 def _mirrored_loops(worker: Worker) -> lifted_loop.MakeStep:

@@ -12,13 +12,15 @@ import importlib.metadata
 import random
 import secrets
 import shutil
+import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from nbdist.errors import AnotherRankError, StepError
 from nbdist.records import Opened
@@ -52,6 +54,9 @@ _VERSION = importlib.metadata.version("nbdist")
 
 _FIRST_STEPS = 10
 """Steps until the first save if the interval is in seconds: the step time is unknown before."""
+
+_NEVER = sys.maxsize
+"""Next step to save if there is nothing to save."""
 
 _POLL_S = 0.01
 _OTHERS_S = 60.0
@@ -129,8 +134,12 @@ class Checkpoints(Protocol):
         """
         ...
 
-    def open(self, state: State) -> None:
+    def open(self, state: State, *, has_more: bool = False) -> None:
         """Save this state from now on; if the run resumes, restore the newest checkpoint first.
+
+        Args:
+            state: the state.
+            has_more: True if `save` receives the rest of the state in `loop`.
 
         Raises:
             StepError: the checkpoint does not match the run.
@@ -141,10 +150,14 @@ class Checkpoints(Protocol):
         """Return True if to save the state after `step`; the same on all ranks."""
         ...
 
-    def save(self, position: Position) -> None:
+    def save(self, position: Position, loop: bytes = b"") -> None:
         """Copy the state and begin to write it. All ranks must call it at the same step.
 
         Waits for the previous save if it still runs. Does nothing if the step is saved already.
+
+        Args:
+            position: position of the run.
+            loop: position of this rank in the user's loops, with their variables.
         """
         ...
 
@@ -159,15 +172,40 @@ class Unsaved:
     def begin(self) -> Position | None:
         return None
 
-    def open(self, state: State) -> None: ...
+    def open(self, state: State, *, has_more: bool = False) -> None: ...
 
     def due(self, step: int) -> bool:
         del step
         return False
 
-    def save(self, position: Position) -> None: ...
+    def save(self, position: Position, loop: bytes = b"") -> None: ...
 
     def close(self, *, failed: bool) -> None: ...
+
+
+class _OwnState(NamedTuple):
+    """Copy of a rank's own state.
+
+    Attributes:
+        arrays: its arrays.
+        generators: its global random generators.
+        sums: see `Position`. Under mirrored, each rank reports the values of its own samples.
+        loop: its position in the user's loops.
+    """
+
+    arrays: dict[str, np.ndarray]
+    generators: _Generators
+    sums: dict[str, float]
+    loop: bytes
+
+    def encode(self) -> bytes:
+        state = {
+            "arrays": pack(self.arrays),
+            "random": _packed(self.generators),
+            "sums": self.sums,
+            "loop": self.loop,
+        }
+        return msgspec.msgpack.encode(state)
 
 
 class Saved:
@@ -223,9 +261,12 @@ class Saved:
         manifest = checkpoint.manifest()
         self._check(manifest)
         self._resumed = checkpoint, manifest
-        return manifest.position
+        if manifest.world_size != self._ranks:
+            return manifest.position
+        sums = checkpoint.own(self._reporter.rank)["sums"]
+        return structs.replace(manifest.position, sums=sums)
 
-    def open(self, state: State) -> None:
+    def open(self, state: State, *, has_more: bool = False) -> None:
         self._state = state
         if self._resumed is not None:
             checkpoint, manifest = self._resumed
@@ -234,7 +275,8 @@ class Saved:
             self._plan(self._saved)
             self._resumed = None
             self._reporter.note("checkpoint", f"resumed from the checkpoint of step {self._saved}")
-        if state.is_empty:
+        if state.is_empty and not has_more:
+            self._next = _NEVER
             text = "no checkpoint is saved, because the steps carry no arrays"
             self._reporter.note("checkpoint", text, warning=True)
         opened = Opened(names=state.names, step=self._saved, **self._reporter.record_fields())
@@ -284,18 +326,19 @@ class Saved:
             orphans=tuple(unpack(checkpoint.own(other)["arrays"]) for other in gone),
         )
         self._state.restore(checkpoint.path / self._state.kind, own)
-        _restore_generators(state["random"])
+        if not state["loop"]:  # a loop restores them at the begin of its pass
+            _restore_generators(state["random"])
 
     def due(self, step: int) -> bool:
-        return step >= self._next and step != self._saved and not self._state.is_empty
+        return step >= self._next and step != self._saved
 
-    def save(self, position: Position) -> None:
-        if position.step == self._saved or self._state.is_empty:
+    def save(self, position: Position, loop: bytes = b"") -> None:
+        if position.step == self._saved or self._next == _NEVER:
             return
         self._finish()
         self._saved = position.step
         draft = Draft(self._folder, position.step, self._attempt)
-        own = self._state.own(), _generators()
+        own = _OwnState(self._state.own(), _generators(), position.sums, loop)
         write = self._state.copy() if self._reporter.rank == 0 else self._assist()
         manifest = Manifest(
             position=position,
@@ -344,16 +387,14 @@ class Saved:
         self,
         draft: Draft,
         manifest: Manifest,
-        own: tuple[dict[str, np.ndarray], _Generators],
+        own: _OwnState,
         write: Callable[[Path], None],
     ) -> None:
         """Write the checkpoint, on the thread. Report an error instead of raising it."""
         try:
             self._refuse_full()
             self._reporter.flush()  # a run that resumes here does not report these steps again
-            arrays, random_state = own
-            packed = {"arrays": pack(arrays), "random": _packed(random_state)}
-            draft.write_own(self._reporter.rank, msgspec.msgpack.encode(packed))
+            draft.write_own(self._reporter.rank, own.encode())
             if self._reporter.rank == 0:
                 write(draft.path / self._state.kind)
                 draft.write_manifest(msgspec.json.format(msgspec.json.encode(manifest)))

@@ -200,6 +200,20 @@ class Callees:
         is_known = owner is not None and not is_of_user(owner)
         return not is_known and self._method_takes(function.attr)
 
+    def trains(self, call: ast.Call) -> bool:
+        """Return True if the called function has a training loop, itself or in its calls."""
+        key = f"loop {ast.unparse(call.func)}"
+        if key not in self._visited:
+            self._visited[key] = False  # a recursion ends here
+            self._visited[key] = any(map(self._has_loop, self._functions(call)))
+        return self._visited[key]
+
+    def _has_loop(self, function: ast.AST) -> bool:
+        if any(training_loops(function, self)):
+            return True
+        calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+        return any(map(self.trains, calls))
+
     def _name_takes(self, name: str) -> bool:
         key = f"name {name}"
         if key not in self._visited:

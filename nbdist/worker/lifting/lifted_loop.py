@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
 import contextlib
-import inspect
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import structs
 
-from nbdist.cells.loops import LoopError, place_of, undivided
 from nbdist.records import StepOptions, StepProgram, StepRequest
-from nbdist.worker.checkpoint.folder import Checkpoint, Position, steps_in
-from nbdist.worker.lifting.callees import Callees
+from nbdist.worker.checkpoint.folder import Position
 from nbdist.worker.lifting.constants import CONTENTS, PLAIN, is_same
-from nbdist.worker.lifting.jax_callees import JaxCallees
-from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, REFUSE, LoopProgram, lift
+from nbdist.worker.lifting.passes import LoopPasses, of_cell
+from nbdist.worker.lifting.rewrite import LoopProgram
 from nbdist.worker.runtime import context
-from nbdist.worker.runtime.reachable import code_names
 from nbdist.worker.runtime.shell import engine_shell, store_source
 from nbdist.worker.training.loop import StepRunner
 from nbdist.worker.training.step_contract import StepStrategy
@@ -30,13 +23,9 @@ from nbdist.worker.training.step_contract import StepStrategy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nbdist.records import Saving, StrategyName
     from nbdist.worker.data.batches import Batch
     from nbdist.worker.runtime.context import Worker
     from nbdist.worker.runtime.stop_point import StopPoint
-
-_programs: dict[int, tuple[StrategyName, LoopProgram | LoopError, int]] = {}
-"""Strategy and program of each loop, and the execution count of its cell."""
 
 
 class NotCompiledError(Exception):
@@ -114,12 +103,6 @@ The last argument is an earlier step with other metrics; None if other values ch
 raises `NotCompiledError` like `LiftedStep.ready`.
 """
 
-_makers: dict[StrategyName, Callable[[], MakeStep]] = {}
-_REPEATING = {"map", "reduce", "scan", "fori_loop", "while_loop"}
-"""Functions that call a function repeatedly."""
-
-_CALLEES: dict[StrategyName, type[Callees]] = {"mirrored": Callees, "pjrt": JaxCallees}
-
 
 class _WrittenStep:
     """Step that runs as a function of Python, because it is not compiled.
@@ -187,39 +170,66 @@ class LiftedLoop:
         state = worker.cell_state
         is_first = not state.loops and state.fits is None
         self._saving = worker.request.saving if is_first else None
-        self._resumed = _newest(self._saving)
-        self._epoch = 0
-        self._skipped = 0
+        self._passes = LoopPasses(
+            of_cell(worker) if is_first else None, program.own_names, program.loop.kept_outside
+        )
+        self._stops: bool | None = None
         self._ended_at = 0.0
 
     def __enter__(self) -> LiftedLoop:
         self.ran = False
-        self._epoch += 1
-        self._skipped = 0
+        self._passes.enter()
         worker = self._worker
         self._stop = _stop_of_cell(worker)
         if self._written is None:
             self._passing.enter_context(worker.interrupts.deferred_to_step())
-        if self._runner is not None and self._runner.at.epoch < self._epoch:
-            self._runner.at = Position(step=self._runner.at.step, epoch=self._epoch, batches=0)
+        if self._runner is not None and self._runner.at.epoch < self._passes.entries:
+            self._runner.at = Position(
+                step=self._runner.at.step, epoch=self._passes.entries, batches=0
+            )
         self._ended_at = time.perf_counter()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._passing.close()
         if kind is None and self._runner is not None and self.ran and self._written is None:
-            self._runner.end_epoch(self._epoch)
+            self._runner.end_epoch(self._passes.entries)
+
+    @property
+    def restored(self) -> dict[str, Any]:
+        """Local names that a resumed run assigns in this pass."""
+        return self._passes.restored
 
     def skips(self) -> bool:
-        """Return True if a resumed run skips this step, because its checkpoint contains it."""
-        if self.ran:
+        """Begin a pass. Return True if a resumed run skips it, because its checkpoint contains it.
+
+        The caller is the user's function or cell.
+        """
+        if not self._passes.are_saved or self._written is not None:
             return False
-        at = self._resumed if self._runner is None else self._runner.at
-        if at.epoch < self._epoch or (at.epoch == self._epoch and self._skipped >= at.batches):
-            return False
-        self._skipped += 1
-        self._worker.progress.tested += 1
-        return True
+        frame, runner = sys._getframe(1), self._runner
+        if self._passes.skips(frame):
+            self._worker.progress.tested += 1
+            return True
+        if runner is not None:
+            self._count_steps(runner)
+            self._stops = runner.must_stop()
+        if runner is None or self._stops or runner.is_due():
+            self._passes.note_position(frame)
+        return False
+
+    def leave(self) -> None:
+        """Leave out the rest of the pass around, if a resumed run skips it.
+
+        Raises:
+            PassSkipped: the loop around continues with its next pass.
+        """
+        self._passes.leave()
+
+    def _count_steps(self, runner: StepRunner) -> None:
+        """Count the steps of other loops of the cell: all steps have different numbers."""
+        if runner.at.step < (made := self._worker.progress.step):
+            runner.at = structs.replace(runner.at, step=made)
 
     def step(
         self,
@@ -252,14 +262,13 @@ class LiftedLoop:
         step, runner = self._prepared(reads, arguments)
         batch = step.batch(arguments)
         if not runner.has_begun:
-            runner.begin(batch)
+            saves_variables = self._passes.are_saved and not self._passes.lacking
+            runner.begin(batch, saves_variables=saves_variables)
         step.ready(batch)
         if is_first:
             self._note_first(step)
-        # Other loops of the cell may have made steps. The steps of a cell have different numbers.
-        if runner.at.step < (made := self._worker.progress.step):
-            runner.at = structs.replace(runner.at, step=made)
-        runner.run(batch, waited_s)
+        self._count_steps(runner)
+        runner.run(batch, waited_s, stops=self._stops)
         self.ran = True
         outputs = step.outputs(self._program.returned)
         self._ended_at = time.perf_counter()
@@ -283,14 +292,8 @@ class LiftedLoop:
                 "global name: pass it to the function as an argument"
             )
             reporter.note("strategy", text, warning=True)
-        space = program.namespace  # without counters: most of them count only output
-        kept = [
-            name
-            for name in program.loop.kept_outside
-            if name in space and not isinstance(space[name], PLAIN)
-        ]
-        if self._saving is not None and kept:
-            named = ", ".join(f"`{name}`" for name in kept)
+        if self._passes.lacking:
+            named = ", ".join(f"`{name}`" for name in self._passes.lacking)
             text = (
                 f"{program.place}: checkpoints lack {named}, which the loop changes outside of the "
                 "step that nbdist divides: change it in the function that takes the gradient"
@@ -350,8 +353,15 @@ class LiftedLoop:
         self._step = step = self._make(request, self._program, namespace, arguments, like)
         self._values = values | step.constants()
         extent = Unlimited(common=step.common)
-        stop, saving = self._stop, self._saving
-        return step, StepRunner(self._worker, request.options, step, extent, stop, saving)
+        return step, StepRunner(
+            self._worker,
+            request.options,
+            step,
+            extent,
+            self._stop,
+            self._saving,
+            self._passes.packed_position,
+        )
 
     def _note_change(self, values: dict[str, Any]) -> None:
         """Note the first plain value whose change makes nbdist compile the step again."""
@@ -412,14 +422,6 @@ def _stop_of_cell(worker: Worker) -> StopPoint:
     return state.loop_stop
 
 
-def _newest(saving: Saving | None) -> Position:
-    """Return the position of the newest checkpoint, if the run resumes."""
-    if saving is not None and saving.resume:
-        for step in steps_in(Path(saving.folder))[-1:]:
-            return Checkpoint(Path(saving.folder), step).manifest().position
-    return Position(step=0, epoch=1, batches=0)
-
-
 def _request(program: LoopProgram, *, check: bool) -> StepRequest:
     loop = program.loop
     options = StepOptions(data=program.data, check=check)
@@ -458,114 +460,3 @@ def _named(program: LoopProgram) -> str:
         label = context.current().request.label
         return str(engine_shell().compile.cache(program.source, label))
     return store_source(f"{program.file}, step of {program.place}", program.source)
-
-
-def use(strategy: StrategyName, maker: Callable[[], MakeStep]) -> None:
-    """Run the steps of loops under a strategy by the steps that `maker` creates."""
-    _makers[strategy] = maker
-
-
-def rewritten(
-    tree: ast.Module,
-    source: str,
-    namespace: dict[str, Any],
-    strategy: StrategyName,
-    file: str = "",
-    label: int = 0,
-) -> ast.Module | None:
-    """Rewrite the training loops of a cell or module, and register them.
-
-    Args:
-        tree: the cell or the module.
-        source: its source.
-        namespace: its global names.
-        strategy: strategy of the cell.
-        file: name of the module's file; empty for a cell.
-        label: execution count of the cell; 0 without one.
-
-    Returns:
-        The rewritten tree; None without training loops.
-    """
-    if not _may_repeat(tree, namespace):
-        return None  # most cells: the search for callees takes longer than such a cell
-    callees = _CALLEES[strategy](tree, namespace)
-    if not file:
-        _note_undivided(tree, callees)
-    tree, programs = lift(tree, source, callees, file)
-    _programs.update({number: (strategy, found, label) for number, found in programs.items()})
-    for name, function in ((LIFTS, lifts), (LIFTED, lifted), (REFUSE, refuse)):
-        setattr(builtins, name, function)
-    return tree if programs else None
-
-
-def _may_repeat(tree: ast.Module, namespace: dict[str, Any]) -> bool:
-    """Return True if code has a loop, or calls a function that may contain one of JAX."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.For() | ast.While() | ast.comprehension():
-                return True
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-                value = namespace.get(name)
-                function = inspect.unwrap(value) if callable(value) else None
-                code = getattr(function, "__code__", None)
-                if name in _REPEATING or (code and _REPEATING & {*code_names(code)}):
-                    return True
-    return False
-
-
-def _note_undivided(tree: ast.Module, callees: Callees) -> None:
-    """Note the first training in a form that nbdist does not divide."""
-    worker = context.if_any()
-    if worker is None or worker.world_size == 1:
-        return
-    for line, form in undivided(tree, callees):
-        text = f"line {line}: every worker computes all of it, because it trains in {form}"
-        worker.reporter.note("strategy", text, warning=True)
-        return
-
-
-def lifts(number: int) -> bool:
-    """Return True if the steps of a loop run on all replicas here."""
-    worker = context.if_any()
-    strategy, _, _ = _programs[number]
-    if worker is None or worker.strategy != strategy or worker.request.options.no_lift:
-        return False
-    if strategy == "pjrt":
-        from jax._src.core import trace_state_clean  # a function of the user may call the loop
-
-        return bool(trace_state_clean())
-    tensorflow = sys.modules.get("tensorflow")
-    return tensorflow is not None and bool(tensorflow.distribute.in_cross_replica_context())
-
-
-def refuse(number: int) -> None:
-    """Warn that the steps of a loop cannot run on all replicas. The loop then runs as written."""
-    if not lifts(number):
-        return
-    _, error, label = _programs[number]
-    assert isinstance(error, LoopError)
-    place = _place(error.file, label, error.line)
-    text = (
-        f"{place}: {error.reason}. Every worker computes the whole loop; to divide it, make the "
-        "body of the loop a step cell: %%dist_run --data NAME"
-    )
-    context.current().reporter.note_once("strategy", text, warning=True)
-
-
-def lifted(number: int) -> LiftedLoop:
-    """Return the loop of this number in the cell that runs."""
-    worker = context.current()
-    loops = worker.cell_state.loops
-    if number not in loops:
-        strategy, program, label = _programs[number]
-        assert isinstance(program, LoopProgram)
-        program.place = _place(program.file, label, program.loop.line)
-        loops[number] = LiftedLoop(worker, program, _makers[strategy]())
-    loop: LiftedLoop = loops[number]
-    return loop
-
-
-def _place(file: str, label: int, line: int) -> str:
-    """Return a line for messages, with its file, or with its cell unless that is running."""
-    is_elsewhere = label not in (0, context.current().request.label)
-    return place_of(file or (f"Cell In[{label}]" if is_elsewhere else ""), line)

@@ -7,7 +7,7 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbdist.worker.lifting import lifted_loop
+from nbdist.worker.lifting import rewritten_loops
 from nbdist.worker.lifting.definitions import replace_code
 from nbdist.worker.runtime import context, import_hooks
 from nbdist.worker.runtime.user_modules import behind
@@ -53,7 +53,7 @@ def _lift(module: ModuleType, strategy: StrategyName) -> None:
         tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError):
         return
-    changed = lifted_loop.rewritten(tree, source, vars(module), strategy, Path(path).name)
+    changed = rewritten_loops.rewritten(tree, source, vars(module), strategy, Path(path).name)
     if changed is not None:
         own = [value for value in vars(module).values() if _is_defined_in(value, module)]
         replace_code(own, compile(changed, path, "exec", dont_inherit=True))

@@ -15,6 +15,13 @@ A loop becomes two: one whose step nbdist computes on all replicas, and the loop
                                           else:
                                               the loop as written
 
+A loop around it, such as one over epochs, runs each pass in a context. A resumed run leaves out
+passes of it that its checkpoint contains (`passes.py`).
+
+    for epoch in range(3):                for epoch in range(3):
+        BODY                                  with __nbdist_outer__(":for epoch") as nbdist_outer_1:
+                                                  BODY
+
 All statements keep their lines, so tracebacks show the user's code.
 """
 
@@ -25,17 +32,24 @@ import copy
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from nbdist.cells.effects import is_compiled, within
 from nbdist.cells.loop_division import TrainingLoop, divide
 from nbdist.cells.loops import Loop, LoopError, place_of, training_loops
+from nbdist.cells.names import Names
 from nbdist.cells.step_program import logical_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from nbdist.cells.loops import Callees
 
 LIFTS, LIFTED, REFUSE = "__nbdist_lifts__", "__nbdist_lifted__", "__nbdist_refuse__"
 """Built-in functions that rewritten cells call; the number of a loop is their argument."""
+
+OUTER = "__nbdist_outer__"
+"""Built-in function for loops around training loops; the name of the loop is its argument."""
+
+_NEXT = {"next", "get_next"}
 
 _SHARED = "two statements in one line: write them in two lines"
 
@@ -53,6 +67,7 @@ class LoopProgram:
         namespace: global names of the loop.
         file: name of its file; empty in a cell.
         place: its line, for messages, with the file if it is in one.
+        own_names: names whose values belong to the step, or that the loop binds in each pass.
     """
 
     def __init__(
@@ -65,15 +80,18 @@ class LoopProgram:
         self.source = step_source(loop, cell)
         self.returned = loop.used + tuple(name for name in loop.carried if name not in loop.used)
         node = loop.node
+        targets = Names()
         if isinstance(node, ast.For):
             self.data = ast.unparse(node.iter)
+            targets.visit(node.target)
         else:
             self.data = f"while {ast.unparse(node.test)}"
+        self.own_names = frozenset((*loop.outputs, *loop.carried, *targets.bound))
 
 
 def lift(
     tree: ast.Module, cell: str, callees: Callees, file: str = ""
-) -> tuple[ast.Module, dict[int, LoopProgram | LoopError]]:
+) -> tuple[ast.Module | None, dict[int, LoopProgram | LoopError]]:
     """Rewrite the training loops of a cell.
 
     Args:
@@ -84,7 +102,7 @@ def lift(
 
     Returns:
         The rewritten cell, and its training loops by number. A loop that cannot be divided is the
-        error that describes it.
+        error that describes it. None in place of a cell that leads to no such loop.
     """
     programs: dict[int, LoopProgram | LoopError] = {}
     numbers: dict[Loop, int] = {}
@@ -95,32 +113,91 @@ def lift(
         except LoopError as error:
             error.file = file
             programs[number] = error
-    if not programs:
-        return tree, programs
-    rewritten = _Rewriter(programs, numbers).visit(tree)
+    around = _around(tree, callees, numbers)
+    if not programs and not around:
+        return None, programs
+    rewritten = _Rewriter(programs, numbers, around, file).visit(tree)
     return ast.fix_missing_locations(rewritten), programs
+
+
+def _around(tree: ast.AST, callees: Callees, lifted: Container[Loop]) -> set[Loop]:
+    """Return the loops that contain training loops, themselves or in functions that they call."""
+    found: set[Loop] = set()
+    for node in ast.iter_child_nodes(tree):
+        if node in lifted or (isinstance(node, ast.FunctionDef) and is_compiled(node)):
+            continue
+        found |= _around(node, callees, lifted)
+        if isinstance(node, Loop) and any(
+            part in lifted or (isinstance(part, ast.Call) and callees.trains(part))
+            for statement in node.body
+            for part in within(statement)
+        ):
+            found.add(node)
+    return found
 
 
 class _Rewriter(ast.NodeTransformer):
     def __init__(
-        self, programs: dict[int, LoopProgram | LoopError], numbers: dict[Loop, int]
+        self,
+        programs: dict[int, LoopProgram | LoopError],
+        numbers: dict[Loop, int],
+        around: set[Loop],
+        file: str,
     ) -> None:
         self._programs = programs
         self._numbers = numbers
+        self._around = around
+        self._file = file
+        self._function = ""
+        self._local: list[str] = []
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        names = Names()
+        names.scan(node.body)
+        shared = {n for part in ast.walk(node) if isinstance(part, ast.Global) for n in part.names}
+        before = self._function, self._local
+        self._function, self._local = node.name, sorted(names.assigned - shared)
+        try:
+            return self.generic_visit(node)
+        finally:
+            self._function, self._local = before
 
     def visit_For(self, node: ast.For | ast.While) -> ast.AST | list[ast.stmt]:
+        if node in self._around:
+            return self._outer(node)
         if node not in self._numbers:
             return self.generic_visit(node)
         number = self._numbers[node]
         program = self._programs[number]
         if isinstance(program, LoopError):
             return [*_parsed(f"{REFUSE}({number})", node.lineno), node]
-        return _choice(number, program)
+        return _choice(number, program, self._local)
 
     visit_While = visit_For  # noqa: N815 - ast's own spelling
 
+    def _outer(self, node: ast.For | ast.While) -> list[ast.stmt]:
+        """Return a loop whose passes run in contexts, and a statement that may leave more."""
+        self.generic_visit(node)
+        line = node.lineno
+        name = f"nbdist_outer_{line}"
+        head = f"for {ast.unparse(node.target)}" if isinstance(node, ast.For) else "while"
+        loop = f"{self._file}{self._function}:{head}"
+        (context,) = _parsed(f"with {OUTER}({loop!r}) as {name}: pass", line)
+        assert isinstance(context, ast.With)
+        context.body = [*_assignments(name, self._local, line), *node.body]
+        node.body = [context]
+        return [node, *_parsed(f"{OUTER}({loop!r}).leave()", line)]
 
-def _choice(number: int, program: LoopProgram) -> ast.stmt:
+
+def _assignments(name: str, names: Sequence[str], line: int) -> list[ast.stmt]:
+    """Return statements that assign the local names of a function which a resumed run restores."""
+    if not names:
+        return []
+    text = "".join(f"\n if {n!r} in {name}.restored: {n} = {name}.restored[{n!r}]" for n in names)
+    return _parsed(f"if {name}.restored:{text}", line)
+
+
+def _choice(number: int, program: LoopProgram, local: Sequence[str]) -> ast.stmt:
     """Return the statement that runs the lifted loop, or the loop as written."""
     name, loop, used = f"nbdist_{number}", program.loop, program.returned
     given = [_value(parameter, value) for parameter, value in loop.given.items()]
@@ -134,19 +211,37 @@ def _choice(number: int, program: LoopProgram) -> ast.stmt:
     ]
     block = [*loop.before, *tests, *_parsed(assign, loop.step[0].lineno), *loop.after]
     lifted = _with_block(loop.node, loop.block, block)
-    lifted.body = [*_parsed(f"if {name}.skips(): continue", loop.line), *lifted.body]
+    (skip,) = _parsed(f"if {name}.skips(): continue", loop.line)
+    assert isinstance(skip, ast.If)
+    skip.body = [*_reads_of_iterators(loop), *skip.body]
+    own = [n for n in local if n not in program.own_names]
+    lifted.body = [skip, *_assignments(name, own, loop.line), *lifted.body]
     rest = tuple(n for n in loop.outputs if n not in used)
     last = f"if {name}.ran: {_tuple(rest)} = {name}.last()" if rest else "pass"
     (choice,) = _parsed(
-        f"if {LIFTS}({number}):\n with {LIFTED}({number}) as {name}: pass\n {last}\nelse: pass",
+        f"if {LIFTS}({number}):\n with {LIFTED}({number}) as {name}:\n  {name}.leave()\n {last}\n"
+        "else: pass",
         loop.line,
     )
     assert isinstance(choice, ast.If)
     within = choice.body[0]
     assert isinstance(within, ast.With)
-    within.body = [lifted]
+    within.body = [lifted, *within.body]
     choice.orelse = [loop.node]
     return choice
+
+
+def _reads_of_iterators(loop: TrainingLoop) -> list[ast.stmt]:
+    """Return the statements that take the next batch: a pass without a step runs them too."""
+    given = [ast.copy_location(ast.Expr(value), value) for value in loop.given.values()]
+    return [copy.deepcopy(s) for s in (*loop.before, *given) if any(map(_takes_next, ast.walk(s)))]
+
+
+def _takes_next(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name in _NEXT
+    return False
 
 
 def _value(parameter: str, value: ast.expr) -> str:

@@ -105,6 +105,7 @@ class CellState:
         unfinished: True if the cell has left steps under way.
         loops: training loops of the cell whose steps run on all replicas, by number.
         loop_stop: last step of these loops before a stop; None before the first.
+        passes: position of the cell in its loops; None without checkpoints.
     """
 
     def __init__(
@@ -124,3 +125,4 @@ class CellState:
         self.unfinished = False
         self.loops: dict[int, Any] = {}
         self.loop_stop: StopPoint | None = None
+        self.passes: Any = None

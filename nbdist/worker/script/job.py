@@ -22,6 +22,7 @@ from nbdist.records import SocketAddress, WorkerIdentity
 from nbdist.utils.processes import CONTINUES
 from nbdist.worker import cell_scope
 from nbdist.worker.keras import backend as keras_backend
+from nbdist.worker.lifting import passes
 from nbdist.worker.runtime import context, import_hooks, seeding
 from nbdist.worker.runtime.shell import store_source, use_program
 from nbdist.worker.runtime.stop_point import StopPoint
@@ -282,6 +283,7 @@ class Job:
         try:
             with self._preemption.admitted() if saves else contextlib.nullcontext():
                 yield
+                passes.check_reached(self._worker)
         except BaseException as error:
             self._worker.end_cell(error)
             self._store.end(request, error)

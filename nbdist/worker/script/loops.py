@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import UsageError
-from nbdist.worker.lifting import lifted_loop, module_loops
+from nbdist.worker.lifting import module_loops, rewritten_loops
 from nbdist.worker.lifting.definitions import first_line, replace_code
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ProgramLoops:
             path, node = _located(definition)
             source = "".join(linecache.getlines(path))
             tree = ast.Module(body=[node], type_ignores=[])
-            changed = lifted_loop.rewritten(tree, source, self._namespace, self._strategy)
+            changed = rewritten_loops.rewritten(tree, source, self._namespace, self._strategy)
             if changed is not None:
                 replace_code([definition], compile(changed, path, "exec", dont_inherit=True))
 

@@ -22,6 +22,8 @@ from nbdist.worker.training.trace_schedule import Samples
 from nbdist.worker.training.warmup import warm_up_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nbdist.records import Saving, StepOptions, StepRequest
     from nbdist.worker.checkpoint.saver import State
     from nbdist.worker.data.batches import Batch
@@ -167,6 +169,7 @@ class StepRunner:
         extent: size of the data, and their distribution to ranks.
         stop: agrees with the other ranks on the last step.
         saving: options of checkpoints; None for none.
+        loop_position: returns the position in the user's loops for a checkpoint.
 
     Attributes:
         at: position after the last step that began.
@@ -181,10 +184,12 @@ class StepRunner:
         extent: Extent,
         stop: StopPoint,
         saving: Saving | None,
+        loop_position: Callable[[], bytes] = bytes,
     ) -> None:
         self.at = Position(step=0, epoch=1, batches=0)
         self.has_begun = False
         self._stop = stop
+        self._loop_position = loop_position
         self._worker = worker
         self._options = options
         self._step_strategy = step_strategy
@@ -240,18 +245,27 @@ class StepRunner:
         finally:
             self._checkpoints.close(failed=raised[0] is not None and not self._stops)
 
-    def run(self, batch: Batch, input_s: float) -> None:
+    def must_stop(self) -> bool:
+        """Return True if the run stops before its next step."""
+        return self._stop.is_before(self.at.step + 1)
+
+    def is_due(self) -> bool:
+        """Return True if the state is saved before the next step; the same on all ranks."""
+        return self._checkpoints.due(self.at.step)
+
+    def run(self, batch: Batch, input_s: float, *, stops: bool | None = None) -> None:
         """Begin the next step.
 
         Args:
             batch: batch of the step.
             input_s: seconds that the step waited for the batch.
+            stops: result of `must_stop` if it has been called for this step.
 
         Raises:
             KeyboardInterrupt: the run stops before this step.
             StepError: see the function `run`.
         """
-        if self._stop.is_before(self.at.step + 1):
+        if self.must_stop() if stops is None else stops:
             if self.has_begun:
                 self.save()
             self._stops = True
@@ -259,7 +273,7 @@ class StepRunner:
         if not self.has_begun:
             self.begin(batch)
             self._flight.restart_clock()
-        if self._checkpoints.due(self.at.step):
+        if self.is_due():
             self.save()
         at = self.at
         step = at.step + 1
@@ -286,11 +300,16 @@ class StepRunner:
     def save(self) -> None:
         """Save the state after the last step, unless it is saved already."""
         self._flight.read_all()
-        self._checkpoints.save(self.at)
+        self._checkpoints.save(self.at, self._loop_position())
         self._flight.restart_clock()
 
-    def begin(self, batch: Batch) -> None:
-        """Prepare the first step: report settings and remarks, open the checkpoints, run checks."""
+    def begin(self, batch: Batch, *, saves_variables: bool = False) -> None:
+        """Prepare the first step: report settings and remarks, open the checkpoints, run checks.
+
+        Args:
+            batch: batch of the first step.
+            saves_variables: True if the position in the user's loops contains what they change.
+        """
         self.has_begun = True
         options, extent = self._options, self._extent
         if extent.common and self._worker.world_size > 1:
@@ -324,7 +343,7 @@ class StepRunner:
         for text in remarks(begun, is_split=begun.batch > 0 and not batch.whole):
             reporter.note_once("batch", text, warning=True)
         self._state = self._step_strategy.state()
-        self._checkpoints.open(self._state)
+        self._checkpoints.open(self._state, has_more=saves_variables)
         if options.check:
             self._check(batch)
 

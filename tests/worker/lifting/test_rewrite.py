@@ -17,7 +17,7 @@ import pytest
 
 from nbdist.cells.loops import LoopError
 from nbdist.worker.lifting.callees import Callees
-from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, REFUSE, LoopProgram, lift
+from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, OUTER, REFUSE, LoopProgram, lift
 
 
 class GradientTape:
@@ -51,6 +51,7 @@ class LocalLoop:
 
     def __init__(self, program: LoopProgram, namespace: dict[str, Any]) -> None:
         self.ran = False
+        self.restored: dict[str, Any] = {}
         self.steps = 0
         self._program = program
         self._namespace = namespace
@@ -64,6 +65,8 @@ class LocalLoop:
     def skips(self) -> bool:
         return False
 
+    def leave(self) -> None: ...
+
     def step(self, given: tuple[Any, ...], carried: tuple[Any, ...], reads: Any) -> tuple[Any, ...]:
         assert len(given) == len(self._program.loop.given)
         scope = {**self._namespace, **{name: read() for name, read in reads.items()}}
@@ -76,6 +79,21 @@ class LocalLoop:
     def last(self) -> tuple[Any, ...]:
         loop = self._program.loop
         return tuple(self._outputs[n] for n in loop.outputs if n not in self._program.returned)
+
+
+class OuterPass:
+    """Double of a pass of a loop around a training loop."""
+
+    def __init__(self, loop: str) -> None:
+        self.restored: dict[str, Any] = {}
+        self.loop = loop
+
+    def __enter__(self) -> OuterPass:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def leave(self) -> None: ...
 
 
 SETUP = """
@@ -371,7 +389,7 @@ def run(cell: str, *, lifted: bool) -> tuple[dict[str, Any], list[Any]]:
             if isinstance(program, LoopProgram)
         }
         assert loops, "nothing is lifted"
-        namespace |= {LIFTS: lambda _number: True, LIFTED: loops.__getitem__}
+        namespace |= {LIFTS: lambda _number: True, LIFTED: loops.__getitem__, OUTER: OuterPass}
     exec(compile(tree, "cell", "exec"), namespace)
     namespace["printed"] = printed
     namespace["optimizer"], namespace["other"] = (
@@ -403,7 +421,8 @@ def test_loop_as_written_remains(cell: str) -> None:
     rewritten, _ = lift(tree, cell, Callees(tree, {}))
     namespace: dict[str, Any] = {"GradientTape": GradientTape, "Optimizer": Optimizer}
     exec(SETUP, namespace)
-    namespace |= {LIFTS: lambda _number: False, LIFTED: None, "print": lambda *_words: None}
+    namespace |= {LIFTS: lambda _number: False, LIFTED: None, OUTER: OuterPass}
+    namespace["print"] = lambda *_words: None
     exec(compile(rewritten, "cell", "exec"), namespace)
     expected, _ = run(cell, lifted=False)
     assert namespace["optimizer"].updates == expected["optimizer"]
@@ -513,7 +532,7 @@ def test_loop_that_cannot_be_divided_names_the_line(cell: str, reason: str) -> N
 def test_cell_without_a_training_loop_is_unchanged() -> None:
     cell = "for x in data:\n    total = total + x\n"
     tree = ast.parse(cell)
-    assert lift(tree, cell, Callees(tree, {})) == (tree, {})
+    assert lift(tree, cell, Callees(tree, {})) == (None, {})
 
 
 def test_errors_of_a_step_have_the_lines_of_the_cell() -> None:
@@ -535,4 +554,4 @@ def test_errors_of_a_step_have_the_lines_of_the_cell() -> None:
 
 def test_names_of_rewritten_cells_are_no_builtins_yet() -> None:
     """Only a worker defines them, when it runs a cell."""
-    assert not any(hasattr(builtins, name) for name in (LIFTS, LIFTED, REFUSE))
+    assert not any(hasattr(builtins, name) for name in (LIFTS, LIFTED, OUTER, REFUSE))

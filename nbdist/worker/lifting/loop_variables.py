@@ -1,0 +1,218 @@
+"""Variables of Python that a cell and its training loops can change, and their saved values.
+
+They are the names that the cell and its functions mention, the local names of functions of the
+user that run, and attributes of objects of the user's classes. A checkpoint contains those that
+have changed since the first loop began.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from nbdist.worker.checkpoint.python_values import UnsavableError, decode, encode
+from nbdist.worker.lifting.definitions import functions_of
+from nbdist.worker.runtime import rng_alignment
+from nbdist.worker.runtime.reachable import code_names
+from nbdist.worker.runtime.user_modules import is_of_user, is_users
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+_FRAMEWORKS = {"tensorflow", "keras", "jax", "flax", "equinox"}
+_HIDDEN = ("_nbdist", "nbdist_")
+
+
+class Values(msgspec.Struct, frozen=True):
+    """Values of variables at one point of a cell.
+
+    Attributes:
+        variables: encoded values by path: `losses`, `1:fit/best`, `trainer.history`. The number
+            is the position of the function among the user's functions that run.
+        generators: states of the global random generators.
+    """
+
+    variables: dict[str, Any]
+    generators: bytes
+
+
+class _Variable(NamedTuple):
+    value: Any
+    assign: Callable[[Any], object]
+
+
+class LoopVariables:
+    """Variables of one run of a cell.
+
+    Args:
+        namespace: the global names.
+    """
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self._namespace = namespace
+        self._mentioned: list[str] = []
+        self._first: dict[str, bytes] | None = None
+        self._changed: set[str] = set()
+
+    def begin(self, frame: FrameType) -> None:
+        """Remember the values before the first loop. Later calls have no effect."""
+        if self._first is None:
+            self._mentioned = sorted(_mentioned(_functions(frame), self._namespace))
+            found = self._encoded(frame, frozenset())
+            self._first = {path: _digest(value) for path, value in found.items()}
+
+    def values(self, frame: FrameType, left_out: frozenset[str] = frozenset()) -> Values:
+        """Return the values that have changed.
+
+        Args:
+            frame: the function or cell that contains the loop.
+            left_out: its names that belong to the step, or that the loop binds in each pass.
+        """
+        assert self._first is not None
+        found = self._encoded(frame, left_out)
+        self._changed |= {
+            path for path, value in found.items() if self._first.get(path) != _digest(value)
+        }
+        changed = {path: value for path, value in found.items() if path in self._changed}
+        return Values(variables=changed, generators=rng_alignment.States.now().packed())
+
+    def restore(self, values: Values, frame: FrameType) -> dict[str, Any]:
+        """Restore values, and return those of local names that the frame itself must assign."""
+        rng_alignment.restore(values.generators)
+        self._changed |= values.variables.keys()
+        local: dict[str, Any] = {}
+        variables = self._variables(frame, local)
+        own = _scope(frame)
+        for path, saved in values.variables.items():
+            scope, _, name = path.rpartition("/")
+            if path in variables:
+                now, assign = variables[path]
+                if (new := decode(saved, now)) is not now:
+                    assign(new)
+            elif scope == own and name.isidentifier():
+                local[name] = decode(saved)
+            elif not scope and name.isidentifier():
+                self._namespace[name] = decode(saved)
+        return local
+
+    def _encoded(self, frame: FrameType, left_out: frozenset[str]) -> dict[str, Any]:
+        scope = _scope(frame)
+        hidden = {f"{scope}/{name}" if scope else name for name in left_out}
+        found = {}
+        for path, (value, _) in self._variables(frame, {}).items():
+            if path not in hidden:
+                try:
+                    found[path] = encode(value)
+                except UnsavableError:
+                    continue
+        return found
+
+    def _variables(self, frame: FrameType, local: dict[str, Any]) -> dict[str, _Variable]:
+        """Return all variables by path. Assignments to the frame's own names go to `local`."""
+        space = self._namespace
+        roots = {
+            name: _Variable(space[name], _assign_item(space, name))
+            for name in self._mentioned
+            if name in space
+        }
+        for number, function in enumerate(_functions(frame)):
+            if function.f_locals is function.f_globals:
+                continue
+            target = local if function is frame else {}
+            for name, value in function.f_locals.items():
+                if not name.startswith(_HIDDEN):
+                    path = f"{_label(number, function)}/{name}"
+                    roots[path] = _Variable(value, _assign_item(target, name))
+        return dict(_with_attributes(roots))
+
+
+def can_save(value: Any) -> bool:
+    """Return True if checkpoints contain a variable with this value."""
+    try:
+        encode(value)
+    except UnsavableError:
+        return _is_object(value)
+    return True
+
+
+def _functions(frame: FrameType) -> list[FrameType]:
+    """Return the frames of the user's code from the cell to a frame, outermost first."""
+    found: list[FrameType] = []
+    now: FrameType | None = frame
+    while now is not None:
+        if is_users(now.f_globals.get("__name__")):
+            found.insert(0, now)
+            if now.f_locals is now.f_globals:  # the cell
+                break
+        now = now.f_back
+    return found
+
+
+def _scope(frame: FrameType) -> str:
+    """Return the start of the paths of a frame's names; empty for the cell."""
+    if frame.f_locals is frame.f_globals:
+        return ""
+    return _label(len(_functions(frame)) - 1, frame)
+
+
+def _label(number: int, frame: FrameType) -> str:
+    return f"{number}:{frame.f_code.co_name}"
+
+
+def _assign_item(target: dict[str, Any], name: str) -> Callable[[Any], object]:
+    return lambda value: target.__setitem__(name, value)
+
+
+def _assign_attribute(owner: Any, name: str) -> Callable[[Any], object]:
+    return lambda value: vars(owner).__setitem__(name, value)
+
+
+def _with_attributes(roots: dict[str, _Variable]) -> Iterator[tuple[str, _Variable]]:
+    """Yield variables, and the attributes of the user's objects in place of the objects."""
+    waiting = deque(roots.items())
+    seen: set[int] = set()
+    while waiting:
+        path, variable = waiting.popleft()
+        value = variable.value
+        if not _is_object(value):
+            yield path, variable
+        elif id(value) not in seen:
+            seen.add(id(value))
+            waiting.extend(
+                (f"{path}.{name}", _Variable(part, _assign_attribute(value, name)))
+                for name, part in vars(value).items()
+            )
+
+
+def _is_object(value: Any) -> bool:
+    """Return True for an object of a class of the user that is no class of a framework."""
+    if isinstance(value, (type, FunctionType)) or not hasattr(value, "__dict__"):
+        return False
+    kinds = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
+    return is_of_user(value) and not kinds & _FRAMEWORKS
+
+
+def _mentioned(frames: list[FrameType], namespace: dict[str, Any]) -> set[str]:
+    """Return the names in code that runs, and in the functions of the user that it can call."""
+    found: set[str] = set()
+    waiting = [name for frame in frames for name in code_names(frame.f_code)]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        value = namespace.get(name)
+        kind = value if callable(value) else type(value)
+        if is_of_user(kind):
+            for function in functions_of(kind):
+                waiting += code_names(function.__code__)
+    return found
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.blake2b(msgspec.msgpack.encode(value), digest_size=16).digest()

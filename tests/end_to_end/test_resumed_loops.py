@@ -1,0 +1,296 @@
+"""Training loops that resume from a checkpoint give the numbers of a run without a failure.
+
+Each cell is written as in a tutorial. It fails once on all workers, and then runs again with
+`--resume` on variables that were created again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nbdist.errors import CellError
+from nbdist.records import Saving
+from tests import clusters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import nbdist
+
+DATA = """
+import numpy as np, os, signal
+rng = np.random.default_rng(1)
+X = rng.normal(size=(64, 4)).astype("float32")
+Y = (X @ np.arange(4, dtype="float32"))[:, None]
+calls = 0
+def may_fail():
+    global calls
+    calls += 1
+    if calls == fails_at and not killed:
+        raise RuntimeError("planned")
+    if calls == fails_at and rank == 1 and not os.path.exists(killed):
+        open(killed, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+TENSORFLOW = (
+    DATA
+    + """
+import keras, tensorflow as tf
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+opt = keras.optimizers.SGD(0.05)
+loss_fn = keras.losses.MeanSquaredError()
+ds = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(64, seed=3).batch(16)
+def train_step(x, y):
+    with tf.GradientTape() as tape:
+        loss = loss_fn(y, model(x, training=True))
+    grads = tape.gradient(loss, model.trainable_variables)
+    opt.apply_gradients(zip(grads, model.trainable_variables))
+    return loss
+def weights():
+    return [w.tolist() for w in model.get_weights()]
+"""
+)
+
+JAX = (
+    DATA
+    + """
+import jax, jax.numpy as jnp
+params = {"w": jnp.zeros((4, 1)), "b": jnp.zeros(())}
+def loss_fn(params, x, y):
+    return jnp.mean((x @ params["w"] + params["b"] - y) ** 2)
+@jax.jit
+def update(params, x, y):
+    loss, g = jax.value_and_grad(loss_fn)(params, x, y)
+    return jax.tree.map(lambda p, g: p - 0.05 * g, params, g), loss
+def weights():
+    return [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(params)]
+"""
+)
+
+TENSORFLOW_CELLS = {
+    "sums of an epoch, and the best loss": """
+history, best, waited = [], None, 0
+for epoch in range(6):
+    total, n = 0.0, 0
+    for x, y in ds:
+        loss = train_step(x, y)
+        total += float(loss)
+        n += 1
+        may_fail()
+    value = float(loss_fn(Y, model(X)))
+    history.append((total / n, value))
+    print(f"epoch {epoch}: {total / n:.4f}")
+    if best is None or value < best - 0.9:
+        best, waited = value, 0
+    else:
+        waited += 1
+        if waited == 2:
+            break
+outcome = [weights(), history, best, waited, epoch]
+""",
+    "functions for an epoch and for the training": """
+def train_epoch(dataset):
+    losses = []
+    for step, (x, y) in enumerate(dataset):
+        losses.append(train_step(x, y).numpy())
+        may_fail()
+    return np.mean(losses)
+def fit(dataset, epochs):
+    history, best = {"loss": []}, float("inf")
+    rate = 0.05
+    for epoch in range(epochs):
+        opt.learning_rate = rate
+        loss = train_epoch(dataset)
+        history["loss"].append(float(loss))
+        best = min(best, loss)
+        rate *= 0.9
+    return history, float(best), rate
+outcome = [*fit(ds, 4), weights()]
+""",
+    "iterator and a while loop": """
+it, step, seen = iter(ds.repeat()), 0, []
+while step < 14:
+    x, y = next(it)
+    if step % 5 == 4:
+        step += 1
+        continue
+    loss = train_step(x, y)
+    step += 1
+    if step % 2 == 0:
+        seen.append([step, float(loss)])
+    may_fail()
+outcome = [weights(), seen, step]
+""",
+    "trainer": """
+class Trainer:
+    def __init__(self):
+        self.history, self.best, self.steps = [], 1e9, 0
+    def train_epoch(self):
+        total = 0.0
+        for x, y in ds:
+            loss = train_step(x, y)
+            total += float(loss)
+            self.steps += 1
+            may_fail()
+        return total
+    def train(self, epochs):
+        epoch = 0
+        while epoch < epochs:
+            total = self.train_epoch()
+            self.history.append(total)
+            self.best = min(self.best, total)
+            epoch += 1
+trainer = Trainer()
+trainer.train(4)
+outcome = [weights(), trainer.history, trainer.best, trainer.steps]
+""",
+}
+
+JAX_CELLS = {
+    "permutation in each epoch": """
+history = []
+for epoch in range(4):
+    losses = []
+    for idx in np.array_split(rng.permutation(64), 4):
+        params, loss = update(params, X[idx], Y[idx])
+        losses.append(float(loss) + 0.001 * rng.normal())
+        may_fail()
+    history.append(np.mean(losses).item())
+    print(f"epoch {epoch}: {history[-1]:.4f}, last {loss:.4f}")
+outcome = [weights(), history, losses]
+""",
+    "batches drawn in the loop": """
+key, history = jax.random.key(2), []
+for step in range(16):
+    idx = rng.integers(0, 64, 16)
+    key, sub = jax.random.split(key)
+    x = X[idx] + 0.1 * jax.random.normal(sub, (16, 4))
+    params, loss = update(params, x, Y[idx])
+    if step % 3 == 0:
+        history.append(float(loss))
+    may_fail()
+outcome = [weights(), history, rng.random(), jax.random.key_data(key).tolist()]
+""",
+    "function with a generator of batches": """
+def batches(size):
+    while True:
+        order = rng.permutation(64)
+        for i in range(0, 64, size):
+            yield X[order[i : i + size]], Y[order[i : i + size]]
+def train(params, steps):
+    it, average, count = batches(16), None, 0
+    while count < steps:
+        x, y = next(it)
+        params, loss = update(params, x, y)
+        average = float(loss) if average is None else 0.9 * average + 0.1 * float(loss)
+        count += 1
+        may_fail()
+    return params, average
+params, average = train(params, 14)
+outcome = [weights(), average]
+""",
+    "two folds": """
+scores = []
+for fold in range(2):
+    params = {"w": jnp.zeros((4, 1)), "b": jnp.zeros(())}
+    test = np.arange(64) % 2 == fold
+    for epoch in range(2):
+        for i in range(0, 32, 8):
+            params, loss = update(params, X[~test][i : i + 8], Y[~test][i : i + 8])
+            may_fail()
+    scores.append(float(loss_fn(params, X[test], Y[test])))
+outcome = [weights(), scores]
+""",
+}
+
+FAILS_AT = 10
+
+
+@pytest.fixture(scope="module")
+def tensorflow() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(2, framework="tensorflow") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def jax() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(2, framework="jax") as running:
+        yield running
+
+
+def begin(
+    cluster: nbdist.Cluster, setup: str, *, fails_at: int = 0, killed: Path | str = ""
+) -> None:
+    """Create the variables. Rank 1 dies once if `killed` names a file that does not exist."""
+    cluster.run(f"fails_at, killed = {fails_at}, {str(killed)!r}")
+    cluster.run(setup)
+
+
+def outcome(cluster: nbdist.Cluster) -> Any:
+    """Return the value of `outcome` on each rank."""
+    return [values["outcome"] for values in cluster.pull(["outcome"]).values()]
+
+
+def compare(cluster: nbdist.Cluster, setup: str, cell: str, folder: Path) -> None:
+    """Run a cell without a failure, and with one, and compare the outcomes."""
+    begin(cluster, setup)
+    cluster.run(cell)
+    expected = outcome(cluster)
+    begin(cluster, setup, fails_at=FAILS_AT)
+    with pytest.raises(CellError, match="planned"):
+        cluster.run(cell, saving=Saving(folder=str(folder), every_steps=3))
+    begin(cluster, setup)
+    cluster.run(cell, saving=Saving(folder=str(folder), every_steps=3, resume=True))
+    assert outcome(cluster) == expected
+
+
+@pytest.mark.parametrize("cell", TENSORFLOW_CELLS.values(), ids=TENSORFLOW_CELLS)
+def test_tensorflow_loop(tensorflow: nbdist.Cluster, cell: str, tmp_path: Path) -> None:
+    compare(tensorflow, TENSORFLOW, cell, tmp_path / "run")
+
+
+@pytest.mark.parametrize("cell", JAX_CELLS.values(), ids=JAX_CELLS)
+def test_jax_loop(jax: nbdist.Cluster, cell: str, tmp_path: Path) -> None:
+    compare(jax, JAX, cell, tmp_path / "run")
+
+
+def replace_worker(cluster: nbdist.Cluster, setup: str, cell: str, folder: Path) -> None:
+    """Run a cell without a failure, and with the death of a worker, and compare the outcomes."""
+    cluster.restart()  # a recovery does not repeat the failed cells of other tests
+    begin(cluster, setup)
+    cluster.run(cell)
+    expected = outcome(cluster)
+    begin(cluster, setup, fails_at=FAILS_AT, killed=folder / "killed")
+    cluster.run(cell, saving=Saving(folder=str(folder / "run"), every_steps=3))
+    assert (folder / "killed").exists()
+    assert outcome(cluster) == expected
+
+
+def test_tensorflow_loop_goes_on_with_a_replaced_worker(
+    tensorflow: nbdist.Cluster, tmp_path: Path
+) -> None:
+    cell = TENSORFLOW_CELLS["functions for an epoch and for the training"]
+    replace_worker(tensorflow, TENSORFLOW, cell, tmp_path)
+
+
+def test_jax_loop_goes_on_with_a_replaced_worker(jax: nbdist.Cluster, tmp_path: Path) -> None:
+    replace_worker(jax, JAX, JAX_CELLS["permutation in each epoch"], tmp_path)
+
+
+def test_resumed_loop_with_fewer_epochs_is_refused(jax: nbdist.Cluster, tmp_path: Path) -> None:
+    cell = """
+for epoch in range(EPOCHS):
+    for i in range(0, 64, 16):
+        params, loss = update(params, X[i : i + 16], Y[i : i + 16])
+"""
+    begin(jax, JAX)
+    folder = str(tmp_path / "run")
+    jax.run(cell.replace("EPOCHS", "3"), saving=Saving(folder=folder, every_steps=3))
+    begin(jax, JAX)
+    with pytest.raises(CellError, match="trained nothing: its loops end before the position"):
+        jax.run(cell.replace("EPOCHS", "1"), saving=Saving(folder=folder, resume=True))
