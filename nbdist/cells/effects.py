@@ -24,7 +24,7 @@ CHANGES = GROWS | {
 """Methods that change lists, sets and dicts."""
 SHOWS = {"print", "display", "input", "open"}
 _READS = {"float", "int", "str", "repr", "format", "len", "list", "round", "bool"}
-_HOST_METHODS = {
+HOST_METHODS = {
     *("append", "extend", "insert", "numpy", "item", "tolist", "format", "join", "write"),
     *("set_description", "set_postfix", "set_postfix_str", "update", "add", "info", "debug"),
     *("warning", "log", "flush", "scalar", "savefig", "plot", "add_scalar"),
@@ -64,7 +64,7 @@ def acts_outside(node: ast.AST) -> bool:
         return False
     if isinstance(node.func, ast.Name):
         return node.func.id in SHOWS or node.func.id in _READS
-    if not isinstance(node.func, ast.Attribute) or node.func.attr not in _HOST_METHODS:
+    if not isinstance(node.func, ast.Attribute) or node.func.attr not in HOST_METHODS:
         return False
     return node.func.attr not in _OF_MATH or root_name(node.func) not in _MODULES
 
@@ -106,6 +106,15 @@ def assigns(node: ast.AST, own: set[str]) -> bool:
     if not isinstance(node, (ast.Attribute, ast.Subscript)) or isinstance(node.ctx, ast.Load):
         return False
     return isinstance(node, ast.Attribute) or root_name(node) not in own
+
+
+def assigned_items(statement: ast.stmt) -> set[str]:
+    """Return the names of the dicts, lists and arrays whose items a statement assigns."""
+    return {
+        root_name(node)
+        for node in within(statement)
+        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
+    }
 
 
 def root_name(node: ast.expr) -> str:

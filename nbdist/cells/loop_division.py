@@ -10,13 +10,22 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nbdist.cells.arithmetic_updates import (
+    items_of,
+    may_read,
+    only_computes,
+    roots,
+    updates,
+)
 from nbdist.cells.effects import (
     GROWS,
     SHOWS,
     acts_outside,
+    assigned_items,
     assigns,
     is_host,
     own_names,
@@ -30,7 +39,7 @@ from nbdist.cells.statement_order import counts, independent, names_in
 from nbdist.cells.step_inputs import Replaced, StepInputs, position
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Container, Sequence, Set
 
     from nbdist.cells.loops import Callees, Loop, Scan
 
@@ -52,8 +61,11 @@ class TrainingLoop:
         used: those outputs that other statements of the loop, or functions of the user, read.
         hidden_reads: those outputs that functions read which the step calls, and that it does not
             carry.
-        kept_outside: names that statements outside of the step read and assign for the next pass.
-        late: names in `given` that only statements after the step assign, such as averaged weights.
+        kept_outside: names that statements outside of the step read and assign for the next pass,
+            and those that the step reads and whose items they assign.
+        mutated: names in `reads` of dicts, lists and arrays whose items the step replaces.
+        late: names in `given` of values that only statements after the step assign, such as
+            averaged weights, or statements moved from there, such as counters.
         hidden: statements inside of the step's text that do not belong to it. True if they leave a
             branch empty.
         texts: source of statements that are parts of the user's statements, on one line.
@@ -73,6 +85,7 @@ class TrainingLoop:
     used: tuple[str, ...]
     hidden_reads: tuple[str, ...]
     kept_outside: tuple[str, ...]
+    mutated: tuple[str, ...]
     late: tuple[str, ...]
     hidden: list[tuple[ast.stmt, bool]]
     texts: dict[ast.stmt, str]
@@ -106,6 +119,8 @@ class _Division:
         self._after: list[ast.stmt] = []
         self._hidden: list[tuple[ast.stmt, bool]] = []
         self._separated: list[ast.stmt] = []
+        self._moved: list[ast.stmt] = []
+        self._updates: list[ast.stmt] = []
         self._given: dict[str, ast.expr] = {}
         self._effect = ""
 
@@ -127,22 +142,87 @@ class _Division:
         block = self._block
         seeds = [number for number, statement in enumerate(block) if self._is_seed(statement)]
         self._before += block[: seeds[0]]
-        for number, statement in enumerate(block[seeds[0] :], start=seeds[0]):
+        for number, statement in enumerate(block[seeds[0] : seeds[-1] + 1], start=seeds[0]):
             if number in seeds:
                 self._add_seed(statement)
-            elif number < seeds[-1]:
-                if self._is_host(statement):
-                    self._after.append(statement)
-                else:
-                    self._add(statement)
-            elif _belongs(statement, self._step, self._callees) and not self._blocking(
-                statement, self._after
-            ):
+            elif self._is_host(statement):
+                self._after.append(statement)
+            else:
+                self._add(statement)
+        self._add_tail(block[seeds[-1] + 1 :])
+        self._hoist()
+        return self._described()
+
+    def _add_tail(self, tail: Sequence[ast.stmt]) -> None:
+        """Add the statements after the last gradient to the step, or to those after it."""
+        own = list(self._step)
+        for statement in tail:
+            if self._belongs(statement, own):
+                own.append(statement)
+        if not self._callees.compiles:
+            self._updates = updates(tail, own, self._early(), self._callees)
+        for statement in tail:
+            belongs = statement in self._updates or self._belongs(statement, self._step)
+            if belongs and self._may_join(statement):
                 self._step.append(statement)
             else:
                 self._after.append(statement)
-        self._hoist()
-        return self._described()
+
+    def _belongs(self, statement: ast.stmt, step: Sequence[ast.stmt]) -> bool:
+        """Return True if a statement updates a metric, or computes with the framework for a step.
+
+        A new value for a variable of the loop, `x = x + jnp.sign(g)`, is no state.
+        """
+        if not _belongs(statement, step, self._callees):
+            return False
+        return self._callees.compiles or not roots(statement) & self._targets()
+
+    def _targets(self) -> set[str]:
+        target = Names()
+        if isinstance(self._loop, ast.For):
+            target.visit(self._loop.target)
+        return set(target.bound)
+
+    def _early(self) -> set[str]:
+        """Return the names that the loop binds before the step, without those of moved statements.
+
+        It also contains those of statements around the block of the step.
+        """
+        early = Names()
+        early.scan([*self._around, *(s for s in self._before if s not in self._moved)])
+        return self._targets().union(early.bound)
+
+    def _may_join(self, statement: ast.stmt) -> bool:
+        """Move counters and rates that an update reads before the step.
+
+        Return False if another statement must run before the update.
+        """
+        moved: list[ast.stmt] = []
+        for host in reversed(self._after):
+            if any(self._must_precede(host, later) for later in (*moved, statement)):
+                moved.insert(0, host)
+        if not all(map(self._may_move, moved)):
+            return False
+        self._after = [host for host in self._after if host not in moved]
+        self._before += moved
+        self._moved += moved
+        return True
+
+    def _must_precede(self, host: ast.stmt, statement: ast.stmt) -> bool:
+        if not independent(host, statement):
+            return True
+        callees = self._callees
+        return not callees.compiles and may_read(host, statement, self._by_functions, callees)
+
+    @functools.cached_property
+    def _by_functions(self) -> Set[str]:
+        return self._callees.read_by_functions(self._loop)
+
+    def _may_move(self, host: ast.stmt) -> bool:
+        """Return True if a statement after the step may run before it."""
+        if self._callees.compiles or not only_computes(host, self._callees):
+            return False
+        return not any(self._must_precede(other, host) for other in self._step)
 
     def _bound_in_loop(self) -> set[str]:
         names = Names()
@@ -263,7 +343,7 @@ class _Division:
         own = Names()
         own.scan(self._step)
         inputs = StepInputs(self._callees, self._bound_outside(), {*own.bound})
-        for statement in self._step:
+        for statement in (s for s in self._step if s not in self._updates):
             inputs.visit(statement)
             inputs.is_first = False
         for node in inputs.found:
@@ -308,16 +388,22 @@ class _Division:
             or name in carried
         )
         rest = Names()
-        rest.scan([*self._after, *self._before, *self._around])
+        outside = [*self._after, *self._before, *self._around]
+        rest.scan(outside)
         if isinstance(self._loop, ast.While):
             rest.visit(self._loop.test)
         for value in self._given.values():
             rest.visit(value)
-        early = Names()
-        if isinstance(self._loop, ast.For):
-            early.visit(self._loop.target)
-        early.scan([*self._around, *self._before])
-        by_functions = self._callees.read_by_functions(self._loop)
+        items = set().union(*map(assigned_items, outside)) & (own - bound)
+        mutated = set().union(*(items_of(s) for s in self._step if s in self._updates))
+        early = self._early()
+        moved = set().union(*(names_in(s).bound for s in self._moved))
+        late = [name for name in given if name not in early]
+        late += [
+            name
+            for name, value in self._given.items()
+            if moved & names_in(ast.Expr(value)).read.keys()
+        ]
         hidden_reads = self._read_in_calls() - {*carried}
         return TrainingLoop(
             node=self._loop,
@@ -333,10 +419,11 @@ class _Division:
             },
             carried=carried,
             outputs=outputs,
-            used=tuple(name for name in outputs if name in rest.read or name in by_functions),
+            used=tuple(name for name in outputs if name in rest.read or name in self._by_functions),
             hidden_reads=tuple(name for name in outputs if name in hidden_reads),
-            kept_outside=tuple(name for name in rest.read if name in rest.assigned),
-            late=tuple(name for name in given if name not in early.bound),
+            kept_outside=tuple(n for n in rest.read if n in rest.assigned or n in items),
+            mutated=tuple(sorted(mutated)),
+            late=tuple(late),
             hidden=self._hidden,
             texts={statement: ast.unparse(step[statement]) for statement in self._separated},
             effect=self._effect,

@@ -163,7 +163,7 @@ class Names(ast.NodeVisitor):
 
     def visit_For(self, node: ast.For) -> None:
         self.visit(node.iter)
-        leaves = _leaves_loop(node.body)
+        leaves = leaves_loop(node.body)
         if _has_items(node.iter) and not leaves:
             for part in (node.target, *node.body):
                 self.visit(part)
@@ -325,7 +325,7 @@ def _has_items(iterable: ast.expr) -> bool:
     return False
 
 
-def _leaves_loop(body: Sequence[ast.stmt]) -> bool:
+def leaves_loop(body: Sequence[ast.stmt]) -> bool:
     """Return True if the body contains a `break` or `continue` of this loop."""
     waiting: list[ast.AST] = list(body)
     while waiting:

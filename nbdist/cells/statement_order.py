@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from nbdist.cells.effects import CHANGES, root_name, within
-from nbdist.cells.names import Names
+from nbdist.cells.names import Names, leaves_loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 def independent(host: ast.stmt, statement: ast.stmt) -> bool:
     """Return True if `statement` may run before `host`, which is written before it."""
+    if _ends_pass(host) or _ends_pass(statement):
+        return False
     one, other = names_in(host), names_in(statement)
     if one.bound.keys() & (other.read.keys() | other.bound.keys()):
         return False
@@ -28,6 +30,12 @@ def names_in(statement: ast.stmt) -> Names:
     names = Names()
     names.visit(statement)
     return names
+
+
+def _ends_pass(statement: ast.stmt) -> bool:
+    """Return True if a statement may end the pass through the loop, as `if loss < 1e-3: break`."""
+    returns = (isinstance(node, ast.Return) for node in within(statement))
+    return leaves_loop([statement]) or any(returns)
 
 
 def _changed(statement: ast.stmt) -> set[str]:
@@ -58,7 +66,7 @@ def _roots(statement: ast.stmt) -> Iterator[str]:
     for node in within(statement):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name = root_name(node.func)
-            if name and name not in ("tf", "np", "jnp"):
+            if name and name not in ("tf", "np", "jnp", "jax", "lax"):
                 yield name
 
 

@@ -639,17 +639,32 @@ outcome = [plain(state.w), step]
 """
 
 
+BY_FUNCTION = """
+take = jax.jit(value_and_grad(lambda w, x, y: jnp.mean((x @ w - y) ** 2)))
+def descend(w, g):
+    return w - 0.05 * g
+w, step = jnp.zeros((4, 1)), 0
+for x, y in batches:
+    loss, g = take(w, x, y)
+    w = descend(w, g)
+    step += 1
+outcome = [plain(w), step]
+"""
+
+
+@pytest.mark.parametrize("cell", [OUTSIDE, BY_FUNCTION], ids=["object", "array"])
 def test_values_that_change_outside_of_the_step_are_saved(
-    cluster: nbdist.Cluster, tmp_path: Path
+    cluster: nbdist.Cluster, cell: str, tmp_path: Path
 ) -> None:
     cluster.run(SETUP)
-    cluster.run(OUTSIDE)
+    cluster.run(cell)
     expected = outcome(cluster)
-    failing = OUTSIDE.replace("    step += 1", "    step += 1\n    1 / (4 - step)")
+    failing = cell.replace("    step += 1", "    step += 1\n    1 / (4 - step)")
     with pytest.raises(CellError, match="ZeroDivisionError"):
         cluster.run(failing, saving=Saving(folder=str(tmp_path / "run"), every_steps=2))
     cluster.run(SETUP)
-    cluster.run(OUTSIDE, saving=Saving(folder=str(tmp_path / "run"), resume=True))
+    run = cluster.run(cell, saving=Saving(folder=str(tmp_path / "run"), resume=True))
+    assert "resumed from the checkpoint of step 2" in [note.text for note in run.notes]
     assert outcome(cluster) == expected
 
 

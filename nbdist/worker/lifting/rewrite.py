@@ -86,7 +86,7 @@ class LoopProgram:
             targets.visit(node.target)
         else:
             self.data = f"while {ast.unparse(node.test)}"
-        self.own_names = frozenset((*loop.outputs, *loop.carried, *targets.bound))
+        self.own_names = frozenset((*loop.outputs, *loop.carried, *loop.mutated, *targets.bound))
 
 
 def lift(

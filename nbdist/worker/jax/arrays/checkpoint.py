@@ -67,6 +67,8 @@ class JaxState:
 
     def copy(self) -> Callable[[Path], None]:
         arrays = {name: on_host(array) for name, array in self._holder.saved().items()}
+        if not arrays:  # Orbax refuses them
+            return lambda _folder: None
         return lambda folder: write(folder, arrays)
 
     def assist(self) -> None:
@@ -87,7 +89,7 @@ class JaxState:
 
     def restore(self, folder: Path, own: Own) -> None:
         del own
-        self._holder.take(read(folder))
+        self._holder.take(read(folder) if folder.exists() else {})
 
 
 def on_host(array: jax.Array) -> np.ndarray:

@@ -6,6 +6,7 @@ A number is a constant until a step changes it. A counter is therefore carried, 
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -182,7 +183,14 @@ def gathered(array: Any) -> Any:
     if not is_spread(array):
         return array
     everywhere = jax.NamedSharding(array.sharding.mesh, jax.P())
-    return jax.jit(lambda whole: whole, out_shardings=everywhere)(array)
+    return _replicating(everywhere)(array)
+
+
+@functools.cache
+def _replicating(everywhere: NamedSharding) -> Callable[[Any], Any]:
+    """Return the identity with this sharding. JAX compiles it once for each shape."""
+    identity: Callable[[Any], Any] = jax.jit(lambda whole: whole, out_shardings=everywhere)
+    return identity
 
 
 def is_spread(array: Any) -> bool:

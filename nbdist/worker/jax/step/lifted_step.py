@@ -169,7 +169,7 @@ class JaxLoopStep:
         loop = program.loop
         self._read = {name: namespace[name] for name in loop.reads if name in namespace}
         carried = dict(zip(loop.carried, first.carried, strict=True))
-        self._state = LoopState(carried, self._read)
+        self._state = LoopState(carried, self._read, loop.mutated)
         self._arguments = first
         self._reads_batch = False
         self._reads_batch = not self._inputs_of(first).rows
@@ -196,7 +196,8 @@ class JaxLoopStep:
         return {}
 
     def _inputs_of(self, arguments: Arguments) -> _Inputs:
-        values, late = self._inputs_by_name(arguments), self._program.loop.late
+        loop = self._program.loop
+        values, late = self._inputs_by_name(arguments), (*loop.late, *loop.mutated)
         return _Inputs(values, late, len(self._by_rows.spec) - 1)
 
     def _inputs_by_name(self, arguments: Arguments) -> dict[str, Any]:
@@ -243,6 +244,7 @@ class JaxLoopStep:
 
     def rebind(self, values: dict[str, Any]) -> bool:
         self._read = values
+        self._state.reread(values)
         self._namespace.update(values)
         return True
 
@@ -282,6 +284,7 @@ class JaxLoopStep:
     def _divided(self, carried: tuple[Any, ...]) -> dict[str, Any]:
         """Run the step on a batch that is split over the mesh."""
         outputs = self._on_batch(self._inputs.placed(self._place), carried)
+        self._state.replicate()
         return {name: _gathered(value) for name, value in outputs.items()}
 
     def _on_batch(self, placed: dict[str, Any], carried: tuple[Any, ...]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""State of a training loop under JAX: carried names, and objects that the steps change."""
+"""State of a training loop under JAX: carried names, and objects that the steps change.
+
+The user's dicts, lists and arrays whose items the steps replace remain the same objects.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nbdist.worker.jax.arrays.checkpoint import check_fits, placed_like
-from nbdist.worker.jax.arrays.leaves import as_data, is_array
+from nbdist.worker.jax.arrays.leaves import as_data, gathered, is_array
 from nbdist.worker.jax.runtime.loop_signals import signals_of_loop
 from nbdist.worker.jax.step.carried import place_of
 from nbdist.worker.jax.step.closures import holds_objects
@@ -17,17 +20,19 @@ from nbdist.worker.runtime import rng_alignment
 from nbdist.worker.runtime.user_modules import is_users
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _NUMBERS = (bool, int, float)
+_CONTAINERS = (dict, list, np.ndarray)
 
 
 class LoopState:
-    """Arrays and numbers of the carried names, of NNX objects, and of the user's own objects.
+    """Arrays and numbers of carried names, NNX objects, the user's own objects and containers.
 
     Args:
         carried: values of the carried names before the first step.
         read: values of the names that the step reads and does not assign.
+        mutated: names among these of dicts, lists and arrays whose items the step replaces.
 
     Attributes:
         carried: values of the carried names.
@@ -36,17 +41,31 @@ class LoopState:
         signals: records signals of training in the steps.
     """
 
-    def __init__(self, carried: dict[str, Any], read: dict[str, Any]) -> None:
+    def __init__(
+        self, carried: dict[str, Any], read: dict[str, Any], mutated: Sequence[str] = ()
+    ) -> None:
         self.carried = carried
         self.is_changed = False
         self.is_shared = True
         self.signals = signals_of_loop()
+        self._mutated = mutated
+        self.reread(read)
+
+    def reread(self, read: dict[str, Any]) -> None:
+        """Take other values of the names that the step reads."""
         self._objects = {n: v for n, v in read.items() if _is_live(v) or _is_of_user(v)}
+        mutated = {n: read[n] for n in self._mutated if n in read and n not in self._objects}
+        self._containers = {n: v for n, v in mutated.items() if isinstance(v, _CONTAINERS)}
+
+    def replicate(self) -> None:
+        """Replicate arrays in containers that are split over the mesh."""
+        for name, value in self._containers.items():
+            _fill(value, _mapped(name, value, lambda _, leaf: gathered(leaf)))
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names whose values the steps change."""
-        return (*self.carried, *self._objects)
+        return (*self.carried, *self._objects, *self._containers)
 
     def saved(self) -> dict[str, Any]:
         """Return the arrays to save, by name and path."""
@@ -58,12 +77,23 @@ class LoopState:
     def take(self, arrays: dict[str, np.ndarray]) -> None:
         """Replace the arrays by values of the same names, shapes and dtypes.
 
+        Items that the steps have appended to lists of the user's objects are left out.
+
         Raises:
             StepError: Names or shapes differ.
         """
-        check_fits(arrays, self.saved())
+        leaves, lists = self.leaves(), tuple(self._lists())
+        arrays = {n: a for n, a in arrays.items() if n in leaves or not n.startswith(lists)}
+        numbers = {n: arrays[n] for n in arrays if isinstance(leaves.get(n), _NUMBERS)}
+        check_fits(arrays, self.saved() | numbers)  # `v = 0` becomes an array of any shape
         self._map(lambda path, leaf: _restored(arrays[path], leaf) if path in arrays else leaf)
         self.is_changed = True
+
+    def _lists(self) -> Iterator[str]:
+        """Yield the beginnings of the paths of items in lists of the user's objects."""
+        for name, value in self._objects.items():
+            if not _is_live(value):
+                yield from (f"{name}.{n}[" for n, v in vars(value).items() if isinstance(v, list))
 
     def changed(self) -> tuple[Any, ...]:
         """Return the values of the carried names for the next step."""
@@ -96,6 +126,8 @@ class LoopState:
 
     def _map(self, function: Callable[[str, Any], Any]) -> None:
         """Replace every leaf by `function` of its path and the leaf."""
+        for name, value in self._containers.items():
+            _fill(value, _mapped(name, value, function))
         self.carried = {n: _mapped(n, v, function) for n, v in self.carried.items()}
         for name, value in self._objects.items():
             if _is_live(value):
@@ -118,6 +150,9 @@ class Snapshot:
     def __init__(self, state: LoopState, namespace: dict[str, Any]) -> None:
         self._state = state
         self._leaves = state.leaves()
+        arrays = [leaf for leaf in self._leaves.values() if isinstance(leaf, np.ndarray)]
+        # `w -= g` changes an array in place.
+        self._arrays = [(array, array.copy()) for array in arrays if array.flags.writeable]
         self._global = rng_alignment.States.now().packed()
         own = [value for value in namespace.values() if isinstance(value, np.random.Generator)]
         self._own = [(one.bit_generator, one.bit_generator.state) for one in own]
@@ -125,6 +160,8 @@ class Snapshot:
     def restore(self) -> None:
         """Restore the state and the generators."""
         self._state.put_back(self._leaves)
+        for array, values in self._arrays:
+            np.copyto(array, values)
         rng_alignment.restore(self._global)
         for generator, state in self._own:
             generator.state = state
@@ -156,6 +193,20 @@ def _mapped(name: str, value: Any, function: Callable[[str, Any], Any]) -> Any:
     return value
 
 
+def _fill(value: Any, new: Any) -> None:
+    """Replace the arrays and numbers in a dict, list or array by those of another one."""
+    if new is value:
+        return
+    if isinstance(value, np.ndarray):
+        np.copyto(value, new)
+        return
+    for key, part in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        if isinstance(part, (dict, list)):
+            _fill(part, new[key])
+        else:
+            value[key] = new[key]
+
+
 def _is_live(value: Any) -> bool:
     """Return True if a value contains NNX objects that change in place."""
     if not holds_objects(value):
@@ -171,7 +222,8 @@ def _is_of_user(value: Any) -> bool:
 
 def _restored(saved: np.ndarray, leaf: Any) -> Any:
     if isinstance(leaf, _NUMBERS):
-        return type(leaf)(saved.item())
+        is_number = saved.dtype == np.asarray(leaf).dtype and not saved.ndim
+        return type(leaf)(saved.item()) if is_number else jnp.asarray(saved)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return placed_like(saved, leaf)
     return _of_process(saved, leaf)

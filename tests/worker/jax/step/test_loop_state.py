@@ -121,3 +121,59 @@ def test_snapshot_restores_the_state_and_the_generators(trainer_class: Any) -> N
     assert (own.normal(), np.random.normal()) == first
     np.testing.assert_array_equal(names["net"].kernel[...], kernel)
     assert names["trainer"].steps == 3
+
+
+def test_dicts_and_lists_keep_their_identity() -> None:
+    """The arrays of a checkpoint come into the user's own containers."""
+    tree = {"a": {"w": jnp.ones(2)}, "b": [np.ones(3), (jnp.zeros(1), 0.5)], "name": "x"}
+    inner, items = tree["a"], tree["b"]
+    state = LoopState({}, {"tree": tree, "other": {"w": jnp.ones(2)}}, ("tree",))
+    assert state.names == ("tree",)
+    saved = {path: np.asarray(leaf) + 1 for path, leaf in state.saved().items()}
+    state.take(saved)
+    assert tree["a"] is inner
+    assert tree["b"] is items
+    assert inner["w"].tolist() == [2, 2]
+    assert items[0].tolist() == [2, 2, 2]
+    assert (items[1][0].tolist(), items[1][1], tree["name"]) == ([1], 1.5, "x")
+
+
+def test_array_of_numpy_keeps_its_identity() -> None:
+    array = np.zeros(3)
+    state = LoopState({}, {"w": array}, ("w",))
+    state.take({"w": np.arange(3.0)})
+    assert array.tolist() == [0, 1, 2]
+
+
+def test_number_that_has_become_an_array_is_restored_as_one() -> None:
+    state = LoopState({"v": 0, "b": 0.0, "count": 3}, {})
+    arrays = {"v": np.full((2, 1), 0.5, "float32"), "b": np.float32(0.25), "count": np.asarray(7)}
+    state.take({path: np.asarray(array) for path, array in arrays.items()})
+    v, b, count = state.changed()
+    assert v.tolist() == [[0.5], [0.5]]
+    assert (b.dtype, float(b)) == (jnp.float32, 0.25)
+    assert (count, type(count)) == (7, int)
+
+
+def test_items_that_steps_appended_to_lists_are_left_out(trainer_class: Any) -> None:
+    trainer = trainer_class(jnp.zeros(2), None)
+    trainer.losses = [0.5]
+    state = LoopState({}, {"trainer": trainer})
+    first = {path: np.asarray(leaf) for path, leaf in state.saved().items()}
+    state.take(first | {"trainer.losses[1]": np.asarray(0.25)})
+    assert trainer.losses == [0.5]
+    with pytest.raises(StepError, match=r"not used by the cell: trainer\.extra"):
+        state.take(first | {"trainer.extra": np.asarray(0.25)})
+
+
+def test_snapshot_restores_arrays_that_change_in_place() -> None:
+    array, fixed, tree = np.zeros(2), np.ones(2), {"w": np.zeros(3)}
+    fixed.setflags(write=False)
+    state = LoopState({"array": array, "fixed": fixed}, {"tree": tree}, ("tree",))
+    before = Snapshot(state, {})
+    array += 1
+    tree["w"] -= 1
+    before.restore()
+    assert array.tolist() == [0, 0]
+    assert tree["w"].tolist() == [0, 0, 0]
+    assert state.carried["array"] is array
