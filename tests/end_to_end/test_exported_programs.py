@@ -311,13 +311,12 @@ def in_float64(training: Training) -> Training:
         (source.replace('astype("float32")', 'astype("float64")'), options)
         for source, options in training.cells
     ]
-    precision = (
-        'jax.config.update("jax_enable_x64", True)'
-        if "import jax\n" in cells[0][0]
-        else 'keras.config.set_floatx("float64")'
-    )
     head, options = cells[0]
-    cells[0] = (f"{head}\n{precision}", options)
+    if training.strategy == "pjrt":
+        head += '\nimport jax\njax.config.update("jax_enable_x64", True)'
+    if "import keras" in head:
+        head += '\nkeras.config.set_floatx("float64")'
+    cells[0] = (head, options)
     return replace(training, cells=cells)
 
 
@@ -328,6 +327,7 @@ def in_float64(training: Training) -> Training:
         pytest.param("tensorflow", "mirrored step", marks=pytest.mark.full),
         pytest.param("tensorflow", "mirrored loop", marks=pytest.mark.full),
         pytest.param("jax", "pjrt step", marks=pytest.mark.full),
+        pytest.param("jax", "pjrt fit", marks=pytest.mark.full),
         pytest.param("jax", "pjrt loop", marks=pytest.mark.full),
     ],
     indirect=["cluster"],
