@@ -17,7 +17,7 @@ from nbdist.errors import UsageError
 from nbdist.records import ClusterRequest, Host
 from nbdist.utils.gpus import visible_gpus
 from nbdist.utils.polling import repeat_until
-from nbdist.utils.processes import CONTINUES, cause_of, wait_or_kill
+from nbdist.utils.processes import CONTINUES, TERMINATED, cause_of, wait_or_kill
 from nbdist.utils.sockets import LOOPBACK
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _await(processes: Sequence[subprocess.Popen[bytes]], received: Sequence[int]
     while not received:
         codes = [process.poll() for process in processes]
         failed = next((rank for rank, code in enumerate(codes) if code), None)
-        if failed is not None and codes[failed] == CONTINUES:
+        if failed is not None and codes[failed] in (CONTINUES, TERMINATED):
             return _await_checkpoint(processes, received)
         if failed is not None:
             return _reported(failed, codes[failed] or 0, len(processes))
@@ -123,7 +123,7 @@ def _await_checkpoint(processes: Sequence[subprocess.Popen[bytes]], received: Se
 
     repeat_until(has_ended, _SAVE_S, _POLL_S)
     codes = {process.returncode for process in processes}
-    return CONTINUES if codes == {CONTINUES} else 128 + signal.SIGTERM
+    return CONTINUES if codes == {CONTINUES} else TERMINATED
 
 
 def _reported(rank: int, code: int, hosts: int) -> int:

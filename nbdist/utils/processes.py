@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 CONTINUES = 75
 """Exit status (`EX_TEMPFAIL`) of a program that continues from a checkpoint when started again."""
 
+TERMINATED = 128 + signal.SIGTERM
+"""Exit status of a program that ended after SIGTERM and cannot continue."""
+
 _TOLERANCE_S = 0.5  # start times are computed from a clock that may be adjusted in between
 
 

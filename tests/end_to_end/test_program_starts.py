@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -186,6 +187,48 @@ def test_program_saves_and_exits_after_sigterm(
         found = np.load(target / f"result{rank}.npz")
         for name in ("weights", "loss") if is_loop else ("weights",):
             np.testing.assert_array_equal(found[name], values[name])
+
+
+STATELESS = """
+import time
+import jax.numpy as jnp
+import numpy as np
+import nbdist
+
+job = nbdist.script("pjrt", seed=1)
+train = np.ones((64, 4), np.float32)
+
+
+def train_step(batch):
+    time.sleep(0.01)
+    return jnp.mean(batch)
+
+
+job.train(train_step, data="train", epochs=100000, batch=16, checkpoint="saved", resume=True)
+job.close()
+"""
+"""Program whose steps carry no arrays, so that it has no checkpoint to continue from."""
+
+
+@pytest.mark.parametrize("receiver", ["rank 1", "nbdist run"])
+def test_program_without_a_checkpoint_does_not_ask_for_another_start(
+    tmp_path: Path, receiver: str
+) -> None:
+    (tmp_path / folder.PROGRAM).write_text(STATELESS)
+    running = subprocess.Popen(
+        command(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stdout is not None
+    while not (line := running.stdout.readline()).startswith("[0] epoch 3 "):
+        assert line, "the program ended"
+    process = psutil.Process(running.pid)
+    if receiver == "rank 1":
+        (process,) = (c for c in process.children() if c.environ().get("RANK") == "1")
+    process.terminate()
+    _, err = running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 128 + signal.SIGTERM, err
+    assert re.search(r"stopped by SIGTERM after step \d+: it has no checkpoint", err)
+    assert "failed" not in err
 
 
 def test_program_continues_from_its_checkpoint(program: Path, tmp_path: Path) -> None:

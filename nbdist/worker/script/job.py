@@ -19,8 +19,9 @@ from nbdist.cells.parse import parse_cell
 from nbdist.cells.step_function import cell_of
 from nbdist.errors import UsageError
 from nbdist.records import SocketAddress, WorkerIdentity
-from nbdist.utils.processes import CONTINUES
+from nbdist.utils.processes import CONTINUES, TERMINATED
 from nbdist.worker import cell_scope
+from nbdist.worker.checkpoint.folder import steps_in
 from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.lifting import passes
 from nbdist.worker.runtime import context, import_hooks, seeding
@@ -294,15 +295,22 @@ class Job:
         self._store.end(request, None)
 
     def _exit(self, saving: Saving | None) -> NoReturn:
-        """Exit after SIGTERM, with a status that lets a scheduler start the program again."""
+        """Exit after SIGTERM.
+
+        The status lets a scheduler start the program again if a checkpoint exists.
+        """
+        continues = saving is not None and bool(steps_in(Path(saving.folder)))
         if self._preemption.is_agreed:  # all ranks have ended the same steps
+            continues = self._preemption.of_rank_0(continues)
             self._close()
         if self.rank == 0:
-            text = f"nbdist: stopped by SIGTERM after step {self._worker.progress.step}"
-            if saving is not None:
-                text += f": start the program again to continue from {saving.folder}"
+            text = f"nbdist: stopped by SIGTERM after step {self._worker.progress.step}: "
+            if saving is not None and continues:
+                text += f"start the program again to continue from {saving.folder}"
+            else:
+                text += "it has no checkpoint"
             sys.stderr.write(f"{text}\n")
-        raise SystemExit(CONTINUES) from None
+        raise SystemExit(CONTINUES if continues else TERMINATED) from None
 
     @contextlib.contextmanager
     def _stop_point(self) -> Iterator[StopPoint]:

@@ -128,6 +128,10 @@ class Preemption:
                 self.is_agreed |= found.step != SOON
                 return found
 
+    def of_rank_0(self, fact: bool) -> bool:
+        """Return the fact as rank 0 sees it. Collective."""
+        return bool(self._gather(np.array([fact], np.int32))[0, 0])
+
     def begin_cell(self) -> None:
         """Forget the last step of the cell before."""
         self._limit = -1
