@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from nbdist.settings import Settings
 
 
-_END_S = 30.0
-"""Seconds in which the end of a run must be stored after its program has ended."""
+_END_S = 10.0
+"""Seconds in which the end of a run must be stored after its program has ended.
+
+The process that stores it waits 5 s for the last records (`program_runs.py`). It may be dead too.
+"""
 
 
 def _never() -> bool:

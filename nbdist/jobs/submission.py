@@ -23,15 +23,15 @@ import msgspec
 from nbdist.cluster.schedulers import jobs
 from nbdist.cluster.schedulers.dialects import SCHEDULERS
 from nbdist.errors import StartError, UsageError
-from nbdist.jobs.supervisor import EXIT_STATUS, OUTPUT
-from nbdist.records import JOB_VARIABLE, RANK_VARIABLE, ProgramJob, ProgramLauncher
+from nbdist.jobs.supervisor import EXIT_STATUS, OUTPUT, PROGRAM
+from nbdist.records import JOB_VARIABLE, RANK_VARIABLE, ProgramJob, ProgramLauncher, Writer
 from nbdist.utils.files import replace_file
 from nbdist.utils.processes import CONTINUES, is_gone, is_here, process_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nbdist.records import ProgramStatus, Writer
+    from nbdist.records import ProgramStatus
 
 _FILE = "job.json"
 _SUPERVISOR = "nbdist.jobs.supervisor"
@@ -64,6 +64,12 @@ _LEFT_OUT = {
 """Variables that would make the program a rank of another job, and those of a kernel."""
 
 _OF_JUPYTER = "JPY_"
+
+_SILENT_S = 180.0
+"""Age of `process.json` in seconds from which the supervisor on another host does not respond.
+
+Shared disks show changes late, and the clocks of hosts differ.
+"""
 
 _STOPPED = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
 _OUTCOMES: dict[str, ProgramStatus] = {"COMPLETED": "finished", "CANCELLED": "stopped"}
@@ -155,7 +161,7 @@ def start(
         replace_file(folder / _FILE, msgspec.json.encode(begun))
     except BaseException:
         with contextlib.suppress(StartError):
-            cancel(begun)
+            cancel(begun, folder)
         raise
     return begun
 
@@ -207,7 +213,7 @@ def state_of(job: ProgramJob, folder: Path) -> State:
 
 def _process_state(job: ProgramJob, folder: Path) -> State:
     assert job.process is not None
-    gone = is_gone(job.process)  # first: it writes its exit status before it ends
+    process = _signalled(job, folder)  # first: the exit status is written before the end
     with contextlib.suppress(OSError, ValueError):
         code = int((folder / EXIT_STATUS).read_text())
         if code == CONTINUES:
@@ -215,13 +221,35 @@ def _process_state(job: ProgramJob, folder: Path) -> State:
         if code in _STOPPED:
             return State("stopped")
         return State("failed", f"exit status {code}") if code else State("finished")
-    if gone and not folder.is_dir():
+    if process is None and not folder.is_dir():
         return State("unknown", "its folder was deleted")
-    if gone:
+    if process is None:
         return State("failed", "its process was killed")
-    if not is_here(job.process):
-        return State("unknown", f"it was started on {job.process.host}")
-    return State("running")
+    if not is_here(process):
+        return _remote_state(process, folder)
+    return State("running", "" if process == job.process else "its supervisor was killed")
+
+
+def _signalled(job: ProgramJob, folder: Path) -> Writer | None:
+    """Return the process that takes signals for a program: its supervisor, or else its own.
+
+    None if both have ended.
+    """
+    assert job.process is not None
+    if not is_gone(job.process):
+        return job.process
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        program = msgspec.json.decode((folder / PROGRAM).read_bytes(), type=Writer)
+        return None if is_gone(program) else program
+    return None
+
+
+def _remote_state(supervisor: Writer, folder: Path) -> State:
+    """Return the state of a job without an exit status, whose supervisor is on another host."""
+    with contextlib.suppress(OSError):
+        if time.time() - (folder / PROGRAM).stat().st_mtime < _SILENT_S:
+            return State("running", f"on {supervisor.host}")
+    return State("unknown", f"it was started on {supervisor.host}, which does not respond")
 
 
 def _slurm_state(job: ProgramJob) -> State:
@@ -245,7 +273,7 @@ def _accounted(number: str) -> str:
     return ""
 
 
-def cancel(job: ProgramJob) -> None:
+def cancel(job: ProgramJob, folder: Path) -> None:
     """Send SIGTERM to a program. With `--checkpoint`, it saves its state and ends.
 
     Raises:
@@ -258,8 +286,8 @@ def cancel(job: ProgramJob) -> None:
     assert job.process is not None
     if not is_here(job.process):
         raise UsageError(f"the job was started on {job.process.host}: cancel it there")
-    if not is_gone(job.process):
-        os.kill(job.process.pid, signal.SIGTERM)
+    if (process := _signalled(job, folder)) is not None:
+        os.kill(process.pid, signal.SIGTERM)
 
 
 def output(job: ProgramJob, folder: Path) -> str:

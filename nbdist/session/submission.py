@@ -101,7 +101,7 @@ class SubmittedJob:
             StartError: Slurm does not respond.
             UsageError: The program was started on another host.
         """
-        submission.cancel(self._job)
+        submission.cancel(self._job, self.folder)
 
     def wait(self, timeout_s: float | None = None) -> ProgramStatus:
         """Wait until the job has ended.

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,11 +17,13 @@ import pytest
 import nbdist
 from nbdist.errors import StartError, UsageError
 from nbdist.jobs import submission
+from nbdist.records import Writer
 from nbdist.utils.polling import repeat_until
 from nbdist.utils.processes import is_alive
 from tests import clusters
 from tests.end_to_end.test_exported_programs import TRAININGS, run_cells
 from tests.netns import Hosts
+from tests.runs import losses, new_run
 from tests.slurm import Slurm, needs_slurm
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 120
 POLL_S = 0.1
+HOST_DIED_S = 15.0
 FOREVER = ("--epochs", "100000")
 
 
@@ -186,17 +190,36 @@ def test_job_without_a_record_is_cancelled(
     assert repeat_until(lambda: {p.pid for p in own.children()} <= before, LIMIT_S, POLL_S)
 
 
-def test_job_of_another_host_is_neither_judged_nor_cancelled(tmp_path: Path) -> None:
+def of_another_host(folder: Path) -> SubmittedJob:
+    """Return a job that a host started which no longer responds."""
     record = (
-        '{"id": "a", "launcher": "local", "number": "", "submitted": 0.0, "runs": "/nowhere", '
-        '"process": {"host": "gpu1", "pid": 1, "started": 1.0}}'
+        '{"id": "a", "launcher": "local", "number": "", "submitted": 0.0, '
+        f'"runs": "{folder / "runs"}", "process": {{"host": "gpu1", "pid": 1, "started": 1.0}}}}'
     )
-    (tmp_path / "job.json").write_text(record)
-    job = nbdist.job(tmp_path)
+    (folder / "job.json").write_text(record)
+    return nbdist.job(folder)
+
+
+def test_job_of_another_host_is_not_cancelled(tmp_path: Path) -> None:
+    job = of_another_host(tmp_path)
     assert job.state == "unknown"
-    assert "it was started on gpu1" in repr(job)
+    assert "it was started on gpu1, which does not respond" in repr(job)
     with pytest.raises(UsageError, match="cancel it there"):
         job.cancel()
+
+
+def test_view_of_a_job_ends_when_its_host_has_died(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = Writer(host="gpu1", pid=2, started=1.0)
+    run = new_run(tmp_path / "runs", job="a", writer=writer)
+    run.take(losses(1, 3))
+    run.close()
+    job = of_another_host(tmp_path)
+    began = time.monotonic()
+    job.follow()
+    assert time.monotonic() - began < HOST_DIED_S
+    assert "step 3, loss" in capsys.readouterr().out
 
 
 def test_wrong_requests_write_nothing(

@@ -1,0 +1,93 @@
+"""Submitted programs under a real supervisor process. The programs are scripts of the shell."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+import pytest
+
+from nbdist.jobs import submission
+from nbdist.jobs.supervisor import PROGRAM
+from nbdist.records import Writer
+from nbdist.utils.polling import repeat_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from nbdist.records import ProgramJob
+
+pytestmark = pytest.mark.processes
+LIMIT_S = 30
+STUBBORN = """
+trap 'echo asked' TERM
+echo begun
+while [ ! -e end ]; do sleep 0.05; done
+"""
+"""Program that ends only when the file `end` exists."""
+
+
+@pytest.fixture
+def stubborn(tmp_path: Path) -> Iterator[ProgramJob]:
+    """Provide a job whose program reports SIGTERM and goes on."""
+    (tmp_path / "run.sh").write_text(STUBBORN)
+    job = submission.start(tmp_path, "local", (), {}, tmp_path / "runs")
+    assert repeat_until(lambda: output(job, tmp_path) == "begun\n", LIMIT_S)
+    assert repeat_until((tmp_path / PROGRAM).exists, LIMIT_S)
+    yield job
+    (tmp_path / "end").touch()
+    assert repeat_until(lambda: submission.state_of(job, tmp_path).is_over, LIMIT_S)
+
+
+def output(job: ProgramJob, folder: Path) -> str:
+    return submission.output(job, folder)
+
+
+def kill_supervisor(job: ProgramJob) -> None:
+    assert job.process is not None
+    supervisor = psutil.Process(job.process.pid)
+    supervisor.kill()
+    supervisor.wait(LIMIT_S)
+
+
+def test_program_runs_until_its_own_end_without_its_supervisor(
+    stubborn: ProgramJob, tmp_path: Path
+) -> None:
+    kill_supervisor(stubborn)
+    assert repeat_until(lambda: output(stubborn, tmp_path) == "begun\nasked\n", LIMIT_S)
+    state = submission.state_of(stubborn, tmp_path)
+    assert state == ("running", "its supervisor was killed")
+    submission.cancel(stubborn, tmp_path)
+    assert repeat_until(lambda: output(stubborn, tmp_path) == "begun\nasked\nasked\n", LIMIT_S)
+    assert not submission.state_of(stubborn, tmp_path).is_over
+    (tmp_path / "end").touch()
+    assert repeat_until(lambda: submission.state_of(stubborn, tmp_path).is_over, LIMIT_S)
+    state = submission.state_of(stubborn, tmp_path)
+    assert state == ("failed", "its process was killed")
+
+
+def test_state_of_a_job_of_another_host(stubborn: ProgramJob, tmp_path: Path) -> None:
+    """The folder is shared. The name of the host is changed: there is one host in this test."""
+    assert stubborn.process is not None
+    process = msgspec.structs.replace(stubborn.process, host="gpu1")
+    there = msgspec.structs.replace(stubborn, process=process)
+    assert submission.state_of(there, tmp_path) == ("running", "on gpu1")
+    before = time.time() - 600
+    os.utime(tmp_path / PROGRAM, (before, before))
+    state = submission.state_of(there, tmp_path)
+    assert state == ("unknown", "it was started on gpu1, which does not respond")
+    (tmp_path / "end").touch()
+    assert repeat_until((tmp_path / "exit-status").exists, LIMIT_S)
+    assert submission.state_of(there, tmp_path) == ("finished", "")
+
+
+def test_supervisor_shows_other_hosts_that_it_runs(tmp_path: Path, stubborn: ProgramJob) -> None:
+    path = tmp_path / PROGRAM
+    program = msgspec.json.decode(path.read_bytes(), type=Writer)
+    assert program != stubborn.process
+    os.utime(path, (0, 0))
+    assert repeat_until(lambda: path.stat().st_mtime > 0, LIMIT_S)
