@@ -5,7 +5,8 @@
     │   ├── RowKeyError             a result has no row with the key (also a KeyError)
     │   └── NoClusterError          a magic was used before %dist_start
     ├── StartError              a cluster or TensorBoard failed to start; nothing of it is left
-    │   └── VersionError            another version of nbdist started the cluster
+    │   ├── VersionError            another version of nbdist started the cluster
+    │   └── NoResponseError         a scheduler did not respond in time
     ├── OwnedError              the kernel of another notebook owns the cluster
     ├── LeftError               a cell continues, and this process no longer follows it
     ├── TransferError           an object could not be pushed or pulled
@@ -87,6 +88,10 @@ class VersionError(StartError):
             f"cluster {cluster} was started by {started_by}, and this is {own}: "
             "attach with the version that started it, or end it with %dist_stop --all"
         )
+
+
+class NoResponseError(StartError):
+    """A command of a scheduler that did not end in time. The scheduler may have executed it."""
 
 
 class OwnedError(NbdistError):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import nbdist
+import nbdist.session.submission
 from tests.runs import losses, new_run
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ SECTIONS = {
     "Host": ("Attributes",),
     "PjRTStrategy": ("Args", "Attributes", "Raises", "Examples"),
     "Run": ("Attributes",),
+    "session.submission.SubmittedJob.cancel": ("Raises",),
+    "session.submission.SubmittedJob.follow": ("Raises",),
+    "session.submission.SubmittedJob.resume": ("Raises",),
+    "session.submission.SubmittedJob.wait": ("Args", "Returns", "Raises"),
     "attach": ("Args", "Returns", "Raises"),
     "autoplace": ("Args", "Returns", "Raises", "Examples"),
     "devices": ("Args", "Returns", "Examples"),

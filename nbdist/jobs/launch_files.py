@@ -115,6 +115,11 @@ done
 """
 
 
+def job_name(folder: str) -> str:
+    """Return the name of a job whose folder has this name: lowercase letters, digits and `-`."""
+    return _NAME.sub("-", folder.lower()).strip("-")[:_LONGEST].strip("-") or "train"
+
+
 def launch_files(
     launch: ProgramLaunch | None,
     *,
@@ -139,7 +144,7 @@ def launch_files(
     if launch is None:
         return {}
     common = {
-        "name": _NAME.sub("-", name.lower()).strip("-")[:_LONGEST].strip("-") or "train",
+        "name": job_name(name),
         "count": str(len(hosts)),
         "checkpoint": " --checkpoint checkpoints" if checkpoint else "",
     }

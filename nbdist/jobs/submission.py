@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from nbdist.cluster.schedulers import jobs
 from nbdist.cluster.schedulers.dialects import SCHEDULERS
-from nbdist.errors import StartError, UsageError
+from nbdist.errors import NoResponseError, StartError, UsageError
+from nbdist.jobs.launch_files import job_name
 from nbdist.jobs.supervisor import EXIT_STATUS, OUTPUT, PROGRAM
 from nbdist.records import JOB_VARIABLE, RANK_VARIABLE, ProgramJob, ProgramLauncher, Writer
 from nbdist.utils.files import replace_file
@@ -39,7 +41,7 @@ _COMMANDS: dict[ProgramLauncher, tuple[str, ...]] = {
     "local": ("sh", "run.sh"),
     "mpi": ("sh", "mpirun.sh"),
     "ssh": ("bash", "hosts.sh", "--"),
-    "slurm": ("sbatch", "--parsable", "train.sbatch"),
+    "slurm": ("sbatch", "--parsable", "--job-name={name}", "train.sbatch"),
 }
 LAUNCHERS = tuple(_COMMANDS)
 _NEEDED: dict[ProgramLauncher, str] = {"mpi": "mpirun", "ssh": "ssh", "slurm": "sbatch"}
@@ -133,37 +135,103 @@ def start(
         OSError: a process cannot be started, or `job.json` cannot be written.
         StartError: Slurm refuses the job, or does not respond.
     """
-    job, here = secrets.token_hex(6), Path(sys.executable).parent
-    outer = {
-        name: value
-        for name, value in jobs.variables_of_submitter().items()
-        if name not in _LEFT_OUT and not name.startswith(_OF_JUPYTER)
-    }
-    env = {
-        **outer,
-        **variables,
-        "PATH": f"{here}{os.pathsep}{variables.get('PATH') or os.environ.get('PATH', os.defpath)}",
-        "PYTHON": sys.executable,
-        "NBDIST_RUNS_FOLDER": str(runs),
-        JOB_VARIABLE: job,
-    }
-    command = [*_COMMANDS[launcher], *arguments]
-    number, process = "", None
-    if launcher == "slurm":
-        answer = jobs.run_command(command, folder=folder, variables=env)
-        number = answer.strip().partition(";")[0]
-        if not number.isdecimal():
-            raise StartError(f"sbatch printed no number of a job: {answer.strip()}")
+    job = ProgramJob(
+        id=secrets.token_hex(6),
+        launcher=launcher,
+        number="",
+        process=None,
+        submitted=time.time(),
+        runs=str(runs),
+        arguments=tuple(arguments),
+        variables=dict(variables),
+    )
+    return _started(job, folder)
+
+
+def resume(job: ProgramJob, folder: Path) -> ProgramJob:
+    """Start an ended program again, with the launcher, arguments and variables of the job.
+
+    Args:
+        job: the job.
+        folder: folder of the program and its launch file.
+
+    Returns:
+        The job. The folder contains it as `job.json`.
+
+    Raises:
+        OSError: see `start`.
+        StartError: see `start`.
+        UsageError: the job has not ended, its folder was deleted, or its launcher is not installed.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder} was deleted: submit the training again")
+    if not (state := state_of(job, folder)).is_over:
+        raise UsageError(f"the {title(job)} is {state.status}: wait for its end, or cancel it")
+    check(job.launcher, ())
+    return _started(job, folder)
+
+
+def _started(job: ProgramJob, folder: Path) -> ProgramJob:
+    """Start the program of a job, and store the job."""
+    env = _environment(job)
+    name = f"{job_name(folder.name)}-{job.id}"
+    command = [*(word.format(name=name) for word in _COMMANDS[job.launcher]), *job.arguments]
+    if job.launcher == "slurm":
+        begun = replace(job, number=_queued(command, name, folder, env))
     else:
-        process = _supervised(command, folder, env)
-    begun = ProgramJob(job, launcher, number, process, time.time(), str(runs))
+        for file in (EXIT_STATUS, PROGRAM):  # of an earlier start
+            (folder / file).unlink(missing_ok=True)
+        begun = replace(job, process=_supervised(command, folder, env))
+    mode = 0o600 if job.variables else 0o666  # they may contain keys
     try:
-        replace_file(folder / _FILE, msgspec.json.encode(begun))
+        replace_file(folder / _FILE, msgspec.json.encode(begun), mode)
     except BaseException:
         with contextlib.suppress(StartError):
             cancel(begun, folder)
         raise
     return begun
+
+
+def _environment(job: ProgramJob) -> dict[str, str]:
+    """Return the environment variables of a program: those of this process and of the job."""
+    own, here = job.variables, Path(sys.executable).parent
+    outer = {
+        name: value
+        for name, value in jobs.variables_of_submitter().items()
+        if name not in _LEFT_OUT and not name.startswith(_OF_JUPYTER)
+    }
+    return {
+        **outer,
+        **own,
+        "PATH": f"{here}{os.pathsep}{own.get('PATH') or os.environ.get('PATH', os.defpath)}",
+        "PYTHON": sys.executable,
+        "NBDIST_RUNS_FOLDER": job.runs,
+        JOB_VARIABLE: job.id,
+    }
+
+
+def _queued(command: Sequence[str], name: str, folder: Path, env: dict[str, str]) -> str:
+    """Submit a job of this name to Slurm, and return its number.
+
+    Raises:
+        StartError: see `start`. If Slurm does not respond, nbdist cancels the job by its name.
+    """
+    try:
+        answer = jobs.run_command([*command], folder=folder, variables=env)
+    except (NoResponseError, KeyboardInterrupt) as error:  # Slurm may have queued the job
+        undo = ["scancel", f"--name={name}"]
+        outcome = f"nbdist has cancelled the job {name} in case Slurm has queued it"
+        try:
+            jobs.run_command(undo)
+        except StartError:
+            outcome = f"if Slurm has queued the job, `{' '.join(undo)}` cancels it"
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise StartError(f"{error}: {outcome}") from None
+    number = answer.strip().partition(";")[0]
+    if not number.isdecimal():
+        raise StartError(f"sbatch printed no number of a job: {answer.strip()}")
+    return number
 
 
 def _supervised(command: Sequence[str], folder: Path, env: dict[str, str]) -> Writer | None:
@@ -291,9 +359,10 @@ def cancel(job: ProgramJob, folder: Path) -> None:
 
 
 def output(job: ProgramJob, folder: Path) -> str:
-    """Return the output of the program so far, of all ranks."""
-    pattern = f"*-{job.number}.log" if job.launcher == "slurm" else OUTPUT
-    return "".join(path.read_text(errors="replace") for path in sorted(folder.glob(pattern)))
+    """Return the output of the program so far, of all ranks and all starts."""
+    pattern = f"*-{job.id}-*.log" if job.launcher == "slurm" else OUTPUT
+    paths = sorted(folder.glob(pattern), key=lambda path: (len(path.name), path.name))
+    return "".join(path.read_text(errors="replace") for path in paths)
 
 
 def title(job: ProgramJob) -> str:

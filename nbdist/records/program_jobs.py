@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from nbdist.records.base import Record
 from nbdist.records.runs import Writer
 from nbdist.records.scheduler import Batch
@@ -26,8 +28,10 @@ class ProgramJob(Record, frozen=True):
         launcher: the launcher.
         number: Slurm's number of the job; empty under other launchers.
         process: process on this machine that started the program; None under Slurm.
-        submitted: seconds since 1970.
+        submitted: time of the first start in seconds since 1970.
         runs: folder of its runs.
+        arguments: arguments of the program.
+        variables: environment variables beside those of the notebook.
     """
 
     id: str
@@ -36,3 +40,5 @@ class ProgramJob(Record, frozen=True):
     process: Writer | None
     submitted: float
     runs: str
+    arguments: tuple[str, ...] = ()
+    variables: dict[str, str] = msgspec.field(default_factory=dict)

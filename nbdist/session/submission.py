@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nbdist.execution.replay_journal import Journal
-    from nbdist.records import ClusterRequest, ProgramLaunch, ProgramStatus
+    from nbdist.records import ClusterRequest, ProgramJob, ProgramLaunch, ProgramStatus
     from nbdist.telemetry.run_reader import StoredRun
 
 _POLL_S = 0.2
@@ -91,8 +91,8 @@ class SubmittedJob:
         raise UsageError(f"{self} has no run with values: job.logs() returns its output")
 
     def logs(self) -> str:
-        """Return the output of all ranks so far."""
-        return submission.output(self._job, self.folder)
+        """Return the output of all ranks so far, also that before `resume`."""
+        return submission.output(self._newest(), self.folder)
 
     def cancel(self) -> None:
         """Send SIGTERM to the program. With `--checkpoint`, it saves its state and ends.
@@ -101,7 +101,20 @@ class SubmittedJob:
             StartError: Slurm does not respond.
             UsageError: The program was started on another host.
         """
-        submission.cancel(self._job, self.folder)
+        submission.cancel(self._newest(), self.folder)
+
+    def resume(self) -> None:
+        """Start the program again after its end, with the same launcher, arguments and variables.
+
+        With `--checkpoint`, it continues from its newest checkpoint. The variables of
+        `%dist_start --env` are those of the submission, and all others those of this notebook.
+
+        Raises:
+            UsageError: The job is queued or running, or its folder was deleted.
+            StartError: Slurm refuses the job, or does not respond.
+        """
+        self._job = submission.resume(self._newest(), self.folder)
+        self._asked_at, self._state = 0.0, submission.State("queued")
 
     def wait(self, timeout_s: float | None = None) -> ProgramStatus:
         """Wait until the job has ended.
@@ -171,9 +184,15 @@ class SubmittedJob:
         return self._state.is_over
 
     def _query(self) -> submission.State:
-        self._state = submission.state_of(self._job, self.folder)
+        self._state = submission.state_of(self._newest(), self.folder)
         self._asked_at, self._failed_at = time.monotonic(), 0.0
         return self._state
+
+    def _newest(self) -> ProgramJob:
+        """Return the job. Another notebook may have resumed it; the folder may be deleted."""
+        with contextlib.suppress(UsageError):
+            self._job = submission.read(self.folder)
+        return self._job
 
     def _described(self) -> str:
         status, detail = self._state
@@ -209,7 +228,7 @@ def job(folder: str | os.PathLike[str]) -> SubmittedJob:
         folder: Folder of `%dist_submit`.
 
     Returns:
-        The job: `state`, `logs()`, `cancel()`, `wait()`, `follow()`, `run` and `runs`.
+        The job: `state`, `logs()`, `cancel()`, `resume()`, `wait()`, `follow()`, `run` and `runs`.
 
     Raises:
         UsageError: No job was submitted from the folder.

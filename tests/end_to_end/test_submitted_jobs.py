@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -15,6 +17,7 @@ import psutil
 import pytest
 
 import nbdist
+from nbdist.cluster.schedulers import jobs
 from nbdist.errors import StartError, UsageError
 from nbdist.jobs import submission
 from nbdist.records import Writer
@@ -108,12 +111,26 @@ def test_magic_shows_the_job_and_stores_it(
     assert f"({job.run.state.short_id}): finished in" in out
 
 
-def test_cancelled_job_saves_a_checkpoint(started: SubmittedJob) -> None:
+def resumed(job: SubmittedJob) -> SubmittedJob:
+    """Resume a stopped job, and wait until it continues from its checkpoint."""
+    (before,) = job.runs
+    job.resume()
+    assert repeat_until(lambda: len(job.runs) > 1 or job.state == "failed", LIMIT_S, POLL_S)
+    assert job.state == "running", job.logs()
+    assert nbdist.job(job.folder).runs == job.runs
+    assert job.runs[1] == before
+    assert "resumed from the checkpoint of step" in job.logs()
+    return job
+
+
+def test_cancelled_job_saves_a_checkpoint_and_continues(started: SubmittedJob) -> None:
     started.cancel()
     assert started.wait(LIMIT_S) == "stopped", started.logs()
     assert ": stopped (it can continue from its checkpoint)" in repr(started)
     assert list((started.folder / "checkpoints").glob("step-*"))
     assert started.run.state.status in ("stopped", "interrupted")
+    last = started.run.to_dataframe()["step"].max()
+    assert resumed(started).run.to_dataframe()["step"].min() == last + 1
 
 
 def test_interrupt_ends_the_view_and_not_the_job(
@@ -281,3 +298,39 @@ def test_slurm_runs_a_job(
         ended_first_steps(long)
         long.cancel()
         assert long.wait(LIMIT_S) == "stopped", long.logs()
+        resumed(long).cancel()
+        assert long.wait(LIMIT_S) == "stopped", long.logs()
+
+
+SLOW_SBATCH = """#!/bin/sh
+{sbatch} "$@" >{folder}/number || exit
+exec sleep 60
+"""
+"""Double of an `sbatch` that queues the job, but does not respond."""
+
+
+@needs_slurm
+def test_job_of_an_sbatch_that_does_not_respond_is_cancelled(
+    cluster: nbdist.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(SLOW_SBATCH.format(sbatch=shutil.which("sbatch"), folder=tmp_path))
+    sbatch.chmod(0o755)
+    with Hosts(2) as hosts, Slurm(hosts) as slurm:
+        monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setattr(jobs, "COMMAND_S", 5.0)
+        launch = nbdist.Batch("slurm", queue="shut")
+        with pytest.raises(StartError, match=r"5 s: nbdist has cancelled the job train-\w{12} in"):
+            cluster.submit(str(tmp_path / "train"), launch=launch)
+        assert int((tmp_path / "number").read_text()) > 0
+        assert slurm.jobs() == {}
+        assert not (tmp_path / "train").exists()
+        (tmp_path / "scancel").write_text("#!/bin/sh\nexec sleep 60\n")  # it does not respond too
+        (tmp_path / "scancel").chmod(0o755)
+        with pytest.raises(StartError, match=r"`scancel --name=train-\w{12}` cancels it") as raised:
+            cluster.submit(str(tmp_path / "train"), launch=launch)
+        (tmp_path / "scancel").unlink()
+        assert len(slurm.jobs()) == 1
+        subprocess.run(shlex.split(str(raised.value).split("`")[1]), check=True, timeout=LIMIT_S)
+        assert slurm.jobs() == {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 import time
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,8 @@ import msgspec
 import psutil
 import pytest
 
+import nbdist
+from nbdist.errors import UsageError
 from nbdist.jobs import submission
 from nbdist.jobs.supervisor import PROGRAM
 from nbdist.records import Writer
@@ -29,6 +33,14 @@ echo begun
 while [ ! -e end ]; do sleep 0.05; done
 """
 """Program that ends only when the file `end` exists."""
+
+REPEATED = """
+echo "$KEY $NBDIST_JOB $*"
+[ -e again ] && exit 0
+touch again
+exit 75
+"""
+"""Program that asks for another start, and then finishes."""
 
 
 @pytest.fixture
@@ -91,3 +103,29 @@ def test_supervisor_shows_other_hosts_that_it_runs(tmp_path: Path, stubborn: Pro
     assert program != stubborn.process
     os.utime(path, (0, 0))
     assert repeat_until(lambda: path.stat().st_mtime > 0, LIMIT_S)
+
+
+def test_resumed_job_has_its_arguments_and_variables(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(REPEATED)
+    arguments = ("--epochs", "3 4")
+    first = submission.start(tmp_path, "local", arguments, {"KEY": "secret"}, tmp_path / "runs")
+    assert stat.S_IMODE((tmp_path / "job.json").stat().st_mode) == 0o600
+    job, other = nbdist.job(tmp_path), nbdist.job(tmp_path)
+    assert job.wait(LIMIT_S) == other.wait(LIMIT_S) == "stopped"
+    job.resume()
+    assert job.wait(LIMIT_S) == "finished", job.logs()
+    assert other.state == nbdist.job(tmp_path).state == "finished"
+    assert job.logs() == 2 * f"secret {first.id} --epochs 3 4\n"
+
+
+def test_only_ended_jobs_are_resumed(stubborn: ProgramJob, tmp_path: Path) -> None:
+    job = nbdist.job(tmp_path)
+    with pytest.raises(UsageError, match="the local job is running: wait for its end, or cancel"):
+        job.resume()
+    (tmp_path / "end").touch()
+    assert job.wait(LIMIT_S) == "finished"
+    moved = shutil.move(tmp_path, tmp_path.with_name("elsewhere"))
+    with pytest.raises(UsageError, match="was deleted: submit the training again"):
+        job.resume()
+    shutil.move(moved, tmp_path)
+    assert submission.read(tmp_path) == stubborn

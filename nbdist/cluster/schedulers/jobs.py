@@ -24,7 +24,7 @@ from ipyparallel.cluster import launcher as launchers
 
 from nbdist.cluster.forkserver.logs import log_file, read_tail
 from nbdist.cluster.schedulers.dialects import HOPELESS, SCHEDULERS, seconds
-from nbdist.errors import StartError
+from nbdist.errors import NoResponseError, StartError
 from nbdist.records import JobState
 from nbdist.utils.processes import wait_or_kill
 
@@ -325,7 +325,8 @@ def run_command(
         variables: environment variables; None for `variables_of_submitter`.
 
     Raises:
-        StartError: the command is not installed, fails, or does not end in time.
+        StartError: the command is not installed, or fails.
+        NoResponseError: the command does not end in time.
     """
     if _is_missing(command[0]):
         raise StartError(f"{command[0]} is not installed here")
@@ -342,7 +343,7 @@ def run_command(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise StartError(f"{command[0]} did not end within {COMMAND_S:g} s") from None
+        raise NoResponseError(f"{command[0]} did not end within {COMMAND_S:g} s") from None
     if done.returncode:
         raise StartError(
             done.stderr.strip() or f"{command[0]} ended with exit code {done.returncode}"
