@@ -375,7 +375,7 @@ def begin(
 
     Args:
         request: the cell.
-        header: the line of the magic.
+        header: the line of the magic, or of the program.
         cells: all cells of the cluster, including this one, in percent format.
         workers: the workers that run the cell.
         settings: the folder and the number of stored runs.

@@ -45,7 +45,7 @@ class _OpenRun:
     def __init__(self, cell: ProgramCell, settings: Settings) -> None:
         self._run = live_run.begin(
             cell.request,
-            "",
+            cell.header,
             [cell.source or cell.request.source],
             cell.workers,
             settings,

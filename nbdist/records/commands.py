@@ -163,6 +163,7 @@ class ProgramCell(Record, frozen=True):
 
     Attributes:
         request: the cell.
+        header: line of the program that begins the cell.
         program: file name of the program.
         source: source of the program; empty if it is no file.
         workers: all ranks.
@@ -170,6 +171,7 @@ class ProgramCell(Record, frozen=True):
     """
 
     request: CellRequest
+    header: str
     program: str
     source: str
     workers: tuple[WorkerState, ...]

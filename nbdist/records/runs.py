@@ -186,7 +186,7 @@ class RunState(Record, frozen=True):
         id: id of the run and name of its directory; matches `RUN_ID`.
         number: number of the cell in its cluster.
         label: execution count of the notebook.
-        header: the magic's line.
+        header: the magic's line, or the line of the program that began the run.
         name: name of the run (`--name`), or `run_name`; empty in runs of older versions.
         kind: kind of its steps.
         strategy: strategy whose scope the cell ran in; None for no scope.

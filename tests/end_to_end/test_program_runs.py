@@ -135,6 +135,7 @@ def test_a_program_stores_its_run_with_the_rows_of_all_ranks(tmp_path: Path, hos
     assert re.fullmatch(r"train\.py, step, \d\d:\d\d", state.name)
     assert state.versions.keys() >= {"python", "jax"}
     assert not state.stoppable
+    assert state.header == "history = job.train(step, data='train', batch=16, epochs=3)"
     assert f"nbdist: the run is in {tmp_path}/runs/{run.id}\n" in out
     values = run.history["loss"]
     assert values.shape == (hosts, 12)
@@ -150,6 +151,7 @@ def test_a_fit_of_a_program_is_stored_by_step_and_epoch(tmp_path: Path) -> None:
     (run,) = nbdist.runs(tmp_path / "runs")
     assert (run.state.status, run.state.kind, run.state.epochs) == ("finished", "fit", 3)
     np.testing.assert_allclose(run.loss, np.load(tmp_path / "loss0.npy"), rtol=1e-6)
+    assert run.state.header == "with job.cell():"
     assert "step 12 of 12" in repr(run)
 
 

@@ -34,7 +34,12 @@ def cell(number: int, ranks: int = 2) -> ProgramCell:
         for rank in range(ranks)
     )
     return ProgramCell(
-        request=request, program="train.py", source="the program", workers=workers, seed=3
+        request=request,
+        header="job.run(train_loop)",
+        program="train.py",
+        source="the program",
+        workers=workers,
+        seed=3,
     )
 
 
@@ -75,7 +80,7 @@ def test_records_before_their_cell_and_after_the_next_are_stored(tmp_path: Path)
     second, first = stored(tmp_path)
     assert [first.loss.tolist(), second.loss.tolist()] == [[3.0], [7.0]]
     assert {first.state.status, second.state.status} == {"finished"}
-    assert first.state.seed == 3
+    assert (first.state.seed, first.state.header) == (3, "job.run(train_loop)")
 
 
 def test_a_run_waits_for_its_ranks_only_a_short_time(

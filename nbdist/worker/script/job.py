@@ -187,8 +187,7 @@ class Job:
         Raises:
             UsageError: Options are wrong or have other names.
         """
-        source = _statements_at(inspect.stack(0)[2].frame)
-        request = self._request(source, "", options)
+        request = self._request(_body_of(_statement()), "", options)
         self._loops.rewrite()
         with self._begun(request, shuffle_key), self._scope(request):
             yield
@@ -274,7 +273,7 @@ class Job:
     def _begun(self, request: CellRequest, shuffle_key: int | None) -> Iterator[None]:
         """Begin a cell, and end it in any case. After SIGTERM, end the program too."""
         self._preemption.begin_cell()
-        self._store.begin(request)
+        self._store.begin(request, _first_line(_statement()))
         self._worker.begin_cell(request, self._stop_point)
         if shuffle_key is not None:
             self._worker.cell_state.source = shuffle_key
@@ -320,14 +319,29 @@ class Job:
             yield StopPoint(worker.reporter, worker.interrupts, preemption.answer)
 
 
-def _statements_at(frame: FrameType) -> str:
-    """Return the statements of the `with` block that a frame enters."""
-    path, line = frame.f_code.co_filename, frame.f_lineno
-    tree = ast.parse("".join(linecache.getlines(path)))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.With) and node.lineno <= line < node.body[0].lineno:
-            return "\n".join(map(ast.unparse, node.body))
-    raise UsageError("job.cell() begins a block: use `with job.cell():`")
+def _statement() -> ast.stmt | None:
+    """Return the statement that calls a method of `Job`; None if it is in no file."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") in (__name__, contextlib.__name__):
+        frame = frame.f_back
+    assert frame is not None
+    line = frame.f_lineno
+    found: ast.stmt | None = None
+    for node in ast.walk(ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))):
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
+            found = node  # outer statements come first
+    return found
+
+
+def _first_line(statement: ast.stmt | None) -> str:
+    return ast.unparse(statement).partition("\n")[0] if statement is not None else ""
+
+
+def _body_of(statement: ast.stmt | None) -> str:
+    """Return the statements of a `with` block."""
+    if not isinstance(statement, ast.With):
+        raise UsageError("job.cell() begins a block: use `with job.cell():`")
+    return "\n".join(map(ast.unparse, statement.body))
 
 
 def _definer(

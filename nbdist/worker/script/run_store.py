@@ -67,10 +67,13 @@ class StoreProcess:
             line = answer.readline()
         return msgspec.json.decode(line, type=SocketAddress) if line else None
 
-    def begin(self, request: CellRequest, workers: tuple[WorkerState, ...], seed: int) -> None:
+    def begin(
+        self, request: CellRequest, header: str, workers: tuple[WorkerState, ...], seed: int
+    ) -> None:
         """Begin a run."""
         cell = ProgramCell(
             request=request,
+            header=header,
             program=Path(sys.argv[0]).name,
             source=self._source,
             workers=workers,
@@ -119,10 +122,10 @@ class RunStore:
             self._reporter = progress.stream = Reporter(stream, rows, worker.world_size)
         atexit.register(self.close)
 
-    def begin(self, request: CellRequest) -> None:
-        """Begin a run, on rank 0."""
+    def begin(self, request: CellRequest, header: str) -> None:
+        """Begin a run, on rank 0. Its header is the line of the program that begins it."""
         if self._process is not None and self._reporter is not None:
-            self._process.begin(request, self._workers, self._worker.identity.seed)
+            self._process.begin(request, header, self._workers, self._worker.identity.seed)
 
     def end(self, request: CellRequest, error: BaseException | None) -> None:
         """End a cell on this rank."""
