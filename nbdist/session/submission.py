@@ -128,6 +128,7 @@ class SubmittedJob:
         Raises:
             StartError: Slurm has not responded for five minutes.
         """
+        self._asked_at = 0.0  # another notebook may have resumed the job
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._has_ended() and (until is None or time.monotonic() < until):
             time.sleep(_POLL_S)
@@ -150,6 +151,7 @@ class SubmittedJob:
             )
 
     def _follow(self) -> None:
+        self._asked_at = 0.0
         surface, shown = new_surface(), ""
         seen: set[str] = set()
         while True:
@@ -172,7 +174,7 @@ class SubmittedJob:
 
     def _has_ended(self) -> bool:
         """Return True if the job has ended. It asks at most every 2 s."""
-        if time.monotonic() - self._asked_at > _QUERY_S and not self._state.is_over:
+        if time.monotonic() - self._asked_at > _QUERY_S:
             try:
                 self._query()
             except StartError as error:  # Slurm may be down for a moment

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import stat
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -113,9 +116,38 @@ def test_resumed_job_has_its_arguments_and_variables(tmp_path: Path) -> None:
     job, other = nbdist.job(tmp_path), nbdist.job(tmp_path)
     assert job.wait(LIMIT_S) == other.wait(LIMIT_S) == "stopped"
     job.resume()
-    assert job.wait(LIMIT_S) == "finished", job.logs()
-    assert other.state == nbdist.job(tmp_path).state == "finished"
+    assert other.wait(LIMIT_S) == "finished", job.logs()
+    assert job.state == nbdist.job(tmp_path).state == "finished"
     assert job.logs() == 2 * f"secret {first.id} --epochs 3 4\n"
+
+
+DOUBLES = {
+    "sbatch": "#!/bin/sh\necho $$ >{folder}/new\nmv {folder}/new {folder}/asked\nexec sleep 60\n",
+    "scancel": "#!/bin/sh\necho $* >{folder}/cancelled\n",
+}
+"""Doubles of Slurm's commands: `sbatch` does not respond, and `scancel` stores its options."""
+
+
+def test_interrupted_submission_to_slurm_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in DOUBLES.items():
+        (tmp_path / name).write_text(text.format(folder=tmp_path))
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    def interrupt() -> None:
+        assert repeat_until((tmp_path / "asked").exists, LIMIT_S)
+        for pid in (os.getpid(), int((tmp_path / "asked").read_text())):  # as a terminal does
+            os.kill(pid, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        submission.start(tmp_path, "slurm", (), {}, tmp_path / "runs")
+    thread.join()
+    cancelled = (tmp_path / "cancelled").read_text()
+    assert re.fullmatch(r"--name=test-interrupted-[a-z0-9-]+-[0-9a-f]{12}\n", cancelled)
 
 
 def test_only_ended_jobs_are_resumed(stubborn: ProgramJob, tmp_path: Path) -> None:
