@@ -77,6 +77,10 @@ class Callees(Protocol):
         """Return True if the called object belongs to the framework, as `tf.reduce_mean`."""
         ...
 
+    def takes_next(self, call: ast.Call) -> bool:
+        """Return True if the call takes the next item of an iterator, itself or in a function."""
+        ...
+
     def is_metric(self, call: ast.Call) -> bool:
         """Return True if the call updates a metric."""
         ...

@@ -126,6 +126,25 @@ while step < 14:
     may_fail()
 outcome = [weights(), seen, step]
 """,
+    "episodes that a condition ends, and a target model": """
+target = keras.models.clone_model(model)
+target.set_weights(model.get_weights())
+returns, seen = [], tf.Variable(0)
+for episode in range(5):
+    state, done, total = 0, False, 0.0
+    while not done:
+        rows = slice(8 * state, 8 * state + 8)
+        loss = train_step(X[rows], Y[rows] + 0.1 * target(X[rows]))
+        total += float(loss)
+        state += 1
+        seen.assign_add(1)
+        done = state == 3 + episode % 2
+        may_fail()
+    if episode % 2 == 1:
+        target.set_weights(model.get_weights())
+    returns.append(total)
+outcome = [weights(), returns, [w.tolist() for w in target.get_weights()], int(seen)]
+""",
     "trainer": """
 class Trainer:
     def __init__(self):
@@ -193,6 +212,93 @@ def train(params, steps):
     return params, average
 params, average = train(params, 14)
 outcome = [weights(), average]
+""",
+    "index loop with the best parameters": """
+best_params, best, first, losses = params, 1e9, params, []
+same = losses
+for epoch in range(5):
+    i = 0
+    while i < 64:
+        params, loss = update(params, X[i : i + 16], Y[i : i + 16])
+        i += 16
+        losses.append(float(loss))
+        may_fail()
+    if epoch == 1:
+        best_params = params
+outcome = [
+    weights(), jax.tree.map(np.asarray, best_params)["w"].tolist(), first["w"].tolist(), same,
+    same is losses, X.sum().item(),
+]
+""",
+    "folds that stop early, and a break at the begin of an epoch": """
+scores, kept = [], {}
+def draws():
+    while True:
+        yield rng.integers(0, 64, 8)
+for fold in range(2):
+    params = {"w": jnp.zeros((4, 1)), "b": jnp.zeros(())}
+    epoch, wait, best = 0, 0, 1e9
+    while epoch < 9:
+        value = float(loss_fn(params, X, Y))
+        if value > best - 2.5:
+            wait += 1
+        best = min(best, value)
+        if wait == 2:
+            break
+        for step, idx in enumerate(draws()):
+            params, loss = update(params, X[idx], Y[idx])
+            may_fail()
+            if step == 2:
+                break
+        epoch += 1
+    kept[fold] = {"epochs": epoch, "best": best}
+    scores.append(float(loss_fn(params, X, Y)))
+outcome = [weights(), scores, {str(fold): value for fold, value in kept.items()}]
+""",
+    "replay buffer of named tuples": """
+from collections import deque, namedtuple
+Item = namedtuple("Item", ["x", "y"])
+buffer, data, counted = deque(maxlen=24), iter(zip(X, Y)), 0
+for round in range(4):
+    for _ in range(8):
+        buffer.append(Item(*next(data)))
+    try:
+        for step in range(4):
+            rows = [buffer[i] for i in rng.integers(0, len(buffer), 8)]
+            x, y = np.stack([r.x for r in rows]), np.stack([r.y for r in rows])
+            params, loss = update(params, x, y)
+            counted += 1
+            may_fail()
+    except RuntimeError:
+        raise
+    except:
+        print("stopped")
+        break
+outcome = [weights(), counted, len(buffer), type(buffer[0]).__name__]
+""",
+    "batches from a function, and the best train state": """
+import optax
+from flax.training.train_state import TrainState
+state = TrainState.create(
+    apply_fn=lambda p, x: x @ p["w"] + p["b"], params=params, tx=optax.sgd(0.05)
+)
+best_state, best = None, 1e9
+it = iter([(X[i : i + 16], Y[i : i + 16]) for i in range(0, 64, 16)] * 4)
+def get_batch():
+    return next(it)
+@jax.jit
+def train_step(state, x, y):
+    loss_of = lambda p: jnp.mean((state.apply_fn(p, x) - y) ** 2)
+    loss, grads = jax.value_and_grad(loss_of)(state.params)
+    return state.apply_gradients(grads=grads), loss
+for step in range(14):
+    x, y = get_batch()
+    state, loss = train_step(state, x, y)
+    if step == 6:
+        best, best_state = float(loss), state
+    may_fail()
+values = [[int(s.step), np.asarray(s.params["w"]).tolist()] for s in (state, best_state)]
+outcome = [values, best]
 """,
     "two folds": """
 scores = []
@@ -282,6 +388,41 @@ def test_jax_loop_goes_on_with_a_replaced_worker(jax: nbdist.Cluster, tmp_path: 
     replace_worker(jax, JAX, JAX_CELLS["permutation in each epoch"], tmp_path)
 
 
+def test_loop_resumes_in_the_session_of_the_failed_run(jax: nbdist.Cluster, tmp_path: Path) -> None:
+    """The list of an earlier cell has an item more than at the checkpoint."""
+    cell = """
+for epoch in range(3):
+    for i in range(0, 64, 8):
+        params, loss = update(params, X[i : i + 8], Y[i : i + 8])
+        may_fail()
+    history.append(float(loss))
+outcome = [weights(), history]
+"""
+    begin(jax, JAX + "history = []")
+    jax.run(cell)
+    expected = outcome(jax)
+    begin(jax, JAX + "history = []", fails_at=FAILS_AT)
+    folder = str(tmp_path / "run")
+    with pytest.raises(CellError, match="planned"):
+        jax.run(cell, saving=Saving(folder=folder, every_steps=6))
+    jax.run("fails_at = 0; params = jax.tree.map(jnp.zeros_like, params)")
+    jax.run(cell, saving=Saving(folder=folder, every_steps=6, resume=True))
+    assert outcome(jax) == expected
+
+
+def test_list_that_cannot_be_saved_is_named(
+    jax: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(jax, JAX + "steps = []")
+    cell = """
+for i in range(0, 64, 8):
+    params, loss = update(params, X[i : i + 8], Y[i : i + 8])
+    steps.append(lambda: i)
+"""
+    jax.run(cell, saving=Saving(folder=str(tmp_path / "run"), every_steps=2))
+    assert "checkpoints lack `steps`" in capsys.readouterr().err
+
+
 def test_resumed_loop_with_fewer_epochs_is_refused(jax: nbdist.Cluster, tmp_path: Path) -> None:
     cell = """
 for epoch in range(EPOCHS):
@@ -292,5 +433,5 @@ for epoch in range(EPOCHS):
     folder = str(tmp_path / "run")
     jax.run(cell.replace("EPOCHS", "3"), saving=Saving(folder=folder, every_steps=3))
     begin(jax, JAX)
-    with pytest.raises(CellError, match="trained nothing: its loops end before the position"):
+    with pytest.raises(CellError, match="trained nothing: its loops ended before the position"):
         jax.run(cell.replace("EPOCHS", "1"), saving=Saving(folder=folder, resume=True))

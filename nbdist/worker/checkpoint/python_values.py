@@ -10,9 +10,12 @@ import array
 import collections
 import random
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 MOST_BYTES = 16 << 20
 """Largest size of one value."""
@@ -23,6 +26,10 @@ _BYTES_OF_ITEM = 64
 _PLAIN = {type(None), bool, float, str, bytes}
 _INTEGERS = range(-(2**63), 2**64)
 _DICTS = {dict, collections.OrderedDict, collections.defaultdict, collections.Counter}
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+_MOST_OBJECTS = 10_000
+"""Number of objects in one variable that are searched for names that share them."""
+
 _SEQUENCES: dict[type, str] = {
     list: "list",
     tuple: "tuple",
@@ -30,6 +37,7 @@ _SEQUENCES: dict[type, str] = {
     frozenset: "frozenset",
     collections.deque: "deque",
 }
+_TYPES: dict[str, Any] = {name: kind for kind, name in _SEQUENCES.items()}
 
 
 class UnsavableError(Exception):
@@ -59,14 +67,16 @@ class _Encoder:
         if kind is int:
             return value if value in _INTEGERS else {"integer": str(value)}
         if kind in _DICTS:
-            return {"dict": [(self.encode(k), self.encode(v)) for k, v in list(value.items())]}
+            items = [(self.encode(k), self.encode(v)) for k, v in list(value.items())]
+            return {"dict": items, "type": kind.__name__}
         if kind is list and {*map(type, value)} == {float}:  # losses of many steps
             self._take(8 * len(value))
             return {"floats": array.array("d", value).tobytes()}
         if kind in _SEQUENCES:
-            return {_SEQUENCES[kind]: [self.encode(item) for item in list(value)]}
+            content = {_SEQUENCES[kind]: [self.encode(item) for item in list(value)]}
+            return content | ({"most": value.maxlen} if kind is collections.deque else {})
         if _is_named(value):
-            return {"named": [self.encode(item) for item in value]}
+            return {"named": [self.encode(item) for item in value], "type": _type_name(value)}
         return self._encode_array_or_generator(value)
 
     def _encode_array_or_generator(self, value: Any) -> Any:
@@ -83,7 +93,18 @@ class _Encoder:
             dtype = values.dtype.name if values.dtype.kind == "V" else values.dtype.str  # bfloat16
             packed = {"type": dtype, "shape": values.shape, "data": values.tobytes()}
             return {"array": packed, "form": form}
+        if (leaves := leaves_of(value)) is not None:
+            return {"tree": [self._leaf(leaf) for leaf in leaves], "type": _type_name(value)}
         raise UnsavableError(kind.__name__)
+
+    def _leaf(self, leaf: Any) -> Any:
+        """Encode a leaf of a pytree. Functions and other constants remain those of the template."""
+        try:
+            return self.encode(leaf)
+        except UnsavableError:
+            if self._left < 0:
+                raise
+            return {"constant": True}
 
     def _take(self, size: int) -> None:
         self._left -= size
@@ -99,51 +120,152 @@ def decode(saved: Any, now: Any = None) -> Any:
         now: the present value. If it is a container, array or generator of the same type, it
             receives the saved contents and is returned.
     """
-    if not isinstance(saved, dict):
-        return saved
-    (kind, content), *rest = saved.items()
-    if kind == "integer":
-        return int(content)
-    if kind == "array":
-        return _restored_array(content, rest[0][1], now)
-    if kind in ("generator", "random_state", "random"):
-        return _restored_generator(kind, decode(content), now)
-    if kind == "dict":
-        return _restored_dict(content, now)
-    if kind == "named":
-        parts = now if _is_named(now) and len(now) == len(content) else [None] * len(content)
-        new = [decode(saved, part) for saved, part in zip(content, parts, strict=True)]
-        return type(now)(*new) if parts is now else tuple(new)
-    if kind == "floats":
-        kind, content = "list", array.array("d", content).tolist()
-    return _restored_sequence(kind, content, now)
+    return Decoder({}, {}).decode("", saved, now)
 
 
-def _restored_dict(content: Any, now: Any) -> Any:
-    before = now if type(now) in _DICTS else {}
-    new = {}
-    for saved_key, saved in content:
-        key = decode(saved_key)
-        new[key] = decode(saved, before.get(key))
-    before.clear()
-    before.update(new)
-    return before
+class Decoder:
+    """Decoder of the variables of one scope. Names that shared an object share one again.
+
+    An object receives the saved contents in place if the same paths lead to it as to the saved
+    one. Another variable may refer to the object by now, and must not change.
+
+    Args:
+        saved: paths to each saved object with several, by each of them.
+        now: the same for the present objects.
+        templates: present values. A saved pytree needs one of its type for its structure.
+    """
+
+    def __init__(
+        self,
+        saved: dict[str, frozenset[str]],
+        now: dict[str, frozenset[str]],
+        templates: Iterable[Any] = (),
+    ) -> None:
+        self._saved = saved
+        self._now = now
+        self._templates = templates
+        self._shared: dict[frozenset[str], Any] = {}
+
+    def decode(self, path: str, saved: Any, now: Any) -> Any:
+        """Return a saved value. `now` is the present value of the path."""
+        if not isinstance(saved, dict):
+            return saved
+        group = self._saved.get(path)
+        if group is not None and group in self._shared:
+            return self._shared[group]
+        usable = now if self._now.get(path) == group else None
+        (kind, content), *rest = saved.items()
+        if kind == "integer":
+            return int(content)
+        if kind == "array":
+            found = _restored_array(content, rest[0][1], usable)
+        elif kind in ("generator", "random_state", "random"):
+            found = _restored_generator(kind, decode(content), usable)
+        elif kind == "tree":
+            found = self._tree(content, rest[0][1], now)
+        elif kind == "dict":
+            found = self._dict(path, content, rest[0][1], now, usable)
+        else:
+            found = self._sequence(path, kind, content, now, usable, [v for _, v in rest])
+        if group is not None:
+            self._shared[group] = found
+        return found
+
+    def _tree(self, leaves: list[Any], name: str, now: Any) -> Any:
+        for template in (now, *self._templates):
+            if _type_name(template) == name:
+                before, structure = sys.modules["jax"].tree.flatten(template)
+                if len(before) == len(leaves):
+                    new = [
+                        old if isinstance(leaf, dict) and "constant" in leaf else decode(leaf)
+                        for leaf, old in zip(leaves, before, strict=True)
+                    ]
+                    return sys.modules["jax"].tree.unflatten(structure, new)
+        return now
+
+    def _dict(self, path: str, content: Any, name: str, now: Any, usable: Any) -> Any:
+        present = now if type(now) in _DICTS else {}
+        new = {}
+        for saved_key, saved in content:
+            key = decode(saved_key)
+            new[key] = self.decode(f"{path}[{key!r}]", saved, present.get(key))
+        if type(usable) in _DICTS:
+            usable.clear()
+            usable.update(new)
+            return usable
+        if type(now) is collections.defaultdict:
+            return collections.defaultdict(now.default_factory, new)
+        kind: Any = next((one for one in _DICTS if one.__name__ == name), dict)
+        return dict(new) if kind is collections.defaultdict else kind(new)
+
+    def _sequence(
+        self, path: str, kind: str, content: Any, now: Any, usable: Any, rest: list[Any]
+    ) -> Any:
+        if kind == "floats":
+            kind, content = "list", array.array("d", content).tolist()
+        wanted: Any = _named_type(rest[0], now) if kind == "named" else _TYPES[kind]
+        is_ordered = kind in ("list", "tuple", "named")
+        present = list(now) if is_ordered and isinstance(now, (list, tuple)) else []
+        present = [*present[: len(content)], *[None] * (len(content) - len(present))]
+        parts = zip(content, present, strict=True)
+        new = [self.decode(f"{path}[{i}]", saved, part) for i, (saved, part) in enumerate(parts)]
+        if kind == "named":
+            return wanted(*new) if wanted is not None else tuple(new)
+        if type(usable) is not wanted or wanted in (tuple, frozenset):
+            return wanted(new, *rest)
+        usable.clear()
+        if wanted is set:
+            usable.update(new)
+        else:
+            usable.extend(new)
+        return usable
 
 
-def _restored_sequence(kind: str, content: Any, now: Any) -> Any:
-    wanted: Any = next(one for one, name in _SEQUENCES.items() if name == kind)
-    is_alike = type(now) is wanted
-    before = list(now) if is_alike and wanted in (list, tuple) else []
-    old = [*before[: len(content)], *[None] * (len(content) - len(before))]
-    new = [decode(saved, item) for saved, item in zip(content, old, strict=True)]
-    if not is_alike or wanted in (tuple, frozenset):
-        return wanted(new)
-    now.clear()
-    if wanted is set:
-        now.update(new)
-    else:
-        now.extend(new)
-    return now
+def shared_paths(variables: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """Return the paths of each mutable object that several paths lead to, by each of them."""
+    found: dict[int, list[str]] = {}
+    for root, value in variables.items():
+        left = _MOST_OBJECTS
+        waiting = [(root, value)]
+        while waiting and left > 0:
+            path, part = waiting.pop()
+            left -= 1
+            if isinstance(part, (list, dict, set, collections.deque, np.ndarray, *_GENERATORS)):
+                found.setdefault(id(part), []).append(path)
+            if type(part) in _DICTS:
+                waiting += ((f"{path}[{key!r}]", item) for key, item in part.items())
+            elif type(part) in (list, tuple) and len(part) <= left:
+                waiting += ((f"{path}[{i}]", item) for i, item in enumerate(part))
+    groups = [frozenset(paths) for paths in found.values() if len(paths) > 1]
+    return {path: group for group in groups for path in group}
+
+
+def leaves_of(value: Any) -> list[Any] | None:
+    """Return the leaves of a pytree whose type JAX knows, such as a train state; None for others.
+
+    Objects of Flax NNX change in place, and are none.
+    """
+    jax = sys.modules.get("jax")
+    modules = {kind.__module__ for kind in type(value).__mro__}
+    if jax is None or any(name.startswith("flax.nnx.") for name in modules):
+        return None
+    leaves: list[Any] = jax.tree.leaves(value)
+    return None if not leaves or leaves[0] is value else leaves
+
+
+def _type_name(value: Any) -> str:
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def _named_type(name: str, now: Any) -> Any:
+    """Return the class of a named tuple; None if it is neither in its module nor that of `now`."""
+    module, _, qualified = name.partition(":")
+    if _is_named(now) and type(now).__qualname__ == qualified:
+        return type(now)
+    found: Any = sys.modules.get(module)
+    for part in qualified.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def _is_named(value: Any) -> bool:

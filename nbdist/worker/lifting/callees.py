@@ -36,6 +36,9 @@ _RANDOM = (["random"], ["np", "random"], ["numpy", "random"])
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 """Names and types of generators of random numbers on the host."""
 
+_NEXT = {"next", "get_next"}
+"""Functions and methods that take the next item of an iterator."""
+
 _WRAPPERS = {"function", "partial", "jit", "filter_jit"}
 """Functions that return a function which calls another."""
 
@@ -371,6 +374,19 @@ class Callees:
         if isinstance(value, FunctionType):
             return False
         return type(value).__module__.split(".")[0] in _FRAMEWORKS
+
+    def takes_next(self, call: ast.Call) -> bool:
+        """Return True if the call takes the next item of an iterator, itself or in a function."""
+        match call.func:
+            case ast.Name(id=name) | ast.Attribute(attr=name) if name in _NEXT:
+                return True
+        key = f"next {ast.unparse(call.func)}"
+        if key not in self._visited:
+            self._visited[key] = False  # a recursion ends here
+            nodes = (node for function in self._functions(call) for node in ast.walk(function))
+            calls = [node for node in nodes if isinstance(node, ast.Call)]
+            self._visited[key] = any(map(self.takes_next, calls))
+        return self._visited[key]
 
     def is_metric(self, call: ast.Call) -> bool:
         """Return True if the call updates a metric: `m.update_state(...)`, or `m(...)`."""

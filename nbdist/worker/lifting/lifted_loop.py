@@ -183,17 +183,18 @@ class LiftedLoop:
         self._stop = _stop_of_cell(worker)
         if self._written is None:
             self._passing.enter_context(worker.interrupts.deferred_to_step())
-        if self._runner is not None and self._runner.at.epoch < self._passes.entries:
+        if self._runner is not None and self._runner.at.epoch < self._passes.epoch:
             self._runner.at = Position(
-                step=self._runner.at.step, epoch=self._passes.entries, batches=0
+                step=self._runner.at.step, epoch=self._passes.epoch, batches=0
             )
         self._ended_at = time.perf_counter()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._passing.close()
+        self._passes.exit()
         if kind is None and self._runner is not None and self.ran and self._written is None:
-            self._runner.end_epoch(self._passes.entries)
+            self._runner.end_epoch(self._passes.epoch)
 
     @property
     def restored(self) -> dict[str, Any]:
@@ -208,7 +209,7 @@ class LiftedLoop:
         if not self._passes.are_saved or self._written is not None:
             return False
         frame, runner = sys._getframe(1), self._runner
-        if self._passes.skips(frame):
+        if self._passes.begin_pass(frame):
             self._worker.progress.tested += 1
             return True
         if runner is not None:
@@ -217,6 +218,14 @@ class LiftedLoop:
         if runner is None or self._stops or runner.is_due():
             self._passes.note_position(frame)
         return False
+
+    def is_over(self, *, begins: bool) -> bool:
+        """Return True if a resumed run must leave the loop, as the saved run did."""
+        return self._passes.is_over(begins=begins)
+
+    def exhausted(self) -> bool:
+        """Note that the loop has no further pass. Return True if what follows is skipped."""
+        return self._passes.exhausted()
 
     def leave(self) -> None:
         """Leave out the rest of the pass around, if a resumed run skips it.
@@ -292,6 +301,12 @@ class LiftedLoop:
                 "global name: pass it to the function as an argument"
             )
             reporter.note("strategy", text, warning=True)
+        if self._saving is not None and (read := program.late_read.split("\n")[0]):
+            text = (
+                f"{program.place}: a resumed run does not repeat `{read}` for the steps that it "
+                "skips: move it before the step"
+            )
+            reporter.note("checkpoint", text, warning=True)
         if self._passes.lacking:
             named = ", ".join(f"`{name}`" for name in self._passes.lacking)
             text = (

@@ -8,13 +8,20 @@ have changed since the first loop began.
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import deque
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+import numpy as np
 
-from nbdist.worker.checkpoint.python_values import UnsavableError, decode, encode
+from nbdist.worker.checkpoint.python_values import (
+    Decoder,
+    UnsavableError,
+    encode,
+    shared_paths,
+)
 from nbdist.worker.lifting.definitions import functions_of
 from nbdist.worker.runtime import rng_alignment
 from nbdist.worker.runtime.reachable import code_names
@@ -26,6 +33,9 @@ if TYPE_CHECKING:
 
 _FRAMEWORKS = {"tensorflow", "keras", "jax", "flax", "equinox"}
 _HIDDEN = ("_nbdist", "nbdist_")
+_MUTABLE = (list, dict, set, deque, np.random.Generator, np.random.RandomState, random.Random)
+_SMALL = 1 << 16
+"""Largest size of such a value that is saved before it has changed (bytes)."""
 
 
 class Values(msgspec.Struct, frozen=True):
@@ -34,10 +44,12 @@ class Values(msgspec.Struct, frozen=True):
     Attributes:
         variables: encoded values by path: `losses`, `1:fit/best`, `trainer.history`. The number
             is the position of the function among the user's functions that run.
+        shared: groups of paths to one object.
         generators: states of the global random generators.
     """
 
     variables: dict[str, Any]
+    shared: list[list[str]]
     generators: bytes
 
 
@@ -51,35 +63,61 @@ class LoopVariables:
 
     Args:
         namespace: the global names.
+        warn: shows a warning.
     """
 
-    def __init__(self, namespace: dict[str, Any]) -> None:
+    def __init__(self, namespace: dict[str, Any], warn: Callable[[str], None]) -> None:
         self._namespace = namespace
+        self._warn = warn
         self._mentioned: list[str] = []
         self._first: dict[str, bytes] | None = None
+        self._lengths: dict[str, int] = {}
+        self._refused: dict[str, int] = {}
         self._changed: set[str] = set()
 
     def begin(self, frame: FrameType) -> None:
         """Remember the values before the first loop. Later calls have no effect."""
         if self._first is None:
             self._mentioned = sorted(_mentioned(_functions(frame), self._namespace))
-            found = self._encoded(frame, frozenset())
+            variables = self._variables(frame, {})
+            found = self._encoded(variables, frame, frozenset())
             self._first = {path: _digest(value) for path, value in found.items()}
+            self._lengths = _lengths(variables, found)
 
     def values(self, frame: FrameType, left_out: frozenset[str] = frozenset()) -> Values:
-        """Return the values that have changed.
+        """Return the values that have changed, and small lists, dicts and generators.
 
         Args:
             frame: the function or cell that contains the loop.
             left_out: its names that belong to the step, or that the loop binds in each pass.
         """
         assert self._first is not None
-        found = self._encoded(frame, left_out)
+        variables = self._variables(frame, {})
+        found = self._encoded(variables, frame, left_out)
         self._changed |= {
             path for path, value in found.items() if self._first.get(path) != _digest(value)
         }
-        changed = {path: value for path, value in found.items() if path in self._changed}
-        return Values(variables=changed, generators=rng_alignment.States.now().packed())
+        saved = {
+            path: value
+            for path, value in found.items()
+            if path in self._changed or _is_small(variables[path].value, value)
+        }
+        self._warn_of_lost(variables, found)
+        groups = {*shared_paths(_roots(variables)).values()}
+        return Values(
+            variables=saved,
+            shared=[sorted(group) for group in groups],
+            generators=rng_alignment.States.now().packed(),
+        )
+
+    def _warn_of_lost(self, variables: dict[str, _Variable], found: dict[str, Any]) -> None:
+        """Warn of lists, dicts and sets that have grown and cannot be saved."""
+        for path, length in _lengths(variables, found).items():
+            if length != self._lengths.setdefault(path, length):
+                self._warn(
+                    f"checkpoints lack `{path.rpartition('/')[2]}`: they contain lists and dicts "
+                    "of numbers, texts and small arrays only, up to 16 MiB"
+                )
 
     def restore(self, values: Values, frame: FrameType) -> dict[str, Any]:
         """Restore values, and return those of local names that the frame itself must assign."""
@@ -87,29 +125,51 @@ class LoopVariables:
         self._changed |= values.variables.keys()
         local: dict[str, Any] = {}
         variables = self._variables(frame, local)
+        groups = [frozenset(paths) for paths in values.shared]
+        saved_groups = {path: group for group in groups for path in group}
+        now = _roots(variables)
+        decoder = Decoder(saved_groups, shared_paths(now), now.values())
         own = _scope(frame)
         for path, saved in values.variables.items():
-            scope, _, name = path.rpartition("/")
-            if path in variables:
-                now, assign = variables[path]
-                if (new := decode(saved, now)) is not now:
-                    assign(new)
-            elif scope == own and name.isidentifier():
-                local[name] = decode(saved)
-            elif not scope and name.isidentifier():
-                self._namespace[name] = decode(saved)
+            variable = variables.get(path)
+            if variable is None:
+                self._create(path, decoder.decode(path, saved, None), variables, own, local)
+            elif (new := decoder.decode(path, saved, variable.value)) is not variable.value:
+                variable.assign(new)
         return local
 
-    def _encoded(self, frame: FrameType, left_out: frozenset[str]) -> dict[str, Any]:
+    def _create(
+        self,
+        path: str,
+        value: Any,
+        variables: dict[str, _Variable],
+        own: str,
+        local: dict[str, Any],
+    ) -> None:
+        """Assign a name or an attribute that does not exist yet."""
+        scope, _, name = path.rpartition("/")
+        owner, _, attribute = path.rpartition(".")
+        if name.isidentifier():
+            if scope == own:
+                (local if scope else self._namespace)[name] = value
+            elif not scope:
+                self._namespace[name] = value
+        elif owner in variables:
+            vars(variables[owner].value)[attribute] = value
+
+    def _encoded(
+        self, variables: dict[str, _Variable], frame: FrameType, left_out: frozenset[str]
+    ) -> dict[str, Any]:
         scope = _scope(frame)
         hidden = {f"{scope}/{name}" if scope else name for name in left_out}
         found = {}
-        for path, (value, _) in self._variables(frame, {}).items():
-            if path not in hidden:
-                try:
-                    found[path] = encode(value)
-                except UnsavableError:
-                    continue
+        for path, (value, _) in variables.items():
+            if path in hidden or _is_object(value) or self._refused.get(path) == id(value):
+                continue
+            try:
+                found[path] = encode(value)
+            except UnsavableError:
+                self._refused[path] = id(value)  # the next time, this would take as long
         return found
 
     def _variables(self, frame: FrameType, local: dict[str, Any]) -> dict[str, _Variable]:
@@ -129,6 +189,26 @@ class LoopVariables:
                     path = f"{_label(number, function)}/{name}"
                     roots[path] = _Variable(value, _assign_item(target, name))
         return dict(_with_attributes(roots))
+
+
+def _roots(variables: dict[str, _Variable]) -> dict[str, Any]:
+    return {path: variable.value for path, variable in variables.items()}
+
+
+def _is_small(value: Any, encoded: Any) -> bool:
+    """Return True for a small list, dict, set or generator: a failed run may change it later."""
+    if not isinstance(value, _MUTABLE):
+        return False
+    return len(msgspec.msgpack.encode(encoded)) <= _SMALL
+
+
+def _lengths(variables: dict[str, _Variable], saved: dict[str, Any]) -> dict[str, int]:
+    """Return the lengths of the lists, dicts and sets that are not saved."""
+    return {
+        path: len(value)
+        for path, (value, _) in variables.items()
+        if path not in saved and isinstance(value, (list, dict, set, deque))
+    }
 
 
 def can_save(value: Any) -> bool:
@@ -173,15 +253,14 @@ def _assign_attribute(owner: Any, name: str) -> Callable[[Any], object]:
 
 
 def _with_attributes(roots: dict[str, _Variable]) -> Iterator[tuple[str, _Variable]]:
-    """Yield variables, and the attributes of the user's objects in place of the objects."""
+    """Yield variables, and the attributes of the user's objects among them."""
     waiting = deque(roots.items())
     seen: set[int] = set()
     while waiting:
         path, variable = waiting.popleft()
         value = variable.value
-        if not _is_object(value):
-            yield path, variable
-        elif id(value) not in seen:
+        yield path, variable
+        if _is_object(value) and id(value) not in seen:
             seen.add(id(value))
             waiting.extend(
                 (f"{path}.{name}", _Variable(part, _assign_attribute(value, name)))

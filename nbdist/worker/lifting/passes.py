@@ -6,11 +6,13 @@ over epochs, the number of its pass and the variables at the begin of that pass.
 
 A resumed run repeats the passes before this position without steps: it reads the data again, and
 leaves out the rest of each pass, because metrics, prints and decisions would use a state of the
-past. It restores the variables at the begin of the saved pass of each loop.
+past. The checkpoint contains the number of passes that each loop had, in the order in which the
+loops began. At the saved pass of each loop, the run restores the variables.
 """
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,37 +30,38 @@ if TYPE_CHECKING:
     from nbdist.records import Saving
     from nbdist.worker.runtime.context import Worker
 
+_ACTIVE, _EXHAUSTED, _LEFT = range(3)
 
-class OuterPass(msgspec.Struct):
-    """Pass of a loop around a training loop.
+
+class Entry(msgspec.Struct, array_like=True):
+    """A loop, from its begin to its end.
 
     Attributes:
-        loop: name of the loop: its function and its target. Other lines of a cell may change.
-        number: number of its pass, from 1. All passes of the cell through this loop count.
-        values: variables at its begin.
+        around: number of the entry of the loop around it; -1 without one.
+        pass_around: number of that loop's pass, from 1.
+        passes: passes that have begun.
+        end: its end: it goes on, had no further pass, or was left early as by `break`.
     """
 
-    loop: str
-    number: int
-    values: Values
+    around: int
+    pass_around: int
+    passes: int = 0
+    end: int = _ACTIVE
 
 
 class LoopPosition(msgspec.Struct):
     """Position before a step of a training loop.
 
     Attributes:
-        entries: number of times that the cell has begun the loop, from 1.
-        repeats: number of these times in this pass of the loop around it, from 1.
-        passes: number of completed passes since then.
-        values: variables at the begin of the pass.
-        outer: passes of the loops around it, outermost first.
+        epoch: number of times that the cell has begun the training loop, from 1.
+        entries: the loops that the cell has begun, in this order. The passes of those that go on
+            contain the position.
+        values: variables at the begin of the pass of each loop that goes on, by its number.
     """
 
-    entries: int
-    repeats: int
-    passes: int
-    values: Values
-    outer: tuple[OuterPass, ...]
+    epoch: int
+    entries: list[Entry]
+    values: dict[int, Values]
 
 
 class PassSkipped(BaseException):
@@ -75,7 +78,6 @@ class Passes:
 
     Attributes:
         goal: the same position until the run has reached it, then None.
-        begun: number of passes of loops around training loops that the cell has begun.
     """
 
     def __init__(
@@ -85,66 +87,138 @@ class Passes:
         warn: Callable[[str], None],
     ) -> None:
         self.goal = goal
-        self.begun = 0
         self._warn = warn
-        self._variables = LoopVariables(namespace)
-        self._counts: dict[str, int] = {}
-        self._outer: list[OuterPass] = []
+        self._variables = LoopVariables(namespace, warn)
+        self._entries: list[Entry] = []
+        self._around: list[int] = []
+        self._starts: dict[int, int] = {}
+        self._values: dict[int, Values] = {}
 
-    def begin(self, loop: str, frame: FrameType) -> dict[str, Any]:
-        """Begin a pass of a loop around a training loop.
+    def enter(self) -> int:
+        """Begin a loop, and return its number."""
+        around = self._around[-1] if self._around else -1
+        self._entries.append(Entry(around, self._entries[around].passes if self._around else 0))
+        return len(self._entries) - 1
+
+    def exhausted(self, number: int) -> bool:
+        """Note that a loop has no further pass. Return True if a resumed run skips what follows."""
+        self._entries[number].end = _EXHAUSTED
+        return self.goal is not None
+
+    def exit(self, number: int) -> None:
+        """End a loop."""
+        entry = self._entries[number]
+        entry.end = entry.end or _LEFT
+        if self.goal is not None and self._is_known(number):
+            self._entries[number] = copy.copy(self.goal.entries[number])
+        self._values.pop(number, None)
+
+    def _is_known(self, number: int) -> bool:
+        """Return True if the saved run began the loop of this number in the same pass."""
+        assert self.goal is not None
+        if number >= len(self.goal.entries):
+            return False
+        saved, now = self.goal.entries[number], self._entries[number]
+        return (saved.around, saved.pass_around) == (now.around, now.pass_around)
+
+    def begin(self, number: int, frame: FrameType) -> dict[str, Any]:
+        """Begin a pass of a loop around training loops.
 
         Returns:
             Local names that its function must assign.
         """
-        self.begun += 1
+        self._around.append(number)
+        self._entries[number].passes += 1
+        self._starts[number] = len(self._entries)
         self._variables.begin(frame)
-        number = self._counts[loop] = self._counts.get(loop, 0) + 1
         local: dict[str, Any] = {}
-        depth = len(self._outer)
-        if self.goal is not None and depth < len(self.goal.outer):
-            saved = self.goal.outer[depth]
-            if (saved.loop, saved.number) == (loop, number) and self._has_matched():
-                local = self._variables.restore(saved.values, frame)
-        values = self._variables.values(frame)
-        self._outer.append(OuterPass(loop, number, values))
+        if self.goal is not None and self._is_at(number):
+            local = self._variables.restore(self.goal.values[number], frame)
+        self._values[number] = self._variables.values(frame)
         return local
 
-    def _has_matched(self) -> bool:
-        """Return True if the passes around are those of the saved position."""
+    def _is_at(self, number: int) -> bool:
+        """Return True if the present pass of a loop contains the saved position."""
         assert self.goal is not None
-        pairs = zip(self._outer, self.goal.outer, strict=False)
-        return all((a.loop, a.number) == (b.loop, b.number) for a, b in pairs)
+        if not self._is_known(number):
+            return False
+        saved, now = self.goal.entries[number], self._entries[number]
+        if saved.end != _ACTIVE or saved.passes != now.passes:
+            return False
+        return now.around < 0 or self._is_at(now.around)
 
-    @property
-    def depth(self) -> int:
-        """Number of passes that contain the present position."""
-        return len(self._outer)
-
-    def end(self, depth: int, frame: FrameType, line: int, error: BaseException | None) -> bool:
-        """End the pass that began at this depth.
+    def end(self, number: int, frame: FrameType, line: int, error: BaseException | None) -> bool:
+        """End a pass of a loop around training loops.
 
         Args:
-            depth: value of `depth` before its begin.
+            number: number of the loop.
             frame: the function or cell that contains the loop.
             line: line of the loop.
-            error: error that ends it; None if none does.
+            error: error that ends the pass; None if none does.
 
         Returns:
             True if the loop continues after the error, because the checkpoint contains the pass.
         """
-        ended = self._outer[depth]
-        is_before = self.goal is not None and not self._has_matched()
-        del self._outer[depth:]
-        if is_before and isinstance(error, Exception):
-            loop_line = place(frame, line)
+        is_before = self.goal is not None and not self._is_at(number)
+        self._around.remove(number)
+        if not is_before:
+            return isinstance(error, PassSkipped)
+        self._take_over(number)
+        if isinstance(error, Exception):
+            what = f"{place(frame, line)}: pass {self._entries[number].passes}"
             self._warn(
-                f"{loop_line}: pass {ended.number}, which the checkpoint contains, failed without "
-                f"its steps ({type(error).__name__}: {error}). If the order of the batches depends "
-                "on it, the numbers differ from those of a run without a failure"
+                f"{what}, which the checkpoint contains, failed without its steps "
+                f"({type(error).__name__}: {error}). If the order of the batches depends on it, "
+                "the numbers differ from those of a run without a failure"
             )
             return True
         return isinstance(error, PassSkipped)
+
+    def _take_over(self, number: int) -> None:
+        """Note the loops that the saved run began in this pass, whatever path this run took."""
+        assert self.goal is not None
+        start, saved = self._starts[number], self.goal.entries
+        end = start
+        while end < len(saved):
+            entry = saved[end]
+            while entry.around > number:
+                entry = saved[entry.around]
+            if (entry.around, entry.pass_around) != (number, self._entries[number].passes):
+                break
+            end += 1
+        self._entries[start:] = map(copy.copy, saved[start:end])
+
+    def is_over(self, number: int, *, begins: bool) -> bool:
+        """Return True if a resumed run must leave a loop, as the saved run did.
+
+        Args:
+            number: number of the loop.
+            begins: True at the begin of a pass, False at its end.
+        """
+        if self.goal is None:
+            return False
+        now = self._entries[number].passes
+        if not self._is_known(number):
+            return True
+        saved = self.goal.entries[number]
+        return now > saved.passes if begins else saved.end == _LEFT and now >= saved.passes
+
+    def may_leave(self, number: int) -> bool:
+        """Return True if the cell may leave a loop by `break` in this pass."""
+        if self.goal is None:
+            return True
+        return not self._has_more() and self.is_over(number, begins=False)
+
+    def _has_more(self) -> bool:
+        """Return True if the saved run began a further training loop in the present pass."""
+        assert self.goal is not None
+        number = len(self._entries)
+        if number >= len(self.goal.entries):
+            return False
+        saved = self.goal.entries[number]
+        around = self._around[-1] if self._around else -1
+        passes = self._entries[around].passes if self._around else 0
+        return (saved.around, saved.pass_around) == (around, passes)
 
     def leave(self) -> None:
         """Leave out the rest of the pass if a resumed run has not reached its position.
@@ -152,34 +226,26 @@ class Passes:
         Raises:
             PassSkipped: see above.
         """
-        if self.goal is not None and self._outer:
+        if self.goal is not None and self._around and not self._has_more():
             raise PassSkipped
 
-    def skips(self, repeats: int, passes: int) -> bool:
-        """Return True if the saved position is behind this pass of the training loop."""
-        goal = self.goal
-        if goal is None:
-            return False
-        is_around = len(self._outer) == len(goal.outer) and self._has_matched()
-        return not is_around or (repeats, passes) < (goal.repeats, goal.passes)
+    def skips(self, number: int) -> bool:
+        """Begin a pass of the training loop. Return True if a resumed run skips its step."""
+        self._entries[number].passes += 1
+        return self.goal is not None and not self._is_at(number)
 
-    def reach(self, frame: FrameType) -> dict[str, Any]:
+    def reach(self, number: int, frame: FrameType) -> dict[str, Any]:
         """Restore the variables at the saved position, and return local names to assign."""
         self._variables.begin(frame)
         goal, self.goal = self.goal, None
-        return {} if goal is None else self._variables.restore(goal.values, frame)
+        return {} if goal is None else self._variables.restore(goal.values[number], frame)
 
     def position(
-        self,
-        entries: int,
-        repeats: int,
-        passes: int,
-        frame: FrameType,
-        left_out: frozenset[str],
+        self, epoch: int, number: int, frame: FrameType, left_out: frozenset[str]
     ) -> LoopPosition:
         """Return the position at the begin of a pass of the training loop."""
-        values = self._variables.values(frame, left_out)
-        return LoopPosition(entries, repeats, passes, values, tuple(self._outer))
+        values = {**self._values, number: self._variables.values(frame, left_out)}
+        return LoopPosition(epoch, self._entries, values)
 
 
 class LoopPasses:
@@ -191,7 +257,7 @@ class LoopPasses:
         kept: names that statements outside of the step read and assign for the next pass.
 
     Attributes:
-        entries: number of times that the cell has begun the loop.
+        epoch: number of times that the cell has begun the loop.
         restored: local names that the function must assign in this pass.
         lacking: names in `kept` whose values checkpoints do not contain.
     """
@@ -199,15 +265,14 @@ class LoopPasses:
     def __init__(
         self, passes: Passes | None, own_names: frozenset[str], kept: Sequence[str]
     ) -> None:
-        self.entries = 0
+        self.epoch = 0
         self.restored: dict[str, Any] = {}
         self.lacking: tuple[str, ...] = ()
         self._passes = passes
         self._own_names = own_names
         self._kept = kept
-        self._around = self._repeats = 0
-        self._begun = 0
-        self._position: LoopPosition | None = None
+        self._number = -1
+        self._packed = b""
 
     @property
     def are_saved(self) -> bool:
@@ -216,24 +281,29 @@ class LoopPasses:
 
     def enter(self) -> None:
         """Begin the loop."""
-        around = 0 if self._passes is None else self._passes.begun
-        self._repeats = self._repeats + 1 if around == self._around else 1
-        self._around = around
-        self.entries += 1
-        self._begun = 0
+        self.epoch += 1
+        if self._passes is not None:
+            self._number = self._passes.enter()
 
-    def skips(self, frame: FrameType) -> bool:
-        """Begin a pass in the function or cell of a frame. Return True if a resumed run skips it.
+    def exit(self) -> None:
+        """End the loop."""
+        if self._passes is not None:
+            self._passes.exit(self._number)
+
+    def begin_pass(self, frame: FrameType) -> bool:
+        """Begin a pass in the function or cell of a frame.
 
         A run that has reached its saved position restores the variables.
+
+        Returns:
+            True if a resumed run skips the pass.
         """
         assert self._passes is not None
-        before, self._begun = self._begun, self._begun + 1
-        if self._passes.skips(self._repeats, before):
+        if self._passes.skips(self._number):
             return True
         if self._passes.goal is not None:
-            self.entries = self._passes.goal.entries
-        self.restored = self._passes.reach(frame)
+            self.epoch = self._passes.goal.epoch
+        self.restored = self._passes.reach(self._number, frame)
         return False
 
     def note_position(self, frame: FrameType) -> None:
@@ -241,13 +311,20 @@ class LoopPasses:
         assert self._passes is not None
         known = {**frame.f_globals, **frame.f_locals} if self._kept else {}
         self.lacking = tuple(n for n in self._kept if n in known and not can_save(known[n]))
-        self._position = self._passes.position(
-            self.entries, self._repeats, self._begun - 1, frame, self._own_names
-        )
+        position = self._passes.position(self.epoch, self._number, frame, self._own_names)
+        self._packed = msgspec.msgpack.encode(position)
 
     def packed_position(self) -> bytes:
         """Return the position, encoded; empty if checkpoints do not contain this loop."""
-        return b"" if self._position is None else msgspec.msgpack.encode(self._position)
+        return self._packed
+
+    def is_over(self, *, begins: bool) -> bool:
+        """Return True if a resumed run must leave the loop; see `Passes.is_over`."""
+        return self._passes is not None and self._passes.is_over(self._number, begins=begins)
+
+    def exhausted(self) -> bool:
+        """Note the end of the loop; see `Passes.exhausted`."""
+        return self._passes is not None and self._passes.exhausted(self._number)
 
     def leave(self) -> None:
         """Leave out the rest of the pass around; see `Passes.leave`."""
@@ -256,42 +333,82 @@ class LoopPasses:
 
 
 class OuterLoop:
-    """Pass of a loop around a training loop, as a context manager in the rewritten loop.
+    """A loop around training loops, as a context manager in the rewritten code.
 
     Args:
         passes: the passes of the cell; None if it saves no checkpoints.
-        loop: see `OuterPass`.
         frame: the function or cell that contains the loop.
 
     Attributes:
-        restored: local names that the function must assign.
+        restored: local names that the function must assign in this pass.
     """
 
-    def __init__(self, passes: Passes | None, loop: str, frame: FrameType) -> None:
+    def __init__(self, passes: Passes | None, frame: FrameType) -> None:
         self.restored: dict[str, Any] = {}
         self._passes = passes
-        self._loop = loop
         self._frame = frame
         self._line = frame.f_lineno
-        self._depth = 0
+        self._number = -1
 
     def __enter__(self) -> OuterLoop:
         if self._passes is not None:
-            self._depth = self._passes.depth
-            self.restored = self._passes.begin(self._loop, self._frame)
+            self._number = self._passes.enter()
         return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._passes is not None:
+            self._passes.exit(self._number)
+
+    def each(self) -> OuterPass:
+        """Return the context of one pass."""
+        return OuterPass(self)
+
+    def begin(self) -> None:
+        """Begin a pass."""
+        if self._passes is not None:
+            self.restored = self._passes.begin(self._number, self._frame)
+
+    def end(self, error: BaseException | None) -> bool:
+        """End a pass; see `Passes.end`."""
+        if self._passes is None:
+            return False
+        return self._passes.end(self._number, self._frame, self._line, error)
+
+    def is_over(self, *, begins: bool) -> bool:
+        """Return True if a resumed run must leave the loop; see `Passes.is_over`."""
+        return self._passes is not None and self._passes.is_over(self._number, begins=begins)
+
+    def may_leave(self) -> bool:
+        """Return True if the cell may leave the loop by `break`; see `Passes.may_leave`."""
+        return self._passes is None or self._passes.may_leave(self._number)
+
+    def exhausted(self) -> bool:
+        """Note the end of the loop; see `Passes.exhausted`."""
+        return self._passes is not None and self._passes.exhausted(self._number)
+
+    def leave(self) -> None:
+        """Leave out the rest of the pass around; see `Passes.leave`."""
+        if self._passes is not None:
+            self._passes.leave()
+
+
+class OuterPass:
+    """One pass of a loop around training loops, as a context manager.
+
+    Args:
+        loop: the loop.
+    """
+
+    def __init__(self, loop: OuterLoop) -> None:
+        self._loop = loop
+
+    def __enter__(self) -> None:
+        self._loop.begin()
 
     def __exit__(
         self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object
     ) -> bool:
-        if self._passes is None:
-            return False
-        return self._passes.end(self._depth, self._frame, self._line, error)
-
-    def leave(self) -> None:
-        """Leave out the rest of the pass around, as after a training loop."""
-        if self._passes is not None:
-            self._passes.leave()
+        return self._loop.end(error)
 
 
 def of_cell(worker: Worker) -> Passes | None:
@@ -318,8 +435,9 @@ def check_reached(worker: Worker) -> None:
     passes: Passes | None = worker.cell_state.passes
     if passes is not None and passes.goal is not None and worker.request.saving is not None:
         raise StepError(
-            f"the cell trained nothing: its loops end before the position of the checkpoint in "
-            f"{worker.request.saving.folder}. Use at least as many epochs, or another folder"
+            f"the cell trained nothing: its loops ended before the position of the checkpoint in "
+            f"{worker.request.saving.folder}. They have fewer passes now, or took another path: "
+            "use at least as many epochs, or another folder"
         )
 
 

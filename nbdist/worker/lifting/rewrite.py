@@ -15,12 +15,18 @@ A loop becomes two: one whose step nbdist computes on all replicas, and the loop
                                           else:
                                               the loop as written
 
-A loop around it, such as one over epochs, runs each pass in a context. A resumed run leaves out
-passes of it that its checkpoint contains (`passes.py`).
+A loop around it, such as one over epochs, counts its passes. A resumed run leaves out passes that
+its checkpoint contains (`passes.py`).
 
-    for epoch in range(3):                for epoch in range(3):
-        BODY                                  with __nbdist_outer__(":for epoch") as nbdist_outer_1:
-                                                  BODY
+    for epoch in range(3):                with __nbdist_outer__() as nbdist_outer_1:
+        BODY                                  for epoch in range(3):
+                                                  if nbdist_outer_1.is_over(begins=True):
+                                                      break
+                                                  with nbdist_outer_1.each():
+                                                      BODY
+                                                  if nbdist_outer_1.is_over(begins=False):
+                                                      break
+                                              nbdist_outer_1.leave()
 
 All statements keep their lines, so tracebacks show the user's code.
 """
@@ -46,10 +52,8 @@ if TYPE_CHECKING:
 LIFTS, LIFTED, REFUSE = "__nbdist_lifts__", "__nbdist_lifted__", "__nbdist_refuse__"
 """Built-in functions that rewritten cells call; the number of a loop is their argument."""
 
-OUTER = "__nbdist_outer__"
-"""Built-in function for loops around training loops; the name of the loop is its argument."""
-
-_NEXT = {"next", "get_next"}
+OUTER, SKIPPED = "__nbdist_outer__", "__nbdist_skipped__"
+"""Built-in function for loops around training loops, and the exception that ends their passes."""
 
 _SHARED = "two statements in one line: write them in two lines"
 
@@ -67,6 +71,7 @@ class LoopProgram:
         namespace: global names of the loop.
         file: name of its file; empty in a cell.
         place: its line, for messages, with the file if it is in one.
+        late_read: first statement after the step that takes the next item of an iterator; or empty.
         own_names: names whose values belong to the step, or that the loop binds in each pass.
     """
 
@@ -75,6 +80,7 @@ class LoopProgram:
     ) -> None:
         self.loop = loop
         self.namespace = namespace
+        self.late_read = ""
         self.file = file
         self.place = place_of(file, loop.line)
         self.source = step_source(loop, cell)
@@ -109,14 +115,17 @@ def lift(
     for node in list(training_loops(tree, callees)):
         number = numbers[node] = next(_numbers)
         try:
-            programs[number] = LoopProgram(divide(node, callees), cell, callees.namespace, file)
+            program = LoopProgram(divide(node, callees), cell, callees.namespace, file)
+            late = (s for s in program.loop.after if _reads(s, callees))
+            program.late_read = next(map(ast.unparse, late), "")
+            programs[number] = program
         except LoopError as error:
             error.file = file
             programs[number] = error
     around = _around(tree, callees, numbers)
     if not programs and not around:
         return None, programs
-    rewritten = _Rewriter(programs, numbers, around, file).visit(tree)
+    rewritten = _Rewriter(programs, numbers, around, callees).visit(tree)
     return ast.fix_missing_locations(rewritten), programs
 
 
@@ -124,7 +133,7 @@ def _around(tree: ast.AST, callees: Callees, lifted: Container[Loop]) -> set[Loo
     """Return the loops that contain training loops, themselves or in functions that they call."""
     found: set[Loop] = set()
     for node in ast.iter_child_nodes(tree):
-        if node in lifted or (isinstance(node, ast.FunctionDef) and is_compiled(node)):
+        if node in lifted or (isinstance(node, ast.FunctionDef) and _is_left(node)):
             continue
         found |= _around(node, callees, lifted)
         if isinstance(node, Loop) and any(
@@ -136,31 +145,47 @@ def _around(tree: ast.AST, callees: Callees, lifted: Container[Loop]) -> set[Loo
     return found
 
 
+def _is_left(function: ast.FunctionDef) -> bool:
+    """Return True if nbdist does not count the loops of a function: it is compiled, or yields."""
+    nodes = (node for statement in function.body for node in within(statement))
+    yields = any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes)
+    return yields or is_compiled(function)
+
+
 class _Rewriter(ast.NodeTransformer):
     def __init__(
         self,
         programs: dict[int, LoopProgram | LoopError],
         numbers: dict[Loop, int],
         around: set[Loop],
-        file: str,
+        callees: Callees,
     ) -> None:
         self._programs = programs
         self._numbers = numbers
         self._around = around
-        self._file = file
-        self._function = ""
+        self._callees = callees
         self._local: list[str] = []
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         names = Names()
         names.scan(node.body)
         shared = {n for part in ast.walk(node) if isinstance(part, ast.Global) for n in part.names}
-        before = self._function, self._local
-        self._function, self._local = node.name, sorted(names.assigned - shared)
+        before, self._local = self._local, sorted(names.assigned - shared)
         try:
             return self.generic_visit(node)
         finally:
-            self._function, self._local = before
+            self._local = before
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815 - ast's own spelling
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        """Let the end of a skipped pass through handlers of all exceptions."""
+        self.generic_visit(node)
+        if any(one.type is None or _is_base_exception(one.type) for one in node.handlers):
+            (through,) = _parsed(f"try: pass\nexcept {SKIPPED}: raise", node.lineno)
+            assert isinstance(through, ast.Try)
+            node.handlers = [*through.handlers, *node.handlers]
+        return node
 
     def visit_For(self, node: ast.For | ast.While) -> ast.AST | list[ast.stmt]:
         if node in self._around:
@@ -171,22 +196,72 @@ class _Rewriter(ast.NodeTransformer):
         program = self._programs[number]
         if isinstance(program, LoopError):
             return [*_parsed(f"{REFUSE}({number})", node.lineno), node]
-        return _choice(number, program, self._local)
+        return _choice(number, program, self._local, self._callees)
 
     visit_While = visit_For  # noqa: N815 - ast's own spelling
 
-    def _outer(self, node: ast.For | ast.While) -> list[ast.stmt]:
-        """Return a loop whose passes run in contexts, and a statement that may leave more."""
+    def _outer(self, node: ast.For | ast.While) -> ast.stmt:
+        """Return a loop whose passes are counted."""
         self.generic_visit(node)
         line = node.lineno
         name = f"nbdist_outer_{line}"
-        head = f"for {ast.unparse(node.target)}" if isinstance(node, ast.For) else "while"
-        loop = f"{self._file}{self._function}:{head}"
-        (context,) = _parsed(f"with {OUTER}({loop!r}) as {name}: pass", line)
+        body = [_Breaks(name).visit(statement) for statement in node.body]
+        text = (
+            f"with {OUTER}() as {name}:\n while True:\n"
+            f"  if {name}.is_over(begins=True): break\n"
+            f"  with {name}.each(): pass\n"
+            f"  if {name}.is_over(begins=False): break\n"
+            f" {name}.leave()"
+        )
+        (around,) = _parsed(text, line)
+        assert isinstance(around, ast.With)
+        (inner, leave) = around.body
+        assert isinstance(inner, ast.While)
+        context = inner.body[1]
         assert isinstance(context, ast.With)
-        context.body = [*_assignments(name, self._local, line), *node.body]
-        node.body = [context]
-        return [node, *_parsed(f"{OUTER}({loop!r}).leave()", line)]
+        context.body = [*_assignments(name, self._local, line), *body]
+        node.body = inner.body
+        node.orelse = _exhausted(name, node.orelse, line)
+        around.body = [node, leave]
+        return around
+
+
+class _Breaks(ast.NodeTransformer):
+    """Lets a resumed run ignore a `break` that decides by values of the past.
+
+    Args:
+        name: variable of the loop that the `break` leaves.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def visit_Break(self, node: ast.Break) -> ast.AST:
+        (guarded,) = _parsed(f"if {self._name}.may_leave(): pass", node.lineno)
+        assert isinstance(guarded, ast.If)
+        guarded.body = [node]
+        return guarded
+
+    def visit_For(self, node: ast.For | ast.While) -> ast.AST:
+        node.orelse = [self.visit(statement) for statement in node.orelse]
+        return node
+
+    visit_While = visit_For  # noqa: N815 - ast's own spelling
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return node
+
+
+def _is_base_exception(kind: ast.expr) -> bool:
+    return isinstance(kind, ast.Name) and kind.id == "BaseException"
+
+
+def _exhausted(name: str, orelse: list[ast.stmt], line: int) -> list[ast.stmt]:
+    """Return the `else` branch of a loop. A skipped pass leaves out that of the user."""
+    (test,) = _parsed(f"if not {name}.exhausted(): pass", line)
+    assert isinstance(test, ast.If)
+    test.body = orelse or test.body
+    return [test]
 
 
 def _assignments(name: str, names: Sequence[str], line: int) -> list[ast.stmt]:
@@ -197,7 +272,7 @@ def _assignments(name: str, names: Sequence[str], line: int) -> list[ast.stmt]:
     return _parsed(f"if {name}.restored:{text}", line)
 
 
-def _choice(number: int, program: LoopProgram, local: Sequence[str]) -> ast.stmt:
+def _choice(number: int, program: LoopProgram, local: Sequence[str], callees: Callees) -> ast.stmt:
     """Return the statement that runs the lifted loop, or the loop as written."""
     name, loop, used = f"nbdist_{number}", program.loop, program.returned
     given = [_value(parameter, value) for parameter, value in loop.given.items()]
@@ -211,11 +286,17 @@ def _choice(number: int, program: LoopProgram, local: Sequence[str]) -> ast.stmt
     ]
     block = [*loop.before, *tests, *_parsed(assign, loop.step[0].lineno), *loop.after]
     lifted = _with_block(loop.node, loop.block, block)
-    (skip,) = _parsed(f"if {name}.skips(): continue", loop.line)
+    reads = _reads_of_iterators(loop.node.body, loop, callees)
+    (skip,) = _parsed(
+        f"if {name}.skips():\n if {name}.is_over(begins=True): break\n"
+        f" if {name}.is_over(begins=False): break\n continue",
+        loop.line,
+    )
     assert isinstance(skip, ast.If)
-    skip.body = [*_reads_of_iterators(loop), *skip.body]
+    skip.body = [skip.body[0], *reads, *skip.body[1:]]
     own = [n for n in local if n not in program.own_names]
     lifted.body = [skip, *_assignments(name, own, loop.line), *lifted.body]
+    lifted.orelse = _exhausted(name, lifted.orelse, loop.line)
     rest = tuple(n for n in loop.outputs if n not in used)
     last = f"if {name}.ran: {_tuple(rest)} = {name}.last()" if rest else "pass"
     (choice,) = _parsed(
@@ -231,17 +312,39 @@ def _choice(number: int, program: LoopProgram, local: Sequence[str]) -> ast.stmt
     return choice
 
 
-def _reads_of_iterators(loop: TrainingLoop) -> list[ast.stmt]:
-    """Return the statements that take the next batch: a pass without a step runs them too."""
-    given = [ast.copy_location(ast.Expr(value), value) for value in loop.given.values()]
-    return [copy.deepcopy(s) for s in (*loop.before, *given) if any(map(_takes_next, ast.walk(s)))]
+def _reads_of_iterators(
+    body: list[ast.stmt], loop: TrainingLoop, callees: Callees
+) -> list[ast.stmt]:
+    """Return the statements that take the next batch: a pass without a step runs them too.
+
+    Args:
+        body: statements of the loop, or of an `if` in it, that lead to the step.
+        loop: the loop.
+        callees: knowledge about the objects that it calls.
+    """
+    if body is loop.block:
+        given = [ast.copy_location(ast.Expr(value), value) for value in loop.given.values()]
+        return [copy.deepcopy(s) for s in (*loop.before, *given) if _reads(s, callees)]
+    found: list[ast.stmt] = []
+    for statement in body:
+        if isinstance(statement, ast.If) and _leads_to(statement.body, loop.block):
+            if inner := _reads_of_iterators(statement.body, loop, callees):
+                found.append(ast.copy_location(ast.If(statement.test, inner, []), statement))
+            break
+        if _reads(statement, callees):
+            found.append(copy.deepcopy(statement))
+    return found
 
 
-def _takes_next(node: ast.AST) -> bool:
-    match node:
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-            return name in _NEXT
-    return False
+def _leads_to(body: list[ast.stmt], block: list[ast.stmt]) -> bool:
+    return body is block or any(
+        isinstance(statement, ast.If) and _leads_to(statement.body, block) for statement in body
+    )
+
+
+def _reads(statement: ast.stmt, callees: Callees) -> bool:
+    calls = (node for node in ast.walk(statement) if isinstance(node, ast.Call))
+    return any(map(callees.takes_next, calls))
 
 
 def _value(parameter: str, value: ast.expr) -> str:

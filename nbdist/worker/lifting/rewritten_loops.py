@@ -13,8 +13,8 @@ from nbdist.worker.lifting import passes
 from nbdist.worker.lifting.callees import Callees
 from nbdist.worker.lifting.jax_callees import JaxCallees
 from nbdist.worker.lifting.lifted_loop import LiftedLoop, MakeStep
-from nbdist.worker.lifting.passes import OuterLoop
-from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, OUTER, REFUSE, LoopProgram, lift
+from nbdist.worker.lifting.passes import OuterLoop, PassSkipped
+from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, OUTER, REFUSE, SKIPPED, LoopProgram, lift
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.reachable import code_names
 
@@ -67,9 +67,9 @@ def rewritten(
         _note_undivided(tree, callees)
     changed, programs = lift(tree, source, callees, file)
     _programs.update({number: (strategy, found, label) for number, found in programs.items()})
-    builtin = ((LIFTS, lifts), (LIFTED, lifted), (REFUSE, refuse), (OUTER, outer))
-    for name, function in builtin:
-        setattr(builtins, name, function)
+    vars(builtins).update(
+        {LIFTS: lifts, LIFTED: lifted, REFUSE: refuse, OUTER: outer, SKIPPED: PassSkipped}
+    )
     return changed
 
 
@@ -140,11 +140,11 @@ def lifted(number: int) -> LiftedLoop:
     return loop
 
 
-def outer(loop: str) -> OuterLoop:
-    """Return a pass of a loop around training loops, for the function or cell that calls this."""
+def outer() -> OuterLoop:
+    """Return a loop around training loops, for the function or cell that calls this."""
     worker, frame = context.if_any(), sys._getframe(1)
     found = None if worker is None or worker.strategy is None else passes.of_cell(worker)
-    return OuterLoop(found, loop, frame)
+    return OuterLoop(found, frame)
 
 
 def _place(file: str, label: int, line: int) -> str:

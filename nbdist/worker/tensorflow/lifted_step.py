@@ -16,7 +16,10 @@ from nbdist.errors import NbdistError
 from nbdist.worker.data.batches import Batch, RankRows
 from nbdist.worker.lifting.lifted_loop import NotCompiledError, defined, split_header
 from nbdist.worker.runtime import context
+from nbdist.worker.runtime.reachable import of_kinds
+from nbdist.worker.runtime.shell import engine_shell
 from nbdist.worker.tensorflow.compiled_step import CompiledStep
+from nbdist.worker.tensorflow.keras_objects import WITH_VARIABLES
 from nbdist.worker.tensorflow.loop_trials import LoopTrials
 from nbdist.worker.tensorflow.metric_exchange import BoundValues, exchange
 from nbdist.worker.tensorflow.object_building import build_objects
@@ -208,6 +211,14 @@ class MirroredLoopStep(MirroredStep):
         """Do not repeat the trials of a step that differs only in metrics and plain values."""
         self._trials.continue_from(like._trials)
         self._compiled.continue_from(like._compiled)
+
+    def _beside(self, roots: dict[str, Any]) -> dict[str, Any]:
+        """Return further objects of the cell, such as a target model that the loop updates."""
+        kinds = (*WITH_VARIABLES, tf.Variable, keras.Variable)
+        names = context.current().cell_state.names.bound()
+        known = {id(value) for value in roots.values()}
+        found = of_kinds(names, engine_shell().user_ns, kinds)
+        return {name: value for name, value in found.items() if id(value) not in known}
 
     def rebind(self, values: dict[str, Any]) -> bool:
         """Use new metrics. Return False for other values, because the programs contain them."""

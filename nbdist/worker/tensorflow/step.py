@@ -127,7 +127,12 @@ class MirroredStep:
         extra = self._watch.variables()
         roots = self._objects.roots()
         alike = EqualVariables(roots, (("loss scale", variable) for variable in extra))
-        return TensorFlowState(roots, extra, alike=alike, facts=self._facts)
+        return TensorFlowState(roots | self._beside(roots), extra, alike=alike, facts=self._facts)
+
+    def _beside(self, roots: dict[str, Any]) -> dict[str, Any]:
+        """Return further objects for checkpoints, by name. A step cell has none."""
+        del roots
+        return {}
 
     def _facts(self) -> dict[str, object]:
         return {**self._flags, "--scale-lr": self._rates.factor}

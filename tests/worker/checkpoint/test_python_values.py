@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nbdist.worker.checkpoint import python_values
-from nbdist.worker.checkpoint.python_values import UnsavableError, decode, encode
+from nbdist.worker.checkpoint.python_values import Decoder, UnsavableError, decode, encode
 
 
 def restored(value: Any, now: Any = None) -> Any:
@@ -62,6 +62,23 @@ def test_arrays_of_jax() -> None:
         assert (found.dtype, found.tolist()) == (value.dtype, value.tolist())
     key = jax.random.key(4)
     assert jax.random.uniform(restored(key)) == jax.random.uniform(key)
+
+
+def test_trees_of_registered_types() -> None:
+    flax = pytest.importorskip("flax.struct")
+    jax = pytest.importorskip("jax")
+
+    class State(flax.PyTreeNode):
+        step: int
+        params: dict[str, Any]
+        apply: Any = flax.field(pytree_node=False)
+
+    now = State(0, {"w": jax.numpy.zeros(2)}, abs)
+    saved = encode(State(3, {"w": jax.numpy.ones(2)}, abs))
+    for found in (decode(saved, now), Decoder({}, {}, [1, now]).decode("best", saved, None)):
+        assert (type(found), found.step, found.apply) == (State, 3, abs)
+        assert found.params["w"].tolist() == [1.0, 1.0]
+    assert now.step == 0
 
 
 def test_containers_are_restored_in_place() -> None:

@@ -27,6 +27,8 @@ class Training:
         goal: encoded position from which it resumes; empty if it begins.
     """
 
+    __slots__ = ("last", "loop", "passes", "shown", "steps", "warnings")  # no variables of the user
+
     def __init__(self, goal: bytes = b"") -> None:
         saved = msgspec.msgpack.decode(goal, type=LoopPosition) if goal else None
         self.warnings: list[str] = []
@@ -34,60 +36,95 @@ class Training:
         self.loop = LoopPasses(self.passes, frozenset({"batch"}), ())
         self.steps: list[tuple[int, int, int]] = []
         self.shown: list[str] = []
+        self.last = -1
 
-    def outer(self, place: str) -> OuterLoop:
-        return OuterLoop(self.passes, place, sys._getframe(1))
-
-    def run(self, *, last: int = -1) -> Any:
-        """Train. `last` is the number of steps after which it stops."""
+    def run(self) -> Any:
+        """Train as rewritten code does. It stops after `last` steps."""
         history, best, rng = [], None, np.random.default_rng(0)
-        for fold in range(2):
-            with self.outer("line 1") as outer:
-                if "best" in outer.restored:
-                    best = outer.restored["best"]
-                for epoch in range(3):
-                    with self.outer("line 2") as inner:
-                        if "best" in inner.restored:
-                            best = inner.restored["best"]
-                        total = self._epoch(fold, epoch, rng, last)
-                        best = total if best is None else max(best, total)
-                        history.append(total)
-                        self.shown.append(f"{fold}.{epoch}")
-                self.outer("line 2").leave()
-                self.shown.append(f"fold {fold}")
-        self.outer("line 1").leave()
+        with OuterLoop(self.passes, sys._getframe()) as folds:
+            for fold in range(2):
+                if folds.is_over(begins=True):
+                    break
+                with folds.each():
+                    best = folds.restored.get("best", best)
+                    with OuterLoop(self.passes, sys._getframe()) as epochs:
+                        epoch = 0
+                        while epoch < 6:
+                            if epochs.is_over(begins=True):
+                                break
+                            with epochs.each():
+                                best = epochs.restored.get("best", best)
+                                epoch = epochs.restored.get("epoch", epoch)
+                                total = self._epoch(fold, epoch, rng)
+                                best = total if best is None else max(best, total)
+                                history.append(total)
+                                self.shown.append(f"{fold}.{epoch}")
+                                epoch += 1
+                                if epoch == 3 and epochs.may_leave():
+                                    break
+                            if epochs.is_over(begins=False):
+                                break
+                        epochs.leave()
+                    self.shown.append(f"fold {fold}")
+                if folds.is_over(begins=False):
+                    break
+            folds.leave()
         return history, best, rng.random()
 
-    def _epoch(self, fold: int, epoch: int, rng: np.random.Generator, last: int) -> float:
-        total = 0.0
+    def _epoch(self, fold: int, epoch: int, rng: np.random.Generator) -> float:
+        total, i = 0.0, 0
         self.loop.enter()
-        for batch in range(4):
+        while i < 8:
             frame = sys._getframe()
-            if self.loop.skips(frame):
+            if self.loop.begin_pass(frame):
+                if self.loop.is_over(begins=True) or self.loop.is_over(begins=False):
+                    break
                 continue
-            if "total" in self.loop.restored:
-                total = self.loop.restored["total"]
+            total = self.loop.restored.get("total", total)
+            i = self.loop.restored.get("i", i)
             self.loop.note_position(frame)
-            if len(self.steps) == last:
+            if len(self.steps) == self.last:
                 raise StopError
-            self.steps.append((fold, epoch, batch))
+            self.steps.append((fold, epoch, i))
             total += rng.random()
+            i += 2
+        else:
+            self.loop.exhausted()
+        self.loop.exit()
         self.loop.leave()
         return total
 
 
 @pytest.mark.parametrize("last", [0, 1, 4, 6, 11, 12, 19, 23])
 def test_resumed_run_ends_as_a_run_without_a_stop(last: int) -> None:
+    """In skipped passes, the counters of the loops over epochs and batches remain 0."""
     whole = Training()
     expected = whole.run()
     stopped = Training()
+    stopped.last = last
     with pytest.raises(StopError):
-        stopped.run(last=last)
+        stopped.run()
     resumed = Training(stopped.loop.packed_position())
     assert resumed.run() == expected
     assert resumed.steps == whole.steps[last:]
     assert stopped.shown + resumed.shown == whole.shown, "no pass ends twice"
     assert resumed.passes.goal is None
+    assert resumed.warnings == []
+
+
+def test_run_can_resume_twice() -> None:
+    whole = Training()
+    expected = whole.run()
+    goal, made = b"", 0
+    for last in (9, 8):
+        run = Training(goal)
+        run.last = last
+        with pytest.raises(StopError):
+            run.run()
+        goal, made = run.loop.packed_position(), made + last
+    resumed = Training(goal)
+    assert resumed.run() == expected
+    assert resumed.steps == whole.steps[made:]
 
 
 def test_loop_without_checkpoints_keeps_no_position() -> None:
@@ -95,16 +132,16 @@ def test_loop_without_checkpoints_keeps_no_position() -> None:
     assert not loop.are_saved
     assert loop.packed_position() == b""
     loop.leave()
-    with OuterLoop(None, "line 1", sys._getframe()) as outer:
+    with OuterLoop(None, sys._getframe()) as outer, outer.each():
         outer.leave()
-        assert outer.restored == {}
+        assert (outer.restored, outer.may_leave()) == ({}, True)
 
 
 def test_values_that_cannot_be_saved_are_named() -> None:
     models, rate = [object()], 0.1
     loop = LoopPasses(Passes({}, None, [].append), frozenset(), ("models", "rate", "missing"))
     loop.enter()
-    assert not loop.skips(sys._getframe())
+    assert not loop.begin_pass(sys._getframe())
     loop.note_position(sys._getframe())
     assert loop.lacking == ("models",)
     assert (len(models), rate) == (1, 0.1)
@@ -112,10 +149,12 @@ def test_values_that_cannot_be_saved_are_named() -> None:
 
 def test_position_behind_the_end_is_not_reached() -> None:
     stopped = Training()
+    stopped.last = 19
     with pytest.raises(StopError):
-        stopped.run(last=19)
+        stopped.run()
     position = msgspec.msgpack.decode(stopped.loop.packed_position(), type=LoopPosition)
-    resumed = Training(msgspec.msgpack.encode(msgspec.structs.replace(position, repeats=9)))
+    position.entries[0].passes = 9
+    resumed = Training(msgspec.msgpack.encode(position))
     resumed.run()
     assert resumed.passes.goal is not None
     assert resumed.steps == []
@@ -124,33 +163,32 @@ def test_position_behind_the_end_is_not_reached() -> None:
 def test_skipped_pass_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second pass reads a value that only the rest of a pass assigns."""
     monkeypatch.setattr("nbdist.worker.lifting.passes.place", lambda _frame, line: f"line {line}")
-    passes = [Passes({}, None, [].append)]
-    loop = LoopPasses(passes[0], frozenset(), ())
-    warnings: list[str] = []
-    run: list[int] = []
+    log = Training()
 
-    def train(last: int) -> None:
+    def train(goal: LoopPosition | None, last: int) -> LoopPasses:
+        passes = Passes({}, goal, log.warnings.append)
+        loop = LoopPasses(passes, frozenset(), ())
         history: list[int] = []
-        for epoch in range(4):
-            with OuterLoop(passes[-1], "line 3", sys._getframe()):
-                assert epoch == 0 or history[-1] == epoch - 1
-                loop.enter()
-                for _ in range(2):
-                    if loop.skips(sys._getframe()):
-                        continue
-                    loop.note_position(sys._getframe())
-                    if len(run) == last:
-                        raise StopError
-                    run.append(epoch)
-                loop.leave()
-                history.append(epoch)
+        with OuterLoop(passes, sys._getframe()) as epochs:
+            for epoch in range(4):
+                with epochs.each():
+                    assert epoch == 0 or history[-1] == epoch - 1
+                    loop.enter()
+                    for _ in range(2):
+                        if loop.begin_pass(sys._getframe()):
+                            continue
+                        loop.note_position(sys._getframe())
+                        if len(log.steps) == last:
+                            return loop
+                        log.steps.append((0, epoch, 0))
+                    loop.exhausted()
+                    loop.exit()
+                    loop.leave()
+                    history.append(epoch)
+        return loop
 
-    with pytest.raises(StopError):
-        train(5)
-    position = msgspec.msgpack.decode(loop.packed_position(), type=LoopPosition)
-    passes.append(Passes({}, position, warnings.append))
-    loop = LoopPasses(passes[-1], frozenset(), ())
-    train(-1)
-    assert run == [0, 0, 1, 1, 2, 2, 3, 3]
-    (text,) = warnings
+    position = msgspec.msgpack.decode(train(None, 5).packed_position(), type=LoopPosition)
+    train(position, -1)
+    assert [epoch for _, epoch, _ in log.steps] == [0, 0, 1, 1, 2, 2, 3, 3]
+    (text,) = log.warnings
     assert "pass 2, which the checkpoint contains, failed without its steps (IndexError" in text

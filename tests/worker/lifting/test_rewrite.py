@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import linecache
+import sys
 import traceback
 from textwrap import dedent
 from typing import Any
@@ -17,7 +18,8 @@ import pytest
 
 from nbdist.cells.loops import LoopError
 from nbdist.worker.lifting.callees import Callees
-from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, OUTER, REFUSE, LoopProgram, lift
+from nbdist.worker.lifting.passes import OuterLoop
+from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, OUTER, REFUSE, SKIPPED, LoopProgram, lift
 
 
 class GradientTape:
@@ -65,6 +67,9 @@ class LocalLoop:
     def skips(self) -> bool:
         return False
 
+    def exhausted(self) -> bool:
+        return False
+
     def leave(self) -> None: ...
 
     def step(self, given: tuple[Any, ...], carried: tuple[Any, ...], reads: Any) -> tuple[Any, ...]:
@@ -81,19 +86,9 @@ class LocalLoop:
         return tuple(self._outputs[n] for n in loop.outputs if n not in self._program.returned)
 
 
-class OuterPass:
-    """Double of a pass of a loop around a training loop."""
-
-    def __init__(self, loop: str) -> None:
-        self.restored: dict[str, Any] = {}
-        self.loop = loop
-
-    def __enter__(self) -> OuterPass:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def leave(self) -> None: ...
+def outer_loop() -> OuterLoop:
+    """Return a loop around training loops in a cell without checkpoints."""
+    return OuterLoop(None, sys._getframe(1))
 
 
 SETUP = """
@@ -389,7 +384,7 @@ def run(cell: str, *, lifted: bool) -> tuple[dict[str, Any], list[Any]]:
             if isinstance(program, LoopProgram)
         }
         assert loops, "nothing is lifted"
-        namespace |= {LIFTS: lambda _number: True, LIFTED: loops.__getitem__, OUTER: OuterPass}
+        namespace |= {LIFTS: lambda _number: True, LIFTED: loops.__getitem__, OUTER: outer_loop}
     exec(compile(tree, "cell", "exec"), namespace)
     namespace["printed"] = printed
     namespace["optimizer"], namespace["other"] = (
@@ -421,7 +416,7 @@ def test_loop_as_written_remains(cell: str) -> None:
     rewritten, _ = lift(tree, cell, Callees(tree, {}))
     namespace: dict[str, Any] = {"GradientTape": GradientTape, "Optimizer": Optimizer}
     exec(SETUP, namespace)
-    namespace |= {LIFTS: lambda _number: False, LIFTED: None, OUTER: OuterPass}
+    namespace |= {LIFTS: lambda _number: False, LIFTED: None, OUTER: outer_loop}
     namespace["print"] = lambda *_words: None
     exec(compile(rewritten, "cell", "exec"), namespace)
     expected, _ = run(cell, lifted=False)
@@ -554,4 +549,4 @@ def test_errors_of_a_step_have_the_lines_of_the_cell() -> None:
 
 def test_names_of_rewritten_cells_are_no_builtins_yet() -> None:
     """Only a worker defines them, when it runs a cell."""
-    assert not any(hasattr(builtins, name) for name in (LIFTS, LIFTED, OUTER, REFUSE))
+    assert not any(hasattr(builtins, name) for name in (LIFTS, LIFTED, OUTER, REFUSE, SKIPPED))

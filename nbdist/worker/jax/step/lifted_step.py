@@ -250,6 +250,8 @@ class JaxLoopStep:
 
     def batch(self, arguments: Arguments) -> Batch:
         self._arguments = arguments
+        if not self._state.is_changed:  # the loop may have assigned other values meanwhile
+            self._state.carried = dict(zip(self._state.carried, arguments.carried, strict=True))
         if not self._inputs.take(self._inputs_by_name(arguments)):
             self._inputs = self._inputs_of(arguments)
             self._kinds.add(self._inputs.kind)
