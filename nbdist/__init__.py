@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nbdist.parallel.placement.meshes import meshes
     from nbdist.parallel.placement.place import place
     from nbdist.parallel.placement.where import where
-    from nbdist.records import Batch, Host
+    from nbdist.records import Batch, Host, Sync
     from nbdist.session.cluster import Cluster
     from nbdist.session.discovery import attach
     from nbdist.session.submission import job
@@ -60,6 +60,7 @@ __all__ = [
     "StartError",
     "StepError",
     "StrategyError",
+    "Sync",
     "TransferError",
     "UsageError",
     "WorkerError",
@@ -84,6 +85,7 @@ _HOME = {  # also the hooks of IPython and Jupyter; they are not part of the API
     "Cluster": "nbdist.session.cluster",
     "Host": "nbdist.records",
     "Run": "nbdist.execution.result",
+    "Sync": "nbdist.records",
     "attach": "nbdist.session.discovery",
     "autoplace": "nbdist.parallel.autoplace.decorator",
     "export": "nbdist.worker.export.model_export",

@@ -52,6 +52,7 @@ SECTIONS = {
     "session.submission.SubmittedJob.follow": ("Raises",),
     "session.submission.SubmittedJob.resume": ("Raises",),
     "session.submission.SubmittedJob.wait": ("Args", "Returns", "Raises"),
+    "Sync": ("Attributes",),
     "attach": ("Args", "Returns", "Raises"),
     "autoplace": ("Args", "Returns", "Raises", "Examples"),
     "devices": ("Args", "Returns", "Examples"),

@@ -64,7 +64,8 @@ LEVELS: dict[str, tuple[set[str], ...]] = {
     ),
     "worker": (
         {"worker.runtime"},
-        {"worker.data", "worker.checkpoint", "worker.keras", "worker.jax.runtime"},
+        {"worker.data", "worker.checkpoint", "worker.keras", "worker.jax.runtime"}
+        | {"worker.own_modules"},
         {"worker.jax.arrays", "worker.profiling", "worker.tensorflow.runtime"},
         {"worker.training", "worker.inspection", "worker.tensorflow.replica"},
         {"worker.planning", "worker.lifting", "worker.jax.rebuild"}

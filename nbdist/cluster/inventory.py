@@ -12,7 +12,7 @@ import msgspec
 from jupyter_core.paths import jupyter_config_dir
 
 from nbdist.errors import UsageError
-from nbdist.records import Host
+from nbdist.records import Host, Sync
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,6 +42,7 @@ ADDRESS = re.compile(rf"{_WORD}|[0-9A-Fa-f:.]+", re.ASCII)
 _PROFILE = re.compile(_WORD, re.ASCII)
 _MOST_PORT = 65535
 _DEFAULTS, _HOSTS, _NAME = "defaults", "hosts", "host"
+_SYNC, _FOLDERS, _EXCLUDE = "sync", "folders", "exclude"
 _Fault = tuple[tuple[str, ...], str]
 """Path of keys in the file, and the description of the fault."""
 
@@ -247,6 +248,29 @@ def read(path: Path) -> tuple[Host, ...]:
     return tuple(read_named(path).values())
 
 
+def sync_of(file: str | None = None, profile: str | None = None) -> Sync:
+    """Return the choice of the user's own modules in an inventory; the default without one.
+
+    Relative folders are relative to the inventory.
+
+    Args:
+        file: the path of an inventory.
+        profile: the name of an inventory of the user.
+
+    Raises:
+        UsageError: the inventory has faults, or a folder does not exist.
+    """
+    if file is None and profile is None:
+        return Sync()
+    path = profile_path(profile) if profile is not None else Path(file or "").expanduser()
+    given = _content(path).get(_SYNC, {})
+    folders = [path.absolute().parent / Path(name).expanduser() for name in given.get(_FOLDERS, ())]
+    missing = [str(folder) for folder in folders if not folder.is_dir()]
+    if missing:
+        raise UsageError(f"{path}: no such folder in [sync]: {', '.join(missing)}")
+    return Sync(folders=tuple(map(str, folders)), exclude=tuple(given.get(_EXCLUDE, ())))
+
+
 def read_named(path: Path) -> dict[str, Host]:
     """Return the hosts of an inventory by their names in it, in its order.
 
@@ -263,10 +287,21 @@ def read_named(path: Path) -> dict[str, Host]:
         address = "192.168.7.2"          # of the fast network
         env = {NCCL_SOCKET_IFNAME = "ib0"}
 
+        [sync]                           # see `sync_of`
+        folders = ["~/library"]
+        exclude = ["*.bin"]
+
     Raises:
         UsageError: the file has faults. The message contains one line for each, with its line in
             the file.
     """
+    content = _content(path)
+    defaults = content.get(_DEFAULTS, {})
+    return {name: _host(name, own, defaults) for name, own in content[_HOSTS].items()}
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """Return the content of an inventory. Raise UsageError with all its faults."""
     try:
         text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text)
@@ -277,8 +312,7 @@ def read_named(path: Path) -> dict[str, Host]:
     faults = [f"{path}:{_line(text, *where)}: {fault}" for where, fault in _faults(content)]
     if faults:
         raise UsageError("\n".join(faults))
-    defaults = content.get(_DEFAULTS, {})
-    return {name: _host(name, own, defaults) for name, own in content[_HOSTS].items()}
+    return content
 
 
 def _host(name: str, own: dict[str, Any], defaults: dict[str, Any]) -> Host:
@@ -290,8 +324,8 @@ def _host(name: str, own: dict[str, Any], defaults: dict[str, Any]) -> Host:
 
 
 def _faults(content: dict[str, Any]) -> Iterator[_Fault]:
-    for name in content.keys() - {_DEFAULTS, _HOSTS}:
-        yield (name,), f"unknown {name!r}: use [defaults] or [hosts.NAME]"
+    for name in content.keys() - {_DEFAULTS, _HOSTS, _SYNC}:
+        yield (name,), f"unknown {name!r}: use [defaults], [sync] or [hosts.NAME]"
     hosts = content.get(_HOSTS)
     if not isinstance(hosts, dict) or not hosts:
         yield (_HOSTS,), "no hosts: add a section such as [hosts.gpu1], with its settings below"
@@ -308,6 +342,11 @@ def _faults(content: dict[str, Any]) -> Iterator[_Fault]:
         yield (_DEFAULTS,), f"defaults = {defaults!r}: use a section [defaults]"
     else:
         yield from _key_faults((_DEFAULTS,), defaults, _KEYS)
+    sync = content.get(_SYNC, {})
+    if not isinstance(sync, dict):
+        yield (_SYNC,), f"sync = {sync!r}: use a section [sync]"
+    else:
+        yield from _key_faults((_SYNC,), sync, (_FOLDERS, _EXCLUDE))
 
 
 def _name_faults(
@@ -344,6 +383,9 @@ def _value_fault(key: str, value: Any) -> str:
         pairs = value.items() if isinstance(value, dict) else [("", "")]
         good = all(_VARIABLE.fullmatch(n) and _is_line(v) for n, v in pairs)
         return "" if good else 'use {NAME = "value"}'
+    if key in (_FOLDERS, _EXCLUDE):
+        good = isinstance(value, list) and all(_is_line(each) for each in value)
+        return "" if good else 'use a list of texts, as in ["data", "*.bin"]'
     if not _is_line(value):
         return "use text in quotes, on one line"
     forms = {"python": PATH, "address": ADDRESS, "user": _PROFILE}

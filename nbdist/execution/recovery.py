@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nbdist.cluster.worker_group import WorkerGroup
     from nbdist.errors import RanksLostError
     from nbdist.execution.live_run import LiveRun
+    from nbdist.execution.module_sync import ModuleSync
     from nbdist.execution.recorder import Recorder
     from nbdist.execution.replay_journal import Journal
     from nbdist.execution.resume import ResumedRun
@@ -54,6 +55,7 @@ class Recovery:
         worker_group: the workers.
         journal: the earlier cells and pushed objects.
         handover: stores the loss, for a process that has to continue the recovery.
+        modules: the user's own modules, which the workers need first.
         run: runs an earlier cell again on some ranks, without output.
         wait_s: time in seconds to retry workers that cannot be started.
     """
@@ -63,12 +65,14 @@ class Recovery:
         worker_group: WorkerGroup,
         journal: Journal,
         handover: HandoverFile,
+        modules: ModuleSync,
         run: Callable[[CellRequest, Sequence[int]], None],
         wait_s: float,
     ) -> None:
         self._worker_group = worker_group
         self._journal = journal
         self._handover = handover
+        self._modules = modules
         self._run = run
         self._wait_s = wait_s
 
@@ -151,6 +155,7 @@ class Recovery:
 
     def _replay(self, entries: Sequence[Entry]) -> str:
         self._worker_group.seed()  # ranks that stayed have drawn random numbers since
+        self._modules.send(range(self._worker_group.world_size))
         for entry in entries:
             ranks = [rank for rank in entry.ranks if rank < self._worker_group.world_size]
             if entry.request is None:

@@ -21,6 +21,7 @@ from nbdist.errors import (
 )
 from nbdist.execution.context import RunContext
 from nbdist.execution.live_run import NullRun
+from nbdist.execution.module_sync import ModuleSync
 from nbdist.execution.monitor import CellMonitor
 from nbdist.execution.recorder import Recorder
 from nbdist.execution.recovery import Recovery, RecoveryLog
@@ -123,6 +124,7 @@ class Runner:
         stuck: the ranks that did not respond to the cancellation of a step. They must be killed.
         last_run: the result of the last cell, also if it failed.
         evaluate: runs an expression on all ranks, for `Run.export`.
+        modules: the user's own modules on the workers.
     """
 
     def __init__(
@@ -139,8 +141,9 @@ class Runner:
         self._journal = journal
         self._handover = handover
         self._settings = settings
+        self.modules = ModuleSync(worker_group)
         self._recovery = Recovery(
-            worker_group, journal, handover, self._run_again, settings.replace_wait_s
+            worker_group, journal, handover, self.modules, self._run_again, settings.replace_wait_s
         )
         self._monitors: tuple[CellMonitor, ...] = ()
         self.alignment = Alignment()
@@ -205,6 +208,7 @@ class Runner:
         Raises:
             ReplayError: an input cannot be created again.
         """
+        self.modules.find(request.source)
         self._recovery.recreate_inputs(phases, self._needed(request))
 
     def run(self, cell: RunningCell, view: View, live: LiveRun, host_of: Mapping[int, str]) -> None:
@@ -359,6 +363,7 @@ class Runner:
 
         def follow() -> None:
             self._require_all(request)
+            self.modules.send(tuple(context.host_of))
             if message and request.options.seed is None:
                 context.view.show_message(message)
             self._handover.sent(sent, **of_worker_group(self._worker_group))

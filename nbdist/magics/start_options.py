@@ -39,6 +39,13 @@ _FRAMEWORK = Option(
     default="frameworks that the cells of the notebook use, else all that are installed",
     help="Frameworks that the workers load.",
 )
+_NO_SYNC = Option(
+    flags=("--no-sync",),
+    kind="switch",
+    help="Let workers import your own modules from their hosts' disks, as they are there.",
+    details="By default, workers use the modules that the notebook sees. See "
+    "[your own modules](clusters.md#your-own-modules).",
+)
 _GO_ON = Option(
     flags=("--go-on",),
     kind="switch",
@@ -49,6 +56,7 @@ STARTING = (
     *(option for option in _SCHEDULER.values() if option.name != "python"),
     _FRAMEWORK,
     *_CLUSTER.values(),
+    _NO_SYNC,
 )
 LAUNCHING = (
     Option(
@@ -182,5 +190,6 @@ def started(args: Namespace) -> Cluster:
         hosts=chosen(args) if batch is None else _counted(args),
         batch=batch,
         framework=args.framework or framework_detection.framework(),
+        sync=False if args.no_sync else inventory.sync_of(args.hosts, args.profile),
         **{**given, "env": resources.parse_env(args.env)},
     )

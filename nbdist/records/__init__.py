@@ -104,6 +104,7 @@ from nbdist.records.media import (
     media_kind,
 )
 from nbdist.records.options import Option, options_of
+from nbdist.records.own_modules import ModuleFile, OwnModule, PlacedModules, Sync
 from nbdist.records.placement import (
     HOST_MEMORY,
     OWN_RANK,
@@ -331,6 +332,7 @@ __all__ = [
     "Metrics",
     "MimeBundle",
     "MirroredWiring",
+    "ModuleFile",
     "Note",
     "NoteTopic",
     "OnNan",
@@ -339,10 +341,12 @@ __all__ = [
     "OperationTime",
     "Option",
     "Output",
+    "OwnModule",
     "Phase",
     "PjrtWiring",
     "PlacedArray",
     "PlacedDevice",
+    "PlacedModules",
     "Placement",
     "PlacementReport",
     "Plan",
@@ -409,6 +413,7 @@ __all__ = [
     "StrategyName",
     "StreamName",
     "Survey",
+    "Sync",
     "SystemSample",
     "Table",
     "TableMessage",

@@ -16,6 +16,7 @@ from nbdist.records.base import (
     StrategyName,
 )
 from nbdist.records.options import Option
+from nbdist.records.own_modules import Sync
 from nbdist.records.scheduler import Batch
 from nbdist.records.topology import Bench
 
@@ -60,6 +61,7 @@ class ClusterRequest(Record, frozen=True):
         hosts: one for each engine.
         frameworks: frameworks that the engines load.
         batch: the scheduler that allocates the hosts; None if the hosts are named.
+        sync: the user's own modules that nbdist sends; None to send none.
     """
 
     hosts: tuple[Host, ...]
@@ -117,6 +119,7 @@ class ClusterRequest(Record, frozen=True):
         ),
     ] = 0
     batch: Batch | None = None
+    sync: Sync | None = Sync()
     seed: Annotated[
         int,
         Option(

@@ -17,7 +17,7 @@ from nbdist.cluster.preflight import require_shared
 from nbdist.errors import ClosedError, LeftError, UsageError
 from nbdist.execution import live_run, pushing
 from nbdist.execution.result import Run
-from nbdist.records import ClusterRequest, Communication, RunningCell
+from nbdist.records import ClusterRequest, Communication, RunningCell, Sync
 from nbdist.session.exporting import Exported, export
 from nbdist.session.inspection import ClusterInspection
 from nbdist.session.lifecycle import ClusterLifecycle, new_view
@@ -69,6 +69,8 @@ class Cluster:
             else ring).
         spares: Waiting engines that replace lost ones under `pjrt`. Default: none.
         min_hosts: Start with as few hosts as this if others cannot be reached. Default: all hosts.
+        sync: Send your own modules that cells import, and their edits. `nbdist.Sync` names further
+            folders and files to leave out. False to import them from the hosts' own disks.
         seed: Seed of the generators of Python, NumPy, TensorFlow and Keras on all ranks, from 0 to
             2**32 - 1. Default: a random seed.
         settings: Limits and folders. Default: environment variables.
@@ -99,6 +101,7 @@ class Cluster:
         communication: Communication = "auto",
         spares: int = 0,
         min_hosts: int = 0,
+        sync: bool | Sync = True,
         seed: int | None = None,
         settings: Settings | None = None,
     ) -> None:
@@ -114,6 +117,7 @@ class Cluster:
             spares=spares,
             min_hosts=min_hosts,
             batch=batch,
+            sync=(Sync() if sync else None) if isinstance(sync, bool) else sync,
             seed=secrets.randbelow(2**31) if seed is None else seed,
         )
         host_rules.check(self.request, self.settings.worker_memory_bytes)
@@ -356,11 +360,8 @@ class Cluster:
         self = cls.__new__(cls)
         self.settings = settings
         self._attach(ClusterLifecycle.adopt(folder, settings, detached_runner=detached_runner))
-        self.request, ran = (
-            self._lifecycle.handover.handover.request,
-            self._lifecycle.handover.handover.ran,
-        )
-        self._ran = list(ran)
+        handover = self._lifecycle.handover.handover
+        self.request, self._ran = handover.request, list(handover.ran)
         return self
 
     def follow(self) -> Run:
@@ -440,6 +441,7 @@ class Cluster:
             strategy=scope if len(chosen) == self.world_size else None,
             header=header,
         )
+        self._runner.modules.find(request.source)
         self._runner.settle()
         needs_recovery = self._runner.unavailable() or self._runner.is_recovery_interrupted
         if saving is None or not options.max_heals or not needs_recovery:

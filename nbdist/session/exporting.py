@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nbdist.cells.own_modules import own_modules
 from nbdist.errors import TransferError, UsageError
 from nbdist.jobs import folder
-from nbdist.jobs.own_modules import own_modules
 from nbdist.jobs.program import program_of
 from nbdist.jobs.remarks import remarks
 from nbdist.session.transfer import read_objects
@@ -77,7 +77,8 @@ def export(
         for name in modules.missing
     ]
     found = (*remarks(entries, journal.left_out(entries)), *missing)
-    launching = folder.write(target, program, cluster, found, modules.files, launch)
+    files = {place: file.path for place, file in modules.files.items()}
+    launching = folder.write(target, program, cluster, found, files, launch)
     return Exported(path.rstrip("/"), program.label, hosts, found, launching)
 
 

@@ -20,6 +20,7 @@ from nbdist.utils.allocator import return_freed_memory
 from nbdist.worker import cell_scope
 from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.lifting import module_loops, passes, rewritten_loops
+from nbdist.worker.own_modules.reload import reload_changed
 from nbdist.worker.runtime import context, rng_alignment, seeding
 from nbdist.worker.runtime.reporter import connect
 from nbdist.worker.runtime.shell import engine_shell
@@ -205,6 +206,7 @@ class _Cell:
 
     def _run_steps(self, request: StepRequest, stop: StopPoint) -> None:
         namespace = self._shell.user_ns
+        self._reload_modules()
         training_loop.check_names(request, namespace)
         step_strategy = cell_scope.step_strategy(
             self._worker, self._request, self._define, namespace
@@ -253,6 +255,7 @@ class _Cell:
 
     def _compile(self) -> _Program:
         """Compile under a name that IPython's tracebacks show as `Cell In[label]`."""
+        self._reload_modules()
         source = self._source
         filename = self._shell.compile.cache(source, self._request.label, self._request.source)
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if self._request.awaits else 0
@@ -274,6 +277,12 @@ class _Cell:
             )
         body = compile(tree, filename, "exec", flags=flags, dont_inherit=True)
         return _Program(body, value)
+
+    def _reload_modules(self) -> None:
+        """Use the current text of the user's own modules."""
+        for name in reload_changed(self._shell.user_ns):
+            text = f"the workers use an earlier text of `{name}`: its last reload failed"
+            self._worker.reporter.note("strategy", text, warning=True)
 
     def _show(self, value: object) -> None:
         if value is None:

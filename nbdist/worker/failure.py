@@ -7,7 +7,7 @@ import re
 import site
 import sysconfig
 from pathlib import Path
-from traceback import format_tb
+from traceback import format_exception_only, format_tb
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +20,8 @@ _OURS = (str(Path(__file__).parent), str(Path(__file__).parents[1] / "jaxpr"))
 _INSTALLED = (*site.getsitepackages(), sysconfig.get_path("stdlib"))
 _GENERATED = "__autograph_generated_file"
 """Part of the names of files with code that AutoGraph has made of the user's."""
+_IMPORTS = "<frozen importlib"
+"""Start of the names of files of Python's import system."""
 _FILTER = str(Path("util", "traceback_utils.py"))
 """End of the file of TensorFlow that raises an error again without TensorFlow's frames."""
 _DEFECTS = AssertionError, AttributeError, LookupError, NameError
@@ -47,6 +49,8 @@ def describe(error: BaseException, shell: Any, *, follows: bool) -> Failure:
         lines = shell.InteractiveTB.structured_traceback(type(error), error, own)
     except Exception as trouble:  # noqa: BLE001 - an exception whose own repr raises
         lines = [f"{type(error).__name__} (its traceback could not be shown: {trouble!r})"]
+    if isinstance(error, SyntaxError) and not cell_name(error.filename or ""):
+        lines = [line.rstrip() for line in format_exception_only(error)]  # with file and line
     return _failure(error, [_readable(line) for line in lines], own, follows=False)
 
 
@@ -87,7 +91,8 @@ def _user_frames(error: BaseException) -> TracebackType | None:
     """
     frames, traceback = [], error.__traceback__
     while traceback is not None:
-        if _GENERATED not in traceback.tb_frame.f_code.co_filename:
+        file = traceback.tb_frame.f_code.co_filename
+        if _GENERATED not in file and not file.startswith(_IMPORTS):
             frames.append(traceback)
         traceback = traceback.tb_next
     own = [f for f in frames[:-1] if not _is_library(f.tb_frame.f_code.co_filename)]

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from types import FrameType
 
 PACKAGE = f"{os.sep}nbdist{os.sep}"
-CHECKS = ("execution/health.py",)
-"""Files of checks. On a busy machine they send a query, which is no part of a cell's path."""
+CHECKS = ("execution/health.py", "execution/module_sync.py")
+"""Files of checks and preparation, which are no part of a cell's path.
+
+On a busy machine checks send a query. The user's own modules are found before a cell.
+"""
 
 _found: dict[str, set[str]] = {}
 _is_on = False

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nbdist.cluster import inventory
 from nbdist.cluster.remote_host.ssh_connection import SshConnection
 from nbdist.errors import UsageError
-from nbdist.records import Host
+from nbdist.records import Host, Sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -225,6 +225,9 @@ def test_an_inventory_is_chosen_by_name(
         ("[defaults]\nhost = 'gpu1'\n[hosts.gpu1]", 2, "unknown key 'host'"),
         ("defaults = 3\n[hosts.gpu1]", 1, r"section \[defaults\]"),
         ("[hosts.gpu1]\n[default]\n", 2, "unknown 'default'"),
+        ("sync = 3\n[hosts.gpu1]", 1, r"section \[sync\]"),
+        ("[hosts.gpu1]\n[sync]\nfolder = []", 3, "unknown key 'folder': use folders, exclude"),
+        ("[hosts.gpu1]\n[sync]\nexclude = '*.bin'", 3, "use a list of texts"),
     ],
 )
 def test_each_error_of_an_inventory_has_its_line(
@@ -271,6 +274,20 @@ def test_all_errors_of_an_inventory_are_reported_at_once(tmp_path: Path) -> None
     with pytest.raises(UsageError) as error:
         inventory.read(path)
     assert len(str(error.value).splitlines()) == 3
+
+
+def test_own_modules_are_chosen_in_an_inventory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert inventory.sync_of() == Sync()
+    path = tmp_path / "hosts.toml"
+    path.write_text("[hosts.gpu1]\n[sync]\nfolders = ['library']\nexclude = ['*.bin']\n")
+    with pytest.raises(UsageError, match=rf"no such folder in \[sync\]: {tmp_path}/library"):
+        inventory.sync_of(str(path))
+    (tmp_path / "library").mkdir()
+    chosen = Sync(folders=(str(tmp_path / "library"),), exclude=("*.bin",))
+    monkeypatch.chdir(tmp_path)
+    assert inventory.sync_of("hosts.toml") == chosen
 
 
 def test_an_inventory_may_contain_this_machine(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ class WorkersDouble:
         errors: the error of each attempt to start workers; none after the last.
         dead_ranks: the ranks that die in each attempt.
         replacing: the error of a replacement by spares; None if it works.
+        before_modules: the calls before modules were sent, and the ranks.
     """
 
     def __init__(self, places: int = 3) -> None:
@@ -78,6 +79,7 @@ class WorkersDouble:
         self.errors: list[NbdistError] = []
         self.dead_ranks: list[int] = []
         self.limit_s: list[float] = []
+        self.before_modules: list[Any] = []
 
     @property
     def engines(self) -> WorkersDouble:
@@ -115,6 +117,10 @@ class WorkersDouble:
     def seed(self) -> None:
         self.calls.append("seed")
 
+    def send(self, ranks: Sequence[int]) -> None:
+        """Send the user's modules: note the ranks, and the calls before."""
+        self.before_modules = [*self.calls, tuple(ranks)]
+
     def apply(
         self, function: Callable[..., Any], payload: bytes, ranks: Sequence[int]
     ) -> list[bool]:
@@ -144,7 +150,7 @@ def recovery_of(
     group: Any = workers
     cells: Any = journal or JournalDouble()
     file: Any = handover or HandoverDouble()
-    return Recovery(group, cells, file, run, 60.0)
+    return Recovery(group, cells, file, group, run, 60.0)
 
 
 def recover(
@@ -269,6 +275,7 @@ def test_inputs_are_created_again_on_the_remaining_ranks(
         ("put", b"x", [1]),
         ("run", 5, [0]),
     ]
+    assert workers.before_modules == [*workers.calls[:2], (0, 1)]  # before the cells
     out = capsys.readouterr().out
     assert "nbdist: rank 1 died after step 7; recovering" in out
     assert "[1] %dist_push [4] [5]" in out

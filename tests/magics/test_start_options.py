@@ -20,7 +20,7 @@ from nbdist.magics.start_options import (
     resized,
     started,
 )
-from nbdist.records import Batch, Host
+from nbdist.records import Batch, Host, Sync
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,8 +95,10 @@ def test_a_cluster_on_this_machine_has_the_given_options(monkeypatch: pytest.Mon
         "framework": "jax",
         "env": {"A": "1", "B": "2"},
         "spares": 1,
+        "sync": Sync(),
         "seed": 0,
     }
+    assert requested(monkeypatch, host=["2"], no_sync=True)["sync"] is False
 
 
 def test_python_of_other_hosts_needs_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:

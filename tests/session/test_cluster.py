@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 REQUIRED = {"hosts", "frameworks"}
 """Fields of a request without a default."""
 
-NORMALIZED = {"env": None, "seed": None}
-"""Parameters whose None `Cluster` replaces: by no variables, and by a random seed."""
+NORMALIZED = {"env": None, "seed": None, "sync": True}
+"""Parameters whose value `Cluster` replaces: by no variables, a random seed, and `Sync()`."""
 
 
 def test_defaults_are_those_of_the_request() -> None:

@@ -10,7 +10,6 @@ import random
 import sys
 import textwrap
 from collections import ChainMap
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,11 @@ import numpy as np
 
 from nbdist.cells.effects import effect_in, is_compiled, root_name
 from nbdist.cells.loops import repeats_batch, training_loops
+from nbdist.utils.installed import is_users_file
 from nbdist.worker.lifting.definitions import first_line
 from nbdist.worker.lifting.outside_names import read_by, read_in
-from nbdist.worker.runtime.user_modules import behind, is_of_user, is_users, is_users_file
+from nbdist.worker.runtime import import_hooks
+from nbdist.worker.runtime.user_modules import behind, is_of_user, is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -436,7 +437,7 @@ def _file_of(name: str) -> str | None:
     origin = None
     parts = name.split(".")
     for end in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:end]), folders)
+        spec = import_hooks.find_spec(".".join(parts[:end]), folders)
         if spec is None:
             return None
         origin, folders = spec.origin, spec.submodule_search_locations or ()

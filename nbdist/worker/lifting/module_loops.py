@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.worker.lifting import rewritten_loops
 from nbdist.worker.lifting.definitions import replace_code
+from nbdist.worker.own_modules.finder import OwnLoader
 from nbdist.worker.runtime import context, import_hooks
 from nbdist.worker.runtime.user_modules import behind
 
@@ -45,11 +46,8 @@ def _lift_imported(module: ModuleType) -> None:
 
 def _lift(module: ModuleType, strategy: StrategyName) -> None:
     _lifted.add((module.__name__, strategy))
-    path = inspect.getsourcefile(module)
-    if path is None:
-        return
     try:
-        source = Path(path).read_text(encoding="utf-8")
+        path, source = _source(module)
         tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError):
         return
@@ -57,6 +55,21 @@ def _lift(module: ModuleType, strategy: StrategyName) -> None:
     if changed is not None:
         own = [value for value in vars(module).values() if _is_defined_in(value, module)]
         replace_code(own, compile(changed, path, "exec", dont_inherit=True))
+
+
+def _source(module: ModuleType) -> tuple[str, str]:
+    """Return the path that the code of a module names, and its text.
+
+    Raises:
+        OSError: the module has no file of Python.
+    """
+    loader = vars(module).get("__loader__")
+    if isinstance(loader, OwnLoader):
+        return loader.module.source, loader.get_source(module.__name__)
+    path = inspect.getsourcefile(module)
+    if path is None:
+        raise FileNotFoundError(module.__name__)
+    return path, Path(path).read_text(encoding="utf-8")
 
 
 def _is_defined_in(value: Any, module: ModuleType) -> bool:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from nbdist.records import RANK_VARIABLE, WorkerHello
 from nbdist.worker import cell_runner, watchdog
 from nbdist.worker.keras import backend as keras_backend
+from nbdist.worker.own_modules import finder
 from nbdist.worker.runtime import context, gloo_connections, import_hooks, seeding
 from nbdist.worker.runtime.shell import engine_shell
 
@@ -77,6 +78,7 @@ def become(identities: dict[int, WorkerIdentity]) -> None:
     engine_shell().push({"exit": sys.exit, "quit": sys.exit}, interactive=False)
     seed(identity.seed)
     keras_backend.decide_at_import()
+    finder.install()
     watchdog.watch(worker, identity.dispatch)
     cell_runner.take_cells(identity.dispatch)
 

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import wrapt
 
-from nbdist.worker.runtime.user_modules import is_users_file
+from nbdist.utils.installed import is_users_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+
+    from _typeshed.importlib import MetaPathFinderProtocol
 
 
 def once_imported(name: str, do: Callable[[], None]) -> None:
@@ -47,6 +49,26 @@ def after_imports_of_users(do: Callable[[ModuleType], None]) -> None:
     _find_first(_UsersModules(do))
 
 
+def search_first(finder: MetaPathFinderProtocol) -> None:
+    """Let a finder search before the folders of `sys.path`. The hooks above see its modules too."""
+    _before_path.append(finder)
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), finder)
+
+
+def find_spec(
+    name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+) -> ModuleSpec | None:
+    """Find a module with a file. See `importlib.abc.MetaPathFinder.find_spec`."""
+    for finder in _before_path:
+        spec = finder.find_spec(name, path, target)
+        if spec is not None:
+            return spec
+    return PathFinder.find_spec(name, path, target)
+
+
+_before_path: list[MetaPathFinderProtocol] = []
+
+
 def _find_first(finder: _Finder) -> None:
     """Let a finder search before the others, unless one of its kind does already."""
     if not any(type(other) is type(finder) for other in sys.meta_path):
@@ -68,7 +90,7 @@ class _Finder(ABC):
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a module. See `importlib.abc.MetaPathFinder.find_spec`."""
-        spec = PathFinder.find_spec(name, path, target)
+        spec = find_spec(name, path, target)
         if spec is None or not isinstance(spec.loader, SourceFileLoader):
             return None
         if not self.wants(name, spec.origin or ""):

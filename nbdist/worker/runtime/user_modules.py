@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import site
 import sys
-import sysconfig
-from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
+
+from nbdist.utils.installed import is_users_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 NOTEBOOK = "__main__"
 """Module of the functions and classes of cells."""
-
-_OURS = f"{Path(__file__).parents[2]}{os.sep}"
-_INSTALLED = (
-    *(*site.getsitepackages(), site.getusersitepackages()),
-    *(sysconfig.get_path("stdlib"), _OURS),
-)
-"""Folders of installed packages, of Python itself, and of nbdist."""
-
-
-_LIBRARIES = {
-    *("tensorflow", "keras", "jax", "jaxlib", "flax", "optax", "equinox", "orbax", "numpy"),
-    *("nbdist", "IPython", "ipykernel", "ipyparallel"),
-}
-"""Packages that are not the user's, even if they are installed from a folder (`pip install -e`)."""
 
 
 def is_users(module: str | None) -> bool:
@@ -39,12 +22,6 @@ def is_users(module: str | None) -> bool:
     loaded = sys.modules.get(module or "")
     file = None if loaded is None else vars(loaded).get("__file__")
     return isinstance(file, str) and is_users_file(str(module), file)
-
-
-@functools.cache
-def is_users_file(module: str, path: str) -> bool:
-    """Return True if the file of a module belongs to no installed package."""
-    return module.partition(".")[0] not in _LIBRARIES and not path.startswith(_INSTALLED)
 
 
 def is_of_user(value: Any) -> bool:

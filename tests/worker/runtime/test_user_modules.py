@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections import deque
 from types import ModuleType
 
@@ -20,15 +19,6 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     code = "def step(): pass\nclass Trainer: pass"
     exec(compile(code, made.__file__, "exec"), vars(made))
     return made
-
-
-def test_files_of_packages_are_not_the_users() -> None:
-    installed = f"{sysconfig.get_path('purelib')}/package/part.py"
-    assert user_modules.is_users_file("helpers", "/home/user/helpers.py")
-    assert not user_modules.is_users_file("package.part", installed)
-    assert not user_modules.is_users_file("json", f"{sysconfig.get_path('stdlib')}/json.py")
-    assert not user_modules.is_users_file("nbdist.cells", "/home/user/nbdist/cells/__init__.py")
-    assert not user_modules.is_users_file("keras.src", "/home/user/keras/src/__init__.py")
 
 
 def test_objects_of_the_user(module: ModuleType) -> None:

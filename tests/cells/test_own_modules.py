@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nbdist.jobs.own_modules import own_modules
+from nbdist.cells.own_modules import own_modules
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +36,8 @@ def test_modules_and_their_imports_are_found(notebook_folder: Path) -> None:
     files, missing = own_modules(["my_layers", "numpy", "json", "jax"])
     assert missing == []
     assert files.keys() == {Path(place) for place in own if place != "not_used.py"}
-    for place, path in files.items():
-        assert path.read_text() == own[str(place)]
+    for place, file in files.items():
+        assert file.path.read_text() == own[str(place)]
 
 
 def test_module_that_is_not_found_is_named() -> None:
