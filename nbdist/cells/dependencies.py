@@ -85,12 +85,18 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 @functools.lru_cache(maxsize=8)
+def tree_of_cell(source: str) -> ast.Module:
+    """Return the syntax tree of a cell. Empty if it is not valid Python or IPython syntax."""
+    try:
+        return ast.parse(TransformerManager().transform_cell(source))
+    except (SyntaxError, ValueError):
+        return ast.Module(body=[], type_ignores=[])
+
+
+@functools.lru_cache(maxsize=8)
 def names_of(source: str) -> CellNames:
     """Return the names that a cell uses. Empty if it is not valid Python or IPython syntax."""
-    try:
-        tree = ast.parse(TransformerManager().transform_cell(source))
-    except (SyntaxError, ValueError):
-        return CellNames()
+    tree = tree_of_cell(source)
     names = Names()
     names.scan(tree.body)
     own = set(vars(builtins))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import fnmatch
-import functools
 import hashlib
 import importlib.machinery
 import itertools
@@ -13,8 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from IPython.core.inputtransformer2 import TransformerManager
-
+from nbdist.cells.dependencies import tree_of_cell
 from nbdist.errors import UsageError
 from nbdist.utils.installed import INSTALLED, is_users_file
 
@@ -25,6 +23,9 @@ MOST_BYTES = 64 << 20
 """Limit for the files of all modules together."""
 
 _LEFT_OUT = ("__pycache__", "node_modules")
+_SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)
+"""Statements that contain no others."""
+
 _TRIES = 3
 """Reads of a file that changes while it is read."""
 
@@ -165,7 +166,8 @@ class OwnModuleFinder:
                 f"your module {path} cannot be read ({error.strerror}): make it readable, or "
                 "leave it out by `exclude` (docs/clusters.md)"
             ) from None
-        imports = tuple(dict.fromkeys(_imported(content, path)))
+        tree = _tree(content) if path.suffix == ".py" else ast.Module([], [])
+        imports = tuple(dict.fromkeys(_imported(tree)))
         source = SourceFile(path, digest_of(content), len(content), imports)
         self._store(source.digest, content)
         self._read[path] = stamp, source
@@ -186,13 +188,9 @@ def digest_of(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-@functools.lru_cache(maxsize=8)
 def imports_of_cell(source: str) -> tuple[str, ...]:
     """Return the modules at the top level that a cell imports; none of a cell that is no Python."""
-    if "import" not in source:
-        return ()
-    text = TransformerManager().transform_cell(source)
-    return tuple(dict.fromkeys(_imported(text.encode(), Path("cell.py"))))
+    return tuple(dict.fromkeys(_imported(tree_of_cell(source)))) if "import" in source else ()
 
 
 def _stable_content(path: Path) -> tuple[tuple[int, int], bytes]:
@@ -247,16 +245,23 @@ def _refuse_large(paths: Sequence[Path]) -> None:
         )
 
 
-def _imported(content: bytes, path: Path) -> Iterator[str]:
-    """Yield the modules at the top level that a file imports; none of a file that is no Python."""
-    if path.suffix != ".py":
-        return
+def _tree(content: bytes) -> ast.Module:
+    """Return the syntax tree of a file; empty if it is no Python."""
     try:
-        tree = ast.parse(content)
+        return ast.parse(content)
     except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
+        return ast.Module([], [])
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Yield the modules at the top level that a file or cell imports, also in functions."""
+    waiting: list[ast.AST] = list(reversed(tree.body))
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module.partition(".")[0]
+        elif not isinstance(node, _SIMPLE):
+            children = ast.iter_child_nodes(node)
+            waiting.extend(reversed([c for c in children if not isinstance(c, ast.expr)]))

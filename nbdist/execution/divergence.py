@@ -1,4 +1,4 @@
-"""Comparison of replicated values between the ranks at the end of a plain cell."""
+"""Comparison of the ranks at the end of a cell: replicated values, and modules from their disks."""
 
 from __future__ import annotations
 
@@ -43,6 +43,37 @@ _EXPECTED: dict[StrategyName, str] = {
 }
 
 
+def different_modules(ended: Mapping[int, CellEnded]) -> CellEnded | None:
+    """Compare the modules that ranks have imported from the disks of their hosts.
+
+    Args:
+        ended: the end of the cell on each rank.
+
+    Returns:
+        The end of the first rank that differs, as a failure whose message contains the modules.
+        None if ranks that import the same module have the same file.
+    """
+    found: dict[str, dict[int, str]] = {}
+    for rank, end in sorted(ended.items()):
+        for name, digest in end.disk_modules.items():
+            found.setdefault(name, {})[rank] = digest
+    differing = {name: of for name, of in sorted(found.items()) if len(set(of.values())) > 1}
+    if not differing:
+        return None
+    lines, first = [], 0
+    for name, digests in differing.items():
+        odd, usual = _parted(digests)
+        lines.append(f"`{name}` of rank {formatting.ranks(odd)} differs from that of rank {usual}")
+        first = odd[0]
+    text = (
+        f"the ranks have imported different files from the disks of their hosts: "
+        f"{', '.join(lines)}. Put the modules beside the notebook, in a folder of `sys.path`, or "
+        "copy them to all hosts, then run %dist_restart"
+    )
+    failure = Failure(ename=StepError.__name__, evalue=text, traceback=(), same=text)
+    return structs.replace(ended[first], status="error", failure=failure)
+
+
 def drifted(request: CellRequest, ended: Mapping[int, CellEnded]) -> CellEnded | None:
     """Compare the digests of all ranks.
 
@@ -63,7 +94,8 @@ def drifted(request: CellRequest, ended: Mapping[int, CellEnded]) -> CellEnded |
     differing = {name: of_ranks for name, of_ranks in found.items() if _differ(of_ranks)}
     if not differing:
         return None
-    odd, usual = _parted(next(iter(differing.values())))
+    first = next(iter(differing.values()))
+    odd, usual = _parted({rank: each.number for rank, each in first.items()})
     text = _text(request.strategy, _named(request, differing), odd, usual)
     failure = Failure(ename=StepError.__name__, evalue=text, traceback=(), same=text)
     return structs.replace(ended[odd[0]], status="error", failure=failure)
@@ -113,9 +145,8 @@ def _paths(name: str, of_ranks: Mapping[int, Replicated]) -> list[str]:
     return [path for path, column in zip(first, columns, strict=True) if len(set(column)) > 1]
 
 
-def _parted(of_ranks: Mapping[int, Replicated]) -> tuple[list[int], int]:
+def _parted(numbers: Mapping[int, int] | Mapping[int, str]) -> tuple[list[int], int]:
     """Return the ranks that differ from the most frequent values, and the first other rank."""
-    numbers = {rank: each.number for rank, each in of_ranks.items()}
     (most, _), *_ = Counter(numbers.values()).most_common(1)
     odd = [rank for rank, number in numbers.items() if number != most]
     return odd, next(rank for rank, number in numbers.items() if number == most)

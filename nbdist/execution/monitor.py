@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.errors import LeftError, RanksLostError
 from nbdist.execution.cancellation import POLL_S, Cancellation, StopRequests
-from nbdist.execution.divergence import drifted
+from nbdist.execution.divergence import different_modules, drifted
 from nbdist.execution.failures import (
     CellOutcome,
     cell_error,
@@ -222,7 +222,11 @@ class CellMonitor:
         # Ranks may wait for the one that failed.
         self._cancellation.end(self._settings.cell_grace_s)
         self._health.check_alive()
-        outcome.failed = root(outcome.failed, self.ends.values()) or drifted(request, self.ends)
+        outcome.failed = (
+            different_modules(self.ends)
+            or root(outcome.failed, self.ends.values())
+            or drifted(request, self.ends)
+        )
         if outcome.preempted and outcome.failed is None:
             rank = min(outcome.preempted)
             name, after = outcome.name(rank), self._health.after(rank)

@@ -418,6 +418,8 @@ class CellEnded(Event, frozen=True):
             TensorFlow. Ranks with different keys cannot meet in a collective.
         generators: digest of the state of each global random generator, by library.
         generator_states: the states, packed by `worker/runtime/rng_alignment.py`; from rank 0 only.
+        disk_modules: digest of the file of each module of the user that the rank has imported from
+            its host's disk in this cell.
     """
 
     status: Literal["ok", "error", "interrupted"]
@@ -428,6 +430,7 @@ class CellEnded(Event, frozen=True):
     collective_keys: int = 0
     generators: dict[str, int] = msgspec.field(default_factory=dict)
     generator_states: bytes = b""
+    disk_modules: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Stopping(Event, frozen=True):

@@ -20,6 +20,7 @@ from nbdist.utils.allocator import return_freed_memory
 from nbdist.worker import cell_scope
 from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.lifting import module_loops, passes, rewritten_loops
+from nbdist.worker.own_modules import finder
 from nbdist.worker.own_modules.reload import reload_changed
 from nbdist.worker.runtime import context, rng_alignment, seeding
 from nbdist.worker.runtime.reporter import connect
@@ -318,6 +319,7 @@ class _Cell:
             collective_keys=self._worker.collective_keys(),
             generators=generators.digests(),
             generator_states=b"" if self._worker.rank else generators.packed(),
+            disk_modules=finder.install().from_disk(),
             rank=self._worker.rank,
             cell=self._request.number,
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nbdist.errors import CellError, UsageError
+from nbdist.records import Saving, StepOptions
 from tests import clusters
 
 if TYPE_CHECKING:
@@ -192,6 +193,57 @@ def test_running_cell_keeps_its_text(cluster: nbdist.Cluster, write: Write) -> N
         == "1"
     )
     assert value(cluster, "om_running.f()") == "22"
+
+
+def test_files_of_different_disks_are_refused(
+    cluster: nbdist.Cluster, tmp_path: Path, bounded: None
+) -> None:
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "om_disk.py").write_text(f"value = {rank}")
+    path = f"import sys\nsys.path.insert(0, f'{tmp_path}/{{rank}}')\n"
+    with pytest.raises(CellError, match="`om_disk` of rank 1 differs from that of rank 0"):
+        cluster.run(path + "import om_disk\nom_disk.value")
+    cluster.restart()
+    (tmp_path / "1" / "om_disk.py").write_text("value = 0")
+    assert value(cluster, path + "import om_disk\nom_disk.value") == "0"
+
+
+def test_module_that_no_disk_has_is_not_found(cluster: nbdist.Cluster) -> None:
+    with pytest.raises(CellError, match="No module named 'om_nowhere'"):
+        cluster.run("import om_nowhere")
+
+
+def test_recovered_run_continues_with_the_text_that_it_began_with(
+    cluster: nbdist.Cluster, write: Write, tmp_path: Path
+) -> None:
+    text = """
+        import os, pathlib, signal
+        SCALE = 1.0
+        def scaled(batch, rank, mark, source):
+            if rank == 1 and not os.path.exists(mark):
+                pathlib.Path(source).write_text("def scaled(*_): return 0 / 0")
+                pathlib.Path(mark).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return SCALE * batch
+    """
+    path = write("om_recover.py", text)
+    mark = tmp_path / "mark"
+    cluster.run(
+        "import numpy as np, jax.numpy as jnp\nimport om_recover\nw = jnp.zeros(3)\n"
+        "def batches():\n    for i in range(30):\n        yield om_recover.scaled("
+        f"np.ones((4, 3), 'float32'), rank if i == 14 else 0, {str(mark)!r}, {str(path)!r})\n"
+    )
+    run = cluster.run(
+        "w = w + batch.mean(0)\nloss = w.sum()",
+        step=StepOptions(data="batches"),
+        saving=Saving(folder=str(tmp_path / "saved"), every_steps=5),
+    )
+    assert len(run.recoveries) == 1
+    assert mark.exists()
+    assert list(run.loss) == [3.0 * (step + 1) for step in range(30)]
+    with pytest.raises(CellError, match="ZeroDivisionError"):
+        cluster.run("om_recover.scaled()")
 
 
 def test_module_with_the_name_of_another_is_refused(cluster: nbdist.Cluster, write: Write) -> None:

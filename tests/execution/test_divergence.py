@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbdist.execution.divergence import drifted
+from nbdist.execution.divergence import different_modules, drifted
 from nbdist.records import CellEnded, Replicated, StrategyName
 from tests.execution.doubles import ended, failure, request
 
@@ -101,3 +101,15 @@ def test_at_most_five_paths_are_listed() -> None:
 
     assert "`v0`, `v1`, `v2`, `v3`, `v4`. Rank" in message(of_ranks(values(1, 5), values(2, 5)))
     assert "`v3`, `v4` and 2 more. Rank" in message(of_ranks(values(1, 7), values(2, 7)))
+
+
+def test_modules_that_differ_are_named_with_their_ranks() -> None:
+    same, other = {"a": "1", "b.c": "2"}, {"a": "1", "b.c": "3"}
+    ends = {rank: ended(rank, disk_modules=own) for rank, own in enumerate([same, other, same])}
+    found = different_modules(ends)
+    assert found is not None
+    assert (found.rank, found.status) == (1, "error")
+    assert found.failure is not None
+    assert "`b.c` of rank 1 differs from that of rank 0. Put" in found.failure.evalue
+    ends[1] = ended(1, disk_modules={"only": "5"})
+    assert different_modules(ends) is None

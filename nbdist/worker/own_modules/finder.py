@@ -6,6 +6,7 @@ The code of a module keeps the path of the notebook's file, so tracebacks show t
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import linecache
 import sys
@@ -13,11 +14,12 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from nbdist.cells.own_modules import digest_of
 from nbdist.utils.installed import is_users_file
 from nbdist.worker.runtime import import_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from types import CodeType, ModuleType
 
     from nbdist.records import OwnModule
@@ -124,10 +126,10 @@ class OwnFinder:
             if module is not None and isinstance(loader, OwnLoader):
                 yield name, module, loader.module
 
-    def from_disk(self) -> Mapping[str, Path]:
-        """Return the files of the user's modules that were imported from this host's disk.
+    def from_disk(self) -> dict[str, str]:
+        """Return digests of the user's modules that were imported from this host's disk.
 
-        Modules that an earlier call has returned are left out.
+        Modules of earlier calls are left out.
         """
         names, self._elsewhere = self._elsewhere, set()
         found = {}
@@ -135,7 +137,8 @@ class OwnFinder:
             module = sys.modules.get(name)
             file = None if module is None else vars(module).get("__file__")
             if isinstance(file, str) and file.endswith(".py") and is_users_file(name, file):
-                found[name] = Path(file)
+                with contextlib.suppress(OSError):  # it has been removed
+                    found[name] = digest_of(Path(file).read_bytes())
         return found
 
 

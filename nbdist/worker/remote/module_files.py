@@ -116,20 +116,25 @@ def _is_same(path: Path, file: ModuleFile) -> bool:
 
 
 def _tree(module: OwnModule, store: Path) -> Path:
-    """Return a folder with all files of a module, as links to their stored contents."""
+    """Return a folder with all files of a module. Its path is the same after each change.
+
+    It is a link, which a change replaces in one operation. Modules that are not reloaded thus find
+    their new data files.
+    """
     folder = store / f"{module.name}-{module.digest}"
-    if folder.exists():
-        return folder
-    draft = store / f".{folder.name}.{context.current().rank}"
+    link, draft = store / module.name, store / f".{folder.name}.{context.current().rank}"
     shutil.rmtree(draft, ignore_errors=True)
     try:
-        for beside, file in module.files.items():
-            (draft / beside).parent.mkdir(parents=True, exist_ok=True)
-            (draft / beside).hardlink_to(store / file.digest)
-        draft.rename(folder)
+        if not folder.exists():
+            for beside, file in module.files.items():
+                (draft / beside).parent.mkdir(parents=True, exist_ok=True)
+                (draft / beside).hardlink_to(store / file.digest)
+            draft.rename(folder)
+        draft.symlink_to(folder.name)
+        draft.replace(link)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return folder
+    return link
 
 
 def _fault(error: OSError, folder: Path) -> str:
