@@ -15,7 +15,7 @@ from nbdist.utils.files import replace_file
 from nbdist.worker.remote import module_files
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from nbdist.cells.own_modules import OwnModules
     from nbdist.cluster.worker_group import WorkerGroup
@@ -72,6 +72,10 @@ class ModuleSync:
             self._version += 1
             self._keep_list()
 
+    def others(self, names: Iterable[str]) -> list[str]:
+        """Return the modules that are not the user's own."""
+        return [name for name in names if name.partition(".")[0] not in self._modules]
+
     def send(self, ranks: Sequence[int]) -> None:
         """Send the modules to the ranks that lack them. Files are sent once to each host.
 
@@ -123,10 +127,13 @@ class ModuleSync:
 
     def _store(self, digest: str, content: bytes) -> None:
         """Store the content of a file in the cluster's folder."""
+        if not (self._folder / digest).exists():
+            self._write(digest, content)
+
+    def _write(self, name: str, content: bytes) -> None:
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            if not (self._folder / digest).exists():
-                replace_file(self._folder / digest, content, 0o600)
+            replace_file(self._folder / name, content, 0o600)
         except OSError as error:
             raise UsageError(
                 f"your modules cannot be stored in {self._folder} ({error.strerror}): free some "
@@ -137,7 +144,7 @@ class ModuleSync:
         """Store the list of modules for a successor, and remove contents of no module."""
         files = (file for module in self._modules.values() for file in module.files.values())
         needed = {_LIST, *self._finder.digests(), *(file.digest for file in files)}
-        replace_file(self._folder / _LIST, msgspec.msgpack.encode(self._modules), 0o600)
+        self._write(_LIST, msgspec.msgpack.encode(self._modules))
         for path in self._folder.iterdir():
             if path.name not in needed:
                 path.unlink()

@@ -491,7 +491,7 @@ class Cluster:
                     )
             if self._runner.stuck:
                 self.restart()
-        self._worker_group.warm_spares(self._journal.imports())
+        self._worker_group.warm_spares(self._runner.modules.others(self._journal.imports()))
 
     @property
     def last_run(self) -> Run:

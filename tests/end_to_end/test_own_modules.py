@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
 
+import nbdist
 from nbdist.errors import CellError, UsageError
 from nbdist.records import Saving, StepOptions
 from tests import clusters
@@ -16,8 +20,6 @@ from tests import clusters
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    import nbdist
 
     Write = Callable[[str, str], Path]
 
@@ -329,6 +331,9 @@ for x in data:
 """
 
 
+FIT = "model.fit(data[0], np.ones((8, 1)), batch_size=8, verbose=0).history['loss']"
+
+
 def test_training_loops_of_tensorflow_use_the_edited_model(write: Write) -> None:
     write("om_keras.py", TENSORFLOW_LOOP)
     edited = TENSORFLOW_LOOP.replace("1.0 * self", "2.0 * self").replace(
@@ -342,5 +347,35 @@ def test_training_loops_of_tensorflow_use_the_edited_model(write: Write) -> None
 
         cluster.run(TENSORFLOW_SETUP, strategy="mirrored")
         assert losses("train_step") == losses("compiled") == [4.0, 4.0, 3.0, True]
+        fit = "model.compile(optimizer, lambda y, p: (y - p) ** 2)\n" + FIT
+        assert cluster.run(fit).results[0] == "[4.0]"
         write("om_keras.py", edited)
+        assert cluster.run(FIT).results[0] == "[25.0]"
         assert losses("train_step") == losses("compiled") == [250.0, 250.0, 6.0, True]
+
+
+OWNER = """
+import os, nbdist
+nbdist.Cluster(2, framework="none").run("import om_attached")
+os._exit(0)
+"""
+
+
+@pytest.mark.usefixtures("own_folders")
+def test_attached_cluster_has_the_modules(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("om_attached.py", "value = 1")
+    python_path = os.pathsep.join([str(tmp_path), *sys.path])
+    subprocess.run(
+        [sys.executable, "-c", OWNER], env={**os.environ, "PYTHONPATH": python_path}, check=True
+    )
+    write("om_attached.py", "value = 22")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("sys.path", [path for path in sys.path if path != str(tmp_path)])
+        attached = nbdist.attach()  # from a notebook that does not find the module
+        attached.restart()
+        run = attached.run("import om_attached\nom_attached.value")
+        assert set(run.results.values()) == {"1"}
+    assert set(attached.run("om_attached.value").results.values()) == {"22"}
+    attached.stop()

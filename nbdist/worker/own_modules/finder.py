@@ -90,6 +90,11 @@ class OwnFinder:
         for text in texts:
             self.texts[text.name] = text
             self._note_folders(text)
+        for name, loaded, text in self.loaded():
+            if self.texts[name].file != text.file:
+                loaded.__file__ = self.texts[name].file
+                if text.is_package:
+                    loaded.__path__ = [str(Path(loaded.__file__).parent)]
 
     def _note_folders(self, text: ModuleText) -> None:
         folder = Path(text.file).parent
@@ -119,12 +124,19 @@ class OwnFinder:
         return None
 
     def loaded(self) -> Iterator[tuple[str, ModuleType, ModuleText]]:
-        """Yield the loaded modules: name, module, and the text that it has run."""
-        for name in self.texts:
+        """Yield the loaded modules: name, module, and the text that it has run.
+
+        A module that was imported from this host's disk before has the text of its file.
+        """
+        for name, text in self.texts.items():
             module = sys.modules.get(name)
-            loader = None if module is None else vars(module).get("__loader__")
-            if module is not None and isinstance(loader, OwnLoader):
-                yield name, module, loader.module
+            if module is None:
+                continue
+            loader = vars(module).get("__loader__")
+            if not isinstance(loader, OwnLoader):
+                loader = OwnLoader(_on_disk(module, text))
+                module.__loader__ = loader
+            yield name, module, loader.module
 
     def from_disk(self) -> dict[str, str]:
         """Return digests of the user's modules that were imported from this host's disk.
@@ -140,6 +152,14 @@ class OwnFinder:
                 with contextlib.suppress(OSError):  # it has been removed
                     found[name] = digest_of(Path(file).read_bytes())
         return found
+
+
+def _on_disk(module: ModuleType, text: ModuleText) -> ModuleText:
+    """Return the text of a module that another loader has loaded; empty without a file."""
+    file, content = str(vars(module).get("__file__")), b""
+    with contextlib.suppress(OSError):
+        content = Path(file).read_bytes()
+    return text._replace(file=file, digest=digest_of(content), text=content)
 
 
 def install() -> OwnFinder:

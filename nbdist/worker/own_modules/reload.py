@@ -56,11 +56,22 @@ def reload_changed(namespace: dict[str, Any]) -> tuple[str, ...]:
         del changed[name]
     for name, text in changed.items():
         _checked(name, text)
-    if changed and "jax" in sys.modules:
-        sys.modules["jax"].clear_caches()  # of functions that were traced with the old text
+    if changed:
+        _forget_compiled(namespace)
     for name in _ordered(changed):
         _reload(sys.modules[name], changed[name], namespace)
     return stale
+
+
+def _forget_compiled(namespace: Mapping[str, Any]) -> None:
+    """Let JAX, and `fit` of Keras models, trace functions again that used the old text."""
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+    if "keras" in sys.modules:
+        spaces = (namespace, *(vars(module) for _, module, _ in install().loaded()))
+        for model in {id(v): v for space in spaces for v in space.values()}.values():
+            if isinstance(model, sys.modules["keras"].Model):
+                model.train_function = model.test_function = model.predict_function = None
 
 
 def _checked(name: str, text: ModuleText) -> None:
@@ -109,10 +120,11 @@ def _reload(module: ModuleType, text: ModuleText, namespace: dict[str, Any]) -> 
     before = dict(vars(module))
     try:
         superreload(module, reload=_reloaded, old_objects=_old_objects)
-    except BaseException:
+    except BaseException as error:
         vars(module).clear()
         vars(module).update(before)
-        _failed[text.name] = text.digest
+        if isinstance(error, Exception):  # after an interrupt, the next cell reloads it
+            _failed[text.name] = text.digest
         raise
     _rebind(before, vars(module), namespace)
 

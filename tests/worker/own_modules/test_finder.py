@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+OWN = ("of_", "rl", "mf_")
+"""Beginnings of the names of the modules in these tests."""
+
+
 @pytest.fixture
 def finder(monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnFinder]:
     """A finder that is removed after the test, with the modules that it has found."""
@@ -31,7 +35,8 @@ def finder(monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnFinder]:
     before = set(sys.modules)
     yield module.install()
     for name in sys.modules.keys() - before:
-        del sys.modules[name]
+        if name.startswith(OWN):
+            del sys.modules[name]
 
 
 def text_of(name: str, text: str, folder: str, *, is_package: bool = False) -> ModuleText:
@@ -88,3 +93,36 @@ def test_new_texts_replace_all_earlier_ones_of_the_module(
     importlib.import_module("of_pack")
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("of_pack.gone")
+
+
+def test_module_from_the_disk_is_one_with_the_text_of_its_file(
+    finder: OwnFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "of_early.py").write_text("value = 1")
+    importlib.import_module("of_early")
+    finder.use(own("of_early"), [text_of("of_early", "value = 1", str(tmp_path))])
+    ((name, _, text),) = finder.loaded()
+    assert (name, text.digest) == ("of_early", finder.texts["of_early"].digest)
+    finder.use(own("of_early"), [text_of("of_early", "value = 2", str(tmp_path))])
+    ((_, _, text),) = finder.loaded()
+    assert text.digest != finder.texts["of_early"].digest
+
+
+def test_loaded_package_finds_its_files_in_another_folder(
+    finder: OwnFinder, tmp_path: Path
+) -> None:
+    finder.use(own("of_moved"), [text_of("of_moved", "", "/first", is_package=True)])
+    moved = importlib.import_module("of_moved")
+    finder.use(own("of_moved"), [text_of("of_moved", "", "/second", is_package=True)])
+    assert moved.__file__ == "/second/of_moved/__init__.py"
+    assert moved.__path__ == ["/second/of_moved"]
+
+
+def test_autograph_reads_the_text(finder: OwnFinder) -> None:
+    text = (
+        "import tensorflow as tf\n@tf.function\ndef f(x):\n"
+        "    if tf.reduce_sum(x) > 0:\n        return x\n    return -x\n"
+    )
+    finder.use(own("of_graph"), [text_of("of_graph", text, "/not_there")])
+    assert float(importlib.import_module("of_graph").f(-2.0)) == 2.0

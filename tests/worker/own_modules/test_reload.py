@@ -93,3 +93,30 @@ def test_nothing_changes_if_one_text_is_no_python(finder: OwnFinder) -> None:
     assert rle.value == 1
     assert reload_changed({}) == ("rlf",)
     assert rle.value == 2
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_interrupted_reload_is_repeated(finder: OwnFinder, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(finder, rlg="import builtins\nvalue = 1")
+    rlg = importlib.import_module("rlg")
+    use(finder, rlg="import builtins\nbuiltins.interrupting()\nvalue = 2")
+    monkeypatch.setattr("builtins.interrupting", interrupt, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        reload_changed({})
+    assert rlg.value == 1
+    monkeypatch.setattr("builtins.interrupting", lambda: None)
+    assert reload_changed({}) == ()
+    assert rlg.value == 2
+
+
+def test_methods_may_use_super_after_an_edit(finder: OwnFinder) -> None:
+    text = "class A:\n    def f(self): return 1\nclass B(A):\n    def f(self): return 2\n"
+    use(finder, rlh=text)
+    rlh = importlib.import_module("rlh")
+    own_class = type("Own", (rlh.B,), {})
+    use(finder, rlh=text.replace("return 2", "return super().f() + 10"))
+    reload_changed({})
+    assert own_class().f() == rlh.B().f() == 11
