@@ -202,3 +202,36 @@ def test_lost_rank_is_replaced_with_the_modules(apart: Hosts, write: Write, tmp_
         )
     assert len(run.recoveries) == 1
     assert list(run.loss) == [3.0 * (step + 1) for step in range(30)]
+
+
+@pytest.mark.full  # a quarter of a minute
+def test_training_loop_of_tensorflow_uses_an_edited_model(apart: Hosts, write: Write) -> None:
+    text = """
+        import keras, tensorflow as tf
+        class Net(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
+            def call(self, x):
+                return 1.0 * self.dense(x)
+        @tf.function
+        def train_step(model, optimizer, x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x) - 1.0) ** 2)
+            grads = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(grads, model.trainable_variables))
+            return loss
+    """
+    loop = (
+        "losses = []\nfor x in data:\n    losses.append(float(train_step(model, optimizer, x)))\n"
+    )
+    write("oh_keras.py", text)
+    with nbdist.Cluster(hosts=apart.names, framework="tensorflow") as cluster:
+        cluster.run(
+            "import keras, numpy as np\nfrom oh_keras import Net, train_step\n"
+            "data = [np.ones((8, 3), 'float32') for i in range(2)]\nmodel = Net()\n"
+            "model(data[0])\noptimizer = keras.optimizers.SGD(0.0)\n"
+        )
+        assert values(cluster, f"{loop}losses") == {"[4.0, 4.0]"}
+        write("oh_keras.py", text.replace("1.0 * self", "2.0 * self"))
+        assert values(cluster, f"{loop}losses") == {"[25.0, 25.0]"}
