@@ -300,6 +300,19 @@ for step in range(14):
 values = [[int(s.step), np.asarray(s.params["w"]).tolist()] for s in (state, best_state)]
 outcome = [values, best]
 """,
+    "views of the data, and an action before the step": """
+X2, last, cfg = X.copy(), None, {"scale": 1.0}
+xb, yb = X2[0:16], Y[0:16]
+seen = []
+for t in range(16):
+    action = float(jnp.tanh(X2[t] @ params["w"])[0])
+    seen.append(action)
+    params, loss = update(params, xb * (1 + 0.1 * action), yb * cfg["scale"])
+    may_fail()
+    j = (t % 4) * 16
+    xb, yb = X2[j : j + 16], Y[j : j + 16]
+outcome = [weights(), seen, np.abs(X2 - X).sum().item()]
+""",
     "two folds": """
 scores = []
 for fold in range(2):
@@ -408,6 +421,48 @@ outcome = [weights(), history]
     jax.run("fails_at = 0; params = jax.tree.map(jnp.zeros_like, params)")
     jax.run(cell, saving=Saving(folder=folder, every_steps=6, resume=True))
     assert outcome(jax) == expected
+
+
+def test_value_that_the_loop_does_not_change_may_be_edited(
+    jax: nbdist.Cluster, tmp_path: Path
+) -> None:
+    cell = """
+for i in range(0, 64, 8):
+    params, loss = update(params, X[i : i + 8], cfg["scale"] * Y[i : i + 8])
+    may_fail()
+"""
+    begin(jax, JAX + "cfg = {'scale': 1.0}", fails_at=5)
+    folder = str(tmp_path / "run")
+    with pytest.raises(CellError, match="planned"):
+        jax.run(cell, saving=Saving(folder=folder, every_steps=2))
+    jax.restart()
+    begin(jax, JAX + "cfg = {'scale': 2.0}")
+    jax.run(cell, saving=Saving(folder=folder, every_steps=2, resume=True))
+    jax.run("outcome = cfg['scale']")
+    assert outcome(jax) == [2.0, 2.0]
+
+
+def test_model_that_is_read_before_the_step_is_named(
+    tensorflow: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = """
+def act(x):
+    return model(x)
+for i in range(0, 64, 8):
+    goal = Y[i : i + 8] + 0.1 * act(X[i : i + 8])
+    loss = train_step(X[i : i + 8], goal)
+    may_fail()
+"""
+    begin(tensorflow, TENSORFLOW, fails_at=5)
+    folder = str(tmp_path / "run")
+    with pytest.raises(CellError, match="planned"):
+        tensorflow.run(cell, saving=Saving(folder=folder, every_steps=2))
+    begin(tensorflow, TENSORFLOW)
+    capsys.readouterr()
+    tensorflow.run(cell, saving=Saving(folder=folder, every_steps=2, resume=True))
+    assert "nbdist restores `model` in the step, but this pass reads it before" in (
+        capsys.readouterr().err
+    )
 
 
 def test_list_that_cannot_be_saved_is_named(

@@ -120,29 +120,26 @@ def decode(saved: Any, now: Any = None) -> Any:
         now: the present value. If it is a container, array or generator of the same type, it
             receives the saved contents and is returned.
     """
-    return Decoder({}, {}).decode("", saved, now)
+    return Decoder({}, mutable_objects({"": now})).decode("", saved, now)
 
 
 class Decoder:
     """Decoder of the variables of one scope. Names that shared an object share one again.
 
-    An object receives the saved contents in place if the same paths lead to it as to the saved
-    one. Another variable may refer to the object by now, and must not change.
-
     Args:
-        saved: paths to each saved object with several, by each of them.
-        now: the same for the present objects.
+        shared: paths to each saved object with several, by each of them.
+        kept: present objects by path that receive the saved contents in place.
         templates: present values. A saved pytree needs one of its type for its structure.
     """
 
     def __init__(
         self,
-        saved: dict[str, frozenset[str]],
-        now: dict[str, frozenset[str]],
+        shared: dict[str, frozenset[str]],
+        kept: Mapping[str, Any],
         templates: Iterable[Any] = (),
     ) -> None:
-        self._saved = saved
-        self._now = now
+        self._groups = shared
+        self._kept = kept
         self._templates = templates
         self._shared: dict[frozenset[str], Any] = {}
 
@@ -150,10 +147,10 @@ class Decoder:
         """Return a saved value. `now` is the present value of the path."""
         if not isinstance(saved, dict):
             return saved
-        group = self._saved.get(path)
+        group = self._groups.get(path)
         if group is not None and group in self._shared:
             return self._shared[group]
-        usable = now if self._now.get(path) == group else None
+        usable = next((self._kept[one] for one in group or (path,) if one in self._kept), None)
         (kind, content), *rest = saved.items()
         if kind == "integer":
             return int(content)
@@ -221,9 +218,9 @@ class Decoder:
         return usable
 
 
-def shared_paths(variables: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """Return the paths of each mutable object that several paths lead to, by each of them."""
-    found: dict[int, list[str]] = {}
+def mutable_objects(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the lists, dicts, sets, arrays and generators that variables lead to, by path."""
+    found: dict[str, Any] = {}
     for root, value in variables.items():
         left = _MOST_OBJECTS
         waiting = [(root, value)]
@@ -231,13 +228,20 @@ def shared_paths(variables: Mapping[str, Any]) -> dict[str, frozenset[str]]:
             path, part = waiting.pop()
             left -= 1
             if isinstance(part, (list, dict, set, collections.deque, np.ndarray, *_GENERATORS)):
-                found.setdefault(id(part), []).append(path)
+                found[path] = part
             if type(part) in _DICTS:
                 waiting += ((f"{path}[{key!r}]", item) for key, item in part.items())
             elif type(part) in (list, tuple) and len(part) <= left:
                 waiting += ((f"{path}[{i}]", item) for i, item in enumerate(part))
-    groups = [frozenset(paths) for paths in found.values() if len(paths) > 1]
-    return {path: group for group in groups for path in group}
+    return found
+
+
+def shared_paths(objects: Mapping[str, Any]) -> list[list[str]]:
+    """Return the paths of each object that several paths lead to."""
+    paths: dict[int, list[str]] = {}
+    for path, value in objects.items():
+        paths.setdefault(id(value), []).append(path)
+    return [group for group in paths.values() if len(group) > 1]
 
 
 def leaves_of(value: Any) -> list[Any] | None:

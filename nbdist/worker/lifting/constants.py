@@ -31,7 +31,7 @@ _MISSING = object()
 _SMALL = 1 << 16
 """Bytes of arrays whose contents are compared in each step, which takes 20 µs."""
 
-_MOST_ITEMS = 100
+MOST_ITEMS = 100
 """Length of lists whose items are compared. A longer one contains results or data."""
 
 
@@ -57,7 +57,7 @@ def contents(value: np.ndarray | list[Any]) -> Any:
         if value.dtype.hasobject:
             return None
         return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-    if len(value) > _MOST_ITEMS:
+    if len(value) > MOST_ITEMS:
         return None
     return tuple(item if isinstance(item, PLAIN) else id(item) for item in value)
 

@@ -12,16 +12,18 @@ from msgspec import structs
 
 from nbdist.records import StepOptions, StepProgram, StepRequest
 from nbdist.worker.checkpoint.folder import Position
-from nbdist.worker.lifting.constants import CONTENTS, PLAIN, is_same
+from nbdist.worker.lifting.constants import CONTENTS, MOST_ITEMS, PLAIN, is_same
 from nbdist.worker.lifting.passes import LoopPasses, of_cell
 from nbdist.worker.lifting.rewrite import LoopProgram
 from nbdist.worker.runtime import context
+from nbdist.worker.runtime.reachable import reachable
 from nbdist.worker.runtime.shell import engine_shell, store_source
 from nbdist.worker.training.loop import StepRunner
 from nbdist.worker.training.step_contract import StepStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import FrameType
 
     from nbdist.worker.data.batches import Batch
     from nbdist.worker.runtime.context import Worker
@@ -209,15 +211,31 @@ class LiftedLoop:
         if not self._passes.are_saved or self._written is not None:
             return False
         frame, runner = sys._getframe(1), self._runner
+        resumes = self._passes.is_behind
         if self._passes.begin_pass(frame):
             self._worker.progress.tested += 1
             return True
+        if resumes:
+            self._note_early_reads(frame)
         if runner is not None:
             self._count_steps(runner)
             self._stops = runner.must_stop()
         if runner is None or self._stops or runner.is_due():
             self._passes.note_position(frame)
         return False
+
+    def _note_early_reads(self, frame: FrameType) -> None:
+        """Warn that the first resumed pass reads models before its step restores them."""
+        space = {**frame.f_globals, **frame.f_locals}
+        for path, value in reachable(self._program.read_before, space, most=MOST_ITEMS):
+            if hasattr(value, "trainable_variables"):
+                text = (
+                    f"{self._program.place}: nbdist restores `{path}` in the step, but this pass "
+                    "reads it before: its first resumed step may differ from a run without a "
+                    "failure. Read it in the step, or after it"
+                )
+                self._worker.reporter.note_once("checkpoint", text, warning=True)
+                return
 
     def is_over(self, *, begins: bool) -> bool:
         """Return True if a resumed run must leave the loop, as the saved run did."""

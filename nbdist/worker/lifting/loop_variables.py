@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import deque
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -20,6 +20,7 @@ from nbdist.worker.checkpoint.python_values import (
     Decoder,
     UnsavableError,
     encode,
+    mutable_objects,
     shared_paths,
 )
 from nbdist.worker.lifting.definitions import functions_of
@@ -44,11 +45,15 @@ class Values(msgspec.Struct, frozen=True):
     Attributes:
         variables: encoded values by path: `losses`, `1:fit/best`, `trainer.history`. The number
             is the position of the function among the user's functions that run.
+        unchanged: paths among these whose values are those before the first loop.
+        kept: paths of lists, dicts, arrays and generators that are the objects of that time.
         shared: groups of paths to one object.
         generators: states of the global random generators.
     """
 
     variables: dict[str, Any]
+    unchanged: list[str]
+    kept: list[str]
     shared: list[list[str]]
     generators: bytes
 
@@ -71,6 +76,7 @@ class LoopVariables:
         self._warn = warn
         self._mentioned: list[str] = []
         self._first: dict[str, bytes] | None = None
+        self._objects: dict[str, Any] = {}
         self._lengths: dict[str, int] = {}
         self._refused: dict[str, int] = {}
         self._changed: set[str] = set()
@@ -83,6 +89,7 @@ class LoopVariables:
             found = self._encoded(variables, frame, frozenset())
             self._first = {path: _digest(value) for path, value in found.items()}
             self._lengths = _lengths(variables, found)
+            self._objects = mutable_objects(_roots(variables))
 
     def values(self, frame: FrameType, left_out: frozenset[str] = frozenset()) -> Values:
         """Return the values that have changed, and small lists, dicts and generators.
@@ -103,10 +110,12 @@ class LoopVariables:
             if path in self._changed or _is_small(variables[path].value, value)
         }
         self._warn_of_lost(variables, found)
-        groups = {*shared_paths(_roots(variables)).values()}
+        objects = mutable_objects(_roots(variables))
         return Values(
             variables=saved,
-            shared=[sorted(group) for group in groups],
+            unchanged=[path for path in saved if path not in self._changed],
+            kept=[path for path, value in objects.items() if self._objects.get(path) is value],
+            shared=shared_paths(objects),
             generators=rng_alignment.States.now().packed(),
         )
 
@@ -119,24 +128,44 @@ class LoopVariables:
                     "of numbers, texts and small arrays only, up to 16 MiB"
                 )
 
-    def restore(self, values: Values, frame: FrameType) -> dict[str, Any]:
-        """Restore values, and return those of local names that the frame itself must assign."""
+    def restore(self, values: Values, frame: FrameType, *, again: bool) -> dict[str, Any]:
+        """Restore values, and return those of local names that the frame itself must assign.
+
+        Args:
+            values: the values.
+            frame: the function or cell that contains the loop.
+            again: True if the saved run was in this process: it may have changed values since.
+        """
         rng_alignment.restore(values.generators)
-        self._changed |= values.variables.keys()
+        self._changed |= values.variables.keys() - {*values.unchanged}
         local: dict[str, Any] = {}
         variables = self._variables(frame, local)
         groups = [frozenset(paths) for paths in values.shared]
-        saved_groups = {path: group for group in groups for path in group}
-        now = _roots(variables)
-        decoder = Decoder(saved_groups, shared_paths(now), now.values())
+        roots, first = _roots(variables), self._objects
+        now = mutable_objects(roots)
+        kept = {path: now[path] for path in values.kept if first.get(path) is now.get(path, now)}
+        shared = {path: group for group in groups for path in group}
+        decoder = Decoder(shared, kept, roots.values())
         own = _scope(frame)
+        edited = set() if again else {*filter(self._is_first(variables, frame), values.unchanged)}
         for path, saved in values.variables.items():
+            if path in edited:
+                continue
             variable = variables.get(path)
             if variable is None:
                 self._create(path, decoder.decode(path, saved, None), variables, own, local)
             elif (new := decoder.decode(path, saved, variable.value)) is not variable.value:
                 variable.assign(new)
         return local
+
+    def _is_first(self, variables: dict[str, _Variable], frame: FrameType) -> Callable[[str], bool]:
+        """Return a function that returns True for a path whose value is that before the first loop.
+
+        If the saved run had not changed it either, the user may have edited it in between.
+        """
+        assert self._first is not None
+        found, first = self._encoded(variables, frame, frozenset()), self._first
+        return lambda path: path in found and first.get(path) == _digest(found[path])
 
     def _create(
         self,
@@ -270,6 +299,8 @@ def _with_attributes(roots: dict[str, _Variable]) -> Iterator[tuple[str, _Variab
 
 def _is_object(value: Any) -> bool:
     """Return True for an object of a class of the user that is no class of a framework."""
+    if type(value) is SimpleNamespace:
+        return True
     if isinstance(value, (type, FunctionType)) or not hasattr(value, "__dict__"):
         return False
     kinds = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 _ACTIVE, _EXHAUSTED, _LEFT = range(3)
 
+_folders: set[str] = set()
+"""Folders of the checkpoints of cells that this process has run."""
+
 
 class Entry(msgspec.Struct, array_like=True):
     """A loop, from its begin to its end.
@@ -75,6 +78,7 @@ class Passes:
         namespace: the global names of the cell.
         goal: position of the checkpoint from which the run resumes; None if it begins.
         warn: shows a warning.
+        again: True if the saved run was in this process.
 
     Attributes:
         goal: the same position until the run has reached it, then None.
@@ -85,9 +89,12 @@ class Passes:
         namespace: dict[str, Any],
         goal: LoopPosition | None,
         warn: Callable[[str], None],
+        *,
+        again: bool = False,
     ) -> None:
         self.goal = goal
         self._warn = warn
+        self._again = again
         self._variables = LoopVariables(namespace, warn)
         self._entries: list[Entry] = []
         self._around: list[int] = []
@@ -133,7 +140,7 @@ class Passes:
         self._variables.begin(frame)
         local: dict[str, Any] = {}
         if self.goal is not None and self._is_at(number):
-            local = self._variables.restore(self.goal.values[number], frame)
+            local = self._variables.restore(self.goal.values[number], frame, again=self._again)
         self._values[number] = self._variables.values(frame)
         return local
 
@@ -238,7 +245,11 @@ class Passes:
         """Restore the variables at the saved position, and return local names to assign."""
         self._variables.begin(frame)
         goal, self.goal = self.goal, None
-        return {} if goal is None else self._variables.restore(goal.values[number], frame)
+        return (
+            {}
+            if goal is None
+            else self._variables.restore(goal.values[number], frame, again=self._again)
+        )
 
     def position(
         self, epoch: int, number: int, frame: FrameType, left_out: frozenset[str]
@@ -278,6 +289,11 @@ class LoopPasses:
     def are_saved(self) -> bool:
         """True if checkpoints contain this loop."""
         return self._passes is not None
+
+    @property
+    def is_behind(self) -> bool:
+        """True if a resumed run has not reached its saved position."""
+        return self._passes is not None and self._passes.goal is not None
 
     def enter(self) -> None:
         """Begin the loop."""
@@ -346,7 +362,7 @@ class OuterLoop:
     def __init__(self, passes: Passes | None, frame: FrameType) -> None:
         self.restored: dict[str, Any] = {}
         self._passes = passes
-        self._frame = frame
+        self._frame: FrameType | None = None if passes is None else frame
         self._line = frame.f_lineno
         self._number = -1
 
@@ -358,6 +374,7 @@ class OuterLoop:
     def __exit__(self, *_: object) -> None:
         if self._passes is not None:
             self._passes.exit(self._number)
+        self._frame = None  # which refers to this object
 
     def each(self) -> OuterPass:
         """Return the context of one pass."""
@@ -365,12 +382,12 @@ class OuterLoop:
 
     def begin(self) -> None:
         """Begin a pass."""
-        if self._passes is not None:
+        if self._passes is not None and self._frame is not None:
             self.restored = self._passes.begin(self._number, self._frame)
 
     def end(self, error: BaseException | None) -> bool:
         """End a pass; see `Passes.end`."""
-        if self._passes is None:
+        if self._passes is None or self._frame is None:
             return False
         return self._passes.end(self._number, self._frame, self._line, error)
 
@@ -421,7 +438,9 @@ def of_cell(worker: Worker) -> Passes | None:
             engine_shell().user_ns,
             _newest(saving, worker.rank),
             lambda text: worker.reporter.note_once("checkpoint", text, warning=True),
+            again=saving.folder in _folders,
         )
+        _folders.add(saving.folder)
     passes: Passes = state.passes
     return passes
 

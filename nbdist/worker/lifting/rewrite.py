@@ -72,6 +72,7 @@ class LoopProgram:
         file: name of its file; empty in a cell.
         place: its line, for messages, with the file if it is in one.
         late_read: first statement after the step that takes the next item of an iterator; or empty.
+        read_before: names that a pass reads before its step.
         own_names: names whose values belong to the step, or that the loop binds in each pass.
     """
 
@@ -92,7 +93,17 @@ class LoopProgram:
             targets.visit(node.target)
         else:
             self.data = f"while {ast.unparse(node.test)}"
-        self.own_names = frozenset((*loop.outputs, *loop.carried, *loop.mutated, *targets.bound))
+        self.read_before = _read_before(loop)
+        own = {*loop.outputs, *loop.carried, *loop.mutated} - self.read_before
+        self.own_names = frozenset(own.union(targets.bound))
+
+
+def _read_before(loop: TrainingLoop) -> set[str]:
+    """Return the names that a pass reads before its step, as in `action = act(params, x)`."""
+    names = Names()
+    names.scan(loop.before)
+    nodes = (node for value in loop.given.values() for node in ast.walk(value))
+    return {*names.read}.union(node.id for node in nodes if isinstance(node, ast.Name))
 
 
 def lift(
@@ -180,8 +191,13 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
         """Let the end of a skipped pass through handlers of all exceptions."""
+        leads = any(
+            part in self._numbers or (isinstance(part, ast.Call) and self._callees.trains(part))
+            for statement in node.body
+            for part in within(statement)
+        )
         self.generic_visit(node)
-        if any(one.type is None or _is_base_exception(one.type) for one in node.handlers):
+        if leads and any(one.type is None or _is_base_exception(one.type) for one in node.handlers):
             (through,) = _parsed(f"try: pass\nexcept {SKIPPED}: raise", node.lineno)
             assert isinstance(through, ast.Try)
             node.handlers = [*through.handlers, *node.handlers]
@@ -242,11 +258,11 @@ class _Breaks(ast.NodeTransformer):
         guarded.body = [node]
         return guarded
 
-    def visit_For(self, node: ast.For | ast.While) -> ast.AST:
+    def visit_For(self, node: ast.For | ast.AsyncFor | ast.While) -> ast.AST:
         node.orelse = [self.visit(statement) for statement in node.orelse]
         return node
 
-    visit_While = visit_For  # noqa: N815 - ast's own spelling
+    visit_While = visit_AsyncFor = visit_For  # noqa: N815 - ast's own spelling
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return node

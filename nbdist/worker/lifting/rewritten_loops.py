@@ -105,12 +105,22 @@ def lifts(number: int) -> bool:
     strategy, _, _ = _programs[number]
     if worker is None or worker.strategy != strategy or worker.request.options.no_lift:
         return False
-    if strategy == "pjrt":
-        from jax._src.core import trace_state_clean  # a function of the user may call the loop
-
-        return bool(trace_state_clean())
+    if _is_traced(strategy):  # a function of the user may call the loop
+        return False
     tensorflow = sys.modules.get("tensorflow")
-    return tensorflow is not None and bool(tensorflow.distribute.in_cross_replica_context())
+    if strategy == "pjrt" or tensorflow is None:
+        return strategy == "pjrt"
+    return bool(tensorflow.distribute.in_cross_replica_context())
+
+
+def _is_traced(strategy: StrategyName) -> bool:
+    """Return True while a framework traces a function: its loops run once for many calls."""
+    if strategy == "pjrt":
+        from jax._src.core import trace_state_clean
+
+        return not trace_state_clean()
+    tensorflow = sys.modules.get("tensorflow")
+    return tensorflow is not None and bool(tensorflow.inside_function())
 
 
 def refuse(number: int) -> None:
@@ -143,8 +153,9 @@ def lifted(number: int) -> LiftedLoop:
 def outer() -> OuterLoop:
     """Return a loop around training loops, for the function or cell that calls this."""
     worker, frame = context.if_any(), sys._getframe(1)
-    found = None if worker is None or worker.strategy is None else passes.of_cell(worker)
-    return OuterLoop(found, frame)
+    if worker is None or worker.strategy is None or _is_traced(worker.strategy):
+        return OuterLoop(None, frame)
+    return OuterLoop(passes.of_cell(worker), frame)
 
 
 def _place(file: str, label: int, line: int) -> str:

@@ -75,10 +75,24 @@ def test_trees_of_registered_types() -> None:
 
     now = State(0, {"w": jax.numpy.zeros(2)}, abs)
     saved = encode(State(3, {"w": jax.numpy.ones(2)}, abs))
-    for found in (decode(saved, now), Decoder({}, {}, [1, now]).decode("best", saved, None)):
+    decoder = Decoder({}, {}, [1, now])
+    for found in (decode(saved, now), decoder.decode("best", saved, None)):
         assert (type(found), found.step, found.apply) == (State, 3, abs)
         assert found.params["w"].tolist() == [1.0, 1.0]
     assert now.step == 0
+
+
+def test_names_of_one_object_share_it_again() -> None:
+    """The object of `a` is kept, and `b` refers to it again. `c` and `d` receive a new one."""
+    group = [frozenset({"a", "b"}), frozenset({"c", "d"})]
+    now = {"a": [1], "b": [2], "c": [3], "d": [4]}
+    decoder = Decoder({path: one for one in group for path in one}, {"a": now["a"]})
+    saved = encode([5])
+    found = {path: decoder.decode(path, saved, now[path]) for path in ("b", "a", "d", "c")}
+    assert found["b"] is found["a"] is now["a"]
+    assert found["c"] is found["d"]
+    assert found["c"] not in (now["c"], now["d"])
+    assert set(map(tuple, found.values())) == {(5,)}
 
 
 def test_containers_are_restored_in_place() -> None:
