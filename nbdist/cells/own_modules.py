@@ -143,6 +143,8 @@ class OwnModuleFinder:
             if self._is_left_out(entry.name, str(beside / entry.name)):
                 continue
             path = Path(entry.path)
+            if entry.is_symlink() and folder.resolve().is_relative_to(path.resolve()):
+                continue  # it leads back to a folder around
             if entry.is_dir():
                 if not (path / "pyvenv.cfg").exists():
                     yield from self._inside(path, beside / entry.name)

@@ -167,6 +167,11 @@ def resume(job: ProgramJob, folder: Path) -> ProgramJob:
         raise UsageError(f"{folder} was deleted: submit the training again")
     if not (state := state_of(job, folder)).is_over:
         raise UsageError(f"the {title(job)} is {state.status}: wait for its end, or cancel it")
+    if state.status == "unknown" and job.launcher != "slurm":  # it may still run
+        raise UsageError(
+            f"the {title(job)} may still run ({state.detail}): submit the training again, or make "
+            f"sure that it has ended, remove {folder / PROGRAM}, and start its launch file"
+        )
     check(job.launcher, ())
     return _started(job, folder)
 

@@ -21,7 +21,7 @@ from nbdist.worker import cell_scope
 from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.lifting import module_loops, passes, rewritten_loops
 from nbdist.worker.own_modules import finder
-from nbdist.worker.own_modules.reload import reload_changed
+from nbdist.worker.own_modules.reload import note_imports, reload_changed
 from nbdist.worker.runtime import context, rng_alignment, seeding
 from nbdist.worker.runtime.reporter import connect
 from nbdist.worker.runtime.shell import engine_shell
@@ -277,6 +277,7 @@ class _Cell:
                 ast.Expression(last.value), filename, "eval", flags=flags, dont_inherit=True
             )
         body = compile(tree, filename, "exec", flags=flags, dont_inherit=True)
+        note_imports(tree)
         return _Program(body, value)
 
     def _reload_modules(self) -> None:

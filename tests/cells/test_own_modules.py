@@ -52,6 +52,14 @@ def test_module_that_is_not_found_is_named() -> None:
     assert own_modules(["not_beside_the_notebook"]).missing == ["not_beside_the_notebook"]
 
 
+def test_links_to_folders_around_are_left_out(notebook_folder: Path) -> None:
+    write(notebook_folder, {"my_package/__init__.py": "", "my_package/sub/part.py": ""})
+    for name in ("one", "two"):
+        (notebook_folder / "my_package" / "sub" / name).symlink_to(notebook_folder / "my_package")
+    found = {str(path) for path in own_modules(["my_package"]).files}
+    assert found == {"my_package/__init__.py", "my_package/sub/part.py"}
+
+
 def test_module_that_is_no_python_is_copied(notebook_folder: Path) -> None:
     write(notebook_folder, {"my_draft.py": "def (\n"})
     assert own_modules(["my_draft"]).files.keys() == {Path("my_draft.py")}

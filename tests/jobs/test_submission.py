@@ -95,6 +95,8 @@ def test_state_of_a_job_of_another_host(stubborn: ProgramJob, tmp_path: Path) ->
     os.utime(tmp_path / PROGRAM, (before, before))
     state = submission.state_of(there, tmp_path)
     assert state == ("unknown", "it was started on gpu1, which does not respond")
+    with pytest.raises(UsageError, match="may still run"):
+        submission.resume(there, tmp_path)
     (tmp_path / "end").touch()
     assert repeat_until((tmp_path / "exit-status").exists, LIMIT_S)
     assert submission.state_of(there, tmp_path) == ("finished", "")

@@ -50,7 +50,10 @@ def encode(value: Any) -> Any:
     Raises:
         UnsavableError: see the class.
     """
-    return _Encoder().encode(value)
+    try:
+        return _Encoder().encode(value)
+    except RecursionError:
+        raise UnsavableError("it contains itself, or is nested too deeply") from None
 
 
 class _Encoder:
@@ -102,7 +105,7 @@ class _Encoder:
         try:
             return self.encode(leaf)
         except UnsavableError:
-            if self._left < 0:
+            if self._left < 0 or hasattr(leaf, "dtype"):  # an array is no constant
                 raise
             return {"constant": True}
 

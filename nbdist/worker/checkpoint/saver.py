@@ -263,7 +263,7 @@ class Saved:
         self._resumed = checkpoint, manifest
         if manifest.world_size != self._ranks:
             return manifest.position
-        sums = checkpoint.own(self._reporter.rank)["sums"]
+        sums = checkpoint.own(self._reporter.rank).get("sums", manifest.position.sums)
         return structs.replace(manifest.position, sums=sums)
 
     def open(self, state: State, *, has_more: bool = False) -> None:
@@ -326,7 +326,7 @@ class Saved:
             orphans=tuple(unpack(checkpoint.own(other)["arrays"]) for other in gone),
         )
         self._state.restore(checkpoint.path / self._state.kind, own)
-        if not state["loop"]:  # a loop restores them at the begin of its pass
+        if not state.get("loop"):  # a loop restores them at the begin of its pass
             _restore_generators(state["random"])
 
     def due(self, step: int) -> bool:

@@ -174,9 +174,9 @@ class Passes:
         if isinstance(error, Exception):
             what = f"{place(frame, line)}: pass {self._entries[number].passes}"
             self._warn(
-                f"{what}, which the checkpoint contains, failed without its steps "
-                f"({type(error).__name__}: {error}). If the order of the batches depends on it, "
-                "the numbers differ from those of a run without a failure"
+                f"{what} failed ({type(error).__name__}: {error}). The checkpoint contains it, so "
+                "nbdist ran it without its steps. If the order of the batches depends on it, the "
+                "numbers differ from those of a run without a failure"
             )
             return True
         return isinstance(error, PassSkipped)
@@ -195,16 +195,17 @@ class Passes:
             end += 1
         self._entries[start:] = map(copy.copy, saved[start:end])
 
-    def is_over(self, number: int, *, begins: bool) -> bool:
+    def is_over(self, number: int, *, begins: bool, ahead: int = 0) -> bool:
         """Return True if a resumed run must leave a loop, as the saved run did.
 
         Args:
             number: number of the loop.
             begins: True at the begin of a pass, False at its end.
+            ahead: 1 if this pass is not counted yet.
         """
         if self.goal is None:
             return False
-        now = self._entries[number].passes
+        now = self._entries[number].passes + ahead
         if not self._is_known(number):
             return True
         saved = self.goal.entries[number]
@@ -393,7 +394,9 @@ class OuterLoop:
 
     def is_over(self, *, begins: bool) -> bool:
         """Return True if a resumed run must leave the loop; see `Passes.is_over`."""
-        return self._passes is not None and self._passes.is_over(self._number, begins=begins)
+        if self._passes is None:
+            return False
+        return self._passes.is_over(self._number, begins=begins, ahead=int(begins))
 
     def may_leave(self) -> bool:
         """Return True if the cell may leave the loop by `break`; see `Passes.may_leave`."""
@@ -466,6 +469,6 @@ def _newest(saving: Saving, rank: int) -> LoopPosition | None:
     for step in steps_in(folder)[-1:] if saving.resume else ():
         checkpoint = Checkpoint(folder, step)
         ranks = checkpoint.manifest().world_size
-        packed = checkpoint.own(min(rank, ranks - 1))["loop"]
+        packed = checkpoint.own(min(rank, ranks - 1)).get("loop", b"")
         return msgspec.msgpack.decode(packed, type=LoopPosition) if packed else None
     return None

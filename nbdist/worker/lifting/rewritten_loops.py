@@ -107,10 +107,10 @@ def lifts(number: int) -> bool:
         return False
     if _is_traced(strategy):  # a function of the user may call the loop
         return False
+    if strategy == "pjrt":
+        return True
     tensorflow = sys.modules.get("tensorflow")
-    if strategy == "pjrt" or tensorflow is None:
-        return strategy == "pjrt"
-    return bool(tensorflow.distribute.in_cross_replica_context())
+    return tensorflow is not None and bool(tensorflow.distribute.in_cross_replica_context())
 
 
 def _is_traced(strategy: StrategyName) -> bool:

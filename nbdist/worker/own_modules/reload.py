@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
-from types import CellType, FunctionType
+from types import CellType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from IPython.extensions.autoreload import superreload
@@ -18,7 +18,6 @@ from nbdist.worker.own_modules.finder import OwnLoader, install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from types import ModuleType
 
     from nbdist.worker.own_modules.finder import ModuleText
 
@@ -28,8 +27,19 @@ _CONSTANTS = (int, float, complex, str, bytes, type(None), tuple, frozenset, lis
 _old_objects: dict[Any, Any] = {}
 """Earlier functions and classes of each module, which `superreload` also updates."""
 
+_from_imports: dict[str, tuple[str, str]] = {}
+"""Names of the notebook that `from m import a as b` binds: module and name there."""
+
 _failed: dict[str, str] = {}
 """Digest of the text of each module whose reload failed."""
+
+
+def note_imports(cell: ast.Module) -> None:
+    """Note the names that a cell imports from modules, and forget those that it assigns."""
+    for node in ast.walk(cell):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            _from_imports.pop(node.id, None)
+    _from_imports.update(_names_from_modules(cell, ""))
 
 
 def reload_changed(namespace: dict[str, Any]) -> tuple[str, ...]:
@@ -108,11 +118,8 @@ def _imported(text: ModuleText) -> Iterator[str]:
     for node in ast.walk(ast.parse(text.text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1]
-            parts = [*(above if node.level else ()), *filter(None, [node.module])]
-            yield from (".".join([*parts, alias.name]) for alias in node.names)
-            yield ".".join(parts)
+    for module, name in _names_from_modules(ast.parse(text.text), package).values():
+        yield from (module, f"{module}.{name}")
     yield package
 
 
@@ -126,6 +133,9 @@ def _reload(module: ModuleType, text: ModuleText, namespace: dict[str, Any]) -> 
         if isinstance(error, Exception):  # after an interrupt, the next cell reloads it
             _failed[text.name] = text.digest
         raise
+    for name, value in before.items():  # `superreload` removes the submodules of a package
+        if isinstance(value, ModuleType) and value is sys.modules.get(f"{text.name}.{name}"):
+            vars(module).setdefault(name, value)
     _rebind(before, vars(module), namespace)
 
 
@@ -174,7 +184,7 @@ def _replace_methods(old: type, new: type) -> None:
 def _rebind(before: Mapping[str, Any], after: Mapping[str, Any], namespace: dict[str, Any]) -> None:
     """Let names that refer to old objects of a module refer to the new ones.
 
-    Functions and classes are found under any name. Other values need the name in the module,
+    Functions and classes are found under any name. Other values need an import of the name,
     because Python shares equal constants.
     """
     pairs = {
@@ -183,14 +193,37 @@ def _rebind(before: Mapping[str, Any], after: Mapping[str, Any], namespace: dict
         if name in after and old is not after[name] and not name.startswith("__")
     }
     by_id = {id(old): new for old, new in pairs.values() if _is_definition(old)}
-    others = [vars(module) for _, module, _ in install().loaded() if vars(module) is not after]
-    for names in (namespace, *others):
+    spaces = [(namespace, _from_imports)]
+    for _, module, text in install().loaded():
+        if vars(module) is not after:
+            package = text.name if text.is_package else text.name.rpartition(".")[0]
+            spaces.append((vars(module), _names_from_modules(ast.parse(text.text), package)))
+    for names, imported in spaces:
         for name, value in list(names.items()):
-            old, new = pairs.get(name, (None, None))
+            origin, attribute = imported.get(name, ("", ""))
             if id(value) in by_id:
                 names[name] = by_id[id(value)]
-            elif name in pairs and value is old and isinstance(old, _CONSTANTS):
-                names[name] = new
+            elif origin == after["__name__"] and attribute in pairs:
+                old, new = pairs[attribute]
+                if value is old and isinstance(old, _CONSTANTS):
+                    names[name] = new
+
+
+def _names_from_modules(tree: ast.Module, package: str) -> dict[str, tuple[str, str]]:
+    """Return the names that `from m import a as b` binds, with the full name of the module.
+
+    Args:
+        tree: code.
+        package: package of the code, for relative imports.
+    """
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            parts = [*(above if node.level else ()), *filter(None, [node.module])]
+            for alias in node.names:
+                found[alias.asname or alias.name] = (".".join(parts), alias.name)
+    return found
 
 
 def _is_definition(value: Any) -> bool:

@@ -155,6 +155,27 @@ def test_other_types_are_refused(value: Any) -> None:
         encode(value)
 
 
+def test_value_that_contains_itself_is_refused() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(UnsavableError):
+        encode(value)
+
+
+def test_tree_with_a_large_array_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    flax = pytest.importorskip("flax.struct")
+    jax = pytest.importorskip("jax")
+
+    class State(flax.PyTreeNode):
+        step: int
+        w: Any
+
+    monkeypatch.setattr(python_values, "MOST_BYTES", 1000)
+    assert encode(State(1, jax.numpy.zeros(100)))
+    with pytest.raises(UnsavableError):
+        encode(State(1, jax.numpy.zeros(300)))
+
+
 def test_large_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_values, "MOST_BYTES", 1000)
     assert encode([0.5] * 50)

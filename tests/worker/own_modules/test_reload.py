@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nbdist.worker.own_modules import reload as module
-from nbdist.worker.own_modules.reload import reload_changed
+from nbdist.worker.own_modules.reload import note_imports, reload_changed
 from tests.worker.own_modules.test_finder import finder, own, text_of
 
 if TYPE_CHECKING:
@@ -44,12 +45,33 @@ def test_names_refer_to_new_objects(finder: OwnFinder) -> None:
     names |= {"other": rla.f, "three": rla.N, "instance": rla.A()}
     edited = text.replace("N = 3", "N = 4").replace("return 1", "return 2").replace("[1]", "[2]")
     use(finder, rla=edited, rlb=rlb.__loader__.module.text.decode())
+    note_imports(ast.parse("from rla import N, N as three, ones, f\nbatch = 3"))
+    names["batch"] = 3
     assert reload_changed(names) == ()
-    assert (names["N"], names["ones"], names["three"]) == (4, [2], 3)
+    assert (names["N"], names["ones"], names["three"], names["batch"]) == (4, [2], 4, 3)
     assert names["f"] is names["other"] is rla.f
     assert names["A"] is rla.A is type(names["instance"])
     assert names["model"] is model  # an object with a state stays
     assert rlb.h() == (2, 4)
+
+
+def test_equal_constants_of_other_modules_stay(finder: OwnFinder) -> None:
+    use(finder, rlg="DEBUG = False", rlh="import rlg\nDEBUG = False")
+    rlh = importlib.import_module("rlh")
+    use(finder, rlg="DEBUG = True")
+    names: dict[str, Any] = {"DEBUG": False}
+    reload_changed(names)
+    assert sys.modules["rlg"].DEBUG
+    assert (rlh.DEBUG, names["DEBUG"]) == (False, False)
+
+
+def test_package_keeps_its_submodules(finder: OwnFinder) -> None:
+    use(finder, rli="value = 1", rli_sub="value = 1")
+    importlib.import_module("rli.sub")
+    rli = sys.modules["rli"]
+    use(finder, rli="value = 2", rli_sub="value = 1")
+    reload_changed({})
+    assert (rli.value, rli.sub.value) == (2, 1)
 
 
 def test_modules_are_reloaded_after_those_that_they_import(finder: OwnFinder) -> None:
