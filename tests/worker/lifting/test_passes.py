@@ -16,6 +16,12 @@ import pytest
 from nbdist.worker.lifting.passes import LoopPasses, LoopPosition, OuterLoop, Passes
 
 
+@pytest.fixture(autouse=True)
+def without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave TensorFlow's context as it is: tests of replicas configure it at their begin."""
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+
+
 class StopError(Exception):
     """End of the first run, right after its position was noted."""
 
