@@ -286,7 +286,7 @@ def test_reports_lost_in_a_full_buffer_are_counted(
 def test_rows_lost_on_a_full_disk_are_reported(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with largest_file(100_000):  # the cells of the session, which are stored too, are smaller
+    with largest_file(300_000):  # the cells of the session, which are stored too, are smaller
         run = cluster.run(f"for number in range({MANY}):\n    report(loss=number)")
     assert run.history["loss"].shape == (3, MANY), "the notebook keeps all rows"
     assert latest(cluster).state().status == "finished"

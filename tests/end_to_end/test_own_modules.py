@@ -207,7 +207,8 @@ def test_files_of_different_disks_are_refused(
     with pytest.raises(CellError, match="`om_disk` of rank 1 differs from that of rank 0"):
         cluster.run(path + "import om_disk\nom_disk.value")
     cluster.restart()
-    (tmp_path / "1" / "om_disk.py").write_text("value = 0")
+    (tmp_path / "1" / "om_disk.py").write_text("value = 0  # of another size than the bytecode's")
+    (tmp_path / "0" / "om_disk.py").write_text("value = 0  # of another size than the bytecode's")
     assert value(cluster, path + "import om_disk\nom_disk.value") == "0"
 
 
