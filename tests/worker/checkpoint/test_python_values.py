@@ -148,7 +148,7 @@ def test_generators_continue_from_their_state(generator: Any) -> None:
 @pytest.mark.parametrize(
     "value",
     [object(), [object()], {"a": object()}, np.array([object()]), np.zeros(2, [("a", "f4")])],
-    ids=str,
+    ids=["object", "list", "dict", "array of objects", "array with fields"],
 )
 def test_other_types_are_refused(value: Any) -> None:
     with pytest.raises(UnsavableError):
