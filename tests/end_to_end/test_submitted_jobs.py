@@ -115,7 +115,11 @@ def resumed(job: SubmittedJob) -> SubmittedJob:
     """Resume a stopped job, and wait until it continues from its checkpoint."""
     (before,) = job.runs
     job.resume()
-    assert repeat_until(lambda: len(job.runs) > 1 or job.state == "failed", LIMIT_S, POLL_S)
+
+    def has_continued() -> bool:
+        return len(job.runs) > 1 and len(job.run.to_dataframe()) > 0
+
+    assert repeat_until(lambda: has_continued() or job.state == "failed", LIMIT_S, POLL_S)
     assert job.state == "running", job.logs()
     assert nbdist.job(job.folder).runs == job.runs
     assert job.runs[1] == before
