@@ -2,7 +2,7 @@
 
 A statement is an update if it only computes, from values of the step, what the step reads in its
 next pass, or what another update reads. Counters, learning rates that change in each pass, and
-accumulators such as `total += loss` are none.
+accumulators such as `total += loss` do not count.
 """
 
 from __future__ import annotations

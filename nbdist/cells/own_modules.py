@@ -211,7 +211,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _find_spec(name: str, folders: list[str]) -> importlib.machinery.ModuleSpec | None:
-    """Return the spec of a module at the top level, without an import. None if there is none."""
+    """Return the spec of a top-level module, or None if no finder knows it. It imports nothing."""
     finder = importlib.machinery.PathFinder
     spec = finder.find_spec(name)
     if spec is None or not spec.has_location:  # installed with `pip install -e`, or in a folder

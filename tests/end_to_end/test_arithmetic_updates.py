@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from nbdist.errors import CellError
 from nbdist.records import Saving
 from tests import clusters, references
+from tests.end_to_end.test_lifted_loops_jax import assert_near
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -217,15 +217,6 @@ def outcome(cluster: nbdist.Cluster) -> Any:
     own, *others = (values["outcome"] for values in cluster.pull(["outcome"]).values())
     assert all(other == own for other in others)
     return own
-
-
-def assert_near(actual: Any, expected: Any) -> None:
-    if isinstance(expected, list):
-        assert len(actual) == len(expected)
-        for a, b in zip(actual, expected, strict=True):
-            assert_near(a, b)
-    else:
-        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", list(CELLS))

@@ -252,7 +252,7 @@ def outcome(cluster: nbdist.Cluster) -> Any:
 
 
 def assert_near(actual: Any, expected: Any) -> None:
-    if isinstance(expected, list) and expected and isinstance(expected[0], list):
+    if isinstance(expected, list):
         assert len(actual) == len(expected)
         for a, b in zip(actual, expected, strict=True):
             assert_near(a, b)

@@ -250,7 +250,7 @@ def shared_paths(objects: Mapping[str, Any]) -> list[list[str]]:
 def leaves_of(value: Any) -> list[Any] | None:
     """Return the leaves of a pytree whose type JAX knows, such as a train state; None for others.
 
-    Objects of Flax NNX change in place, and are none.
+    Objects of Flax NNX do not count, because they change in place.
     """
     jax = sys.modules.get("jax")
     modules = {kind.__module__ for kind in type(value).__mro__}

@@ -87,7 +87,7 @@ class LoopVariables:
             self._mentioned = sorted(_mentioned(_functions(frame), self._namespace))
             variables = self._variables(frame, {})
             found = self._encoded(variables, frame, frozenset())
-            self._first = {path: _digest(value) for path, value in found.items()}
+            self._first = {p: _digest(msgspec.msgpack.encode(v)) for p, v in found.items()}
             self._lengths = _lengths(variables, found)
             self._objects = mutable_objects(_roots(variables))
 
@@ -101,14 +101,15 @@ class LoopVariables:
         assert self._first is not None
         variables = self._variables(frame, {})
         found = self._encoded(variables, frame, left_out)
-        self._changed |= {
-            path for path, value in found.items() if self._first.get(path) != _digest(value)
-        }
-        saved = {
-            path: value
-            for path, value in found.items()
-            if path in self._changed or _is_small(variables[path].value, value)
-        }
+        saved = {}
+        for path, value in found.items():
+            packed = msgspec.msgpack.encode(value)
+            if self._first.get(path) != _digest(packed):
+                self._changed.add(path)
+            # A failed run may change a small list, dict, set or generator later.
+            is_small = len(packed) <= _SMALL and isinstance(variables[path].value, _MUTABLE)
+            if path in self._changed or is_small:
+                saved[path] = value
         self._warn_of_lost(variables, found)
         objects = mutable_objects(_roots(variables))
         return Values(
@@ -165,7 +166,9 @@ class LoopVariables:
         """
         assert self._first is not None
         found, first = self._encoded(variables, frame, frozenset()), self._first
-        return lambda path: path in found and first.get(path) == _digest(found[path])
+        return lambda path: (
+            path in found and first.get(path) == _digest(msgspec.msgpack.encode(found[path]))
+        )
 
     def _create(
         self,
@@ -222,13 +225,6 @@ class LoopVariables:
 
 def _roots(variables: dict[str, _Variable]) -> dict[str, Any]:
     return {path: variable.value for path, variable in variables.items()}
-
-
-def _is_small(value: Any, encoded: Any) -> bool:
-    """Return True for a small list, dict, set or generator: a failed run may change it later."""
-    if not isinstance(value, _MUTABLE):
-        return False
-    return len(msgspec.msgpack.encode(encoded)) <= _SMALL
 
 
 def _lengths(variables: dict[str, _Variable], saved: dict[str, Any]) -> dict[str, int]:
@@ -324,5 +320,5 @@ def _mentioned(frames: list[FrameType], namespace: dict[str, Any]) -> set[str]:
     return found
 
 
-def _digest(value: Any) -> bytes:
-    return hashlib.blake2b(msgspec.msgpack.encode(value), digest_size=16).digest()
+def _digest(packed: bytes) -> bytes:
+    return hashlib.blake2b(packed, digest_size=16).digest()

@@ -260,7 +260,28 @@ class Passes:
         return LoopPosition(epoch, self._entries, values)
 
 
-class LoopPasses:
+class _CountedLoop:
+    """A loop whose passes count.
+
+    Args:
+        passes: the passes of the cell; None if checkpoints do not contain this loop.
+    """
+
+    def __init__(self, passes: Passes | None) -> None:
+        self._passes = passes
+        self._number = -1
+
+    def exhausted(self) -> bool:
+        """Note the end of the loop; see `Passes.exhausted`."""
+        return self._passes is not None and self._passes.exhausted(self._number)
+
+    def leave(self) -> None:
+        """Leave out the rest of the pass around; see `Passes.leave`."""
+        if self._passes is not None:
+            self._passes.leave()
+
+
+class LoopPasses(_CountedLoop):
     """Passes through one training loop.
 
     Args:
@@ -277,13 +298,12 @@ class LoopPasses:
     def __init__(
         self, passes: Passes | None, own_names: frozenset[str], kept: Sequence[str]
     ) -> None:
+        super().__init__(passes)
         self.epoch = 0
         self.restored: dict[str, Any] = {}
         self.lacking: tuple[str, ...] = ()
-        self._passes = passes
         self._own_names = own_names
         self._kept = kept
-        self._number = -1
         self._packed = b""
 
     @property
@@ -339,17 +359,8 @@ class LoopPasses:
         """Return True if a resumed run must leave the loop; see `Passes.is_over`."""
         return self._passes is not None and self._passes.is_over(self._number, begins=begins)
 
-    def exhausted(self) -> bool:
-        """Note the end of the loop; see `Passes.exhausted`."""
-        return self._passes is not None and self._passes.exhausted(self._number)
 
-    def leave(self) -> None:
-        """Leave out the rest of the pass around; see `Passes.leave`."""
-        if self._passes is not None:
-            self._passes.leave()
-
-
-class OuterLoop:
+class OuterLoop(_CountedLoop):
     """A loop around training loops, as a context manager in the rewritten code.
 
     Args:
@@ -361,11 +372,10 @@ class OuterLoop:
     """
 
     def __init__(self, passes: Passes | None, frame: FrameType) -> None:
+        super().__init__(passes)
         self.restored: dict[str, Any] = {}
-        self._passes = passes
         self._frame: FrameType | None = None if passes is None else frame
         self._line = frame.f_lineno
-        self._number = -1
 
     def __enter__(self) -> OuterLoop:
         if self._passes is not None:
@@ -401,15 +411,6 @@ class OuterLoop:
     def may_leave(self) -> bool:
         """Return True if the cell may leave the loop by `break`; see `Passes.may_leave`."""
         return self._passes is None or self._passes.may_leave(self._number)
-
-    def exhausted(self) -> bool:
-        """Note the end of the loop; see `Passes.exhausted`."""
-        return self._passes is not None and self._passes.exhausted(self._number)
-
-    def leave(self) -> None:
-        """Leave out the rest of the pass around; see `Passes.leave`."""
-        if self._passes is not None:
-            self._passes.leave()
 
 
 class OuterPass:
