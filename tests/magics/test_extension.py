@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -18,12 +20,33 @@ def test_a_shell_without_the_extension_shows_results(shell: InteractiveShell) ->
 
 
 def test_an_unloaded_extension_leaves_no_hooks(shell: InteractiveShell) -> None:
-    def hooks() -> tuple[int, int]:
+    def hooks() -> tuple[int, int, int]:
+        events = shell.events.callbacks
         matchers = shell.Completer.custom_matchers
-        return len(matchers), len(shell.events.callbacks["pre_execute"])
+        return len(matchers), len(events["pre_execute"]), len(events["post_run_cell"])
 
     loaded = hooks()
     shell.run_line_magic("unload_ext", "nbdist")
-    assert hooks() == (loaded[0] - 1, loaded[1] - 1)
+    assert hooks() == tuple(count - 1 for count in loaded)
     shell.run_line_magic("load_ext", "nbdist")
     assert hooks() == loaded
+
+
+@pytest.mark.parametrize(
+    ("cell", "line"),
+    [
+        ("%dist_strat 2", "did you mean %dist_start?"),
+        ("%%dist_rum\nx = 1", "did you mean %%dist_run?"),
+        ("%%dist_strat 2\nx = 1", "did you mean %dist_start?"),
+        ("%dits_stop", "did you mean %dist_stop?"),
+        ("%something_else", ""),
+        ("%dist_run", ""),
+        ("raise ValueError('magic `%dist_strat` not found.')", ""),
+    ],
+)
+def test_the_closest_magic_is_suggested(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], cell: str, line: str
+) -> None:
+    shell.run_cell(cell)
+    shown = [text for text in capsys.readouterr().err.splitlines() if text.startswith("did you")]
+    assert shown == ([line] if line else [])

@@ -48,6 +48,7 @@ Shareable = (
 """Records of ranks that the output shows."""
 
 _OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 
 
 class View(Protocol):
@@ -171,7 +172,11 @@ class CellView:
             self._end_lines(record.rank)
         # A display with an id may be updated later, so it is not folded with other ranks.
         own_id = f"{record.rank}-{record.display_id}" if record.display_id else ""
-        shown = Shown(record.data, record.metadata, record.result, own_id, record.update)
+        data = record.data
+        if record.result and set(data) == {"text/plain"}:
+            # Addresses of objects differ between ranks and mean nothing in the notebook.
+            data = {"text/plain": _ADDRESS.sub("", str(data["text/plain"]))}
+        shown = Shown(data, record.metadata, record.result, own_id, record.update)
         self._folder.add(record.rank, shown)
 
     def _add_report(self, record: Metrics | Rows | StepBegun | FitBegun) -> None:

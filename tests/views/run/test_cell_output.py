@@ -69,6 +69,20 @@ def test_equal_results_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(list(results), capsys) == "[0-2@a] Out: 7\n"
 
 
+def test_results_that_differ_by_address_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    results: list[Output | Display | Metrics] = [
+        Display(
+            rank=rank,
+            cell=1,
+            data={"text/plain": f"<keras.History at 0x7f00{rank}>"},
+            metadata={},
+            result=True,
+        )
+        for rank in HOSTS
+    ]
+    assert shown(results, capsys) == "[0-2@a] Out: <keras.History>\n"
+
+
 def test_rich_displays_are_text_without_ipython(capsys: pytest.CaptureFixture[str]) -> None:
     data = {"text/plain": "bar 0%", "text/html": "<b>bar</b>"}
     first = Display(rank=0, cell=1, data=data, metadata={}, display_id="bar")
