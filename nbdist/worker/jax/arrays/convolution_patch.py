@@ -8,6 +8,10 @@ another program gives other values, without an error (JAX 0.10.2).
 This module keeps the features of grouped convolutions unsharded in programs over several devices.
 Depthwise convolutions on a sharded batch are unchanged: their features are not sharded.
 
+The gradient of a depthwise kernel sums over the batch. If an axis of the mesh does not shard the
+batch, XLA sums over its devices too, and the gradient is too large by the size of that axis. This
+module shards the batch of such a sum over all devices.
+
 `tests/worker/jax/arrays/test_convolution_patch.py` fails when the patch is no longer needed.
 """
 
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
 
 PATCHED_SERIES = "0.10."
 
+_AXIS = "device"
+"""Axis over all devices of a program."""
+
 
 @functools.cache
 def apply() -> None:
@@ -45,25 +52,33 @@ def apply() -> None:
 def _patched(lower: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
     def patched(ctx: Any, lhs: Any, rhs: Any, **params: Any) -> Sequence[Any]:
         devices = ctx.module_context.axis_context
-        if params["feature_group_count"] == 1 or not isinstance(devices, ShardingContext):
+        if not isinstance(devices, ShardingContext) or devices.num_devices == 1:
             return lower(ctx, lhs, rhs, **params)
-        unsharded = functools.partial(_unsharded, ctx, devices.num_devices)
+        constrained = functools.partial(_constrained, ctx, devices.num_devices)
         lhs_spec, rhs_spec, out_spec = params["dimension_numbers"]
         lhs_aval, rhs_aval = ctx.avals_in
-        lhs = unsharded(lhs, lhs_aval, lhs_spec[1])
-        rhs = unsharded(rhs, rhs_aval, rhs_spec[0])
+        if params["batch_group_count"] > 1:
+            lhs = constrained(lhs, lhs_aval, lhs_spec[1], _AXIS)
+            rhs = constrained(rhs, rhs_aval, rhs_spec[1], _AXIS)
+        if params["feature_group_count"] == 1:
+            return lower(ctx, lhs, rhs, **params)
+        lhs = constrained(lhs, lhs_aval, lhs_spec[1], None)
+        rhs = constrained(rhs, rhs_aval, rhs_spec[0], None)
         (out,) = lower(ctx, lhs, rhs, **params)
-        return [unsharded(out, ctx.avals_out[0], out_spec[1])]
+        return [constrained(out, ctx.avals_out[0], out_spec[1], None)]
 
     return patched
 
 
-def _unsharded(ctx: Any, devices: int, value: Any, aval: Any, dimension: int) -> Any:
-    """Return a value of a program with one dimension unsharded, and the others as XLA chooses."""
-    if devices == 1:
-        return value
-    mesh = jax.sharding.AbstractMesh((devices,), ("device",))
-    entries = [None if each == dimension else jax.P.UNCONSTRAINED for each in range(aval.ndim)]
+def _constrained(
+    ctx: Any, devices: int, value: Any, aval: Any, dimension: int, axis: str | None
+) -> Any:
+    """Return a value with one dimension sharded over all devices or none.
+
+    XLA chooses the sharding of the other dimensions.
+    """
+    mesh = jax.sharding.AbstractMesh((devices,), (_AXIS,))
+    entries = [axis if each == dimension else jax.P.UNCONSTRAINED for each in range(aval.ndim)]
     sharding = jax.NamedSharding(mesh, jax.P(*entries))
     if jax.config.jax_use_shardy_partitioner:
         return mlir.wrap_with_sharding_op(ctx, value, aval, sharding._to_sdy_sharding(aval.ndim))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 
+import jax
 import pytest
 
 pytestmark = pytest.mark.processes
@@ -42,9 +43,15 @@ PROGRAM = textwrap.dedent("""
         split = jax.device_put(samples, jax.NamedSharding(mesh, jax.P("data")))
         difference = per_sample(kernel, samples) - np.asarray(per_sample(kernel, split))
         outcome[name] = float(np.abs(difference).max())
+    whole = of_batch(depthwise, samples[:, 0])
+    grid = jax.sharding.Mesh(devices.reshape(2, 2), ("data", "model"))
+    for spec in (jax.P("data"), jax.P("model"), jax.P("data", None, None, "model")):
+        split = jax.device_put(samples[:, 0], jax.NamedSharding(grid, spec))
+        difference = whole - np.asarray(of_batch(depthwise, split))
+        outcome[f"depthwise {spec}"] = float(np.abs(difference).max())
     mesh = jax.sharding.Mesh(devices, ("data",))
     split = jax.device_put(samples[:, 0], jax.NamedSharding(mesh, jax.P("data")))
-    difference = of_batch(depthwise, samples[:, 0]) - np.asarray(of_batch(depthwise, split))
+    difference = whole - np.asarray(of_batch(depthwise, split))
     outcome["depthwise"] = float(np.abs(difference).max())
     text = of_batch.lower(depthwise, split).compile().as_text()
     outcome["whole batches"] = text.count("f32[8,6,6,4]{3,2,1,0} convolution(")
@@ -73,4 +80,6 @@ def test_gradients_of_each_sample_are_those_of_one_device() -> None:
 
 
 def test_patch_is_needed() -> None:
-    assert run("upstream")["rows"] > 0.1
+    outcome = run("upstream")
+    assert outcome["rows"] > 0.1
+    assert outcome[f"depthwise {jax.P('data')}"] > 0.1
