@@ -29,6 +29,7 @@ MANY_WORKERS = 50
 """Number of workers beyond which a ring's latency matters. Its steps grow with this number."""
 
 _FEWER = 0.75
+_SHOWN = 8
 _MUST_AGREE = ("nbdist", "ipyparallel")
 _OF_FRAMEWORK = {"tensorflow": ("tensorflow", "keras"), "jax": ("jax", "jaxlib")}
 _SHOULD_AGREE = ("nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
@@ -112,6 +113,39 @@ def _versions(facts: Sequence[HostFacts], request: ClusterRequest) -> Iterator[T
         driven = [one for one in facts if one.gpus]
         yield from _differing(driven, package, functools.partial(_version, package), fatal=False)
     yield from _differing(facts, "the GPUs' driver", lambda one: one.driver, fatal=False)
+
+
+def packages(
+    facts: Sequence[HostFacts], theirs: Sequence[Mapping[str, str]], ours: Mapping[str, str]
+) -> Iterator[Trouble]:
+    """Yield the problems of packages whose versions are not those of the notebook.
+
+    Args:
+        facts: the facts of each rank's host, in rank order.
+        theirs: version of each package that a host has, by its normalized name, in rank order.
+        ours: versions in the notebook of the packages that cells need.
+    """
+    hosts: dict[tuple[tuple[str, str], ...], list[HostFacts]] = defaultdict(list)
+    for one, versions in zip(facts, theirs, strict=True):
+        other = tuple(
+            (name, versions.get(name, ""))
+            for name in sorted(ours)
+            if versions.get(name) != ours[name]
+        )
+        if other:
+            hosts[other].append(one)
+    for other, ones in hosts.items():
+        shown = [
+            f"{name} {version or 'is missing'} (notebook: {ours[name]})" for name, version in other
+        ]
+        rest = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
+        pins = " ".join(f"{name}=={ours[name]}" for name, _ in other)
+        yield Trouble(
+            where=_named(ones),
+            what=f"packages differ from the notebook's: {', '.join(shown[:_SHOWN])}{rest}",
+            advice=f"run there: {ones[0].python} -m pip install {pins}",
+            is_fatal=False,
+        )
 
 
 def _version(package: str, one: HostFacts) -> str:

@@ -11,11 +11,12 @@ from msgspec import structs
 from nbdist.cluster import diagnosis
 from nbdist.errors import StartError, UsageError, WorkerError
 from nbdist.records import Examination, Reach, Trouble
+from nbdist.utils import distributions
 from nbdist.views import formatting
 from nbdist.worker.remote import preflight as rank_preflight
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from nbdist.cluster.engines import Engines
     from nbdist.records import ClusterRequest, HostFacts
@@ -25,7 +26,13 @@ BOUND_S = 5.0
 
 
 def examine(
-    engines: Engines, request: ClusterRequest, *, measure: bool, data: str = "", folder: str = ""
+    engines: Engines,
+    request: ClusterRequest,
+    *,
+    measure: bool,
+    data: str = "",
+    folder: str = "",
+    modules: Collection[str] = (),
 ) -> Examination:
     """Examine the hosts of all ranks, and the network between them.
 
@@ -35,6 +42,7 @@ def examine(
         measure: True to measure the bandwidth from each rank to the next.
         data: a glob pattern of files that should be equal on all hosts; empty for no check.
         folder: the folder of checkpoints that all hosts should share; empty for no check.
+        modules: modules at the top level whose packages should be those of this process.
 
     Raises:
         WorkerError: a rank did not respond in time, or died.
@@ -49,6 +57,7 @@ def examine(
         troubles = [
             *_data(engines, data),
             *_folder(engines, folder),
+            *_packages(engines, facts, modules),
         ]
     middle, error = (asked_at + answered_at) / 2, (answered_at - asked_at) / 2
     skew = {one.rank: one.time_s - middle for one in facts}
@@ -157,6 +166,21 @@ def _data(engines: Engines, pattern: str) -> list[Trouble]:
             )
         )
     return troubles
+
+
+def _packages(
+    engines: Engines, facts: Sequence[HostFacts], modules: Collection[str]
+) -> Iterator[Trouble]:
+    """Yield the problems of the packages that contain modules, and of their requirements.
+
+    Editable installs are left out: nbdist sends their files to the hosts.
+    """
+    needed = distributions.with_requirements(distributions.owners(modules))
+    here = distributions.installed()
+    ours = {name: here[name] for name in needed - distributions.editable()}
+    if ours:
+        theirs = engines.apply(distributions.installed)
+        yield from diagnosis.packages(facts, theirs, ours)
 
 
 def _folder(engines: Engines, folder: str) -> list[Trouble]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from IPython.core.magic import Magics
 from IPython.display import display
 
+from nbdist.cells.own_modules import imports_of_cell
 from nbdist.errors import NoClusterError, UsageError
 from nbdist.session.tensorboard import Boards
 from nbdist.session.transfer import fingerprint
@@ -95,6 +96,12 @@ class ClusterMagics(Magics):
         """Return the prompt number of the running cell. IPython's own counter may be ahead."""
         inputs: list[str] = self.shell.history_manager.input_hist_parsed
         return len(inputs) - 1
+
+    def imported(self) -> list[str]:
+        """Return the modules at the top level that the notebook's cells import, until now."""
+        cells: list[str] = self.shell.history_manager.input_hist_raw
+        bodies = (cell.partition("\n")[2] if cell.startswith("%%") else cell for cell in cells)
+        return list(dict.fromkeys(name for body in bodies for name in imports_of_cell(body)))
 
     def move_data(self, cluster: Cluster, name: str) -> None:
         """Move a data set of the notebook to the workers, unless they have it.

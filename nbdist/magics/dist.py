@@ -147,9 +147,9 @@ class DistMagics(ClusterMagics):
         """
         args = parse(self.dist_doctor, line)
         if names_hosts(args):
-            return self.shown(examined(args))
+            return self.shown(examined(args, self.imported()))
         cluster = self.running_cluster("%dist_doctor")
-        return self.shown(cluster.examine(**examination(args)))
+        return self.shown(cluster.examine(**examination(args), modules=self.imported()))
 
     @command(
         Option(flags=("--all",), kind="switch", help="Also end clusters of earlier notebooks.")

@@ -12,6 +12,7 @@ from nbdist.session.cluster import Cluster
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Collection
 
     from nbdist.records import Host, ProgramLaunch
     from nbdist.views.cluster.hosts import DoctorPicture
@@ -152,15 +153,19 @@ def chosen(args: Namespace) -> tuple[Host, ...]:
     return inventory.choose(*asked)
 
 
-def examined(args: Namespace) -> DoctorPicture:
+def examined(args: Namespace, modules: Collection[str] = ()) -> DoctorPicture:
     """Examine hosts without a cluster. nbdist starts workers without a framework, and ends them.
+
+    Args:
+        args: the parsed options.
+        modules: modules whose packages should be those of this process.
 
     Raises:
         UsageError: the hosts are invalid.
         StartError: a host cannot be reached, or has no Python with nbdist.
     """
     with Cluster(hosts=chosen(args), framework=resources.NO_FRAMEWORK) as cluster:
-        return cluster.examine(**examination(args))
+        return cluster.examine(**examination(args), modules=modules)
 
 
 def examination(args: Namespace) -> dict[str, str]:

@@ -29,7 +29,7 @@ from nbdist.utils.signals import interrupt_held
 from nbdist.views.cluster.workers import StartView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from nbdist.execution.live_run import LiveRun
@@ -65,8 +65,7 @@ class Cluster:
             Default: all GPUs of the host, else one CPU device.
         cpus_per_worker: Cores that each engine is bound to. Default: no limit.
         env: Environment variables of the engines.
-        communication: Collectives of TensorFlow: `ring`, `nccl`, or `auto` (NCCL between GPUs,
-            else ring).
+        communication: TensorFlow's collectives: `ring`, `nccl`, `auto` (NCCL on GPUs, else ring).
         spares: Waiting engines that replace lost ones under `pjrt`. Default: none.
         min_hosts: Start with as few hosts as this if others cannot be reached. Default: all hosts.
         sync: Send your own modules that cells import, and their edits. `nbdist.Sync` names further
@@ -299,13 +298,13 @@ class Cluster:
         return trace_on(self, cell, options, keep=keep)
 
     def logs(self, rank: int) -> str:
-        """Return the output of a rank's cells, and the end of its engine's log.
+        """Return the output of a rank's cells.
 
         Args:
             rank: Rank from 0 to `world_size - 1`.
 
         Returns:
-            The text. The last lines of the engine's log follow a heading, if it has any.
+            The text. The end of its engine's log follows a heading.
 
         Raises:
             UsageError: The cluster has no such rank.
@@ -323,12 +322,15 @@ class Cluster:
         """
         return self.inspection.hosts()
 
-    def examine(self, *, data: str = "", checkpoint: str = "") -> DoctorPicture:
+    def examine(
+        self, *, data: str = "", checkpoint: str = "", modules: Collection[str] = ()
+    ) -> DoctorPicture:
         """Examine the hosts and the network between them.
 
         Args:
-            data: Glob pattern of files that should be equal on all hosts; empty for no check.
-            checkpoint: Folder that all hosts should share; empty for no check.
+            data: Glob pattern of files that should be equal on all hosts.
+            checkpoint: Folder that all hosts should share.
+            modules: Modules that should have the notebook's versions.
 
         Returns:
             A sequence of the problems found, each with a remedy.
@@ -336,7 +338,7 @@ class Cluster:
         Raises:
             WorkerError: A rank has died, or still runs a cell.
         """
-        return self.inspection.examine(data=data, checkpoint=checkpoint)
+        return self.inspection.examine(data=data, checkpoint=checkpoint, modules=modules)
 
     # Ownership.
 

@@ -14,7 +14,7 @@ from nbdist.worker.remote import preflight as rank_preflight
 from nbdist.worker.remote import transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from nbdist.cluster.engines import Engines
     from nbdist.records import ClusterRequest
@@ -122,6 +122,9 @@ class ClusterInspection:
             connections=tuple(map(engines.fleet.connection, keys)),
         )
 
-    def examine(self, *, data: str, checkpoint: str) -> DoctorPicture:
-        asked = self.engines(self.chosen(None)), self._request
-        return DoctorPicture(examine(*asked, measure=True, data=data, folder=checkpoint))
+    def examine(self, *, data: str, checkpoint: str, modules: Collection[str]) -> DoctorPicture:
+        engines = self.engines(self.chosen(None))
+        examination = examine(
+            engines, self._request, measure=True, data=data, folder=checkpoint, modules=modules
+        )
+        return DoctorPicture(examination)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import stat
+import sysconfig
 import time
+import venv
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,9 +22,9 @@ from tests.netns import Hosts, needs_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 BOUND_S = 5.0
+INSTALLED_HERE = (sysconfig.get_path("purelib"), Path(nbdist.__file__).parents[1])
 
 
 @pytest.fixture(scope="module")
@@ -187,3 +190,55 @@ def test_the_magics_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> Non
             shell.run_line_magic("dist_hosts", "")
     finally:
         nbdist.unload_ipython_extension(shell)
+
+
+@needs_hosts
+@pytest.mark.processes
+def test_packages_that_differ_from_the_notebook_are_reported(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here/site-packages", tmp_path / "there"
+    install(here, "nb_direct", "1.0", requires="nb-behind>=1")
+    install(here, "nb_behind", "2.0", requires="nb-behind>=1")
+    monkeypatch.syspath_prepend(str(here))
+    venv.create(there, symlinks=True)
+    (packages,) = there.glob("lib/*/site-packages")
+    (packages / "others.pth").write_text("\n".join(map(str, INSTALLED_HERE)))
+    install(packages, "nb_direct", "1.5", requires="nb-behind>=1")
+    file = tmp_path / "hosts.toml"
+    named_hosts = "".join(f"[hosts.{name}]\n" for name in hosts.names[:2])
+    file.write_text(f"[defaults]\npython = '{there}/bin/python'\n{named_hosts}")
+    shell = InteractiveShell()
+    nbdist.load_ipython_extension(shell)
+    try:
+        assert named(shell, file) == []
+        shell.run_cell("%%capture\nimport nb_direct", store_history=True)
+        (found,) = named(shell, file)
+    finally:
+        nbdist.unload_ipython_extension(shell)
+    assert found.where == ", ".join(hosts.names[:2])
+    assert found.what == (
+        "packages differ from the notebook's: nb-behind is missing (notebook: 2.0), "
+        "nb-direct 1.5 (notebook: 1.0)"
+    )
+    assert found.advice.endswith("-m pip install nb-behind==2.0 nb-direct==1.0")
+    assert not found.is_fatal
+
+
+def named(shell: InteractiveShell, file: Path) -> list[Trouble]:
+    """Return the problems that `%dist_doctor` finds, except slow links."""
+    picture: DoctorPicture = shell.run_line_magic("dist_doctor", f"--hosts {file}")
+    return [trouble for trouble in picture.examination.troubles if not is_slow(trouble)]
+
+
+def install(folder: Path, name: str, version: str, requires: str) -> None:
+    """Write an installed package as pip does."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (folder / f"{name}.py").write_text(f"version = {version!r}\n")
+    requirement = f"Requires-Dist: {requires}\nRequires-Dist: nb-absent>=1; extra == 'more'\n"
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n{requirement}"
+    )
+    (info / "top_level.txt").write_text(f"{name}\n")
+    (info / "RECORD").write_text(f"{name}.py,,\n")

@@ -1,0 +1,64 @@
+"""Installed distributions: their versions, and those that modules need."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+def installed() -> dict[str, str]:
+    """Return the version of each installed distribution, by its normalized name."""
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"]
+        if name:  # a broken installation has none
+            found.setdefault(canonicalize_name(name), distribution.version)
+    return found
+
+
+def editable() -> set[str]:
+    """Return the normalized names of distributions installed with `pip install -e`."""
+    return {
+        canonicalize_name(distribution.metadata["Name"])
+        for distribution in importlib.metadata.distributions()
+        if '"editable"' in (origin := distribution.read_text("direct_url.json") or "")
+        and json.loads(origin).get("dir_info", {}).get("editable")
+    }
+
+
+def owners(modules: Iterable[str]) -> set[str]:
+    """Return the normalized names of the distributions that contain modules at the top level."""
+    known = importlib.metadata.packages_distributions()
+    return {canonicalize_name(name) for module in modules for name in known.get(module, ())}
+
+
+def with_requirements(names: Iterable[str]) -> set[str]:
+    """Return distributions and those that they require here, by their normalized names.
+
+    Requirements of extras, and requirements that are not installed, are left out.
+    """
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            try:
+                required = importlib.metadata.requires(name) or ()
+            except importlib.metadata.PackageNotFoundError:
+                continue
+            found.add(name)
+            waiting.extend(_required(required))
+    return found
+
+
+def _required(lines: Iterable[str]) -> Iterator[str]:
+    for requirement in map(Requirement, lines):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield canonicalize_name(requirement.name)
