@@ -45,6 +45,7 @@ model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
 opt = keras.optimizers.SGD(0.05)
 loss_fn = keras.losses.MeanSquaredError()
 ds = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(64, seed=3).batch(16)
+noise, seeds = tf.random.Generator.from_seed(4), keras.random.SeedGenerator(5)
 def train_step(x, y):
     with tf.GradientTape() as tape:
         loss = loss_fn(y, model(x, training=True))
@@ -60,6 +61,8 @@ JAX = (
     DATA
     + """
 import jax, jax.numpy as jnp
+from flax import nnx
+rngs = nnx.Rngs(3, noise=4)
 params = {"w": jnp.zeros((4, 1)), "b": jnp.zeros(())}
 def loss_fn(params, x, y):
     return jnp.mean((x @ params["w"] + params["b"] - y) ** 2)
@@ -145,6 +148,17 @@ for episode in range(5):
     returns.append(total)
 outcome = [weights(), returns, [w.tolist() for w in target.get_weights()], int(seen)]
 """,
+    "generators of TensorFlow and Keras": """
+history = []
+for epoch in range(4):
+    shift = keras.random.uniform((), seed=seeds)
+    for i in range(4):
+        x = X[16 * i:16 * i + 16] + noise.normal((16, 4), stddev=0.1)
+        loss = train_step(x, Y[16 * i:16 * i + 16])
+        may_fail()
+    history.append([float(loss), float(shift), float(noise.uniform(()))])
+outcome = [weights(), history]
+""",
     "trainer": """
 class Trainer:
     def __init__(self):
@@ -194,6 +208,17 @@ for step in range(16):
         history.append(float(loss))
     may_fail()
 outcome = [weights(), history, rng.random(), jax.random.key_data(key).tolist()]
+""",
+    "generator of Flax NNX": """
+history = []
+for epoch in range(4):
+    order = jax.random.permutation(rngs(), 64)
+    for idx in order.reshape(4, 16):
+        x = X[idx] + 0.1 * jax.random.normal(rngs.noise(), (16, 4))
+        params, loss = update(params, x, Y[idx])
+        may_fail()
+    history.append(float(loss))
+outcome = [weights(), history, jax.random.key_data(rngs()).tolist()]
 """,
     "function with a generator of batches": """
 def batches(size):

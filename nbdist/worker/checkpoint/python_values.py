@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nbdist.worker.checkpoint import framework_generators
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -90,6 +92,8 @@ class _Encoder:
             return {"random_state": self.encode(value.get_state(legacy=False))}
         if kind is random.Random:
             return {"random": self.encode(value.getstate())}
+        if framework_generators.is_generator(value):
+            return {"framework_generator": self.encode(framework_generators.state_of(value))}
         if (found := _as_array(value)) is not None:
             form, values = found
             self._take(values.nbytes)
@@ -161,6 +165,8 @@ class Decoder:
             found = _restored_array(content, rest[0][1], usable)
         elif kind in ("generator", "random_state", "random"):
             found = _restored_generator(kind, decode(content), usable)
+        elif kind == "framework_generator":
+            found = _restored_framework_generator(decode(content), usable)
         elif kind == "tree":
             found = self._tree(content, rest[0][1], now)
         elif kind == "dict":
@@ -221,6 +227,12 @@ class Decoder:
         return usable
 
 
+def is_mutable(value: Any) -> bool:
+    """Return True for a list, dict, set, deque or random generator."""
+    kinds = (list, dict, set, collections.deque, *_GENERATORS)
+    return isinstance(value, kinds) or framework_generators.is_generator(value)
+
+
 def mutable_objects(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the lists, dicts, sets, arrays and generators that variables lead to, by path."""
     found: dict[str, Any] = {}
@@ -230,7 +242,7 @@ def mutable_objects(variables: Mapping[str, Any]) -> dict[str, Any]:
         while waiting and left > 0:
             path, part = waiting.pop()
             left -= 1
-            if isinstance(part, (list, dict, set, collections.deque, np.ndarray, *_GENERATORS)):
+            if is_mutable(part) or isinstance(part, np.ndarray):
                 found[path] = part
             if type(part) in _DICTS:
                 waiting += ((f"{path}[{key!r}]", item) for key, item in part.items())
@@ -327,6 +339,13 @@ def _restored_array(packed: Any, form: str, now: Any) -> Any:
     if form.startswith("key "):
         return jax.random.wrap_key_data(restored, impl=form.removeprefix("key "))
     return restored
+
+
+def _restored_framework_generator(state: list[Any], now: Any) -> Any:
+    """Set the state of the present generator. Without one, the name stays as it is."""
+    if framework_generators.is_generator(now):
+        framework_generators.set_state(now, state)
+    return now
 
 
 def _restored_generator(kind: str, state: Any, now: Any) -> Any:

@@ -8,18 +8,17 @@ have changed since the first loop began.
 from __future__ import annotations
 
 import hashlib
-import random
 from collections import deque
 from types import FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from nbdist.worker.checkpoint.python_values import (
     Decoder,
     UnsavableError,
     encode,
+    is_mutable,
     mutable_objects,
     shared_paths,
 )
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 _FRAMEWORKS = {"tensorflow", "keras", "jax", "flax", "equinox"}
 _HIDDEN = ("_nbdist", "nbdist_")
-_MUTABLE = (list, dict, set, deque, np.random.Generator, np.random.RandomState, random.Random)
 _SMALL = 1 << 16
 """Largest size of such a value that is saved before it has changed (bytes)."""
 
@@ -107,7 +105,7 @@ class LoopVariables:
             if self._first.get(path) != _digest(packed):
                 self._changed.add(path)
             # A failed run may change a small list, dict, set or generator later.
-            is_small = len(packed) <= _SMALL and isinstance(variables[path].value, _MUTABLE)
+            is_small = len(packed) <= _SMALL and is_mutable(variables[path].value)
             if path in self._changed or is_small:
                 saved[path] = value
         self._warn_of_lost(variables, found)

@@ -145,6 +145,19 @@ def test_generators_continue_from_their_state(generator: Any) -> None:
     assert [new.random() for _ in range(3)] == expected
 
 
+def test_generator_of_nnx_continues_in_place() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    rngs = nnx.Rngs(3, noise=4)
+    rngs()
+    variables = {"rngs": rngs, "also": [rngs]}
+    saved = msgspec.msgpack.decode(msgspec.msgpack.encode(encode(rngs)))
+    expected = [np.asarray(rngs.noise.uniform(())), np.asarray(rngs.default.uniform(()))]
+    assert decode(saved, rngs) is rngs
+    assert [np.asarray(rngs.noise.uniform(())), np.asarray(rngs.default.uniform(()))] == expected
+    paths = python_values.shared_paths(python_values.mutable_objects(variables))
+    assert paths == [["rngs", "also[0]"]]
+
+
 @pytest.mark.parametrize(
     "value",
     [object(), [object()], {"a": object()}, np.array([object()]), np.zeros(2, [("a", "f4")])],
