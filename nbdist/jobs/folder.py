@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbdist.errors import UsageError
-from nbdist.jobs.data import FILE
 from nbdist.jobs.launch_files import launch_files
 from nbdist.views import formatting
 
@@ -87,7 +86,7 @@ def write(
     try:
         draft.mkdir()
         if program.data:
-            program.data.write(draft / FILE)
+            program.data.write(draft)
         texts = {
             PROGRAM: program.text,
             REQUIREMENTS: _requirements(program),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.cells.step_function import function_of, function_of_statements, indented
 from nbdist.errors import UsageError
+from nbdist.jobs import pushed_objects
 from nbdist.jobs.cells import INJECTED, job_cells
 from nbdist.jobs.data import FILE, JobData
 from nbdist.jobs.definitions import divided
@@ -20,7 +21,7 @@ from nbdist.jobs.parameters import parameters_of, replaced
 from nbdist.records import CellOptions, Saving, StepOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from nbdist.cells.dependencies import Entry
     from nbdist.jobs.cells import JobCell
@@ -31,6 +32,7 @@ _CHECKPOINTS = "checkpoints"
 _DEFINITION = re.compile(r"^(def|class|async def) ", re.MULTILINE)
 _INERT = {
     *("numpy", "scipy", "pandas", "sklearn", "matplotlib", "datasets"),
+    *("pyarrow", "polars", "ml_dtypes"),
     *("jax", "jaxlib", "flax", "optax", "equinox", "orbax"),
     *sys.stdlib_module_names,
 }
@@ -50,7 +52,7 @@ class Program:
 
     Attributes:
         text: source of `train.py`.
-        data: arrays that it reads.
+        data: data of the notebook that it reads.
         imports: top-level modules that it imports.
         flags: its options, with a description.
         label: execution count of the cell that trains.
@@ -65,15 +67,12 @@ class Program:
     strategy: StrategyName
 
 
-def program_of(
-    entries: Sequence[Entry], cluster: ClusterRequest, read: Callable[[bytes], Mapping[str, object]]
-) -> Program:
+def program_of(entries: Sequence[Entry], cluster: ClusterRequest) -> Program:
     """Make a program of cells.
 
     Args:
         entries: the needed cells and pushed objects, and last the cell that trains.
         cluster: the request of the cluster on which they ran.
-        read: reads pushed objects.
 
     Raises:
         UsageError: cells or objects cannot be exported. The message contains the remedies.
@@ -82,7 +81,7 @@ def program_of(
     assert training is not None
     strategy = training.strategy or "mirrored"
     cells = job_cells(entries, strategy, len(cluster.hosts))
-    return _Writer(cells, entries, cluster, read).program()
+    return _Writer(cells, entries, cluster).program()
 
 
 class _Writer:
@@ -92,7 +91,6 @@ class _Writer:
         cells: checked cells; the last one trains.
         entries: the cells and pushed objects, in order.
         cluster: the request of the cluster.
-        read: reads pushed objects.
     """
 
     def __init__(
@@ -100,17 +98,16 @@ class _Writer:
         cells: Sequence[JobCell],
         entries: Sequence[Entry],
         cluster: ClusterRequest,
-        read: Callable[[bytes], Mapping[str, object]],
     ) -> None:
         self._cells = {cell.request.number: cell for cell in cells}
         self._last = cells[-1]
         self._entries = entries
         self._cluster = cluster
-        self._read = read
         self._used = {name for cell in cells for name in (*cell.names.read, *cell.names.bound)}
         self._args, self._job = self._free("args"), self._free("job")
         self._parse = self._free("parse_arguments")
-        self._data = JobData(self._free("data"))
+        self._data = JobData(self._free("data"), f"{self._args}.data", self._data_module)
+        self._data_modules: dict[str, str] = {}
         self._parameters = parameters_of(cells)
         has_tensorflow_alone = cluster.frameworks == ("tensorflow",)
         self._hoisted = _INERT | (_WITH_TENSORFLOW if has_tensorflow_alone else set())
@@ -122,16 +119,25 @@ class _Writer:
         """Return the program."""
         parts = [part for entry in self._entries for part in self._part(entry)]
         flags = {flag: text for flag, _, text in self._flags()}
-        head = [self._docstring(), self._head(), self._parser(), self._start()]
+        start = self._start()
+        head = [self._docstring(), self._head(), self._parser(), start]
         text = _joined([*head, *parts, f"{self._job}.close()"])
         ast.parse(text)
-        modules = dict.fromkeys(
-            alias.partition(".")[0]
-            for cell in self._cells.values()
-            for alias in _modules(cell.tree)
-        )
+        named = (alias for cell in self._cells.values() for alias in _modules(cell.tree))
+        modules = dict.fromkeys([*(name.partition(".")[0] for name in named), *self._data_modules])
         strategy = self._last.request.strategy or "mirrored"
         return Program(text, self._data, tuple(modules), flags, self._last.label, strategy)
+
+    def _data_module(self, module: str) -> str:
+        """Return the name of an imported package for the data, and let the program import it."""
+        if module not in self._data_modules:
+            taken = {name for cell in self._cells.values() for name in cell.names.assigned}
+            taken |= {n for e in self._entries if e.request is None for n in e.names.binds}
+            name = self._free(module) if module in taken else module
+            self._data_modules[module] = name
+            if module in self._hoisted:
+                self._imports[_import(module, name)] = ""
+        return self._data_modules[module]
 
     def _free(self, name: str) -> str:
         """Return a name that the program does not use yet."""
@@ -161,7 +167,6 @@ class _Writer:
             *["import os"] * bool(backend),
             *["import pathlib"] * bool(self._data),
         ]
-        own += ["import numpy"] * bool(self._data)
         every = dict.fromkeys([*own, *self._imports])
         standard = _sorted(t for t in every if _is_standard(t) and t not in future)
         others = _sorted(t for t in every if not _is_standard(t) and t not in future)
@@ -197,8 +202,8 @@ class _Writer:
             kind = "int" if isinstance(numbers[flag], int) else "float"
             yield flag, (f"type={kind}", f"default={numbers[flag]!r}"), texts[flag]
         if self._data:
-            default = f'default=pathlib.Path(__file__).with_name("{FILE}")'
-            yield "--data", ("type=pathlib.Path", default), "Arrays of the notebook."
+            default = "default=pathlib.Path(__file__).parent"
+            yield "--data", ("type=pathlib.Path", default), "Folder of the notebook's data."
         if options.saving is None:
             text = "Folder of checkpoints, to save and to continue from. Default: none."
             yield "--checkpoint", (), text
@@ -220,8 +225,9 @@ class _Writer:
         ]
         names = [n for n in INJECTED if any(n in c.names.read for c in self._cells.values())]
         lines += [f"{name} = {self._job}.{name}" for name in names]
-        if self._data:
-            lines.append(f"{self._data.source} = numpy.load({self._args}.data)")
+        if self._data.arrays:
+            numpy = self._data_module("numpy")
+            lines.append(f'{self._data.source} = {numpy}.load({self._args}.data / "{FILE}")')
         return "\n".join(lines)
 
     # Cells.
@@ -234,8 +240,15 @@ class _Writer:
                 for cell in self._cells.values()
                 if cell.request.step is not None
             }
-            objects = {n: v for n, v in self._read(entry.payload).items() if n in wanted}
-            yield "\n".join(["# Data of the notebook", *self._data.assignments(objects)])
+            objects = {n: v for n, v in pushed_objects.read(entry.payload).items() if n in wanted}
+            before = {*self._data_modules}
+            lines = self._data.assignments(objects)
+            imports = [
+                _import(module, name)
+                for module, name in self._data_modules.items()
+                if module not in before and module not in self._hoisted
+            ]
+            yield "\n".join(["# Data of the notebook", *imports, *lines])
             return
         cell = self._cells[entry.request.number]
         if cell.request.step is not None:
@@ -381,6 +394,10 @@ def _modules(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
+
+
+def _import(module: str, name: str) -> str:
+    return f"import {module}" if module == name else f"import {module} as {name}"
 
 
 def _sorted(imports: Iterable[str]) -> list[str]:

@@ -6,15 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbdist.cells.own_modules import own_modules
-from nbdist.errors import TransferError, UsageError
 from nbdist.jobs import folder
 from nbdist.jobs.program import program_of
 from nbdist.jobs.remarks import remarks
-from nbdist.session.transfer import read_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from nbdist.execution.replay_journal import Journal
     from nbdist.records import ClusterRequest, ProgramLaunch
 
@@ -70,7 +66,7 @@ def export(
     """
     target, hosts = folder.check_target(path), len(cluster.hosts)
     entries = journal.program(cell, run, hosts)
-    program = program_of(entries, cluster, _read)
+    program = program_of(entries, cluster)
     modules = own_modules(program.imports)
     missing = [
         f"the module `{name}` was not found beside the notebook: put it beside {folder.PROGRAM}"
@@ -80,13 +76,3 @@ def export(
     files = {place: file.path for place, file in modules.files.items()}
     launching = folder.write(target, program, cluster, found, files, launch)
     return Exported(path.rstrip("/"), program.label, hosts, found, launching)
-
-
-def _read(payload: bytes) -> Mapping[str, object]:
-    try:
-        return read_objects(payload)
-    except TransferError as error:
-        raise UsageError(
-            f"cannot export an object that was copied from the notebook ({error}): create it in a "
-            "%%dist_run cell"
-        ) from None

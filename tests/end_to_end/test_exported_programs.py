@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from nbdist.jobs import folder
@@ -443,3 +444,53 @@ def test_program_has_the_modules_of_the_user(
     assert "own_training.py, line" in ended.stdout, "its loop is divided"
     assert "own_training" not in "".join(exported.remarks)
     assert np.load(tmp_path / "train" / "result1.npz")["loss"].tolist() == expected
+
+
+OF_NOTEBOOK = Training(
+    "pjrt",
+    [
+        (
+            """
+import jax, jax.numpy as jnp, numpy as np
+columns = sorted(vocabulary, key=vocabulary.get)[:4]
+train = (frame[columns].to_numpy(), frame["y"].to_numpy()[:, None] * scale)
+w = jnp.zeros((4, 1))
+""",
+            {},
+        ),
+        (
+            """
+x, y = batch
+loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
+w = w - 0.1 * grad
+""",
+            {"data": "train", "batch": 20, "epochs": 2, "shuffle": 1},
+        ),
+    ],
+    'job_history["loss"]',
+    "[w]",
+)
+
+
+@pytest.mark.parametrize("cluster", ["jax"], indirect=True)
+def test_program_has_the_tables_and_vocabularies_of_the_notebook(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    vocabulary = {f"word{i}": i for i in range(500)}
+    values = np.random.default_rng(0).normal(size=(100, 5)).astype("float32")
+    frame = pd.DataFrame(values, columns=[*list(vocabulary)[:4], "y"], index=range(5, 105))
+    cluster.restart()
+    cluster.push({"frame": frame, "vocabulary": vocabulary, "scale": np.float32(2)})
+    for number, (source, options) in enumerate(OF_NOTEBOOK.cells, 1):
+        run = cluster.run(source, label=number, strategy="pjrt", **options)
+    text = export(cluster, tmp_path / "train")
+    assert "frame = pandas.read_feather(args.data /" in text
+    named = {path.name for path in (tmp_path / "train").glob("data*")}
+    assert named == {"data.npz", "data_frame.arrow", "data_vocabulary.json"}
+    required = (tmp_path / "train" / "requirements.txt").read_text()
+    assert {"pandas", "pyarrow"} <= {line.split("==")[0] for line in required.splitlines()}
+    with_results(tmp_path / "train", OF_NOTEBOOK)
+    ended = launch(tmp_path / "train")
+    assert ended.returncode == 0, ended.stderr
+    found = np.load(tmp_path / "train" / "result1.npz")["loss"]
+    np.testing.assert_array_equal(found, run.history["loss"][1])

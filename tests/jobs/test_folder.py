@@ -20,7 +20,7 @@ CLUSTER = ClusterRequest(hosts=(Host(), Host()), frameworks=("jax",), env={"SECR
 
 @pytest.fixture
 def program() -> Program:
-    data = JobData("data")
+    data = JobData("data", "args.data", str)
     data.assignments({"x": np.arange(3)})
     return Program("pass\n", data, ("json", "optax"), {"--epochs": "Passes."}, 7, "pjrt")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pathlib
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from nbdist.cells.dependencies import CellNames, Entry, names_of
 from nbdist.cells.options import cell_options
 from nbdist.cells.parse import parse_cell
 from nbdist.errors import UsageError
-from nbdist.jobs import data as job_data
 from nbdist.jobs.program import program_of
 from nbdist.records import ClusterRequest, Host
 
@@ -60,7 +60,7 @@ class Notebook:
         request = ClusterRequest(
             hosts=(Host(), Host()), **{"frameworks": ("jax",), "seed": 3, **cluster}
         )
-        return program_of(self.entries, request, pickle.loads)
+        return program_of(self.entries, request)
 
 
 @pytest.fixture
@@ -198,22 +198,26 @@ def test_pushed_objects_become_arrays_and_code(notebook: Notebook) -> None:
     notebook.cell(STEP, data="train", batch=4)
     program = notebook.program()
     assert 'train = (data["train_0"], {\'y\': data["train_1_0"][()]})\nrate = 0.5' in program.text
-    assert "data = numpy.load(args.data)" in program.text
+    assert 'data = numpy.load(args.data / "data.npz")' in program.text
     assert program.data.size_bytes == 4 * 8 + 4
 
 
-@pytest.mark.parametrize(
-    "value", [object(), np.array([{}]), [1.0] * 1000, {1: 2}, "a" * 3000, lambda: 1]
-)
-def test_pushed_objects_of_other_types_are_refused(value: object) -> None:
-    with pytest.raises(UsageError, match=r"cannot export `x` \(\w+\), which was copied"):
-        job_data.JobData("data").assignments({"x": value})
+def test_packages_that_read_the_data_are_imported(notebook: Notebook) -> None:
+    notebook.push(train=np.arange(4.0), words=["word"] * 1000, json={"a": 1})
+    notebook.cell("import jax.numpy as jnp\nw = jnp.ones(()) * len(words) * json['a']")
+    notebook.cell(STEP, data="train", batch=4)
+    program = notebook.program()
+    assert "\nimport json as json_\n" in program.text
+    assert 'words = json_.loads((args.data / "data_words.json").read_text())' in program.text
+    assert {"numpy", "json"} <= {*program.imports}
+    assert "default=pathlib.Path(__file__).parent" in program.text
 
 
-def test_data_over_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_data, "LIMIT_BYTES", 100)
-    with pytest.raises(UsageError, match=r"cannot export `y`: .* the limit is 100 B: read it"):
-        job_data.JobData("data").assignments({"x": np.ones(2), "y": np.ones(20)})
+def test_objects_that_the_program_does_not_read_are_no_obstacle(notebook: Notebook) -> None:
+    notebook.push(train=np.arange(4.0), path=pathlib.Path())
+    notebook.cell("import jax.numpy as jnp\nw = jnp.ones(())")
+    notebook.cell(STEP, data="train", batch=4)
+    assert "path" not in notebook.program().text.split("# Data of the notebook")[1]
 
 
 @pytest.mark.parametrize(
