@@ -64,6 +64,7 @@ class Entry(msgspec.Struct, frozen=True):
         loops: True if steps of its training loops ran on all replicas.
         drew: True if it changed the state of the random generators.
         failed: True if the cell did not end. Its effects are unknown.
+        modules: digest of each of the user's own modules that the workers had.
     """
 
     kind: Literal["cell", "step", "push"]
@@ -77,6 +78,7 @@ class Entry(msgspec.Struct, frozen=True):
     trained: bool = False
     loops: bool = False
     drew: bool = False
+    modules: dict[str, str] = {}
 
     @property
     def place(self) -> str:

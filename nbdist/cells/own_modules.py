@@ -168,8 +168,7 @@ class OwnModuleFinder:
                 f"your module {path} cannot be read ({error.strerror}): make it readable, or "
                 "leave it out by `exclude` (docs/clusters.md)"
             ) from None
-        tree = _tree(content) if path.suffix == ".py" else ast.Module([], [])
-        imports = tuple(dict.fromkeys(_imported(tree)))
+        imports = imports_of_module(content) if path.suffix == ".py" else ()
         source = SourceFile(path, digest_of(content), len(content), imports)
         self._store(source.digest, content)
         self._read[path] = stamp, source
@@ -180,11 +179,6 @@ class OwnModuleFinder:
         return {source.digest for _, source in self._read.values()}
 
 
-def own_modules(names: Iterable[str]) -> OwnModules:
-    """Find the Python files of modules; see `OwnModuleFinder.find`."""
-    return OwnModuleFinder().find(names)
-
-
 def digest_of(content: bytes) -> str:
     """Return the digest of a file's content."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
@@ -193,6 +187,11 @@ def digest_of(content: bytes) -> str:
 def imports_of_cell(source: str) -> tuple[str, ...]:
     """Return the modules at the top level that a cell imports; none of a cell that is no Python."""
     return tuple(dict.fromkeys(_imported(tree_of_cell(source)))) if "import" in source else ()
+
+
+def imports_of_module(content: bytes) -> tuple[str, ...]:
+    """Return the modules at the top level that a file imports; none of a file that is no Python."""
+    return tuple(dict.fromkeys(_imported(_tree(content))))
 
 
 def _stable_content(path: Path) -> tuple[tuple[int, int], bytes]:
@@ -241,7 +240,7 @@ def _refuse_large(paths: Sequence[Path]) -> None:
     if sum(sizes.values()) > MOST_BYTES:
         largest = max(sizes, key=sizes.__getitem__)
         raise UsageError(
-            f"the files of your modules have {sum(sizes.values()) >> 20} MiB, and nbdist sends at "
+            f"the files of your modules have {sum(sizes.values()) >> 20} MiB, and nbdist copies at "
             f"most {MOST_BYTES >> 20} MiB: move the largest, {largest} ({sizes[largest] >> 20} "
             "MiB), out of its package, or leave it out by `exclude` (docs/clusters.md)"
         )

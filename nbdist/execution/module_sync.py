@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from nbdist.cells.own_modules import OwnModuleFinder, imports_of_cell
+from nbdist.cells.own_modules import OwnModuleFinder, imports_of_cell, imports_of_module
 from nbdist.errors import TransferError, UsageError
 from nbdist.records import ModuleFile, OwnModule, Sync
 from nbdist.utils.files import replace_file
@@ -25,6 +27,21 @@ _FOLDER = "modules"
 """Folder of the modules in the cluster's folder, on the notebook's machine and on each host."""
 
 _LIST = "modules.msgpack"
+
+
+@dataclass(frozen=True)
+class ProgramModules:
+    """The user's own modules for an exported program.
+
+    Attributes:
+        files: file to copy, by its path beside the program.
+        edited: paths of files that have changed since the workers read them.
+        missing: names of modules that this process does not find.
+    """
+
+    files: dict[Path, Path]
+    edited: list[str]
+    missing: list[str]
 
 
 class ModuleSync:
@@ -71,6 +88,43 @@ class ModuleSync:
             self._modules = modules
             self._version += 1
             self._keep_list()
+
+    def of_program(self, names: Iterable[str]) -> ProgramModules:
+        """Find the files of modules and of those that they import, with the texts of the workers.
+
+        Files of packages that are no Python are those of this host, unless workers have copies.
+
+        Args:
+            names: modules that a program imports.
+
+        Raises:
+            UsageError: see `find`.
+        """
+        sync = self._worker_group.engines.request.sync or Sync()
+        finder, names = OwnModuleFinder(sync.folders, sync.exclude), {*names}
+        finder.with_data = True
+        while True:
+            found = finder.find(names)
+            named = names | {place.parts[0].removesuffix(".py") for place in found.files}
+            stale = {
+                place: self._folder / file.digest
+                for name in named & self._modules.keys()
+                for place, file in self._modules[name].files.items()
+                if (now := found.files.get(Path(place))) is None or now.digest != file.digest
+            }
+            texts = (path.read_bytes() for place, path in stale.items() if place.endswith(".py"))
+            more = {name for text in texts for name in imports_of_module(text)} - named
+            if not more:
+                break
+            names |= more
+        files = {place: file.path for place, file in found.files.items()}
+        files |= {Path(place): path for place, path in stale.items()}
+        missing = [name for name in found.missing if name not in self._modules]
+        return ProgramModules(files, sorted(stale), missing)
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each module that the workers have."""
+        return {name: module.digest for name, module in self._modules.items()}
 
     def others(self, names: Iterable[str]) -> list[str]:
         """Return the modules that are not the user's own."""

@@ -53,7 +53,13 @@ class Journal:
                 self._write(number, msgspec.structs.replace(entry, ranks=tuple(range(after))))
 
     def add_cell(
-        self, cell: RunningCell | None, run: Run, failed: bool, *, drew: bool = False
+        self,
+        cell: RunningCell | None,
+        run: Run,
+        failed: bool,
+        *,
+        drew: bool = False,
+        modules: dict[str, str] | None = None,
     ) -> None:
         """Add a cell that ended, failed or was interrupted. A plan is ignored.
 
@@ -62,6 +68,7 @@ class Journal:
             run: its result.
             failed: True if it did not end.
             drew: True if it changed the state of the random generators.
+            modules: digest of each of the user's own modules that the workers had.
         """
         if cell is None or cell.request.is_plan:
             return
@@ -86,6 +93,7 @@ class Journal:
                 trained=run.begun is not None or bool(run.state and run.state.kind),
                 loops=step is None and run.begun is not None,
                 drew=drew,
+                modules=modules or {},
             )
         )
 

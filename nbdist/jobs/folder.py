@@ -71,7 +71,8 @@ def write(
         checkpoint="--checkpoint" in program.flags,
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
     )
-    needed = program.data.size_bytes + _SPARE_BYTES
+    sizes = (path.stat().st_size for path in modules.values() if path.exists())
+    needed = program.data.size_bytes + sum(sizes) + _SPARE_BYTES
     free = shutil.disk_usage(target.parent).free
     if needed > free:
         raise UsageError(

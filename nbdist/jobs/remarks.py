@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from nbdist.cells.dependencies import outside_functions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from nbdist.cells.dependencies import Entry
 
@@ -46,6 +47,28 @@ def remarks(chosen: Sequence[Entry], left: Sequence[Entry]) -> list[str]:
         "numbers, restart the workers, run only the other cells, and export again"
         for text in found
     ]
+
+
+def edits(
+    chosen: Sequence[Entry], files: Iterable[Path], digests: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield the user's own modules that were edited after cells of a program ran.
+
+    Args:
+        chosen: entries of the program.
+        files: files of modules, by their paths beside the program.
+        digests: digest of each module that the workers have now.
+    """
+    for name in dict.fromkeys(path.parts[0].removesuffix(".py") for path in files):
+        cells = [
+            e.place for e in chosen if e.modules.get(name, digests.get(name)) != digests.get(name)
+        ]
+        if cells:
+            yield (
+                f"the module `{name}` was edited after {', '.join(cells)} ran: the program has the "
+                "newest text of the workers. For equal numbers, run these cells again, and export "
+                "again"
+            )
 
 
 def _iterated(entry: Entry) -> Iterator[str]:

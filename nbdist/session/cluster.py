@@ -138,11 +138,8 @@ class Cluster:
 
     def _attach(self, lifecycle: ClusterLifecycle) -> None:
         self._lifecycle, self._folder = lifecycle, lifecycle.folder
-        self._worker_group, self._runner, self._journal = (
-            lifecycle.worker_group,
-            lifecycle.runner,
-            lifecycle.journal,
-        )
+        self._worker_group, self._runner = lifecycle.worker_group, lifecycle.runner
+        self._journal = lifecycle.journal
         self.inspection = ClusterInspection(lifecycle)
         self._runner.evaluate = self.run
         self.running = True
@@ -490,6 +487,7 @@ class Cluster:
                         self.last_run,
                         failed,
                         drew=self._runner.alignment.drew,
+                        modules=self._runner.modules.digests(),
                     )
             if self._runner.stuck:
                 self.restart()
@@ -531,7 +529,8 @@ class Cluster:
             UsageError: No such cell has trained, the cells cannot run in a program, or the folder
                 cannot be written. The message contains the remedies.
         """
-        return export(folder, self.request, self._journal, cell=cell, run=run, launch=launch)
+        cells = self._journal, self._runner.modules
+        return export(folder, self.request, *cells, cell=cell, run=run, launch=launch)
 
     def submit(
         self, folder: str, *, arguments: Sequence[str] = (), **training: Any
@@ -550,7 +549,8 @@ class Cluster:
             UsageError: See `export`; or the launcher is not installed.
             StartError: The scheduler refuses the job. The folder is removed.
         """
-        return submit(folder, self.request, self._journal, arguments=arguments, **training)
+        cells = self._journal, self._runner.modules
+        return submit(folder, self.request, *cells, arguments=arguments, **training)
 
     # Objects.
 

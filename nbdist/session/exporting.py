@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nbdist.cells.own_modules import own_modules
 from nbdist.jobs import folder
 from nbdist.jobs.program import program_of
-from nbdist.jobs.remarks import remarks
+from nbdist.jobs.remarks import edits, remarks
 
 if TYPE_CHECKING:
+    from nbdist.execution.module_sync import ModuleSync
     from nbdist.execution.replay_journal import Journal
     from nbdist.records import ClusterRequest, ProgramLaunch
 
@@ -24,7 +24,7 @@ class Exported:
         cell: Execution count of the cell that trains.
         hosts: Number of workers of the notebook.
         remarks: Reasons why its numbers may differ from those of the notebook, and names of
-            modules that were not found.
+            modules that were edited or not found.
         launch_files: Names of the files that start it on other hosts.
     """
 
@@ -46,6 +46,7 @@ def export(
     path: str,
     cluster: ClusterRequest,
     journal: Journal,
+    modules: ModuleSync,
     *,
     cell: int = 0,
     run: str = "",
@@ -57,6 +58,7 @@ def export(
         path: the folder.
         cluster: request of the cluster on which the cells ran.
         journal: the cells that ran.
+        modules: the user's own modules on the workers.
         cell: execution count of the cell that trains; 0 for the newest.
         run: id of its run; empty for any.
         launch: launcher for which to write files; None for none.
@@ -67,12 +69,19 @@ def export(
     target, hosts = folder.check_target(path), len(cluster.hosts)
     entries = journal.program(cell, run, hosts)
     program = program_of(entries, cluster)
-    modules = own_modules(program.imports)
-    missing = [
-        f"the module `{name}` was not found beside the notebook: put it beside {folder.PROGRAM}"
-        for name in modules.missing
-    ]
-    found = (*remarks(entries, journal.left_out(entries)), *missing)
-    files = {place: file.path for place, file in modules.files.items()}
-    launching = folder.write(target, program, cluster, found, files, launch)
+    own = modules.of_program(program.imports)
+    found = (
+        *remarks(entries, journal.left_out(entries)),
+        *edits(entries, own.files, modules.digests()),
+        *(
+            f"{path} was edited after the last cell: the program has the text of the workers. For "
+            "the new text, run the training again, and export again"
+            for path in own.edited
+        ),
+        *(
+            f"the module `{name}` was not found beside the notebook: put it beside {folder.PROGRAM}"
+            for name in own.missing
+        ),
+    )
+    launching = folder.write(target, program, cluster, found, own.files, launch)
     return Exported(path.rstrip("/"), program.label, hosts, found, launching)

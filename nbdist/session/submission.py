@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
+    from nbdist.execution.module_sync import ModuleSync
     from nbdist.execution.replay_journal import Journal
     from nbdist.records import ClusterRequest, ProgramJob, ProgramLaunch, ProgramStatus
     from nbdist.telemetry.run_reader import StoredRun
@@ -242,6 +243,7 @@ def submit(
     path: str,
     cluster: ClusterRequest,
     journal: Journal,
+    modules: ModuleSync,
     *,
     launch: ProgramLaunch = "local",
     arguments: Sequence[str] = (),
@@ -253,6 +255,7 @@ def submit(
         path: see `export`, also for `cluster` and `journal`.
         cluster: request of the cluster.
         journal: the cells.
+        modules: the user's own modules on the workers.
         launch: launcher of the program.
         arguments: arguments of the program.
         **training: further arguments of `export`.
@@ -270,7 +273,7 @@ def submit(
         )
     submission.check(launcher, [host.name for host in cluster.hosts])
     runs = Settings.from_environment().runs_path
-    exported = export(path, cluster, journal, launch=launch, **training)
+    exported = export(path, cluster, journal, modules, launch=launch, **training)
     for text in exported.remarks:
         sys.stdout.write(f"nbdist: {text}\n")
     folder = Path(path).expanduser().absolute()

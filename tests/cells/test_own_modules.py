@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nbdist.cells.own_modules import OwnModuleFinder, imports_of_cell, own_modules
+from nbdist.cells.own_modules import OwnModuleFinder, imports_of_cell
 from nbdist.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ def notebook_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("sys.path", ["", *sys.path])
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def own_modules(names: list[str]) -> OwnModules:
+    return OwnModuleFinder().find(names)
 
 
 def write(folder: Path, texts: dict[str, str]) -> None:

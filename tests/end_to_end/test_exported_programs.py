@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import nbdist
+from nbdist.errors import UsageError
 from nbdist.jobs import folder
 from tests import clusters
 from tests.brought import NOTEBOOKS, Notebook
@@ -21,8 +23,6 @@ from tests.brought import NOTEBOOKS, Notebook
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
-
-    import nbdist
 
 LIMIT_S = 240
 
@@ -243,8 +243,16 @@ def export(cluster: nbdist.Cluster, target: Path, **chosen: Any) -> str:
 
 
 def command(*words: str, hosts: int = 2) -> list[str]:
-    nbdist = [sys.executable, "-m", "nbdist.cli"]
-    return [*nbdist, "run", folder.PROGRAM, "--hosts", str(hosts), *words]
+    return [
+        sys.executable,
+        "-m",
+        "nbdist.cli",
+        "run",
+        folder.PROGRAM,
+        "--hosts",
+        str(hosts),
+        *words,
+    ]
 
 
 def launch(
@@ -425,25 +433,106 @@ w, losses = train_own(np.zeros((4, 1), "float32"), batches)
 
 
 @pytest.mark.parametrize("cluster", ["jax"], indirect=True)
-def test_program_has_the_modules_of_the_user(
+def test_program_has_the_modules_of_the_workers(
     cluster: nbdist.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = tmp_path / "own_training.py"
     module.write_text(OWN_MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     cluster.restart()
-    cluster.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
     for cell, _ in OF_OWN_MODULE.cells:
         cluster.run(cell)
     expected = cluster.pull(["losses"], ranks="0")[0]["losses"]
-    exported = cluster.export(str(tmp_path / "train"))
+    assert cluster.export(str(tmp_path / "before")).remarks == ()
+    module.write_text("raise ImportError('edited')\n")
+    (edited,) = cluster.export(str(tmp_path / "edited")).remarks
+    assert edited.startswith("own_training.py was edited after the last cell: the program has the")
     module.unlink()
+    exported = cluster.export(str(tmp_path / "train"))
+    assert exported.remarks == (edited,)
     with_results(tmp_path / "train", OF_OWN_MODULE)
     ended = launch(tmp_path / "train")
     assert ended.returncode == 0, ended.stderr
     assert "own_training.py, line" in ended.stdout, "its loop is divided"
-    assert "own_training" not in "".join(exported.remarks)
     assert np.load(tmp_path / "train" / "result1.npz")["loss"].tolist() == expected
+    module.write_text(OWN_MODULE.replace("0.1", "0.2"))
+    cluster.run("1")
+    (newer,) = cluster.export(str(tmp_path / "newer")).remarks
+    assert newer.startswith("the module `own_training` was edited after [2] ran")
+    assert "0.2" in (tmp_path / "newer" / "own_training.py").read_text()
+
+
+READER = """
+import importlib.resources, pathlib
+from own_plug import SCALE
+
+def words():
+    path = pathlib.Path(__file__).parent / "vocab.txt"
+    text = importlib.resources.files("own_words").joinpath("vocab.txt").read_text()
+    assert text == path.read_text()
+    return text.split()
+"""
+OF_PACKAGE = Training(
+    "pjrt",
+    [
+        (
+            """
+import jax, jax.numpy as jnp, own_words, importlib
+plugin = importlib.import_module("own_" + "hidden")
+w = jnp.zeros(len(own_words.words())) + own_words.SCALE + plugin.SHIFT
+""",
+            {},
+        ),
+        (
+            """
+losses = []
+for i in range(3):
+    losses.append(float(w.sum()))
+    w = w - 0.1 * jax.grad(lambda w: (w**2).sum())(w)
+""",
+            {},
+        ),
+    ],
+    "losses",
+    "[w]",
+)
+
+
+def test_program_has_data_of_packages_and_modules_of_further_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "library"
+    for folder_of, name, text in (
+        (tmp_path, "own_words/__init__.py", READER),
+        (tmp_path, "own_words/vocab.txt", "a b c"),
+        (tmp_path, "own_words/weights.bin", "x"),
+        (library, "own_plug.py", "SCALE = 2.0\n"),
+        (library, "own_hidden.py", "SHIFT = 0.5\n"),
+    ):
+        (folder_of / name).parent.mkdir(exist_ok=True)
+        (folder_of / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    sync = nbdist.Sync(folders=(str(library),), exclude=("*.bin",))
+    with clusters.cluster(hosts=2, framework="jax", sync=sync) as cluster:
+        for cell, _ in OF_PACKAGE.cells:
+            cluster.run(cell)
+        expected = cluster.pull(["losses"], ranks="0")[0]["losses"]
+        assert cluster.export(str(tmp_path / "train")).remarks == ()
+        with (tmp_path / "own_words" / "large.npy").open("wb") as file:
+            file.truncate(65 << 20)
+        with pytest.raises(UsageError, match=r"copies at most 64 MiB: move the largest, .*large"):
+            cluster.export(str(tmp_path / "large"))
+    assert {
+        str(path.relative_to(tmp_path / "train")) for path in tmp_path.glob("train/**/own*")
+    } == {*("own_words", "own_plug.py", "own_hidden.py")}
+    files = {path.name for path in (tmp_path / "train" / "own_words").iterdir()}
+    assert files == {"__init__.py", "vocab.txt"}
+    for path in (tmp_path / "own_words", library):
+        path.rename(path.with_name(f"{path.name}-moved"))
+    with_results(tmp_path / "train", OF_PACKAGE)
+    ended = launch(tmp_path / "train")
+    assert ended.returncode == 0, ended.stderr
+    assert np.load(tmp_path / "train" / "result0.npz")["loss"].tolist() == expected
 
 
 OF_NOTEBOOK = Training(
