@@ -13,22 +13,18 @@ import numpy as np
 
 from nbdist.errors import UsageError
 from nbdist.worker.export import formats, named_arrays
+from nbdist.worker.export.omissions import omissions
 from nbdist.worker.runtime import context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nbdist.worker.export.named_arrays import Contents
+
 Format = Literal["", "keras", "weights", "savedmodel", "safetensors", "orbax"]
 
 _OF_KERAS = ("keras", "weights", "savedmodel")
 _PACKAGES = {"safetensors": "safetensors", "orbax": "orbax"}
-_LOST = {
-    "keras": "random generators and metrics are not included",
-    "weights": "the model's code, optimizer and random generators are not included",
-    "savedmodel": "the optimizer and random generators are not included",
-    "safetensors": "code and random generators are not included",
-    "orbax": "code and random generators are not included",
-}
 
 
 def export(value: Any, folder: str | os.PathLike[str], *, format: Format = "") -> Path:  # noqa: A002 - the usual name
@@ -76,12 +72,15 @@ def export(value: Any, folder: str | os.PathLike[str], *, format: Format = "") -
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir(parents=True)
         if kind in _OF_KERAS:
+            contents = None
             _write_model(value, draft, kind, writes=is_writer)
         else:
-            _write_arrays(value, draft, kind, writes=is_writer)
+            contents = _contents(value)
+            write = formats.write_orbax if kind == "orbax" else formats.write_safetensors
+            write(draft, contents.arrays, writes=is_writer)
         if is_writer:
             draft.rename(target)
-            _announce(target, kind)
+            _announce(target, kind, omissions(value, kind, contents))
     finally:
         if is_writer:
             shutil.rmtree(draft, ignore_errors=True)
@@ -93,6 +92,11 @@ def _check(value: Any, kind: str, *, is_model: bool) -> None:
     known = [name for name in get_args(Format) if name]
     if kind not in known:
         raise UsageError(f"unknown format {kind!r}: choose from {', '.join(known)}")
+    if kind in _OF_KERAS and isinstance(value, (str, os.PathLike)):
+        raise UsageError(
+            f'format="{kind}" needs a Keras model, and a checkpoint contains arrays only: use '
+            'format="safetensors" or "orbax", or export the model in a cell after --resume'
+        )
     if kind in _OF_KERAS and not is_model:
         raise UsageError(
             f'format="{kind}" needs a Keras model, not {type(value).__name__}: use '
@@ -146,18 +150,15 @@ def _write_model(model: Any, draft: Path, kind: str, *, writes: bool) -> None:
         model.export(draft, verbose=False)
 
 
-def _write_arrays(value: Any, draft: Path, kind: str, *, writes: bool) -> None:
+def _contents(value: Any) -> Contents:
     if isinstance(value, (str, os.PathLike)):
-        arrays = named_arrays.of_checkpoint(Path(value))
-    else:
-        arrays = named_arrays.of_value(value)
-    write = formats.write_orbax if kind == "orbax" else formats.write_safetensors
-    write(draft, arrays, writes=writes)
+        return named_arrays.of_checkpoint(Path(value))
+    return named_arrays.of_value(value)
 
 
-def _announce(target: Path, kind: str) -> None:
+def _announce(target: Path, kind: str, omitted: str) -> None:
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
-    text = f"exported to {target} ({size / 1e6:.3g} MB, format {kind}): {_LOST[kind]}"
+    text = f"exported to {target} ({size / 1e6:.3g} MB, format {kind}). Not included: {omitted}"
     if worker := context.if_any():
         worker.reporter.note("checkpoint", text)
     else:

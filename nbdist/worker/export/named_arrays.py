@@ -44,6 +44,30 @@ class NamedArray:
     read: Callable[[], np.ndarray]
 
 
+@dataclass(frozen=True)
+class Contents:
+    """Arrays of a value, and the paths of what is no array.
+
+    Attributes:
+        arrays: the arrays.
+        keys: typed keys and counters of random generators.
+        others: numbers, texts, functions and other objects. Code does not count.
+    """
+
+    arrays: list[NamedArray]
+    keys: list[str]
+    others: list[str]
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """An array of a checkpoint."""
+
+    shape: Sequence[int]
+    dtype: Any
+    load: Callable[[], np.ndarray]
+
+
 def is_keras_model(value: Any) -> bool:
     """Return True for a Keras model. This never imports Keras."""
     if "keras" not in sys.modules:
@@ -53,22 +77,23 @@ def is_keras_model(value: Any) -> bool:
     return isinstance(value, keras.Model)
 
 
-def of_value(value: Any) -> list[NamedArray]:
-    """Return the arrays in a model, a module or a tree, without keys of random generators.
+def of_value(value: Any) -> Contents:
+    """Return the arrays in a model, a module or a tree.
 
     Raises:
         UsageError: it contains no array.
     """
     if is_keras_model(value):  # its metrics and seeds are no weights
         own = f"{value.name}/"
-        return _named(([w.path.removeprefix(own)], w.value) for w in value.weights)
-    found = _named(_leaves(value))
-    if not found:
+        weights = (([w.path.removeprefix(own)], w.value) for w in value.weights)
+        return Contents(_named(weights), [], [])
+    contents = _leaves(value)
+    if not contents.arrays:
         raise UsageError(f"{type(value).__name__} contains no arrays to export")
-    return found
+    return contents
 
 
-def of_checkpoint(folder: Path) -> list[NamedArray]:
+def of_checkpoint(folder: Path) -> Contents:
     """Return the arrays of the newest checkpoint in a folder, or of one checkpoint.
 
     Raises:
@@ -79,16 +104,31 @@ def of_checkpoint(folder: Path) -> list[NamedArray]:
         raise UsageError(f"{folder} contains no checkpoint of nbdist (step-00000050, ...)")
     path = Checkpoint(folder, steps[-1]).path if steps else folder
     if (path / "orbax").is_dir():
-        from nbdist.worker.jax.arrays.checkpoint import read
+        return Contents(_named(_of_orbax(path / "orbax")), [], [])
+    return Contents(_named(_of_tensorflow(path / "tensorflow" / "state")), [], [])
 
-        return _named(([name], array) for name, array in sorted(read(path / "orbax").items()))
+
+def _of_orbax(folder: Path) -> Iterator[tuple[Sequence[str], _Stored]]:
+    from nbdist.worker.jax.arrays import checkpoint
+
+    def load(name: str) -> np.ndarray:
+        return checkpoint.read(folder, [name])[name]
+
+    for name, array in sorted(checkpoint.metadata(folder).items()):
+        yield [name], _Stored(array.shape, array.dtype, functools.partial(load, name))
+
+
+def _of_tensorflow(path: Path) -> Iterator[tuple[Sequence[str], _Stored]]:
     import tensorflow as tf
     from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
-    reader = tf.train.load_checkpoint(str(path / "tensorflow" / "state"))
+    reader = tf.train.load_checkpoint(str(path))
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     graph = TrackableObjectGraph.FromString(reader.get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH"))
     names = {a.checkpoint_key: a.full_name for node in graph.nodes for a in node.attributes}
-    return _named(([_name(key, names[key])], reader.get_tensor(key)) for key in sorted(names))
+    for key in sorted(names):
+        load = functools.partial(reader.get_tensor, key)
+        yield [_name(key, names[key])], _Stored(shapes[key], dtypes[key], load)
 
 
 def _name(key: str, own: str) -> str:
@@ -96,20 +136,35 @@ def _name(key: str, own: str) -> str:
     return key.removesuffix(_VALUE) if own == "Variable" else own
 
 
-def _leaves(value: Any) -> Iterator[tuple[Sequence[str], Any]]:
-    """Yield the path and the array of each leaf, in the order of the tree, each object once."""
+def _leaves(value: Any) -> Contents:
+    """Return the leaves in the order of the tree, each object once."""
     known, waiting = readers(), [((), value)]
     seen: dict[int, Any] = {}
+    arrays: list[tuple[Sequence[str], Any]] = []
+    keys: list[str] = []
+    others: list[str] = []
     while waiting:
         path, part = waiting.pop()
-        found = next((f for reader in known if (f := reader(part)) is not None), None)
-        if found is None or id(part) in seen or _is_random_state(part):
+        if id(part) in seen or part is None:
             continue
-        seen[id(part)] = part  # stored: ids are not reused
+        if _is_random_state(part):
+            keys.append(_dotted(path))
+            seen[id(part)] = part  # stored: ids are not reused
+            continue
+        found = next((f for reader in known if (f := reader(part)) is not None), None)
         if isinstance(found, Inside):
             waiting.extend(((*path, *more), inner) for more, inner in reversed(found.parts))
+        elif found is not None:
+            arrays.append((path, part))
         else:
-            yield path, part
+            others.append(_dotted(path))  # small numbers are shared: each path counts
+            continue
+        seen[id(part)] = part
+    return Contents(_named(arrays), keys, others)
+
+
+def _dotted(path: Sequence[str]) -> str:
+    return ".".join(word for part in path for word in _WORD.findall(part)) or "value"
 
 
 def _is_random_state(part: Any) -> bool:
@@ -127,7 +182,7 @@ def _named(leaves: Iterable[tuple[Sequence[str], Any]]) -> list[NamedArray]:
     counts: Counter[str] = Counter()
     named = []
     for path, array in leaves:
-        name = ".".join(word for part in path for word in _WORD.findall(part)) or "value"
+        name = _dotted(path)
         counts[name] += 1
         if counts[name] > 1:
             name = f"{name}.{counts[name]}"
@@ -141,6 +196,8 @@ def _dtype(array: Any) -> Any:
 
 
 def _on_host(array: Any) -> np.ndarray:
+    if isinstance(array, _Stored):
+        return array.load()
     if "jax" in sys.modules:
         import jax
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import io
 import sys
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import TransferError
+from nbdist.worker.keras.own_classes import classes_of_notebook
 from nbdist.worker.runtime import context
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def reduced(value: object) -> tuple[Any, ...] | None:
         _, (buffer,) = value.__reduce__()
     except Exception as error:
         raise _refusal(kind, error) from error
-    return load, (kind, buffer.getvalue(), _classes_of_notebook(value))
+    return load, (kind, buffer.getvalue(), classes_of_notebook(value))
 
 
 def load(kind: str, saved: bytes, classes: dict[str, Any]) -> Any:
@@ -103,19 +103,3 @@ def _refusal(kind: str, error: object) -> TransferError:
         f"contains a {kind} that Keras cannot create on the workers ({reason}): create it in a "
         "%%dist_run cell, and push the arrays of its get_weights()"
     )
-
-
-def _classes_of_notebook(value: Any) -> dict[str, Any]:
-    """Return the classes and functions of the notebook that a Keras object uses, by name."""
-    import keras
-
-    found: list[Any] = [type(value)]
-    if isinstance(value, keras.Layer):
-        found += [type(layer) for layer in value._flatten_layers()]
-    if isinstance(value, keras.Model) and value.compiled:
-        found += [type(value.optimizer), *(type(metric) for metric in value.metrics)]
-        config = value._compile_config.config
-        for item in keras.tree.flatten([config.get("loss"), config.get("metrics")]):
-            found += [item, type(item)]
-    named = [item for item in found if isinstance(item, (type, FunctionType))]
-    return {item.__name__: item for item in named if item.__module__ == "__main__"}

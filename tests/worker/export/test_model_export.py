@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import nbdist
+from nbdist.records import MODEL, Planning, StepOptions
 from nbdist.worker.export import formats
 from tests import clusters, references
 
@@ -54,6 +56,77 @@ def test_keys_of_random_generators_are_left_out(tmp_path: Path) -> None:
     assert str(found["w"].dtype) == "bfloat16"
 
 
+OTHERS = "other values (epoch, texts.0, texts.1 and 1 more)"
+
+
+def of_objects() -> dict[str, Any]:
+    """Return modules and trees with random generators, numbers and empty arrays."""
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    rngs = nnx.Rngs(0)
+    layers = nnx.Linear(4, 8, rngs=rngs), nnx.BatchNorm(8, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+    linear = eqx.nn.Linear(4, 2, key=jax.random.key(0))
+    return {
+        "nnx": nnx.Sequential(*layers),
+        "equinox": eqx.nn.Sequential([linear, eqx.nn.Dropout(0.5)]),
+        "tree": {"w": jnp.ones(2), "key": jax.random.key(1), "epoch": 3, "none": None}
+        | {"empty": jnp.zeros((0, 3)), "texts": ["a", "b", "c"]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "format_", "arrays", "omitted"),
+    [
+        (
+            "nnx",
+            "safetensors",
+            {f"layers.0.{k}" for k in ("kernel", "bias")}
+            | {f"layers.1.{k}" for k in ("scale", "bias", "mean", "var")},
+            "containers, random generators (layers.2.rngs.count, layers.2.rngs.key)",
+        ),
+        (
+            "equinox",
+            "safetensors",
+            {"layers.0.weight", "layers.0.bias"},
+            "containers, other values (layers.1.p, layers.1.inference)",
+        ),
+        (
+            "tree",
+            "safetensors",
+            {"w", "empty"},
+            f"containers, random generators (key), {OTHERS}",
+        ),
+        (
+            "tree",
+            "orbax",
+            {"w"},
+            "types of containers, random generators (key), arrays without elements (empty), "
+            + OTHERS,
+        ),
+    ],
+)
+def test_message_lists_what_the_files_lack(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    format_: Any,
+    arrays: set[str],
+    omitted: str,
+) -> None:
+    nbdist.export(of_objects()[name], tmp_path / "out", format=format_)
+    output = capsys.readouterr().out
+    assert output.endswith(f"Not included: code, static attributes, {omitted}\n")
+    if format_ == "orbax":
+        from nbdist.worker.jax.arrays.checkpoint import metadata
+
+        assert {*metadata(tmp_path / "out" / "orbax")} == arrays
+    else:
+        assert load_file(tmp_path / "out" / "model.safetensors").keys() == arrays
+
+
 @pytest.mark.parametrize(
     ("value", "options", "message"),
     [
@@ -61,6 +134,11 @@ def test_keys_of_random_generators_are_left_out(tmp_path: Path) -> None:
         (TREE, {"format": "keras"}, "needs a Keras model, not dict"),
         ({"a": "text"}, {}, "dict contains no arrays to export"),
         ("missing", {}, "missing contains no checkpoint"),
+        (
+            "saved",
+            {"format": "keras"},
+            "a checkpoint contains arrays only: use ",
+        ),
     ],
 )
 def test_bad_input_is_refused(
@@ -124,6 +202,13 @@ model.compile(keras.optimizers.Adam(0.01), "mse")
 model.fit(x, y, batch_size=16, epochs=2, verbose=0)
 expected = model.predict(x[:8], verbose=0).tolist()
 """
+OMITTED = {
+    "keras": "",
+    "weights": "code, ",
+    "savedmodel": "code, optimizer, ",
+    "safetensors": "code, optimizer, ",
+    "orbax": "code, optimizer, ",
+}
 LOAD_KERAS = """
 import keras, numpy as np
 x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")[:8]
@@ -135,6 +220,20 @@ other = keras.Sequential([
     keras.layers.BatchNormalization(), keras.layers.Dropout(0.1), keras.layers.Dense(1)])
 other.load_weights(folder + "/weights/model.weights.h5")
 outcome["weights"] = other.predict(x, verbose=0).tolist()
+other.compile(keras.optimizers.Adam(0.01), "mse")
+other.optimizer.build(other.trainable_variables)
+other.load_weights(folder + "/weights/model.weights.h5")
+outcome["steps_of_weights"] = int(other.optimizer.iterations)
+outcome["metrics"] = [float(v) for m in model.metrics for v in map(np.sum, m.variables)]
+outcome["seeds"] = [
+    np.asarray(v).tolist() for v in model.non_trainable_variables if "seed" in v.path]
+import jax, orbax.checkpoint as ocp
+tree = ocp.StandardCheckpointer().restore(folder + "/orbax/orbax")
+leaves = jax.tree.leaves_with_path(tree)
+arrays = dict((".".join(str(k.key) for k in path), leaf) for path, leaf in leaves)
+assert arrays.keys() == set(weight.path.replace("/", ".") for weight in model.weights)
+for weight in model.weights:
+    np.testing.assert_array_equal(arrays[weight.path.replace("/", ".")], np.asarray(weight))
 from safetensors.numpy import load_file
 arrays = load_file(folder + "/safetensors/model.safetensors")
 for weight in model.weights:
@@ -157,19 +256,22 @@ def test_keras_model_predicts_the_same_in_one_process(
     cluster.run(KERAS, strategy=strategy)
     cluster.run(
         "import nbdist\n"
-        'for kind in ("keras", "weights", "savedmodel", "safetensors"):\n'
+        'for kind in ("keras", "weights", "savedmodel", "safetensors", "orbax"):\n'
         f"    nbdist.export(model, {str(tmp_path)!r} + f'/{{kind}}', format=kind)",
         strategy=strategy,
     )
     output = capsys.readouterr().out
     assert f"exported to {tmp_path}/keras (" in output
-    assert "the optimizer and random generators are not included" in output
+    for kind, omitted in OMITTED.items():
+        assert f", format {kind}). Not included: {omitted}random generators, metrics\n" in output
     expected = cluster.pull(["expected"])[0]["expected"]
     backend = {"KERAS_BACKEND": "jax"} if framework == "jax" else {}
     modules = ("jax", "keras") if framework == "jax" else ("tensorflow", "keras")
     program = LOAD_KERAS.format(folder=str(tmp_path))
     found = references.plainly({"it": program}, *modules, **backend)["it"]
-    assert found["steps"] == 8
+    assert (found["steps"], found["steps_of_weights"]) == (8, 8)
+    assert set(found["metrics"]) == {0.0}
+    assert [seed[1] for seed in found["seeds"]] == [0]
     np.testing.assert_allclose(found["keras"], expected, rtol=1e-5)
     np.testing.assert_allclose(found["weights"], expected, rtol=1e-5)
     program = LOAD_SAVED_MODEL.format(folder=str(tmp_path / "savedmodel"))
@@ -180,6 +282,7 @@ def test_keras_model_predicts_the_same_in_one_process(
         "weights",
         "savedmodel",
         "safetensors",
+        "orbax",
     }
 
 
@@ -255,8 +358,141 @@ def test_newest_checkpoint_is_exported_without_workers(
     cluster.run(STEP[framework], strategy=strategy, **options)
     cluster.run("import numpy as np\nfound = np.asarray(w).tolist()")
     expected = cluster.pull(["found"])[0]["found"]
-    export = f"import nbdist\noutcome = str(nbdist.export({str(saved)!r}, {str(out)!r}))"
+    export = "import nbdist\n" + "".join(
+        f"nbdist.export({str(saved)!r}, {str(out)!r} + {kind!r}, format={kind!r})\n"
+        for kind in ("safetensors", "orbax")
+    )
     modules = ("jax", "optax") if framework == "jax" else ("tensorflow", "keras")
-    references.plainly({"it": export}, *modules)
-    found = load_file(out / "model.safetensors")
-    assert found["w"].tolist() == expected
+    load = (
+        "\nimport contextlib, io, orbax.checkpoint as ocp\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as text:\n"
+        f"{textwrap.indent(export, '    ')}\n"
+        f"tree = ocp.StandardCheckpointer().restore({str(out)!r} + 'orbax/orbax')\n"
+        "outcome = [tree['w'].tolist(), text.getvalue()]"
+    )
+    restored, output = references.plainly({"it": load}, *modules)["it"]
+    lacks = "Not included: code, Python values, random generators of Python and NumPy\n"
+    assert output.count(lacks) == 2
+    found = load_file(tmp_path / "outsafetensors" / "model.safetensors")
+    assert found["w"].tolist() == restored == expected
+
+
+COUNTED = """
+import jax, jax.numpy as jnp, nbdist
+from nbdist.worker.jax.arrays import checkpoint
+rows = jax.NamedSharding(mesh, jax.P(mesh.axis_names[0]))
+params = [jax.device_put(jnp.full((1024, 16), i, "float32"), rows) for i in range(8)]
+gathered, most = checkpoint.gathered, 0
+
+def counting(array):
+    global most
+    whole = gathered(array)
+    alive = [a for a in jax.live_arrays() if a.shape == whole.shape and a.is_fully_replicated]
+    most = max(most, len(alive))
+    return whole
+
+checkpoint.gathered = counting
+try:
+    nbdist.export(params, {folder!r}, format={kind!r})
+finally:
+    checkpoint.gathered = gathered
+most
+"""
+
+
+@pytest.mark.parametrize("framework", ["jax"], indirect=True)
+@pytest.mark.parametrize("kind", ["safetensors", "orbax"])
+def test_devices_contain_one_whole_array_at_a_time(
+    cluster: nbdist.Cluster, tmp_path: Path, kind: str
+) -> None:
+    cell = COUNTED.replace("{folder!r}", repr(str(tmp_path / "out"))).replace(
+        "{kind!r}", repr(kind)
+    )
+    assert set(cluster.run(cell, strategy="pjrt").results.values()) == {"1"}
+
+
+@pytest.mark.parametrize("framework", ["jax"], indirect=True)
+def test_sharded_keras_model_predicts_the_same_in_one_process(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    cluster.run("import os; os.environ['KERAS_BACKEND'] = 'jax'")
+    model, fit = KERAS.split("model.fit")
+    cluster.run(model, strategy="pjrt")
+    layout = StepOptions(data="", planning=Planning(fixed={MODEL: 2, "zero": 3}))
+    cluster.run(f"model.fit{fit}", strategy="pjrt", step=layout)
+    cell = (
+        "import nbdist\n"
+        'for kind in ("keras", "weights", "savedmodel", "safetensors", "orbax"):\n'
+        f"    nbdist.export(model, {str(tmp_path)!r} + f'/{{kind}}', format=kind)\n"
+        'any("model" in str(v.value.sharding.spec) for v in model.variables)'
+    )
+    assert set(cluster.run(cell, strategy="pjrt").results.values()) == {"True"}
+    expected = cluster.pull(["expected"])[0]["expected"]
+    program = LOAD_KERAS.format(folder=str(tmp_path))
+    found = references.plainly({"it": program}, "jax", "keras", KERAS_BACKEND="jax")["it"]
+    np.testing.assert_allclose(found["keras"], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found["weights"], expected, rtol=1e-4, atol=1e-6)
+
+
+MODULES = """
+import equinox as eqx, jax, jax.numpy as jnp, numpy as np
+from flax import nnx
+layer = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(0))
+module = nnx.Sequential(
+    nnx.Linear(4, 8, rngs=nnx.Rngs(0)), nnx.BatchNorm(8, rngs=nnx.Rngs(1)), nnx.relu,
+    nnx.Linear(8, 2, rngs=nnx.Rngs(2)))
+module(jnp.ones((3, 4)) * jnp.arange(4.0))
+x = jnp.arange(8.0).reshape(2, 4) / 8
+module.eval()
+"""
+LOAD_MODULES = """
+layer = jax.tree.map(lambda a: a + 1 if eqx.is_array(a) else a, layer)
+nnx.update(module, jax.tree.map(jnp.zeros_like, nnx.state(module)))
+from safetensors.numpy import load_file
+import orbax.checkpoint as ocp
+
+def named(path):
+    return ".".join(jax.tree_util.keystr([k], simple=True) for k in path)
+
+outcome = {}
+for kind in ("safetensors", "orbax"):
+    found = {}
+    for name in ("layer", "module"):
+        folder = f"{FOLDER}/{name}-{kind}"
+        if kind == "safetensors":
+            found[name] = load_file(f"{folder}/model.safetensors")
+        else:
+            tree = ocp.StandardCheckpointer().restore(f"{folder}/orbax")
+            found[name] = {named(p): leaf for p, leaf in jax.tree.leaves_with_path(tree)}
+    arrays, rest = eqx.partition(layer, eqx.is_array)
+    arrays = jax.tree.map_with_path(lambda p, a: jnp.asarray(found["layer"][named(p)]), arrays)
+    state = nnx.state(module)
+    flat = [(path, v.replace(found["module"][".".join(map(str, path))]))
+            for path, v in nnx.to_flat_state(state)]
+    nnx.update(module, nnx.from_flat_state(flat))
+    outcome[kind] = [jax.vmap(eqx.combine(arrays, rest))(x).tolist(), module(x).tolist()]
+"""
+
+
+@pytest.mark.parametrize("framework", ["jax"], indirect=True)
+def test_modules_predict_the_same_in_one_process(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    place = (
+        "import nbdist\n"
+        "rows = jax.NamedSharding(mesh, jax.P(mesh.axis_names[0]))\n"
+        "split = lambda a: jax.device_put(a, rows) if a.shape[0] % 4 == 0 else a\n"
+        "expected = [jax.vmap(layer)(x).tolist(), module(x).tolist()]\n"
+        "layer = jax.tree.map(lambda a: split(a) if eqx.is_array(a) else a, layer)\n"
+        "nnx.update(module, jax.tree.map(split, nnx.state(module)))\n"
+        "for name in ('layer', 'module'):\n"
+        "    for kind in ('safetensors', 'orbax'):\n"
+        f"        folder = f'{tmp_path}/{{name}}-{{kind}}'\n"
+        "        nbdist.export(globals()[name], folder, format=kind)\n"
+        "layer.layers[0].weight.is_fully_addressable"
+    )
+    assert set(cluster.run(MODULES + place, strategy="pjrt").results.values()) == {"False"}
+    expected = cluster.pull(["expected"])[0]["expected"]
+    program = f"FOLDER = {str(tmp_path)!r}\n{MODULES}{LOAD_MODULES}"
+    found = references.plainly({"it": program}, "jax", "optax")["it"]
+    for kind in ("safetensors", "orbax"):
+        for one, other in zip(found[kind], expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)

@@ -18,7 +18,7 @@ from nbdist.worker.checkpoint.digest import Digest, of_array, of_facts
 from nbdist.worker.jax.arrays.leaves import as_data, gathered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
     from nbdist.worker.checkpoint.folder import Own
@@ -138,16 +138,24 @@ def write(folder: Path, arrays: Mapping[str, Any]) -> None:
         orbax.save(folder, args=_arguments().PyTreeSave(filled))
 
 
-def read(folder: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a checkpoint by name."""
+def metadata(folder: Path) -> dict[str, Any]:
+    """Return the `shape` and the `dtype` of each array of a checkpoint by name."""
+    with _checkpointer() as orbax:
+        return dict(orbax.metadata(folder).item_metadata.tree)
+
+
+def read(folder: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    """Return arrays of a checkpoint by name. Default: all."""
     from orbax.checkpoint import RestoreArgs
 
+    names = metadata(folder) if names is None else names
+    arguments = _arguments().PyTreeRestore(
+        item=dict.fromkeys(names, 0),
+        restore_args={name: RestoreArgs(restore_type=np.ndarray) for name in names},
+        partial_restore=True,
+    )
     with _checkpointer() as orbax:
-        names = orbax.metadata(folder).item_metadata.tree
-        wanted = {name: RestoreArgs(restore_type=np.ndarray) for name in names}
-        arrays: dict[str, np.ndarray] = orbax.restore(
-            folder, args=_arguments().PyTreeRestore(restore_args=wanted)
-        )
+        arrays: dict[str, np.ndarray] = orbax.restore(folder, args=arguments)
     return arrays
 
 

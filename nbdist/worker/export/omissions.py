@@ -1,0 +1,61 @@
+"""Parts of a value that the files of an export do not contain."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from nbdist.worker.export import named_arrays
+from nbdist.worker.keras.own_classes import classes_of_notebook
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nbdist.worker.export.named_arrays import Contents
+
+_MOST_NAMES = 3
+
+
+def omissions(value: Any, kind: str, contents: Contents | None) -> str:
+    """Return the parts that the files do not contain, for a message.
+
+    Args:
+        value: the exported value.
+        kind: format of the files.
+        contents: its arrays; None if Keras wrote the files.
+    """
+    if named_arrays.is_keras_model(value):
+        found = _of_model(value, kind)
+    elif isinstance(value, (str, os.PathLike)):
+        found = iter(("code", "Python values", "random generators of Python and NumPy"))
+    else:
+        assert contents is not None
+        found = _of_tree(contents, kind)
+    return ", ".join(found)
+
+
+def _of_model(model: Any, kind: str) -> Iterator[str]:
+    if kind != "keras":
+        yield "code"
+    elif own := sorted(classes_of_notebook(model)):
+        yield f"code of {_listed(own)}"
+    if kind not in ("keras", "weights") or model.optimizer is None:
+        yield "optimizer"
+    yield from ("random generators", "metrics")
+
+
+def _of_tree(contents: Contents, kind: str) -> Iterator[str]:
+    yield from ("code", "static attributes")
+    yield "types of containers" if kind == "orbax" else "containers"
+    if contents.keys:
+        yield f"random generators ({_listed(contents.keys)})"
+    empty = [array.name for array in contents.arrays if not array.nbytes]
+    if kind == "orbax" and empty:
+        yield f"arrays without elements ({_listed(empty)})"
+    if contents.others:
+        yield f"other values ({_listed(contents.others)})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
