@@ -17,7 +17,7 @@ from nbdist.telemetry.run_reader import StoredRun, prune
 from nbdist.telemetry.run_state import RunChanges, RunFindings
 from nbdist.telemetry.run_writer import EVENTS_FOLDER, RunDirectory, new_id
 from nbdist.telemetry.tail import Tail
-from nbdist.utils.processes import this_process
+from nbdist.utils.processes import BEAT_S, this_process
 from nbdist.utils.signals import interrupt_held
 from nbdist.views import formatting
 from nbdist.views.run.cell_output import run_surface
@@ -148,7 +148,7 @@ class StoredLiveRun:
         self._left = False
         self._unstored: RunState | None = None
         self._shown: list[str] = []
-        self._flushed_at = self._updated_at = 0.0
+        self._flushed_at = self._updated_at = self._beaten_at = 0.0
 
     @property
     def state(self) -> RunState:
@@ -174,6 +174,9 @@ class StoredLiveRun:
         if now - self._updated_at < STATE_INTERVAL_S:
             return
         self._updated_at = now
+        if self.state.program and now - self._beaten_at >= BEAT_S:
+            self._beaten_at = now
+            self._directory.beat()
         self._findings.look_if_due(now)
         self._update()
 

@@ -7,6 +7,7 @@ describes the job, so that another notebook finds it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -25,17 +26,17 @@ from nbdist.cluster.schedulers import jobs
 from nbdist.cluster.schedulers.dialects import SCHEDULERS
 from nbdist.errors import NoResponseError, StartError, UsageError
 from nbdist.jobs.launch_files import job_name
-from nbdist.jobs.supervisor import EXIT_STATUS, OUTPUT, PROGRAM
+from nbdist.jobs.supervisor import EXIT_STATUS, GO, OUTPUT, PROGRAM
 from nbdist.records import JOB_VARIABLE, RANK_VARIABLE, ProgramJob, ProgramLauncher, Writer
 from nbdist.utils.files import replace_file
-from nbdist.utils.processes import CONTINUES, is_gone, is_here, process_of
+from nbdist.utils.processes import CONTINUES, is_gone, is_here, is_silent, process_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from nbdist.records import ProgramStatus
 
-_FILE = "job.json"
+_FILE, _LOCK = "job.json", "job.lock"
 _SUPERVISOR = "nbdist.jobs.supervisor"
 _COMMANDS: dict[ProgramLauncher, tuple[str, ...]] = {
     "local": ("sh", "run.sh"),
@@ -67,13 +68,10 @@ _LEFT_OUT = {
 
 _OF_JUPYTER = "JPY_"
 
-_SILENT_S = 180.0
-"""Age of `process.json` in seconds from which the supervisor on another host does not respond.
-
-Shared disks show changes late, and the clocks of hosts differ.
-"""
-
 _STOPPED = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+_SHOWN = 200
+"""Characters of a scheduler's answer that an error shows."""
+
 _OUTCOMES: dict[str, ProgramStatus] = {"COMPLETED": "finished", "CANCELLED": "stopped"}
 """Status of ended jobs by Slurm's word. All others have failed."""
 
@@ -148,12 +146,13 @@ def start(
     return _started(job, folder)
 
 
-def resume(job: ProgramJob, folder: Path) -> ProgramJob:
-    """Start an ended program again, with the launcher, arguments and variables of the job.
+def resume(folder: Path) -> ProgramJob:
+    """Start an ended program again, with the launcher, arguments and variables of its job.
+
+    The job keeps its state if the start fails.
 
     Args:
-        job: the job.
-        folder: folder of the program and its launch file.
+        folder: folder of the program, its launch file and its job.
 
     Returns:
         The job. The folder contains it as `job.json`.
@@ -161,19 +160,41 @@ def resume(job: ProgramJob, folder: Path) -> ProgramJob:
     Raises:
         OSError: see `start`.
         StartError: see `start`.
-        UsageError: the job has not ended, its folder was deleted, or its launcher is not installed.
+        UsageError: the job has not ended, its folder was deleted, its launcher is not installed, or
+            another process resumes it.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} was deleted: submit the training again")
-    if not (state := state_of(job, folder)).is_over:
-        raise UsageError(f"the {title(job)} is {state.status}: wait for its end, or cancel it")
-    if state.status == "unknown" and job.launcher != "slurm":  # it may still run
-        raise UsageError(
-            f"the {title(job)} may still run ({state.detail}): submit the training again, or make "
-            f"sure that it has ended, remove {folder / PROGRAM}, and start its launch file"
-        )
-    check(job.launcher, ())
-    return _started(job, folder)
+    with _locked(folder):
+        job = read(folder)
+        if not (state := state_of(job, folder)).is_over:
+            raise UsageError(f"the {title(job)} is {state.status}: wait for its end, or cancel it")
+        if state.status == "unknown" and job.launcher != "slurm":  # it may still run
+            raise UsageError(
+                f"the {title(job)} may still run ({state.detail}): submit the training again, or "
+                f"make sure that it has ended, remove {folder / PROGRAM}, and start its launch file"
+            )
+        check(job.launcher, ())
+        return _started(job, folder)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let only one process resume the job of a folder.
+
+    Raises:
+        UsageError: another process resumes it.
+    """
+    with (folder / _LOCK).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"another notebook resumes the job in {folder}: nbdist.job returns it"
+            ) from None
+        except OSError:  # the shared disk has no locks
+            pass
+        yield
 
 
 def _started(job: ProgramJob, folder: Path) -> ProgramJob:
@@ -181,20 +202,21 @@ def _started(job: ProgramJob, folder: Path) -> ProgramJob:
     env = _environment(job)
     name = f"{job_name(folder.name)}-{job.id}"
     command = [*(word.format(name=name) for word in _COMMANDS[job.launcher]), *job.arguments]
-    if job.launcher == "slurm":
-        begun = replace(job, number=_queued(command, name, folder, env))
-    else:
-        for file in (EXIT_STATUS, PROGRAM):  # of an earlier start
-            (folder / file).unlink(missing_ok=True)
-        begun = replace(job, process=_supervised(command, folder, env))
-    mode = 0o600 if job.variables else 0o666  # they may contain keys
+    if job.launcher != "slurm":
+        return _supervised(job, command, folder, env)
+    begun = replace(job, number=_queued(command, name, folder, env))
     try:
-        replace_file(folder / _FILE, msgspec.json.encode(begun), mode)
+        _store(begun, folder)
     except BaseException:
         with contextlib.suppress(StartError):
             cancel(begun, folder)
         raise
     return begun
+
+
+def _store(job: ProgramJob, folder: Path) -> None:
+    mode = 0o600 if job.variables else 0o666  # they may contain keys
+    replace_file(folder / _FILE, msgspec.json.encode(job), mode)
 
 
 def _environment(job: ProgramJob) -> dict[str, str]:
@@ -222,7 +244,10 @@ def _queued(command: Sequence[str], name: str, folder: Path, env: dict[str, str]
         StartError: see `start`. If Slurm does not respond, nbdist cancels the job by its name.
     """
     try:
-        answer = jobs.run_command([*command], folder=folder, variables=env)
+        answer = jobs.run_command([*command], folder=folder, variables=env).strip()
+        number = answer.partition(";")[0]
+        if not number.isdecimal():
+            raise NoResponseError(f"sbatch printed no number of a job: {answer[:_SHOWN]!r}")
     except (NoResponseError, KeyboardInterrupt) as error:  # Slurm may have queued the job
         undo = ["scancel", f"--name={name}"]
         outcome = f"nbdist has cancelled the job {name} in case Slurm has queued it"
@@ -233,30 +258,44 @@ def _queued(command: Sequence[str], name: str, folder: Path, env: dict[str, str]
         if isinstance(error, KeyboardInterrupt):
             raise
         raise StartError(f"{error}: {outcome}") from None
-    number = answer.strip().partition(";")[0]
-    if not number.isdecimal():
-        raise StartError(f"sbatch printed no number of a job: {answer.strip()}")
     return number
 
 
-def _supervised(command: Sequence[str], folder: Path, env: dict[str, str]) -> Writer | None:
-    """Start a command under a supervisor process, and return that process."""
+def _supervised(
+    job: ProgramJob, command: Sequence[str], folder: Path, env: dict[str, str]
+) -> ProgramJob:
+    """Start a command under a supervisor process, and store the job with that process.
+
+    The supervisor waits until the job is stored. It confirms the start of the program.
+    """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until it can pass it on
     try:
         supervisor = subprocess.Popen(
             [sys.executable, "-m", _SUPERVISOR, *command],
             cwd=folder,
             env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    process = process_of(supervisor.pid)
     threading.Thread(target=supervisor.wait, daemon=True).start()  # leaves no zombie
-    return process
+    assert supervisor.stdin is not None
+    assert supervisor.stdout is not None
+    begun = replace(job, process=process_of(supervisor.pid))
+    try:
+        with supervisor.stdout as answer:
+            with contextlib.suppress(BrokenPipeError), supervisor.stdin as request:
+                _store(begun, folder)
+                request.write(GO)
+            if answer.readline() != GO:
+                raise StartError(f"`{' '.join(command)}` cannot be started in {folder}")
+    except BaseException:
+        supervisor.terminate()
+        raise
+    return begun
 
 
 def read(folder: Path) -> ProgramJob:
@@ -320,7 +359,7 @@ def _signalled(job: ProgramJob, folder: Path) -> Writer | None:
 def _remote_state(supervisor: Writer, folder: Path) -> State:
     """Return the state of a job without an exit status, whose supervisor is on another host."""
     with contextlib.suppress(OSError):
-        if time.time() - (folder / PROGRAM).stat().st_mtime < _SILENT_S:
+        if not is_silent(folder / PROGRAM):
             return State("running", f"on {supervisor.host}")
     return State("unknown", f"it was started on {supervisor.host}, which does not respond")
 
@@ -360,7 +399,8 @@ def cancel(job: ProgramJob, folder: Path) -> None:
     if not is_here(job.process):
         raise UsageError(f"the job was started on {job.process.host}: cancel it there")
     if (process := _signalled(job, folder)) is not None:
-        os.kill(process.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(process.pid, signal.SIGTERM)
 
 
 def output(job: ProgramJob, folder: Path) -> str:

@@ -111,10 +111,12 @@ class SubmittedJob:
         `%dist_start --env` are those of the submission, and all others those of this notebook.
 
         Raises:
-            UsageError: The job is queued or running, or its folder was deleted.
-            StartError: Slurm refuses the job, or does not respond.
+            UsageError: The job is queued or running, its folder was deleted, or another notebook
+                resumes it.
+            StartError: Slurm refuses the job or does not respond, or the program cannot be started.
+                The job keeps its state.
         """
-        self._job = submission.resume(self._newest(), self.folder)
+        self._job = submission.resume(self.folder)
         self._asked_at, self._state = 0.0, submission.State("queued")
 
     def wait(self, timeout_s: float | None = None) -> ProgramStatus:

@@ -35,7 +35,7 @@ from nbdist.telemetry.run_writer import (
 )
 from nbdist.telemetry.stacks import StackFiles
 from nbdist.telemetry.tables import FLOAT_BYTES
-from nbdist.utils.processes import is_gone
+from nbdist.utils.processes import is_gone, is_here, is_silent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +60,7 @@ class _Ending(msgspec.Struct):
 
     status: str
     writer: Writer
+    program: str = ""
 
 
 class StoredRun:
@@ -104,15 +105,16 @@ class StoredRun:
             ending = msgspec.json.decode(self.written(), type=_Ending)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return False
-        return ending.status in _ENDED or is_gone(ending.writer)
+        return ending.status in _ENDED or self._is_left(ending)
 
     def state(self) -> RunState:
         """Return the state of the run.
 
-        If its writer is gone, the status is `lost`, and the end is the time of the last write.
+        If its writer is gone, or no longer responds on another host, the status is `lost`, and the
+        end is the time of the last write.
         """
         state = self.written_state()
-        if state.is_over or not is_gone(state.writer):
+        if state.is_over or not self._is_left(state):
             return state
         state = self.written_state()  # the writer may have ended the run just before it exited
         if state.is_over:
@@ -230,6 +232,16 @@ class StoredRun:
     def _require_directory(self) -> None:
         if not self.path.is_dir():
             raise FileNotFoundError(f"{self.path} was deleted")
+
+    def _is_left(self, run: RunState | _Ending) -> bool:
+        """Return True if the writer of the run is gone.
+
+        The writer of a program's run shows other hosts that it runs: it changes the time of
+        `run.json`. That of a notebook's run may pause.
+        """
+        if is_here(run.writer) or not run.program:
+            return is_gone(run.writer)
+        return is_silent(self.path / RUN_FILE)
 
     def _last_written(self) -> float:
         """Return the time of the last write, in seconds since 1970."""

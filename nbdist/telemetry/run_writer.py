@@ -16,6 +16,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import secrets
 import shutil
@@ -189,6 +191,11 @@ class RunDirectory:
             except OSError as error:
                 self.is_stale = True
                 self._faults["state"] = f"the run's state could not be written: {error}"
+
+    def beat(self) -> None:
+        """Change the time of `run.json`: it shows other hosts that this process runs."""
+        with contextlib.suppress(OSError):  # the directory was deleted
+            os.utime(self.path / RUN_FILE)
 
     def _keep_stack(self, where: RankPosition) -> None:
         """Store a stack that nbdist or a user asked for, not those of regular queries."""

@@ -18,6 +18,7 @@ from nbdist.records import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
 
 CONTINUES = 75
@@ -25,6 +26,15 @@ CONTINUES = 75
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit status of a program that ended after SIGTERM and cannot continue."""
+
+BEAT_S = 10.0
+"""Seconds between two changes of the time of a file that shows other hosts that a process runs."""
+
+_SILENT_S = 180.0
+"""Age in seconds of such a file from which the process does not respond.
+
+Shared disks show changes late, and the clocks of hosts differ.
+"""
 
 _TOLERANCE_S = 0.5  # start times are computed from a clock that may be adjusted in between
 
@@ -74,6 +84,15 @@ def is_gone(writer: Writer) -> bool:
         return bool(abs(_started(process) - writer.started) > _TOLERANCE_S)
     except psutil.NoSuchProcess:
         return True
+
+
+def is_silent(path: Path) -> bool:
+    """Return True if a process no longer changes the time of a file every `BEAT_S`.
+
+    Raises:
+        OSError: the file does not exist.
+    """
+    return time.time() - path.stat().st_mtime > _SILENT_S
 
 
 def _started(process: psutil.Process) -> float:

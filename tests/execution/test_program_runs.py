@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import queue
 import struct
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
+import pytest
 
 from nbdist.cells.options import cell_options
 from nbdist.cells.parse import parse_cell
@@ -19,8 +22,6 @@ from nbdist.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from nbdist.records import AnyEvent
 
@@ -104,3 +105,20 @@ def test_cells_are_read_until_rank_0_closes_the_stream() -> None:
         while (item := items.get_nowait()) is not None:
             found.append(item)
         assert found == [cell(1), cell(2)][: 2 if cut == 0 else 1]
+
+
+def test_the_writer_shows_other_hosts_that_it_runs(tmp_path: Path) -> None:
+    runs = store(tmp_path, cell(1), report(1, 0, 2.0))
+    (run,) = stored(tmp_path)
+    path = tmp_path / run.id / "run.json"
+    before = path.read_bytes()
+    os.utime(path, (0, 0))
+    later = time.monotonic() + 60
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: later)
+        runs.tick()
+    assert path.stat().st_mtime > 0
+    assert path.read_bytes() == before
+    runs.take(end(1, 0))
+    runs.take(end(1, 1))
+    runs.tick()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 import nbdist
-from nbdist.errors import UsageError
+from nbdist.errors import StartError, UsageError
 from nbdist.jobs import submission
 from nbdist.jobs.supervisor import PROGRAM
 from nbdist.records import Writer
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nbdist.records import ProgramJob
+    from nbdist.session.submission import SubmittedJob
 
 pytestmark = pytest.mark.processes
 LIMIT_S = 30
@@ -90,13 +92,14 @@ def test_state_of_a_job_of_another_host(stubborn: ProgramJob, tmp_path: Path) ->
     assert stubborn.process is not None
     process = msgspec.structs.replace(stubborn.process, host="gpu1")
     there = msgspec.structs.replace(stubborn, process=process)
+    (tmp_path / "job.json").write_bytes(msgspec.json.encode(there))
     assert submission.state_of(there, tmp_path) == ("running", "on gpu1")
     before = time.time() - 600
     os.utime(tmp_path / PROGRAM, (before, before))
     state = submission.state_of(there, tmp_path)
     assert state == ("unknown", "it was started on gpu1, which does not respond")
     with pytest.raises(UsageError, match="may still run"):
-        submission.resume(there, tmp_path)
+        submission.resume(tmp_path)
     (tmp_path / "end").touch()
     assert repeat_until((tmp_path / "exit-status").exists, LIMIT_S)
     assert submission.state_of(there, tmp_path) == ("finished", "")
@@ -121,6 +124,69 @@ def test_resumed_job_has_its_arguments_and_variables(tmp_path: Path) -> None:
     assert other.wait(LIMIT_S) == "finished", job.logs()
     assert job.state == nbdist.job(tmp_path).state == "finished"
     assert job.logs() == 2 * f"secret {first.id} --epochs 3 4\n"
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> SubmittedJob:
+    """Provide a job that has asked for another start. Its next start runs until `end` exists."""
+    begin = f"if [ -e again ]; then {STUBBORN} exit 0; fi"
+    (tmp_path / "run.sh").write_text(REPEATED.replace("[ -e again ] && exit 0", begin))
+    submission.start(tmp_path, "local", (), {"KEY": "k"}, tmp_path / "runs")
+    job = nbdist.job(tmp_path)
+    assert job.wait(LIMIT_S) == "stopped"
+    return job
+
+
+def test_one_of_two_notebooks_resumes_a_job(stopped: SubmittedJob, tmp_path: Path) -> None:
+    outcomes: list[str] = []
+    both = threading.Barrier(2)
+
+    def resume() -> None:
+        both.wait(LIMIT_S)
+        try:
+            nbdist.job(tmp_path).resume()
+        except UsageError as error:
+            outcomes.append(str(error))
+        else:
+            outcomes.append("resumed")
+
+    threads = [threading.Thread(target=resume) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    refused, resumed = sorted(outcomes, key="resumed".__eq__)
+    assert resumed == "resumed"
+    assert re.search("another notebook resumes the job|the local job is running", refused)
+    assert repeat_until(lambda: "begun" in stopped.logs(), LIMIT_S)
+    (tmp_path / "end").touch()
+    assert stopped.wait(LIMIT_S) == "finished"
+    assert stopped.logs().count("begun") == 1
+    with (tmp_path / "job.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match=r"another notebook resumes the job in .*: nbdist.job"):
+            stopped.resume()
+
+
+def test_job_that_cannot_start_again_keeps_its_state(
+    stopped: SubmittedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, logs = repr(stopped), stopped.logs()
+    (tmp_path / ".job.json.new").mkdir()  # `job.json` cannot be replaced
+    with pytest.raises(IsADirectoryError):
+        stopped.resume()
+    assert (repr(stopped), stopped.logs()) == (before, logs)
+    (tmp_path / ".job.json.new").rmdir()
+    monkeypatch.setenv("PATH", str(tmp_path))  # without a shell
+    with pytest.raises(StartError, match=r"`sh run.sh` cannot be started in "):
+        stopped.resume()
+    monkeypatch.undo()
+    assert (repr(stopped), stopped.logs()) == (before, logs)
+    assert "it can continue from its checkpoint" in before
+    stopped.resume()
+    assert repeat_until(lambda: "begun" in stopped.logs(), LIMIT_S)
+    (tmp_path / "end").touch()
+    assert stopped.wait(LIMIT_S) == "finished"
 
 
 DOUBLES = {
@@ -150,6 +216,19 @@ def test_interrupted_submission_to_slurm_is_cancelled(
     thread.join()
     cancelled = (tmp_path / "cancelled").read_text()
     assert re.fullmatch(r"--name=test-interrupted-[a-z0-9-]+-[0-9a-f]{12}\n", cancelled)
+
+
+def test_slurm_job_without_a_number_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wordy = "#!/bin/sh\necho 'welcome to the cluster'\n"
+    for name, text in (("sbatch", wordy), ("scancel", DOUBLES["scancel"])):
+        (tmp_path / name).write_text(text.format(folder=tmp_path))
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(StartError, match="no number of a job: 'welcome to the cluster': nbdist"):
+        submission.start(tmp_path, "slurm", (), {}, tmp_path / "runs")
+    assert (tmp_path / "cancelled").read_text().startswith("--name=test-slurm-job")
 
 
 def test_only_ended_jobs_are_resumed(stubborn: ProgramJob, tmp_path: Path) -> None:

@@ -173,6 +173,21 @@ def test_a_run_on_another_host_is_assumed_to_be_running(tmp_path: Path) -> None:
     assert read(run).state().status == "running"
 
 
+def test_a_run_of_a_program_on_a_dead_host_is_lost(tmp_path: Path) -> None:
+    writer = Writer(host="elsewhere", pid=2**30, started=1.0)
+    run = new_run(tmp_path, writer=writer, program="train.py")
+    assert read(run).state().status == "running"
+    silent_since = time.time() - 600
+    for path in (RUN_FILE, "tables"):
+        os.utime(run.path / path, (silent_since, silent_since))
+    state = read(run).state()
+    assert (state.status, state.ended) == ("lost", pytest.approx(silent_since))
+    assert read(run).has_ended()
+    run.beat()
+    assert read(run).state().status == "running"
+    assert not read(run).has_ended()
+
+
 WRITE_FOREVER = """
 for number in range(10**9):
     run = new_run(root, number=number)
