@@ -20,7 +20,16 @@ import msgspec
 
 from nbdist.execution import live_run
 from nbdist.execution.failures import CellOutcome, root
-from nbdist.records import JOB_VARIABLE, CellEnded, Media, Metrics, ProgramCell, Rows, SocketAddress
+from nbdist.records import (
+    JOB_VARIABLE,
+    CellEnded,
+    Media,
+    Metrics,
+    Output,
+    ProgramCell,
+    Rows,
+    SocketAddress,
+)
 from nbdist.settings import Settings
 from nbdist.telemetry.receiver import Receiver, Repeats, Subscribers
 from nbdist.utils.sockets import url_host
@@ -32,6 +41,9 @@ if TYPE_CHECKING:
 _TICK_S = 0.05
 _LAST_RECORDS_S = 5.0
 """Time for the records of other ranks after the first has ended the cell, or rank 0 the program."""
+
+_MOST_EARLY = 10_000
+"""Records of a cell that rank 0 has not begun, from which nbdist drops text of other ranks."""
 
 
 class _OpenRun:
@@ -124,7 +136,9 @@ class ProgramRuns:
         elif item.cell in self._open:
             self._open[item.cell].take(item)
         elif item.cell > self._newest:  # this rank is ahead of rank 0
-            self._early.setdefault(item.cell, []).append(item)
+            early = self._early.setdefault(item.cell, [])
+            if not isinstance(item, Output) or len(early) < _MOST_EARLY:
+                early.append(item)
 
     def _begin(self, cell: ProgramCell) -> None:
         number = self._newest = cell.request.number

@@ -84,6 +84,34 @@ with job.cell():
         threading.Event().wait(0.05)
 """
 
+WRITE = """
+import logging, warnings
+warnings.simplefilter("ignore")  # JAX warns about forks
+log = logging.StreamHandler()
+with job.cell():
+    job.report(loss=2.0)
+    print("größer", job.rank)
+    sys.stdout.writelines(["a", "b\\n"])
+    log.emit(logging.makeLogRecord({"msg": "careful"}))
+    if job.rank == 0 and os.fork() == 0:
+        print("from a fork", flush=True)
+        os._exit(0)
+print("between cells")
+"""
+FLOOD = """
+import psutil
+with job.cell():
+    job.report(loss=2.0)
+    (store,) = psutil.Process().children()
+    store.kill()
+    store.wait()
+    for _ in range(40):
+        sys.stderr.write("x" * 1_000_000 + "\\n")
+    job.report(loss=3.0)
+print("after the flood")
+"""
+"""Program whose store ends: 40 MB of text are more than its rank keeps."""
+
 
 def started(folder: Path, source: str, hosts: int = 2, **env: str) -> subprocess.Popen[str]:
     (folder / "train.py").write_text(source)
@@ -176,6 +204,27 @@ def test_a_killed_rank_0_ends_the_run(tmp_path: Path) -> None:
     assert run.state.error == "rank 0-1 ended before the end of the cell"
     assert [worker.status for worker in run.state.workers] == ["dead", "dead"]
     assert repeat_until(lambda: not [*storing()], LIMIT_S, POLL_S)
+
+
+def test_output_of_all_ranks_belongs_to_the_run(tmp_path: Path) -> None:
+    process = started(tmp_path, JAX + WRITE + CLOSE)
+    out = result(process)
+    assert process.returncode == 0, out
+    run = ended(nbdist.runs(tmp_path / "runs")[0])
+    expected = "größer {0}\nab\ncareful\n"
+    for rank in (0, 1):
+        assert run.output(rank) == expected.format(rank)
+        for line in (*expected.format(rank).splitlines(), "between cells"):
+            assert f"[{rank}] {line}\n" in out
+    assert "[0] from a fork\n" in out
+
+
+def test_a_program_goes_on_when_its_store_has_ended(tmp_path: Path) -> None:
+    process = started(tmp_path, JAX + FLOOD + CLOSE, hosts=1)
+    out = result(process)
+    assert process.returncode == 0, out[-2000:]
+    assert out.count("x" * 1_000_000) == 40
+    assert out.endswith("after the flood\n")
 
 
 def test_without_telemetry_a_program_stores_nothing(tmp_path: Path) -> None:

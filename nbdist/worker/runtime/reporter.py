@@ -19,7 +19,7 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from nbdist.records import CellEnded, FitBegun, Metrics, StepBegun, Stopping
+from nbdist.records import CellEnded, FitBegun, Metrics, Output, StepBegun, Stopping
 
 if TYPE_CHECKING:
     from nbdist.records import AnyEvent, Columns, SocketAddress
@@ -75,12 +75,18 @@ class Reporter:
         address: address of the notebook's stream.
         row_buffer: reports of steps; they precede the other records of a batch.
         ranks: number of ranks that report to the notebook.
+        waits: False drops records while too much is pending, for an exported program. The process
+            that stores its runs may have ended, and the program continues.
     """
 
-    def __init__(self, address: SocketAddress, row_buffer: RowBuffer, ranks: int = 1) -> None:
+    def __init__(
+        self, address: SocketAddress, row_buffer: RowBuffer, ranks: int = 1, *, waits: bool = True
+    ) -> None:
         self._address = address
         self._interval_s = batch_interval(ranks)
         self._row_buffer = row_buffer
+        self._waits = waits
+        self._dropped_characters = 0
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_as_text)
         self._pending: list[bytes] = []
         self._pending_bytes = 0
@@ -95,15 +101,19 @@ class Reporter:
     def send(self, record: AnyEvent, *, urgent: bool = False) -> None:
         """Queue a record.
 
-        Blocks while more than `PENDING_LIMIT_BYTES` wait to be sent. An urgent record is sent at
-        once, with all pending records. The caller waits until ZeroMQ has it; this releases the
-        interpreter lock for the sending thread.
+        Blocks while more than `PENDING_LIMIT_BYTES` wait to be sent, or drops the record
+        (`waits=False`). An urgent record is sent at once, with all pending records. The caller
+        waits until ZeroMQ has it; this releases the interpreter lock for the sending thread.
         """
         frame = self._encode(record)
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._pending_bytes < PENDING_LIMIT_BYTES or self._closing
-            )
+            if self._waits:
+                self._changed.wait_for(lambda: self._has_room() or self._closing)
+            elif not urgent and not self._has_room():
+                self._dropped_characters += len(record.text) if isinstance(record, Output) else 0
+                return
+            elif self._dropped_characters and isinstance(record, Output):
+                frame = self._encode(self._with_remark(record))
             first = not self._pending
             self._pending.append(frame)
             self._pending_bytes += len(frame)
@@ -114,6 +124,15 @@ class Reporter:
                 self._changed.notify_all()
             if urgent:
                 self._changed.wait_for(lambda: not self._urgent, _URGENT_WAIT_S)
+
+    def _has_room(self) -> bool:
+        return self._pending_bytes < PENDING_LIMIT_BYTES
+
+    def _with_remark(self, record: Output) -> Output:
+        """Return text with a line before it about dropped text."""
+        count, self._dropped_characters = self._dropped_characters, 0
+        remark = f"\n[nbdist: {count} characters of the output were not stored]\n"
+        return msgspec.structs.replace(record, text=remark + record.text)
 
     def report(self, cell: int, columns: Columns, row: tuple[float, ...]) -> None:
         """Queue a row; never blocks. `RowBuffer.add` describes the arguments."""

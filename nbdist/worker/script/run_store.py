@@ -21,6 +21,7 @@ from nbdist.records import CellEnded, ProgramCell, SocketAddress, WorkerState
 from nbdist.utils.processes import wait_or_kill
 from nbdist.worker.runtime.reporter import Reporter
 from nbdist.worker.runtime.row_buffer import RowBuffer
+from nbdist.worker.script.output import report_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,7 +120,10 @@ class RunStore:
         self._reporter: Reporter | None = None
         if (stream := greetings[0].stream) is not None:
             rows = RowBuffer(worker.rank, worker.memory)
-            self._reporter = progress.stream = Reporter(stream, rows, worker.world_size)
+            self._reporter = progress.stream = Reporter(
+                stream, rows, worker.world_size, waits=False
+            )
+            report_output(worker.reporter)
         atexit.register(self.close)
 
     def begin(self, request: CellRequest, header: str) -> None:

@@ -9,10 +9,12 @@ import pytest
 
 from nbdist.records import CellEnded, Columns, Display, Metrics, Output, Rows
 from nbdist.telemetry.receiver import Receiver
+from nbdist.utils.polling import repeat_until
 from nbdist.worker.runtime.memory import MemoryGauge
 from nbdist.worker.runtime.reporter import (
     BATCH_INTERVAL_S,
     LONGEST_INTERVAL_S,
+    PENDING_LIMIT_BYTES,
     Reporter,
     batch_interval,
 )
@@ -150,6 +152,25 @@ def test_restarted_notebook_gets_reports_again_but_no_text(line: Line) -> None:
     line.notebook = Notebook(line.notebook.receiver.bound_socket)
     assert line.received() == [epoch, ended]
     assert line.received() == []
+
+
+def test_program_drops_text_that_its_store_does_not_take() -> None:
+    notebook = Notebook()
+    bound = notebook.receiver.bound_socket
+    notebook.receiver.close()
+    reporter = Reporter(bound.address, RowBuffer(0, MemoryGauge()), waits=False)
+    long = text("x" * (PENDING_LIMIT_BYTES // 2))
+    for _ in range(3):
+        reporter.send(long)
+    reporter.send(text("größer"))
+    notebook = Notebook(bound)
+    assert repeat_until(lambda: not reporter._pending, WAIT_S)
+    reporter.send(text("next"))
+    count = PENDING_LIMIT_BYTES // 2 + len("größer")
+    remark = f"\n[nbdist: {count} characters of the output were not stored]\nnext"
+    assert notebook.received(reporter) == [long, long, text(remark)]
+    reporter.close()
+    notebook.receiver.close()
 
 
 def test_ranks_of_large_clusters_send_less_often() -> None:
