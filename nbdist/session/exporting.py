@@ -37,7 +37,8 @@ class Exported:
     def __repr__(self) -> str:
         start = f"run nbdist run {self.folder}/{folder.PROGRAM} --hosts {self.hosts}"
         first = f"nbdist: wrote {self.folder}/ with cell [{self.cell}]: {start}"
-        files = f"nbdist: {', '.join(self.launch_files)} start it on other hosts"
+        verb = "starts" if len(self.launch_files) == 1 else "start"
+        files = f"nbdist: {', '.join(self.launch_files)} {verb} it on other hosts"
         others = [files] * bool(self.launch_files)
         return "\n".join([first, *others, *(f"nbdist: {text}" for text in self.remarks)])
 
