@@ -1,4 +1,4 @@
-"""Views of a program that trains: the page, TensorBoard, and a notebook that attaches to its run."""
+"""Views of a program that trains: the page, TensorBoard, and a notebook that follows its run."""
 
 from __future__ import annotations
 
