@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from nbdist.cells.rank_comparison import differing_generators
 from nbdist.cluster.handover import controllers_of, of_worker_group
 from nbdist.errors import (
     LeftError,
@@ -89,20 +90,8 @@ class Alignment:
         """
         if len(ranks) < world_size or not self._state or 0 not in self._digests:
             return b"", ""
-        chief = self._digests[0]
-        odd = sorted(rank for rank, own in self._digests.items() if own != chief)
-        if not odd:
-            return b"", ""
-        names = sorted(
-            {n for r in odd for n in chief if self._digests[r].get(n, chief[n]) != chief[n]}
-        )
-        if not names:
-            return b"", ""
-        return self._state, (
-            f"rank {formatting.ranks(odd)} drew other random numbers than rank 0 "
-            f"({', '.join(names)}). All ranks continue from rank 0's generators. For different "
-            "numbers on each rank, use a generator per rank: np.random.default_rng(rank)"
-        )
+        message = differing_generators(self._digests)
+        return (self._state, message) if message else (b"", "")
 
 
 _INTERRUPTED = "run %dist_restart for new workers, or run the cell again with --resume"

@@ -42,6 +42,9 @@ Other imports stay in place: Keras takes its backend from the strategy, and the 
 may draw random numbers.
 """
 
+_UNSEEDED = re.compile(r"default_rng(?!\(\s*[^\s)N])|shuffle")
+"""Code whose random numbers may follow from the text of the cell: it sets no seed."""
+
 _WITH_TENSORFLOW = {"tensorflow", "keras"}
 """Modules that workers with TensorFlow alone import first. Others import Keras in a cell."""
 
@@ -109,11 +112,30 @@ class _Writer:
         self._data = JobData(self._free("data"), f"{self._args}.data", self._data_module)
         self._data_modules: dict[str, str] = {}
         self._parameters = parameters_of(cells)
-        has_tensorflow_alone = cluster.frameworks == ("tensorflow",)
-        self._hoisted = _INERT | (_WITH_TENSORFLOW if has_tensorflow_alone else set())
         self._imports: dict[str, str] = {}
         has_loops = any(entry.loops for entry in entries)
         self._loops = GradientLoops(cells) if has_loops else None
+
+    @property
+    def _hoisted(self) -> set[str]:
+        """Modules whose imports go to the top."""
+        has_tensorflow_alone = self._cluster.frameworks == ("tensorflow",)
+        return _INERT | (_WITH_TENSORFLOW if has_tensorflow_alone else set())
+
+    @property
+    def _modules(self) -> dict[str, None]:
+        """Top-level modules that the cells import, in their order."""
+        aliases = itertools.chain.from_iterable(_modules(c.tree) for c in self._cells.values())
+        return dict.fromkeys(alias.partition(".")[0] for alias in aliases)
+
+    @property
+    def _has_keys(self) -> bool:
+        """True if random numbers may follow from the texts of cells."""
+        return (
+            self._last.request.strategy == "mirrored"
+            or any(_UNSEEDED.search(ast.unparse(cell.tree)) for cell in self._cells.values())
+            or not self._modules.keys() <= _INERT | _WITH_TENSORFLOW
+        )
 
     def program(self) -> Program:
         """Return the program."""
@@ -123,8 +145,7 @@ class _Writer:
         head = [self._docstring(), self._head(), self._parser(), start]
         text = _joined([*head, *parts, f"{self._job}.close()"])
         ast.parse(text)
-        named = (alias for cell in self._cells.values() for alias in _modules(cell.tree))
-        modules = dict.fromkeys([*(name.partition(".")[0] for name in named), *self._data_modules])
+        modules = dict.fromkeys([*self._modules, *self._data_modules])
         strategy = self._last.request.strategy or "mirrored"
         return Program(text, self._data, tuple(modules), flags, self._last.label, strategy)
 
@@ -323,7 +344,7 @@ class _Writer:
         given |= {name: repr(value) for name, value in _changed(options, _OF_CELL)}
         if cell is self._last:
             given |= self._saving(options.saving)
-        if cell.request.strategy == "mirrored":
+        if self._has_keys:
             given["shuffle_key"] = str(zlib.crc32(cell.request.source.encode()))
         return [f"{name}={value}" for name, value in given.items()]
 

@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from nbdist.utils.rank_ranges import ranks as ranks
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from nbdist.records import Device, RecoveryRecord
-
-
-def ranks(numbers: Iterable[int]) -> str:
-    """Format ranks as ranges: `0,2-4` for 0, 2, 3, 4."""
-    spans: list[list[int]] = []
-    for number in sorted(numbers):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
 def places(numbers: Iterable[int], host_of: Mapping[int, str]) -> str:

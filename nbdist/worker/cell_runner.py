@@ -15,7 +15,7 @@ import msgspec
 import zmq
 from zmq.eventloop.zmqstream import ZMQStream
 
-from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, Planning, StopAfter
+from nbdist.records import SOON, CellEnded, CellRequest, Display, Failure, StopAfter
 from nbdist.utils.allocator import return_freed_memory
 from nbdist.worker import cell_scope
 from nbdist.worker.keras import backend as keras_backend
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from nbdist.records import Replicated, SocketAddress, StepRequest, StrategyName
-    from nbdist.worker.inspection.replicated import ReplicatedArrays
-    from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
 
 
 class _Program(msgspec.Struct, frozen=True):
@@ -141,41 +139,12 @@ class _Cell:
             self._show(eval(program.value, self._shell.user_ns))  # noqa: S307
         self._shell.events.trigger("post_execute")
 
-    def _check_fitted(self) -> None:
-        """Warn if the layout options of the cell had no effect."""
-        asked = self._request.planning
-        if asked != Planning() and not asked.only and not self._worker.progress.batches:
-            text = "the cell trains no Keras model on JAX with `fit`: layout options have no effect"
-            self._worker.reporter.note("compiled", text, warning=True)
-
-    def _check_lifted(self) -> None:
-        """Warn if `--check` had no effect."""
-        step = self._request.options.step
-        if step is not None and step.check and not self._worker.cell_state.loops:
-            text = "--check: the cell has no training loop whose batches nbdist divides"
-            self._worker.reporter.note("strategy", text, warning=True)
-
-    def _digests(self) -> tuple[Replicated, ...]:
-        """Digest the values that must be equal on all ranks; the notebook compares the digests.
-
-        Under pjrt these are the replicated arrays (`worker/inspection/replicated.py`), under
-        mirrored the mirrored variables (`worker/tensorflow/mirrored_variables.py`). The scan also
-        runs with `--guard 0`: a later cell then reports only its own changes.
-        """
-        worker = self._worker
-        if worker.world_size == 1 or worker.strategy is None:
-            return ()
-        names = worker.cell_state.names.bound()
-        found = _values_under(worker.strategy).under(names, self._shell.user_ns)
-        return found if self._request.options.guard else ()
-
     def _run_compared(self) -> None:
         """Run the cell, then digest the values that must be equal on all ranks."""
         self._run_once()
-        self._check_fitted()
-        self._check_lifted()
+        cell_scope.check_options_used(self._worker)
         passes.check_reached(self._worker)
-        self._replicated = self._digests()
+        self._replicated = cell_scope.replicated_values(self._worker, self._shell.user_ns)
 
     async def run_async(self) -> None:
         with (
@@ -188,7 +157,7 @@ class _Cell:
             if program.value is not None:
                 self._show(await _evaluate(program.value, self._shell.user_ns))
             self._shell.events.trigger("post_execute")
-            self._replicated = self._digests()
+            self._replicated = cell_scope.replicated_values(self._worker, self._shell.user_ns)
 
     @contextlib.contextmanager
     def _report_result(self) -> Iterator[None]:
@@ -338,17 +307,6 @@ class _Cell:
         from nbdist.worker import failure
 
         return failure.describe(error, self._shell, follows=follows or bool(self._worker.broken))
-
-
-@functools.cache
-def _values_under(strategy: StrategyName) -> ReplicatedArrays | MirroredVariables:
-    if strategy == "pjrt":
-        from nbdist.worker.inspection.replicated import ReplicatedArrays
-
-        return ReplicatedArrays()
-    from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
-
-    return MirroredVariables()
 
 
 async def _evaluate(code: CodeType, namespace: dict[str, Any]) -> object:

@@ -7,15 +7,18 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from nbdist.records import Planning
 from nbdist.worker.lifting import lifted_loop, rewritten_loops
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.records import CellRequest, StepRequest
+    from nbdist.records import CellRequest, Replicated, StepRequest, StrategyName
+    from nbdist.worker.inspection.replicated import ReplicatedArrays
     from nbdist.worker.jax.cell_mesh import ContextMesh
     from nbdist.worker.lifting.rewrite import LoopProgram
     from nbdist.worker.runtime.context import Worker
+    from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
     from nbdist.worker.training.step_contract import StepStrategy
 
 
@@ -70,6 +73,47 @@ def step_strategy(
     from nbdist.worker.tensorflow.step import MirroredStep
 
     return MirroredStep(step, define, namespace, strategy, request.options.precision)
+
+
+def check_options_used(worker: Worker) -> None:
+    """Warn at the end of a plain cell if its options of a layout, or `--check`, had no effect."""
+    request, note = worker.request, worker.reporter.note
+    asked, step = request.planning, request.options.step
+    if asked != Planning() and not asked.only and not worker.progress.batches:
+        text = "the cell trains no Keras model on JAX with `fit`: layout options have no effect"
+        note("compiled", text, warning=True)
+    if step is not None and step.check and not worker.cell_state.loops:
+        text = "--check: the cell has no training loop whose batches nbdist divides"
+        note("strategy", text, warning=True)
+
+
+def replicated_values(worker: Worker, namespace: dict[str, Any]) -> tuple[Replicated, ...]:
+    """Digest the values that must be equal on all ranks after a plain cell.
+
+    Under pjrt these are the replicated arrays (`worker/inspection/replicated.py`), under mirrored
+    the mirrored variables (`worker/tensorflow/mirrored_variables.py`). The scan also runs with
+    `--guard 0`: a later cell then reports only its own changes.
+
+    Args:
+        worker: this rank.
+        namespace: namespace of the user.
+    """
+    if worker.world_size == 1 or worker.strategy is None:
+        return ()
+    names = worker.cell_state.names.bound()
+    found = _values_under(worker.strategy).under(names, namespace)
+    return found if worker.request.options.guard else ()
+
+
+@functools.cache
+def _values_under(strategy: StrategyName) -> ReplicatedArrays | MirroredVariables:
+    if strategy == "pjrt":
+        from nbdist.worker.inspection.replicated import ReplicatedArrays
+
+        return ReplicatedArrays()
+    from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
+
+    return MirroredVariables()
 
 
 def use_loops(worker: Worker) -> None:

@@ -12,6 +12,9 @@ import numpy as np
 
 from nbdist.worker.runtime.seeding import ClusterSeed
 
+LIBRARIES = ("random", "NumPy", "TensorFlow")
+"""Libraries with global generators."""
+
 _NUMPYS = "MT19937"
 
 
@@ -64,10 +67,10 @@ class States(msgspec.Struct, frozen=True):
 
     def digests(self) -> dict[str, int]:
         """Return a digest for each generator, by the name of its library."""
-        named = {"random": self.python, "NumPy": self.numpy, "TensorFlow": self.eager}
+        states = (self.python, self.numpy, self.eager)
         return {
             name: zlib.crc32(msgspec.msgpack.encode(state))
-            for name, state in named.items()
+            for name, state in zip(LIBRARIES, states, strict=True)
             if state is not None
         }
 

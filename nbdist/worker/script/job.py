@@ -23,7 +23,6 @@ from nbdist.utils.processes import CONTINUES, TERMINATED
 from nbdist.worker import cell_scope
 from nbdist.worker.checkpoint.folder import steps_in
 from nbdist.worker.keras import backend as keras_backend
-from nbdist.worker.lifting import passes
 from nbdist.worker.runtime import context, import_hooks, seeding
 from nbdist.worker.runtime.shell import store_source, use_program
 from nbdist.worker.runtime.stop_point import StopPoint
@@ -32,6 +31,7 @@ from nbdist.worker.script import rendezvous
 from nbdist.worker.script.loops import ProgramLoops
 from nbdist.worker.script.preemption import Preemption
 from nbdist.worker.script.progress import Progress
+from nbdist.worker.script.rank_checks import RankChecks
 from nbdist.worker.script.run_store import RunStore, StoreProcess
 from nbdist.worker.training import loop as training_loop
 
@@ -97,7 +97,8 @@ def script(
     preemption = Preemption(placement, worker, connection.gather)
     progress.on_stopping = preemption.stopping
     store = RunStore(worker, connection, progress, storing)
-    return Job(worker, strategy, namespace, progress, preemption, store, connection.close)
+    checks = RankChecks(worker, connection)
+    return Job(worker, strategy, namespace, progress, preemption, store, checks, connection.close)
 
 
 class Job:
@@ -110,6 +111,7 @@ class Job:
         progress: takes the reports of the rank.
         preemption: agrees with the other ranks on the last step after SIGTERM.
         store: sends the records of the rank to the process that stores its runs.
+        checks: compares the rank with the others.
         close: waits for the other ranks, and disconnects this one.
 
     Attributes:
@@ -124,6 +126,7 @@ class Job:
         progress: Progress,
         preemption: Preemption,
         store: RunStore,
+        checks: RankChecks,
         close: Callable[[], None],
     ) -> None:
         self.strategy: Any = worker.strategies[name]
@@ -133,6 +136,7 @@ class Job:
         self._progress = progress
         self._preemption = preemption
         self._store = store
+        self._checks = checks
         self._close = close
         self._cells = 0
         self._loops = ProgramLoops(namespace, name)
@@ -181,16 +185,20 @@ class Job:
         A `fit` in them trains on all ranks, and so does a function that `lift` marks.
 
         Args:
-            shuffle_key: Number from which the order of unseeded shuffles follows, with the seed.
+            shuffle_key: Number from which unseeded shuffles and `np.random.default_rng()` follow,
+                with the seed.
             **options: Options of `%%dist_run`, with `_` for `-`, such as `precision="float16"`.
 
         Raises:
             UsageError: Options are wrong or have other names.
+            StepError: Values that must be equal differ between ranks.
         """
-        request = self._request(_body_of(_statement()), "", options)
+        body = _body_of(_statement())
+        request = self._request("\n".join(map(ast.unparse, body)), "", options)
         self._loops.rewrite()
         with self._begun(request, shuffle_key), self._scope(request):
             yield
+            self._checks.end_cell(self._namespace, body)
 
     def run(
         self, function: Callable[[], Any], *, shuffle_key: int | None = None, **options: Any
@@ -206,13 +214,18 @@ class Job:
 
         Raises:
             UsageError: Options are wrong or have other names, or the function has decorators.
+            StepError: Values that must be equal differ between ranks.
         """
-        lines, _ = inspect.getsourcelines(function)
-        request = self._request(cell_of("".join(lines)), lines[0].strip(), options)
+        lines, first = inspect.getsourcelines(function)
+        source = "".join(lines)
+        request = self._request(cell_of(source), lines[0].strip(), options)
+        (definition,) = ast.parse("\n" * (first - 1) + source).body
+        assert isinstance(definition, ast.FunctionDef), "`cell_of` accepts only functions"
         self._loops.mark(function)
         self._loops.rewrite()
         with self._begun(request, shuffle_key), self._scope(request):
             function()
+            self._checks.end_cell(self._namespace, definition.body)
 
     def train(
         self, step: Callable[..., Any], *, shuffle_key: int | None = None, **options: Any
@@ -273,17 +286,19 @@ class Job:
     def _begun(self, request: CellRequest, shuffle_key: int | None) -> Iterator[None]:
         """Begin a cell, and end it in any case. After SIGTERM, end the program too."""
         self._preemption.begin_cell()
+        aligned = self._checks.align_generators()
         self._store.begin(request, _first_line(_statement()))
         self._worker.begin_cell(request, self._stop_point)
         if shuffle_key is not None:
             self._worker.cell_state.source = shuffle_key
         if request.options.seed is not None:
             seeding.seed_generators(request.options.seed)
+        elif aligned:
+            self._worker.reporter.note("strategy", aligned, warning=True)
         saves = request.saving is not None
         try:
             with self._preemption.admitted() if saves else contextlib.nullcontext():
                 yield
-                passes.check_reached(self._worker)
         except BaseException as error:
             self._worker.end_cell(error)
             self._store.end(request, error)
@@ -337,11 +352,11 @@ def _first_line(statement: ast.stmt | None) -> str:
     return ast.unparse(statement).partition("\n")[0] if statement is not None else ""
 
 
-def _body_of(statement: ast.stmt | None) -> str:
+def _body_of(statement: ast.stmt | None) -> list[ast.stmt]:
     """Return the statements of a `with` block."""
     if not isinstance(statement, ast.With):
         raise UsageError("job.cell() begins a block: use `with job.cell():`")
-    return "\n".join(map(ast.unparse, statement.body))
+    return statement.body
 
 
 def _definer(

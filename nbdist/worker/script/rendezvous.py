@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+import numpy as np
 import zmq
 
 from nbdist.errors import StartError
@@ -18,8 +19,6 @@ from nbdist.utils.sockets import LOOPBACK, url_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import numpy as np
 
     from nbdist.records import Device
     from nbdist.worker.script.placement import Placement
@@ -37,6 +36,16 @@ class Connection(NamedTuple):
     close: Callable[[], None]
     gather: Callable[[np.ndarray], np.ndarray]
     devices: tuple[Device, ...]
+
+    def exchange(self, text: bytes) -> list[bytes]:
+        """Return the texts of all ranks, in their order. Collective.
+
+        Args:
+            text: JSON of this rank, in any length.
+        """
+        longest = int(self.gather(np.array([len(text)], np.int32)).max())
+        numbers = np.frombuffer(text.ljust(longest + -longest % 4), np.int32)
+        return [row.tobytes().strip() for row in np.asarray(self.gather(numbers), np.int32)]
 
 
 LIMIT_S = 300.0

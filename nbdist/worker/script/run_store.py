@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from nbdist.records import CellEnded, ProgramCell, SocketAddress, WorkerState
 from nbdist.utils.processes import wait_or_kill
@@ -24,8 +23,6 @@ from nbdist.worker.runtime.row_buffer import RowBuffer
 from nbdist.worker.script.output import report_output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from nbdist.records import CellRequest
     from nbdist.worker.runtime.context import Worker
     from nbdist.worker.script.progress import Progress
@@ -115,7 +112,8 @@ class RunStore:
         self._worker = worker
         self._process = process
         own = _Greeting(_state(worker, connection), process.stream() if process else None)
-        greetings = _exchange(own, worker.world_size, connection.gather)
+        texts = connection.exchange(msgspec.json.encode(own))
+        greetings = [msgspec.json.decode(text, type=_Greeting) for text in texts]
         self._workers = tuple(greeting.worker for greeting in greetings)
         self._reporter: Reporter | None = None
         if (stream := greetings[0].stream) is not None:
@@ -182,16 +180,3 @@ def _state(worker: Worker, connection: Connection) -> WorkerState:
         versions=versions,
         devices=connection.devices,
     )
-
-
-def _exchange(
-    own: _Greeting, ranks: int, gather: Callable[[np.ndarray], np.ndarray]
-) -> list[_Greeting]:
-    """Return the greetings of all ranks, in their order."""
-    if ranks == 1:
-        return [own]
-    text = msgspec.json.encode(own)
-    longest = int(gather(np.array([len(text)], np.int32)).max())
-    numbers = np.frombuffer(text.ljust(longest + -longest % 4), np.int32)
-    every = np.asarray(gather(numbers), np.int32)
-    return [msgspec.json.decode(row.tobytes().strip(), type=_Greeting) for row in every]
