@@ -17,7 +17,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from nbdist.cells.names import Names
 from nbdist.errors import ReplayError
-from nbdist.records import CellRequest  # noqa: TC001 - msgspec reads it
+from nbdist.records import CellRequest, Plan  # noqa: TC001 - msgspec reads them
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -65,6 +65,7 @@ class Entry(msgspec.Struct, frozen=True):
         drew: True if it changed the state of the random generators.
         failed: True if the cell did not end. Its effects are unknown.
         modules: digest of each of the user's own modules that the workers had.
+        plan: layout of a step whose options set a part of it; None for other cells.
     """
 
     kind: Literal["cell", "step", "push"]
@@ -79,6 +80,7 @@ class Entry(msgspec.Struct, frozen=True):
     loops: bool = False
     drew: bool = False
     modules: dict[str, str] = {}
+    plan: Plan | None = None
 
     @property
     def place(self) -> str:

@@ -14,6 +14,8 @@ from nbdist.records import DATA, MODEL, STAGE, Plan, Remat, Schedule
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from nbdist.records import Planning
+
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BYTES = re.compile(r"(\d+(?:\.\d*)?)\s*(?=[kmgtb])([kmgt]?)(i?)b?", re.IGNORECASE)
 _AXES = {
@@ -98,6 +100,15 @@ def parse_fixed(text: str | None) -> Fixed:
         raise UsageError(f"--fix {text}: {'; '.join(faults)}; an example is --fix tensor=4,zero=3")
     remat, schedule = words.get("remat", ""), words.get("schedule", "")
     return Fixed(fixed, _REMATS.get(remat), _SCHEDULES.get(schedule))
+
+
+def fixed_text(planning: Planning) -> str:
+    """Return the fixed part of a layout as `parse_fixed` reads it; empty without one."""
+    names = {MODEL: "tensor"}
+    words = [f"{names.get(name, name)}={size}" for name, size in planning.fixed.items()]
+    words += [f"remat={planning.remat or 'none'}"] * (planning.remat is not None)
+    words += [f"schedule={planning.schedule}"] * (planning.schedule is not None)
+    return ",".join(words)
 
 
 def read_plan(path: str | None) -> Plan | None:

@@ -8,7 +8,7 @@ import msgspec
 
 from nbdist.cells.dependencies import CellNames, Entry, names_of, needed, needed_with_training
 from nbdist.errors import ReplayError, UsageError
-from nbdist.records import short_id
+from nbdist.records import Planning, short_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -80,6 +80,7 @@ class Journal:
             names = msgspec.structs.replace(names, changes=changed)
         else:
             names = msgspec.structs.replace(_names_of_step(step), trains=changes)
+        has_layout = step is not None and step.options.planning != Planning()
         kind: Literal["cell", "step"] = "cell" if step is None else "step"
         self._add(
             Entry(
@@ -94,6 +95,7 @@ class Journal:
                 loops=step is None and run.begun is not None,
                 drew=drew,
                 modules=modules or {},
+                plan=run.plan if has_layout else None,
             )
         )
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from nbdist.cells.names import Names
 from nbdist.errors import UsageError
-from nbdist.records import Planning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nbdist.cells.dependencies import Entry
-    from nbdist.records import CellRequest, StrategyName
+    from nbdist.records import CellRequest, Plan, StrategyName
 
 INJECTED = ("rank", "world_size", "report", "strategy", "mesh")
 """Names that nbdist defines on the workers, as attributes of a job in a program."""
@@ -33,11 +32,13 @@ class JobCell:
         request: the cell as it ran.
         tree: its statements.
         names: names that it reads and binds.
+        plan: its layout, which the program uses on as many devices; None to plan it.
     """
 
     request: CellRequest
     tree: ast.Module
     names: Names
+    plan: Plan | None = None
 
     @property
     def label(self) -> int:
@@ -63,7 +64,7 @@ def job_cells(entries: Sequence[Entry], strategy: StrategyName, world_size: int)
         found = list(_faults(entry, strategy, world_size))
         faults += found
         if not found:
-            cells.append(_read(entry.request))
+            cells.append(_read(entry.request, entry.plan))
     if not faults:
         faults += _unresolved(cells, entries)
     if faults:
@@ -71,12 +72,15 @@ def job_cells(entries: Sequence[Entry], strategy: StrategyName, world_size: int)
     return cells
 
 
-def _read(request: CellRequest) -> JobCell:
+def _read(request: CellRequest, plan: Plan | None) -> JobCell:
     tree = ast.parse(request.source)
     given = () if request.program is None else request.program.given
     names = Names(given)
     names.scan(tree.body)
-    return JobCell(request, tree, names)
+    step = request.options.step
+    if plan is None and step is not None:
+        plan = step.planning.given
+    return JobCell(request, tree, names, plan)
 
 
 def _faults(entry: Entry, strategy: StrategyName, world_size: int) -> Iterator[str]:
@@ -99,9 +103,6 @@ def _faults(entry: Entry, strategy: StrategyName, world_size: int) -> Iterator[s
             f"{place}: it ran under {request.strategy}, and the training under {strategy}: run "
             f"it with --strategy {strategy}"
         )
-    step = request.options.step
-    if step is not None and step.planning != Planning():
-        yield f"{place}: layouts set by --plan, --budget or --fix cannot be exported: remove them"
     for node in ast.walk(tree):
         for text in _of_notebook(node):
             yield f"{place}, line {getattr(node, 'lineno', 0)}: {text}: {_ADVICE}"

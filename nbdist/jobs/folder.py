@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from nbdist.errors import UsageError
 from nbdist.jobs.launch_files import launch_files
 from nbdist.views import formatting
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nbdist.jobs.program import Program
-    from nbdist.records import ClusterRequest, ProgramLaunch
+    from nbdist.records import ClusterRequest, Plan, ProgramLaunch
 
 PROGRAM, REQUIREMENTS, README = "train.py", "requirements.txt", "README.md"
 _SPARE_BYTES = 1 << 20
@@ -93,6 +95,7 @@ def write(
             REQUIREMENTS: _requirements(program),
             README: _readme(program, cluster, remarks),
             **launching,
+            **{name: _plan_text(plan) for name, plan in program.plans.items()},
         }
         for place, path in modules.items():
             (draft / place).parent.mkdir(parents=True, exist_ok=True)
@@ -110,6 +113,11 @@ def write(
     return tuple(launching)
 
 
+def _plan_text(plan: Plan) -> str:
+    """Return a plan in the format of `%%dist_run --plan`."""
+    return msgspec.json.format(msgspec.json.encode(plan)).decode() + "\n"
+
+
 def _requirements(program: Program) -> str:
     """Return the packages that a program imports, in their installed versions."""
     owners = importlib.metadata.packages_distributions()
@@ -124,6 +132,11 @@ def _readme(program: Program, cluster: ClusterRequest, remarks: Sequence[str]) -
     options = "\n".join(f"- `{flag}`: {text}" for flag, text in program.flags.items())
     variables = ", ".join(f"`{name}`" for name in sorted(cluster.env))
     beside = f"\nThe workers of the notebook had these variables: {variables}.\n" * bool(variables)
+    beside += "".join(
+        f"\n`{name}` is the layout of a cell on {plan.devices} devices ({plan.title}). On another "
+        "number of devices, the program plans the layout again.\n"
+        for name, plan in program.plans.items()
+    )
     beside += "".join(f"\n{text[0].upper()}{text[1:]}.\n" for text in remarks)
     hosts = max(2, len(cluster.hosts))
     return f"""# Training of cell [{program.label}]

@@ -10,6 +10,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nbdist.cells.plan_options import fixed_text
 from nbdist.cells.step_function import function_of, function_of_statements, indented
 from nbdist.errors import UsageError
 from nbdist.jobs import pushed_objects
@@ -18,14 +19,14 @@ from nbdist.jobs.data import FILE, JobData
 from nbdist.jobs.definitions import divided
 from nbdist.jobs.gradient_loops import GradientLoops
 from nbdist.jobs.parameters import parameters_of, replaced
-from nbdist.records import CellOptions, Saving, StepOptions
+from nbdist.records import CellOptions, Planning, Saving, StepOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from nbdist.cells.dependencies import Entry
     from nbdist.jobs.cells import JobCell
-    from nbdist.records import ClusterRequest, StrategyName
+    from nbdist.records import ClusterRequest, Plan, StrategyName
 
 _WIDTH = 100
 _CHECKPOINTS = "checkpoints"
@@ -60,6 +61,7 @@ class Program:
         flags: its options, with a description.
         label: execution count of the cell that trains.
         strategy: its strategy.
+        plans: layouts of its cells, by the name of the file.
     """
 
     text: str
@@ -68,6 +70,7 @@ class Program:
     flags: Mapping[str, str]
     label: int
     strategy: StrategyName
+    plans: Mapping[str, Plan]
 
 
 def program_of(entries: Sequence[Entry], cluster: ClusterRequest) -> Program:
@@ -113,6 +116,7 @@ class _Writer:
         self._data_modules: dict[str, str] = {}
         self._parameters = parameters_of(cells)
         self._imports: dict[str, str] = {}
+        self._plans: dict[str, Plan] = {}
         has_loops = any(entry.loops for entry in entries)
         self._loops = GradientLoops(cells) if has_loops else None
 
@@ -147,7 +151,9 @@ class _Writer:
         ast.parse(text)
         modules = dict.fromkeys([*self._modules, *self._data_modules])
         strategy = self._last.request.strategy or "mirrored"
-        return Program(text, self._data, tuple(modules), flags, self._last.label, strategy)
+        return Program(
+            text, self._data, tuple(modules), flags, self._last.label, strategy, self._plans
+        )
 
     def _data_module(self, module: str) -> str:
         """Return the name of an imported package for the data, and let the program import it."""
@@ -341,12 +347,31 @@ class _Writer:
             if step.options.batch:
                 batch = f"{self._args}.batch" if cell is self._last else step.options.batch
                 given["batch"] = batch
+        elif options.step is not None and options.step.check:
+            given["check"] = "True"
+        given |= self._layout(cell)
         given |= {name: repr(value) for name, value in _changed(options, _OF_CELL)}
         if cell is self._last:
             given |= self._saving(options.saving)
         if self._has_keys:
             given["shuffle_key"] = str(zlib.crc32(cell.request.source.encode()))
         return [f"{name}={value}" for name, value in given.items()]
+
+    def _layout(self, cell: JobCell) -> dict[str, str]:
+        """Return the options of the layout. On other numbers of devices, they plan it again."""
+        step, given = cell.request.options.step, dict[str, str]()
+        planning = Planning() if step is None else step.planning
+        if cell.plan is not None:
+            name = "plan.json" if cell is self._last else f"plan-{cell.label}.json"
+            self._plans[name] = cell.plan
+            given["plan"] = f'"{name}"'
+        elif planning.verify:
+            given["verify"] = "True"
+        if fixed := fixed_text(planning):
+            given["fix"] = f'"{fixed}"'
+        if planning.budget:
+            given["budget"] = f"{planning.budget:_}"
+        return given
 
     def _saving(self, saving: Saving | None) -> dict[str, str]:
         folder = f"{self._args}.checkpoint"

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from nbdist.cells.parse import parse_cell
-from nbdist.cells.plan_options import parse_budget, parse_fixed, read_plan
+from nbdist.cells.plan_options import fixed_text, parse_budget, parse_fixed, read_plan
 from nbdist.errors import UsageError
 from nbdist.records import CellOptions, Planning, StepOptions
 from tests import plans
@@ -117,3 +117,12 @@ def test_planning_options_of_a_fit_need_pjrt() -> None:
     assert request.step is None
     assert request.planning.budget == 1
     assert not request.is_plan
+
+
+@pytest.mark.parametrize(
+    "text", ["", "data=2,tensor=4,zero=3", "stage=2,rounds=3,schedule=1f1b", "micro=2,remat=none"]
+)
+def test_the_fixed_part_of_a_layout_is_written_as_it_is_read(text: str) -> None:
+    fixed = parse_fixed(text or None)
+    planning = Planning(fixed=fixed.sizes, remat=fixed.remat, schedule=fixed.schedule)
+    assert parse_fixed(fixed_text(planning) or None) == fixed

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nbdist.cells.plan_options import read_plan
 from nbdist.errors import UsageError
 from nbdist.jobs import folder
 from nbdist.jobs.data import JobData
 from nbdist.jobs.program import Program
 from nbdist.records import ClusterRequest, Host
+from tests import plans
 
 CLUSTER = ClusterRequest(hosts=(Host(), Host()), frameworks=("jax",), env={"SECRET": "value"})
 
@@ -22,13 +24,14 @@ CLUSTER = ClusterRequest(hosts=(Host(), Host()), frameworks=("jax",), env={"SECR
 def program() -> Program:
     data = JobData("data", "args.data", str)
     data.assignments({"x": np.arange(3)})
-    return Program("pass\n", data, ("json", "optax"), {"--epochs": "Passes."}, 7, "pjrt")
+    layouts = {"plan.json": plans.made("both")}
+    return Program("pass\n", data, ("json", "optax"), {"--epochs": "Passes."}, 7, "pjrt", layouts)
 
 
 def test_files_of_the_folder(tmp_path: Path, program: Program) -> None:
     folder.write(tmp_path / "train", program, CLUSTER, ["cell [2] drew"], {})
     assert sorted(path.name for path in (tmp_path / "train").iterdir()) == [
-        *("README.md", "data.npz", "requirements.txt", "train.py")
+        *("README.md", "data.npz", "plan.json", "requirements.txt", "train.py")
     ]
     lines = (tmp_path / "train/requirements.txt").read_text().splitlines()
     named = [line.split("==")[0] for line in lines]
@@ -38,6 +41,8 @@ def test_files_of_the_folder(tmp_path: Path, program: Program) -> None:
     assert "variables: `SECRET`" in text
     assert "value" not in text
     assert "\nCell [2] drew.\n" in text
+    assert "`plan.json` is the layout of a cell on 8 devices (data 4 x tensor 2, ZeRO-1)" in text
+    assert read_plan(str(tmp_path / "train/plan.json")) == program.plans["plan.json"]
     assert np.load(tmp_path / "train/data.npz")["x"].tolist() == [0, 1, 2]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from nbdist.cells.dependencies import CellNames, Entry, names_of
 from nbdist.cells.options import cell_options
@@ -16,6 +17,7 @@ from nbdist.cells.parse import parse_cell
 from nbdist.errors import UsageError
 from nbdist.jobs.program import program_of
 from nbdist.records import ClusterRequest, Host
+from tests import plans
 
 if TYPE_CHECKING:
     from nbdist.jobs.program import Program
@@ -249,13 +251,27 @@ def test_cells_of_some_ranks_and_of_another_strategy_are_refused(notebook: Noteb
     assert "cell [2]: it ran under mirrored, and the training under pjrt" in text
 
 
-def test_layouts_and_await_are_refused(notebook: Notebook) -> None:
+def test_await_is_refused(notebook: Notebook) -> None:
     notebook.cell("w = 1.0\nawait w", ranks=(0, 1))
     notebook.cell("train = [1.0]")
-    notebook.cell(STEP, data="train", batch=1, fix="data=2")
-    text = refusal(notebook)
-    assert "cell [1]: it uses `await`" in text
-    assert "cell [3]: layouts set by --plan, --budget or --fix cannot be exported" in text
+    notebook.cell(STEP, data="train", batch=1)
+    assert "cell [1]: it uses `await`" in refusal(notebook)
+
+
+def test_program_has_the_layouts_of_its_cells(notebook: Notebook) -> None:
+    fixed = "data=1,tensor=2,zero=0,remat=none,schedule=1f1b"
+    plan = plans.made("both")
+    notebook.cell("w = 1.0\ntrain = [1.0]")
+    notebook.cell(STEP, data="train", batch=1, fix=fixed, budget="2MB")
+    notebook.entries[-1] = structs.replace(notebook.entries[-1], plan=plan)
+    notebook.cell(STEP, data="train", batch=1, plan=plan)
+    notebook.cell("model.fit(train)\nmodel = w", fix="zero=3", check=True, strategy="pjrt")
+    notebook.entries[-1] = structs.replace(notebook.entries[-1], trained=True)
+    program = notebook.program()
+    assert f'plan="plan-2.json",\n    fix="{fixed}",\n    budget=2_000_000' in program.text
+    assert 'fix="zero=3"' in program.text
+    assert "check=True" in program.text
+    assert program.plans == {"plan-2.json": plan, "plan-3.json": plan}
 
 
 def test_data_that_no_cell_defines_are_refused(notebook: Notebook) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from nbdist.cells.options import cell_options
 from nbdist.cells.parse import parse_cell
 from nbdist.cells.step_function import cell_of
 from nbdist.errors import UsageError
@@ -28,6 +27,7 @@ from nbdist.worker.runtime.shell import store_source, use_program
 from nbdist.worker.runtime.stop_point import StopPoint
 from nbdist.worker.script import placement as places
 from nbdist.worker.script import rendezvous
+from nbdist.worker.script.layouts import options_for
 from nbdist.worker.script.loops import ProgramLoops
 from nbdist.worker.script.preemption import Preemption
 from nbdist.worker.script.progress import Progress
@@ -139,6 +139,7 @@ class Job:
         self._checks = checks
         self._close = close
         self._cells = 0
+        self._remark = ""  # about the layout of the next cell
         self._loops = ProgramLoops(namespace, name)
         cell_scope.use_loops(worker)
 
@@ -188,6 +189,7 @@ class Job:
             shuffle_key: Number from which unseeded shuffles and `np.random.default_rng()` follow,
                 with the seed.
             **options: Options of `%%dist_run`, with `_` for `-`, such as `precision="float16"`.
+                `plan` is the name of a file beside the program, for the number of devices in it.
 
         Raises:
             UsageError: Options are wrong or have other names.
@@ -270,9 +272,11 @@ class Job:
 
     def _request(self, source: str, header: str, options: dict[str, Any]) -> CellRequest:
         self._cells += 1
+        devices = self.mesh.size if self._name == "pjrt" else 0
+        found, self._remark = options_for(options, devices)
         return parse_cell(
             source,
-            cell_options(options),
+            found,
             number=self._cells,
             label=self._cells,
             strategy=self._name,
@@ -295,6 +299,8 @@ class Job:
             seeding.seed_generators(request.options.seed)
         elif aligned:
             self._worker.reporter.note("strategy", aligned, warning=True)
+        if self._remark:
+            self._worker.reporter.note("compiled", self._remark)
         saves = request.saving is not None
         try:
             with self._preemption.admitted() if saves else contextlib.nullcontext():
