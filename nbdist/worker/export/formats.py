@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import re
 import subprocess
 import sys
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import StepError
+from nbdist.worker.own_modules import finder as own_finder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,10 +26,18 @@ SHARD_BYTES = 5 * 10**9
 """Largest part of a model in one file, and so in the memory of rank 0 at once."""
 
 _CONVERT_S = 1800
+_MOST_REASON = 300
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b")
+"""Begin of the line of a traceback that contains the message."""
 
 _AS_SAVED_MODEL = """
-import sys, keras
-keras.saving.load_model(sys.argv[1], compile=False).export(sys.argv[2], verbose=False)
+import pickle, sys
+finder, sys.path[:] = pickle.load(sys.stdin.buffer)
+sys.meta_path.insert(0, finder)
+import keras
+own = pickle.load(sys.stdin.buffer)
+model = keras.saving.load_model(sys.argv[1], custom_objects=own, compile=False)
+model.export(sys.argv[2], verbose=False)
 """
 
 
@@ -92,24 +104,46 @@ def _insert(tree: dict[str, Any], words: Sequence[str], values: np.ndarray) -> N
     tree[words[-1]] = values
 
 
-def convert_to_saved_model(keras_file: Path, folder: Path) -> None:
-    """Write a `.keras` file as a SavedModel, in a process with Keras on TensorFlow.
+def convert_to_saved_model(model: Any, keras_file: Path, folder: Path) -> None:
+    """Write a Keras model as a SavedModel, in a process with Keras on TensorFlow.
+
+    The process imports the user's modules with the texts of this rank.
+
+    Args:
+        model: Model of Keras on JAX.
+        keras_file: `.keras` file of the model.
+        folder: Folder for the SavedModel.
 
     Raises:
-        StepError: the model cannot be loaded there, for example because of classes of the notebook.
+        StepError: the model cannot be loaded or traced there.
     """
+    imports = pickle.dumps((own_finder.install(), sys.path))
     done = subprocess.run(
         [sys.executable, "-c", _AS_SAVED_MODEL, str(keras_file), str(folder)],
         env={**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": ""},
-        stdin=subprocess.DEVNULL,
+        input=imports + pickle.dumps(_own_objects(model, keras_file)),
         capture_output=True,
-        text=True,
         timeout=_CONVERT_S,
         check=False,
     )
     if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1:] or ["no error message"]
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        named = [line for line in lines if _ERROR.match(line)] or lines[-1:] or ["no message"]
+        reason = named[-1].partition(" Full object config")[0][:_MOST_REASON]
         raise StepError(
-            f"Keras on TensorFlow cannot load this model ({reason[0]}): put its own classes into a "
-            'module and register them, or export with format="keras"'
+            f"Keras on TensorFlow cannot export this model ({reason}): compute with keras.ops in "
+            "its layers, register its own functions with keras.saving.register_keras_serializable "
+            'in a module, or export with format="keras"'
         )
+
+
+def _own_objects(model: Any, keras_file: Path) -> dict[str, Any]:
+    """Return the classes of a model's layers, and registered objects that its file names."""
+    import keras
+
+    with zipfile.ZipFile(keras_file) as archive:
+        config = archive.read("config.json").decode()
+    registered = keras.saving.get_custom_objects()
+    kinds = {type(layer) for layer in model._flatten_layers()}
+    own = {kind.__name__: kind for kind in kinds if kind.__module__.partition(".")[0] != "keras"}
+    return own | {name: value for name, value in registered.items() if f'"{name}"' in config}

@@ -14,10 +14,11 @@ import numpy as np
 from nbdist.errors import UsageError
 from nbdist.worker.export import formats, named_arrays
 from nbdist.worker.export.omissions import omissions
+from nbdist.worker.keras.own_classes import classes_of_notebook
 from nbdist.worker.runtime import context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from nbdist.worker.export.named_arrays import Contents
 
@@ -54,9 +55,9 @@ def export(value: Any, folder: str | os.PathLike[str], *, format: Format = "") -
         The folder.
 
     Raises:
-        UsageError: The folder exists, the format is unknown or does not fit the value, or a package
-            is missing.
-        StepError: Keras on TensorFlow cannot load a model of Keras on JAX, for a SavedModel.
+        UsageError: The folder exists, the format is unknown or does not fit the value, a package is
+            missing, or a cell defines a class that a SavedModel of Keras on JAX needs.
+        StepError: Keras on TensorFlow cannot export a model of Keras on JAX as a SavedModel.
     """
     target = Path(folder)
     is_model = named_arrays.is_keras_model(value)
@@ -102,9 +103,24 @@ def _check(value: Any, kind: str, *, is_model: bool) -> None:
             f'format="{kind}" needs a Keras model, not {type(value).__name__}: use '
             'format="safetensors" or "orbax" for arrays'
         )
+    if kind == "savedmodel" and (own := classes_of_notebook(value)):
+        _refuse_own_classes(own)
     package = _PACKAGES.get(kind)
     if package and importlib.util.find_spec(package) is None:
         raise UsageError(f'format="{kind}" needs a package: run %pip install "nbdist[export]"')
+
+
+def _refuse_own_classes(names: Iterable[str]) -> None:
+    """Raise UsageError if Keras runs on JAX: another process loads the model."""
+    import keras
+
+    if keras.backend.backend() == "jax":
+        listed = ", ".join(sorted(names))
+        raise UsageError(
+            f"{listed}: defined in a cell, and another process with Keras on TensorFlow writes the "
+            "SavedModel: move it to a module, such as layers.py beside the notebook, and import it "
+            'in a cell; or use format="keras"'
+        )
 
 
 def _ranks() -> tuple[int, Callable[[int], int]]:
@@ -143,7 +159,7 @@ def _write_model(model: Any, draft: Path, kind: str, *, writes: bool) -> None:
         model.save(scratch)
         if writes:
             try:
-                formats.convert_to_saved_model(scratch, draft)
+                formats.convert_to_saved_model(model, scratch, draft)
             finally:
                 scratch.unlink()
     else:

@@ -377,6 +377,75 @@ def test_newest_checkpoint_is_exported_without_workers(
     assert found["w"].tolist() == restored == expected
 
 
+OWN_LAYERS = """
+import keras
+
+@keras.saving.register_keras_serializable("own")
+class Scale(keras.layers.Layer):
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        return 2.0 * x * self.scale
+
+@keras.saving.register_keras_serializable("own")
+def squared(x):
+    return x * x
+
+class Shift(keras.layers.Layer):
+    def call(self, x):
+        return x + 1.0
+
+class OfJax(keras.layers.Layer):
+    def call(self, x):
+        import jax
+        return jax.numpy.sin(x)
+"""
+OWN_MODEL = """
+import keras, nbdist, numpy as np
+from own_export_layers import OfJax, Scale, Shift, squared
+
+class OfCell(keras.layers.Layer):
+    def call(self, x):
+        return x
+
+def model_of(layer):
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, squared), Shift(), layer])
+
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")[:8]
+model = model_of(Scale())
+expected = model.predict(x, verbose=0).tolist()
+"""
+
+
+@pytest.mark.parametrize("framework", ["jax"], indirect=True)
+def test_saved_model_of_keras_on_jax_has_layers_of_own_modules(
+    cluster: nbdist.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "own_export_layers.py"
+    module.write_text(OWN_LAYERS.replace("2.0", "3.0"))
+    monkeypatch.syspath_prepend(tmp_path)
+    cluster.run("import os, own_export_layers; os.environ['KERAS_BACKEND'] = 'jax'")
+    module.write_text(OWN_LAYERS)
+    cluster.run(OWN_MODEL, strategy="pjrt")
+    out = str(tmp_path / "out")
+    edit = f"open({str(module)!r}, 'w').write('the workers have an earlier text')"
+    export = f"nbdist.export(model, {out!r}, format='savedmodel')"
+    cluster.run(f"{edit}\n{export}", strategy="pjrt")
+    program = LOAD_SAVED_MODEL.format(folder=out)
+    served = references.plainly({"it": program}, "tensorflow", "keras")["it"]
+    np.testing.assert_allclose(served, cluster.pull(["expected"])[0]["expected"], rtol=1e-5)
+    module.write_text(OWN_LAYERS)
+    for layer, message in (
+        ("OfCell", "OfCell: defined in a cell, and another process .* move it to a module, such"),
+        ("OfJax", r"cannot export this model \(.*sin.*\): compute with keras.ops in its layers"),
+    ):
+        bad = f"nbdist.export(model_of({layer}()), {str(tmp_path / layer)!r}, format='savedmodel')"
+        with pytest.raises(nbdist.CellError, match=message):
+            cluster.run(bad, strategy="pjrt")
+        assert not (tmp_path / layer).exists()
+
+
 COUNTED = """
 import jax, jax.numpy as jnp, nbdist
 from nbdist.worker.jax.arrays import checkpoint
@@ -411,6 +480,7 @@ def test_devices_contain_one_whole_array_at_a_time(
     assert set(cluster.run(cell, strategy="pjrt").results.values()) == {"1"}
 
 
+@pytest.mark.full  # repeats the test of the replicated model
 @pytest.mark.parametrize("framework", ["jax"], indirect=True)
 def test_sharded_keras_model_predicts_the_same_in_one_process(
     cluster: nbdist.Cluster, tmp_path: Path
