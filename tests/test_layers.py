@@ -104,7 +104,8 @@ PACKAGES: dict[str, set[str]] = {
         "worker.jax.runtime",
     },
     "parallel.autoplace": {"views", "worker.jax.runtime"},
-    "server": {"telemetry"},
+    # Stop on the page cancels the submitted job of a run.
+    "server": {"jobs", "telemetry"},
     "cluster.forkserver": set(),
     "cluster.remote_host": set(),
     "cluster.schedulers": set(),

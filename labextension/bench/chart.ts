@@ -36,7 +36,7 @@ export interface IChartSpeed {
 /** Show a run of `load.ranks` in `host`; in each frame every rank makes a step. */
 export async function measure(host: HTMLElement, load: IChartLoad): Promise<IChartSpeed> {
   const model = new RunModel();
-  const view = new RunView(host, model, { stop: () => undefined });
+  const view = new RunView(host, model, { stop: () => Promise.resolve(true) });
   const run = new SyntheticRun(model, load.ranks);
   const began = performance.now();
   run.addSteps(load.points);

@@ -1,6 +1,6 @@
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ILabShell, ILayoutRestorer } from '@jupyterlab/application';
-import { ICommandPalette } from '@jupyterlab/apputils';
+import { ICommandPalette, showErrorMessage } from '@jupyterlab/apputils';
 import { ILauncher } from '@jupyterlab/launcher';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import { INotebookTracker } from '@jupyterlab/notebook';
@@ -52,7 +52,13 @@ const live: JupyterFrontEndPlugin<LiveRuns> = {
   description: 'Shares one connection per run between all views.',
   autoStart: true,
   provides: ILiveRuns,
-  activate: (app: JupyterFrontEnd) => new LiveRuns(app.serviceManager.serverSettings)
+  optional: [ITranslator],
+  activate: (app: JupyterFrontEnd, translator: ITranslator | null) => {
+    const trans = (translator ?? nullTranslator).load('nbdist');
+    const onRefused = (error: Error): void =>
+      void showErrorMessage(trans.__('nbdist: the job cannot be stopped'), error);
+    return new LiveRuns(app.serviceManager.serverSettings, onRefused);
+  }
 };
 
 const mime: JupyterFrontEndPlugin<void> = {

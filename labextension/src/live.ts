@@ -2,6 +2,7 @@ import type { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import type { IRunState, Media, ServerMessage, IStopRun } from './records';
 import { RunModel } from './run/model';
+import { isJob } from './run/status';
 import { request } from './server';
 import type { Ending } from './socket';
 import { RunSocket } from './socket';
@@ -11,20 +12,31 @@ const STOP: IStopRun = { type: 'StopRun' };
 /** Subscription of a view to a run. Dispose of it when the view closes. */
 export interface IWatch extends IDisposable {
   readonly model: RunModel;
-  /** Ask the run to stop after the current step. Resolves once this was sent or is moot. */
-  stop(): Promise<void>;
+  /**
+   * Ask the run to stop after the current step, or cancel its job. Resolves once this was sent or
+   * is moot, to false if the job cannot be cancelled. The user then sees the reason.
+   */
+  stop(): Promise<boolean>;
   /** Load a content by its number in the index of the run. */
   loadMedia(number: number): Promise<Media>;
 }
 
 /** Connections of this page to runs: one socket per run, shared by all views. */
 export class LiveRuns {
-  constructor(readonly settings: ServerConnection.ISettings) {}
+  /**
+   * Args:
+   *   settings: those of the Jupyter server.
+   *   onRefused: shows the reason why a job cannot be stopped.
+   */
+  constructor(
+    readonly settings: ServerConnection.ISettings,
+    private readonly onRefused: (error: Error) => void
+  ) {}
 
   watch(id: string): IWatch {
     let live = this.open.get(id);
     if (live === undefined) {
-      live = new LiveRun(id, this.settings);
+      live = new LiveRun(id, this.settings, () => this.stopJob(id));
       this.open.set(id, live);
     }
     const load = (number: number): Promise<Media> => this.loadMedia(id, number);
@@ -32,8 +44,12 @@ export class LiveRuns {
   }
 
   /** Stop a run, with or without an open view. */
-  async stop(id: string): Promise<void> {
-    const watch = this.watch(id);
+  async stop(run: IRunState): Promise<void> {
+    if (isJob(run)) {
+      await this.stopJob(run.id);
+      return;
+    }
+    const watch = this.watch(run.id);
     try {
       await watch.stop();
     } finally {
@@ -49,6 +65,18 @@ export class LiveRuns {
   private async loadMedia(id: string, number: number): Promise<Media> {
     const path = `nbdist/runs/${encodeURIComponent(id)}/media/${number}`;
     return (await (await request(this.settings, path)).json()) as Media;
+  }
+
+  /** Cancel the job of a run. Returns false if the server cannot. */
+  private async stopJob(id: string): Promise<boolean> {
+    const path = `nbdist/runs/${encodeURIComponent(id)}/stop`;
+    try {
+      await request(this.settings, path, { method: 'POST' });
+    } catch (error) {
+      this.onRefused(error as Error);
+      return false;
+    }
+    return true;
   }
 
   private closeUnwatched(id: string): void {
@@ -77,7 +105,7 @@ class Watch implements IWatch {
     return this.live.model;
   }
 
-  stop(): Promise<void> {
+  stop(): Promise<boolean> {
     return this.live.stop();
   }
 
@@ -92,7 +120,11 @@ class Watch implements IWatch {
 
 /** Connection to one run and its model. */
 class LiveRun implements IDisposable {
-  constructor(id: string, settings: ServerConnection.ISettings) {
+  constructor(
+    id: string,
+    settings: ServerConnection.ISettings,
+    private readonly stopJob: () => Promise<boolean>
+  ) {
     this.socket = new RunSocket(id, 'rows', settings, {
       onOpen: () => this.opened(),
       onMessage: message => this.onMessage(message),
@@ -109,11 +141,16 @@ class LiveRun implements IDisposable {
     return this.socket.isDisposed;
   }
 
-  stop(): Promise<void> {
-    return new Promise(resolve => {
+  async stop(): Promise<boolean> {
+    const { state } = this.model;
+    if (state !== null && isJob(state)) {
+      return this.stopJob();
+    }
+    await new Promise<void>(resolve => {
       this.stops.push(resolve);
       this.sendStops();
     });
+    return true;
   }
 
   dispose(): void {

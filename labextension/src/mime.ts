@@ -62,7 +62,7 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
 
   private follow(id: string, watch: IWatch): void {
     const actions = {
-      stop: (): void => void watch.stop(),
+      stop: (): Promise<boolean> => watch.stop(),
       showError: (): boolean => showErrorIn(this.node.closest('.jp-OutputArea')),
       openWorker: (rank: number): void => openWorker(this.commands, id, rank),
       loadMedia: watch.loadMedia

@@ -189,9 +189,10 @@ export interface IPlanCheck {
  *     versions: versions of Python and packages, by name.
  *     writer: process that writes the run.
  *     stoppable: Stop ends the run at the end of a step.
- *     program: file name of the exported program whose run it is; empty for a notebook's cell. The
- *         page cannot stop a program.
- *     job: id of the submitted job (`%dist_submit`) that runs the program; else empty.
+ *     program: file name of the exported program whose run it is; empty for a notebook's cell.
+ *     job: id of the submitted job (`%dist_submit`) that runs the program; else empty. The page
+ *         can only stop such programs.
+ *     job_folder: folder of this job.
  *     request: id of the front end's execution request; empty if unknown.
  *     cell: id of the cell in its notebook; empty if unknown.
  *     recoveries: recoveries of lost ranks, `heals` in run.json. They supersede earlier reports of
@@ -229,6 +230,7 @@ export interface IRunState {
   readonly stoppable: boolean;
   readonly program: string;
   readonly job: string;
+  readonly job_folder: string;
   readonly request: string;
   readonly cell: string;
   readonly heals: readonly IRecoveryRecord[];

@@ -4,7 +4,7 @@ import runStyle from '../style/run.css';
 import type { IRunState, ITable } from './records';
 import { make } from './run/dom';
 import { RunModel } from './run/model';
-import { canStop } from './run/status';
+import { isOpen } from './run/status';
 import { RunView } from './run/view';
 
 /** Traits of the Python widget. */
@@ -40,9 +40,10 @@ function widget(): AnyWidget<ITraits> {
       const host = make('div', '');
       const words = make('p', 'empty', {}, HOW_TO_STOP);
       el.append(styles(), host, words);
-      const view = new RunView(host, run, { stop: () => undefined });
+      const view = new RunView(host, run, { stop: () => Promise.resolve(true) });
       const look = (): void => {
-        words.hidden = run.state === null || !canStop(run.state);
+        const { state } = run;
+        words.hidden = state === null || !isOpen(state.status) || state.program !== '';
       };
       const stopLooking = run.subscribe(look);
       look();

@@ -32,7 +32,8 @@ class Socket {
 /** Follow a run over a socket that has just opened. */
 function watch(): IWatch {
   const settings = { wsUrl: 'ws://server/', token: '', WebSocket: Socket };
-  const runs = new LiveRuns(settings as unknown as ServerConnection.ISettings);
+  const refuse = (): void => assert.fail('no job is stopped');
+  const runs = new LiveRuns(settings as unknown as ServerConnection.ISettings, refuse);
   const watched = runs.watch('20000101-000000-000000');
   Socket.latest.onopen();
   return watched;

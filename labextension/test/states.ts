@@ -28,6 +28,7 @@ export function runState(change: Partial<IRunState>): IRunState {
     stoppable: true,
     program: '',
     job: '',
+    job_folder: '',
     heals: [],
     healing: '',
     plan: null,

@@ -373,6 +373,7 @@ def begin(
     *,
     program: str = "",
     job: str = "",
+    job_folder: str = "",
 ) -> LiveRun:
     """Begin to store a run.
 
@@ -385,6 +386,7 @@ def begin(
         seed: the seed of the workers.
         program: file name of the exported program that has the cell; empty in a notebook.
         job: id of the submitted job that runs the program; else empty.
+        job_folder: folder of this job.
 
     Returns:
         The run. It is not stored if telemetry is off, or if its directory cannot be created.
@@ -412,6 +414,7 @@ def begin(
         stoppable=request.step is not None and not program,
         program=program,
         job=job,
+        job_folder=job_folder,
         request=asked.id,
         cell=asked.cell,
         seed=seed,

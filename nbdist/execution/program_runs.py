@@ -21,6 +21,7 @@ import msgspec
 from nbdist.execution import live_run
 from nbdist.execution.failures import CellOutcome, root
 from nbdist.records import (
+    JOB_FOLDER_VARIABLE,
     JOB_VARIABLE,
     CellEnded,
     Media,
@@ -64,6 +65,7 @@ class _OpenRun:
             cell.seed,
             program=cell.program,
             job=os.environ.get(JOB_VARIABLE, ""),
+            job_folder=os.environ.get(JOB_FOLDER_VARIABLE, ""),
         )
         self._outcome = CellOutcome({worker.rank: worker.host for worker in cell.workers})
         self._ranks = {worker.rank for worker in cell.workers}
@@ -71,6 +73,7 @@ class _OpenRun:
         self._subscribers = Subscribers()
         self._subscribers.add(*self._run.subscribers)
         self._until = float("inf")
+        self._is_stopping = False
         self._unannounced = settings.runs_path / self._run.id if self._run.id else None
 
     def take(self, record: AnyEvent) -> None:
@@ -91,6 +94,9 @@ class _OpenRun:
     def has_ended(self) -> bool:
         """Write new records. Return True if the run has ended."""
         self._run.tick()
+        if not self._is_stopping and self._run.stops_requested():  # the page has cancelled the job
+            self._is_stopping = True
+            self._run.stopping()
         return self._outcome.ended.keys() == self._ranks or time.monotonic() > self._until
 
     def end(self) -> tuple[str, ...]:
@@ -99,7 +105,7 @@ class _OpenRun:
         outcome.failed = root(outcome.first_failure(interrupted=True), outcome.ended.values())
         silent = sorted(self._ranks - outcome.ended.keys())
         if any(end.status == "interrupted" for end in outcome.ended.values()):
-            outcome.stop(requested=False)
+            outcome.stop(requested=self._is_stopping)
         status, error = outcome.summary()
         if silent:
             self._run.lost(silent)

@@ -27,14 +27,21 @@ from nbdist.cluster.schedulers.dialects import SCHEDULERS
 from nbdist.errors import NoResponseError, StartError, UsageError
 from nbdist.jobs.launch_files import job_name
 from nbdist.jobs.supervisor import EXIT_STATUS, GO, OUTPUT, PROGRAM
-from nbdist.records import JOB_VARIABLE, RANK_VARIABLE, ProgramJob, ProgramLauncher, Writer
+from nbdist.records import (
+    JOB_FOLDER_VARIABLE,
+    JOB_VARIABLE,
+    RANK_VARIABLE,
+    ProgramJob,
+    ProgramLauncher,
+    Writer,
+)
 from nbdist.utils.files import replace_file
 from nbdist.utils.processes import CONTINUES, is_gone, is_here, is_silent, process_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from nbdist.records import ProgramStatus
+    from nbdist.records import ProgramStatus, RunState
 
 _FILE, _LOCK = "job.json", "job.lock"
 _SUPERVISOR = "nbdist.jobs.supervisor"
@@ -199,7 +206,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _started(job: ProgramJob, folder: Path) -> ProgramJob:
     """Start the program of a job, and store the job."""
-    env = _environment(job)
+    env = _environment(job, folder)
     name = f"{job_name(folder.name)}-{job.id}"
     command = [*(word.format(name=name) for word in _COMMANDS[job.launcher]), *job.arguments]
     if job.launcher != "slurm":
@@ -219,7 +226,7 @@ def _store(job: ProgramJob, folder: Path) -> None:
     replace_file(folder / _FILE, msgspec.json.encode(job), mode)
 
 
-def _environment(job: ProgramJob) -> dict[str, str]:
+def _environment(job: ProgramJob, folder: Path) -> dict[str, str]:
     """Return the environment variables of a program: those of this process and of the job."""
     own, here = job.variables, Path(sys.executable).parent
     outer = {
@@ -234,6 +241,7 @@ def _environment(job: ProgramJob) -> dict[str, str]:
         "PYTHON": sys.executable,
         "NBDIST_RUNS_FOLDER": job.runs,
         JOB_VARIABLE: job.id,
+        JOB_FOLDER_VARIABLE: str(folder),
     }
 
 
@@ -401,6 +409,25 @@ def cancel(job: ProgramJob, folder: Path) -> None:
     if (process := _signalled(job, folder)) is not None:
         with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
             os.kill(process.pid, signal.SIGTERM)
+
+
+def cancel_job_of(run: RunState) -> None:
+    """Cancel the job that runs the program of a run.
+
+    Raises:
+        StartError: Slurm does not respond.
+        UsageError: the run belongs to no job of this user, or the program was started on another
+            host.
+    """
+    if not run.job_folder:
+        raise UsageError("the program is no submitted job: stop it where it was started")
+    folder = Path(run.job_folder)
+    job = read(folder)
+    if job.id != run.job:
+        raise UsageError(f"{folder} contains another job")
+    if (folder / _FILE).stat().st_uid != os.getuid():
+        raise UsageError("another user has submitted the job")
+    cancel(job, folder)
 
 
 def output(job: ProgramJob, folder: Path) -> str:

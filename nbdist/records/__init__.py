@@ -6,6 +6,7 @@ decoded. Ranks count from 0; times are seconds, sizes bytes, in the names.
 
 from nbdist.records.base import (
     BATCH_NAME,
+    JOB_FOLDER_VARIABLE,
     JOB_VARIABLE,
     MASK_NAME,
     RANK_VARIABLE,
@@ -235,6 +236,7 @@ __all__ = [
     "HOST_COPIES",
     "HOST_MEMORY",
     "INPUT_WAIT",
+    "JOB_FOLDER_VARIABLE",
     "JOB_VARIABLE",
     "MASK_NAME",
     "MEASURES",

@@ -28,6 +28,9 @@ RANK_VARIABLE = "NBDIST_RANK"
 JOB_VARIABLE = "NBDIST_JOB"
 """Environment variable that contains the id of the submitted job whose program runs."""
 
+JOB_FOLDER_VARIABLE = "NBDIST_JOB_FOLDER"
+"""Environment variable with the folder of the submitted job that runs this program."""
+
 BATCH_NAME = "batch"
 """Name of the batch in a step cell."""
 

@@ -30,7 +30,7 @@ CLUSTER_ID = r"[0-9a-f]{12}"
 """Pattern of cluster ids."""
 
 RunStatus = Literal["running", "stopping", "finished", "stopped", "failed", "interrupted", "lost"]
-"""`lost`: the kernel ended without a report of the run's end."""
+"""`lost`: the kernel, or the process beside a program, ended without a report of the run's end."""
 
 RunKind = Literal["", "step", "loop", "fit"]
 """Steps of a run: of a step cell, a training loop or a Keras `fit`; empty without known steps."""
@@ -206,9 +206,10 @@ class RunState(Record, frozen=True):
         versions: versions of Python and packages, by name.
         writer: process that writes the run.
         stoppable: Stop ends the run at the end of a step.
-        program: file name of the exported program whose run it is; empty for a notebook's cell. The
-            page cannot stop a program.
-        job: id of the submitted job (`%dist_submit`) that runs the program; else empty.
+        program: file name of the exported program whose run it is; empty for a notebook's cell.
+        job: id of the submitted job (`%dist_submit`) that runs the program; else empty. The page
+            can only stop such programs.
+        job_folder: folder of this job.
         request: id of the front end's execution request; empty if unknown.
         cell: id of the cell in its notebook; empty if unknown.
         recoveries: recoveries of lost ranks, `heals` in run.json. They supersede earlier reports of
@@ -246,6 +247,7 @@ class RunState(Record, frozen=True):
     stoppable: bool = False
     program: str = ""
     job: str = ""
+    job_folder: str = ""
     request: str = ""
     cell: str = ""
     recoveries: tuple[RecoveryRecord, ...] = msgspec.field(name="heals", default=())

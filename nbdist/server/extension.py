@@ -18,6 +18,7 @@ from nbdist.server.run_handlers import (
     RunCurveHandler,
     RunHandler,
     RunMediaHandler,
+    RunStopHandler,
     RunTableHandler,
 )
 from nbdist.server.run_socket import LiveRunHandler
@@ -48,6 +49,7 @@ def _load_jupyter_server_extension(app: ServerApp) -> None:
             (url_path_join(base, "runs", "table"), RunTableHandler, rows),
             (url_path_join(base, "runs", "([^/]+)"), RunHandler, runs),
             (url_path_join(base, "runs", "([^/]+)", "cells"), RunCellsHandler, runs),
+            (url_path_join(base, "runs", "([^/]+)", "stop"), RunStopHandler, runs),
             (url_path_join(base, "runs", "([^/]+)", "curve"), RunCurveHandler, runs),
             (
                 url_path_join(base, "runs", "([^/]+)", "media", "([0-9]{1,9})"),

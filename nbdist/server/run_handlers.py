@@ -10,7 +10,7 @@ from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado.web import HTTPError, authenticated
 
-from nbdist.errors import UsageError
+from nbdist.errors import NbdistError, UsageError
 from nbdist.telemetry.annotations import MOST_BYTES, annotate
 from nbdist.telemetry.run_reader import delete, find
 from nbdist.telemetry.run_table import RunRows, curve
@@ -84,6 +84,28 @@ class RunHandler(_RunHandler):
             return msgspec.json.decode(body, type=dict[str, object])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise HTTPError(400, f"an edit must be a JSON object: {error}") from None
+
+
+class RunStopHandler(_RunHandler):
+    """`POST runs/<id>/stop`: cancel the submitted job of a run, as `job.cancel()` does."""
+
+    @authenticated
+    @authorized(action="execute")  # type: ignore[untyped-decorator]
+    async def post(self, run_id: str) -> None:
+        run = self._find(run_id)
+        try:
+            await asyncio.to_thread(_cancel_job_of, run)
+        except (NbdistError, OSError, msgspec.DecodeError) as error:
+            raise HTTPError(409, str(error)) from None
+        self.set_status(204)
+        await self.finish()
+
+
+def _cancel_job_of(run: StoredRun) -> None:
+    from nbdist.jobs.submission import cancel_job_of  # its import takes half a second
+
+    cancel_job_of(run.state())
+    run.ask_to_stop()
 
 
 class RunCellsHandler(_RunHandler):

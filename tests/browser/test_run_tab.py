@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+import nbdist
+from nbdist.jobs import submission
 from nbdist.records import Columns, Finding, Rows
 from nbdist.telemetry.annotations import annotate
+from nbdist.utils.polling import repeat_until
 from tests.browser.lab import PIXELS, TIMEOUT_MS, until
 from tests.runs import new_run, rows, writing_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from playwright.sync_api import BrowserContext, Locator, Page
 
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from tests.browser.lab import Lab
 
 COLUMNS = Columns(measures=("step_s",), own=("loss",))
+LIMIT_S = 120
 POINTS = 1_000_000
 POINT_BYTES = 8 * len(COLUMNS.names)
 FULL_BYTES = POINTS * POINT_BYTES / 6
@@ -433,14 +439,77 @@ def test_an_ended_run_without_metrics_has_no_advice(lab: Lab, tab: Page) -> None
     shown.get_by_text("The run reported no metrics.", exact=True).wait_for()
 
 
-def test_the_run_of_a_program_has_no_stop_button(lab: Lab, tab: Page) -> None:
-    """Its scheduler stops it. A process beside its rank 0 writes the run, so it is live."""
+def test_the_run_of_a_program_without_a_job_has_no_stop_button(lab: Lab, tab: Page) -> None:
+    """A process beside its rank 0 writes the run, so it is live."""
     for program, number in (("", 1), ("train.py", 0)):
         run = new_run(lab.server.runs, program=program)
         run.take(steps(1, 3))
         run.flush()
         shown = show(tab, run.state.id)
         shown.locator(".nbdist-pill").get_by_text("running").wait_for()
-        assert shown.get_by_role("button", name="Stop run").count() == number
+        assert shown.get_by_role("button", name="Stop").count() == number
+        reason = shown.get_by_text("Stop the program where it was started.")
+        assert reason.count() == 1 - number
         run.update(status="finished", ended=time.time())
         run.close()
+
+
+PROGRAM = """
+import nbdist
+job = nbdist.script("pjrt", seed=3)
+import jax, jax.numpy as jnp, numpy as np
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+train = x, x.sum(1, keepdims=True)
+w = jnp.zeros((4, 1))
+
+def step(batch):
+    global w
+    x, y = batch
+    loss, g = jax.value_and_grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
+    w = w - 0.0001 * g
+    return loss
+
+job.train(step, data="train", batch=16, epochs=1_000_000, checkpoint="checkpoints")
+job.close()
+"""
+
+
+def test_stop_cancels_the_job_of_a_run(
+    lab: Lab, tab: Page, tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    command = f"exec {shlex.quote(sys.executable)} -m nbdist.cli run train.py --hosts 2"
+    (tmp_path / "run.sh").write_text(command)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    submission.start(tmp_path, "local", (), {}, lab.server.runs)
+    job = nbdist.job(tmp_path)
+    try:
+        assert repeat_until(lambda: bool(job.runs), LIMIT_S), job.logs()
+        shown = show(tab, job.run.id)
+        shown.locator("canvas").first.wait_for()
+        tab.screenshot(path=pictures / "job.png")
+        shown.get_by_role("button", name="Stop job").click()
+        shown.locator(".nbdist-pill").get_by_text("stopped").wait_for()
+        assert job.wait(LIMIT_S) == "stopped", job.logs()
+        assert "it can continue from its checkpoint" in repr(job)
+        assert job.run.state.status == "stopped"
+        tab.screenshot(path=pictures / "stopped-job.png")
+    finally:
+        job.cancel()
+        job.wait(LIMIT_S)
+
+
+def test_a_job_that_cannot_be_stopped_is_explained(lab: Lab, tab: Page, tmp_path: Path) -> None:
+    run = new_run(lab.server.runs, program="train.py", job="a", job_folder=str(tmp_path))
+    run.take(steps(1, 3))
+    run.flush()
+    shown = show(tab, run.state.id)
+    shown.get_by_role("button", name="Stop job").click()
+    dialog = tab.locator(".jp-Dialog")
+    dialog.get_by_text(f"{tmp_path} contains no submitted job").wait_for()
+    tab.keyboard.press("Escape")
+    dialog.wait_for(state="detached")
+    shown.get_by_role("button", name="Stop job").wait_for()
+    assert run.stops_requested() == 0
+    run.update(status="finished", ended=time.time())
+    run.close()

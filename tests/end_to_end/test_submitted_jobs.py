@@ -82,6 +82,7 @@ def test_job_gives_the_losses_of_the_notebook(
     assert job.wait(LIMIT_S) == "finished", job.logs()
     np.testing.assert_array_equal(job.run.loss, trained[1].loss)
     assert len(job.runs) == 1
+    assert job.run.state.job_folder == str(job.folder)
     assert "epoch 2 " in job.logs()
     again = nbdist.job(tmp_path / "train")
     assert (again.state, again.run.id) == ("finished", job.run.id)

@@ -10,10 +10,21 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from nbdist.records import Annotations, Media, RunCurve, RunList, RunTable, Text
+from nbdist.jobs import submission
+from nbdist.records import (
+    Annotations,
+    Media,
+    ProgramJob,
+    RunCurve,
+    RunList,
+    RunTable,
+    Text,
+    Writer,
+)
 from nbdist.telemetry.annotations import MOST_BYTES, annotate, read_annotations
 from nbdist.telemetry.run_reader import find
 from nbdist.telemetry.tail import States
+from nbdist.utils.polling import repeat_until
 from tests.runs import losses, new_run
 from tests.server.jupyter import BASE, TOKEN, JupyterServer, response
 
@@ -25,6 +36,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.processes
 
+LIMIT_S = 30
 OUTSIDE = ("..", quote("../../etc", safe=""), "%00", "20260101-000000-abcdef%0a", "other")
 
 
@@ -177,3 +189,56 @@ def test_a_content_of_media_is_sent_by_its_number(server: JupyterServer, run: Ru
         assert ask(server, f"{outside}/media/0")[0] == 404
     assert ask(server, f"{reported.state.id}/media/0", headers={"Accept": "*/*"})[0] == 403
     reported.discard()
+
+
+WAITING = """
+trap 'echo asked; exit 75' TERM
+echo begun
+while :; do sleep 0.05; done
+"""
+"""Program that waits for SIGTERM."""
+
+
+def test_stop_cancels_the_job_of_a_run(server: JupyterServer, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(WAITING)
+    job = submission.start(tmp_path, "local", (), {}, server.runs)
+    assert repeat_until(lambda: submission.output(job, tmp_path) == "begun\n", LIMIT_S)
+    run = new_run(server.runs, program="train.py", job=job.id, job_folder=str(tmp_path))
+    stop = f"{run.state.id}/stop"
+    assert ask(server, stop, "POST", b"", headers={"Authorization": "token x"})[0] == 403
+    run.update(job="another")
+    status, body = ask(server, stop, "POST", b"")
+    assert (status, json.loads(body)["message"]) == (409, f"{tmp_path} contains another job")
+    assert submission.state_of(job, tmp_path).status == "running"
+    run.update(job=job.id)
+    assert ask(server, stop, "POST", b"")[0] == 204
+    assert run.stops_requested() == 1
+    assert repeat_until(lambda: submission.state_of(job, tmp_path).is_over, LIMIT_S)
+    assert submission.state_of(job, tmp_path).status == "stopped"
+    assert submission.output(job, tmp_path) == "begun\nasked\n"
+    assert ask(server, stop, "POST", b"")[0] == 204  # it has ended
+    run.discard()
+
+
+def test_stop_of_a_run_without_a_reachable_job_is_refused(
+    server: JupyterServer, tmp_path: Path
+) -> None:
+    other = Writer(host="gpu1", pid=1, started=1.0)
+    job = ProgramJob(
+        id="a", launcher="local", number="", process=other, submitted=0.0, runs=str(server.runs)
+    )
+    (tmp_path / "job.json").write_bytes(msgspec.json.encode(job))
+    run = new_run(server.runs, program="train.py")
+    for folder, reason in (
+        ("", "the program is no submitted job: stop it where it was started"),
+        (str(tmp_path), "the job was started on gpu1: cancel it there"),
+        (str(tmp_path / "gone"), "contains no submitted job"),
+    ):
+        run.update(job="a", job_folder=folder)
+        status, body = ask(server, f"{run.state.id}/stop", "POST", b"")
+        assert status == 409
+        assert reason in json.loads(body)["message"]
+    assert run.stops_requested() == 0
+    for name in OUTSIDE:
+        assert ask(server, f"{name}/stop", "POST", b"")[0] == 404
+    run.discard()

@@ -116,7 +116,7 @@ export class Actions {
     await this.parts.server.refresh(); // another run may have started since the last response
     const run = this.run(args);
     if (run !== undefined) {
-      await this.runs.stop(run.id);
+      await this.runs.stop(run);
     }
   }
 

@@ -3,7 +3,7 @@ import * as React from 'react';
 import type { IRunState } from '../records';
 import { summaryOf } from '../run/errors';
 import type { IFigures } from '../run/figures';
-import { canStop, isOpen } from '../run/status';
+import { canStop, isJob, isOpen } from '../run/status';
 import type { Refused } from './model';
 import { progress, runTitle, statusName, when } from './words';
 
@@ -46,6 +46,10 @@ export function Runs(props: IRunsProps): React.JSX.Element {
 function Run(props: IRunsProps & { readonly run: IRunState }): React.JSX.Element {
   const { run, figuresOf, trans, onOpen, onStop } = props;
   const title = runTitle(run, trans);
+  const stop = isJob(run) ? trans.__('Stop job') : trans.__('Stop run');
+  const stops = isJob(run)
+    ? trans.__('Cancel the job. With --checkpoint, it saves its state first.')
+    : trans.__('Stop the run after the current step');
   const workers = trans._n('%1 worker', '%1 workers', run.workers.length);
   return (
     <li>
@@ -68,18 +72,17 @@ function Run(props: IRunsProps & { readonly run: IRunState }): React.JSX.Element
             <button
               type="button"
               className="jp-mod-styled jp-mod-reject"
-              aria-label={trans.__('Stop run %1', title)}
+              aria-label={`${stop} ${title}`}
               title={
-                run.status === 'running'
-                  ? trans.__('Stop the run after the current step')
-                  : trans.__('The run stops after the current step')
+                run.status === 'running' ? stops : trans.__('The run stops after the current step')
               }
               disabled={run.status !== 'running'}
               onClick={() => onStop(run.id)}
             >
-              {trans.__('Stop run')}
+              {stop}
             </button>
           )}
+          {!canStop(run) && <span>{trans.__('Stop the program where it was started.')}</span>}
         </div>
       )}
       {run.error !== '' && (

@@ -43,7 +43,7 @@ class RunContent extends Widget {
     super();
     this.addClass('nbdist-RunTab');
     this.title.label = trans.__('Run');
-    const stop = (): void => void watch.stop();
+    const stop = (): Promise<boolean> => watch.stop();
     const showError = (): boolean => notebooks.show(watch.model.state?.cell ?? '');
     const { loadMedia } = watch;
     const actions = { stop, showError, openWorker: openWorkerOf, loadMedia };

@@ -3,7 +3,7 @@ import { Disposables, make, setAttribute, setText } from './dom';
 import type { IFigures } from './figures';
 import { figures } from './figures';
 import type { Connection, RunModel } from './model';
-import { RECOVERING, canStop, isOpen, RUN_LOOKS } from './status';
+import { RECOVERING, canStop, isJob, isOpen, RUN_LOOKS } from './status';
 import type { Translate } from './words';
 import { amount, count, duration, fill, plain, refusal } from './words';
 
@@ -25,6 +25,12 @@ const CANCEL_AFTER_S = 3;
 /** Text and tooltip of the button. */
 const STOP_STEPS = ['Stop run', 'Stop the run after the current step'] as const;
 const STOP_CELL = ['Stop run', 'Interrupt the cell'] as const;
+const STOP_JOB = [
+  'Stop job',
+  'Cancel the job. With --checkpoint, it saves its state first.'
+] as const;
+/** Text in place of the button, for a program that is no job. */
+const STOP_ELSEWHERE = 'Stop the program where it was started.';
 /** Tooltips of the disabled button. */
 const STOPPING = 'The run stops after the current step';
 const NOT_CONNECTED = 'Not connected to the run';
@@ -41,6 +47,7 @@ export class Header {
   private readonly about = make('span', 'about');
   private readonly connection = make('span', 'connection');
   private readonly stop: HTMLButtonElement;
+  private readonly elsewhere = make('span', 'elsewhere');
   private stoppingSince: number | null = null;
   private canCancel = false;
   private readonly bar: HTMLElement;
@@ -53,7 +60,7 @@ export class Header {
   constructor(
     private readonly model: RunModel,
     private readonly translate: Translate,
-    stop: () => void,
+    stop: () => Promise<boolean>,
     badge: HTMLElement
   ) {
     this.stop = make('button', 'stop', { type: 'button' }, translate('Stop run'));
@@ -64,17 +71,17 @@ export class Header {
     };
     this.bar = make('div', 'bar', { role: 'progressbar', ...range }, this.done);
     this.pill.append(this.sign, this.word);
-    const line = [this.pill, this.title, this.about, this.connection, badge, this.stop];
+    const line = [this.pill, this.title, this.about, this.connection, badge, this.elsewhere];
     this.root = make(
       'div',
       'header',
       {},
-      make('div', 'line', {}, ...line),
+      make('div', 'line', {}, ...line, this.stop),
       this.bar,
       this.numbers,
       this.spoken
     );
-    this.disposables.listen(this.stop, 'click', () => this.ask(stop));
+    this.disposables.listen(this.stop, 'click', () => void this.ask(stop));
   }
 
   /**
@@ -94,6 +101,7 @@ export class Header {
     if (state !== null) {
       this.stoppingSince = state.status === 'stopping' ? (this.stoppingSince ?? now) : null;
       this.canCancel = this.stoppingSince !== null && now - this.stoppingSince > CANCEL_AFTER_S;
+      this.canCancel &&= state.program === ''; // a program saves a checkpoint, and then ends
       this.drawState(state);
     }
     const known = figures(this.model, now);
@@ -105,18 +113,18 @@ export class Header {
     this.disposables.dispose();
   }
 
-  private ask(stop: () => void): void {
+  private async ask(stop: () => Promise<boolean>): Promise<void> {
     const { state, connection } = this.model;
     if (state === null || connection !== 'live') {
       return;
     }
     if (this.canCancel) {
       this.stoppingSince = null; // a further click does not send it again at once
-      stop();
+      await stop();
     } else if (!this.isAsked && state.status === 'running') {
       this.isAsked = true;
-      stop();
       this.drawState(state);
+      this.isAsked = (await stop()) && this.isAsked;
     }
   }
 
@@ -141,7 +149,10 @@ export class Header {
     const isBusy = (isStopping || state.status === 'stopping') && !this.canCancel;
     this.stop.hidden = !canStop(state) || this.model.connection === 'saved';
     setAttribute(this.stop, 'aria-disabled', String(isBusy || this.model.connection !== 'live'));
-    const [word, how] = this.canCancel ? CANCEL_STEP : state.stoppable ? STOP_STEPS : STOP_CELL;
+    const isElsewhere = isOpen(state.status) && !canStop(state);
+    setText(this.elsewhere, isElsewhere ? this.translate(STOP_ELSEWHERE) : '');
+    const usual = isJob(state) ? STOP_JOB : state.stoppable ? STOP_STEPS : STOP_CELL;
+    const [word, how] = this.canCancel ? CANCEL_STEP : usual;
     const isCut = this.model.connection !== 'live';
     const title = isBusy ? STOPPING : isCut ? NOT_CONNECTED : how;
     setText(this.stop, this.translate(isBusy ? 'Stopping …' : word));

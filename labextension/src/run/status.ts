@@ -14,7 +14,7 @@ export const RUN_LOOKS: Readonly<Record<RunStatus, ILook>> = {
   stopped: { sign: '◼', word: 'stopped', tone: 'calm' },
   failed: { sign: '✕', word: 'failed', tone: 'bad' },
   interrupted: { sign: '◼', word: 'interrupted', tone: 'calm' },
-  lost: { sign: '?', word: 'lost: the kernel is gone', tone: 'bad' }
+  lost: { sign: '?', word: 'lost: its process is gone', tone: 'bad' }
 };
 
 /** Look of a run while ranks are replaced. */
@@ -28,7 +28,7 @@ export const RANK_LOOKS: Readonly<Record<RankStatus, ILook>> = {
   dead: { sign: '✕', word: 'dead', tone: 'bad' }
 };
 
-/** Look of a rank whose state is unknown because the kernel is gone. */
+/** Look of a rank whose state is unknown because the run is lost. */
 export const RANK_UNKNOWN: ILook = { sign: '?', word: 'unknown', tone: 'bad' };
 
 export const STRAGGLER: ILook = { sign: '▲', word: 'straggler', tone: 'bad' };
@@ -38,7 +38,12 @@ export function isOpen(status: RunStatus): boolean {
   return status === 'running' || status === 'stopping';
 }
 
-/** Return true if the page can stop the run. A scheduler stops the run of a program. */
-export function canStop({ status, program }: IRunState): boolean {
-  return isOpen(status) && program === '';
+/** Return true if the page can stop the run: that of a cell, or of a submitted job. */
+export function canStop(state: IRunState): boolean {
+  return isOpen(state.status) && (state.program === '' || isJob(state));
+}
+
+/** Return true if a submitted job runs the program of the run. */
+export function isJob({ job_folder: folder }: IRunState): boolean {
+  return folder !== '';
 }

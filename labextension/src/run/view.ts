@@ -36,7 +36,7 @@ const CLOCK_MS = 1000;
 
 /** Actions of the user on the run. */
 export interface IRunActions {
-  stop(): void;
+  stop(): Promise<boolean>;
   /** Show the error in the output of its cell. Returns false if the page does not contain it. */
   showError?(): boolean;
   /** Open the page of a worker. Missing if the page has no room for it. */
