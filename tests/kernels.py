@@ -57,13 +57,19 @@ class Kernel:
         self.manager.shutdown_kernel()
         self.manager.cleanup_resources()
 
-    def send(self, code: str) -> str:
-        """Queue a cell. Call `collect` for its outputs."""
+    def send(self, code: str, **metadata: object) -> str:
+        """Queue a cell. Call `collect` for its outputs.
+
+        Args:
+            code: its text.
+            **metadata: metadata of the request, such as the `cellId` that JupyterLab sends.
+        """
+        self.client.session.metadata = metadata
         request: str = self.client.execute(code)
         return request
 
-    def run(self, code: str) -> Execution:
-        return self.collect(self.send(code))
+    def run(self, code: str, **metadata: object) -> Execution:
+        return self.collect(self.send(code, **metadata))
 
     def collect(self, request: str) -> Execution:
         """Collect all messages of a cell until the kernel is idle and has replied.

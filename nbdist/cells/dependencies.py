@@ -65,6 +65,8 @@ class Entry(msgspec.Struct, frozen=True):
         drew: True if it changed the state of the random generators.
         failed: True if the cell did not end. Its effects are unknown.
         modules: digest of each of the user's own modules that the workers had.
+        cell: id of the cell in the notebook; empty if it is unknown.
+        deleted: True if that cell was deleted from the notebook.
         plan: layout of a step whose options set a part of it; None for other cells.
     """
 
@@ -80,6 +82,8 @@ class Entry(msgspec.Struct, frozen=True):
     loops: bool = False
     drew: bool = False
     modules: dict[str, str] = {}
+    cell: str = ""
+    deleted: bool = False
     plan: Plan | None = None
 
     @property

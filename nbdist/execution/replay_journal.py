@@ -11,7 +11,7 @@ from nbdist.errors import ReplayError, UsageError
 from nbdist.records import Planning, short_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
     from nbdist.execution.result import Run
@@ -33,6 +33,17 @@ class Journal:
         folder.mkdir(mode=0o700, exist_ok=True)
         paths = sorted(folder.glob("*.msgpack"))
         self._entries = [msgspec.msgpack.decode(p.read_bytes(), type=Entry) for p in paths]
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries, in their order."""
+        return tuple(self._entries)
+
+    def note_deleted(self, cells: Collection[str]) -> None:
+        """Mark the entries of cells that were deleted from the notebook, by their ids."""
+        for number, entry in enumerate(self._entries, 1):
+            if entry.cell in cells and not entry.deleted:
+                self._write(number, msgspec.structs.replace(entry, deleted=True))
 
     def clear(self) -> None:
         """Delete all entries, after fresh workers have started."""
@@ -72,6 +83,9 @@ class Journal:
         """
         if cell is None or cell.request.is_plan:
             return
+        for number, entry in enumerate(self._entries, 1):
+            if entry.deleted and entry.cell == cell.notebook_cell:  # restored, and run again
+                self._write(number, msgspec.structs.replace(entry, deleted=False))
         request, step = cell.request, cell.request.step
         changes = run.begun.changes if run.begun is not None else ()
         if step is None:
@@ -95,6 +109,7 @@ class Journal:
                 loops=step is None and run.begun is not None,
                 drew=drew,
                 modules=modules or {},
+                cell=cell.notebook_cell,
                 plan=run.plan if has_layout else None,
             )
         )

@@ -17,6 +17,7 @@ from nbdist.magics.export import ExportMagics
 from nbdist.magics.options import MAGICS, with_body
 from nbdist.magics.plan import PlanMagics
 from nbdist.magics.trace import TraceMagics
+from nbdist.session import deleted_cells
 from nbdist.session.discovery import offer
 from nbdist.views.result_table import ResultTable
 
@@ -39,6 +40,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     _printers(shell).for_type(ResultTable, magics.skip_shown)
     shell.events.register("pre_execute", magics.forget_shown)
     shell.events.register("post_run_cell", suggest_magic)
+    shell.events.register("pre_run_cell", deleted_cells.note)
     shell.input_transformers_cleanup.append(with_body)
     atexit.register(magics.end)
     _loaded[id(shell)] = (magics, matcher)
@@ -55,6 +57,7 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     shell.Completer.custom_matchers.remove(matcher)
     shell.events.unregister("pre_execute", magics.forget_shown)
     shell.events.unregister("post_run_cell", suggest_magic)
+    shell.events.unregister("pre_run_cell", deleted_cells.note)
     shell.input_transformers_cleanup.remove(with_body)
     _printers(shell).pop(ResultTable, None)
 

@@ -32,6 +32,7 @@ class RunningCell(Record, frozen=True):
         run: id of its run; empty if the run is not stored.
         runs: folder of the runs.
         saved: names whose values its checkpoints contain.
+        notebook_cell: id of the cell in its notebook; empty if the front end does not send it.
     """
 
     request: CellRequest
@@ -39,6 +40,7 @@ class RunningCell(Record, frozen=True):
     run: str = ""
     runs: str = ""
     saved: tuple[str, ...] = ()
+    notebook_cell: str = ""
 
     @property
     def options(self) -> CellOptions:

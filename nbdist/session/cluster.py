@@ -25,6 +25,7 @@ from nbdist.session.submission import SubmittedJob, submit
 from nbdist.session.tracing import trace_on
 from nbdist.session.transfer import pull, write_objects
 from nbdist.settings import Settings
+from nbdist.telemetry.frontend_request import this_request
 from nbdist.utils.signals import interrupt_held
 from nbdist.views.cluster.workers import StartView
 
@@ -457,7 +458,8 @@ class Cluster:
         cells, seed = self._ran, self.request.seed
         with live_run.begun(cell.request, header, cells, workers, self.settings, seed) as run:
             runs = str(self.settings.runs_path)
-            sent = structs.replace(cell, run=run.id, runs=runs, saved=())
+            own = this_request().cell
+            sent = structs.replace(cell, run=run.id, runs=runs, saved=(), notebook_cell=own)
             self._follow(sent, run, {worker.rank: worker.host for worker in workers})
         return self.last_run
 
@@ -526,8 +528,8 @@ class Cluster:
             The folder and the cell, and reasons why numbers may differ from the notebook's.
 
         Raises:
-            UsageError: No such cell has trained, the cells cannot run in a program, or the folder
-                cannot be written. The message contains the remedies.
+            UsageError: No such cell has trained, a cell cannot run in a program or was deleted, or
+                the folder cannot be written. The message contains the remedies.
         """
         cells = self._journal, self._runner.modules
         return export(folder, self.request, *cells, cell=cell, run=run, launch=launch)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nbdist.jobs import folder
+from nbdist.jobs import changed_cells, folder
 from nbdist.jobs.program import program_of
 from nbdist.jobs.remarks import edits, remarks
+from nbdist.session import deleted_cells
 
 if TYPE_CHECKING:
     from nbdist.execution.module_sync import ModuleSync
@@ -23,8 +24,8 @@ class Exported:
         folder: Its folder, as the user named it.
         cell: Execution count of the cell that trains.
         hosts: Number of workers of the notebook.
-        remarks: Reasons why its numbers may differ from those of the notebook, and names of
-            modules that were edited or not found.
+        remarks: Reasons why its numbers may differ from those of the notebook, cells that ran
+            again with another text, and names of modules that were edited or not found.
         launch_files: Names of the files that start it on other hosts.
     """
 
@@ -68,11 +69,14 @@ def export(
         UsageError: see `Cluster.export`.
     """
     target, hosts = folder.check_target(path), len(cluster.hosts)
+    journal.note_deleted(deleted_cells.ids())
     entries = journal.program(cell, run, hosts)
+    changed_cells.refuse_deleted(entries, journal.entries)
     program = program_of(entries, cluster)
     own = modules.of_program(program.imports)
     found = (
         *remarks(entries, journal.left_out(entries)),
+        *changed_cells.edits(entries, journal.entries),
         *edits(entries, own.files, modules.digests()),
         *(
             f"{path} was edited after the last cell: the program has the text of the workers. For "

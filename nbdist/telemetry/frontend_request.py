@@ -25,10 +25,13 @@ class Request:
     Attributes:
         id: id of the request message, empty without a front end.
         cell: id of the cell in its notebook, empty if the front end did not send it.
+        deleted: ids of the cells that the user has deleted since the request before. JupyterLab
+            and Jupyter Notebook send them.
     """
 
     id: str = ""
     cell: str = ""
+    deleted: tuple[str, ...] = ()
 
 
 def kernel_app() -> Any:
@@ -47,8 +50,9 @@ def this_request() -> Request:
     if app is None:
         return Request()
     message = app.kernel.get_parent("shell")
-    cell = message.get("metadata", {}).get("cellId", "")
-    return Request(message.get("header", {}).get("msg_id", ""), str(cell))
+    metadata = message.get("metadata", {})
+    cell, deleted = str(metadata.get("cellId", "")), metadata.get("deletedCells") or ()
+    return Request(message.get("header", {}).get("msg_id", ""), cell, tuple(map(str, deleted)))
 
 
 def notebook_path() -> str:

@@ -218,3 +218,17 @@ def test_lost_names_are_those_that_no_repeated_cell_binds(kept: Kept) -> None:
     assert kept.journal.describe_lost_names(repeated) == "without `b`, `x`, defined in [1] [2]"
     everything = kept.journal.needed(request("a + b + x"), (), 2)
     assert kept.journal.describe_lost_names(everything) == ""
+
+
+def test_deleted_cells_are_stored_until_they_run_again(kept: Kept) -> None:
+    def add(label: int, cell: str) -> None:
+        one = request("w = 1\n", label=label)
+        running = RunningCell(request=one, ranks=(0, 1), notebook_cell=cell)
+        kept.journal.add_cell(running, Run(1), failed=False)
+
+    add(1, "a")
+    add(2, "b")
+    kept.journal.note_deleted({"a", "c"})
+    assert [(e.cell, e.deleted) for e in kept.again().entries] == [("a", True), ("b", False)]
+    add(3, "a")
+    assert not any(entry.deleted for entry in kept.again().entries)

@@ -1,0 +1,75 @@
+"""Cells of a program that were deleted from the notebook, or edited, after they ran.
+
+The kernel does not know the text of the notebook. It knows the cells that ran, with their ids, and
+the ids of the cells that JupyterLab has deleted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbdist.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nbdist.cells.dependencies import Entry
+
+
+def refuse_deleted(chosen: Sequence[Entry], every: Sequence[Entry]) -> None:
+    """Refuse a program that needs deleted cells.
+
+    A cell counts as present if another cell that ran contains its code, as after cut and paste.
+
+    Args:
+        chosen: entries of the program; the last one trains.
+        every: all entries.
+
+    Raises:
+        UsageError: the program needs a deleted cell. The message contains all of them.
+    """
+    present = [_code(entry) for entry in every if entry.request is not None and not entry.deleted]
+    faults = [
+        _fault(entry, chosen[i + 1 :])
+        for i, entry in enumerate(chosen)
+        if entry.deleted and not any(_code(entry) in other for other in present)
+    ]
+    if faults:
+        raise UsageError(
+            "\n".join(f"cannot export {fault}" for fault in faults)
+            + "\nPut the code into a cell and run that cell, or train again without it"
+        )
+
+
+def edits(chosen: Sequence[Entry], every: Sequence[Entry]) -> Iterator[str]:
+    """Yield remarks about cells of a program that ran again later with another text.
+
+    Args:
+        chosen: entries of the program.
+        every: all entries.
+    """
+    newest = {entry.cell: entry for entry in every if entry.cell}
+    for entry in chosen:
+        last = newest.get(entry.cell, entry)
+        if _code(last) != _code(entry):
+            yield (
+                f"cell {entry.place} ran again as {last.place} with another text: the program "
+                f"contains the text of {entry.place}"
+            )
+
+
+def _code(entry: Entry) -> str:
+    """Return the code of a cell, without the line of the magic."""
+    if entry.request is None:
+        return ""
+    head, _, body = entry.request.source.partition("\n")
+    return (body if head.startswith("# %%") else entry.request.source).strip()
+
+
+def _fault(entry: Entry, later: Sequence[Entry]) -> str:
+    if not later:
+        return f"cell {entry.place}: it was deleted from the notebook"
+    read = {name for other in later for name in other.names.reads}
+    names = [name for name in entry.names.binds if name in read] or [*entry.names.changes]
+    named = ", ".join(f"`{name}`" for name in names)
+    return f"cell {later[-1].place}: {named} comes from cell {entry.place}, which was deleted"
