@@ -239,7 +239,8 @@ class Run:
                 "a stored run has no workers: export its checkpoints by "
                 "nbdist.export(CHECKPOINT_FOLDER, FOLDER)"
             )
-        self.evaluate(f'__import__("nbdist").export({value}, {folder!r}, format={format!r})')
+        export = f'__import__("nbdist").export({value}, {folder!r}, format={format!r})'
+        self.evaluate(f"{export} and None")  # None has no output
 
     def _require(self, name: str) -> None:
         if name not in self.names:

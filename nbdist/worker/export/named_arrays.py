@@ -197,7 +197,7 @@ def _dtype(array: Any) -> Any:
 
 def _on_host(array: Any) -> np.ndarray:
     if isinstance(array, _Stored):
-        return array.load()
+        return np.asarray(array.load())  # TensorFlow reads scalars as NumPy's
     if "jax" in sys.modules:
         import jax
 

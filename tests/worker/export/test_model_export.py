@@ -333,17 +333,23 @@ x, y = batch
 with tf.GradientTape() as tape:
     loss = tf.reduce_mean((x @ w - y) ** 2)
 w.assign_sub(0.1 * tape.gradient(loss, w))
+count.assign_add(1)
 """,
     "jax": """
 import jax
 x, y = batch
 loss, gradient = jax.value_and_grad(lambda w: ((x @ w - y) ** 2).mean())(w)
 w = w - 0.1 * gradient
+count = count + 1
 """,
 }
 STATE = {
-    "tensorflow": "import tensorflow as tf\nw = tf.Variable(tf.zeros((4, 1)))",
-    "jax": "import jax.numpy as jnp\nw = jnp.zeros((4, 1))",
+    "tensorflow": """
+import tensorflow as tf
+w = tf.Variable(tf.zeros((4, 1)))
+count = tf.Variable(0)
+""",
+    "jax": "import jax.numpy as jnp\nw = jnp.zeros((4, 1))\ncount = jnp.asarray(0)",
 }
 
 
@@ -375,6 +381,7 @@ def test_newest_checkpoint_is_exported_without_workers(
     assert output.count(lacks) == 2
     found = load_file(tmp_path / "outsafetensors" / "model.safetensors")
     assert found["w"].tolist() == restored == expected
+    assert found["count"].tolist() == 8
 
 
 OWN_LAYERS = """
