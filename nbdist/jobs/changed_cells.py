@@ -41,7 +41,7 @@ def refuse_deleted(chosen: Sequence[Entry], every: Sequence[Entry]) -> None:
         )
 
 
-def edits(chosen: Sequence[Entry], every: Sequence[Entry]) -> Iterator[str]:
+def edited_cells(chosen: Sequence[Entry], every: Sequence[Entry]) -> Iterator[str]:
     """Yield remarks about cells of a program that ran again later with another text.
 
     Args:

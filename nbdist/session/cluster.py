@@ -25,7 +25,6 @@ from nbdist.session.submission import SubmittedJob, submit
 from nbdist.session.tracing import trace_on
 from nbdist.session.transfer import pull, write_objects
 from nbdist.settings import Settings
-from nbdist.telemetry.frontend_request import this_request
 from nbdist.utils.signals import interrupt_held
 from nbdist.views.cluster.workers import StartView
 
@@ -458,8 +457,7 @@ class Cluster:
         cells, seed = self._ran, self.request.seed
         with live_run.begun(cell.request, header, cells, workers, self.settings, seed) as run:
             runs = str(self.settings.runs_path)
-            own = this_request().cell
-            sent = structs.replace(cell, run=run.id, runs=runs, saved=(), notebook_cell=own)
+            sent = structs.replace(cell, run=run.id, runs=runs, saved=())
             self._follow(sent, run, {worker.rank: worker.host for worker in workers})
         return self.last_run
 

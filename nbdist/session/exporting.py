@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nbdist.jobs import changed_cells, folder
+from nbdist.jobs import folder
+from nbdist.jobs.changed_cells import edited_cells, refuse_deleted
 from nbdist.jobs.program import program_of
 from nbdist.jobs.remarks import edits, remarks
 from nbdist.session import deleted_cells
@@ -71,12 +72,12 @@ def export(
     target, hosts = folder.check_target(path), len(cluster.hosts)
     journal.note_deleted(deleted_cells.ids())
     entries = journal.program(cell, run, hosts)
-    changed_cells.refuse_deleted(entries, journal.entries)
+    refuse_deleted(entries, journal.entries)
     program = program_of(entries, cluster)
     own = modules.of_program(program.imports)
     found = (
         *remarks(entries, journal.left_out(entries)),
-        *changed_cells.edits(entries, journal.entries),
+        *edited_cells(entries, journal.entries),
         *edits(entries, own.files, modules.digests()),
         *(
             f"{path} was edited after the last cell: the program has the text of the workers. For "

@@ -7,6 +7,8 @@ import functools
 import shutil
 from typing import TYPE_CHECKING, Self
 
+from msgspec import structs
+
 from nbdist.cluster.fleet import Fleet
 from nbdist.cluster.forkserver.client import ForkServerProcess
 from nbdist.cluster.forkserver.control_socket import DETACHED_RUNNER, KERNEL
@@ -27,6 +29,7 @@ from nbdist.execution.resume import reopen, run_of
 from nbdist.execution.runner import Runner
 from nbdist.session.devices import look
 from nbdist.telemetry.cluster_file import ClusterFile
+from nbdist.telemetry.frontend_request import this_request
 from nbdist.telemetry.output_logs import OutputLogs
 from nbdist.utils.files import LateFiles
 from nbdist.views import formatting
@@ -144,7 +147,8 @@ class ClusterLifecycle:
     def begin(self, cell: RunningCell, ran: tuple[str, ...]) -> None:
         """Store a cell before it is sent. `ran` contains the texts of all cells with this one."""
         self.file.begin(cell.run, cell.ranks)
-        self.handover.begin(cell, ran)
+        own = this_request().cell
+        self.handover.begin(structs.replace(cell, notebook_cell=own), ran)
 
     def settle(self) -> None:
         """Store the end of the running cell."""

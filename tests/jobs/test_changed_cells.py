@@ -10,7 +10,7 @@ from msgspec import structs
 from nbdist.cells.dependencies import Entry, names_of
 from nbdist.cells.parse import parse_cell
 from nbdist.errors import UsageError
-from nbdist.jobs.changed_cells import edits, refuse_deleted
+from nbdist.jobs.changed_cells import edited_cells, refuse_deleted
 
 MODEL = "def loss_of(x):\n    return x\n"
 
@@ -51,11 +51,11 @@ def test_deleted_cell_whose_code_ran_elsewhere_is_present() -> None:
 
 def test_cells_that_ran_again_with_another_text_are_named() -> None:
     first, second = entry(3, MODEL, "a"), entry(6, MODEL.replace("return x", "return 2 * x"), "a")
-    (remark,) = edits([first, TRAINING], [first, TRAINING, second])
+    (remark,) = edited_cells([first, TRAINING], [first, TRAINING, second])
     assert remark == (
         "cell [3] ran again as [6] with another text: the program contains the text of [3]"
     )
     again = structs.replace(entry(7, MODEL, "a"))
-    assert not [*edits([first, TRAINING], [first, TRAINING, second, again])]
+    assert not [*edited_cells([first, TRAINING], [first, TRAINING, second, again])]
     unknown = [entry(label, source) for label, source in ((1, "x = 1"), (2, "x = 2"))]
-    assert not [*edits(unknown[:1], unknown)], "the front end sends no ids"
+    assert not [*edited_cells(unknown[:1], unknown)], "the front end sends no ids"

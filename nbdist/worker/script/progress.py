@@ -49,8 +49,8 @@ class Progress:
         if isinstance(record, Note):
             _write(f"nbdist: {record.text}")
         elif isinstance(record, StepBegun):
-            batch = f"{record.batch} samples a batch on {record.replicas} replicas"
-            _write(f"nbdist: {batch}, {record.sharding}")
+            count = f"{record.replicas} replica{'s' * (record.replicas > 1)}"
+            _write(f"nbdist: {record.batch} samples a batch on {count}, {record.sharding}")
         elif isinstance(record, Metrics):
             self._write_metrics(record)
 
