@@ -74,6 +74,10 @@ class CellOutcome:
         who = f"{failure.ename} on {self.name(self.failed.rank)}"
         return "failed", described(who, failure.evalue)
 
+    def is_consequence(self) -> bool:
+        """Return True if the error of the cell follows the failure of another rank."""
+        return self.failed is not None and _follows(self.failed)
+
     def name(self, rank: int) -> str:
         """Return the label of a rank for messages."""
         return f"rank {rank}@{self._host_of[rank]}"

@@ -109,7 +109,7 @@ class _OpenRun:
         status, error = outcome.summary()
         if silent:
             self._run.lost(silent)
-        if silent and status == "finished":
+        if silent and (status == "finished" or outcome.is_consequence()):
             status = "failed"
             error = f"rank {formatting.ranks(silent)} ended before the end of the cell"
         messages = self._run.end(status, error)

@@ -190,7 +190,8 @@ def test_an_error_of_a_rank_is_the_error_of_the_run(tmp_path: Path) -> None:
     state = ended(failed).state
     assert state.status == "failed"
     assert re.fullmatch(r"ValueError on rank 1@\S+: no such day", state.error)
-    assert [worker.status for worker in state.workers] == ["dead", "failed"]
+    assert state.workers[1].status == "failed"
+    assert state.workers[0].status in ("dead", "failed")  # nbdist run may end it first
     assert finished.state.status == "finished"
 
 
@@ -201,8 +202,9 @@ def test_a_killed_rank_0_ends_the_run(tmp_path: Path) -> None:
     result(process)
     run = ended(nbdist.runs(tmp_path / "runs")[0])
     assert run.state.status == "failed"
-    assert run.state.error == "rank 0-1 ended before the end of the cell"
-    assert [worker.status for worker in run.state.workers] == ["dead", "dead"]
+    # nbdist run may end rank 1 before it reports the end of rank 0
+    assert re.fullmatch("rank 0(-1)? ended before the end of the cell", run.state.error)
+    assert run.state.workers[0].status == "dead"
     assert repeat_until(lambda: not [*storing()], LIMIT_S, POLL_S)
 
 

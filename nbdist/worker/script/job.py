@@ -27,8 +27,10 @@ from nbdist.worker.runtime.shell import store_source, use_program
 from nbdist.worker.runtime.stop_point import StopPoint
 from nbdist.worker.script import placement as places
 from nbdist.worker.script import rendezvous
+from nbdist.worker.script.coordination import Coordinator
 from nbdist.worker.script.layouts import options_for
 from nbdist.worker.script.loops import ProgramLoops
+from nbdist.worker.script.peers import Peers
 from nbdist.worker.script.preemption import Preemption
 from nbdist.worker.script.progress import Progress
 from nbdist.worker.script.rank_checks import RankChecks
@@ -98,7 +100,18 @@ def script(
     progress.on_stopping = preemption.stopping
     store = RunStore(worker, connection, progress, storing)
     checks = RankChecks(worker, connection)
-    return Job(worker, strategy, namespace, progress, preemption, store, checks, connection.close)
+    peers = Peers(placement, connection.gather, store.fail, lambda: preemption.is_requested)
+    return Job(
+        worker,
+        strategy,
+        namespace,
+        progress,
+        preemption,
+        store,
+        checks,
+        peers,
+        connection.close,
+    )
 
 
 class Job:
@@ -112,6 +125,7 @@ class Job:
         preemption: agrees with the other ranks on the last step after SIGTERM.
         store: sends the records of the rank to the process that stores its runs.
         checks: compares the rank with the others.
+        peers: ends the program if another rank ends early.
         close: waits for the other ranks, and disconnects this one.
 
     Attributes:
@@ -127,6 +141,7 @@ class Job:
         preemption: Preemption,
         store: RunStore,
         checks: RankChecks,
+        peers: Peers,
         close: Callable[[], None],
     ) -> None:
         self.strategy: Any = worker.strategies[name]
@@ -137,6 +152,7 @@ class Job:
         self._preemption = preemption
         self._store = store
         self._checks = checks
+        self._peers = peers
         self._close = close
         self._cells = 0
         self._remark = ""  # about the layout of the next cell
@@ -268,6 +284,7 @@ class Job:
     def close(self) -> None:
         """Wait until all ranks have ended their work, and disconnect. Call it at the end."""
         self._close()
+        self._peers.leave()
         self._store.close()
 
     def _request(self, source: str, header: str, options: dict[str, Any]) -> CellRequest:
@@ -306,6 +323,7 @@ class Job:
             with self._preemption.admitted() if saves else contextlib.nullcontext():
                 yield
         except BaseException as error:
+            self._peers.await_end(error)
             self._worker.end_cell(error)
             self._store.end(request, error)
             if isinstance(error, KeyboardInterrupt) and self._preemption.is_requested:
@@ -323,6 +341,7 @@ class Job:
         if self._preemption.is_agreed:  # all ranks have ended the same steps
             continues = self._preemption.of_rank_0(continues)
             self._close()
+        self._peers.leave()
         if self.rank == 0:
             text = f"nbdist: stopped by SIGTERM after step {self._worker.progress.step}: "
             if saving is not None and continues:
@@ -408,6 +427,10 @@ def _build_mirrored(placement: Placement, communication: Communication) -> Conne
 
 
 def _build_pjrt(placement: Placement, cpu_devices: int) -> Connection:
+    coordinator = None
+    if placement.rank == 0:
+        port = int(placement.coordinator.rpartition(":")[2] or 0)
+        coordinator = Coordinator(rendezvous.own_address(placement), placement.world_size, port)
     from nbdist.worker.script import pjrt
 
-    return pjrt.build(placement, cpu_devices)
+    return pjrt.build(placement, cpu_devices, coordinator)

@@ -1,4 +1,4 @@
-"""JAX runtime of an exported program. Rank 0 hosts the coordination service."""
+"""JAX runtime of an exported program."""
 
 from __future__ import annotations
 
@@ -11,26 +11,24 @@ from jax._src import distributed
 
 from nbdist.records import PjrtWiring
 from nbdist.worker.jax import backend
-from nbdist.worker.jax.runtime import coordinator, processes
+from nbdist.worker.jax.runtime import processes
 from nbdist.worker.script import rendezvous
 
 if TYPE_CHECKING:
+    from nbdist.worker.script.coordination import Coordinator
     from nbdist.worker.script.placement import Placement
 
 _END = "nbdist/end"
 """Name of the barrier at the end of a program. Shutdown itself waits for no rank."""
 
 
-def build(placement: Placement, cpu_devices: int) -> rendezvous.Connection:
-    """Join the other processes, and start JAX's backend."""
-    service = None
-    address, at = rendezvous.own_address(placement), placement.coordinator
-    if placement.rank == 0:
-        port = at.rpartition(":")[2]
-        service, at = coordinator.serve(address, placement.world_size, int(port or 0))
+def build(
+    placement: Placement, cpu_devices: int, coordinator: Coordinator | None
+) -> rendezvous.Connection:
+    """Join the other processes, and start JAX's backend. Rank 0 has started the coordinator."""
     wiring = PjrtWiring(
-        service=at,
-        address=address,
+        service=coordinator.address() if coordinator is not None else placement.coordinator,
+        address=rendezvous.own_address(placement),
         rank=placement.rank,
         world_size=placement.world_size,
         cpu_devices=cpu_devices,
@@ -44,7 +42,7 @@ def build(placement: Placement, cpu_devices: int) -> rendezvous.Connection:
         client.wait_at_barrier(_END, int(1000 * rendezvous.LIMIT_S))
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # rank 0 may have ended the service
             client.shutdown()
-        if service is not None:
-            service.shutdown()
+        if coordinator is not None:
+            coordinator.close()
 
     return rendezvous.Connection(close, processes.gather, devices)

@@ -25,10 +25,14 @@ _RANKS = {
 }
 """Variable of the number of processes, by the variable of the rank, in the order of preference."""
 
+_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Variable of torchrun. If it is `True`, torchrun itself listens at `MASTER_PORT`."""
+
 _SLURM_JOB, _SLURM_HOSTS = "SLURM_JOB_ID", "SLURM_STEP_NODELIST"
 _SLURM_PORTS = 61440, 4096
 """First port of Slurm jobs without `MASTER_PORT`, and number of ports."""
 
+_LAST_PORT = 65535
 _FIRST_HOST = re.compile(r"([^,\[]+)(?:\[(\d+)[^\]]*\])?([^,]*)")
 _TF_WORKERS = ("chief", "worker")
 """Tasks of `TF_CONFIG` that train, in the order of their ranks."""
@@ -89,6 +93,9 @@ def _coordinator(environment: Mapping[str, str]) -> str:
             f"the address of rank 0 is unknown: set {missing} to its host name and to a free port, "
             "the same for all processes"
         )
+    if environment.get(_AGENT_STORE) == "True":
+        number = _number(environment, PORT)
+        port = str(number + 1 if number < _LAST_PORT else number - 1)
     return f"{url_host(host)}:{port}"
 
 

@@ -116,6 +116,7 @@ class RunStore:
         greetings = [msgspec.json.decode(text, type=_Greeting) for text in texts]
         self._workers = tuple(greeting.worker for greeting in greetings)
         self._reporter: Reporter | None = None
+        self._open: CellRequest | None = None
         if (stream := greetings[0].stream) is not None:
             rows = RowBuffer(worker.rank, worker.memory)
             self._reporter = progress.stream = Reporter(
@@ -125,12 +126,14 @@ class RunStore:
         atexit.register(self.close)
 
     def begin(self, request: CellRequest, header: str) -> None:
-        """Begin a run, on rank 0. Its header is the line of the program that begins it."""
+        """Begin a run. Its header is the line of the program that begins it."""
+        self._open = request
         if self._process is not None and self._reporter is not None:
             self._process.begin(request, header, self._workers, self._worker.identity.seed)
 
     def end(self, request: CellRequest, error: BaseException | None) -> None:
         """End a cell on this rank."""
+        self._open = None
         if self._reporter is None:
             return
         failure = None
@@ -147,6 +150,11 @@ class RunStore:
             cell=request.number,
         )
         self._reporter.send(ended, urgent=True)
+
+    def fail(self, error: Exception) -> None:
+        """End the cell that this rank runs, if any, with an error. Any thread may call it."""
+        if (request := self._open) is not None:
+            self.end(request, error)
 
     def close(self) -> None:
         """Send all records. Rank 0 waits until they are stored. May be called more than once."""

@@ -25,6 +25,10 @@ def config(kind: str, index: int, **cluster: object) -> dict[str, str]:
         ({"RANK": "0", "WORLD_SIZE": "1"}, Placement()),
         ({"RANK": "1", "WORLD_SIZE": "2", **ADDRESS}, Placement(1, 2, "a:5")),
         (
+            {"RANK": "1", "WORLD_SIZE": "2", **ADDRESS, "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            Placement(1, 2, "a:6"),  # torchrun listens at MASTER_PORT
+        ),
+        (
             {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", **ADDRESS},
             Placement(1, 4, "a:5"),
         ),
