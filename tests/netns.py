@@ -44,6 +44,7 @@ PasswordAuthentication no
 PermitRootLogin prohibit-password
 MaxStartups 100:30:200
 MaxSessions 100
+AcceptEnv PYTHONPATH
 """
 
 SSH = """
@@ -54,6 +55,7 @@ Host {prefix}* {subnet}.*
   UserKnownHostsFile {folder}/known_hosts
   GlobalKnownHostsFile /dev/null
   StrictHostKeyChecking yes
+  SendEnv PYTHONPATH
 """
 
 

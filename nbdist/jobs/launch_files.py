@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.errors import UsageError
 from nbdist.jobs.kubernetes_files import NOTICE_S, PORT, kubernetes_files
-from nbdist.utils.processes import CONTINUES
+from nbdist.utils.processes import CONTINUES, TERMINATED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,9 +30,23 @@ _SBATCH = """\
 # Start: sbatch train.sbatch --epochs 10
 # At SIGTERM, also {notice} s before the time limit, the program saves a checkpoint and exits with
 # {continues}. The job is then requeued, and continues from the checkpoint.
-srun --kill-on-bad-exit=1 --unbuffered python train.py{checkpoint} "$@"
+continues=".continues-$SLURM_JOB_ID"
+rm -f "$continues"
+export continues
+# srun ends all ranks if one fails. A rank that has saved exits with 0 until the others have too.
+srun --kill-on-bad-exit=1 --unbuffered sh -c '
+  trap : TERM
+  python train.py "$@"
+  status=$?
+  [ $status -eq {continues} ] || exit $status
+  : >"$continues"
+' sh{checkpoint} "$@"
 status=$?
-if [ $status -eq {continues} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+if [ $status -eq 0 ] && [ -e "$continues" ]; then
+  rm -f "$continues"
+  scontrol requeue "$SLURM_JOB_ID"
+  status={continues}
+fi
 exit $status
 """
 
@@ -92,24 +106,34 @@ here=$(printf '%q' "$PWD") own=
 for name in "${{!NBDIST_@}}"; do own+="$name=$(printf '%q' "${{!name}}") "; done
 words=
 if [ $# -gt 0 ]; then words=$(printf ' %q' "$@"); fi
+ssh=(ssh ${{NBDIST_SSH_CONFIG:+-F "$NBDIST_SSH_CONFIG"}}) ranks=()
 trap 'kill $(jobs -p) 2>/dev/null' EXIT
 # The end of a connection kills its rank. A second connection passes SIGTERM on to rank 0. All ranks
 # then save.
-trap 'woken=1; ssh "${{hosts[0]}}" "kill -TERM \\$(cat $here/.rank-0)" </dev/null' TERM
+stop="kill -TERM \\$(cat $here/.rank-0)"
+trap 'woken=1; "${{ssh[@]}}" "${{hosts[0]}}" "$stop" </dev/null' TERM
 for rank in "${{!hosts[@]}}"; do
   place="RANK=$rank WORLD_SIZE=${{#hosts[@]}} MASTER_ADDR=$address MASTER_PORT=$port"
   # A terminal (-tt) lets the host end its rank when the connection ends.
-  ssh -tt "${{hosts[$rank]}}" "cd $here && echo \\$\\$ >.rank-$rank && $place ${{own}}exec \\
-$python train.py{checkpoint}$words" </dev/null &
+  run="cd $here && echo \\$\\$ >.rank-$rank &&"
+  run+=" $place ${{own}}exec $python train.py{checkpoint}$words"
+  "${{ssh[@]}}" -tt "${{hosts[$rank]}}" "$run" </dev/null &
+  ranks[$!]=$rank
 done
 left=${{#hosts[@]}}
 while [ $left -gt 0 ]; do
   woken=
-  wait -n
+  wait -n -p ended
   status=$?
   if [ -n "$woken" ]; then continue; fi
   if [ $status -eq {continues} ]; then wait; fi  # until the other ranks have saved
-  if [ $status -ne 0 ]; then exit $status; fi
+  if [ $status -ne 0 ]; then
+    if [ $status -ne {continues} ] && [ $status -ne {terminated} ]; then
+      rank=${{ranks[$ended]}}
+      echo "rank $rank on ${{hosts[$rank]}} failed with status $status: all ranks end" >&2
+    fi
+    exit $status
+  fi
   left=$((left - 1))
 done
 """
@@ -153,7 +177,11 @@ def launch_files(
     if launch == "ssh":
         named = " ".join(host for host in hosts if host)
         text = _HOSTS.format(
-            hosts=named, port=PORT, checkpoint=common["checkpoint"], continues=CONTINUES
+            hosts=named,
+            port=PORT,
+            checkpoint=common["checkpoint"],
+            continues=CONTINUES,
+            terminated=TERMINATED,
         )
         return {"hosts.sh": text}
     if launch.launcher not in _WRITERS:

@@ -1,7 +1,7 @@
 """Files that start an exported program on several hosts.
 
-Doubles of `ssh` and `mpirun` start the ranks on this machine; those of Slurm's commands start none.
-`test_program_starts.py` runs the real Open MPI.
+Doubles of `ssh`, `mpirun` and Slurm's commands start the ranks on this machine. Tests of
+`end_to_end` run the real ones.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ with open("seen" + os.environ.get("RANK", ""), "w") as file:
     file.write(repr(([os.environ.get(name) for name in names], sys.argv[1:])))
 with open("job" + os.environ.get("RANK", ""), "w") as file:
     file.write(os.environ.get("NBDIST_JOB", ""))
+if "--status" in sys.argv:
+    sys.exit(int(sys.argv[-1]))
 if "--fail" in sys.argv and os.environ["RANK"] == "1":
     sys.exit(3)
 if "--fail" in sys.argv:
@@ -49,7 +51,10 @@ DOUBLES = {
 for word in "$@"; do last=$word; done
 exec env -u NBDIST_JOB sh -c "$last"
 """,
-    "srun": "#!/bin/sh\nexit $STATUS\n",
+    "srun": """#!/bin/sh
+while [ "$1" != sh ]; do shift; done
+exec "$@"
+""",
     "scontrol": '#!/bin/sh\necho "$@"\n',
     "mpirun": """#!/bin/sh
 printf "%s " "$@" > words
@@ -106,8 +111,7 @@ def test_slurm_script_contains_the_options() -> None:
         *("--partition=gpu", "--time=2:00:00", "--gpus-per-node=4", "--account=x"),
     ):
         assert f"#SBATCH {option}" in lines
-    (start,) = (line for line in lines if line.startswith("srun "))
-    assert start.endswith('python train.py --checkpoint checkpoints "$@"')
+    assert '\' sh --checkpoint checkpoints "$@"' in lines
 
 
 @pytest.mark.parametrize(("status", "requeued"), [(0, False), (75, True), (3, False)])
@@ -115,9 +119,10 @@ def test_slurm_script_requeues_a_program_that_continues(
     tmp_path: Path, status: int, requeued: bool
 ) -> None:
     text = files(Batch("slurm"))["train.sbatch"]
-    ended = start(tmp_path, text, "sh", STATUS=str(status), SLURM_JOB_ID="17")
+    ended = start(tmp_path, text, "sh", "--status", str(status), SLURM_JOB_ID="17")
     assert ended.returncode == status, ended.stderr
     assert ended.stdout == "requeue 17\n" * requeued
+    assert not list(tmp_path.glob(".continues*"))
 
 
 def test_ssh_script_starts_a_rank_on_each_host(tmp_path: Path) -> None:
