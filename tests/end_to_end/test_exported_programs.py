@@ -583,3 +583,48 @@ def test_program_has_the_tables_and_vocabularies_of_the_notebook(
     assert ended.returncode == 0, ended.stderr
     found = np.load(tmp_path / "train" / "result1.npz")["loss"]
     np.testing.assert_array_equal(found, run.history["loss"][1])
+
+
+CHANGES = {
+    "1e-2": "3e-3",
+    "learning_rate=0.01": "learning_rate=0.003",
+    "epochs=2": "epochs=3",
+    "batch_size=16": "batch_size=20",
+}
+ARGUMENTS = ("--epochs", "3", "--batch", "20", "--learning-rate", "0.003")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "name"),
+    [
+        ("jax", "pjrt step"),
+        pytest.param("tensorflow", "mirrored fit", marks=pytest.mark.full),
+        pytest.param("tensorflow", "mirrored step", marks=pytest.mark.full),
+        pytest.param("jax", "pjrt fit", marks=pytest.mark.full),
+    ],
+    indirect=["cluster"],
+)
+def test_arguments_give_the_weights_of_cells_with_these_values(
+    cluster: nbdist.Cluster, tmp_path: Path, name: str
+) -> None:
+    training = {**TRAININGS, **SINGLE_TRAININGS}[name]
+    cells = []
+    for source, options in training.cells:
+        changed = source
+        for old, new in CHANGES.items():
+            changed = changed.replace(old, new)
+        cells.append((changed, {**options, "epochs": 3, "batch": 20} if options else {}))
+    run_cells(cluster, replace(training, cells=cells))
+    cluster.run(
+        f"import numpy\nweights = numpy.concatenate([numpy.ravel(w) for w in {training.weights}])",
+        strategy=training.strategy,
+    )
+    expected = cluster.pull(["weights"])
+    run_cells(cluster, training)
+    export(cluster, tmp_path / "train")
+    with_results(tmp_path / "train", training)
+    ended = launch(tmp_path / "train", *ARGUMENTS)
+    assert ended.returncode == 0, ended.stderr
+    for rank in range(2):
+        found = np.load(tmp_path / "train" / f"result{rank}.npz")
+        np.testing.assert_array_equal(found["weights"], expected[rank]["weights"])
