@@ -161,9 +161,9 @@ def test_stopped_job_is_requeued_and_continues_from_its_checkpoint(
     assert not list(copied.glob(".continues*"))
 
 
-@pytest.mark.full  # Slurm checks time limits every 30 s
+@pytest.mark.full  # Slurm sends SIGTERM after one minute
 def test_job_is_requeued_before_its_time_limit(slurm: Slurm, copied: Path) -> None:
-    number = submit(copied, "--time=2", "train.sbatch", *FOREVER)
+    number = submit(copied, "--time=3", "train.sbatch", *FOREVER)
     await_epoch(number, copied)
     assert repeat_until(lambda: state(number) == "PENDING", LIMIT_S, POLL_S), log(copied)
     assert "stopped by SIGTERM after step" in log(copied)
