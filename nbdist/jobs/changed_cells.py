@@ -6,8 +6,10 @@ the ids of the cells that JupyterLab has deleted.
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
+from nbdist.cells.dependencies import tree_of_cell
 from nbdist.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 def refuse_deleted(chosen: Sequence[Entry], every: Sequence[Entry]) -> None:
     """Refuse a program that needs deleted cells.
 
-    A cell counts as present if another cell that ran contains its code, as after cut and paste.
+    A cell counts as present if other cells that ran contain all its statements at their top level,
+    as after cut and paste.
 
     Args:
         chosen: entries of the program; the last one trains.
@@ -28,11 +31,11 @@ def refuse_deleted(chosen: Sequence[Entry], every: Sequence[Entry]) -> None:
     Raises:
         UsageError: the program needs a deleted cell. The message contains all of them.
     """
-    present = [_code(entry) for entry in every if entry.request is not None and not entry.deleted]
+    present = set().union(*(_statements(entry) for entry in every if not entry.deleted))
     faults = [
         _fault(entry, chosen[i + 1 :])
         for i, entry in enumerate(chosen)
-        if entry.deleted and not any(_code(entry) in other for other in present)
+        if entry.deleted and not _statements(entry) <= present
     ]
     if faults:
         raise UsageError(
@@ -51,19 +54,28 @@ def edited_cells(chosen: Sequence[Entry], every: Sequence[Entry]) -> Iterator[st
     newest = {entry.cell: entry for entry in every if entry.cell}
     for entry in chosen:
         last = newest.get(entry.cell, entry)
-        if _code(last) != _code(entry):
+        if _text(last) != _text(entry):
+            contained = "both texts, in the order in which they ran"
+            if all(one is not last for one in chosen):
+                contained = f"the text of {entry.place}"
             yield (
                 f"cell {entry.place} ran again as {last.place} with another text: the program "
-                f"contains the text of {entry.place}"
+                f"contains {contained}"
             )
 
 
-def _code(entry: Entry) -> str:
-    """Return the code of a cell, without the line of the magic."""
+def _text(entry: Entry) -> object:
+    """Return the statements of a cell and its options, for comparison."""
     if entry.request is None:
-        return ""
-    head, _, body = entry.request.source.partition("\n")
-    return (body if head.startswith("# %%") else entry.request.source).strip()
+        return None
+    return ast.dump(tree_of_cell(entry.request.source)), entry.request.options
+
+
+def _statements(entry: Entry) -> set[str]:
+    """Return the statements at the top level of a cell."""
+    if entry.request is None:
+        return set()
+    return {ast.dump(statement) for statement in tree_of_cell(entry.request.source).body}
 
 
 def _fault(entry: Entry, later: Sequence[Entry]) -> str:

@@ -30,6 +30,11 @@ FILE = "data.npz"
 _MOST_TEXT = 2000
 """Most characters of a value that is written as code."""
 
+_MOST_BITS = 4 * _MOST_TEXT - 12
+"""Most bits of an integer, whose code is hexadecimal."""
+
+_MOST_DECIMAL_BITS = 64
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _NUMBERS = ({int}, {float}, {complex})
 
@@ -127,10 +132,8 @@ class JobData:
             return self._framework_array(place, key, value)
         if type(value) in (list, tuple, dict):
             return self._container(place, key, value)
-        if type(value) is float and not math.isfinite(value):
-            return f'float("{value}")'
         if type(value) in _PLAIN:
-            text = repr(value)
+            text = _literal(place, value)
             return text if len(text) <= _MOST_TEXT else self._long(place, key, value)
         if isinstance(value, Opaque):
             raise _refusal(place, value)
@@ -289,6 +292,19 @@ def _kind(value: object) -> str:
     kind = type(value)
     package = kind.__module__.partition(".")[0]
     return kind.__name__ if package in ("builtins", "numpy") else f"{package}.{kind.__name__}"
+
+
+def _literal(place: str, value: object) -> str:
+    """Return the code of a number, a text, bytes or None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if isinstance(value, complex):
+        return f"complex({_literal(place, value.real)}, {_literal(place, value.imag)})"
+    if isinstance(value, int) and value.bit_length() > _MOST_DECIMAL_BITS:
+        if value.bit_length() > _MOST_BITS:
+            raise _refusal(place, value)
+        return hex(value)
+    return repr(value)
 
 
 def _refusal(place: str, value: object) -> UsageError:

@@ -1,7 +1,7 @@
 """Tables of the notebook as files of a program: pandas, polars, Arrow and Hugging Face datasets.
 
-nbdist reads each file again before it writes the program. A table that the file would change is
-refused with the difference.
+nbdist reads each Arrow file again before it writes the program. A table that the file would change
+is refused with the difference. Datasets are stored by their own library and are not read again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,11 @@ class _ArrowTable(Table):
 
         self._content = _arrow_file(self._value)
         restored = pa.ipc.open_file(self._content).read_all()
-        return "" if restored.equals(self._value, check_metadata=True) else "its values or types"
+        is_equal = restored.equals(self._value, check_metadata=True) or (  # NaN is not equal to NaN
+            restored.schema.equals(self._value.schema, check_metadata=True)
+            and _arrow_file(restored).equals(self._content)
+        )
+        return "" if is_equal else "its values or types"
 
     def write(self, path: Path) -> None:
         path.write_bytes(self._content)

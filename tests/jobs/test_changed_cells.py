@@ -49,6 +49,39 @@ def test_deleted_cell_whose_code_ran_elsewhere_is_present() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "present", ["optimizer_lr = 0.15", "# lr = 0.1", "text = 'lr = 0.1'", "if False:\n    lr = 0.1"]
+)
+def test_deleted_statement_that_is_only_part_of_others_is_missing(present: str) -> None:
+    deleted = entry(3, "lr = 0.1", "a", deleted=True)
+    training = entry(5, f"{present}\nw = lr", "b")
+    with pytest.raises(UsageError, match="`lr` comes from cell"):
+        refuse_deleted([deleted, training], [deleted, training])
+
+
+def test_deleted_cell_that_was_split_is_present() -> None:
+    deleted = entry(3, "lr = 0.1  # rate\nsteps = 3", "a", deleted=True)
+    parts = [entry(4, "steps = 3", "c"), entry(5, "lr  =  0.1", "d")]
+    refuse_deleted([deleted, TRAINING], [deleted, *parts, TRAINING])
+
+
+def test_cell_that_ran_again_in_the_program_is_not_left_out() -> None:
+    first, second = entry(3, MODEL, "a"), entry(6, MODEL.replace("return x", "return 2 * x"), "a")
+    (remark,) = edited_cells([first, second], [first, second])
+    assert remark == (
+        "cell [3] ran again as [6] with another text: the program contains both texts, in the "
+        "order in which they ran"
+    )
+
+
+def test_changed_option_is_an_edit() -> None:
+    first = entry(3, "report(loss=1.0)", "a")
+    assert first.request is not None
+    options = structs.replace(first.request.options, seed=2)
+    second = structs.replace(first, request=structs.replace(first.request, options=options))
+    assert [*edited_cells([first], [first, second])]
+
+
 def test_cells_that_ran_again_with_another_text_are_named() -> None:
     first, second = entry(3, MODEL, "a"), entry(6, MODEL.replace("return x", "return 2 * x"), "a")
     (remark,) = edited_cells([first, TRAINING], [first, TRAINING, second])

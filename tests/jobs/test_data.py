@@ -69,6 +69,8 @@ def assert_equal(found: Any, value: Any) -> None:
 
 SHORT = {
     "classes": {0: "cat", 1: "dog"},
+    "complex": [complex(float("inf"), 1), complex(0, float("-inf")), -1 + 0.5j],
+    "integers": [2**2000, -(2**2000), 2**64],
     "flags": [True, None, 1.5, float("inf"), 2j, b"x", ("a",), ()],
     "nested": {"rate": {"warmup": [0.1, float("nan")]}, (1, "a"): {}},
     "names": np.array(["a", None, "ccc\0"], dtype=object),
@@ -230,6 +232,13 @@ def test_arrow_tables_keep_their_schema(tmp_path: Path) -> None:
     assert found["table"].equals(table, check_metadata=True)
 
 
+def test_arrow_table_may_contain_nan(tmp_path: Path) -> None:
+    table = pa.table({"a": [1.0, float("nan"), None], "b": pa.array([[float("nan")], [], None])})
+    found = written(tmp_path, {"table": table})[1]["table"]
+    assert found.schema == table.schema
+    assert repr(found.to_pylist()) == repr(table.to_pylist())
+
+
 def test_polars_frames_keep_their_types(tmp_path: Path) -> None:
     pl = pytest.importorskip("polars")
     frame = pl.DataFrame(
@@ -289,6 +298,11 @@ def test_objects_of_other_types_are_refused(tmp_path: Path, value: object, kind:
     first, second = str(caught.value).split("\n")
     assert first.startswith(f"cannot export `{name}` ({kind}), which was copied from the notebook")
     assert second.startswith("cannot export `z` (collections.Counter)")
+
+
+def test_integer_of_thousands_of_digits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot export `x` \(int\)"):
+        written(tmp_path, {"x": 10**5000})
 
 
 def test_all_data_count_for_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def options_for(given: dict[str, Any], devices: int) -> tuple[CellOptions, str]:
     """
     file = given.get("plan")
     if file is not None:
-        given = {**given, "plan": str(Path(sys.argv[0]).with_name(file))}
+        given = {**given, "plan": str(_program().with_name(file))}
     options = cell_options(given)
     plan = None if options.step is None else options.step.planning.given
     if options.step is None or plan is None or plan.devices == devices:
@@ -42,3 +42,8 @@ def options_for(given: dict[str, Any], devices: int) -> tuple[CellOptions, str]:
         "nbdist plans the layout again"
     )
     return structs.replace(options, step=step), text
+
+
+def _program() -> Path:
+    """Return the absolute path of the program. It may have changed its folder."""
+    return Path(str(sys.modules["__main__"].__file__))
