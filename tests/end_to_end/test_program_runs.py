@@ -102,7 +102,7 @@ FLOOD = """
 import psutil
 with job.cell():
     job.report(loss=2.0)
-    (store,) = psutil.Process().children()
+    (store,) = [p for p in psutil.Process().children() if "program_runs" in str(p.cmdline())]
     store.kill()
     store.wait()
     for _ in range(40):

@@ -39,7 +39,7 @@ update = jax.jit(jax.value_and_grad(lambda w: jnp.mean((x @ w - y) ** 2)))
 
 step = 0
 
-with job.cell():
+with job.cell(guard=0):  # the ranks may end after different steps
     while not os.path.exists("go"):
         loss, gradient = update(w)
         w = w - 0.001 * gradient
