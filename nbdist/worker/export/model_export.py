@@ -52,14 +52,14 @@ def export(value: Any, folder: str | os.PathLike[str], *, format: Format = "") -
         format: Format of the files. Default: `keras` for a Keras model, else `safetensors`.
 
     Returns:
-        The folder.
+        The absolute path of the folder.
 
     Raises:
         UsageError: The folder exists, the format is unknown or does not fit the value, a package is
             missing, or a cell defines a class that a SavedModel of Keras on JAX needs.
         StepError: Keras on TensorFlow cannot export a model of Keras on JAX as a SavedModel.
     """
-    target = Path(folder)
+    target = Path(folder).expanduser().absolute()
     is_model = named_arrays.is_keras_model(value)
     kind = format or ("keras" if is_model else "safetensors")
     _check(value, kind, is_model=is_model)
@@ -80,8 +80,9 @@ def export(value: Any, folder: str | os.PathLike[str], *, format: Format = "") -
             write = formats.write_orbax if kind == "orbax" else formats.write_safetensors
             write(draft, contents.arrays, writes=is_writer)
         if is_writer:
+            omitted = omissions(value, kind, contents)
             draft.rename(target)
-            _announce(target, kind, omissions(value, kind, contents))
+            _announce(target, os.fspath(folder), kind, omitted)
     finally:
         if is_writer:
             shutil.rmtree(draft, ignore_errors=True)
@@ -168,13 +169,13 @@ def _write_model(model: Any, draft: Path, kind: str, *, writes: bool) -> None:
 
 def _contents(value: Any) -> Contents:
     if isinstance(value, (str, os.PathLike)):
-        return named_arrays.of_checkpoint(Path(value))
+        return named_arrays.of_checkpoint(Path(value).expanduser().absolute())
     return named_arrays.of_value(value)
 
 
-def _announce(target: Path, kind: str, omitted: str) -> None:
+def _announce(target: Path, shown: str, kind: str, omitted: str) -> None:
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
-    text = f"exported to {target} ({size / 1e6:.3g} MB, format {kind}). Not included: {omitted}"
+    text = f"exported to {shown} ({size / 1e6:.3g} MB, format {kind}). Not included: {omitted}"
     if worker := context.if_any():
         worker.reporter.note("checkpoint", text)
     else:

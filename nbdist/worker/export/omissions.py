@@ -39,7 +39,8 @@ def _of_model(model: Any, kind: str) -> Iterator[str]:
         yield "code"
     elif own := sorted(classes_of_notebook(model)):
         yield f"code of {_listed(own)}"
-    if kind not in ("keras", "weights") or model.optimizer is None:
+    has_optimizer = getattr(model, "optimizer", None) is not None  # only a compiled model has one
+    if has_optimizer and kind not in ("keras", "weights"):
         yield "optimizer"
     yield from ("random generators", "metrics")
 

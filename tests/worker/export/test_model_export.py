@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from nbdist.worker.export import model_export
+
 TREE = {
     "encoder": [{"w": np.ones((4, 3), np.float32)}, {"w": np.full((2, 3), 2.0, np.float64)}],
     "scale": np.float32(3),
@@ -34,6 +36,18 @@ def test_tree_is_written_under_its_paths(tmp_path: Path) -> None:
     assert found.keys() == {"encoder.0.w", "encoder.1.w", "b"}
     np.testing.assert_array_equal(found["encoder.1.w"], np.full((2, 3), 2.0))
     assert found["encoder.0.w"].dtype == np.float32
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "orbax"])
+def test_folder_may_be_relative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: model_export.Format
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    nbdist.export(TREE, "out", format=kind)
+    nbdist.export(TREE, "~/out", format=kind)
+    for folder in (tmp_path / "out", tmp_path / "home" / "out"):
+        assert {path.name for path in folder.iterdir()} <= {"orbax", "model.safetensors"}
 
 
 def test_large_model_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +271,8 @@ def test_keras_model_predicts_the_same_in_one_process(
     cluster.run(
         "import nbdist\n"
         'for kind in ("keras", "weights", "savedmodel", "safetensors", "orbax"):\n'
-        f"    nbdist.export(model, {str(tmp_path)!r} + f'/{{kind}}', format=kind)",
+        f"    nbdist.export(model, {str(tmp_path)!r} + f'/{{kind}}', format=kind)\n"
+        f"nbdist.export(keras.models.clone_model(model), {str(tmp_path / 'not_compiled')!r})",
         strategy=strategy,
     )
     output = capsys.readouterr().out
@@ -283,6 +298,7 @@ def test_keras_model_predicts_the_same_in_one_process(
         "savedmodel",
         "safetensors",
         "orbax",
+        "not_compiled",
     }
 
 
@@ -365,12 +381,12 @@ def test_newest_checkpoint_is_exported_without_workers(
     cluster.run("import numpy as np\nfound = np.asarray(w).tolist()")
     expected = cluster.pull(["found"])[0]["found"]
     export = "import nbdist\n" + "".join(
-        f"nbdist.export({str(saved)!r}, {str(out)!r} + {kind!r}, format={kind!r})\n"
+        f"nbdist.export({saved.name!r}, {str(out)!r} + {kind!r}, format={kind!r})\n"
         for kind in ("safetensors", "orbax")
     )
     modules = ("jax", "optax") if framework == "jax" else ("tensorflow", "keras")
     load = (
-        "\nimport contextlib, io, orbax.checkpoint as ocp\n"
+        f"\nimport contextlib, io, os, orbax.checkpoint as ocp\nos.chdir({str(tmp_path)!r})\n"
         "with contextlib.redirect_stdout(io.StringIO()) as text:\n"
         f"{textwrap.indent(export, '    ')}\n"
         f"tree = ocp.StandardCheckpointer().restore({str(out)!r} + 'orbax/orbax')\n"
