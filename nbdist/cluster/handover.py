@@ -6,7 +6,6 @@ Only this user can read its file.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 from pathlib import Path
@@ -136,16 +135,14 @@ def read_handover(folder: Path) -> HandoverState:
     """Read the handover state in a cluster's folder.
 
     Raises:
-        OSError: there is no file, or it belongs to another user.
+        OSError: there is no file, or another user owns or can change it.
         VersionError: another version of nbdist started the cluster.
         msgspec.DecodeError: the content is invalid, or belongs to another cluster.
     """
     path = folder / HANDOVER_FILE
     if not path.exists() and (folder / _OLD_FILE).exists():
         path = folder / _OLD_FILE
-    content = read_file(path, _MOST_BYTES)
-    if path.stat().st_uid != os.getuid():
-        raise PermissionError(f"{path} belongs to another user")
+    content = read_file(path, _MOST_BYTES, own=True)
     origin = msgspec.json.decode(content, type=_Origin)
     started_by, own = origin.started_by(), f"nbdist {__version__}"
     if origin.version != HANDOVER_VERSION:

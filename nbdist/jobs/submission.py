@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,11 +36,11 @@ from nbdist.records import (
     ProgramLauncher,
     Writer,
 )
-from nbdist.utils.files import replace_file
+from nbdist.utils.files import read_file, replace_file
 from nbdist.utils.processes import CONTINUES, is_gone, is_here, is_silent, process_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from nbdist.records import ProgramStatus, RunState
 
@@ -76,6 +77,7 @@ _LEFT_OUT = {
 _OF_JUPYTER = "JPY_"
 
 _STOPPED = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+_MOST_BYTES = 1 << 24
 _SHOWN = 200
 """Characters of a scheduler's answer that an error shows."""
 
@@ -222,7 +224,7 @@ def _started(job: ProgramJob, folder: Path) -> ProgramJob:
 
 
 def _store(job: ProgramJob, folder: Path) -> None:
-    mode = 0o600 if job.variables else 0o666  # they may contain keys
+    mode = 0o600 if job.variables else 0o644  # they may contain keys
     replace_file(folder / _FILE, msgspec.json.encode(job), mode)
 
 
@@ -310,16 +312,37 @@ def read(folder: Path) -> ProgramJob:
     """Return the job of a folder.
 
     Raises:
-        UsageError: no job was submitted from it.
+        UsageError: no job was submitted from it, or `job.json` cannot be read.
     """
+    return _read(folder, Path.read_bytes)
+
+
+def _read(folder: Path, read_bytes: Callable[[Path], bytes]) -> ProgramJob:
+    path = folder / _FILE
     try:
-        return msgspec.json.decode((folder / _FILE).read_bytes(), type=ProgramJob)
+        return msgspec.json.decode(read_bytes(path), type=ProgramJob)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
             f"{folder} contains no submitted job: name the folder of %dist_submit"
         ) from None
     except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"{folder / _FILE} cannot be read ({error})") from None
+        raise UsageError(f"{path} cannot be read ({error})") from None
+
+
+def _read_own(path: Path) -> bytes:
+    """Return the content of a file that only this user can change.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        UsageError: it cannot be read, it or its folder is a link, or another user could choose its
+            content.
+    """
+    try:
+        return read_file(path, _MOST_BYTES, own=True)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def state_of(job: ProgramJob, folder: Path) -> State:
@@ -350,7 +373,9 @@ def _process_state(job: ProgramJob, folder: Path) -> State:
     return State("running", "" if process == job.process else "its supervisor was killed")
 
 
-def _signalled(job: ProgramJob, folder: Path) -> Writer | None:
+def _signalled(
+    job: ProgramJob, folder: Path, read_bytes: Callable[[Path], bytes] = Path.read_bytes
+) -> Writer | None:
     """Return the process that takes signals for a program: its supervisor, or else its own.
 
     None if both have ended.
@@ -359,7 +384,7 @@ def _signalled(job: ProgramJob, folder: Path) -> Writer | None:
     if not is_gone(job.process):
         return job.process
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        program = msgspec.json.decode((folder / PROGRAM).read_bytes(), type=Writer)
+        program = msgspec.json.decode(read_bytes(folder / PROGRAM), type=Writer)
         return None if is_gone(program) else program
     return None
 
@@ -400,34 +425,43 @@ def cancel(job: ProgramJob, folder: Path) -> None:
         StartError: Slurm does not respond.
         UsageError: the program was started on another host.
     """
+    _cancellation(job, folder, Path.read_bytes)()
+
+
+def _cancellation(
+    job: ProgramJob, folder: Path, read_bytes: Callable[[Path], bytes]
+) -> Callable[[], object]:
+    """Return the function that sends SIGTERM to a program. See `cancel` for errors."""
     if job.launcher == "slurm":
-        jobs.run_command(["scancel", job.number])
-        return
+        return partial(jobs.run_command, ["scancel", job.number])
     assert job.process is not None
     if not is_here(job.process):
         raise UsageError(f"the job was started on {job.process.host}: cancel it there")
-    if (process := _signalled(job, folder)) is not None:
+    return partial(_terminate, _signalled(job, folder, read_bytes))
+
+
+def _terminate(process: Writer | None) -> None:
+    if process is not None:
         with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
             os.kill(process.pid, signal.SIGTERM)
 
 
-def cancel_job_of(run: RunState) -> None:
-    """Cancel the job that runs the program of a run.
+def cancellation_of(run: RunState) -> Callable[[], object]:
+    """Return the function that cancels the job of a run, as `cancel` does.
+
+    Other users may have written the run, so the files of the job must be this user's own.
 
     Raises:
-        StartError: Slurm does not respond.
-        UsageError: the run belongs to no job of this user, or the program was started on another
-            host.
+        UsageError: the run belongs to no job, the program was started on another host, or another
+            user owns the job or can change its files.
     """
     if not run.job_folder:
         raise UsageError("the program is no submitted job: stop it where it was started")
     folder = Path(run.job_folder)
-    job = read(folder)
+    job = _read(folder, _read_own)
     if job.id != run.job:
         raise UsageError(f"{folder} contains another job")
-    if (folder / _FILE).stat().st_uid != os.getuid():
-        raise UsageError("another user has submitted the job")
-    cancel(job, folder)
+    return _cancellation(job, folder, _read_own)
 
 
 def output(job: ProgramJob, folder: Path) -> str:

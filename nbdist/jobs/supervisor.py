@@ -2,8 +2,8 @@
 
 `python -m nbdist.jobs.supervisor COMMAND ...` runs in the folder of the program, in a session of
 its own. It starts the program when it receives a line, and answers with this line. It continues
-when the notebook's kernel ends. `process.json` names the process of the program. Its time of change
-shows other hosts that the supervisor runs.
+when the notebook's kernel ends. `process.json` names the process of the program. The supervisor
+sets the modification time of this file every 10 s, so that other hosts know that it runs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run(command: Sequence[str], has_started: Callable[[], None]) -> None:
     signal.signal(signal.SIGTERM, lambda _number, _frame: process.terminate())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     with contextlib.suppress(OSError):  # on a full disk, the program runs nevertheless
-        replace_file(Path(PROGRAM), msgspec.json.encode(process_of(process.pid)))
+        replace_file(Path(PROGRAM), msgspec.json.encode(process_of(process.pid)), 0o644)
     signal.signal(signal.SIGALRM, lambda _number, _frame: _beat())
     signal.setitimer(signal.ITIMER_REAL, BEAT_S, BEAT_S)
     status = process.wait()

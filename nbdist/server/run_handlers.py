@@ -102,9 +102,10 @@ class RunStopHandler(_RunHandler):
 
 
 def _cancel_job_of(run: StoredRun) -> None:
-    from nbdist.jobs.submission import cancel_job_of  # its import takes half a second
+    from nbdist.jobs.submission import cancellation_of  # its import takes half a second
 
-    cancel_job_of(run.state())
+    cancel = cancellation_of(run.state())
+    cancel()
     run.ask_to_stop()
 
 

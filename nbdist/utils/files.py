@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -63,22 +64,42 @@ def _try_to_replace(path: Path, content: bytes, mode: int) -> None:
         replace_file(path, content, mode)
 
 
-def read_file(path: Path, limit_bytes: int) -> bytes:
+def read_file(path: Path, limit_bytes: int, *, own: bool = False) -> bytes:
     """Return the content of a file, without following a link to it or to its folder.
 
+    Args:
+        path: the file.
+        limit_bytes: its largest size.
+        own: True to refuse a file that another user owns or can change, or whose folder another
+            user owns.
+
     Raises:
-        OSError: the file does not exist, it or its folder is a link, or it exceeds the limit.
+        OSError: the file does not exist, it or its folder is a link, it exceeds the limit, or it
+            is refused.
     """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
     def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
 
     try:
+        if own:
+            _require_owner(folder, path.parent)
         with open(path.name, "rb", opener=opener) as file:
+            if own:
+                _require_owner(file.fileno(), path, of_others=stat.S_IWGRP | stat.S_IWOTH)
             content = file.read(limit_bytes + 1)
     finally:
         os.close(folder)
     if len(content) > limit_bytes:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return content
+
+
+def _require_owner(descriptor: int, path: Path, *, of_others: int = 0) -> None:
+    """Refuse an open file or folder of another user, or with these permissions."""
+    found = os.fstat(descriptor)
+    if found.st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, "another user owns it", str(path))
+    if found.st_mode & of_others:
+        raise PermissionError(errno.EPERM, "other users can change it", str(path))

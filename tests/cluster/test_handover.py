@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from nbdist._version import __version__
-from nbdist.cluster import handover as handover_module
 from nbdist.cluster.handover import (
     HANDOVER_FILE,
     HandoverFile,
@@ -239,8 +238,8 @@ def test_the_state_of_another_folder_is_refused(tmp_path: Path, folder: Path) ->
 def test_a_file_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, new_state())
     other = os.getuid() + 1
-    monkeypatch.setattr(handover_module.os, "getuid", lambda: other)
-    with pytest.raises(PermissionError, match="belongs to another user"):
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    with pytest.raises(PermissionError, match="another user owns it"):
         read_handover(folder)
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import stat
+import subprocess
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -21,7 +22,10 @@ from nbdist.errors import StartError, UsageError
 from nbdist.jobs import submission
 from nbdist.jobs.supervisor import PROGRAM
 from nbdist.records import Writer
+from nbdist.utils.files import replace_file
 from nbdist.utils.polling import repeat_until
+from nbdist.utils.processes import is_gone, process_of
+from tests.runs import new_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -242,3 +246,97 @@ def test_only_ended_jobs_are_resumed(stubborn: ProgramJob, tmp_path: Path) -> No
         job.resume()
     shutil.move(moved, tmp_path)
     assert submission.read(tmp_path) == stubborn
+
+
+# Stop of a run in the page.
+
+OTHER_USER = 12345
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Path:
+    """Provide the folder of a job whose supervisor and program have ended."""
+    folder = tmp_path / "ended"
+    folder.mkdir()
+    (folder / "run.sh").write_text("exit 0\n")
+    job = submission.start(folder, "local", (), {}, tmp_path / "runs")
+    assert repeat_until(lambda: submission.state_of(job, folder).is_over, LIMIT_S)
+    assert job.process is not None
+    process = job.process
+    assert repeat_until(lambda: is_gone(process), LIMIT_S)
+    return folder
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    """Provide a process of this user that belongs to no job."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait(LIMIT_S)
+
+
+def stop(folder: Path, job_folder: Path) -> None:
+    """Cancel the job in `job_folder` as the page does. Its id is that of the job in `folder`."""
+    state = new_state(program="train.py", job=submission.read(folder).id)
+    submission.cancellation_of(msgspec.structs.replace(state, job_folder=str(job_folder)))()
+
+
+def name_process(folder: Path, process: subprocess.Popen[bytes]) -> None:
+    replace_file(folder / PROGRAM, msgspec.json.encode(process_of(process.pid)), 0o644)
+
+
+def test_stop_signals_the_program_without_its_supervisor(
+    ended: Path, victim: subprocess.Popen[bytes]
+) -> None:
+    name_process(ended, victim)
+    stop(ended, ended)
+    assert victim.wait(LIMIT_S) == -signal.SIGTERM
+
+
+def test_files_of_a_job_are_writable_only_by_their_owner(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("exit 0\n")
+    mask = os.umask(0o002)
+    try:
+        submission.start(tmp_path, "local", (), {}, tmp_path / "runs")
+        assert nbdist.job(tmp_path).wait(LIMIT_S) == "finished"
+    finally:
+        os.umask(mask)
+    for name in ("job.json", PROGRAM):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("attack", ["job-link", "program-link", "folder-link", "writable"])
+def test_stop_refuses_files_that_others_could_choose(
+    ended: Path, victim: subprocess.Popen[bytes], tmp_path: Path, attack: str
+) -> None:
+    folder = tmp_path / "attack"
+    folder.mkdir()
+    name_process(folder, victim)
+    if attack == "job-link":
+        (folder / "job.json").symlink_to(ended / "job.json")
+    else:
+        shutil.copy(ended / "job.json", folder)
+    if attack == "program-link":
+        (folder / PROGRAM).rename(tmp_path / PROGRAM)
+        (folder / PROGRAM).symlink_to(tmp_path / PROGRAM)
+    elif attack == "writable":
+        (folder / PROGRAM).chmod(0o664)
+    elif attack == "folder-link":
+        (tmp_path / "link").symlink_to(folder)
+        folder = tmp_path / "link"
+    with pytest.raises(UsageError, match="cannot be read"):
+        stop(ended, folder)
+    assert victim.poll() is None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("foreign", ["", "job.json", PROGRAM])
+def test_stop_refuses_files_of_another_user(
+    ended: Path, victim: subprocess.Popen[bytes], foreign: str
+) -> None:
+    name_process(ended, victim)
+    os.chown(ended / foreign, OTHER_USER, -1)
+    with pytest.raises(UsageError, match="another user owns it"):
+        stop(ended, ended)
+    assert victim.poll() is None
