@@ -6,7 +6,7 @@
     │   └── NoClusterError          a magic was used before %dist_start
     ├── StartError              a cluster or TensorBoard failed to start; nothing of it is left
     │   ├── VersionError            another version of nbdist started the cluster
-    │   └── NoResponseError         a scheduler gave no useful answer
+    │   └── NoResponseError         a scheduler did not respond, or its answer is invalid
     ├── OwnedError              the kernel of another notebook owns the cluster
     ├── LeftError               a cell continues, and this process no longer follows it
     ├── TransferError           an object could not be pushed or pulled
@@ -91,7 +91,10 @@ class VersionError(StartError):
 
 
 class NoResponseError(StartError):
-    """A command of a scheduler without a useful answer. The scheduler may have executed it."""
+    """A command of a scheduler that did not respond, or whose answer is invalid.
+
+    The scheduler may have executed it.
+    """
 
 
 class OwnedError(NbdistError):

@@ -81,8 +81,8 @@ class LiveRun(Protocol):
         """Return the ranks whose stacks browsers have requested since the last call."""
         ...
 
-    def stopping(self) -> None:
-        """Record that nbdist has asked the ranks to stop."""
+    def stopping(self, *, requested: bool = True) -> None:
+        """Record that nbdist has asked the ranks to stop, or has withdrawn the request."""
         ...
 
     def lost(self, ranks: Iterable[int]) -> None:
@@ -211,8 +211,8 @@ class StoredLiveRun:
     def stacks_requested(self) -> set[int]:
         return self._directory.stacks.take_requests()
 
-    def stopping(self) -> None:
-        self._changes.change(status="stopping")
+    def stopping(self, *, requested: bool = True) -> None:
+        self._changes.change(status="stopping" if requested else "running")
         self._look()
 
     def lost(self, ranks: Iterable[int]) -> None:
@@ -322,7 +322,7 @@ class NullRun:
     def stacks_requested(self) -> set[int]:
         return set()
 
-    def stopping(self) -> None: ...
+    def stopping(self, *, requested: bool = True) -> None: ...
 
     def lost(self, ranks: Iterable[int]) -> None: ...
 

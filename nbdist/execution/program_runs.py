@@ -14,6 +14,7 @@ import struct
 import sys
 import threading
 import time
+from collections import Counter
 from typing import IO, TYPE_CHECKING
 
 import msgspec
@@ -21,6 +22,7 @@ import msgspec
 from nbdist.execution import live_run
 from nbdist.execution.failures import CellOutcome, root
 from nbdist.records import (
+    DROPPED_TEXT,
     JOB_FOLDER_VARIABLE,
     JOB_VARIABLE,
     CellEnded,
@@ -37,6 +39,8 @@ from nbdist.utils.sockets import url_host
 from nbdist.views import formatting
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from nbdist.records import AnyEvent
 
 _TICK_S = 0.05
@@ -44,7 +48,7 @@ _LAST_RECORDS_S = 5.0
 """Time for the records of other ranks after the first has ended the cell, or rank 0 the program."""
 
 _MOST_EARLY = 10_000
-"""Records of a cell that rank 0 has not begun, from which nbdist drops text of other ranks."""
+"""Most records of a cell that other ranks have begun before rank 0. nbdist drops further text."""
 
 
 class _OpenRun:
@@ -94,9 +98,10 @@ class _OpenRun:
     def has_ended(self) -> bool:
         """Write new records. Return True if the run has ended."""
         self._run.tick()
-        if not self._is_stopping and self._run.stops_requested():  # the page has cancelled the job
-            self._is_stopping = True
-            self._run.stopping()
+        requested = self._run.stops_requested() > 0  # the page cancels the job
+        if requested != self._is_stopping:
+            self._is_stopping = requested
+            self._run.stopping(requested=requested)
         return self._outcome.ended.keys() == self._ranks or time.monotonic() > self._until
 
     def end(self) -> tuple[str, ...]:
@@ -117,6 +122,33 @@ class _OpenRun:
         return messages
 
 
+class _Early:
+    """Records of a cell that rank 0 has not begun.
+
+    Args:
+        cell: number of the cell.
+    """
+
+    def __init__(self, cell: int) -> None:
+        self._cell = cell
+        self._records: list[AnyEvent] = []
+        self._dropped: Counter[int] = Counter()
+
+    def add(self, record: AnyEvent) -> None:
+        """Keep a record. Text is dropped and counted if there are too many records."""
+        if isinstance(record, Output) and len(self._records) >= _MOST_EARLY:
+            self._dropped[record.rank] += len(record.text)
+        else:
+            self._records.append(record)
+
+    def records(self) -> Iterator[AnyEvent]:
+        """Yield the records, and a remark for each rank whose text was dropped."""
+        yield from self._records
+        for rank, count in self._dropped.items():
+            text = DROPPED_TEXT.format(count=count)
+            yield Output(rank=rank, cell=self._cell, stream="stdout", text=text)
+
+
 class ProgramRuns:
     """Runs of a program.
 
@@ -127,7 +159,7 @@ class ProgramRuns:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._open: dict[int, _OpenRun] = {}
-        self._early: dict[int, list[AnyEvent]] = {}
+        self._early: dict[int, _Early] = {}
         self._newest = 0
         self._until = float("inf")
 
@@ -142,15 +174,14 @@ class ProgramRuns:
         elif item.cell in self._open:
             self._open[item.cell].take(item)
         elif item.cell > self._newest:  # this rank is ahead of rank 0
-            early = self._early.setdefault(item.cell, [])
-            if not isinstance(item, Output) or len(early) < _MOST_EARLY:
-                early.append(item)
+            self._early.setdefault(item.cell, _Early(item.cell)).add(item)
 
     def _begin(self, cell: ProgramCell) -> None:
         number = self._newest = cell.request.number
         run = self._open[number] = _OpenRun(cell, self._settings)
-        for record in self._early.pop(number, ()):
-            run.take(record)
+        if (early := self._early.pop(number, None)) is not None:
+            for record in early.records():
+                run.take(record)
 
     def tick(self) -> None:
         """Write new records, and end the runs that all ranks have ended."""

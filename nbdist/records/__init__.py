@@ -55,6 +55,7 @@ from nbdist.records.commands import (
     StopAfter,
 )
 from nbdist.records.events import (
+    DROPPED_TEXT,
     MEASURES,
     PLACE,
     SYSTEM,
@@ -231,6 +232,7 @@ __all__ = [
     "BATCH_NAME",
     "CLUSTER_ID",
     "DATA",
+    "DROPPED_TEXT",
     "GPIPE",
     "HANDOVER_VERSION",
     "HOST_COPIES",

@@ -54,6 +54,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cell: int
 
 
+DROPPED_TEXT = "\n[nbdist: {count} characters of the output were not stored]\n"
+"""Line in the output of a rank in place of dropped text."""
+
+
 class Output(Event, frozen=True):
     """Text that the rank wrote: complete or partial lines."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -105,8 +106,13 @@ def _cancel_job_of(run: StoredRun) -> None:
     from nbdist.jobs.submission import cancellation_of  # its import takes half a second
 
     cancel = cancellation_of(run.state())
-    cancel()
-    run.ask_to_stop()
+    with contextlib.suppress(OSError):  # the job is cancelled without its run, too
+        run.ask_to_stop()  # first: the program may end at once, and its run is then stopped
+    try:
+        cancel()
+    except BaseException:
+        run.withdraw_stop()
+        raise
 
 
 class RunCellsHandler(_RunHandler):

@@ -104,11 +104,13 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
     def _pass_on(self, run: StoredRun, request: StopRun | RequestStack) -> None:
         """Pass a request on to the kernel."""
         try:
-            if isinstance(request, StopRun):
-                run.ask_to_stop()
-            else:
+            if isinstance(request, RequestStack):
                 run.ask_for_stack(request.rank)
-        except OSError as error:
+            elif run.written_state().program:  # RunStopHandler cancels jobs
+                self.log.warning("nbdist: run %s of a program cannot be stopped here", run.id)
+            else:
+                run.ask_to_stop()
+        except (OSError, msgspec.DecodeError) as error:
             self.log.warning("nbdist: cannot pass on a request to run %s: %s", run.id, error)
 
     async def _follow(self, run: StoredRun) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from dataclasses import dataclass
@@ -228,6 +229,11 @@ class StoredRun:
         """
         with (self.path / STOP_FILE).open("ab") as file:
             file.write(b"\n")
+
+    def withdraw_stop(self) -> None:
+        """Withdraw all requests to stop."""
+        with contextlib.suppress(OSError):  # there are none, or the directory was deleted
+            (self.path / STOP_FILE).unlink()
 
     def _require_directory(self) -> None:
         if not self.path.is_dir():

@@ -115,7 +115,7 @@ class LiveDouble(NullRun):
     def stops_requested(self) -> int:
         return self.requests
 
-    def stopping(self) -> None:
+    def stopping(self, *, requested: bool = True) -> None:
         self.calls.append(("stopping", None))
 
     def lost(self, ranks: Iterable[int]) -> None:

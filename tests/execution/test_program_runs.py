@@ -17,8 +17,9 @@ from nbdist.cells.parse import parse_cell
 from nbdist.execution import program_runs
 from nbdist.execution.program_runs import ProgramRuns
 from nbdist.execution.saved_runs import runs as stored
-from nbdist.records import CellEnded, Failure, Metrics, ProgramCell, WorkerState
+from nbdist.records import CellEnded, Failure, Metrics, Output, ProgramCell, WorkerState
 from nbdist.settings import Settings
+from nbdist.telemetry import run_reader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,6 +94,44 @@ def test_a_run_waits_for_its_ranks_only_a_short_time(
     (run,) = stored(tmp_path)
     assert (run.state.status, run.state.error) == ("failed", "ValueError on rank 1@h1: no day")
     assert [worker.status for worker in run.state.workers] == ["dead", "failed", "dead"]
+
+
+def test_dropped_text_of_a_rank_ahead_of_rank_0_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_runs, "_MOST_EARLY", 2)
+
+    def text(rank: int, written: str) -> Output:
+        return Output(rank=rank, cell=1, stream="stdout", text=written)
+
+    early = [
+        report(1, 1, 2.0),
+        *(text(1, f"line {line}\n") for line in range(3)),
+        text(2, "größer"),
+    ]
+    store(tmp_path, *early, cell(1, 3), text(1, "later\n"), *(end(1, rank) for rank in range(3)))
+    (run,) = stored(tmp_path)
+    assert run.output(1) == (
+        "line 0\n\n[nbdist: 14 characters of the output were not stored]\nlater\n"
+    )
+    assert run.output(2) == "\n[nbdist: 6 characters of the output were not stored]\n"
+
+
+def test_a_withdrawn_stop_leaves_the_run_running(tmp_path: Path) -> None:
+    runs = store(tmp_path, cell(1), report(1, 0, 2.0))
+    (run,) = run_reader.stored_runs(tmp_path)
+    assert [run.state().status] == ["running"]
+    run.ask_to_stop()
+    runs.tick()
+    assert run.state().status == "stopping"
+    run.withdraw_stop()
+    runs.tick()
+    assert run.state().status == "running"
+    run.withdraw_stop()  # there is no request
+    runs.take(end(1, 0))
+    runs.take(end(1, 1))
+    runs.tick()
+    assert run.state().status == "finished"
 
 
 def test_cells_are_read_until_rank_0_closes_the_stream() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.request
 from typing import TYPE_CHECKING
@@ -9,7 +10,9 @@ from urllib.parse import quote
 
 import msgspec
 import pytest
+from tornado.httpclient import HTTPClientError
 
+import nbdist
 from nbdist.jobs import submission
 from nbdist.records import (
     Annotations,
@@ -23,7 +26,9 @@ from nbdist.records import (
 )
 from nbdist.telemetry.annotations import MOST_BYTES, annotate, read_annotations
 from nbdist.telemetry.run_reader import find
+from nbdist.telemetry.run_writer import STOP_FILE
 from nbdist.telemetry.tail import States
+from nbdist.utils.files import replace_file
 from nbdist.utils.polling import repeat_until
 from tests.runs import losses, new_run
 from tests.server.jupyter import BASE, TOKEN, JupyterServer, response
@@ -170,10 +175,12 @@ def test_requests_need_the_token_and_writes_an_xsrf_token(
     for headers in (wrong, cookies):
         assert ask(server, run.state.id, "PATCH", b'{"name": "x"}', headers)[0] == 403
         assert ask(server, run.state.id, "DELETE", headers=headers)[0] == 403
+        assert ask(server, f"{run.state.id}/stop", "POST", b"", headers)[0] == 403
     assert read_annotations(run.path) == Annotations()
     token = "0123456789abcdef" * 2
     with_token = {"Cookie": f"{server.login()}; _xsrf={token}", "X-XSRFToken": token}
     assert ask(server, run.state.id, "PATCH", b'{"name": "x"}', with_token)[0] == 200
+    assert ask(server, f"{run.state.id}/stop", "POST", b"", with_token)[0] == 409  # it has no job
     annotate(run.path, {"name": ""})
 
 
@@ -191,19 +198,50 @@ def test_a_content_of_media_is_sent_by_its_number(server: JupyterServer, run: Ru
     reported.discard()
 
 
+READER = """
+from jupyter_server.auth import Authorizer
+class Reader(Authorizer):
+    def is_authorized(self, handler, user, action, resource):
+        return action == "read"
+c.ServerApp.authorizer_class = Reader
+"""
+"""Configuration of a server whose users may only read."""
+
+
+def test_stop_needs_the_permission_to_execute(tmp_path: Path) -> None:
+    config = tmp_path / "config" / "jupyter_server_config.py"
+    config.parent.mkdir()
+    config.write_text(READER)
+    with JupyterServer(tmp_path) as server:
+        run = new_run(server.runs, program="train.py")
+        path = run.state.id
+        assert ask(server, "table")[0] == 200
+        assert ask(server, f"{path}/stop", "POST", b"")[0] == 403
+        assert ask(server, path, "DELETE")[0] == 403
+
+        async def watch() -> None:
+            async with server.watch(path):
+                raise AssertionError("the socket accepts requests to stop")
+
+        with pytest.raises(HTTPClientError, match="403"):
+            asyncio.run(watch())
+        run.discard()
+
+
 WAITING = """
-trap 'echo asked; exit 75' TERM
+trap 'echo asked; cat "$STOP" 2>/dev/null | wc -l; exit 75' TERM
 echo begun
 while :; do sleep 0.05; done
 """
-"""Program that waits for SIGTERM."""
+"""Program that waits for SIGTERM, and then prints the number of stop requests of its run."""
 
 
 def test_stop_cancels_the_job_of_a_run(server: JupyterServer, tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(WAITING)
-    job = submission.start(tmp_path, "local", (), {}, server.runs)
+    run = new_run(server.runs, program="train.py", job_folder=str(tmp_path))
+    variables = {"STOP": str(run.path / STOP_FILE)}
+    job = submission.start(tmp_path, "local", (), variables, server.runs)
     assert repeat_until(lambda: submission.output(job, tmp_path) == "begun\n", LIMIT_S)
-    run = new_run(server.runs, program="train.py", job=job.id, job_folder=str(tmp_path))
     stop = f"{run.state.id}/stop"
     assert ask(server, stop, "POST", b"", headers={"Authorization": "token x"})[0] == 403
     run.update(job="another")
@@ -215,8 +253,35 @@ def test_stop_cancels_the_job_of_a_run(server: JupyterServer, tmp_path: Path) ->
     assert run.stops_requested() == 1
     assert repeat_until(lambda: submission.state_of(job, tmp_path).is_over, LIMIT_S)
     assert submission.state_of(job, tmp_path).status == "stopped"
-    assert submission.output(job, tmp_path) == "begun\nasked\n"
+    assert submission.output(job, tmp_path) == "begun\nasked\n1\n"
     assert ask(server, stop, "POST", b"")[0] == 204  # it has ended
+    run.discard()
+
+
+def test_stop_cancels_a_job_if_it_cannot_be_stored_in_the_run(
+    server: JupyterServer, tmp_path: Path
+) -> None:
+    (tmp_path / "run.sh").write_text(WAITING)
+    run = new_run(server.runs, program="train.py", job_folder=str(tmp_path))
+    job = submission.start(tmp_path, "local", (), {}, server.runs)
+    run.update(job=job.id)
+    (run.path / STOP_FILE).mkdir()
+    assert ask(server, f"{run.state.id}/stop", "POST", b"")[0] == 204
+    assert nbdist.job(tmp_path).wait(LIMIT_S) == "stopped"
+    run.discard()
+
+
+def test_stop_is_withdrawn_if_slurm_does_not_cancel_the_job(
+    server: JupyterServer, tmp_path: Path
+) -> None:
+    job = ProgramJob(
+        id="a", launcher="slurm", number="none", process=None, submitted=0.0, runs=str(server.runs)
+    )
+    replace_file(tmp_path / "job.json", msgspec.json.encode(job), 0o644)
+    run = new_run(server.runs, program="train.py", job="a", job_folder=str(tmp_path))
+    status, body = ask(server, f"{run.state.id}/stop", "POST", b"")
+    assert status == 409, body
+    assert run.stops_requested() == 0
     run.discard()
 
 
@@ -227,7 +292,7 @@ def test_stop_of_a_run_without_a_reachable_job_is_refused(
     job = ProgramJob(
         id="a", launcher="local", number="", process=other, submitted=0.0, runs=str(server.runs)
     )
-    (tmp_path / "job.json").write_bytes(msgspec.json.encode(job))
+    replace_file(tmp_path / "job.json", msgspec.json.encode(job), 0o644)
     run = new_run(server.runs, program="train.py")
     for folder, reason in (
         ("", "the program is no submitted job: stop it where it was started"),

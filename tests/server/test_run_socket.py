@@ -184,6 +184,21 @@ def test_a_stop_request_reaches_the_run(server: JupyterServer) -> None:
     run.close()
 
 
+def test_a_stop_request_does_not_reach_the_run_of_a_program(server: JupyterServer) -> None:
+    run = new_run(server.runs, program="train.py")
+
+    async def watch() -> None:
+        async with server.watch(run.state.id) as tab:
+            await tab.history()
+            await tab.send(STOP)
+            await tab.send(msgspec.json.encode(RequestStack(rank=1)))
+            await until(lambda: run.stacks.take_requests() == {1})
+
+    asyncio.run(watch())
+    assert not run.stops_requested()
+    run.close()
+
+
 async def until(done: Callable[[], bool]) -> None:
     deadline = time.monotonic() + NOTICED_S
     while not done():

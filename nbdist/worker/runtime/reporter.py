@@ -19,7 +19,15 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from nbdist.records import CellEnded, FitBegun, Metrics, Output, StepBegun, Stopping
+from nbdist.records import (
+    DROPPED_TEXT,
+    CellEnded,
+    FitBegun,
+    Metrics,
+    Output,
+    StepBegun,
+    Stopping,
+)
 
 if TYPE_CHECKING:
     from nbdist.records import AnyEvent, Columns, SocketAddress
@@ -131,8 +139,7 @@ class Reporter:
     def _with_remark(self, record: Output) -> Output:
         """Return text with a line before it about dropped text."""
         count, self._dropped_characters = self._dropped_characters, 0
-        remark = f"\n[nbdist: {count} characters of the output were not stored]\n"
-        return msgspec.structs.replace(record, text=remark + record.text)
+        return msgspec.structs.replace(record, text=DROPPED_TEXT.format(count=count) + record.text)
 
     def report(self, cell: int, columns: Columns, row: tuple[float, ...]) -> None:
         """Queue a row; never blocks. `RowBuffer.add` describes the arguments."""
