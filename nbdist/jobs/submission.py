@@ -10,15 +10,17 @@ import contextlib
 import fcntl
 import os
 import secrets
+import selectors
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -77,6 +79,9 @@ _LEFT_OUT = {
 _OF_JUPYTER = "JPY_"
 
 _STOPPED = {128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+_START_S = 120.0
+"""Longest wait for the start of a supervisor, whose Python may be on a slow shared disk."""
+
 _MOST_BYTES = 1 << 24
 _SHOWN = 200
 """Characters of a scheduler's answer that an error shows."""
@@ -212,7 +217,8 @@ def _started(job: ProgramJob, folder: Path) -> ProgramJob:
     name = f"{job_name(folder.name)}-{job.id}"
     command = [*(word.format(name=name) for word in _COMMANDS[job.launcher]), *job.arguments]
     if job.launcher != "slurm":
-        return _supervised(job, command, folder, env)
+        with tempfile.TemporaryFile() as errors:  # the supervisor keeps it open
+            return _supervised(job, command, folder, env, errors)
     begun = replace(job, number=_queued(command, name, folder, env))
     try:
         _store(begun, folder)
@@ -272,11 +278,16 @@ def _queued(command: Sequence[str], name: str, folder: Path, env: dict[str, str]
 
 
 def _supervised(
-    job: ProgramJob, command: Sequence[str], folder: Path, env: dict[str, str]
+    job: ProgramJob,
+    command: Sequence[str],
+    folder: Path,
+    env: dict[str, str],
+    errors: IO[bytes],
 ) -> ProgramJob:
     """Start a command under a supervisor process, and store the job with that process.
 
-    The supervisor waits until the job is stored. It confirms the start of the program.
+    The supervisor waits until the job is stored. It confirms the start of the program. Its
+    tracebacks go to `errors`.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until it can pass it on
     try:
@@ -286,7 +297,7 @@ def _supervised(
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,
             start_new_session=True,
         )
     finally:
@@ -296,16 +307,32 @@ def _supervised(
     assert supervisor.stdout is not None
     begun = replace(job, process=process_of(supervisor.pid))
     try:
-        with supervisor.stdout as answer:
+        with supervisor.stdout:
             with contextlib.suppress(BrokenPipeError), supervisor.stdin as request:
                 _store(begun, folder)
                 request.write(GO)
-            if answer.readline() != GO:
-                raise StartError(f"`{' '.join(command)}` cannot be started in {folder}")
+            if (reason := _why_not_started(supervisor, errors)) is not None:
+                raise StartError(f"`{' '.join(command)}` cannot be started in {folder}: {reason}")
     except BaseException:
         supervisor.terminate()
         raise
     return begun
+
+
+def _why_not_started(supervisor: subprocess.Popen[bytes], errors: IO[bytes]) -> str | None:
+    """Wait for the answer of a supervisor. Return the reason if it has not started the program."""
+    answer = supervisor.stdout
+    assert answer is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(answer, selectors.EVENT_READ)
+        if not selector.select(_START_S):
+            supervisor.kill()  # after SIGTERM, it would start the program first
+            return f"the supervisor has not started it within {_START_S:g} s"
+    if answer.readline() == GO:
+        return None
+    errors.seek(0)
+    lines = errors.read().decode(errors="replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "the supervisor was killed")
 
 
 def read(folder: Path) -> ProgramJob:

@@ -182,7 +182,7 @@ def test_job_that_cannot_start_again_keeps_its_state(
     assert (repr(stopped), stopped.logs()) == (before, logs)
     (tmp_path / ".job.json.new").rmdir()
     monkeypatch.setenv("PATH", str(tmp_path))  # without a shell
-    with pytest.raises(StartError, match=r"`sh run.sh` cannot be started in "):
+    with pytest.raises(StartError, match=r"`sh run.sh` cannot be started in .*: .*'sh'$"):
         stopped.resume()
     monkeypatch.undo()
     assert (repr(stopped), stopped.logs()) == (before, logs)
@@ -191,6 +191,16 @@ def test_job_that_cannot_start_again_keeps_its_state(
     assert repeat_until(lambda: "begun" in stopped.logs(), LIMIT_S)
     (tmp_path / "end").touch()
     assert stopped.wait(LIMIT_S) == "finished"
+
+
+def test_start_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "_START_S", 0.0)  # Python itself needs longer
+    (tmp_path / "run.sh").write_text("touch begun; exec sleep 600\n")
+    with pytest.raises(StartError, match="the supervisor has not started it within 0 s"):
+        submission.start(tmp_path, "local", (), {}, tmp_path / "runs")
+    job = submission.read(tmp_path)
+    assert repeat_until(lambda: submission.state_of(job, tmp_path).is_over, LIMIT_S)
+    assert not (tmp_path / "begun").exists()
 
 
 DOUBLES = {
