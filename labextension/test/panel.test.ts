@@ -2,8 +2,10 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
 import { nullTranslator } from '@jupyterlab/translation';
+import type { JSX } from 'react';
 import { newsOf, shortProgress } from '../src/panel/news';
 import { RunEvents } from '../src/panel/runevents';
+import { Runs } from '../src/panel/runs';
 import { progress, when } from '../src/panel/words';
 import { figures } from '../src/run/figures';
 import { RunModel } from '../src/run/model';
@@ -93,4 +95,28 @@ test('a new name appears in an open view', () => {
   model.onName('best');
   assert.equal(model.state?.name, 'best');
   assert.equal(changes, 1);
+});
+
+/** Return the row of a stopping run in the list, as JSON. */
+function stoppingRow(program: string, folder: string): string {
+  const run = runState({ status: 'stopping', program, job_folder: folder });
+  const list = Runs({
+    runs: [run],
+    refused: {},
+    figuresOf: () => figures(new RunModel(), 0),
+    trans,
+    onOpen: assert.fail,
+    onStop: assert.fail
+  });
+  const row = (list.props.children as JSX.Element[][])[0]?.[0];
+  assert.ok(row !== undefined);
+  const draw = row.type as (props: unknown) => JSX.Element;
+  return JSON.stringify(draw(row.props));
+}
+
+test('the tooltip of a stopping job is not that of a stopping run', () => {
+  assert.match(stoppingRow('', ''), /"title":"The run stops after the current step"/);
+  const ofJob = stoppingRow('train.py', '/shared/train');
+  assert.match(ofJob, /"title":"The job ends. With --checkpoint, it saves its state first."/);
+  assert.doesNotMatch(ofJob, /current step/);
 });

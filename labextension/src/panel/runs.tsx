@@ -50,6 +50,9 @@ function Run(props: IRunsProps & { readonly run: IRunState }): React.JSX.Element
   const stops = isJob(run)
     ? trans.__('Cancel the job. With --checkpoint, it saves its state first.')
     : trans.__('Stop the run after the current step');
+  const stopping = isJob(run)
+    ? trans.__('The job ends. With --checkpoint, it saves its state first.')
+    : trans.__('The run stops after the current step');
   const workers = trans._n('%1 worker', '%1 workers', run.workers.length);
   return (
     <li>
@@ -73,9 +76,7 @@ function Run(props: IRunsProps & { readonly run: IRunState }): React.JSX.Element
               type="button"
               className="jp-mod-styled jp-mod-reject"
               aria-label={`${stop} ${title}`}
-              title={
-                run.status === 'running' ? stops : trans.__('The run stops after the current step')
-              }
+              title={run.status === 'running' ? stops : stopping}
               disabled={run.status !== 'running'}
               onClick={() => onStop(run.id)}
             >

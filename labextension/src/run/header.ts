@@ -33,6 +33,7 @@ const STOP_JOB = [
 const STOP_ELSEWHERE = 'Stop the program where it was started.';
 /** Tooltips of the disabled button. */
 const STOPPING = 'The run stops after the current step';
+const STOPPING_JOB = 'The job ends. With --checkpoint, it saves its state first.';
 const NOT_CONNECTED = 'Not connected to the run';
 const CANCEL_STEP = ['Cancel step', 'Cancel the current step: its variables may be lost'] as const;
 
@@ -154,7 +155,8 @@ export class Header {
     const usual = isJob(state) ? STOP_JOB : state.stoppable ? STOP_STEPS : STOP_CELL;
     const [word, how] = this.canCancel ? CANCEL_STEP : usual;
     const isCut = this.model.connection !== 'live';
-    const title = isBusy ? STOPPING : isCut ? NOT_CONNECTED : how;
+    const stopping = isJob(state) ? STOPPING_JOB : STOPPING;
+    const title = isBusy ? stopping : isCut ? NOT_CONNECTED : how;
     setText(this.stop, this.translate(isBusy ? 'Stopping …' : word));
     setAttribute(this.stop, 'title', this.translate(title));
   }
