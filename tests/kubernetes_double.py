@@ -5,8 +5,8 @@ in strict mode: it rejects unknown fields, as `fieldValidation=Strict` does. The
 connects over HTTP.
 
 A pod is a process on this machine that runs its container's command. Its environment contains the
-Job's index, and the Secret's volume has its own path. The double replaces failed pods, as the Job
-controller does.
+Job's index, and the Secret's volume has its own path. Host names of pods behind a headless Service
+become the loopback address. The double replaces failed pods, as the Job controller does.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Server:
         refused: rejected requests.
         is_full: True if there are no nodes for pods, so that they wait.
         image_fault: reason why containers do not start. Empty if they start.
+        images: working folder of the containers of an image, by its name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,6 +52,7 @@ class Server:
         self.is_full = False
         self.image_fault = ""
         self.denies = ""
+        self.images: dict[str, Path] = {}
         self._pods: dict[str, tuple[dict[str, Any], subprocess.Popen[bytes] | None]] = {}
         self._lock = threading.RLock()
         self._over = threading.Event()
@@ -187,7 +189,6 @@ class Server:
         self._pods[pod["metadata"]["name"]] = pod, None
 
     def _run(self, pod: dict[str, Any], job: dict[str, Any]) -> None:
-        secret = self.objects.get(("Secret", _job_of(pod)))
         if self.is_full:
             message = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
             unscheduled = {"type": "PodScheduled", "status": "False", "message": message}
@@ -199,19 +200,24 @@ class Server:
             common = {"ready": False, "restartCount": 0, "image": "", "imageID": ""}
             pod["status"]["containerStatuses"] = [{**worker, **common}]
             return
-        if secret is None:
+        mounted = [v["secret"] for v in pod["spec"]["volumes"] if "secret" in v]
+        secret = self.objects.get(("Secret", _job_of(pod)))
+        if mounted and secret is None:
             return  # the volume cannot be mounted yet
         name = pod["metadata"]["name"]
         volume = self.folder / name
         volume.mkdir(mode=0o700)
-        for key, content in secret["stringData"].items():
+        for key, content in secret["stringData"].items() if mounted and secret else ():
             (volume / key).write_text(content)
-            (volume / key).chmod(pod["spec"]["volumes"][-2]["secret"]["defaultMode"])
-        command = [w.replace(_WHERE, str(volume)) for w in pod["spec"]["containers"][0]["command"]]
-        env = {v["name"]: v["value"] for v in pod["spec"]["containers"][0].get("env", [])}
+            (volume / key).chmod(mounted[0]["defaultMode"])
+        (container,) = pod["spec"]["containers"]
+        words = [*container["command"], *container.get("args", ())]
+        command = [word.replace(_WHERE, str(volume)) for word in words]
+        env = {v["name"]: self._address(v["value"]) for v in container.get("env", [])}
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
                 [shutil.which(command[0]) or command[0], *command[1:]],
+                cwd=self.images.get(container["image"]),
                 env={**os.environ, **env, "JOB_COMPLETION_INDEX": str(_index(pod))},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -220,6 +226,19 @@ class Server:
             )
         pod["status"] = {"phase": "Running"}
         self._pods[name] = pod, process
+
+    def _address(self, text: str) -> str:
+        """Return the loopback address for the host name of a pod, or the text."""
+        host, _, domain = text.partition(".")
+        service = self.objects.get(("Service", domain), {"spec": {}})["spec"]
+        names = {
+            f"{_job_of(pod)}-{_index(pod)}"
+            for pod, _ in self._pods.values()
+            if service.get("clusterIP") == "None"
+            and pod["spec"].get("subdomain") == domain
+            and service["selector"].items() <= pod["metadata"]["labels"].items()
+        }
+        return "127.0.0.1" if host in names else text
 
     def _end(self, name: str, number: signal.Signals) -> None:
         with self._lock:

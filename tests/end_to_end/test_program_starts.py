@@ -12,14 +12,16 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import kubernetes
 import numpy as np
 import psutil
 import pytest
 
 import nbdist
-from nbdist.jobs import folder
+from nbdist.jobs import folder, kubernetes_files
+from nbdist.utils.polling import repeat_until
 from tests import clusters
 from tests.end_to_end.test_exported_programs import (
     LIMIT_S,
@@ -31,34 +33,20 @@ from tests.end_to_end.test_exported_programs import (
     run_cells,
     with_results,
 )
+from tests.kubernetes_double import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
 HOSTS = 2
 RARE = ("mirrored step", *SINGLE_TRAININGS)
-Environment = dict[str, str]
+IMAGE = "registry/train:1"
 
 
-def of_tensorflow(rank: int, ports: Sequence[int]) -> Environment:
+def of_tensorflow(rank: int, ports: Sequence[int]) -> dict[str, str]:
     workers = [f"127.0.0.1:{port}" for port in ports]
     task = {"type": "worker", "index": rank}
     return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
-
-
-def of_indexed_job(rank: int, ports: Sequence[int]) -> Environment:
-    return {
-        "JOB_COMPLETION_INDEX": str(rank),
-        "WORLD_SIZE": str(HOSTS),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(ports[0]),
-    }
-
-
-ENVIRONMENTS: Mapping[str, Callable[[int, Sequence[int]], Environment]] = {
-    "TF_CONFIG": of_tensorflow,
-    "indexed job": of_indexed_job,
-}
 
 
 @pytest.fixture(
@@ -71,11 +59,15 @@ def program(
     """Provide an exported program that stores its results, and its results under `nbdist run`."""
     training = {**TRAININGS, **SINGLE_TRAININGS}[request.param]
     target = tmp_path_factory.mktemp("exported") / "train"
+    (target.parent / "pods").mkdir()
     framework = "jax" if training.strategy == "pjrt" else "tensorflow"
     with clusters.cluster(hosts=HOSTS, framework=framework) as cluster:
         run_cells(cluster, training)
-        launcher = nbdist.Batch("mpi")
-        export(cluster, target, run="", cell=len(training.cells), launch=launcher)
+        chosen: dict[str, Any] = {"run": "", "cell": len(training.cells)}
+        pods = nbdist.Batch("kubernetes", image=IMAGE)
+        export(cluster, target.parent / "pods" / "train", launch=pods, **chosen)
+        export(cluster, target, launch=nbdist.Batch("mpi"), **chosen)
+    (target.parent / "pods" / "train" / "job.yaml").rename(target / "job.yaml")
     with_results(target, training)
     ended = launch(target)
     assert ended.returncode == 0, ended.stderr
@@ -101,14 +93,13 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_ranks_find_each_other_by_the_variables_of_a_launcher(program: Path, name: str) -> None:
+def test_ranks_find_each_other_by_the_variable_of_tensorflow(program: Path) -> None:
     ports = free_ports(HOSTS)
     ranks = [
         subprocess.Popen(
             [sys.executable, folder.PROGRAM],
             cwd=program,
-            env={**os.environ, **ENVIRONMENTS[name](rank, ports)},
+            env={**os.environ, **of_tensorflow(rank, ports)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -122,6 +113,43 @@ def test_ranks_find_each_other_by_the_variables_of_a_launcher(program: Path, nam
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0] * HOSTS, output
     assert_results_are_equal(program)
+
+
+def test_pods_of_an_indexed_job_give_the_numbers(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A double of Kubernetes validates the objects of `job.yaml` and runs the pods' commands."""
+    image = tmp_path / "image"
+    shutil.copytree(program, image)
+    (port,) = free_ports(1)  # a pod has its own network
+    path = image / "job.yaml"
+    path.write_text(path.read_text().replace(str(kubernetes_files.PORT), str(port)))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    with Server(tmp_path) as server:
+        server.images[IMAGE] = image
+        configuration = kubernetes.client.Configuration()
+        kubernetes.config.load_kube_config(
+            str(server.kubeconfig("research")), client_configuration=configuration
+        )
+        with kubernetes.client.ApiClient(configuration) as client:
+            kubernetes.utils.create_from_yaml(client, str(path), namespace="research")
+            jobs = kubernetes.client.BatchV1Api(client)
+
+            def has_ended() -> bool:
+                failed = {pod["status"]["phase"] for pod in server.pods("train")} >= {"Failed"}
+                return failed or bool(
+                    jobs.read_namespaced_job("train", "research").status.conditions
+                )
+
+            assert repeat_until(has_ended, LIMIT_S)
+        output = [server.log(pod["metadata"]["name"]) for pod in server.pods("train")]
+        assert [pod["status"]["phase"] for pod in server.pods("train")] == ["Succeeded"] * HOSTS, (
+            output
+        )
+        assert not server.refused
+    assert (image / "checkpoints").is_dir()
+    shutil.copytree(program.parent / "expected", tmp_path / "expected")
+    assert_results_are_equal(image)
 
 
 @pytest.mark.skipif(shutil.which("mpiexec") is None, reason="mpiexec not installed (openmpi-bin)")
