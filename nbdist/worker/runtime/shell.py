@@ -50,6 +50,11 @@ def use_program(namespace: dict[str, Any]) -> None:
     _program[:] = [ProgramShell(namespace)]
 
 
+def is_program() -> bool:
+    """Return True if this process runs an exported program, not the cells of a notebook."""
+    return bool(_program)
+
+
 def engine_shell() -> Any:
     """Return ipykernel's shell, whose namespace is the user's. Call it only on a rank."""
     return _program[0] if _program else get_ipython()

@@ -22,6 +22,7 @@ from nbdist.worker.planning.compiled_memory import compiled
 from nbdist.worker.planning.sharding import Lowered
 from nbdist.worker.profiling.jax_profiler import PjrtTracer
 from nbdist.worker.runtime import signals
+from nbdist.worker.runtime.shell import is_program
 from nbdist.worker.training import step_contract
 from nbdist.worker.training.parity import compare
 from nbdist.worker.training.warmup import Factor, learning_rates
@@ -265,9 +266,10 @@ class PjrtStep:
     def _is_whole(self, group: Carried) -> bool:
         """Return True if no failed step has consumed the buffers: such state cannot be restored."""
         if any(array.is_deleted() for array in group.arrays):
-            names = ", ".join(f"`{name}`" for name in group.names)
-            text = f"{names}: lost in the step that failed; run the cell that creates it again"
-            warnings.warn(text, stacklevel=2)
+            if not is_program():
+                names = ", ".join(f"`{name}`" for name in group.names)
+                text = f"{names}: lost in the step that failed; run the cell that creates it again"
+                warnings.warn(text, stacklevel=2)
             return False
         if self.plan is not None:
             self._strategy.note_sharded(group.arrays)
