@@ -13,6 +13,7 @@ import msgspec
 
 from nbdist.errors import UsageError
 from nbdist.jobs.launch_files import launch_files
+from nbdist.utils import distributions
 from nbdist.views import formatting
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def write(
         The names of the launch files.
 
     Raises:
-        UsageError: the folder or the launch files cannot be written. Nothing is left of it.
+        UsageError: the folder, a table or the launch files cannot be written. Nothing is left of
+            the folder.
     """
     launching = launch_files(
         launch,
@@ -120,10 +122,8 @@ def _plan_text(plan: Plan) -> str:
 
 def _requirements(program: Program) -> str:
     """Return the packages that a program imports, in their installed versions."""
-    owners = importlib.metadata.packages_distributions()
-    named = {"nbdist", "numpy", *_FRAMEWORKS[program.strategy]}
     modules = [m for m in program.imports if m not in sys.stdlib_module_names]
-    named |= {owner for module in modules for owner in owners.get(module, ())[:1]}
+    named = {"nbdist", "numpy", *_FRAMEWORKS[program.strategy]} | distributions.owners(modules)
     lines = sorted(f"{name}=={importlib.metadata.version(name)}" for name in named)
     return "\n".join(lines) + "\n"
 

@@ -35,11 +35,16 @@ class Table(ABC):
 
     @abstractmethod
     def difference(self) -> str:
-        """Return what the file would change; empty if nothing."""
+        """Return what the file would change, or the error of its format; empty if nothing."""
 
     @abstractmethod
     def write(self, path: Path) -> None:
-        """Write the file, after `difference`."""
+        """Write the file, after `difference`.
+
+        Raises:
+            OSError: the disk is full, for example.
+            UsageError: the package cannot write the table.
+        """
 
 
 def table_of(value: object) -> Table | None:
@@ -75,7 +80,10 @@ class _ArrowTable(Table):
     def difference(self) -> str:
         import pyarrow as pa
 
-        self._content = _arrow_file(self._value)
+        try:
+            self._content = _arrow_file(self._value)
+        except pa.ArrowException as error:
+            return str(error)
         restored = pa.ipc.open_file(self._content).read_all()
         is_equal = restored.equals(self._value, check_metadata=True) or (  # NaN is not equal to NaN
             restored.schema.equals(self._value.schema, check_metadata=True)
@@ -180,11 +188,14 @@ class _Dataset(Table):
 
     def write(self, path: Path) -> None:
         import datasets
+        import pyarrow as pa
 
         hidden = datasets.are_progress_bars_disabled()
         datasets.disable_progress_bars()
         try:
             self._value.save_to_disk(str(path))
+        except (pa.ArrowException, datasets.exceptions.DatasetsError) as error:
+            raise UsageError(f"cannot export {self.label}: {error}") from None
         finally:
             if not hidden:
                 datasets.enable_progress_bars()

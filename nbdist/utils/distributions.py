@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 from typing import TYPE_CHECKING
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def with_requirements(names: Iterable[str]) -> set[str]:
 
 
 def _required(lines: Iterable[str]) -> Iterator[str]:
-    for requirement in map(Requirement, lines):
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield canonicalize_name(requirement.name)
+    for line in lines:
+        with contextlib.suppress(InvalidRequirement):  # of an old distribution
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                yield canonicalize_name(requirement.name)

@@ -239,8 +239,29 @@ def test_arrow_table_may_contain_nan(tmp_path: Path) -> None:
     assert repr(found.to_pylist()) == repr(table.to_pylist())
 
 
+def test_arrow_table_that_no_file_contains_is_refused(tmp_path: Path) -> None:
+    parts = [pa.table({"a": pa.array([text]).dictionary_encode()}) for text in "xy"]
+    with pytest.raises(UsageError, match=r"cannot export `x` \(pyarrow.Table\): .*Dictionary repl"):
+        written(tmp_path, {"x": pa.concat_tables(parts)})
+
+
+def test_dataset_that_its_package_cannot_write_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A double of the package's function raises the error of a damaged table."""
+    import datasets
+
+    def damaged(_self: Any, _path: str) -> None:
+        raise pa.ArrowInvalid("Column 1 named x expected length 2")
+
+    monkeypatch.setattr(datasets.Dataset, "save_to_disk", damaged)
+    with pytest.raises(UsageError, match=r"cannot export `x` \(datasets.Dataset\): Column 1 named"):
+        written(tmp_path, {"x": datasets.Dataset.from_dict({"x": [1, 2]})})
+
+
 def test_polars_frames_keep_their_types(tmp_path: Path) -> None:
-    pl = pytest.importorskip("polars")
+    import polars as pl
+
     frame = pl.DataFrame(
         {"a": [[1], None], "b": ["x", "y"]}, schema_overrides={"b": pl.Categorical}
     )

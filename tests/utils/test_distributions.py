@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+from typing import TYPE_CHECKING
 
 from nbdist.utils import distributions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
 
 
 def test_versions_have_normalized_names() -> None:
@@ -19,6 +25,17 @@ def test_owner_and_requirements_of_a_module() -> None:
     assert {"ipython", "traitlets", "prompt-toolkit", "wcwidth"} <= needed
     assert "matplotlib" not in needed, "only an extra of IPython requires it"
     assert "colorama" not in needed, "only required on Windows"
+
+
+def test_lines_that_are_no_requirements_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "aged-1.dist-info").mkdir()
+    required = "".join(f"Requires-Dist: {line}\n" for line in ("numpy", "pytz (>dev)", "jax;"))
+    metadata = f"Metadata-Version: 2.1\nName: aged\nVersion: 1\n{required}"
+    (tmp_path / "aged-1.dist-info" / "METADATA").write_text(metadata)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert distributions.with_requirements({"aged"}) == {"aged", "numpy"}
 
 
 def test_editable_installs_are_known() -> None:
