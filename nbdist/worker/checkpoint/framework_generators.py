@@ -22,19 +22,26 @@ def state_of(value: Any) -> list[Any]:
     return leaves
 
 
-def set_state(value: Any, state: list[Any]) -> None:
+def set_state(value: Any, state: list[Any]) -> bool:
     """Set the state of a generator in place.
 
     Args:
         value: the generator.
         state: arrays of `state_of` for a generator with the same names of streams.
+
+    Returns:
+        False if the generator has other arrays, such as those of a further stream. It then keeps
+        its present state.
     """
+    if [(a.shape, a.dtype) for a in state_of(value)] != [(a.shape, a.dtype) for a in state]:
+        return False
     if _is_variable(value):
         value.state.assign(state[0])
-        return
+        return True
     flax, jax = sys.modules["flax.nnx"], sys.modules["jax"]
     structure = jax.tree.structure(flax.state(value))
     flax.update(value, jax.tree.unflatten(structure, state))
+    return True
 
 
 def _is_variable(value: Any) -> bool:

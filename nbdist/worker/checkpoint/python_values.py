@@ -137,6 +137,9 @@ class Decoder:
         shared: paths to each saved object with several, by each of them.
         kept: present objects by path that receive the saved contents in place.
         templates: present values. A saved pytree needs one of its type for its structure.
+
+    Attributes:
+        unlike: paths to generators that have other arrays than the saved ones and stay as they are.
     """
 
     def __init__(
@@ -149,6 +152,7 @@ class Decoder:
         self._kept = kept
         self._templates = templates
         self._shared: dict[frozenset[str], Any] = {}
+        self.unlike: list[str] = []
 
     def decode(self, path: str, saved: Any, now: Any) -> Any:
         """Return a saved value. `now` is the present value of the path."""
@@ -166,7 +170,7 @@ class Decoder:
         elif kind in ("generator", "random_state", "random"):
             found = _restored_generator(kind, decode(content), usable)
         elif kind == "framework_generator":
-            found = _restored_framework_generator(decode(content), usable)
+            found = self._framework_generator(path, decode(content), usable)
         elif kind == "tree":
             found = self._tree(content, rest[0][1], now)
         elif kind == "dict":
@@ -176,6 +180,14 @@ class Decoder:
         if group is not None:
             self._shared[group] = found
         return found
+
+    def _framework_generator(self, path: str, state: list[Any], now: Any) -> Any:
+        """Set the state of the present generator. Without one, the name stays as it is."""
+        if framework_generators.is_generator(now) and not framework_generators.set_state(
+            now, state
+        ):
+            self.unlike.append(path)
+        return now
 
     def _tree(self, leaves: list[Any], name: str, now: Any) -> Any:
         for template in (now, *self._templates):
@@ -339,13 +351,6 @@ def _restored_array(packed: Any, form: str, now: Any) -> Any:
     if form.startswith("key "):
         return jax.random.wrap_key_data(restored, impl=form.removeprefix("key "))
     return restored
-
-
-def _restored_framework_generator(state: list[Any], now: Any) -> Any:
-    """Set the state of the present generator. Without one, the name stays as it is."""
-    if framework_generators.is_generator(now):
-        framework_generators.set_state(now, state)
-    return now
 
 
 def _restored_generator(kind: str, state: Any, now: Any) -> Any:

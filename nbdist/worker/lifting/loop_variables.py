@@ -155,6 +155,11 @@ class LoopVariables:
                 self._create(path, decoder.decode(path, saved, None), variables, own, local)
             elif (new := decoder.decode(path, saved, variable.value)) is not variable.value:
                 variable.assign(new)
+        for path in decoder.unlike:
+            self._warn(
+                f"`{path.rpartition('/')[2]}` keeps its present state: the generator in the "
+                "checkpoint has other streams"
+            )
         return local
 
     def _is_first(self, variables: dict[str, _Variable], frame: FrameType) -> Callable[[str], bool]:

@@ -158,6 +158,16 @@ def test_generator_of_nnx_continues_in_place() -> None:
     assert paths == [["rngs", "also[0]"]]
 
 
+def test_generator_with_another_stream_keeps_its_state() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    before, now, same = nnx.Rngs(3), nnx.Rngs(5, noise=4), nnx.Rngs(5, noise=4)
+    decoder = Decoder({}, {"rngs": now})
+    assert decoder.decode("rngs", encode(before), now) is now
+    assert decoder.unlike == ["rngs"]
+    assert now.noise.uniform(()) == same.noise.uniform(())
+    assert now.default.uniform(()) == same.default.uniform(())
+
+
 @pytest.mark.parametrize(
     "value",
     [object(), [object()], {"a": object()}, np.array([object()]), np.zeros(2, [("a", "f4")])],
