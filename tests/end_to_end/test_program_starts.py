@@ -18,6 +18,7 @@ import kubernetes
 import numpy as np
 import psutil
 import pytest
+import yaml
 
 import nbdist
 from nbdist.jobs import folder, kubernetes_files
@@ -71,7 +72,9 @@ def program(
     with_results(target, training)
     ended = launch(target)
     assert ended.returncode == 0, ended.stderr
-    shutil.copytree(target, target.parent / "expected")
+    (target.parent / "expected").mkdir()
+    for rank in range(HOSTS):
+        (target / f"result{rank}.npz").rename(target.parent / "expected" / f"result{rank}.npz")
     return target
 
 
@@ -115,41 +118,91 @@ def test_ranks_find_each_other_by_the_variable_of_tensorflow(program: Path) -> N
     assert_results_are_equal(program)
 
 
-def test_pods_of_an_indexed_job_give_the_numbers(
-    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A double of Kubernetes validates the objects of `job.yaml` and runs the pods' commands."""
-    image = tmp_path / "image"
-    shutil.copytree(program, image)
+@contextlib.contextmanager
+def pods_of(
+    image: Path, monkeypatch: pytest.MonkeyPatch, *words: str, failed: int = 0
+) -> Iterator[Server]:
+    """Apply `job.yaml` to a double of Kubernetes, as kubectl does, and wait until the Job ends.
+
+    The double validates the objects and runs the pods' commands. The body runs after the start.
+
+    Args:
+        image: folder of the program in the containers.
+        words: further arguments of the program.
+        failed: number of pods that must fail before others complete the Job.
+    """
     (port,) = free_ports(1)  # a pod has its own network
     path = image / "job.yaml"
-    path.write_text(path.read_text().replace(str(kubernetes_files.PORT), str(port)))
+    service, job = yaml.safe_load_all(
+        path.read_text().replace(str(kubernetes_files.PORT), str(port))
+    )
+    job["spec"]["template"]["spec"]["containers"][0]["args"] += words
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    with Server(tmp_path) as server:
+    (image.parent / "kubernetes").mkdir()
+    with Server(image.parent / "kubernetes") as server:
         server.images[IMAGE] = image
         configuration = kubernetes.client.Configuration()
         kubernetes.config.load_kube_config(
             str(server.kubeconfig("research")), client_configuration=configuration
         )
         with kubernetes.client.ApiClient(configuration) as client:
-            kubernetes.utils.create_from_yaml(client, str(path), namespace="research")
+            kubernetes.utils.create_from_yaml(
+                client, yaml_objects=[service, job], namespace="research"
+            )
+            yield server
             jobs = kubernetes.client.BatchV1Api(client)
 
             def has_ended() -> bool:
-                failed = {pod["status"]["phase"] for pod in server.pods("train")} >= {"Failed"}
-                return failed or bool(
-                    jobs.read_namespaced_job("train", "research").status.conditions
-                )
+                is_complete = jobs.read_namespaced_job("train", "research").status.conditions
+                return bool(is_complete) or len(phases(server)) > 2 * HOSTS
 
-            assert repeat_until(has_ended, LIMIT_S)
-        output = [server.log(pod["metadata"]["name"]) for pod in server.pods("train")]
-        assert [pod["status"]["phase"] for pod in server.pods("train")] == ["Succeeded"] * HOSTS, (
-            output
-        )
+            assert repeat_until(has_ended, LIMIT_S), logs(server)
+        assert phases(server) == ["Failed"] * failed + ["Succeeded"] * HOSTS, logs(server)
         assert not server.refused
+
+
+def phases(server: Server) -> list[str]:
+    """Return the phases of all pods, sorted."""
+    return sorted(pod["status"]["phase"] for pod in server.pods("train"))
+
+
+def logs(server: Server) -> list[str]:
+    return [server.log(pod["metadata"]["name"]) for pod in server.pods("train")]
+
+
+def test_pods_of_an_indexed_job_give_the_numbers(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = tmp_path / "train"
+    shutil.copytree(program, image)
+    with pods_of(image, monkeypatch):
+        pass
     assert (image / "checkpoints").is_dir()
     shutil.copytree(program.parent / "expected", tmp_path / "expected")
     assert_results_are_equal(image)
+
+
+@pytest.mark.full
+def test_job_continues_after_the_eviction_of_a_pod(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = tmp_path / "train"
+    shutil.copytree(program, image)
+    text = (image / folder.PROGRAM).read_text()
+    epochs = ("--epochs", "100") if "epochs" in text else ()
+    (image / folder.PROGRAM).write_text(text.replace("range(2)", "range(100)"))
+    ended = launch(image, *epochs)
+    assert ended.returncode == 0, ended.stderr
+    expected = [dict(np.load(image / f"result{rank}.npz")) for rank in range(HOSTS)]
+    (image / "result0.npz").unlink()
+    with pods_of(image, monkeypatch, *epochs, failed=HOSTS) as server:
+        assert repeat_until(
+            lambda: len(phases(server)) == HOSTS and "epoch 3 " in "".join(logs(server)), LIMIT_S
+        )
+        server.kill("train-1-00000", signal.SIGTERM)
+    for rank, values in enumerate(expected):
+        found = np.load(image / f"result{rank}.npz")
+        np.testing.assert_array_equal(found["weights"], values["weights"])
 
 
 @pytest.mark.skipif(shutil.which("mpiexec") is None, reason="mpiexec not installed (openmpi-bin)")
