@@ -77,7 +77,9 @@ def test_rank_that_changes_its_copy_ends_the_program(
     ended = launch(tmp_path / "train")
     assert ended.returncode == 1
     assert LINE.sub("", caught.value.evalue) in LINE.sub("", ended.stderr)
-    for line in map(int, LINE.findall(ended.stderr)):
+    lines = [int(line) for line in LINE.findall(ended.stderr)]
+    assert bool(lines) == bool(LINE.search(caught.value.evalue)) == (strategy == "pjrt")
+    for line in lines:
         assert "params" in program.read_text().splitlines()[line - 1]
 
 
