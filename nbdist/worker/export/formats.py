@@ -115,17 +115,30 @@ def convert_to_saved_model(model: Any, keras_file: Path, folder: Path) -> None:
         folder: Folder for the SavedModel.
 
     Raises:
-        StepError: the model cannot be loaded or traced there.
+        StepError: the model cannot be sent to that process, or loaded or traced there in time.
     """
     imports = pickle.dumps((own_finder.install(), sys.path))
-    done = subprocess.run(
-        [sys.executable, "-c", _AS_SAVED_MODEL, str(keras_file), str(folder)],
-        env={**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": ""},
-        input=imports + pickle.dumps(_own_objects(model, keras_file)),
-        capture_output=True,
-        timeout=_CONVERT_S,
-        check=False,
-    )
+    try:
+        own = pickle.dumps(_own_objects(model, keras_file))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise StepError(
+            f"Keras on TensorFlow cannot import the objects of this model ({error}): define its "
+            'layers and functions at the top of a module, or export with format="keras"'
+        ) from None
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _AS_SAVED_MODEL, str(keras_file), str(folder)],
+            env={**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": ""},
+            input=imports + own,
+            capture_output=True,
+            timeout=_CONVERT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise StepError(
+            f"Keras on TensorFlow did not export this model within {_CONVERT_S} s: export with "
+            'format="keras"'
+        ) from None
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         named = [line for line in lines if _ERROR.match(line)] or lines[-1:] or ["no message"]

@@ -423,10 +423,17 @@ class OfJax(keras.layers.Layer):
     def call(self, x):
         import jax
         return jax.numpy.sin(x)
+
+def of_function():
+    class OfFunction(keras.layers.Layer):
+        def call(self, x):
+            return x
+
+    return OfFunction()
 """
 OWN_MODEL = """
 import keras, nbdist, numpy as np
-from own_export_layers import OfJax, Scale, Shift, squared
+from own_export_layers import OfJax, Scale, Shift, of_function, squared
 
 class OfCell(keras.layers.Layer):
     def call(self, x):
@@ -461,12 +468,21 @@ def test_saved_model_of_keras_on_jax_has_layers_of_own_modules(
     module.write_text(OWN_LAYERS)
     for layer, message in (
         ("OfCell", "OfCell: defined in a cell, and another process .* move it to a module, such"),
+        ("of_function", r"cannot import the objects of this model \(.*of_function.*\): define its"),
         ("OfJax", r"cannot export this model \(.*sin.*\): compute with keras.ops in its layers"),
     ):
         bad = f"nbdist.export(model_of({layer}()), {str(tmp_path / layer)!r}, format='savedmodel')"
         with pytest.raises(nbdist.CellError, match=message):
             cluster.run(bad, strategy="pjrt")
         assert not (tmp_path / layer).exists()
+    late = f"""
+from unittest import mock
+from nbdist.worker.export import formats
+with mock.patch.object(formats, "_CONVERT_S", 0.1):
+    nbdist.export(model, {str(tmp_path / "late")!r}, format="savedmodel")
+"""
+    with pytest.raises(nbdist.CellError, match=r"not export this model within 0\.1 s: export with"):
+        cluster.run(late, strategy="pjrt")
 
 
 COUNTED = """
