@@ -170,7 +170,8 @@ class Decoder:
         elif kind in ("generator", "random_state", "random"):
             found = _restored_generator(kind, decode(content), usable)
         elif kind == "framework_generator":
-            found = self._framework_generator(path, decode(content), usable)
+            self._set_generator(path, decode(content), usable)
+            found = now if usable is None else usable
         elif kind == "tree":
             found = self._tree(content, rest[0][1], now)
         elif kind == "dict":
@@ -181,13 +182,12 @@ class Decoder:
             self._shared[group] = found
         return found
 
-    def _framework_generator(self, path: str, state: list[Any], now: Any) -> Any:
+    def _set_generator(self, path: str, state: list[Any], now: Any) -> None:
         """Set the state of the present generator. Without one, the name stays as it is."""
         if framework_generators.is_generator(now) and not framework_generators.set_state(
             now, state
         ):
             self.unlike.append(path)
-        return now
 
     def _tree(self, leaves: list[Any], name: str, now: Any) -> Any:
         for template in (now, *self._templates):

@@ -168,6 +168,13 @@ def test_generator_with_another_stream_keeps_its_state() -> None:
     assert now.default.uniform(()) == same.default.uniform(())
 
 
+def test_generator_that_is_another_object_than_before_stays_as_it_is() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    now = nnx.Rngs(5)
+    assert Decoder({}, {}).decode("rngs", encode(nnx.Rngs(3)), now) is now
+    assert now.uniform(()) == nnx.Rngs(5).uniform(())
+
+
 @pytest.mark.parametrize(
     "value",
     [object(), [object()], {"a": object()}, np.array([object()]), np.zeros(2, [("a", "f4")])],
