@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import urllib.request
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -229,18 +230,17 @@ def test_stop_needs_the_permission_to_execute(tmp_path: Path) -> None:
 
 
 WAITING = """
-trap 'echo asked; cat "$STOP" 2>/dev/null | wc -l; exit 75' TERM
+trap 'echo asked; exit 75' TERM
 echo begun
 while :; do sleep 0.05; done
 """
-"""Program that waits for SIGTERM, and then prints the number of stop requests of its run."""
+"""Program that waits for SIGTERM."""
 
 
 def test_stop_cancels_the_job_of_a_run(server: JupyterServer, tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(WAITING)
     run = new_run(server.runs, program="train.py", job_folder=str(tmp_path))
-    variables = {"STOP": str(run.path / STOP_FILE)}
-    job = submission.start(tmp_path, "local", (), variables, server.runs)
+    job = submission.start(tmp_path, "local", (), {}, server.runs)
     assert repeat_until(lambda: submission.output(job, tmp_path) == "begun\n", LIMIT_S)
     stop = f"{run.state.id}/stop"
     assert ask(server, stop, "POST", b"", headers={"Authorization": "token x"})[0] == 403
@@ -253,9 +253,29 @@ def test_stop_cancels_the_job_of_a_run(server: JupyterServer, tmp_path: Path) ->
     assert run.stops_requested() == 1
     assert repeat_until(lambda: submission.state_of(job, tmp_path).is_over, LIMIT_S)
     assert submission.state_of(job, tmp_path).status == "stopped"
-    assert submission.output(job, tmp_path) == "begun\nasked\n1\n"
+    assert submission.output(job, tmp_path) == "begun\nasked\n"
     assert ask(server, stop, "POST", b"")[0] == 204  # it has ended
     run.discard()
+
+
+SCANCEL = '#!/bin/sh\nwc -c <"{stop}" >"{folder}/seen"\n'
+"""Double of `scancel`: it stores the number of stop requests of the run."""
+
+
+def test_stop_is_stored_before_the_job_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    job = ProgramJob(id="a", launcher="slurm", number="7", process=None, submitted=0.0, runs="")
+    replace_file(tmp_path / "job.json", msgspec.json.encode(job), 0o644)
+    with JupyterServer(tmp_path) as server:
+        run = new_run(server.runs, program="train.py", job="a", job_folder=str(tmp_path))
+        text = SCANCEL.format(stop=run.path / STOP_FILE, folder=tmp_path)
+        (tmp_path / "scancel").write_text(text)
+        (tmp_path / "scancel").chmod(0o755)
+        assert ask(server, f"{run.state.id}/stop", "POST", b"")[0] == 204
+        assert (tmp_path / "seen").read_text() == "1\n"
+        run.discard()
 
 
 def test_stop_cancels_a_job_if_it_cannot_be_stored_in_the_run(
