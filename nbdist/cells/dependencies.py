@@ -10,12 +10,13 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 from IPython.core.inputtransformer2 import TransformerManager
 
 from nbdist.cells.names import Names
+from nbdist.cells.possible_changes import PossibleChanges
 from nbdist.errors import ReplayError
 from nbdist.records import CellRequest, Plan  # noqa: TC001 - msgspec reads them
 
@@ -140,25 +141,56 @@ def needed(
     return [entries[i] for i in sorted(chosen)]
 
 
-def needed_with_training(entries: Sequence[Entry], run: CellNames, world_size: int) -> list[Entry]:
+def needed_with_training(
+    entries: Sequence[Entry], run: CellNames, world_size: int, *, careful: bool = False
+) -> list[Entry]:
     """Return the entries to repeat for a run in new processes, earlier training included.
 
     Args:
         entries: all entries before the run.
         run: the names that the run uses.
         world_size: the number of ranks.
+        careful: True to include also entries that may have changed values that the run uses.
 
     Raises:
         ReplayError: entries cannot be repeated. The message contains all reasons.
     """
-    chosen = _chosen(entries, run, world_size, trains=True)
+    possible = possible_changes(entries) if careful else []
+    chosen = _chosen(entries, run, world_size, trains=True, possible=possible)
     if faults := list(_incomplete(entries, chosen)):
         raise ReplayError("; ".join(faults))
     return [entries[i] for i in sorted(chosen)]
 
 
+class Changes(NamedTuple):
+    """Names whose values an entry may have changed.
+
+    Attributes:
+        names: names of its values.
+        settings: imported names, such as `config` of JAX. They may concern any later cell.
+    """
+
+    names: set[str]
+    settings: set[str]
+
+
+def possible_changes(entries: Sequence[Entry]) -> list[Changes]:
+    """Return what each entry may have changed, by its text."""
+    trees = [
+        tree_of_cell("" if entry.request is None else entry.request.source) for entry in entries
+    ]
+    possible = PossibleChanges(trees)
+    every = map(possible.of_cell, trees)
+    return [Changes(names, names & possible.settings) for names in every]
+
+
 def _chosen(
-    entries: Sequence[Entry], run: CellNames, world_size: int, *, trains: bool = False
+    entries: Sequence[Entry],
+    run: CellNames,
+    world_size: int,
+    *,
+    trains: bool = False,
+    possible: Sequence[Changes] = (),
 ) -> set[int]:
     """Return the indices of the needed entries, found backwards from the run.
 
@@ -167,20 +199,66 @@ def _chosen(
         run: the names that the run uses.
         world_size: the number of ranks.
         trains: True if entries that train needed names are needed too.
+        possible: changes that each entry may have made, to include all such entries.
     """
-    wanted, chosen = set(run.reads), set()
+    wanted, chosen = Wanted(entries, run), set()
     for i in range(len(entries) - 1, -1, -1):
         entry, names = entries[i], entries[i].names
         if entry.kind == "step" and not trains:
             continue
-        made = (*names.binds, *names.changes, *(names.trains if trains else ()))
-        if wanted.isdisjoint(made):
-            continue
-        chosen.add(i)
-        if len(entry.ranks) >= world_size:  # the cluster may have been larger
-            wanted -= set(names.sure)
-        wanted |= set(names.reads)
+        made = {*names.binds, *names.changes, *(names.trains if trains else ())}
+        may_matter = bool(possible) and wanted.may_matter(possible[i])
+        if may_matter or not wanted.names.isdisjoint(made):
+            chosen.add(i)
+            # The cluster may have been larger.
+            wanted.add(names, is_on_all=len(entry.ranks) >= world_size)
     return chosen
+
+
+class Wanted:
+    """Names that a run needs, found backwards over the entries before it.
+
+    Args:
+        entries: all entries before the run.
+        run: the names that the run uses.
+
+    Attributes:
+        names: names that the run and its entries until here read.
+    """
+
+    def __init__(self, entries: Sequence[Entry], run: CellNames) -> None:
+        self.names = set(run.reads)
+        self._bound_later: set[str] = set()
+        self._beside: dict[str, set[str]] = {}
+        for entry in entries:
+            names = {*entry.names.reads, *entry.names.binds}
+            for name in entry.names.binds:
+                self._beside.setdefault(name, set()).update(names)
+
+    def add(self, names: CellNames, *, is_on_all: bool) -> None:
+        """Add an entry that the run needs.
+
+        Args:
+            names: the names that the entry uses.
+            is_on_all: True if it ran on all ranks.
+        """
+        if is_on_all:
+            self.names -= set(names.sure)
+            self._bound_later |= set(names.sure)
+        self.names |= set(names.reads)
+
+    def may_matter(self, changes: Changes) -> bool:
+        """Return True if an entry before those until here may have changed what the run uses."""
+        return bool(changes.settings) or not changes.names.isdisjoint(self.used())
+
+    def used(self) -> set[str]:
+        """Return the names with those that their values may use, as functions use global names."""
+        found, waiting = set(self.names), [*self.names]
+        while waiting:
+            for name in self._beside.get(waiting.pop(), set()) - found - self._bound_later:
+                found.add(name)
+                waiting.append(name)
+        return found
 
 
 def _incomplete(entries: Sequence[Entry], chosen: set[int]) -> Iterator[str]:

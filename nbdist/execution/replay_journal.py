@@ -135,13 +135,16 @@ class Journal:
         names = names_of(request.source) if step is None else _names_of_step(step)
         return needed(self._entries, names, saved, world_size)
 
-    def program(self, cell: int, run: str, world_size: int) -> tuple[Entry, ...]:
+    def program(
+        self, cell: int, run: str, world_size: int, *, careful: bool = False
+    ) -> tuple[Entry, ...]:
         """Return the entries that a program of a training needs, and last the training itself.
 
         Args:
             cell: label of the cell that trains; 0 for the newest.
             run: id of its run, or the short form; empty for any.
             world_size: the number of ranks.
+            careful: True to include also entries that may have changed values that it uses.
 
         Raises:
             UsageError: no such cell has trained, or its inputs cannot be created again.
@@ -152,7 +155,8 @@ class Journal:
         step = entry.request.step
         names = entry.names if step is None else _names_of_step(step)
         try:
-            return (*needed_with_training(self._entries[:chosen], names, world_size), entry)
+            before = self._entries[:chosen]
+            return (*needed_with_training(before, names, world_size, careful=careful), entry)
         except ReplayError as error:
             label = entry.request.label
             raise UsageError(
@@ -160,11 +164,10 @@ class Journal:
                 "again, then the training, then %dist_export"
             ) from None
 
-    def left_out(self, chosen: Sequence[Entry]) -> tuple[Entry, ...]:
-        """Return the earlier entries that a program of these entries does not contain."""
+    def until(self, chosen: Sequence[Entry]) -> tuple[Entry, ...]:
+        """Return all entries until the last one of a program."""
         last = next(i for i, entry in enumerate(self._entries) if entry is chosen[-1])
-        own = {id(entry) for entry in chosen}
-        return tuple(entry for entry in self._entries[:last] if id(entry) not in own)
+        return tuple(self._entries[: last + 1])
 
     def _training(self, cell: int, run: str) -> int:
         """Return the index of the newest entry that trained, of a cell or a run."""

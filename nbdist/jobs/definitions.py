@@ -6,11 +6,14 @@ import ast
 from typing import TYPE_CHECKING
 
 from nbdist.cells.names import Names
+from nbdist.cells.possible_changes import PossibleChanges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nbdist.jobs.cells import JobCell
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 _MESHES = {"strategy", "mesh", "P", "PartitionSpec", "NamedSharding", "nbdist"}
 """Words of cells under pjrt whose statements stay together: they decide the context mesh."""
@@ -53,12 +56,15 @@ def divided(cell: JobCell, lines: Sequence[str], statements: Sequence[ast.stmt])
 def _movable(statements: Sequence[ast.stmt], lines: Sequence[str]) -> Iterator[range]:
     """Yield the rows of functions and classes that may move before the other statements."""
     before = Names()
+    changes = PossibleChanges([ast.Module(body=list(statements), type_ignores=[])])
+    changed: set[str] = set()
     for at, node in enumerate(statements):
         own = Names()
         own.visit(node)
         if (
-            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-            and own.early.keys().isdisjoint(before.bound)
+            _is_definition(node)
+            and isinstance(node, _DEFINITIONS)
+            and own.early.keys().isdisjoint({*before.bound, *changed})
             and own.bound.keys().isdisjoint((*before.bound, *before.read))
         ):
             rows = _rows(node, lines)
@@ -67,6 +73,7 @@ def _movable(statements: Sequence[ast.stmt], lines: Sequence[str]) -> Iterator[r
                 yield rows
                 continue
         before.visit(node)
+        changed |= changes.of_cell(ast.Module(body=[node], type_ignores=[]))
 
 
 def _rows(node: ast.stmt, lines: Sequence[str]) -> range:
@@ -87,7 +94,7 @@ def _is_definition(statement: ast.stmt) -> bool:
     """Return True if a statement only defines functions, classes and constants."""
     match statement:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            return True
+            return not any(map(_computes, _run_at_once(statement)))
         case ast.Import() | ast.ImportFrom():
             return True
         case ast.Assign(targets=[ast.Name()], value=ast.Constant()):
@@ -95,6 +102,23 @@ def _is_definition(statement: ast.stmt) -> bool:
         case ast.Expr(value=ast.Constant(value=str())):
             return True
     return False
+
+
+def _run_at_once(definition: ast.stmt) -> Iterator[ast.AST]:
+    """Yield the nodes that run with a definition: default values, and the body of a class."""
+    if isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        defaults = (*definition.args.defaults, *definition.args.kw_defaults)
+        yield from (node for value in defaults if value is not None for node in ast.walk(value))
+    elif isinstance(definition, ast.ClassDef):
+        for statement in definition.body:
+            yield from _run_at_once(statement)
+    elif not isinstance(definition, (ast.Import, ast.ImportFrom)):
+        yield from ast.walk(definition)
+
+
+def _computes(node: ast.AST) -> bool:
+    """Return True for a call, except that of a field of a data class."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] != "field"
 
 
 def _trimmed(lines: Sequence[str]) -> str:

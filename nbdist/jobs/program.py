@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import re
 import sys
 import zlib
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from nbdist.cells.names import Names
 from nbdist.cells.plan_options import fixed_text
 from nbdist.cells.step_function import function_of, function_of_statements, indented
 from nbdist.errors import UsageError
@@ -131,6 +134,22 @@ class _Writer:
         """Top-level modules that the cells import, in their order."""
         aliases = itertools.chain.from_iterable(_modules(c.tree) for c in self._cells.values())
         return dict.fromkeys(alias.partition(".")[0] for alias in aliases)
+
+    @functools.cached_property
+    def _ambiguous(self) -> set[str]:
+        """Names that the cells import from several places, or that they also bind otherwise."""
+        statements = [statement for cell in self._cells.values() for statement in cell.tree.body]
+        origins = {
+            origin
+            for statement in statements
+            if isinstance(statement, (ast.Import, ast.ImportFrom))
+            for origin in _origins(statement)
+        }
+        others = Names()
+        others.scan([s for s in statements if not isinstance(s, (ast.Import, ast.ImportFrom))])
+        pushed = {n for e in self._entries if e.request is None for n in e.names.binds}
+        counts = Counter(origin.name for origin in origins)
+        return {n for n in counts if counts[n] > 1 or n in others.bound or n in pushed}
 
     @property
     def _has_keys(self) -> bool:
@@ -316,8 +335,10 @@ class _Writer:
         used = [n for s in cell.tree.body for n in range(s.lineno, (s.end_lineno or 0) + 1)]
         for statement in cell.tree.body:
             numbers = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-            is_import = isinstance(statement, (ast.Import, ast.ImportFrom)) and all(
-                name.partition(".")[0] in self._hoisted for name in _modules(statement)
+            is_import = (
+                isinstance(statement, (ast.Import, ast.ImportFrom))
+                and all(name.partition(".")[0] in self._hoisted for name in _modules(statement))
+                and self._ambiguous.isdisjoint(origin.name for origin in _origins(statement))
             )
             if is_import and all(used.count(n) == 1 for n in numbers):
                 self._imports[ast.unparse(statement)] = ""
@@ -432,6 +453,24 @@ def _joined(parts: Sequence[str]) -> str:
         defines = any(_DEFINITION.search(each) for each in (before, part))
         text += ("\n\n\n" if defines else "\n\n") + part.strip("\n")
     return text + "\n"
+
+
+class _Origin(NamedTuple):
+    """A name that an import binds, the module, and the name in the module."""
+
+    name: str
+    module: str
+    attribute: str
+
+
+def _origins(statement: ast.Import | ast.ImportFrom) -> Iterator[_Origin]:
+    for alias in statement.names:
+        if isinstance(statement, ast.ImportFrom):
+            module = "." * statement.level + (statement.module or "")
+            yield _Origin(alias.asname or alias.name, module, alias.name)
+        else:
+            package = alias.name.partition(".")[0]
+            yield _Origin(alias.asname or package, alias.name if alias.asname else package, "")
 
 
 def _modules(tree: ast.AST) -> Iterator[str]:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from nbdist.cells.dependencies import outside_functions
+from nbdist.cells.dependencies import (
+    CellNames,
+    Wanted,
+    outside_functions,
+    possible_changes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,13 +24,15 @@ _SHUFFLES = ("shuffle", "_from_directory")
 """Words of code that creates data sets whose order changes with each iteration."""
 
 
-def remarks(chosen: Sequence[Entry], left: Sequence[Entry]) -> list[str]:
+def remarks(chosen: Sequence[Entry], every: Sequence[Entry]) -> list[str]:
     """Return what may make the numbers of a program differ from those of the notebook.
 
     Args:
         chosen: entries of the program.
-        left: earlier entries that it leaves out.
+        every: all entries until its last one.
     """
+    own = {id(entry) for entry in chosen}
+    left = [entry for entry in every if id(entry) not in own]
     drew = [entry.place for entry in left if entry.drew]
     shuffles = any(
         e.request is not None and any(word in e.request.source for word in _SHUFFLES)
@@ -43,10 +50,36 @@ def remarks(chosen: Sequence[Entry], left: Sequence[Entry]) -> list[str]:
             cells = "cell" if len(places) == 1 else "cells"
             found.append(f"{cells} {', '.join(places)}, left out of the program, {reason}")
     return [
-        f"{text}: its numbers may differ from the notebook's as with another seed. For equal "
-        "numbers, restart the workers, run only the other cells, and export again"
-        for text in found
+        *(
+            f"{text}: its numbers may differ from the notebook's as with another seed. For equal "
+            "numbers, restart the workers, run only the other cells, and export again"
+            for text in found
+        ),
+        *(
+            f"cell {place}, left out of the program, may have changed {names}: the program's "
+            "numbers then differ from the notebook's. Put such statements into a cell that creates "
+            "these values, run the cells again on new workers, and export again"
+            for place, names in _changing(own, every)
+            if place not in (*drew, *read)
+        ),
     ]
+
+
+def _changing(own: set[int], every: Sequence[Entry]) -> Iterator[tuple[str, str]]:
+    """Yield cells that a program leaves out, and the names that they may have changed for it.
+
+    Args:
+        own: ids of the entries of the program.
+        every: all entries until its last one.
+    """
+    wanted = Wanted(every, CellNames())
+    found = []
+    for entry, changes in reversed([*zip(every, possible_changes(every), strict=True)]):
+        if id(entry) in own:
+            wanted.add(entry.names, is_on_all=True)
+        elif names := sorted((changes.names & wanted.used()) | changes.settings):
+            found.append((entry.place, ", ".join(f"`{name}`" for name in names)))
+    return reversed(found)
 
 
 def edits(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nbdist.errors import UsageError
 from nbdist.jobs import folder
 from nbdist.jobs.changed_cells import edited_cells, refuse_deleted
 from nbdist.jobs.program import program_of
@@ -12,8 +13,12 @@ from nbdist.jobs.remarks import edits, remarks
 from nbdist.session import deleted_cells
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nbdist.cells.dependencies import Entry
     from nbdist.execution.module_sync import ModuleSync
     from nbdist.execution.replay_journal import Journal
+    from nbdist.jobs.program import Program
     from nbdist.records import ClusterRequest, ProgramLaunch
 
 
@@ -71,12 +76,13 @@ def export(
     """
     target, hosts = folder.check_target(path), len(cluster.hosts)
     journal.note_deleted(deleted_cells.ids())
-    entries = journal.program(cell, run, hosts)
-    refuse_deleted(entries, journal.entries)
-    program = program_of(entries, cluster)
+    try:
+        entries, program = _chosen(journal, cluster, cell, run, careful=True)
+    except UsageError:  # without the cells that only may matter; remarks name these
+        entries, program = _chosen(journal, cluster, cell, run, careful=False)
     own = modules.of_program(program.imports)
     found = (
-        *remarks(entries, journal.left_out(entries)),
+        *remarks(entries, journal.until(entries)),
         *edited_cells(entries, journal.entries),
         *edits(entries, own.files, modules.digests()),
         *(
@@ -91,3 +97,12 @@ def export(
     )
     launching = folder.write(target, program, cluster, found, own.files, launch)
     return Exported(path.rstrip("/"), program.label, hosts, found, launching)
+
+
+def _chosen(
+    journal: Journal, cluster: ClusterRequest, cell: int, run: str, *, careful: bool
+) -> tuple[Sequence[Entry], Program]:
+    """Return the entries of a program, and the program. For the arguments see `export`."""
+    entries = journal.program(cell, run, len(cluster.hosts), careful=careful)
+    refuse_deleted(entries, journal.entries)
+    return entries, program_of(entries, cluster)

@@ -129,7 +129,7 @@ def test_a_program_contains_earlier_training(kept: Kept) -> None:
         kept.journal.add_cell(cell, Run(1, begun=BEGUN), failed=False)
     entries = kept.journal.program(0, "", 2)
     assert [entry.place for entry in entries] == ["[1]", "[3]", "[3]"]
-    assert [entry.place for entry in kept.journal.left_out(entries)] == ["[2]"]
+    assert [entry.place for entry in kept.journal.until(entries)] == ["[1]", "[2]", "[3]", "[3]"]
 
 
 def test_a_program_needs_a_training(kept: Kept) -> None:

@@ -114,6 +114,39 @@ def test_functions_are_plain_code_and_other_statements_blocks(notebook: Notebook
     ) in notebook.program().text
 
 
+def test_names_with_several_meanings_are_imported_in_their_cells(notebook: Notebook) -> None:
+    notebook.cell("import numpy as np\nimport jax\nx = np.arange(8.0)")
+    notebook.cell("import jax.numpy as np\nw = np.ones(())")
+    notebook.cell("def grad(f):\n    return f\ng = grad(1)")
+    notebook.cell("from jax import grad\ntrain = x * w * g\ngrad(abs)")
+    notebook.cell(STEP, data="train", batch=4)
+    text = notebook.program().text
+    head = text.partition("# Cell [1]")[0]
+    assert "import jax\n" in head
+    assert "import numpy as np" not in head
+    assert "from jax import grad" not in head
+    order = ["import numpy as np", "x = np.arange", "import jax.numpy as np", "w = np.ones"]
+    order += ["def grad(f)", "g = grad(1)", "from jax import grad", "train = x"]
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+
+
+def test_definitions_stay_behind_what_they_compute_from(notebook: Notebook) -> None:
+    notebook.cell(
+        "import numpy as np\nnp.random.seed(0)\nsizes = [4]\n"
+        "class Config:\n    seed = np.random.randint(1000)\n    name: str = 'a'\n"
+        "class Plain:\n    name: str = 'a'\n"
+        "train = np.ones(8) * Config.seed"
+    )
+    notebook.cell("sizes.append(8)\ndef init(key, n=len(sizes)):\n    return n\nw = init(0)")
+    notebook.cell("def late(xs=sizes):\n    return xs\nsizes.append(late())")
+    notebook.cell(STEP, data="train", batch=4)
+    text = notebook.program().text
+    assert text.index("np.random.seed(0)") < text.index("class Config") < text.index("train = np")
+    assert text.index("class Plain") < text.index("np.random.seed(0)")
+    assert text.index("sizes.append(8)") < text.index("def init(")
+
+
 LOOP = """
 losses = []
 def epoch(w):

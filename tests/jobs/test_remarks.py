@@ -24,7 +24,7 @@ def entry(source: str, *, drew: bool = False) -> Entry:
 
 def test_cells_that_drew_random_numbers_are_named() -> None:
     chosen, quiet, drawing = entry("a = 1"), entry("b = a"), entry("c = random()", drew=True)
-    (text,) = remarks([chosen], [quiet, drawing])
+    (text,) = remarks([chosen], [chosen, quiet, drawing])
     assert text.startswith(f"cell {drawing.place}, left out of the program, drew random numbers: ")
 
 
@@ -37,10 +37,33 @@ def test_cells_that_iterate_over_shuffled_data_are_named() -> None:
         entry("shapes = [x.shape for x in train]"),
     ]
     others = [entry("print(train)"), entry("for i in range(3):\n    print(i)"), entry("!ls")]
-    (text,) = remarks([chosen], [*reading, *others])
+    (text,) = remarks([chosen], [chosen, *reading, *others])
     places = ", ".join(one.place for one in reading)
     assert text.startswith(f"cells {places}, left out of the program, read shuffled data: ")
 
 
 def test_data_without_shuffle_need_no_remark() -> None:
-    assert not remarks([entry("train = [1]")], [entry("for x in train:\n    print(x)")])
+    chosen = entry("train = [1]")
+    assert not remarks([chosen], [chosen, entry("for x in train:\n    print(x)")])
+
+
+def test_cells_that_may_have_changed_used_values_are_named() -> None:
+    built = entry("import jax\nbase = build()\nmodel = Model(base)")
+    freezing = entry("for layer in base.layers:\n    layer.trainable = False")
+    precise = entry("from jax import config\nconfig.update('jax_enable_x64', True)")
+    looking = entry("preds = model.predict(x)\nprint(base.name)")
+    training = entry("model.fit(base, x)")
+    found = remarks([built, training], [built, freezing, precise, looking, training])
+    assert [text.partition(":")[0] for text in found] == [
+        f"cell {freezing.place}, left out of the program, may have changed `base`",
+        f"cell {precise.place}, left out of the program, may have changed `config`",
+    ]
+
+
+def test_values_that_a_later_cell_creates_again_need_no_remark() -> None:
+    first, trained = entry("model = build()"), entry("h = train_model(model)")
+    definition = entry("def train_model(m):\n    return m.fit(x)")
+    again, training = entry("model = build()"), entry("model.fit(x)")
+    assert not remarks([again, training], [definition, first, trained, again, training])
+    (text,) = remarks([first, training], [definition, first, trained, training])
+    assert "may have changed `model`" in text

@@ -1,0 +1,318 @@
+"""Names whose values a cell may change in place, also through functions and other names.
+
+The text of the cells decides. Functions of the notebook are followed into their bodies. A method
+changes its object unless it is known to read only. Calls of imported functions change nothing,
+except as statements of their own, such as `config.update("jax_enable_x64", True)`.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from typing import TYPE_CHECKING
+
+from nbdist.cells.effects import root_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+_READING = {
+    *("all", "any", "argmax", "argmin", "argsort", "as_numpy_iterator", "astype", "batch", "cache"),
+    *(
+        "cardinality",
+        "clip",
+        "copy",
+        "count",
+        "count_params",
+        "cumsum",
+        "decode",
+        "describe",
+        "dot",
+    ),
+    *(
+        "encode",
+        "endswith",
+        "evaluate",
+        "filter",
+        "flatten",
+        "format",
+        "get",
+        "get_config",
+        "shift",
+    ),
+    *("get_layer", "get_vocabulary", "get_weights", "groupby", "head", "hist", "imshow", "index"),
+    *("info", "isna", "item", "items", "join", "keys", "lower", "map", "max", "mean", "merge"),
+    *("min", "nonzero", "numpy", "padded_batch", "plot", "predict", "prefetch", "ravel", "repeat"),
+    *("replace", "reshape", "result", "round", "savefig", "shard", "shuffle", "skip", "split"),
+    *("squeeze", "startswith", "std", "strip", "sum", "summary", "tail", "take", "to_list"),
+    *("tobytes", "tolist", "transpose", "unbatch", "upper", "value_counts", "values", "var"),
+    *("window", "zip", "apply", "init", "save", "save_weights", "subplots", "compute"),
+}
+"""Methods that change neither their object nor their arguments."""
+
+_OF_ARGUMENTS = {"apply_gradients", "minimize", "update"}
+"""Methods of optimizers that change their arguments."""
+
+_PASSING = {"enumerate", "iter", "list", "next", "reversed", "sorted", "tqdm", "tuple", "zip"}
+"""Functions whose results contain elements of their arguments."""
+
+_CHANGING = {"delattr", "exec", "next", "setattr"}
+"""Built-in functions that change their arguments."""
+
+_SILENT = {
+    *("IPython", "PIL", "gc", "glob", "graphviz", "json", "logging", "matplotlib", "nbdist", "os"),
+    *("pandas", "pathlib", "plotly", "pprint", "seaborn", "shutil", "subprocess", "sys", "tarfile"),
+    *("time", "tqdm", "urllib", "warnings", "zipfile"),
+}
+"""Packages whose calls change nothing that a training reads."""
+
+_SETTING = re.compile("set|config|enable|disable|seed|regist|policy|option|eager")
+"""Words in the names of functions that change a package."""
+
+
+class PossibleChanges:
+    """Changes by the cells of a notebook.
+
+    Args:
+        trees: syntax trees of all cells, in the order in which they ran.
+    """
+
+    def __init__(self, trees: Sequence[ast.Module]) -> None:
+        self._functions: dict[str, _Function] = {}
+        self._methods: dict[str, list[_Function]] = {}
+        self._wrapped: dict[str, str] = {}
+        self._imported: dict[str, str] = {}
+        self._linked: dict[str, set[str]] = {}
+        self._known: dict[str, set[str]] = {}
+        for tree in trees:
+            for node in ast.walk(tree):
+                self._note(node)
+            for statement in _outside(tree.body):
+                self._link(statement)
+
+    @property
+    def settings(self) -> set[str]:
+        """Imported names. A change of such a name may concern any later cell."""
+        return {n for n, package in self._imported.items() if package not in _SILENT - {"os"}}
+
+    def of_cell(self, tree: ast.Module) -> set[str]:
+        """Return the names whose values a cell may change, with other names of these values."""
+        waiting = [*self._changed(_outside(tree.body))]
+        found: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting += self._linked.get(name, ())
+        return found
+
+    # The notebook as a whole.
+
+    def _note(self, node: ast.AST) -> None:
+        """Store a definition or an import."""
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                origin = getattr(node, "module", None) or ""
+                for alias in node.names:
+                    name = alias.asname or alias.name.partition(".")[0]
+                    self._imported[name] = (origin or alias.name).partition(".")[0]
+            case ast.ClassDef(body=body):
+                for part in body:
+                    if isinstance(part, _Function):
+                        self._methods.setdefault(part.name, []).append(part)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                self._functions[node.name] = node
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call):
+                for argument in call.args:  # step = jax.jit(step_of_one_batch)
+                    if isinstance(argument, ast.Name) and root_name(call.func) in self._imported:
+                        self._wrapped[name] = argument.id
+
+    def _link(self, node: ast.AST) -> None:
+        """Store that two names may lead to one value: `a = b.c`, `model.compile(opt)`."""
+        pairs: list[tuple[str, Iterable[str]]] = []
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                pairs = [(name, _parts(value)) for target in targets for name in _targets(target)]
+            case ast.Call(func=ast.Attribute(attr="compile") as func):
+                passed = [name for part in _passed(node) for name in _parts(part)]
+                pairs = [(root_name(func), passed)]
+        for name, others in pairs:
+            for other in others:
+                if other not in self._imported and name not in self._imported:
+                    self._linked.setdefault(name, set()).add(other)
+                    self._linked.setdefault(other, set()).add(name)
+
+    # One cell or function.
+
+    def _changed(self, nodes: Iterable[ast.AST]) -> set[str]:
+        """Return the names that nodes may change, and what these names refer to there."""
+        aliases: dict[str, set[str]] = {}
+        found: set[str] = set()
+        for node in nodes:
+            for target, value in _assigned(node):
+                for name in _targets(target):
+                    aliases.setdefault(name, set()).update(_parts(value))
+            found |= self._changed_by(node)
+        waiting = [*found]
+        while waiting:
+            for name in aliases.get(waiting.pop(), set()) - found:
+                found.add(name)
+                waiting.append(name)
+        return found - {""}
+
+    def _changed_by(self, node: ast.AST) -> set[str]:
+        """Return the names that a node itself may change."""
+        match node:
+            case ast.AugAssign(target=ast.Name(id=name)):
+                return {name}
+            case ast.Expr(value=ast.Call() as call):
+                return self._by_statement(call)
+            case ast.Call():
+                return self._by_call(node)
+            case ast.Attribute() | ast.Subscript() if not isinstance(node.ctx, ast.Load):
+                return {root_name(node)}
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                used = {root_name(decorator) for decorator in node.decorator_list}
+                functions = [self._functions[name] for name in used if name in self._functions]
+                return {n for f in functions for n in self._of_function(f) - _own(f)}
+        return set()
+
+    def _by_statement(self, call: ast.Call) -> set[str]:
+        """Return the changes by a call whose result is not used, of an imported function."""
+        root = root_name(call.func)
+        if root not in self._imported or self._imported[root] in _SILENT:
+            return set()
+        settings = {root} if _SETTING.search(ast.unparse(call.func)) else set()
+        return settings | {name for part in _passed(call) for name in _parts(part)}
+
+    def _by_call(self, call: ast.Call) -> set[str]:
+        root = root_name(call.func)
+        if root in self._imported:
+            return set()
+        passed = [name for part in _passed(call) for name in _parts(part)]
+        if isinstance(call.func, ast.Attribute):
+            method = call.func.attr
+            if method in self._methods:
+                own = {n for f in self._methods[method] for n in self._by_function(f, call, 1)}
+                return {root, *own}
+            changed = {root} if method not in _READING else set()
+            return changed | (set(passed) if method in _OF_ARGUMENTS else set())
+        if not isinstance(call.func, ast.Name):
+            return set()
+        function = self._functions.get(self._wrapped.get(root, root))
+        if function is not None:
+            return self._by_function(function, call, 0)
+        if root in _CHANGING:
+            return set(passed)
+        trains = any(
+            word.arg == "training" and getattr(word.value, "value", True) for word in call.keywords
+        )
+        return {root} if trains and root not in vars(builtins) else set()
+
+    def _by_function(self, function: _Function, call: ast.Call, skipped: int) -> set[str]:
+        """Return the changes by a call of a function: its arguments, and global names."""
+        changed = self._of_function(function)
+        names = [part.arg for part in (*function.args.posonlyargs, *function.args.args)][skipped:]
+        words = {word.arg: word.value for word in call.keywords}
+        given = dict(zip(names, call.args, strict=False)) | words
+        more = [part for part in _passed(call) if part not in given.values()]
+        found = changed - _own(function)
+        for name in changed & _parameters(function):
+            parts = [given[name]] if name in given else more
+            found.update(root for part in parts for root in _parts(part))
+        return found
+
+    def _of_function(self, function: _Function) -> set[str]:
+        key = f"{function.name}:{function.lineno}:{id(function)}"
+        if key not in self._known:
+            self._known[key] = set()  # a function that calls itself
+            nodes = (node for part in function.body for node in ast.walk(part))
+            self._known[key] = self._changed(nodes) | _shared(function)
+        return self._known[key]
+
+
+def _outside(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield nodes in order, without the bodies of functions. Those of classes run at once."""
+    for node in body:
+        yield node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _outside(node.decorator_list)
+        elif not isinstance(node, ast.Lambda):
+            yield from _outside(ast.iter_child_nodes(node))
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield targets with the value that a node assigns to them, or whose elements it assigns."""
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            yield from ((target, value) for target in targets)
+        case ast.NamedExpr(target=target, value=value):
+            yield target, value
+        case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
+            yield target, value
+        case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
+            yield target, value
+
+
+def _targets(target: ast.expr) -> Iterator[str]:
+    for node in ast.walk(target):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def _parts(value: ast.expr) -> Iterator[str]:
+    """Yield the names whose values, or parts of them, an expression may return."""
+    if isinstance(value, ast.Name):
+        yield value.id
+    for part in _inner(value):
+        yield from _parts(part)
+
+
+def _inner(value: ast.expr) -> Sequence[ast.expr]:
+    """Return the expressions whose values an expression may return, or parts of them."""
+    match value:
+        case ast.Attribute() | ast.Subscript() | ast.Starred() | ast.NamedExpr() | ast.Await():
+            return [value.value]
+        case ast.Tuple() | ast.List():
+            return value.elts
+        case ast.BoolOp() | ast.Dict():
+            return value.values
+        case ast.IfExp():
+            return [value.body, value.orelse]
+        case ast.Call(func=ast.Name(id=name)) if name in _PASSING:
+            return value.args
+        case ast.Call(func=ast.Attribute(attr=method) as func):
+            is_copy = method in _READING - {"get_layer", "items", "values", "get"}
+            return [] if is_copy else [func.value]
+    return []
+
+
+def _passed(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(word.value for word in call.keywords)]
+
+
+def _parameters(function: _Function) -> set[str]:
+    arguments = function.args
+    every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+    return {part.arg for part in (*every, arguments.vararg, arguments.kwarg) if part is not None}
+
+
+def _own(function: _Function) -> set[str]:
+    """Return the local names of a function, with its parameters."""
+    bound = {name for node in ast.walk(function) for name in _bound_by(node)}
+    return (_parameters(function) | bound) - _shared(function)
+
+
+def _shared(function: _Function) -> set[str]:
+    """Return the global names that a function assigns."""
+    return {n for node in ast.walk(function) if isinstance(node, ast.Global) for n in node.names}
+
+
+def _bound_by(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.name
