@@ -16,7 +16,7 @@ import msgspec
 from IPython.core.inputtransformer2 import TransformerManager
 
 from nbdist.cells.names import Names
-from nbdist.cells.possible_changes import PossibleChanges
+from nbdist.cells.possible_changes import PossibleChanges, with_origins
 from nbdist.errors import ReplayError
 from nbdist.records import CellRequest, Plan  # noqa: TC001 - msgspec reads them
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 TRAINING = {"fit", "train_on_batch"}
 """Methods that train their object."""
+
+_STAR = "*"
+"""Name that `from module import *` binds. Any run may need what it imports."""
 
 _CHANGING = {"next", "setattr", "delattr", "exec"}
 """Built-in functions that change their arguments."""
@@ -227,7 +230,7 @@ class Wanted:
     """
 
     def __init__(self, entries: Sequence[Entry], run: CellNames) -> None:
-        self.names = set(run.reads)
+        self.names = {*run.reads, _STAR}
         self._bound_later: set[str] = set()
         self._beside: dict[str, set[str]] = {}
         for entry in entries:
@@ -245,7 +248,7 @@ class Wanted:
         if is_on_all:
             self.names -= set(names.sure)
             self._bound_later |= set(names.sure)
-        self.names |= set(names.reads)
+        self.names |= {*names.reads, _STAR}
 
     def may_matter(self, changes: Changes) -> bool:
         """Return True if an entry before those until here may have changed what the run uses."""
@@ -298,12 +301,18 @@ def _trained_before(entries: Sequence[Entry], chosen: set[int], unsaved: set[str
 def _changed(tree: ast.Module) -> Iterator[str]:
     """Yield names whose values a statement may change.
 
-    Examples are `a.b = 1`, `a[0] += 1`, `a.append(1)` and `f(a)`.
+    Examples are `a.b = 1`, `a[0] += 1`, `a.append(1)`, `f(a)`, and `for b in a: b.c = 1`.
     """
-    for node in outside_functions(tree):
-        if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
-            yield from _root(node)
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+    nodes = list(outside_functions(tree))
+    stored = {
+        name
+        for node in nodes
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load)
+        for name in _root(node)
+    }
+    yield from with_origins(stored, nodes)
+    for node in nodes:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield from _changed_by(node.value)
     yield from _trained(tree)
 

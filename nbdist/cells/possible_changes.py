@@ -56,6 +56,9 @@ _READING = {
 _OF_ARGUMENTS = {"apply_gradients", "minimize", "update"}
 """Methods of optimizers that change their arguments."""
 
+_OF_PARTS = {"children", "get", "get_layer", "items", "modules", "pop", "setdefault", "values"}
+"""Methods that return parts of their object."""
+
 _PASSING = {"enumerate", "iter", "list", "next", "reversed", "sorted", "tqdm", "tuple", "zip"}
 """Functions whose results contain elements of their arguments."""
 
@@ -149,19 +152,9 @@ class PossibleChanges:
 
     def _changed(self, nodes: Iterable[ast.AST]) -> set[str]:
         """Return the names that nodes may change, and what these names refer to there."""
-        aliases: dict[str, set[str]] = {}
-        found: set[str] = set()
-        for node in nodes:
-            for target, value in _assigned(node):
-                for name in _targets(target):
-                    aliases.setdefault(name, set()).update(_parts(value))
-            found |= self._changed_by(node)
-        waiting = [*found]
-        while waiting:
-            for name in aliases.get(waiting.pop(), set()) - found:
-                found.add(name)
-                waiting.append(name)
-        return found - {""}
+        every = list(nodes)
+        changed = {name for node in every for name in self._changed_by(node)}
+        return with_origins(changed, every) - {""}
 
     def _changed_by(self, node: ast.AST) -> set[str]:
         """Return the names that a node itself may change."""
@@ -234,6 +227,22 @@ class PossibleChanges:
         return self._known[key]
 
 
+def with_origins(names: Iterable[str], nodes: Iterable[ast.AST]) -> set[str]:
+    """Return names, with those whose parts nodes assign to them: `for layer in base.layers`."""
+    origins: dict[str, set[str]] = {}
+    for node in nodes:
+        for target, value in _assigned(node):
+            for name in _targets(target):
+                origins.setdefault(name, set()).update(_parts(value))
+    found = set(names)
+    waiting = [*found]
+    while waiting:
+        for name in origins.get(waiting.pop(), set()) - found:
+            found.add(name)
+            waiting.append(name)
+    return found
+
+
 def _outside(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """Yield nodes in order, without the bodies of functions. Those of classes run at once."""
     for node in body:
@@ -284,9 +293,8 @@ def _inner(value: ast.expr) -> Sequence[ast.expr]:
             return [value.body, value.orelse]
         case ast.Call(func=ast.Name(id=name)) if name in _PASSING:
             return value.args
-        case ast.Call(func=ast.Attribute(attr=method) as func):
-            is_copy = method in _READING - {"get_layer", "items", "values", "get"}
-            return [] if is_copy else [func.value]
+        case ast.Call(func=ast.Attribute(attr=method) as func) if method in _OF_PARTS:
+            return [func.value]
     return []
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.cluster import resources
 from nbdist.records import RANK_VARIABLE
+from nbdist.utils import hash_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ def shared(request: ClusterRequest) -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "1",
         # Engines and frameworks may share a GPU, so none may allocate all of its memory at once.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        hash_seed.VARIABLE: hash_seed.value(),
     }
     if len(request.frameworks) < len(resources.FRAMEWORKS):  # else the first cell selects it
         values["KERAS_BACKEND"] = next(iter(request.frameworks), "jax")

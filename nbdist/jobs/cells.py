@@ -21,7 +21,9 @@ INJECTED = ("rank", "world_size", "report", "strategy", "mesh")
 
 _OF_NOTEBOOK = {"get_ipython", "display"}
 _OF_PAGE = {"ipywidgets", "IPython", "anywidget", "ipyparallel"}
-_ADVICE = "move it to a cell that the training does not need, and run that cell again"
+_ADVICE = (
+    "move it to a cell that the training does not need, %dist_restart, and run the cells again"
+)
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _unresolved(cells: Sequence[JobCell], entries: Sequence[Entry]) -> Iterator[
     known |= {name for e in entries if e.request is None for name in e.names.binds}
     for cell in cells:
         for name, line in cell.names.read.items():
-            if name not in known:
+            if name not in known and "*" not in known:  # from module import *
                 yield (
                     f"cell [{cell.label}], line {line}: no cell of these workers defines `{name}`: "
                     "run the cell that creates it with %%dist_run, or copy it with %dist_push"

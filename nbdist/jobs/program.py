@@ -23,6 +23,7 @@ from nbdist.jobs.definitions import divided
 from nbdist.jobs.gradient_loops import GradientLoops
 from nbdist.jobs.parameters import parameters_of, replaced
 from nbdist.records import CellOptions, Planning, Saving, StepOptions
+from nbdist.utils import hash_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -137,7 +138,10 @@ class _Writer:
 
     @functools.cached_property
     def _ambiguous(self) -> set[str]:
-        """Names that the cells import from several places, or that they also bind otherwise."""
+        """Names that the cells import from several places, or that they also bind otherwise.
+
+        `*` stands for unknown names.
+        """
         statements = [statement for cell in self._cells.values() for statement in cell.tree.body]
         origins = {
             origin
@@ -149,7 +153,7 @@ class _Writer:
         others.scan([s for s in statements if not isinstance(s, (ast.Import, ast.ImportFrom))])
         pushed = {n for e in self._entries if e.request is None for n in e.names.binds}
         counts = Counter(origin.name for origin in origins)
-        return {n for n in counts if counts[n] > 1 or n in others.bound or n in pushed}
+        return {n for n in counts if counts[n] > 1 or n in others.bound or n in pushed} | {"*"}
 
     @property
     def _has_keys(self) -> bool:
@@ -208,17 +212,30 @@ class _Writer:
         if any("keras" in cell.request.source for cell in self._cells.values()):
             named = "jax" if self._last.request.strategy == "pjrt" else "tensorflow"
             backend = f'os.environ["KERAS_BACKEND"] = "{named}"'
+        ordered = self._with_hash_seed() if any(map(_has_set, self._cells.values())) else ""
         own = [
             "import argparse",
-            *["import os"] * bool(backend),
+            *["import os"] * bool(backend or ordered),
             *["import pathlib"] * bool(self._data),
+            *["import sys"] * bool(ordered),
         ]
         every = dict.fromkeys([*own, *self._imports])
         standard = _sorted(t for t in every if _is_standard(t) and t not in future)
         others = _sorted(t for t in every if not _is_standard(t) and t not in future)
         lines += [*future, *[""] * bool(future), *standard]
+        lines += ["", ordered] if ordered else []
         lines += ["", backend] if backend else []
         return "\n".join([*lines, "", *others, *[""] * bool(others), "import nbdist"])
+
+    def _with_hash_seed(self) -> str:
+        """Return the statement that starts the program again with the notebook's order of sets."""
+        name = hash_seed.VARIABLE
+        seed = self._cluster.env.get(name, hash_seed.value())
+        return (
+            f'if os.environ.get("{name}") != "{seed}":  # it decides the order of sets\n'
+            f'    os.environ["{name}"] = "{seed}"\n'
+            "    os.execv(sys.executable, sys.orig_argv)"
+        )
 
     def _parser(self) -> str:
         title = f'description="Training of cell [{self._last.label}] of a notebook."'
@@ -453,6 +470,15 @@ def _joined(parts: Sequence[str]) -> str:
         defines = any(_DEFINITION.search(each) for each in (before, part))
         text += ("\n\n\n" if defines else "\n\n") + part.strip("\n")
     return text + "\n"
+
+
+def _has_set(cell: JobCell) -> bool:
+    """Return True if a cell creates sets."""
+    return any(
+        isinstance(node, (ast.Set, ast.SetComp))
+        or (isinstance(node, ast.Name) and node.id in ("set", "frozenset"))
+        for node in ast.walk(cell.tree)
+    )
 
 
 class _Origin(NamedTuple):

@@ -39,6 +39,23 @@ def test_names_decide_which_cells_are_replayed() -> None:
     assert replayed(entries, "elsewhere") == []
 
 
+def test_star_imports_are_always_replayed() -> None:
+    entries = [cell(1, "from math import *"), cell(2, "from numpy import *"), cell(3, "x = pi")]
+    assert replayed(entries, "x") == ["[1]", "[2]", "[3]"]
+
+
+def test_a_cell_that_changes_parts_of_an_object_is_replayed() -> None:
+    entries = [
+        cell(1, "base = build()"),
+        cell(2, "for layer in base.layers[:-2]:\n    layer.trainable = False"),
+        cell(3, "for layer in base.layers:\n    print(layer.name)"),
+        cell(4, "first = base.layers[0]\nfirst.rate = 2"),
+    ]
+    assert replayed(entries, "base") == ["[1]", "[2]", "[4]"]
+    numpy = [cell(1, "import numpy as np"), cell(2, "x = np.zeros(3)\nx[0] = 1")]
+    assert replayed([*numpy, cell(3, "y = np.ones(3)")], "y") == ["[1]", "[3]"]
+
+
 def test_a_failed_cell_may_have_created_a_needed_name() -> None:
     failed = msgspec.structs.replace(cell(2, "lr = 0.01\noops()"), failed=True)
     entries = [cell(1, "lr = 0.1"), failed]

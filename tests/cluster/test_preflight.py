@@ -80,6 +80,12 @@ def test_healthy_hosts_have_no_problems(
 
 
 @needs_hosts
+def test_sets_have_one_order_on_all_hosts(cluster: nbdist.Cluster) -> None:
+    run = cluster.run("list({'momentum', 'decay', 'warmup', 'beta', 'steps', 'clip'})")
+    assert len({*run.results.values()}) == 1
+
+
+@needs_hosts
 def test_hosts_that_cannot_connect_are_reported(cluster: nbdist.Cluster, hosts: Hosts) -> None:
     """Without the check, TensorFlow's chief would wait for more than a minute."""
     for host in hosts.each[:2]:

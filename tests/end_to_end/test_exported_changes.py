@@ -74,6 +74,8 @@ rng = np.random.default_rng(7)
 hp = SimpleNamespace(lr=0.1)
 cfg = hp
 log, scale = [], {"v": 1.0}
+words = list({"momentum", "decay", "warmup", "beta", "steps", "clip"})
+bias = sum(place * len(word) for place, word in enumerate(words)) / 100
 """,
             "from jax import config\nconfig.update('jax_enable_x64', True)",
             """
@@ -93,7 +95,7 @@ def add_to_class(cls):
     return add
 @jax.jit
 def loss_of(w, x, y):
-    return jnp.mean((x @ w - y) ** 2)
+    return jnp.mean((x @ w + bias - y) ** 2)
 """,
             "xb, yb = next(batches)\nprint(xb.shape)",
             "sample = rng.choice(64, 5)\nprint(x[sample])",

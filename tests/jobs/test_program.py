@@ -114,6 +114,29 @@ def test_functions_are_plain_code_and_other_statements_blocks(notebook: Notebook
     ) in notebook.program().text
 
 
+def test_names_of_star_imports_are_known(notebook: Notebook) -> None:
+    notebook.cell("from jax.numpy import *")
+    notebook.cell("from math import *\nx = 1")
+    notebook.cell("w = ones(()) * pi\ntrain = arange(8.0)")
+    notebook.cell(STEP, data="train", batch=4)
+    text = notebook.program().text
+    places = [text.index(part) for part in ("numpy import *", "math import *", "ones(())")]
+    assert text.index("def parse_arguments") < places[0]
+    assert places == sorted(places)
+
+
+def test_program_with_sets_has_the_order_of_the_notebook(notebook: Notebook) -> None:
+    notebook.cell("import jax\nw = float(len(set('abc')))\ntrain = [w]")
+    notebook.cell(STEP, data="train", batch=4)
+    head = notebook.program().text.partition("def parse_arguments")[0]
+    assert (
+        'if os.environ.get("PYTHONHASHSEED") != "0":  # it decides the order of sets\n'
+        '    os.environ["PYTHONHASHSEED"] = "0"\n'
+        "    os.execv(sys.executable, sys.orig_argv)\n"
+    ) in head
+    assert head.index("import sys") < head.index("os.execv") < head.index("import jax")
+
+
 def test_names_with_several_meanings_are_imported_in_their_cells(notebook: Notebook) -> None:
     notebook.cell("import numpy as np\nimport jax\nx = np.arange(8.0)")
     notebook.cell("import jax.numpy as np\nw = np.ones(())")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbdist.errors import StartError
+from nbdist.utils import hash_seed
 from nbdist.utils.processes import wait_or_kill
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ class SshConnection:
             StartError: the start failed or took too long. The message contains a remedy.
         """
         python = self.host.python or sys.executable  # checked: no special characters of a shell
-        command = [f"exec {python} -m nbdist.cluster.forkserver.remote_start"]
+        seed = f"{hash_seed.VARIABLE}={hash_seed.value()}"
+        command = [f"exec env {seed} {python} -m nbdist.cluster.forkserver.remote_start"]
         done = self._do(content=content, command=command, timeout_s=_START_FORK_SERVER_S)
         if done.returncode:
             output = done.stderr.decode(errors="replace").strip() or str(done.returncode)

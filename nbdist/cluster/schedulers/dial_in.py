@@ -29,6 +29,7 @@ import msgspec
 
 from nbdist.cluster.forkserver.remote_start import ROOT
 from nbdist.records import DialedHost, DialInTicket, ForkServerLocation
+from nbdist.utils import hash_seed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -164,7 +165,11 @@ class _Host:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "SSH_CONNECTION": f"{client} 0 {server} 0"},
+            env={
+                **os.environ,
+                hash_seed.VARIABLE: hash_seed.value(),
+                "SSH_CONNECTION": f"{client} 0 {server} 0",
+            },
         )
         output, errors = await starter.communicate(content)
         if starter.returncode == 0:
