@@ -20,41 +20,22 @@ if TYPE_CHECKING:
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _READING = {
-    *("all", "any", "argmax", "argmin", "argsort", "as_numpy_iterator", "astype", "batch", "cache"),
-    *(
-        "cardinality",
-        "clip",
-        "copy",
-        "count",
-        "count_params",
-        "cumsum",
-        "decode",
-        "describe",
-        "dot",
-    ),
-    *(
-        "encode",
-        "endswith",
-        "evaluate",
-        "filter",
-        "flatten",
-        "format",
-        "get",
-        "get_config",
-        "shift",
-    ),
-    *("get_layer", "get_vocabulary", "get_weights", "groupby", "head", "hist", "imshow", "index"),
-    *("info", "isna", "item", "items", "join", "keys", "lower", "map", "max", "mean", "merge"),
-    *("min", "nonzero", "numpy", "padded_batch", "plot", "predict", "prefetch", "ravel", "repeat"),
-    *("replace", "reshape", "result", "round", "savefig", "shard", "shuffle", "skip", "split"),
-    *("squeeze", "startswith", "std", "strip", "sum", "summary", "tail", "take", "to_list"),
-    *("tobytes", "tolist", "transpose", "unbatch", "upper", "value_counts", "values", "var"),
-    *("window", "zip", "apply", "init", "save", "save_weights", "subplots", "compute"),
+    *("all", "any", "apply", "argmax", "argmin", "argsort", "as_numpy_iterator", "astype"),
+    *("batch", "cache", "cardinality", "clip", "compute", "copy", "count", "count_params"),
+    *("cumsum", "decode", "describe", "dot", "encode", "endswith", "evaluate", "filter"),
+    *("flatten", "format", "get", "get_config", "get_layer", "get_vocabulary"),
+    *("get_weights", "groupby", "head", "hist", "imshow", "index", "info", "init", "isna"),
+    *("item", "items", "join", "keys", "lower", "map", "max", "mean", "merge", "min"),
+    *("nonzero", "numpy", "padded_batch", "plot", "predict", "prefetch", "ravel", "repeat"),
+    *("replace", "reshape", "result", "round", "save", "save_weights", "savefig", "shard"),
+    *("shift", "skip", "split", "squeeze", "startswith", "std", "strip", "subplots", "sum"),
+    *("summary", "tail", "take", "to_list", "tobytes", "tolist", "transpose", "unbatch"),
+    *("upper", "value_counts", "values", "var", "window", "zip"),
 }
 """Methods that change neither their object nor their arguments."""
 
-_OF_ARGUMENTS = {"apply_gradients", "minimize", "update"}
-"""Methods of optimizers that change their arguments."""
+_OF_ARGUMENTS = {"apply_gradients", "minimize", "shuffle", "update"}
+"""Methods of optimizers and generators that change their arguments."""
 
 _OF_PARTS = {"children", "get", "get_layer", "items", "modules", "pop", "setdefault", "values"}
 """Methods that return parts of their object."""

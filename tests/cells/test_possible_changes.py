@@ -74,6 +74,7 @@ trainer = Trainer()
         ("cfg.lr = 0.02", {"cfg", "hp"}),
         ("xb, yb = next(batches)", {"batches"}),
         ("sample = rng.choice(10, 5)", {"rng"}),
+        ("rng.shuffle(order)", {"rng", "order"}),
         ('config.update("jax_enable_x64", True)', {"config"}),
         ('mixed_precision.set_global_policy("mixed_bfloat16")', {"mixed_precision"}),
         ("consts.WIDTH = 9", {"consts"}),
