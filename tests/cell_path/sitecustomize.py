@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from types import FrameType
 
 PACKAGE = f"{os.sep}nbdist{os.sep}"
-CHECKS = ("execution/health.py", "execution/module_sync.py")
+CHECKS = ("cells/rank_comparison.py", "execution/health.py", "execution/module_sync.py")
 """Files of checks and preparation, which are no part of a cell's path.
 
-On a busy machine checks send a query. The user's own modules are found before a cell.
+On a busy machine checks send a query. The user's own modules are found before a cell, and the
+values of the ranks are compared after it.
 """
 
 _found: dict[str, set[str]] = {}

@@ -14,6 +14,7 @@ import selectors
 import socket
 import sys
 import threading
+import traceback
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -168,8 +169,7 @@ class Peers:
             error: the error of this rank. A collective fails before the end of a rank is known.
         """
         self._failed = True
-        is_theirs = type(error).__module__.partition(".")[0] in _FRAMEWORKS
-        if self._channels and self._lost.wait(_COLLECTIVE_S if is_theirs else 0.0):
+        if self._channels and self._lost.wait(_COLLECTIVE_S if _is_of_framework(error) else 0.0):
             threading.Event().wait()  # the thread ends the process
 
     def _watch(self) -> None:
@@ -211,3 +211,10 @@ class Peers:
     def _close(self) -> None:
         for channel in self._channels:
             channel.close()
+
+
+def _is_of_framework(error: BaseException) -> bool:
+    """Return True if a framework raised the error. A failed collective of JAX is a ValueError."""
+    modules = [type(error).__module__]
+    modules += [str(f.f_globals.get("__name__")) for f, _ in traceback.walk_tb(error.__traceback__)]
+    return any(module.partition(".")[0] in _FRAMEWORKS for module in (modules[0], modules[-1]))
