@@ -18,7 +18,8 @@ def test_file_of_a_layout_is_beside_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program may have changed its folder before."""
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"))
+    program = str(tmp_path / "train.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", program, raising=False)
     monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.chdir("/")
     with pytest.raises(UsageError, match=str(tmp_path / "plan.json")):
