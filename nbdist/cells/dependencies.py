@@ -16,7 +16,13 @@ import msgspec
 from IPython.core.inputtransformer2 import TransformerManager
 
 from nbdist.cells.names import Names
-from nbdist.cells.possible_changes import PossibleChanges, with_origins
+from nbdist.cells.possible_changes import (
+    CHANGING,
+    PossibleChanges,
+    passed,
+    reached,
+    with_origins,
+)
 from nbdist.errors import ReplayError
 from nbdist.records import CellRequest, Plan  # noqa: TC001 - msgspec reads them
 
@@ -28,9 +34,6 @@ TRAINING = {"fit", "train_on_batch"}
 
 _STAR = "*"
 """Name that `from module import *` binds. Any run may need what it imports."""
-
-_CHANGING = {"next", "setattr", "delattr", "exec"}
-"""Built-in functions that change their arguments."""
 
 
 class CellNames(msgspec.Struct, frozen=True):
@@ -256,12 +259,8 @@ class Wanted:
 
     def used(self) -> set[str]:
         """Return the names with those that their values may use, as functions use global names."""
-        found, waiting = set(self.names), [*self.names]
-        while waiting:
-            for name in self._beside.get(waiting.pop(), set()) - found - self._bound_later:
-                found.add(name)
-                waiting.append(name)
-        return found
+        beside = {name: others - self._bound_later for name, others in self._beside.items()}
+        return reached(self.names, beside)
 
 
 def _incomplete(entries: Sequence[Entry], chosen: set[int]) -> Iterator[str]:
@@ -322,9 +321,9 @@ def _changed_by(call: ast.Call) -> Iterator[str]:
         yield from _root(call.func)
     elif isinstance(call.func, ast.Name):
         name = call.func.id
-        if name in vars(builtins) and name not in _CHANGING:
+        if name in vars(builtins) and name not in CHANGING:
             return
-    for value in (*call.args, *(keyword.value for keyword in call.keywords)):
+    for value in passed(call):
         if isinstance(value, ast.Name):
             yield value.id
 

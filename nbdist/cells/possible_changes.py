@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nbdist.cells.effects import root_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -43,7 +43,7 @@ _OF_PARTS = {"children", "get", "get_layer", "items", "modules", "pop", "setdefa
 _PASSING = {"enumerate", "iter", "list", "next", "reversed", "sorted", "tqdm", "tuple", "zip"}
 """Functions whose results contain elements of their arguments."""
 
-_CHANGING = {"delattr", "exec", "next", "setattr"}
+CHANGING = {"delattr", "exec", "next", "setattr"}
 """Built-in functions that change their arguments."""
 
 _SILENT = {
@@ -70,7 +70,7 @@ class PossibleChanges:
         self._wrapped: dict[str, str] = {}
         self._imported: dict[str, str] = {}
         self._linked: dict[str, set[str]] = {}
-        self._known: dict[str, set[str]] = {}
+        self._known: dict[_Function, set[str]] = {}
         for tree in trees:
             for node in ast.walk(tree):
                 self._note(node)
@@ -84,14 +84,7 @@ class PossibleChanges:
 
     def of_cell(self, tree: ast.Module) -> set[str]:
         """Return the names whose values a cell may change, with other names of these values."""
-        waiting = [*self._changed(_outside(tree.body))]
-        found: set[str] = set()
-        while waiting:
-            name = waiting.pop()
-            if name not in found:
-                found.add(name)
-                waiting += self._linked.get(name, ())
-        return found
+        return reached(self._changed(_outside(tree.body)), self._linked)
 
     # The notebook as a whole.
 
@@ -121,8 +114,8 @@ class PossibleChanges:
             case ast.Assign(targets=targets, value=value):
                 pairs = [(name, _parts(value)) for target in targets for name in _targets(target)]
             case ast.Call(func=ast.Attribute(attr="compile") as func):
-                passed = [name for part in _passed(node) for name in _parts(part)]
-                pairs = [(root_name(func), passed)]
+                given = [name for part in passed(node) for name in _parts(part)]
+                pairs = [(root_name(func), given)]
         for name, others in pairs:
             for other in others:
                 if other not in self._imported and name not in self._imported:
@@ -160,27 +153,27 @@ class PossibleChanges:
         if root not in self._imported or self._imported[root] in _SILENT:
             return set()
         settings = {root} if _SETTING.search(ast.unparse(call.func)) else set()
-        return settings | {name for part in _passed(call) for name in _parts(part)}
+        return settings | {name for part in passed(call) for name in _parts(part)}
 
     def _by_call(self, call: ast.Call) -> set[str]:
         root = root_name(call.func)
         if root in self._imported:
             return set()
-        passed = [name for part in _passed(call) for name in _parts(part)]
+        given = [name for part in passed(call) for name in _parts(part)]
         if isinstance(call.func, ast.Attribute):
             method = call.func.attr
             if method in self._methods:
                 own = {n for f in self._methods[method] for n in self._by_function(f, call, 1)}
                 return {root, *own}
             changed = {root} if method not in _READING else set()
-            return changed | (set(passed) if method in _OF_ARGUMENTS else set())
+            return changed | (set(given) if method in _OF_ARGUMENTS else set())
         if not isinstance(call.func, ast.Name):
             return set()
         function = self._functions.get(self._wrapped.get(root, root))
         if function is not None:
             return self._by_function(function, call, 0)
-        if root in _CHANGING:
-            return set(passed)
+        if root in CHANGING:
+            return set(given)
         trains = any(
             word.arg == "training" and getattr(word.value, "value", True) for word in call.keywords
         )
@@ -192,7 +185,7 @@ class PossibleChanges:
         names = [part.arg for part in (*function.args.posonlyargs, *function.args.args)][skipped:]
         words = {word.arg: word.value for word in call.keywords}
         given = dict(zip(names, call.args, strict=False)) | words
-        more = [part for part in _passed(call) if part not in given.values()]
+        more = [part for part in passed(call) if part not in given.values()]
         found = changed - _own(function)
         for name in changed & _parameters(function):
             parts = [given[name]] if name in given else more
@@ -200,12 +193,11 @@ class PossibleChanges:
         return found
 
     def _of_function(self, function: _Function) -> set[str]:
-        key = f"{function.name}:{function.lineno}:{id(function)}"
-        if key not in self._known:
-            self._known[key] = set()  # a function that calls itself
+        if function not in self._known:
+            self._known[function] = set()  # a function that calls itself
             nodes = (node for part in function.body for node in ast.walk(part))
-            self._known[key] = self._changed(nodes) | _shared(function)
-        return self._known[key]
+            self._known[function] = self._changed(nodes) | _shared(function)
+        return self._known[function]
 
 
 def with_origins(names: Iterable[str], nodes: Iterable[ast.AST]) -> set[str]:
@@ -215,12 +207,17 @@ def with_origins(names: Iterable[str], nodes: Iterable[ast.AST]) -> set[str]:
         for target, value in _assigned(node):
             for name in _targets(target):
                 origins.setdefault(name, set()).update(_parts(value))
+    return reached(names, origins)
+
+
+def reached(names: Iterable[str], following: Mapping[str, set[str]]) -> set[str]:
+    """Return names, those that follow them, those that follow these, and so on."""
     found = set(names)
     waiting = [*found]
     while waiting:
-        for name in origins.get(waiting.pop(), set()) - found:
-            found.add(name)
-            waiting.append(name)
+        new = following.get(waiting.pop(), set()) - found
+        found |= new
+        waiting += new
     return found
 
 
@@ -279,7 +276,8 @@ def _inner(value: ast.expr) -> Sequence[ast.expr]:
     return []
 
 
-def _passed(call: ast.Call) -> list[ast.expr]:
+def passed(call: ast.Call) -> list[ast.expr]:
+    """Return the expressions of all arguments of a call."""
     return [*call.args, *(word.value for word in call.keywords)]
 
 

@@ -232,7 +232,7 @@ class StoredRun:
 
     def withdraw_stop(self) -> None:
         """Withdraw all requests to stop."""
-        with contextlib.suppress(OSError):  # there are none, or the directory was deleted
+        with contextlib.suppress(OSError):  # nobody has asked, or the directory was deleted
             (self.path / STOP_FILE).unlink()
 
     def _require_directory(self) -> None:

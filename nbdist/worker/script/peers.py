@@ -215,6 +215,7 @@ class Peers:
 
 def _is_of_framework(error: BaseException) -> bool:
     """Return True if a framework raised the error. A failed collective of JAX is a ValueError."""
-    modules = [type(error).__module__]
-    modules += [str(f.f_globals.get("__name__")) for f, _ in traceback.walk_tb(error.__traceback__)]
-    return any(module.partition(".")[0] in _FRAMEWORKS for module in (modules[0], modules[-1]))
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raising = str(frames[-1].f_globals.get("__name__")) if frames else ""
+    packages = {module.partition(".")[0] for module in (type(error).__module__, raising)}
+    return not packages.isdisjoint(_FRAMEWORKS)
