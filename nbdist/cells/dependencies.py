@@ -27,7 +27,10 @@ from nbdist.errors import ReplayError
 from nbdist.records import CellRequest, Plan  # noqa: TC001 - msgspec reads them
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    OwnTexts = Mapping[str, Sequence[str]]
+    """Texts of the files of the user's own modules, by the modules' names."""
 
 TRAINING = {"fit", "train_on_batch"}
 """Methods that train their object."""
@@ -70,6 +73,7 @@ class Entry(msgspec.Struct, frozen=True):
         trained: True if it made steps: those of a `fit`, a step cell or a training loop.
         loops: True if steps of its training loops ran on all replicas.
         drew: True if it changed the state of the random generators.
+        generators: their states after it, packed; empty if they are those before it.
         failed: True if the cell did not end. Its effects are unknown.
         modules: digest of each of the user's own modules that the workers had.
         cell: id of the cell in the notebook; empty if it is unknown.
@@ -88,6 +92,7 @@ class Entry(msgspec.Struct, frozen=True):
     trained: bool = False
     loops: bool = False
     drew: bool = False
+    generators: bytes = b""
     modules: dict[str, str] = {}
     cell: str = ""
     deleted: bool = False
@@ -126,29 +131,57 @@ def names_of(source: str) -> CellNames:
 
 
 def needed(
-    entries: Sequence[Entry], run: CellNames, saved: Iterable[str], world_size: int
+    entries: Sequence[Entry],
+    run: CellNames,
+    saved: Iterable[str],
+    world_size: int,
+    own: OwnTexts | None = None,
 ) -> list[Entry]:
     """Return the entries to repeat for a run, in their order.
+
+    Entries that may have changed its inputs are included if all of them can be repeated.
 
     Args:
         entries: all entries before the run.
         run: the names that the run uses.
         saved: the names whose values its checkpoint contains.
         world_size: the number of ranks.
+        own: texts of the user's own modules.
 
     Raises:
         ReplayError: entries cannot be repeated. The message contains all reasons.
     """
+    possible = possible_changes(entries, own)
     chosen = _chosen(entries, run, world_size)
     faults = [*_incomplete(entries, chosen)]
-    faults += _trained_before(entries, chosen, set(run.reads) - set(saved))
+    faults += _trained_before(entries, possible, chosen, set(run.reads) - set(saved))
     if faults:
         raise ReplayError("; ".join(faults))
-    return [entries[i] for i in sorted(chosen)]
+    careful = _chosen(entries, run, world_size, possible=possible)
+    if any(_incomplete(entries, careful)):  # `not_repeated` describes these entries
+        careful = chosen
+    return [entries[i] for i in sorted(careful)]
+
+
+def not_repeated(
+    entries: Sequence[Entry], run: CellNames, world_size: int, own: OwnTexts | None = None
+) -> str:
+    """Describe why entries that may have changed inputs of a run cannot be repeated.
+
+    Empty if they can. For the arguments see `needed`.
+    """
+    possible = possible_changes(entries, own)
+    careful = _chosen(entries, run, world_size, possible=possible)
+    return "; ".join(_incomplete(entries, careful))
 
 
 def needed_with_training(
-    entries: Sequence[Entry], run: CellNames, world_size: int, *, careful: bool = False
+    entries: Sequence[Entry],
+    run: CellNames,
+    world_size: int,
+    own: OwnTexts | None = None,
+    *,
+    careful: bool = False,
 ) -> list[Entry]:
     """Return the entries to repeat for a run in new processes, earlier training included.
 
@@ -156,12 +189,13 @@ def needed_with_training(
         entries: all entries before the run.
         run: the names that the run uses.
         world_size: the number of ranks.
+        own: texts of the user's own modules.
         careful: True to include also entries that may have changed values that the run uses.
 
     Raises:
         ReplayError: entries cannot be repeated. The message contains all reasons.
     """
-    possible = possible_changes(entries) if careful else []
+    possible = possible_changes(entries, own) if careful else []
     chosen = _chosen(entries, run, world_size, trains=True, possible=possible)
     if faults := list(_incomplete(entries, chosen)):
         raise ReplayError("; ".join(faults))
@@ -172,22 +206,29 @@ class Changes(NamedTuple):
     """Names whose values an entry may have changed.
 
     Attributes:
-        names: names of its values.
+        direct: names that its text uses for these values.
+        names: all names of these values.
         settings: imported names, such as `config` of JAX. They may concern any later cell.
     """
 
+    direct: set[str]
     names: set[str]
     settings: set[str]
 
 
-def possible_changes(entries: Sequence[Entry]) -> list[Changes]:
-    """Return what each entry may have changed, by its text."""
+def possible_changes(entries: Sequence[Entry], own: OwnTexts | None = None) -> list[Changes]:
+    """Return what each entry may have changed, by its text and those of the user's own modules."""
     trees = [
         tree_of_cell("" if entry.request is None else entry.request.source) for entry in entries
     ]
-    possible = PossibleChanges(trees)
-    every = map(possible.of_cell, trees)
-    return [Changes(names, names & possible.settings) for names in every]
+    modules = {name: [*map(tree_of_cell, texts)] for name, texts in (own or {}).items()}
+    possible = PossibleChanges(trees, modules)
+    found = []
+    for tree in trees:
+        direct = possible.of_cell(tree)
+        names = possible.with_aliases(direct)
+        found.append(Changes(direct, names, names & possible.settings))
+    return found
 
 
 def _chosen(
@@ -274,11 +315,14 @@ def _incomplete(entries: Sequence[Entry], chosen: set[int]) -> Iterator[str]:
             yield f"{entry.place} did not run to its end, and may have created {_listed(made)}"
 
 
-def _trained_before(entries: Sequence[Entry], chosen: set[int], unsaved: set[str]) -> Iterator[str]:
+def _trained_before(
+    entries: Sequence[Entry], possible: Sequence[Changes], chosen: set[int], unsaved: set[str]
+) -> Iterator[str]:
     """Yield the needed names whose values result from training.
 
     Args:
         entries: all entries before the run.
+        possible: changes that each entry may have made.
         chosen: the indices of the needed entries.
         unsaved: the names that the run reads and the checkpoint does not contain.
     """
@@ -292,7 +336,8 @@ def _trained_before(entries: Sequence[Entry], chosen: set[int], unsaved: set[str
         elif i in chosen:
             for name in names.sure:
                 stale.pop(name, None)
-        stale |= dict.fromkeys(names.trains, f"{entry.place} trained it")
+        by_function = possible[i].direct if entry.trained and not entry.loops else ()
+        stale |= dict.fromkeys((*names.trains, *by_function), f"{entry.place} trained it")
     for name in sorted(unsaved & stale.keys()):
         yield f"`{name}`: {stale[name]}"
 

@@ -1,14 +1,16 @@
 """Names whose values a cell may change in place, also through functions and other names.
 
-The text of the cells decides. Functions of the notebook are followed into their bodies. A method
-changes its object unless it is known to read only. Calls of imported functions change nothing,
-except as statements of their own, such as `config.update("jax_enable_x64", True)`.
+The text of the cells decides. Functions of the notebook and of the user's own modules are followed
+into their bodies. A method changes its object unless it is known to read only. Calls of functions
+of other packages change nothing, except as statements of their own, such as
+`config.update("jax_enable_x64", True)`.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 _READING = {
     *("all", "any", "apply", "argmax", "argmin", "argsort", "as_numpy_iterator", "astype"),
@@ -62,15 +65,28 @@ class PossibleChanges:
 
     Args:
         trees: syntax trees of all cells, in the order in which they ran.
+        own: syntax trees of the files of the user's own modules, by the modules' names.
     """
 
-    def __init__(self, trees: Sequence[ast.Module]) -> None:
+    def __init__(
+        self, trees: Sequence[ast.Module], own: Mapping[str, Sequence[ast.Module]] | None = None
+    ) -> None:
+        self._own = own or {}
+        self._of_modules: set[_Function] = set()
+        self._classes: set[str] = set()
+        self._renamed: dict[str, str] = {}
         self._functions: dict[str, _Function] = {}
         self._methods: dict[str, list[_Function]] = {}
         self._wrapped: dict[str, str] = {}
         self._imported: dict[str, str] = {}
         self._linked: dict[str, set[str]] = {}
         self._known: dict[_Function, set[str]] = {}
+        for tree in itertools.chain(*self._own.values()):
+            for node in ast.walk(tree):
+                if isinstance(node, (ast.ClassDef, *_FUNCTIONS)):
+                    self._note(node)
+                if isinstance(node, _FUNCTIONS):
+                    self._of_modules.add(node)
         for tree in trees:
             for node in ast.walk(tree):
                 self._note(node)
@@ -83,8 +99,12 @@ class PossibleChanges:
         return {n for n, package in self._imported.items() if package not in _SILENT - {"os"}}
 
     def of_cell(self, tree: ast.Module) -> set[str]:
-        """Return the names whose values a cell may change, with other names of these values."""
-        return reached(self._changed(_outside(tree.body)), self._linked)
+        """Return the names whose values a cell may change."""
+        return self._changed(_outside(tree.body))
+
+    def with_aliases(self, names: Iterable[str]) -> set[str]:
+        """Return names, with the other names that the notebook has for their values."""
+        return reached(names, self._linked)
 
     # The notebook as a whole.
 
@@ -96,7 +116,9 @@ class PossibleChanges:
                 for alias in node.names:
                     name = alias.asname or alias.name.partition(".")[0]
                     self._imported[name] = (origin or alias.name).partition(".")[0]
+                    self._renamed[name] = alias.name
             case ast.ClassDef(body=body):
+                self._classes.add(node.name)
                 for part in body:
                     if isinstance(part, _Function):
                         self._methods.setdefault(part.name, []).append(part)
@@ -116,11 +138,26 @@ class PossibleChanges:
             case ast.Call(func=ast.Attribute(attr="compile") as func):
                 given = [name for part in passed(node) for name in _parts(part)]
                 pairs = [(root_name(func), given)]
+        match node:  # trainer = Trainer(model)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call):
+                if self._named(call) in self._classes:
+                    pairs += [(name, _parts(part)) for part in passed(call)]
         for name, others in pairs:
             for other in others:
                 if other not in self._imported and name not in self._imported:
                     self._linked.setdefault(name, set()).add(other)
                     self._linked.setdefault(other, set()).add(name)
+
+    def _named(self, call: ast.Call) -> str:
+        """Return the name of the called function or class at its definition."""
+        if isinstance(call.func, ast.Attribute):
+            return call.func.attr
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        return self._renamed.get(name, name)
+
+    def _is_of_package(self, root: str) -> bool:
+        """Return True if a name was imported, and not from a module of the user."""
+        return root in self._imported and self._imported[root] not in self._own
 
     # One cell or function.
 
@@ -150,15 +187,18 @@ class PossibleChanges:
     def _by_statement(self, call: ast.Call) -> set[str]:
         """Return the changes by a call whose result is not used, of an imported function."""
         root = root_name(call.func)
-        if root not in self._imported or self._imported[root] in _SILENT:
+        if not self._is_of_package(root) or self._imported[root] in _SILENT:
             return set()
         settings = {root} if _SETTING.search(ast.unparse(call.func)) else set()
         return settings | {name for part in passed(call) for name in _parts(part)}
 
     def _by_call(self, call: ast.Call) -> set[str]:
         root = root_name(call.func)
-        if root in self._imported:
+        if self._is_of_package(root):
             return set()
+        if root in self._imported:
+            function = self._functions.get(self._named(call))
+            return self._by_function(function, call, 0) if function is not None else set()
         given = [name for part in passed(call) for name in _parts(part)]
         if isinstance(call.func, ast.Attribute):
             method = call.func.attr
@@ -186,7 +226,7 @@ class PossibleChanges:
         words = {word.arg: word.value for word in call.keywords}
         given = dict(zip(names, call.args, strict=False)) | words
         more = [part for part in passed(call) if part not in given.values()]
-        found = changed - _own(function)
+        found = set() if function in self._of_modules else changed - _own(function)
         for name in changed & _parameters(function):
             parts = [given[name]] if name in given else more
             found.update(root for part in parts for root in _parts(part))

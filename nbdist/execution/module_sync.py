@@ -122,6 +122,17 @@ class ModuleSync:
         missing = [name for name in found.missing if name not in self._modules]
         return ProgramModules(files, sorted(stale), missing)
 
+    def texts(self) -> dict[str, tuple[str, ...]]:
+        """Return the texts of each module that the workers have."""
+        return {
+            name: tuple(
+                (self._folder / file.digest).read_text(errors="replace")
+                for place, file in module.files.items()
+                if place.endswith(".py")
+            )
+            for name, module in self._modules.items()
+        }
+
     def digests(self) -> dict[str, str]:
         """Return the digest of each module that the workers have."""
         return {name: module.digest for name, module in self._modules.items()}

@@ -13,6 +13,8 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from nbdist.errors import NbdistError, ReplayError, StartError, WorkerError
 from nbdist.execution import pushing
 from nbdist.records import LostRanks, RecoveryRecord
@@ -81,7 +83,7 @@ class Recovery:
     ) -> bool:
         """Return True if a recovery of the run would create these names again; see `recover`."""
         try:
-            entries = self._journal.needed(request, saved, self._worker_group.world_size)
+            entries = self.needed(request, saved)
         except ReplayError:
             return False
         return {name for entry in entries for name in entry.names.binds}.issuperset(names)
@@ -100,7 +102,7 @@ class Recovery:
             ReplayError: an input of the run cannot be created again; nothing was changed.
             NbdistError: the recovery failed, even with fresh engines.
         """
-        entries = self._journal.needed(request, saved, self._worker_group.world_size)
+        entries = self.needed(request, saved)
         # After an interrupted recovery, the state of the workers is unknown.
         is_interrupted = self._handover.handover.loss is not None
         self._handover.lose(LostRanks(ranks=lost.ranks, reason=lost.reason))
@@ -110,8 +112,16 @@ class Recovery:
                     phases, shrinks=request.saving is not None and request.saving.shrink
                 )
             self.recreate_inputs(phases, entries)
+            size, texts = self._worker_group.world_size, self._modules.texts()
             lost_names = self._journal.describe_lost_names(entries)
-            phases.finish(" ".join(("nbdist: the run continues", lost_names)).rstrip(), ())
+            left_out = self._journal.describe_not_repeated(request, size, texts)
+            without = ", ".join(filter(None, (lost_names, left_out)))
+            phases.finish(f"nbdist: the run continues {without}".rstrip(), ())
+
+    def needed(self, request: CellRequest, saved: Sequence[str]) -> list[Entry]:
+        """Return the entries to repeat for a run; see `Journal.needed`."""
+        size, texts = self._worker_group.world_size, self._modules.texts()
+        return self._journal.needed(request, saved, size, texts)
 
     def recreate_inputs(self, phases: StartView, entries: Sequence[Entry]) -> None:
         """Repeat cells and pushes on fresh workers; see `Journal.needed`."""
@@ -161,7 +171,9 @@ class Recovery:
             if entry.request is None:
                 pushing.bind(self._apply, entry.payload, ranks, self._worker_group.world_size)
             elif ranks:
-                self._run(entry.request, ranks)
+                # Cells before it that drew random numbers may not be repeated.
+                generators = self._journal.generators(before=entry)
+                self._run(structs.replace(entry.request, generators=generators), ranks)
         return " ".join(entry.place for entry in entries)
 
     def _apply(

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from nbdist.cells.dependencies import CellNames, Entry, names_of, needed, needed_with_training
+from nbdist.cells.dependencies import (
+    CellNames,
+    Entry,
+    names_of,
+    needed,
+    needed_with_training,
+    not_repeated,
+)
 from nbdist.errors import ReplayError, UsageError
 from nbdist.records import Planning, short_id
 
@@ -14,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
+    from nbdist.cells.dependencies import OwnTexts
     from nbdist.execution.result import Run
     from nbdist.records import CellRequest, RunningCell, StepRequest
     from nbdist.utils.files import LateFiles
@@ -69,7 +77,7 @@ class Journal:
         run: Run,
         failed: bool,
         *,
-        drew: bool = False,
+        generators: bytes = b"",
         modules: dict[str, str] | None = None,
     ) -> None:
         """Add a cell that ended, failed or was interrupted. A plan is ignored.
@@ -78,7 +86,7 @@ class Journal:
             cell: the cell; None if none began.
             run: its result.
             failed: True if it did not end.
-            drew: True if it changed the state of the random generators.
+            generators: last known states of the random generators, packed.
             modules: digest of each of the user's own modules that the workers had.
         """
         if cell is None or cell.request.is_plan:
@@ -94,6 +102,7 @@ class Journal:
             names = msgspec.structs.replace(names, changes=changed)
         else:
             names = msgspec.structs.replace(_names_of_step(step), trains=changes)
+        known = self.generators()
         has_layout = step is not None and step.options.planning != Planning()
         kind: Literal["cell", "step"] = "cell" if step is None else "step"
         self._add(
@@ -107,7 +116,8 @@ class Journal:
                 run=cell.run,
                 trained=run.begun is not None or bool(run.state and run.state.kind),
                 loops=step is None and run.begun is not None,
-                drew=drew,
+                drew=bool(known) and generators != known,
+                generators=generators if generators != known else b"",
                 modules=modules or {},
                 cell=cell.notebook_cell,
                 plan=run.plan if has_layout else None,
@@ -120,23 +130,44 @@ class Journal:
         pushed = CellNames(binds=bound, sure=bound)
         self._add(Entry("push", pushed, tuple(ranks), payload=payload))
 
-    def needed(self, request: CellRequest, saved: Iterable[str], world_size: int) -> list[Entry]:
+    def needed(
+        self,
+        request: CellRequest,
+        saved: Iterable[str],
+        world_size: int,
+        own: OwnTexts | None = None,
+    ) -> list[Entry]:
         """Return the entries to repeat for a run.
 
         Args:
             request: the run.
             saved: the names whose values its checkpoint contains.
             world_size: the number of ranks.
+            own: texts of the user's own modules.
 
         Raises:
             ReplayError: an entry cannot be repeated.
         """
-        step = request.step
-        names = names_of(request.source) if step is None else _names_of_step(step)
-        return needed(self._entries, names, saved, world_size)
+        return needed(self._entries, _names_of_run(request), saved, world_size, own)
+
+    def describe_not_repeated(
+        self, request: CellRequest, world_size: int, own: OwnTexts | None = None
+    ) -> str:
+        """Describe cells that may have changed inputs of a run, and that `needed` leaves out.
+
+        Empty if there are none. For the arguments see `needed`.
+        """
+        faults = not_repeated(self._entries, _names_of_run(request), world_size, own)
+        return f"without repeating a cell that may have changed its inputs: {faults}" * bool(faults)
 
     def program(
-        self, cell: int, run: str, world_size: int, *, careful: bool = False
+        self,
+        cell: int,
+        run: str,
+        world_size: int,
+        own: OwnTexts | None = None,
+        *,
+        careful: bool = False,
     ) -> tuple[Entry, ...]:
         """Return the entries that a program of a training needs, and last the training itself.
 
@@ -144,6 +175,7 @@ class Journal:
             cell: label of the cell that trains; 0 for the newest.
             run: id of its run, or the short form; empty for any.
             world_size: the number of ranks.
+            own: texts of the user's own modules.
             careful: True to include also entries that may have changed values that it uses.
 
         Raises:
@@ -156,7 +188,8 @@ class Journal:
         names = entry.names if step is None else _names_of_step(step)
         try:
             before = self._entries[:chosen]
-            return (*needed_with_training(before, names, world_size, careful=careful), entry)
+            found = needed_with_training(before, names, world_size, own, careful=careful)
+            return (*found, entry)
         except ReplayError as error:
             label = entry.request.label
             raise UsageError(
@@ -187,6 +220,18 @@ class Journal:
         named = f"run {run}" if run else f"cell [{cell}]"
         known = ", ".join(f"[{r.label}] ({short_id(e.run) or 'not stored'})" for _, e, r in trained)
         raise UsageError(f"{named} has not trained on these workers: cells (and runs) are {known}")
+
+    def generators(self, before: Entry | None = None) -> bytes:
+        """Return the states of the random generators before an entry; empty if unknown.
+
+        Without an entry, those after all entries.
+        """
+        found = b""
+        for entry in self._entries:
+            if entry is before:
+                break
+            found = entry.generators or found
+        return found
 
     def last_saved(self) -> CellRequest | None:
         """Return the newest run with a checkpoint; None without one."""
@@ -223,6 +268,10 @@ class Journal:
         self._entries[number - 1] = entry
         path = self._folder / f"{number:06}.msgpack"
         self._files.replace(path, msgspec.msgpack.encode(entry), 0o600)
+
+
+def _names_of_run(request: CellRequest) -> CellNames:
+    return names_of(request.source) if request.step is None else _names_of_step(request.step)
 
 
 def _names_of_step(step: StepRequest) -> CellNames:

@@ -54,28 +54,23 @@ class Alignment:
     """Last reported states of the ranks' random generators.
 
     Attributes:
-        drew: True if the last cell changed them; False if that is unknown.
+        states: states of rank 0, packed; empty if they are unknown.
     """
 
     def __init__(self) -> None:
-        self.drew = False
+        self.states = b""
         self._digests: dict[int, dict[str, int]] = {}
-        self._state = b""
 
     def forget(self) -> None:
         """Drop all states, after nbdist has seeded the ranks again."""
-        self._digests, self._state = {}, b""
+        self._digests, self.states = {}, b""
 
     def note(self, ended: Mapping[int, CellEnded]) -> None:
         """Store the states of the generators of the ranks that ran a cell."""
-        self.drew = any(
-            rank in self._digests and end.generators not in ({}, self._digests[rank])
-            for rank, end in ended.items()
-        )
         for rank, end in ended.items():
             if end.generators:
                 self._digests[rank] = end.generators
-                self._state = end.generator_states or self._state
+                self.states = end.generator_states or self.states
 
     def due(self, ranks: Collection[int], world_size: int) -> tuple[bytes, str]:
         """Return the states that the ranks of a cell must restore first, and a message.
@@ -88,10 +83,10 @@ class Alignment:
             Rank 0's states, packed, and the message; both empty if all ranks have equal states or
             the cell does not run on all ranks.
         """
-        if len(ranks) < world_size or not self._state or 0 not in self._digests:
+        if len(ranks) < world_size or not self.states or 0 not in self._digests:
             return b"", ""
         message = differing_generators(self._digests)
-        return (self._state, message) if message else (b"", "")
+        return (self.states, message) if message else (b"", "")
 
 
 _INTERRUPTED = "run %dist_restart for new workers, or run the cell again with --resume"
@@ -189,7 +184,7 @@ class Runner:
 
     def _needed(self, request: CellRequest) -> list[Entry]:
         saved = names_in(Path(request.saving.folder)) if request.saving else ()
-        return self._journal.needed(request, saved, self._worker_group.world_size)
+        return self._recovery.needed(request, saved)
 
     def recreate_inputs(self, request: CellRequest, phases: StartView) -> None:
         """Create the inputs of a run again on fresh workers, before it resumes.
@@ -348,7 +343,7 @@ class Runner:
     ) -> Callable[[], None]:
         """Return a function that sends the cell, with the monitor's number, and follows it."""
         states, message = self.alignment.due(context.cell.ranks, self._worker_group.world_size)
-        sent = structs.replace(request, number=self.number, generators=states)
+        sent = structs.replace(request, number=self.number, generators=states or request.generators)
 
         def follow() -> None:
             self._require_all(request)
@@ -448,7 +443,9 @@ class Runner:
         saving = structs.replace(
             request.saving, resume=request.saving.resume or recoveries.has_opened
         )
-        return request.with_options(saving=saving)
+        # Without a checkpoint, the run begins again.
+        generators = self._journal.generators() or request.generators
+        return structs.replace(request.with_options(saving=saving), generators=generators)
 
     def _shrunk(self, context: RunContext) -> RunContext:
         """Return the context with the remaining ranks, if a recovery left out some."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from nbdist.cells.dependencies import Entry
+    from nbdist.cells.dependencies import Entry, OwnTexts
 
 _ITERATES = {"iter", "next", "list", "enumerate", "zip", "tqdm"}
 
@@ -24,12 +24,15 @@ _SHUFFLES = ("shuffle", "_from_directory")
 """Words of code that creates data sets whose order changes with each iteration."""
 
 
-def remarks(chosen: Sequence[Entry], every: Sequence[Entry]) -> list[str]:
+def remarks(
+    chosen: Sequence[Entry], every: Sequence[Entry], own_texts: OwnTexts | None = None
+) -> list[str]:
     """Return what may make the numbers of a program differ from those of the notebook.
 
     Args:
         chosen: entries of the program.
         every: all entries until its last one.
+        own_texts: texts of the user's own modules.
     """
     own = {id(entry) for entry in chosen}
     left = [entry for entry in every if id(entry) not in own]
@@ -59,22 +62,26 @@ def remarks(chosen: Sequence[Entry], every: Sequence[Entry]) -> list[str]:
             f"cell {place}, left out of the program, may have changed {names}: the program's "
             "numbers then differ from the notebook's. Put such statements into a cell that creates "
             "these values, run the cells again on new workers, and export again"
-            for place, names in _changing(own, every)
+            for place, names in _changing(own, every, own_texts)
             if place not in (*drew, *read)
         ),
     ]
 
 
-def _changing(own: set[int], every: Sequence[Entry]) -> Iterator[tuple[str, str]]:
+def _changing(
+    own: set[int], every: Sequence[Entry], own_texts: OwnTexts | None
+) -> Iterator[tuple[str, str]]:
     """Yield cells that a program leaves out, and the names that they may have changed for it.
 
     Args:
         own: ids of the entries of the program.
         every: all entries until its last one.
+        own_texts: texts of the user's own modules.
     """
     wanted = Wanted(every, CellNames())
     found = []
-    for entry, changes in reversed([*zip(every, possible_changes(every), strict=True)]):
+    possible = possible_changes(every, own_texts)
+    for entry, changes in reversed([*zip(every, possible, strict=True)]):
         if id(entry) in own:
             wanted.add(entry.names, is_on_all=True)
         elif names := sorted((changes.names & wanted.used()) | changes.settings):

@@ -486,7 +486,7 @@ class Cluster:
                         self._lifecycle.handover.handover.last,
                         self.last_run,
                         failed,
-                        drew=self._runner.alignment.drew,
+                        generators=self._runner.alignment.states,
                         modules=self._runner.modules.digests(),
                     )
             if self._runner.stuck:

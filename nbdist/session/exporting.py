@@ -77,12 +77,12 @@ def export(
     target, hosts = folder.check_target(path), len(cluster.hosts)
     journal.note_deleted(deleted_cells.ids())
     try:
-        entries, program = _chosen(journal, cluster, cell, run, careful=True)
+        entries, program = _chosen(journal, cluster, modules, cell, run, careful=True)
     except UsageError:  # without the cells that only may matter; remarks name these
-        entries, program = _chosen(journal, cluster, cell, run, careful=False)
+        entries, program = _chosen(journal, cluster, modules, cell, run, careful=False)
     own = modules.of_program(program.imports)
     found = (
-        *remarks(entries, journal.until(entries)),
+        *remarks(entries, journal.until(entries), modules.texts()),
         *edited_cells(entries, journal.entries),
         *edits(entries, own.files, modules.digests()),
         *(
@@ -100,9 +100,16 @@ def export(
 
 
 def _chosen(
-    journal: Journal, cluster: ClusterRequest, cell: int, run: str, *, careful: bool
+    journal: Journal,
+    cluster: ClusterRequest,
+    modules: ModuleSync,
+    cell: int,
+    run: str,
+    *,
+    careful: bool,
 ) -> tuple[Sequence[Entry], Program]:
     """Return the entries of a program, and the program. For the arguments see `export`."""
-    entries = journal.program(cell, run, len(cluster.hosts), careful=careful)
+    texts = modules.texts()
+    entries = journal.program(cell, run, len(cluster.hosts), texts, careful=careful)
     refuse_deleted(entries, journal.entries)
     return entries, program_of(entries, cluster)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from nbdist.cells.dependencies import CellNames, Entry, names_of, needed
+from nbdist.cells.dependencies import CellNames, Entry, names_of, needed, not_repeated
 from nbdist.errors import ReplayError
 from nbdist.records import CellRequest
 
@@ -109,6 +109,40 @@ def test_a_cell_that_fits_is_replayed_only_with_a_checkpoint() -> None:
     assert replayed(entries, "model", saved="model") == ["[1]"]
     with pytest.raises(ReplayError, match=r"`model`: \[1\] trained it"):
         replayed(entries, "model")
+
+
+def test_a_function_that_trains_is_named() -> None:
+    entries = [
+        cell(1, "teacher = make()"),
+        cell(2, "def train(m):\n    return m.fit(x)"),
+        msgspec.structs.replace(cell(3, "history = train(teacher)"), trained=True),
+    ]
+    with pytest.raises(ReplayError, match=r"`teacher`: \[3\] trained it"):
+        replayed(entries, "teacher")
+    assert "[1]" in replayed(entries, "teacher", saved="teacher")
+
+
+def test_a_change_through_a_function_or_another_name_is_replayed() -> None:
+    entries = [
+        cell(1, "rates = [1, 2]"),
+        cell(2, "def halve(a):\n    a[0] /= 2\n    return a"),
+        cell(3, "half = halve(rates)"),
+        cell(4, "same = rates"),
+        cell(5, "same[1] = 7"),
+        cell(6, "print(rates[0])"),
+    ]
+    assert replayed(entries, "rates") == ["[1]", "[2]", "[3]", "[4]", "[5]"]
+    assert not_repeated(entries, CellNames(reads=("rates",)), 2) == ""
+
+
+def test_a_failed_cell_that_only_may_matter_is_left_out_with_a_message() -> None:
+    entries = [
+        cell(1, "rates = [1, 2]"),
+        msgspec.structs.replace(cell(2, "total = rates.pop() + oops"), failed=True),
+    ]
+    assert replayed(entries, "rates") == ["[1]"]
+    run = CellNames(reads=("rates",))
+    assert not_repeated(entries, run, 2).startswith("[2] did not run to its end")
 
 
 def test_a_name_derived_from_a_trained_one_cannot_be_replayed() -> None:

@@ -91,7 +91,46 @@ trainer = Trainer()
 )
 def test_changes_are_found(cell: str, names: set[str]) -> None:
     trees = [ast.parse(BEFORE), ast.parse(cell)]
-    assert names <= PossibleChanges(trees).of_cell(trees[1])
+    changes = PossibleChanges(trees)
+    assert names <= changes.with_aliases(changes.of_cell(trees[1]))
+
+
+MODULE = """
+import numpy as np
+rates = [1.0]
+def train(net, data, epochs=1):
+    np.random.seed(0)
+    rates.append(epochs)
+    return _fit(net, data)
+def _fit(net, data):
+    return net.fit(data)
+def accuracy(net, data):
+    return net.predict(data).mean()
+class Trainer:
+    def __init__(self, net):
+        self.net = net
+    def run(self):
+        self.net.fit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("cell", "names"),
+    [
+        ("from helpers import train\nhistory = train(model, data)", {"model"}),
+        ("from helpers import train as learn\nhistory = learn(model, data)", {"model"}),
+        ("import helpers\nhistory = helpers.train(net=model, data=data)", {"model"}),
+        ("import helpers as h\nlosses = [h.train(model, data) for _ in range(2)]", {"model"}),
+        ("from helpers import Trainer\nt = Trainer(model)\nh = t.run()", {"model", "t"}),
+        ("from helpers import accuracy\nprint(accuracy(model, data))", set()),
+    ],
+)
+def test_functions_of_own_modules_are_followed(cell: str, names: set[str]) -> None:
+    tree = ast.parse(cell)
+    changes = PossibleChanges([tree], {"helpers": [ast.parse(MODULE)]})
+    found = changes.with_aliases(changes.of_cell(tree))
+    assert names <= found
+    assert not found & {"data", "np", "rates"}
 
 
 @pytest.mark.parametrize(
@@ -112,6 +151,7 @@ def test_changes_are_found(cell: str, names: set[str]) -> None:
 )
 def test_cells_that_look_change_nothing(cell: str) -> None:
     trees = [ast.parse(BEFORE), ast.parse(cell)]
-    changed = PossibleChanges(trees).of_cell(trees[1])
+    changes = PossibleChanges(trees)
+    changed = changes.with_aliases(changes.of_cell(trees[1]))
     used = {"model", "opt", "x_train", "y_train", "x_test", "train_ds", "params", "x", "df", "text"}
     assert not changed & used

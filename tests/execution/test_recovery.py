@@ -51,13 +51,19 @@ class JournalDouble:
     def __init__(self, *entries: Entry, error: ReplayError | None = None) -> None:
         self.entries, self.error = list(entries), error
 
-    def needed(self, _request: CellRequest, _saved: Sequence[str], _world_size: int) -> list[Entry]:
+    def needed(self, *_arguments: object) -> list[Entry]:
         if self.error is not None:
             raise self.error
         return self.entries
 
     def describe_lost_names(self, _entries: Sequence[Entry]) -> str:
         return "without `x`, defined in [2]"
+
+    def describe_not_repeated(self, *_arguments: object) -> str:
+        return ""
+
+    def generators(self, before: Entry) -> bytes:
+        return b"states before" * (before in self.entries)
 
 
 class WorkersDouble:
@@ -120,6 +126,9 @@ class WorkersDouble:
     def send(self, ranks: Sequence[int]) -> None:
         """Send the user's modules: note the ranks, and the calls before."""
         self.before_modules = [*self.calls, tuple(ranks)]
+
+    def texts(self) -> dict[str, tuple[str, ...]]:
+        return {}
 
     def apply(
         self, function: Callable[..., Any], payload: bytes, ranks: Sequence[int]

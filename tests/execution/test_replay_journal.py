@@ -69,11 +69,13 @@ class Kept:
         ranks: tuple[int, ...] = (0, 1),
         *,
         failed: bool = False,
+        generators: bytes = b"",
         **options: object,
     ) -> None:
         given = CellOptions(**options)  # type: ignore[arg-type]
         one = request(source, label=label, options=given)
-        self.journal.add_cell(RunningCell(request=one, ranks=ranks), Run(1), failed)
+        cell = RunningCell(request=one, ranks=ranks)
+        self.journal.add_cell(cell, Run(1), failed, generators=generators)
 
 
 @pytest.fixture
@@ -100,6 +102,16 @@ def test_a_run_needs_the_cells_that_bind_its_names(kept: Kept) -> None:
     for journal in (kept.journal, kept.again()):
         assert places(journal, request("print(c, pushed)")) == ["[1]", "%dist_push", "[4]"]
         assert places(journal, request("d = 1")) == []
+
+
+def test_the_states_before_a_cell_are_those_after_the_last_one_that_drew(kept: Kept) -> None:
+    for label, states in enumerate((b"seeded", b"seeded", b"drawn", b"drawn"), 1):
+        kept.add(f"a{label} = 1", label, generators=states)
+    for journal in (kept.journal, kept.again()):
+        before = [journal.generators(before=entry) for entry in journal.entries]
+        assert before == [b"", b"seeded", b"seeded", b"drawn"]
+        assert journal.generators() == b"drawn"
+        assert [entry.drew for entry in journal.entries] == [False, False, True, False]
 
 
 def test_a_step_needs_its_data_and_the_names_of_its_program(kept: Kept) -> None:
