@@ -27,7 +27,7 @@ from nbdist.errors import ReplayError
 from nbdist.records import CellRequest, Plan  # noqa: TC001 - msgspec reads them
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     OwnTexts = Mapping[str, Sequence[str]]
     """Texts of the files of the user's own modules, by the modules' names."""
@@ -78,6 +78,7 @@ class Entry(msgspec.Struct, frozen=True):
         modules: digest of each of the user's own modules that the workers had.
         cell: id of the cell in the notebook; empty if it is unknown.
         deleted: True if that cell was deleted from the notebook.
+        gone: True if the workers on which it ran have ended, and no others have repeated it.
         plan: layout of a step whose options set a part of it; None for other cells.
     """
 
@@ -96,6 +97,7 @@ class Entry(msgspec.Struct, frozen=True):
     modules: dict[str, str] = {}
     cell: str = ""
     deleted: bool = False
+    gone: bool = False
     plan: Plan | None = None
 
     @property
@@ -151,8 +153,8 @@ def needed(
     Raises:
         ReplayError: entries cannot be repeated. The message contains all reasons.
     """
-    possible = possible_changes(entries, own)
     chosen = _chosen(entries, run, world_size)
+    possible = possible_changes(entries, chosen, own)
     faults = [*_incomplete(entries, chosen)]
     faults += _trained_before(entries, possible, chosen, set(run.reads) - set(saved))
     if faults:
@@ -170,7 +172,7 @@ def not_repeated(
 
     Empty if they can. For the arguments see `needed`.
     """
-    possible = possible_changes(entries, own)
+    possible = possible_changes(entries, _chosen(entries, run, world_size), own)
     careful = _chosen(entries, run, world_size, possible=possible)
     return "; ".join(_incomplete(entries, careful))
 
@@ -195,8 +197,10 @@ def needed_with_training(
     Raises:
         ReplayError: entries cannot be repeated. The message contains all reasons.
     """
-    possible = possible_changes(entries, own) if careful else []
-    chosen = _chosen(entries, run, world_size, trains=True, possible=possible)
+    chosen = _chosen(entries, run, world_size, trains=True)
+    if careful:
+        possible = possible_changes(entries, chosen, own)
+        chosen = _chosen(entries, run, world_size, trains=True, possible=possible)
     if faults := list(_incomplete(entries, chosen)):
         raise ReplayError("; ".join(faults))
     return [entries[i] for i in sorted(chosen)]
@@ -216,10 +220,22 @@ class Changes(NamedTuple):
     settings: set[str]
 
 
-def possible_changes(entries: Sequence[Entry], own: OwnTexts | None = None) -> list[Changes]:
-    """Return what each entry may have changed, by its text and those of the user's own modules."""
+def possible_changes(
+    entries: Sequence[Entry], chosen: Collection[int], own: OwnTexts | None = None
+) -> list[Changes]:
+    """Return what each entry may have changed, by its text and those of the user's own modules.
+
+    Entries of workers that have ended count only if one of them is chosen.
+
+    Args:
+        entries: all entries before the run.
+        chosen: the indices of the entries that the run needs.
+        own: texts of the user's own modules.
+    """
+    all_count = any(entries[i].gone for i in chosen)
     trees = [
-        tree_of_cell("" if entry.request is None else entry.request.source) for entry in entries
+        tree_of_cell(e.request.source if e.request and (all_count or not e.gone) else "")
+        for e in entries
     ]
     modules = {name: [*map(tree_of_cell, texts)] for name, texts in (own or {}).items()}
     possible = PossibleChanges(trees, modules)

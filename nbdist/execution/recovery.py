@@ -111,11 +111,11 @@ class Recovery:
                 self._restart_all(
                     phases, shrinks=request.saving is not None and request.saving.shrink
                 )
-            self.recreate_inputs(phases, entries)
             size, texts = self._worker_group.world_size, self._modules.texts()
             lost_names = self._journal.describe_lost_names(entries)
             left_out = self._journal.describe_not_repeated(request, size, texts)
             without = ", ".join(filter(None, (lost_names, left_out)))
+            self.recreate_inputs(phases, entries)
             phases.finish(f"nbdist: the run continues {without}".rstrip(), ())
 
     def needed(self, request: CellRequest, saved: Sequence[str]) -> list[Entry]:
@@ -126,6 +126,7 @@ class Recovery:
     def recreate_inputs(self, phases: StartView, entries: Sequence[Entry]) -> None:
         """Repeat cells and pushes on fresh workers; see `Journal.needed`."""
         phases.run("set-up run again", lambda: self._replay(entries))
+        self._journal.repeated(entries)
 
     def _in_place(self, phases: StartView, lost: RanksLostError, request: CellRequest) -> bool:
         """Replace the lost ranks by spares. Returns False if that is not possible or fails."""

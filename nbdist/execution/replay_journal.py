@@ -61,15 +61,23 @@ class Journal:
             path.unlink()
 
     def resized(self, before: int, after: int) -> None:
-        """Apply entries of all workers to the new number of workers.
+        """Apply entries of all workers to the new number of workers, which have run none.
 
         Args:
             before: the number of workers before.
             after: the number of workers now.
         """
         for number, entry in enumerate(self._entries, 1):
-            if len(entry.ranks) >= before:  # earlier, the cluster may have been larger
-                self._write(number, msgspec.structs.replace(entry, ranks=tuple(range(after))))
+            was_of_all = len(entry.ranks) >= before  # earlier, the cluster may have been larger
+            ranks = tuple(range(after)) if was_of_all else entry.ranks
+            self._write(number, msgspec.structs.replace(entry, ranks=ranks, gone=True))
+
+    def repeated(self, entries: Sequence[Entry]) -> None:
+        """Mark the entries that fresh workers have repeated, and the others as gone."""
+        for number, entry in enumerate(self._entries, 1):
+            gone = not any(entry is each for each in entries)
+            if entry.gone != gone:
+                self._write(number, msgspec.structs.replace(entry, gone=gone))
 
     def add_cell(
         self,

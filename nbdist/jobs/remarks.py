@@ -80,7 +80,8 @@ def _changing(
     """
     wanted = Wanted(every, CellNames())
     found = []
-    possible = possible_changes(every, own_texts)
+    chosen = [i for i, entry in enumerate(every) if id(entry) in own]
+    possible = possible_changes(every, chosen, own_texts)
     for entry, changes in reversed([*zip(every, possible, strict=True)]):
         if id(entry) in own:
             wanted.add(entry.names, is_on_all=True)

@@ -62,6 +62,9 @@ class JournalDouble:
     def describe_not_repeated(self, *_arguments: object) -> str:
         return ""
 
+    def repeated(self, entries: Sequence[Entry]) -> None:
+        assert entries is self.entries
+
     def generators(self, before: Entry) -> bytes:
         return b"states before" * (before in self.entries)
 

@@ -114,6 +114,20 @@ def test_the_states_before_a_cell_are_those_after_the_last_one_that_drew(kept: K
         assert [entry.drew for entry in journal.entries] == [False, False, True, False]
 
 
+def test_cells_of_ended_workers_change_nothing_that_later_cells_created(kept: Kept) -> None:
+    kept.add("from jax import config", 1)
+    kept.add('config.update("jax_enable_x64", True)', 2)
+    kept.add("a = 1", 3)
+    assert places(kept.journal, request("a")) == ["[1]", "[2]", "[3]"]
+    kept.journal.resized(2, 2)
+    assert places(kept.journal, request("a")) == ["[1]", "[2]", "[3]"]
+    kept.add("a = 2", 4)
+    for journal in (kept.journal, kept.again()):
+        assert places(journal, request("a")) == ["[4]"]
+    kept.journal.repeated(kept.journal.needed(request("config"), (), 2))
+    assert [entry.gone for entry in kept.again().entries] == [False, False, True, True]
+
+
 def test_a_step_needs_its_data_and_the_names_of_its_program(kept: Kept) -> None:
     for label, name in enumerate(("rows", "rate", "w", "other"), 1):
         kept.add(f"{name} = 1", label)
