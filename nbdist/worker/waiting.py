@@ -40,7 +40,8 @@ def strategy_of(worker: Worker, main: int, *, waits: bool) -> StrategyName | Non
     if "pjrt" in worker.strategies and waits:
         from nbdist.worker.jax import backend as jax_backend
 
-        if jax_backend.on_cpus() and jax_backend.has_unready():
+        executes = jax_backend.has_unready() or jax_backend.is_dispatching(frames[main])
+        if jax_backend.on_cpus() and executes:
             return "pjrt"
     return None
 

@@ -154,6 +154,17 @@ def test_jax_collective_on_one_rank_is_cancelled(
     assert run.results == dict.fromkeys(range(2), f"{3 * 2.0**18}")
 
 
+def test_export_on_one_rank_is_cancelled(tmp_path: Path) -> None:
+    """The first collective of new workers has no arrays that a rank waits for."""
+    params = "import jax.numpy as jnp, nbdist\nparams = {'w': jnp.ones(3)}"
+    cell = f"if rank == 0:\n    nbdist.export(params, {str(tmp_path / 'model')!r})"
+    with clusters.cluster(hosts=2, framework="jax") as fresh:
+        fresh.run(params, strategy="pjrt")
+        error = check_cancelled(fresh, cell, "pjrt", 0, "1 has")
+    assert "line 2" in str(error)
+    assert not list(tmp_path.iterdir())
+
+
 LATE = """
 if rank == 0:
     time.sleep({seconds})

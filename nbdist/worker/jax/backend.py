@@ -10,13 +10,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import inspect
 import os
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.extend.backend
 import jax.numpy as jnp
 from jax._src import dispatch, distributed, xla_bridge
+from jax._src.interpreters import pxla
 from jax._src.lib import _jax
 
 from nbdist.records import CollectiveState, Device
@@ -32,6 +35,8 @@ from nbdist.worker.runtime import context, gloo_connections, import_hooks
 from nbdist.worker.runtime.shell import engine_shell
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from nbdist.records import PjrtWiring
 
 _CONNECT_TIMEOUT_S = 60
@@ -63,6 +68,18 @@ def note_unready() -> None:
 def has_unready() -> bool:
     """Return True if an array is still being computed. Callable from any thread."""
     return not all(map(_is_done, (*_unready, *jax.live_arrays())))
+
+
+def is_dispatching(frame: FrameType) -> bool:
+    """Return True if a thread is in the first execution of a computation.
+
+    Small computations on CPUs run on the calling thread, and their arrays exist only afterwards.
+
+    Args:
+        frame: innermost frame of the thread.
+    """
+    execute = inspect.unwrap(pxla.ExecuteReplicated.__call__).__code__
+    return any(outer.f_code is execute for outer, _ in traceback.walk_stack(frame))
 
 
 def on_cpus() -> bool:
