@@ -19,8 +19,9 @@ import signal
 import subprocess
 import threading
 import uuid
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import kubernetes_validate
@@ -38,12 +39,15 @@ class Server:
     """API server that runs from `__enter__` on.
 
     Attributes:
+        kinds: the kinds of objects, by their names in paths.
         objects: stored objects by kind and name.
         refused: rejected requests.
         is_full: True if there are no nodes for pods, so that they wait.
         image_fault: reason why containers do not start. Empty if they start.
         images: working folder of the containers of an image, by its name.
     """
+
+    kinds: ClassVar = {"jobs": "Job", "services": "Service", "secrets": "Secret"}
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,6 +58,7 @@ class Server:
         self.denies = ""
         self.images: dict[str, Path] = {}
         self._pods: dict[str, tuple[dict[str, Any], subprocess.Popen[bytes] | None]] = {}
+        self._begun: Counter[tuple[str, int]] = Counter()
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._http = _Http(self)
@@ -112,8 +117,15 @@ class Server:
     # Requests.
 
     def create(self, namespace: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
-        kubernetes_validate.validate(given, VERSION, strict=True)
+        self.validate(given)
         assert given["kind"] == kind
+        return self.store(namespace, kind, given)
+
+    def validate(self, given: dict[str, Any]) -> None:
+        """Raise ValidationError if an object has not the form of its kind."""
+        kubernetes_validate.validate(given, VERSION, strict=True)
+
+    def store(self, namespace: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
         name = given["metadata"]["name"]
         given = json.loads(json.dumps(given))
         given["metadata"] |= {"uid": str(uuid.uuid4()), "namespace": namespace}
@@ -152,9 +164,13 @@ class Server:
 
     # The controller of Jobs, and the nodes.
 
+    def reconcile(self) -> None:
+        """Run further controllers, with the lock."""
+
     def _tend(self) -> None:
         while not self._over.wait(_POLL_S):
             with self._lock:
+                self.reconcile()
                 for (kind, name), job in list(self.objects.items()):
                     if kind == "Job":
                         self._have_pods(name, job)
@@ -162,13 +178,17 @@ class Server:
                     if process is not None and process.poll() is not None:
                         failed = process.returncode != 0
                         pod["status"] = {"phase": "Failed" if failed else "Succeeded"}
+                        pod["status"]["message"] = str(process.returncode)
 
     def _have_pods(self, name: str, job: dict[str, Any]) -> None:
         pods = self.pods(name)
+        if has_failed(job, pods):
+            return
         for index in range(job["spec"]["completions"]):
             own = [pod for pod in pods if _index(pod) == index]
             if all(pod["status"]["phase"] == "Failed" for pod in own):
-                self._begin(name, index, len(own), job)
+                self._begin(name, index, self._begun[name, index], job)
+                self._begun[name, index] += 1
         for pod, process in list(self._pods.values()):
             if process is None and pod["status"]["phase"] == "Pending":
                 self._run(pod, job)
@@ -253,6 +273,18 @@ class Server:
                 process.wait()
 
 
+def has_failed(job: dict[str, Any], pods: list[dict[str, Any]]) -> bool:
+    """Return True if more pods of a Job have failed than its `backoffLimit` allows.
+
+    Exit codes that its `podFailurePolicy` ignores do not count.
+    """
+    rules = job["spec"].get("podFailurePolicy", {"rules": []})["rules"]
+    ignored = {str(v) for rule in rules for v in rule.get("onExitCodes", {"values": []})["values"]}
+    failed = [pod for pod in pods if pod["status"]["phase"] == "Failed"]
+    counted = [pod for pod in failed if pod["status"]["message"] not in ignored]
+    return len(counted) > job["spec"]["backoffLimit"]
+
+
 def _owned_by(given: dict[str, Any], job: str) -> bool:
     return any(owner["name"] == job for owner in given["metadata"].get("ownerReferences", ()))
 
@@ -263,9 +295,6 @@ def _job_of(pod: dict[str, Any]) -> str:
 
 def _index(pod: dict[str, Any]) -> int:
     return int(pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"])
-
-
-_KINDS = {"jobs": "Job", "services": "Service", "secrets": "Secret"}
 
 
 class _Http(ThreadingHTTPServer):
@@ -287,7 +316,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(403, "Forbidden", f'{plural} is forbidden: User "me" cannot create')
             return
         try:
-            self._answer(201, self.server.double.create(namespace, _KINDS[plural], given))
+            self._answer(201, self.server.double.create(namespace, self._kind(plural), given))
         except kubernetes_validate.ValidationError as error:
             self.server.double.refused.append(str(error))
             self._refuse(400, "BadRequest", f"strict decoding error: {error.message}")
@@ -311,11 +340,14 @@ class _Handler(BaseHTTPRequestHandler):
         *_, plural, name = urlsplit(self.path).path.split("/")
         assert parse_qs(urlsplit(self.path).query)["propagationPolicy"] == ["Background"]
         try:
-            self.server.double.delete(_KINDS[plural], name)
+            self.server.double.delete(self._kind(plural), name)
         except KeyError:
             self._refuse(404, "NotFound", f'{plural}.batch "{name}" not found')
             return
         self._answer(200, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
+
+    def _kind(self, plural: str) -> str:
+        return str(self.server.double.kinds[plural])
 
     def _answer(self, code: int, content: dict[str, Any]) -> None:
         assert self.headers["Authorization"] == f"Bearer {TOKEN}"

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from nbdist.cells.dependencies import tree_of_cell
 from nbdist.cells.names import Names
 from nbdist.cells.plan_options import fixed_text
 from nbdist.cells.step_function import function_of, function_of_statements, indented
@@ -28,7 +29,7 @@ from nbdist.utils import hash_seed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from nbdist.cells.dependencies import Entry
+    from nbdist.cells.dependencies import Entry, OwnTexts
     from nbdist.jobs.cells import JobCell
     from nbdist.records import ClusterRequest, Plan, StrategyName
 
@@ -62,6 +63,7 @@ class Program:
         text: source of `train.py`.
         data: data of the notebook that it reads.
         imports: top-level modules that it imports.
+        optional: those that it can do without, as `try: import x` with a handler.
         flags: its options, with a description.
         label: execution count of the cell that trains.
         strategy: its strategy.
@@ -71,18 +73,22 @@ class Program:
     text: str
     data: JobData
     imports: tuple[str, ...]
+    optional: frozenset[str]
     flags: Mapping[str, str]
     label: int
     strategy: StrategyName
     plans: Mapping[str, Plan]
 
 
-def program_of(entries: Sequence[Entry], cluster: ClusterRequest) -> Program:
+def program_of(
+    entries: Sequence[Entry], cluster: ClusterRequest, own: OwnTexts | None = None
+) -> Program:
     """Make a program of cells.
 
     Args:
         entries: the needed cells and pushed objects, and last the cell that trains.
         cluster: the request of the cluster on which they ran.
+        own: texts of the user's own modules.
 
     Raises:
         UsageError: cells or objects cannot be exported. The message contains the remedies.
@@ -91,7 +97,8 @@ def program_of(entries: Sequence[Entry], cluster: ClusterRequest) -> Program:
     assert training is not None
     strategy = training.strategy or "mirrored"
     cells = job_cells(entries, strategy, len(cluster.hosts))
-    return _Writer(cells, entries, cluster).program()
+    modules = [tree_of_cell(text) for texts in (own or {}).values() for text in texts]
+    return _Writer(cells, entries, cluster, modules).program()
 
 
 class _Writer:
@@ -101,6 +108,7 @@ class _Writer:
         cells: checked cells; the last one trains.
         entries: the cells and pushed objects, in order.
         cluster: the request of the cluster.
+        modules: syntax trees of the user's own modules.
     """
 
     def __init__(
@@ -108,7 +116,9 @@ class _Writer:
         cells: Sequence[JobCell],
         entries: Sequence[Entry],
         cluster: ClusterRequest,
+        modules: Sequence[ast.Module],
     ) -> None:
+        self._own = modules
         self._cells = {cell.request.number: cell for cell in cells}
         self._last = cells[-1]
         self._entries = entries
@@ -174,8 +184,17 @@ class _Writer:
         ast.parse(text)
         modules = dict.fromkeys([*self._modules, *self._data_modules])
         strategy = self._last.request.strategy or "mirrored"
+        required = _modules(ast.parse(text), is_required=True)
+        optional = {*modules} - {name.partition(".")[0] for name in required}
         return Program(
-            text, self._data, tuple(modules), flags, self._last.label, strategy, self._plans
+            text,
+            self._data,
+            tuple(modules),
+            frozenset(optional),
+            flags,
+            self._last.label,
+            strategy,
+            self._plans,
         )
 
     def _data_module(self, module: str) -> str:
@@ -212,7 +231,8 @@ class _Writer:
         if any("keras" in cell.request.source for cell in self._cells.values()):
             named = "jax" if self._last.request.strategy == "pjrt" else "tensorflow"
             backend = f'os.environ["KERAS_BACKEND"] = "{named}"'
-        ordered = self._with_hash_seed() if any(map(_has_set, self._cells.values())) else ""
+        trees = [*(cell.tree for cell in self._cells.values()), *self._own]
+        ordered = self._with_hash_seed() if any(map(_has_set, trees)) else ""
         own = [
             "import argparse",
             *["import os"] * bool(backend or ordered),
@@ -472,12 +492,12 @@ def _joined(parts: Sequence[str]) -> str:
     return text + "\n"
 
 
-def _has_set(cell: JobCell) -> bool:
-    """Return True if a cell creates sets."""
+def _has_set(tree: ast.AST) -> bool:
+    """Return True if code creates sets."""
     return any(
         isinstance(node, (ast.Set, ast.SetComp))
         or (isinstance(node, ast.Name) and node.id in ("set", "frozenset"))
-        for node in ast.walk(cell.tree)
+        for node in ast.walk(tree)
     )
 
 
@@ -499,12 +519,19 @@ def _origins(statement: ast.Import | ast.ImportFrom) -> Iterator[_Origin]:
             yield _Origin(alias.asname or package, alias.name if alias.asname else package, "")
 
 
-def _modules(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _modules(tree: ast.AST, *, is_required: bool = False) -> Iterator[str]:
+    """Yield the modules that code imports; with `is_required`, those without an error handler."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
+        parts = [*ast.iter_child_nodes(node)]
+        if is_required and isinstance(node, ast.Try) and node.handlers:
+            parts = [part for part in parts if part not in node.body]
+        waiting += parts[::-1]
 
 
 def _import(module: str, name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbdist.cells.dependencies import (
@@ -10,16 +11,17 @@ from nbdist.cells.dependencies import (
     Wanted,
     outside_functions,
     possible_changes,
+    tree_of_cell,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from nbdist.cells.dependencies import Entry, OwnTexts
 
 _ITERATES = {"iter", "next", "list", "enumerate", "zip", "tqdm"}
 
+_LONGEST_PATH = 255
 _SHUFFLES = ("shuffle", "_from_directory")
 """Words of code that creates data sets whose order changes with each iteration."""
 
@@ -110,6 +112,38 @@ def edits(
                 "newest text of the workers. For equal numbers, run these cells again, and export "
                 "again"
             )
+
+
+def files_beside(chosen: Sequence[Entry], files: Iterable[Path]) -> list[str]:
+    """Return a remark about files beside the notebook that cells of a program name in a call.
+
+    Args:
+        chosen: entries of the program.
+        files: files that the program's folder contains, by their paths there.
+    """
+    known = {path.as_posix() for path in files}
+    named = {
+        value.value: None
+        for entry in chosen
+        if entry.request is not None
+        for node in ast.walk(tree_of_cell(entry.request.source))
+        if isinstance(node, ast.Call)
+        for value in [*node.args, *(word.value for word in node.keywords)]
+        if isinstance(value, ast.Constant) and isinstance(value.value, str)
+    }
+    found = [text for text in named if text not in known and _is_beside(text)]
+    if not found:
+        return []
+    listed = ", ".join(f"`{text}`" for text in found)
+    return [f"the cells name {listed} beside the notebook: copy it beside train.py, on all hosts"]
+
+
+def _is_beside(text: str) -> bool:
+    """Return True if a text is the relative path of a file, or of a folder with `/`."""
+    path = Path(text)
+    if len(text) > _LONGEST_PATH or path.is_absolute() or not path.name:
+        return False
+    return path.is_file() or ("/" in text and path.is_dir())
 
 
 def _iterated(entry: Entry) -> Iterator[str]:

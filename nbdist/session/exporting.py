@@ -9,7 +9,7 @@ from nbdist.errors import UsageError
 from nbdist.jobs import folder
 from nbdist.jobs.changed_cells import edited_cells, refuse_deleted
 from nbdist.jobs.program import program_of
-from nbdist.jobs.remarks import edits, remarks
+from nbdist.jobs.remarks import edits, files_beside, remarks
 from nbdist.session import deleted_cells
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def export(
     found = (
         *remarks(entries, journal.until(entries), modules.texts()),
         *edited_cells(entries, journal.entries),
+        *files_beside(entries, own.files),
         *edits(entries, own.files, modules.digests()),
         *(
             f"{path} was edited after the last cell: the program has the text of the workers. For "
@@ -93,6 +94,7 @@ def export(
         *(
             f"the module `{name}` was not found beside the notebook: put it beside {folder.PROGRAM}"
             for name in own.missing
+            if name not in program.optional
         ),
     )
     launching = folder.write(target, program, cluster, found, own.files, launch)
@@ -112,4 +114,4 @@ def _chosen(
     texts = modules.texts()
     entries = journal.program(cell, run, len(cluster.hosts), texts, careful=careful)
     refuse_deleted(entries, journal.entries)
-    return entries, program_of(entries, cluster)
+    return entries, program_of(entries, cluster, texts)

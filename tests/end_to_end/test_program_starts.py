@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import kubernetes
 import numpy as np
@@ -22,6 +22,7 @@ import yaml
 
 import nbdist
 from nbdist.jobs import folder, kubernetes_files
+from nbdist.jobs.launch_files import launch_files
 from nbdist.utils.polling import repeat_until
 from tests import clusters
 from tests.end_to_end.test_exported_programs import (
@@ -34,6 +35,7 @@ from tests.end_to_end.test_exported_programs import (
     run_cells,
     with_results,
 )
+from tests.jobset_double import JobSetServer
 from tests.kubernetes_double import Server
 
 if TYPE_CHECKING:
@@ -118,6 +120,36 @@ def test_ranks_find_each_other_by_the_variable_of_tensorflow(program: Path) -> N
     assert_results_are_equal(program)
 
 
+def test_hosts_with_different_texts_are_named(tmp_path: Path) -> None:
+    """A folder was copied to each host, and one copy is old."""
+    for rank, rate in enumerate((1, 2)):
+        place = tmp_path / str(rank)
+        (place / "models").mkdir(parents=True)
+        (place / folder.PROGRAM).write_text(f"import models\n{STATELESS}")
+        (place / "models" / "__init__.py").write_text(f"rate = {rate}\n")
+    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    started = [
+        subprocess.Popen(
+            [sys.executable, folder.PROGRAM],
+            cwd=tmp_path / str(rank),
+            env={**os.environ, **address, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(HOSTS)
+    ]
+    try:
+        errors = [rank.communicate(timeout=LIMIT_S)[1] for rank in started]
+    finally:
+        for rank in started:
+            rank.kill()
+    for text in errors:
+        assert (
+            "StartError: rank 1 has another text of models/__init__.py than rank 0: copy the "
+            "program's folder to all hosts again"
+        ) in text
+
+
 @contextlib.contextmanager
 def pods_of(
     image: Path, monkeypatch: pytest.MonkeyPatch, *words: str, failed: int = 0
@@ -161,13 +193,13 @@ def pods_of(
         assert not server.refused
 
 
-def phases(server: Server) -> list[str]:
+def phases(server: Server, job: str = "train") -> list[str]:
     """Return the phases of all pods, sorted."""
-    return sorted(pod["status"]["phase"] for pod in server.pods("train"))
+    return sorted(pod["status"]["phase"] for pod in server.pods(job))
 
 
-def logs(server: Server) -> list[str]:
-    return [server.log(pod["metadata"]["name"]) for pod in server.pods("train")]
+def logs(server: Server, job: str = "train") -> list[str]:
+    return [server.log(pod["metadata"]["name"]) for pod in server.pods(job)]
 
 
 def test_pods_of_an_indexed_job_give_the_numbers(
@@ -203,6 +235,67 @@ def test_job_continues_after_the_eviction_of_a_pod(
     for rank, values in enumerate(expected):
         found = np.load(image / f"result{rank}.npz")
         np.testing.assert_array_equal(found["weights"], values["weights"])
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_a_jobset_starts_all_ranks_again_after_a_death(
+    program: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Literal["jobset", "trainjob"],
+) -> None:
+    """Apply both kinds to doubles of their controllers. No checkpoint was saved before."""
+    image = tmp_path / "train"
+    shutil.copytree(program, image)
+    text = (image / folder.PROGRAM).read_text()
+    epochs = ("--epochs", "100") if "epochs" in text else ()
+    (image / folder.PROGRAM).write_text(text.replace("range(2)", "range(100)"))
+    ended = launch(image, *epochs)
+    assert ended.returncode == 0, ended.stderr
+    expected = [dict(np.load(image / f"result{rank}.npz")) for rank in range(HOSTS)]
+    (image / "result0.npz").unlink()
+    batch = nbdist.Batch("kubernetes", image=IMAGE, kind=kind)
+    common = {"name": "train", "hosts": [""] * HOSTS, "checkpoint": True, "python": "3.11"}
+    written = launch_files(batch, **common)["job.yaml"]
+    (port,) = free_ports(1)
+    objects = [*yaml.safe_load_all(written.replace(str(kubernetes_files.PORT), str(port)))]
+    for container in containers_of(objects[0]):
+        container["args"] += epochs
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    with JobSetServer(tmp_path / "kubernetes") as server:
+        server.folder.mkdir()
+        server.images[IMAGE] = image
+        configuration = kubernetes.client.Configuration()
+        kubernetes.config.load_kube_config(
+            str(server.kubeconfig("research")), client_configuration=configuration
+        )
+        with kubernetes.client.ApiClient(configuration) as client:
+            api = kubernetes.client.CustomObjectsApi(client)
+            for given in objects:
+                group, version = given["apiVersion"].split("/")
+                plural = f"{given['kind'].lower()}s"
+                api.create_namespaced_custom_object(group, version, "research", plural, given)
+        job = "train-node-0"
+        assert repeat_until(
+            lambda: len(phases(server, job)) == HOSTS and "epoch 3 " in "".join(logs(server, job)),
+            LIMIT_S,
+        )
+        server.kill(f"{job}-1-00000", signal.SIGKILL)
+        done = ["Succeeded"] * HOSTS
+        assert repeat_until(lambda: phases(server, job) == done, LIMIT_S), logs(server, job)
+        assert server.restarts == {"train": 1}
+    for rank, values in enumerate(expected):
+        found = np.load(image / f"result{rank}.npz")
+        np.testing.assert_array_equal(found["weights"], values["weights"])
+
+
+def containers_of(given: Any) -> Iterator[dict[str, Any]]:
+    """Yield the containers in the templates of an object."""
+    if isinstance(given, dict):
+        yield from given.get("containers", ())
+        given = list(given.values())
+    for part in given if isinstance(given, list) else ():
+        yield from containers_of(part)
 
 
 @pytest.mark.skipif(shutil.which("mpiexec") is None, reason="mpiexec not installed (openmpi-bin)")

@@ -20,6 +20,7 @@ from nbdist.records import ClusterRequest, Host
 from tests import plans
 
 if TYPE_CHECKING:
+    from nbdist.cells.dependencies import OwnTexts
     from nbdist.jobs.program import Program
     from nbdist.records import StrategyName
 
@@ -58,11 +59,11 @@ class Notebook:
         names = CellNames(binds=tuple(objects), sure=tuple(objects))
         self.entries.append(Entry("push", names, (0, 1), payload=pickle.dumps(objects)))
 
-    def program(self, **cluster: Any) -> Program:
+    def program(self, *, own: OwnTexts | None = None, **cluster: Any) -> Program:
         request = ClusterRequest(
             hosts=(Host(), Host()), **{"frameworks": ("jax",), "seed": 3, **cluster}
         )
-        return program_of(self.entries, request)
+        return program_of(self.entries, request, own)
 
 
 @pytest.fixture
@@ -135,6 +136,23 @@ def test_program_with_sets_has_the_order_of_the_notebook(notebook: Notebook) -> 
         "    os.execv(sys.executable, sys.orig_argv)\n"
     ) in head
     assert head.index("import sys") < head.index("os.execv") < head.index("import jax")
+
+
+def test_program_with_sets_in_own_modules_has_their_order(notebook: Notebook) -> None:
+    notebook.cell("import helpers\ntrain = [helpers.words()]")
+    notebook.cell(STEP, data="train", batch=4)
+    assert "os.execv" not in notebook.program().text
+    texts = {"helpers": ("def words():\n    return list({'a', 'b'})",)}
+    assert "os.execv" in notebook.program(own=texts).text
+
+
+def test_imports_with_a_handler_are_optional(notebook: Notebook) -> None:
+    notebook.cell("import jax\ntry:\n    import cupy.cuda, jax\nexcept ImportError:\n    cupy = 0")
+    notebook.cell("try:\n    import a\nfinally:\n    train = [1.0]\nuse = (cupy, a)")
+    notebook.cell(f"use\n{STEP}", data="train", batch=4)
+    program = notebook.program()
+    assert {"a", "cupy", "jax"} <= {*program.imports}
+    assert program.optional == {"cupy"}
 
 
 def test_names_with_several_meanings_are_imported_in_their_cells(notebook: Notebook) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from nbdist.cells.dependencies import Entry, names_of
-from nbdist.jobs.remarks import remarks
+from nbdist.jobs.remarks import files_beside, remarks
 from nbdist.records import CellOptions, CellRequest
+
+if TYPE_CHECKING:
+    import pytest
 
 LABELS = iter(range(1, 100))
 
@@ -45,6 +51,24 @@ def test_cells_that_iterate_over_shuffled_data_are_named() -> None:
 def test_data_without_shuffle_need_no_remark() -> None:
     chosen = entry("train = [1]")
     assert not remarks([chosen], [chosen, entry("for x in train:\n    print(x)")])
+
+
+def test_files_beside_the_notebook_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "images").mkdir(parents=True)
+    for name in ("rows.csv", "own.txt", "train"):
+        (tmp_path / name).touch()
+    chosen = [
+        entry("text = open('rows.csv').read()"),
+        entry("data = load(folder='data/images')\ndata2 = load('data')"),
+        entry("own = open('own.txt')\nprint('none.csv', 'x' * 3)\nraise_if('\\0')"),
+        entry(f"with open({str(tmp_path / 'rows.csv')!r}) as file:\n    pass"),
+    ]
+    (text,) = files_beside(chosen, [Path("own.txt")])
+    assert text.startswith("the cells name `rows.csv`, `data/images` beside the notebook: ")
+    assert not files_beside(chosen[2:], [Path("own.txt")])
 
 
 def test_cells_that_may_have_changed_used_values_are_named() -> None:

@@ -100,6 +100,8 @@ def script(
     progress.on_stopping = preemption.stopping
     store = RunStore(worker, connection, progress, storing)
     checks = RankChecks(worker, connection)
+    if program := namespace.get("__file__"):
+        checks.compare_files(Path(program))
     peers = Peers(placement, connection.gather, store.fail, lambda: preemption.is_requested)
     return Job(
         worker,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,8 +11,9 @@ import numpy as np
 
 from nbdist.cells.names import Names
 from nbdist.cells.rank_comparison import differing_generators, differing_values
-from nbdist.errors import AnotherRankError, StepError
+from nbdist.errors import AnotherRankError, StartError, StepError
 from nbdist.records import Replicated
+from nbdist.utils.rank_ranges import ranks
 from nbdist.worker import cell_scope
 from nbdist.worker.lifting import passes
 from nbdist.worker.runtime import rng_alignment
@@ -18,9 +21,13 @@ from nbdist.worker.runtime import rng_alignment
 if TYPE_CHECKING:
     import ast
     from collections.abc import Sequence
+    from pathlib import Path
 
     from nbdist.worker.runtime.context import Worker
     from nbdist.worker.script.rendezvous import Connection
+
+
+_MOST_FILES = 5
 
 
 class RankChecks:
@@ -34,6 +41,28 @@ class RankChecks:
     def __init__(self, worker: Worker, connection: Connection) -> None:
         self._worker = worker
         self._connection = connection
+
+    def compare_files(self, program: Path) -> None:
+        """Compare the program and the modules beside it between the ranks. Collective.
+
+        Args:
+            program: file of the program on this rank.
+
+        Raises:
+            StartError: a host has another text. All ranks raise it.
+        """
+        if self._worker.world_size == 1:
+            return
+        texts = self._connection.exchange(msgspec.json.encode(_digests(program)))
+        every = [msgspec.json.decode(text, type=dict[str, int]) for text in texts]
+        odd = [rank for rank, own in enumerate(every) if own != every[0]]
+        if odd:
+            own, first = every[odd[0]], every[0]
+            names = sorted(n for n in own.keys() | first.keys() if own.get(n) != first.get(n))
+            raise StartError(
+                f"rank {ranks(odd)} has another text of {', '.join(names[:_MOST_FILES])} than rank "
+                "0: copy the program's folder to all hosts again"
+            )
 
     def align_generators(self) -> str:
         """Set the random generators to those of rank 0 if ranks differ. Collective.
@@ -84,3 +113,11 @@ class RankChecks:
         found = differing_values(worker.strategy, dict(enumerate(replicated)), lines)
         if found is not None:
             raise (StepError if found.rank == worker.rank else AnotherRankError)(found.text)
+
+
+def _digests(program: Path) -> dict[str, int]:
+    """Return CRC-32 of a program and of the Python modules and packages beside it, by path."""
+    folder = program.parent
+    packages = (path.parent for path in folder.glob("*/__init__.py"))
+    files = [*folder.glob("*.py"), *itertools.chain(*(p.rglob("*.py") for p in packages))]
+    return {path.relative_to(folder).as_posix(): zlib.crc32(path.read_bytes()) for path in files}
