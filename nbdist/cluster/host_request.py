@@ -25,6 +25,7 @@ KUBERNETES = "kubernetes"
 
 _QUEUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,@-]*", re.ASCII)
 _TIME = re.compile(r"[0-9][0-9:-]*", re.ASCII)
+_REMEDIES = {"time": "use the format 2:00:00"}
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:@-]*", re.ASCII)
 _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?", re.ASCII)
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - refused
@@ -76,7 +77,7 @@ def _faults(batch: Batch) -> Iterator[str]:
     if launcher not in LAUNCHERS:
         yield f"--launcher {launcher}: choose from {', '.join(LAUNCHERS)}"
         return
-    yield from _malformed(batch)
+    yield from malformed(batch)
     if batch.listen in _WILDCARDS:
         yield f"--listen {batch.listen}: use one address of this machine that hosts can reach"
     yield from _OPTIONS["gpus_per_host"].faults(batch.gpus)
@@ -92,7 +93,8 @@ def _faults(batch: Batch) -> Iterator[str]:
         yield f"--pod {batch.pod}: file not found"
 
 
-def _malformed(batch: Batch) -> Iterator[str]:
+def malformed(batch: Batch) -> Iterator[str]:
+    """Yield a fault for each option of a batch whose text has another form."""
     forms = {
         "partition": _QUEUE,
         "time": _TIME,
@@ -105,7 +107,7 @@ def _malformed(batch: Batch) -> Iterator[str]:
         option = _OPTIONS[name]
         value = getattr(batch, option.field)
         if value and not form.fullmatch(value):
-            yield f"{option.flag} {value!r}: invalid characters"
+            yield f"{option.flag} {value!r}: {_REMEDIES.get(name, 'invalid characters')}"
     if batch.time and _TIME.fullmatch(batch.time) and batch.launcher in _CONVERTED_TIMES:
         try:
             seconds(batch.time)

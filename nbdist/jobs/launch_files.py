@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from nbdist.cluster.host_request import malformed
 from nbdist.errors import UsageError
 from nbdist.jobs.kubernetes_files import NOTICE_S, PORT, kubernetes_files
 from nbdist.utils.processes import CONTINUES, TERMINATED
@@ -205,6 +206,8 @@ def _check(batch: Batch) -> None:
         unused[batch.launcher]["--kind"] = batch.kind != "job"
     if wrong := [flag for flag, value in unused[batch.launcher].items() if value]:
         raise UsageError(f"{', '.join(wrong)} does not apply to --launcher {batch.launcher}")
+    if faults := list(malformed(batch)):
+        raise UsageError("; ".join(faults))
 
 
 def _slurm(batch: Batch, common: dict[str, str]) -> dict[str, str]:

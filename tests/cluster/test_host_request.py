@@ -141,7 +141,9 @@ def test_all_faults_are_reported_at_once() -> None:
 )
 def test_values_with_special_characters_are_refused(options: dict[str, object]) -> None:
     (fault,) = refusal(batch("slurm", **options))
-    assert fault.endswith(f"{next(iter(options.values()))!r}: invalid characters")
+    ((name, value),) = options.items()
+    reason = "use the format 2:00:00" if name == "time" else "invalid characters"
+    assert fault.endswith(f"{value!r}: {reason}")
 
 
 @pytest.mark.parametrize("namespace", ["Team", "-a", "a-", "a.b", "a_b"])

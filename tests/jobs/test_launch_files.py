@@ -277,6 +277,8 @@ def address(spec: dict[str, Any]) -> str:
         (Batch("mpi", time="1:00:00"), "--time does not apply to --launcher mpi"),
         (Batch("slurm", image="x"), "--image does not apply to --launcher slurm"),
         (Batch("kubernetes", image="x", queue="y"), "--partition does not apply"),
+        (Batch("slurm", time="2h"), "--time '2h': use the format 2:00:00"),
+        (Batch("slurm", queue="a b"), "--partition 'a b': invalid characters"),
         (Batch("slurm", kind="jobset"), "--kind does not apply to --launcher slurm"),
     ],
 )
