@@ -18,6 +18,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from nbdist.cells.names import Names
 from nbdist.cells.possible_changes import (
     CHANGING,
+    READING,
     PossibleChanges,
     passed,
     reached,
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 TRAINING = {"fit", "train_on_batch"}
 """Methods that train their object."""
+
+_COLLECTING = {"append", "add", "extend", "insert", "setdefault", "update"}
+"""Methods of collections, whose object is not trained by a training in their arguments."""
 
 _STAR = "*"
 """Name that `from module import *` binds. Any run may need what it imports."""
@@ -173,7 +177,7 @@ def not_repeated(
     Empty if they can. For the arguments see `needed`.
     """
     possible = possible_changes(entries, _chosen(entries, run, world_size), own)
-    careful = _chosen(entries, run, world_size, possible=possible)
+    careful = _chosen(entries, run, world_size, possible=possible, with_replaced=True)
     return "; ".join(_incomplete(entries, careful))
 
 
@@ -254,6 +258,7 @@ def _chosen(
     *,
     trains: bool = False,
     possible: Sequence[Changes] = (),
+    with_replaced: bool = False,
 ) -> set[int]:
     """Return the indices of the needed entries, found backwards from the run.
 
@@ -263,11 +268,14 @@ def _chosen(
         world_size: the number of ranks.
         trains: True if entries that train needed names are needed too.
         possible: changes that each entry may have made, to include all such entries.
+        with_replaced: True to include failed entries that were corrected and ran again.
     """
     wanted, chosen = Wanted(entries, run), set()
     for i in range(len(entries) - 1, -1, -1):
         entry, names = entries[i], entries[i].names
         if entry.kind == "step" and not trains:
+            continue
+        if not with_replaced and _is_replaced(entry, entries[i + 1 :]):
             continue
         made = {*names.binds, *names.changes, *(names.trains if trains else ())}
         may_matter = bool(possible) and wanted.may_matter(possible[i])
@@ -320,6 +328,19 @@ class Wanted:
         return reached(self.names, beside)
 
 
+def _is_replaced(entry: Entry, later: Iterable[Entry]) -> bool:
+    """Return True if an entry failed before it trained, and a corrected version ran later."""
+    if not entry.failed or entry.trained:
+        return False
+    binds, changes = {*entry.names.binds}, {*entry.names.changes}
+    return any(
+        not each.failed
+        and ((each.cell == entry.cell and bool(entry.cell)) or binds.issubset(each.names.binds))
+        and changes.issubset(each.names.changes)
+        for each in later
+    )
+
+
 def _incomplete(entries: Sequence[Entry], chosen: set[int]) -> Iterator[str]:
     """Yield the needed cells that cannot run again, or that did not run to their end."""
     for i in sorted(chosen):
@@ -345,17 +366,64 @@ def _trained_before(
     stale: dict[str, str] = {}
     for i, entry in enumerate(entries):
         names = entry.names
-        made = dict.fromkeys((*names.binds, *names.changes))
+        made = dict.fromkeys((*names.binds, *_really_changed(entry, possible[i])))
         if i in chosen and not stale.keys().isdisjoint(names.reads):
             of = next(name for name in names.reads if name in stale)
             stale |= dict.fromkeys(made, f"{entry.place} derived it from the trained `{of}`")
         elif i in chosen:
             for name in names.sure:
                 stale.pop(name, None)
-        by_function = possible[i].direct if entry.trained and not entry.loops else ()
-        stale |= dict.fromkeys((*names.trains, *by_function), f"{entry.place} trained it")
+        trained = _trained_by(entry, possible[i])
+        stale |= dict.fromkeys(trained, f"{entry.place} trained it")
+        after = _bound_after(entry, trained) if i in chosen else ()
+        stale |= dict.fromkeys(after, f"{entry.place} computed it from a training")
     for name in sorted(unsaved & stale.keys()):
         yield f"`{name}`: {stale[name]}"
+
+
+def _really_changed(entry: Entry, possible: Changes) -> Collection[str]:
+    """Return the names that an entry may change, without those that its functions only read."""
+    is_known = entry.loops or entry.request is None
+    return entry.names.changes if is_known else possible.names & {*entry.names.changes}
+
+
+def _trained_by(entry: Entry, possible: Changes) -> set[str]:
+    """Return the names that an entry trains by `fit`, also in functions. A repetition does not."""
+    if not entry.trained or entry.loops or entry.request is None:
+        return {*entry.names.trains}
+    return {*entry.names.trains, *(possible.direct & _handed(tree_of_cell(entry.request.source)))}
+
+
+def _handed(tree: ast.AST) -> set[str]:
+    """Return the names whose values code passes to functions and methods, as object or argument."""
+    found: set[str] = set()
+    for node in outside_functions(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if method not in READING:
+            found.update(part.id for part in passed(node) if isinstance(part, ast.Name))
+        if method and method not in READING | _COLLECTING:
+            found.update(_root(node.func))
+    return found
+
+
+def _bound_after(entry: Entry, trained: set[str]) -> set[str]:
+    """Return the names that a cell binds from what it has trained before."""
+    found: set[str] = set()
+    if not trained or entry.loops or entry.request is None:
+        return found
+    by_function = trained - {*entry.names.trains}
+    began = False
+    for statement in tree_of_cell(entry.request.source).body:
+        names = Names()
+        names.scan([statement])
+        fits = next(_trained(statement), None) is not None
+        trains = fits or not by_function.isdisjoint(_handed(statement))
+        if trains or (began and not (trained | found).isdisjoint(names.read)):
+            found |= names.bound.keys()
+        began |= trains
+    return found - trained
 
 
 def _changed(tree: ast.Module) -> Iterator[str]:
@@ -379,6 +447,8 @@ def _changed(tree: ast.Module) -> Iterator[str]:
 
 def _changed_by(call: ast.Call) -> Iterator[str]:
     if isinstance(call.func, ast.Attribute):
+        if call.func.attr in READING:
+            return
         yield from _root(call.func)
     elif isinstance(call.func, ast.Name):
         name = call.func.id
@@ -397,7 +467,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield node.module
 
 
-def _trained(tree: ast.Module) -> Iterator[str]:
+def _trained(tree: ast.AST) -> Iterator[str]:
     for node in outside_functions(tree):
         match node:
             case ast.Call(func=ast.Attribute(attr=method) as func) if method in TRAINING:
@@ -411,9 +481,9 @@ def _root(node: ast.expr) -> Iterator[str]:
         yield node.id
 
 
-def outside_functions(tree: ast.Module) -> Iterator[ast.AST]:
+def outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes that run with the cell, without the bodies of functions."""
-    waiting: list[ast.AST] = [tree]
+    waiting = [tree]
     while waiting:
         node = waiting.pop()
         yield node

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
-_READING = {
+READING = {
     *("all", "any", "apply", "argmax", "argmin", "argsort", "as_numpy_iterator", "astype"),
     *("batch", "cache", "cardinality", "clip", "compute", "copy", "count", "count_params"),
     *("cumsum", "decode", "describe", "dot", "encode", "endswith", "evaluate", "filter"),
@@ -205,7 +205,7 @@ class PossibleChanges:
             if method in self._methods:
                 own = {n for f in self._methods[method] for n in self._by_function(f, call, 1)}
                 return {root, *own}
-            changed = {root} if method not in _READING else set()
+            changed = {root} if method not in READING else set()
             return changed | (set(given) if method in _OF_ARGUMENTS else set())
         if not isinstance(call.func, ast.Name):
             return set()

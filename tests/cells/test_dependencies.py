@@ -122,6 +122,54 @@ def test_a_function_that_trains_is_named() -> None:
     assert "[1]" in replayed(entries, "teacher", saved="teacher")
 
 
+def test_values_computed_after_a_training_in_its_cell_cannot_be_replayed() -> None:
+    source = "x = load()\nmodel = make(x)\nhistory = model.fit(x)\ncodes = model.predict(x)"
+    entries = [cell(1, source), cell(2, "last = history.epoch[-1]")]
+    assert replayed(entries, "model x", saved="model") == ["[1]"]
+    for name in ("codes", "history"):
+        with pytest.raises(ReplayError, match=rf"`{name}`: \[1\] computed it from a training"):
+            replayed(entries, f"model {name}", saved="model")
+    with pytest.raises(ReplayError, match=r"`last`: \[2\] derived it from the trained `history`"):
+        replayed(entries, "model last", saved="model")
+
+
+def test_a_table_of_results_is_not_trained() -> None:
+    entries = [
+        cell(1, "scores = {}\nlosses = []"),
+        cell(2, "def train(m):\n    return m.fit(x)"),
+        msgspec.structs.replace(
+            cell(3, "losses.append(train(model))\nscores['a'] = model.evaluate(x)"), trained=True
+        ),
+    ]
+    assert "[1]" in replayed(entries, "scores losses model", saved="model")
+
+
+def test_arguments_of_readers_are_not_derived_from_a_trained_model() -> None:
+    entries = [
+        cell(1, "x = load()\nmodel = make()"),
+        cell(2, "import matplotlib.pyplot as plt\ndef show(m, x):\n    plt.plot(m.predict(x))"),
+        cell(3, "model.fit(x)"),
+        cell(4, "model.evaluate(x)"),
+        cell(5, "plt.scatter(x, model.predict(x))"),
+        cell(6, "show(model, x)"),
+    ]
+    assert "[1]" in replayed(entries, "model x", saved="model")
+
+
+def test_a_corrected_cell_replaces_the_one_that_failed() -> None:
+    failed = msgspec.structs.replace(cell(2, "history = model.compile(los='mse')"), failed=True)
+    entries = [cell(1, "model = make()"), failed]
+    with pytest.raises(ReplayError, match=r"\[2\] did not run to its end"):
+        replayed(entries, "model history")
+    entries += [cell(3, "history = model.compile(loss='mse')")]
+    run = CellNames(reads=("model",))
+    assert replayed(entries, "model") == ["[1]", "[3]"]
+    assert "[2] did not run to its end" in not_repeated(entries, run, 2)
+    trained = msgspec.structs.replace(failed, trained=True)
+    with pytest.raises(ReplayError):
+        replayed([entries[0], trained, entries[2]], "model history")
+
+
 def test_a_change_through_a_function_or_another_name_is_replayed() -> None:
     entries = [
         cell(1, "rates = [1, 2]"),
