@@ -47,6 +47,7 @@ NAMES = (
     "place",
     "recovery",
     "plan",
+    "plan_time",
     "planner_tables",
     "compiled",
     "autoplace",

@@ -21,7 +21,7 @@ Line = dict[str, Any]
 """A case as `Case.line` or `Skipped.line` returns it."""
 
 FOLDER = Path(__file__).parent / "results"
-PLANNER = ("plan", "planner_tables", "compiled")
+PLANNER = ("plan", "plan_time", "planner_tables", "compiled")
 """Benchmarks whose figures are in docs/planner_internals.md."""
 
 WORSE = 1.05

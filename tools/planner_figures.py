@@ -1,7 +1,7 @@
 """Write the planner's figures of the newest benchmark results into docs/planner_internals.md.
 
-`python -m benchmarks --save plan planner_tables compiled` measures them. Without such figures in
-the results, the page remains as it is.
+`python -m benchmarks --save plan plan_time planner_tables compiled` measures them. Without such
+figures in the results, the page remains as it is.
 """
 
 from __future__ import annotations
