@@ -5,6 +5,9 @@ for one microbatch at a time. Sums over rows are accumulated over microbatches, 
 Everything else is computed once, before or after. Microbatch k has the rows k, k + n, k + 2n, ...,
 so that each device keeps its own rows. The results are those of the whole batch, except for the
 order of sums.
+
+If each place of the data axis has its own rows, it also has its own sums (`places`). The places add
+their sums once, after the last microbatch.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun, jaxprs_in_params
 from jax.extend.core import Literal as Constant
 
 from nbdist.errors import PlanError
@@ -29,6 +32,8 @@ from nbdist.jaxpr.batch_rows import (
 )
 from nbdist.jaxpr.flatten import OPEN, flat, make, renamed, variables, with_bodies
 from nbdist.jaxpr.planner_model import of_rows
+from nbdist.planner.graph.layout import SUMMED_EACH_TIME
+from nbdist.records import DATA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,13 +58,20 @@ equal for all microbatches, and computed in each of them beside rows or sums."""
 LoopPhase = Literal["before", "loop", "after"]
 
 
-def in_parts(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], parts: int) -> ClosedJaxpr:
+_OPEN_DIMENSION = jax.P.UNCONSTRAINED
+
+
+def in_parts(
+    closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], parts: int, places: int = 1
+) -> ClosedJaxpr:
     """Return the same step, which holds one microbatch at a time in memory.
 
     Args:
         closed: the step's jaxpr.
         inputs: path and role of each input.
         parts: number of microbatches, which divides the batch.
+        places: size of the data axis of the context mesh, to add sums over it once; 1 leaves sums
+            to XLA, which adds those of each microbatch.
 
     Raises:
         PlanError: a row depends on other rows or on their sum, as in batch normalization.
@@ -69,12 +81,22 @@ def in_parts(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]], parts: int
         var for var, (_, role) in zip(program.jaxpr.invars, inputs, strict=True) if role == "batch"
     ]
     batch = max(var.aval.shape[0] for var in data if var.aval.shape)
-    made = _MicrobatchedStep(program, Rows(of_rows(program, inputs), batch, parts), set(data))
+    own = places if batch % (parts * places) == 0 and has_separate_sums(program.jaxpr) else 1
+    made = _MicrobatchedStep(program, Rows(of_rows(program, inputs), batch, parts, own), set(data))
     given = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
         for aval in closed.in_avals
     ]
     return jax.make_jaxpr(made.run)(*given)
+
+
+def has_separate_sums(jaxpr: Jaxpr) -> bool:
+    """Return True if each place of the data axis can keep its own sums over microbatches."""
+    return all(
+        eqn.primitive.name not in SUMMED_EACH_TIME
+        and all(map(has_separate_sums, jaxprs_in_params(eqn.params)))
+        for eqn in jaxpr.eqns
+    )
 
 
 class Rows(NamedTuple):
@@ -84,11 +106,18 @@ class Rows(NamedTuple):
         dims: the dimensions that are rows, by variable; other variables have no rows.
         batch: number of rows.
         parts: number of parts that the rows are processed in.
+        places: number of places that each part is divided into.
     """
 
     dims: dict[Var, tuple[int, ...]]
     batch: int
     parts: int
+    places: int = 1
+
+    @property
+    def each(self) -> int:
+        """Rows of a part in one place."""
+        return self.batch // (self.parts * self.places)
 
     def shape(self, var: Any) -> tuple[int, ...]:
         """Return the shape of one part of a value."""
@@ -102,26 +131,33 @@ class Rows(NamedTuple):
         for dim in dims:
             if sizes[dim] % self.batch:
                 raise PlanError("rows are merged or split")
-            sizes[dim] //= self.parts
+            sizes[dim] //= self.parts * self.places
         return tuple(sizes)
 
     def divided(self, array: jax.Array, dims: tuple[int, ...]) -> jax.Array:
-        """Return the array with a new first dimension, the parts."""
+        """Return the array with new first dimensions: the parts, and several places of each."""
         (dim,) = dims
         head, tail = array.shape[:dim], array.shape[dim + 1 :]
         beside = array.shape[dim] // self.batch
-        apart = array.reshape(*head, self.batch // self.parts, self.parts, beside, *tail)
-        first = jnp.moveaxis(apart, dim + 1, 0)
-        return first.reshape(self.parts, *head, self.batch // self.parts * beside, *tail)
+        apart = array.reshape(*head, *self._places, self.each, self.parts, beside, *tail)
+        moved = (dim + 1 + len(self._places), *range(dim, dim + len(self._places)))
+        first = jnp.moveaxis(apart, moved, range(len(moved)))
+        return first.reshape(self.parts, *self._places, *head, self.each * beside, *tail)
 
     def joined(self, array: jax.Array, dims: tuple[int, ...]) -> jax.Array:
         """Undo `divided`."""
-        (dim,) = dims
-        head, tail = array.shape[1 : dim + 1], array.shape[dim + 2 :]
-        beside = array.shape[dim + 1] * self.parts // self.batch
-        apart = array.reshape(self.parts, *head, self.batch // self.parts, beside, *tail)
-        last = jnp.moveaxis(apart, 0, dim + 1)
+        (dim,), first = dims, 1 + len(self._places)
+        head, tail = array.shape[first : first + dim], array.shape[first + dim + 1 :]
+        beside = array.shape[first + dim] // self.each
+        apart = array.reshape(self.parts, *self._places, *head, self.each, beside, *tail)
+        moved = (dim + 1 + len(self._places), *range(dim, dim + len(self._places)))
+        last = jnp.moveaxis(apart, range(first), moved)
         return last.reshape(*head, self.batch * beside, *tail)
+
+    @property
+    def _places(self) -> tuple[int, ...]:
+        """Shape of the dimension of places; empty if there is one place."""
+        return (self.places,) if self.places > 1 else ()
 
     def fewer(self, jaxpr: Jaxpr) -> Jaxpr:
         """Return a program for one part of the rows."""
@@ -361,20 +397,38 @@ class _MicrobatchedStep:
         )
         part = jaxpr_as_fun(ClosedJaxpr(rows.fewer(body), []))
         constants = [values[var] for var in self._constants]
+        shared = (*[None] * len(constants), *[0] * len(self._over))
+        run, own = (part, ()) if rows.places == 1 else (jax.vmap(part, shared), (rows.places,))
 
         def one(total: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-            outs = part(*constants, *slices)
+            outs = run(*constants, *slices)
             pairs = zip(total, outs, strict=False)
-            return [t + new.astype(t.dtype) for t, new in pairs], outs[len(total) :]
+            return _apart([t + new.astype(t.dtype) for t, new in pairs], rows), outs[len(total) :]
 
-        zeros = [jnp.zeros(var.aval.shape, accumulator_dtype(var.aval.dtype)) for var in self._sums]
+        zeros = [
+            jnp.zeros((*own, *var.aval.shape), accumulator_dtype(var.aval.dtype))
+            for var in self._sums
+        ]
         given = [rows.divided(values[var], rows.dims[var]) for var in self._over]
-        sums, stacked = jax.lax.scan(one, zeros, given, length=rows.parts)
+        sums, stacked = jax.lax.scan(one, _apart(zeros, rows), given, length=rows.parts)
+        if own:
+            sums = [each.sum(0, dtype=each.dtype) for each in sums]
         values |= {v: s.astype(v.aval.dtype) for v, s in zip(self._sums, sums, strict=True)}
         pairs = zip((*self._stacked, *self._last), stacked, strict=True)
-        values |= {v: rows.joined(s, rows.dims[v]) if v in rows.dims else s[-1] for v, s in pairs}
+        last = (-1, 0) if own else -1
+        values |= {v: rows.joined(s, rows.dims[v]) if v in rows.dims else s[last] for v, s in pairs}
         make(jaxpr, self._after, values)
         return [v.val if isinstance(v, Constant) else values[v] for v in jaxpr.outvars]
+
+
+def _apart(sums: list[Any], rows: Rows) -> list[Any]:
+    """Return the sums of each place, constrained to be on their place."""
+    if rows.places == 1:
+        return sums
+    return [
+        jax.lax.with_sharding_constraint(each, jax.P(DATA, *[_OPEN_DIMENSION] * (each.ndim - 1)))
+        for each in sums
+    ]
 
 
 def _with_dependencies(eqns: list[Any], wanted: list[Any]) -> list[Any]:

@@ -139,6 +139,7 @@ from nbdist.records.plan import (
     Traffic,
     Verified,
     Zero,
+    sums_once,
     title_of,
 )
 from nbdist.records.preflight import Examination, Gpu, HostFacts, Reach, Trouble
@@ -441,5 +442,6 @@ __all__ = [
     "options_of",
     "run_name",
     "short_id",
+    "sums_once",
     "title_of",
 ]

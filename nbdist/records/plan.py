@@ -207,6 +207,11 @@ class Plan(Record, frozen=True):
         return Staging(self.schedule, self.rounds)
 
     @property
+    def sums_once(self) -> bool:
+        """True if sums over microbatches may be added over `data` once a step, at the end."""
+        return sums_once(self)
+
+    @property
     def devices(self) -> int:
         return math.prod(self.axes.values())
 
@@ -233,6 +238,16 @@ class _Degrees(Protocol):
     def schedule(self) -> Schedule: ...
     @property
     def rounds(self) -> int: ...
+
+
+def sums_once(layout: _Degrees) -> bool:
+    """Return True if each place of `data` may keep its own sums until the last microbatch.
+
+    Under ZeRO-3, the sums of each microbatch are scattered, because whole sums would take the
+    memory that ZeRO-3 saves. A pipeline has its own sums.
+    """
+    has_stages = layout.axes.get(STAGE, 1) > 1
+    return layout.micro > 1 and layout.axes[DATA] > 1 and layout.zero != 3 and not has_stages
 
 
 def title_of(layout: _Degrees) -> str:

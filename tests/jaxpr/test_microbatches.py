@@ -162,6 +162,18 @@ def test_step_that_does_not_fit_uses_microbatches() -> None:
     assert limited.memory.activations < whole.memory.activations / 1.5
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+def test_gradients_are_sent_once_for_any_number_of_microbatches(zero: int) -> None:
+    steps = steps_of(*traced(step_of(scanned), *params_and_batch()))
+    fixed = {"data": 2, "model": 1, "zero": zero}
+    few, more = (
+        plan(steps, hardware("2xA100"), Planning(fixed=fixed | {"micro": micro})).time.traffic
+        for micro in (2, 8)
+    )
+    assert [traffic.axis for traffic in few] == ["data"]
+    assert few == more
+
+
 def test_reason_against_microbatches_is_stated() -> None:
     closed, inputs = traced(step_of(lambda p, x: normalised(unrolled(p, x))), *params_and_batch())
     steps, target = steps_of(closed, inputs), engines(1, 1)

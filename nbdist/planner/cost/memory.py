@@ -203,7 +203,9 @@ def _bytes_of(value: Value, maker: Op, sharded: ShardedModel) -> float:
     nbytes = sharded.bytes_of(value)
     if sharded.is_table_gradient(value):
         return nbytes / sharded.layout.data
-    if maker.kind != "loop" or sharded.layout.zero != 1 or sharded.by_data(set(value.groups)) > 1:
+    if maker.kind != "loop" or sharded.layout.zero != 1 or sharded.sums_once:
+        return nbytes
+    if sharded.by_data(set(value.groups)) > 1:
         return nbytes
     return nbytes / sharded.layout.data
 

@@ -145,7 +145,8 @@ class Cost:
         out = {group for value in op.outs for group in value.groups}
         sized = sharded.summed_bytes if sharded.is_microbatch else sharded.bytes_of
         is_summed = sharded.by_data(summed) > 1 and sharded.by_data(out) == 1
-        if sharded.layout.data > 1 and is_summed and sharded.exchanged(op) is None:
+        is_shared = sharded.layout.data > 1 and not sharded.is_apart
+        if is_shared and is_summed and sharded.exchanged(op) is None:
             found[DATA] = sum(map(sized, op.outs))
         if sharded.by_stage_too and is_summed:
             found[STAGE] = sum(map(sized, op.outs))
@@ -253,6 +254,11 @@ class Cost:
             section._add(totals, loss_ops, self.sharded.layout.micro, together=1)
             self._add_loop(totals, backward, times, together)
             return
+        if self._is_over_microbatches(op):
+            totals.gradients += sum(map(self.sharded.bytes_of, op.carried))
+            apart = Cost(self.sharded.apart, self._target, self._extents)
+            apart._add(totals, op.body, times * op.times, together=0)
+            return
         within, rounds = self.inside(op)
         if within is self:
             kept = together if self.sharded.is_microbatch else 0
@@ -263,6 +269,11 @@ class Cost:
         waits = bubble(layout.stage, layout.micro, layout.rounds)
         totals.idle_s += (totals.seconds - before) * waits / (1 + waits)
         self._add_sends(totals, op, within.sharded)
+
+    def _is_over_microbatches(self, op: Op) -> bool:
+        """Return True if a loop adds sums over microbatches that stay on their device."""
+        sharded = self.sharded
+        return sharded.sums_once and not sharded.is_apart and op.times == sharded.layout.micro
 
     def _add_sends(self, totals: _CostTotals, op: Op, few: ShardedModel) -> None:
         """Add the transfers between stages in each tick, and those of all rows at the ends."""

@@ -19,7 +19,7 @@ from nbdist.planner.graph.layers import is_over_layers
 from nbdist.planner.graph.pipeline_schedule import room, ticks
 from nbdist.planner.graph.sequence import sequence_of
 from nbdist.planner.graph.tpu_padding import padded
-from nbdist.records import DATA, MODEL, STAGE
+from nbdist.records import DATA, MODEL, STAGE, sums_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,6 +30,14 @@ if TYPE_CHECKING:
 SMALLEST = 2**11
 """Elements of the smallest array that is sharded over the data axis; to gather a smaller one costs
 a message and saves nothing."""
+
+SUMMED_EACH_TIME = frozenset(
+    ("conv_general_dilated", "ffi_call", "pallas_call", "sharding_constraint", "shard_map")
+)
+"""Primitives with which the sums of each microbatch are added over the data axis.
+
+Otherwise, each place of the axis keeps its own sums in a dimension of places. These primitives do
+not accept that dimension, or XLA gathers it: a convolution would become a grouped one."""
 
 _SUM_ITEM = 4
 """Bytes of an element of sums over microbatches; see `accumulator_dtype` of `jaxpr/`."""
@@ -68,6 +76,11 @@ class Layout:
         """Sizes of the mesh's axes, outermost first: stages send least."""
         stages = {STAGE: self.stage} if self.stage > 1 else {}
         return {**stages, DATA: self.data, MODEL: self.model}
+
+    @property
+    def sums_once(self) -> bool:
+        """True if sums over microbatches may be added over `data` once a step, at the end."""
+        return sums_once(self)
 
     @property
     def blocks(self) -> int:
@@ -125,6 +138,7 @@ class ShardedModel:
         if model.rows % (layout.data * layout.stage) == 0:
             self._parts *= layout.stage  # outside of pipelines, each stage has its own rows
         self.is_microbatch = False
+        self.is_apart = False
         self.shares = 1
         self._pads = False
         self._known: dict[tuple[int, ...], int] = {}
@@ -151,6 +165,20 @@ class ShardedModel:
         return few
 
     @cached_property
+    def sums_once(self) -> bool:
+        """True if sums over microbatches are added over `data` once a step, at the end."""
+        divides = self.model.rows % (self.layout.data * self.layout.micro) == 0
+        names = {op.name for op in self.model.every_op} if self.layout.sums_once else set()
+        return self.layout.sums_once and divides and names.isdisjoint(SUMMED_EACH_TIME)
+
+    @cached_property
+    def apart(self) -> ShardedModel:
+        """The same within a microbatch, whose sums over rows stay on their device."""
+        same = self.with_layout(self.layout)
+        same.is_apart = True
+        return same
+
+    @cached_property
     def loss_section(self) -> ShardedModel:
         """The same for the loss section, whose rows stages share if they divide."""
         few = self.with_layout(self.layout)
@@ -173,7 +201,7 @@ class ShardedModel:
         """The same with whole sequences."""
         same = self.with_layout(replace(self.layout, sequence=False))
         same._parts, same.is_microbatch = self._parts, self.is_microbatch
-        same.shares = self.shares
+        same.shares, same.is_apart = self.shares, self.is_apart
         return same
 
     def around(self, op: Op) -> ShardedModel:

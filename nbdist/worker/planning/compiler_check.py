@@ -22,7 +22,7 @@ from nbdist.planner.search.search import plans
 from nbdist.records import STAGE, RunnerUp
 from nbdist.worker.planning.compile_job import REFUSED, Job, Outcome, partition
 from nbdist.worker.planning.rewrite import rewritten
-from nbdist.worker.planning.sharding import mesh_layout_of, put_together
+from nbdist.worker.planning.sharding import mesh_layout_of, places_of, put_together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -140,7 +140,10 @@ def _job(
         with jax.sharding.use_abstract_mesh(mesh):
             stages = found.axes.get(STAGE, 1)
             own = mesh_layout_of(found, mesh, specs)
-            closed = rewritten(traced, inputs, found.remat, found.micro, stages, own, found.staging)
+            places = places_of(found, mesh)
+            closed = rewritten(
+                traced, inputs, found.remat, found.micro, stages, own, found.staging, places
+            )
             step = jax.jit(
                 _with_rows(closed, [role for _, role in inputs], found.axes),
                 out_shardings=[jax.NamedSharding(mesh, partition(spec)) for spec in outputs],

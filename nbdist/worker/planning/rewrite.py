@@ -33,6 +33,7 @@ def rewritten(
     stages: int = 1,
     layout: MeshLayout | None = None,
     staging: Staging = GPIPE,
+    places: int = 1,
 ) -> ClosedJaxpr:
     """Rewrite the jaxpr of a step.
 
@@ -44,12 +45,13 @@ def rewritten(
         stages: Number of pipeline stages.
         layout: Shardings of products; None for no constraints.
         staging: Pipeline schedule.
+        places: Size of the data axis of the context mesh, to add sums over microbatches once.
 
     Raises:
         PlanError: The batch cannot be split into microbatches, or the layers into stages.
     """
     if micro > 1 and stages == 1:
-        closed = in_parts(closed, inputs, micro)
+        closed = in_parts(closed, inputs, micro, places)
     if remat:
         closed = rematerialised(closed, inputs, remat)
     if layout is not None:
@@ -64,6 +66,7 @@ def rewriting(
     stages: int = 1,
     layout: MeshLayout | None = None,
     staging: Staging = GPIPE,
+    places: int = 1,
 ) -> Callable[..., Any]:
     """Return a step that rewrites itself; smaller batches (its last argument) use fewer parts."""
 
@@ -80,7 +83,7 @@ def rewriting(
         own = stages if parts > 1 else 1
         rounds = staging.rounds if parts % stages == 0 else 1  # a batch with fewer rows
         now = staging._replace(rounds=rounds)
-        made = rewritten(closed, inputs, remat, parts, own, layout, now)
+        made = rewritten(closed, inputs, remat, parts, own, layout, now, places)
         return jax.tree.unflatten(jax.tree.structure(shapes), jaxpr_as_fun(made)(*leaves))
 
     return run

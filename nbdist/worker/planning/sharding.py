@@ -79,7 +79,8 @@ class Lowered:
         plan, layout = self._plan, mesh_layout_of(self._plan, self.mesh, specs)
         if plan.remat or plan.micro > 1 or layout is not None:
             stages = plan.axes.get(STAGE, 1)
-            step = rewriting(step, plan.remat, plan.micro, stages, layout, plan.staging)
+            places = places_of(plan, self.mesh)
+            step = rewriting(step, plan.remat, plan.micro, stages, layout, plan.staging, places)
         if not self._is_split:
             return step
 
@@ -100,6 +101,15 @@ def mesh_layout_of(
     """Return the shardings that constrain a step's products; None if XLA needs no constraints."""
     by_rows = plan.zero == 3 or plan.devices > plan.axes[DATA]
     return MeshLayout(mesh, specs, by_rows, plan.sequence) if by_rows or plan.zero else None
+
+
+def places_of(plan: Plan, mesh: Mesh | AbstractMesh) -> int:
+    """Return the size of the data axis if its places keep their own sums over microbatches.
+
+    XLA decides about the places only if the axes of the mesh are automatic.
+    """
+    is_auto = all(kind == jax.sharding.AxisType.Auto for kind in mesh.axis_types)
+    return plan.axes[DATA] if plan.sums_once and is_auto else 1
 
 
 def put_together(array: jax.Array, sizes: Mapping[str, int]) -> jax.Array:
