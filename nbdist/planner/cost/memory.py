@@ -64,18 +64,23 @@ def memory_of(sharded: ShardedModel, program: tuple[Op, ...], available: int) ->
 def _gathered(sharded: ShardedModel) -> float:
     """Return the bytes of values that are gathered from all devices.
 
-    Under ZeRO-3, the two largest parameters are whole at a time: one in use and one in transfer.
-    Under ZeRO-1, a new parameter is whole before it replaces the old one.
+    Under ZeRO-3, the parameters of one layer of a scan are whole while it runs, and those of the
+    next one are in transfer. Of other parameters, the largest is in use and the next one in
+    transfer. Under ZeRO-1, a new parameter is whole before it replaces the old one.
     """
     if sharded.layout.zero == 1:
         parameters = (t for t in sharded.model.tensors if sharded.role(t) == "parameter")
         return max((sharded.bytes_of(t.value) for t in parameters), default=0.0)
-    wholes = [
-        sharded.bytes_of(tensor.value) - sharded.device_bytes(tensor)
+    layers = {
+        value.number: op.times for op in sharded.model.every_op for value in op.over if op.body
+    }
+    wholes = {
+        tensor.value.number: sharded.bytes_of(tensor.value) - sharded.device_bytes(tensor)
         for tensor in sharded.model.tensors
         if sharded.is_gathered(tensor)
-    ]
-    return sum(sorted(wholes)[-2:])
+    }
+    in_layers = sum(2 * size / layers[n] for n, size in wholes.items() if n in layers)
+    return in_layers + sum(sorted(size for n, size in wholes.items() if n not in layers)[-2:])
 
 
 def _peak(
@@ -191,8 +196,9 @@ def _bytes_of(value: Value, maker: Op, sharded: ShardedModel) -> float:
     """Return the bytes of a value on each device, given the operation that makes it.
 
     Gradients that a loop sums or stacks are sharded like the state that they update. This was seen
-    in programs of XLA for GPUs with ZeRO-1, in which other gradients are whole. Gradients of a
-    pipeline's layers are whole, and at least float32, until all microbatches have ended.
+    in programs of XLA for GPUs with ZeRO-1 and for TPUs with ZeRO-3, in which other gradients are
+    whole. Gradients of a pipeline's layers, and sums over microbatches that stay on their device,
+    are whole, and at least float32, until all microbatches have ended.
     """
     if maker.name == PIPELINE_1F1B and not sharded.has_rows(value):
         return sharded.summed_bytes(value)
@@ -203,7 +209,7 @@ def _bytes_of(value: Value, maker: Op, sharded: ShardedModel) -> float:
     nbytes = sharded.bytes_of(value)
     if sharded.is_table_gradient(value):
         return nbytes / sharded.layout.data
-    if maker.kind != "loop" or sharded.layout.zero != 1 or sharded.sums_once:
+    if maker.kind != "loop" or sharded.layout.zero == 0 or sharded.sums_once:
         return nbytes
     if sharded.by_data(set(value.groups)) > 1:
         return nbytes

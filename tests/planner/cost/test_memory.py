@@ -95,6 +95,14 @@ def test_zero_3_holds_the_two_largest_parameters_whole() -> None:
     assert held.gradients == 4 * 64 * (128 + 64) * 3 // 4
 
 
+def test_zero_3_gathers_two_layers_of_a_scan() -> None:
+    stack, x = value(20, (16, 64, 128), (5, 1, 4)), LINEAR.tensors[2]
+    loop = Op("loop", "scan", (X, stack), (Y,), times=16, body=(FORWARD,), over=(stack,))
+    model = replace(LINEAR, tensors=(Tensor("w", "carried", stack), x), ops=(loop,))
+    held = memory_of(ShardedModel(model, Layout(4, 1, zero=3), frozenset()), (), AVAILABLE)
+    assert held.gradients == 2 * (stack.nbytes // 16) * 3 // 4
+
+
 def test_values_are_freed_after_their_last_use() -> None:
     first, second, third = (value(n, (32, 128), (0, OUT)) for n in (10, 11, 12))
     chain = stream("a", (X,), first), stream("b", (first,), second), stream("c", (second,), third)
@@ -124,12 +132,13 @@ def test_loop_holds_the_peak_of_its_body() -> None:
     assert peaks(linear(Layout(1, 1), loop)) == (inner.nbytes + out.nbytes, 0)
 
 
-def test_zero_1_shards_gradients_of_loops() -> None:
+def test_zero_shards_gradients_of_loops() -> None:
     loop = Op("loop", "scan", (X,), (GRADIENT,), body=(BACKWARD,))
     update = stream("sub", (W, GRADIENT), NEW_W)
-    whole, sharded = (linear(Layout(4, 1, zero=zero), loop, update) for zero in (0, 1))
+    whole, sharded, all_ = (linear(Layout(4, 1, zero=zero), loop, update) for zero in (0, 1, 3))
     assert whole.gradients == GRADIENT.nbytes
     assert sharded.gradients == GRADIENT.nbytes // 4 + W.nbytes
+    assert all_.gradients == GRADIENT.nbytes // 4 + W.nbytes * 3 // 4
     rows = Op("loop", "scan", (X,), (Y,), body=(FORWARD,))
     assert linear(Layout(4, 1, zero=1), rows).activations == Y.nbytes // 4
 
