@@ -38,6 +38,7 @@ class Builder:
         self._count = 0
         self._name = ""
         self._notes: dict[str, None] = {}
+        self._unpriced: dict[str, None] = {}
         self._apart = ""
         self._settled: dict[int, Value] = {}
 
@@ -86,6 +87,10 @@ class Builder:
     def note(self, text: str) -> None:
         """Note a part of the program that the model does not describe exactly."""
         self._notes[text] = None
+
+    def leave_unpriced(self, name: str) -> None:
+        """Note a primitive whose computing time is unknown."""
+        self._unpriced[name] = None
 
     def part(self, why: str) -> None:
         """Note why the batch and the model cannot both be sharded."""
@@ -155,6 +160,7 @@ class Builder:
             results=frozenset(value.number for value in results),
             apart=self._apart,
             notes=tuple(self._notes),
+            unpriced=tuple(self._unpriced),
         )
         added = added_up(model.ops, model.results)
         return replace(

@@ -296,6 +296,7 @@ def unknown(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
         for group in value.groups:
             build.dims.block(group, f"there is no rule for {name}")
     build.note(f"there is no rule for the operation {name}: its dimensions are not sharded")
+    build.leave_unpriced(name)
     build.emit("stream", ins, outs)
     return outs
 

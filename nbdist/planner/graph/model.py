@@ -138,6 +138,7 @@ class Model:
         results: numbers of the values that it leaves.
         apart: reason why the batch and the model cannot both be sharded; empty if they can.
         notes: parts that the model does not describe exactly.
+        unpriced: primitives whose computing time is unknown; only their memory traffic counts.
         layers: groups that scans over layers go over: see `planner/graph/layers.py`.
         added: results of products that are only added: see `added_up` in `planner/graph/fusion.py`.
         tables: arrays that rows are looked up in, by their groups: see `tables_of`.
@@ -151,6 +152,7 @@ class Model:
     results: frozenset[int] = frozenset()
     apart: str = ""
     notes: tuple[str, ...] = ()
+    unpriced: tuple[str, ...] = ()
     layers: frozenset[int] = frozenset()
     added: Mapping[int, int] = field(default_factory=dict)
     tables: Mapping[tuple[int, ...], Table] = field(default_factory=dict)

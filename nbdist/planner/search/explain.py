@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from nbdist.planner.cost.time import Target
     from nbdist.planner.graph.layout import ShardedModel
+    from nbdist.planner.graph.model import Model
     from nbdist.planner.search.step_variants import Steps
     from nbdist.records import PlannedTime, Planning, Remat, Schedule, Topology
 
@@ -51,6 +52,11 @@ def no_layout_message(steps: Steps, target: Target, request: Planning) -> str:
         faults.append(f"sequence is 1: {NO_TENSOR}")
     if faults:
         return head + "; ".join(faults)
+    parts = request.fixed.get(DATA, 1) * request.fixed.get("micro", 1)
+    if parts > 0 and devices % max(1, request.fixed.get(DATA, 1)) == 0 and model.rows % parts:
+        words = " x ".join(f"{n} {request.fixed[n]}" for n in (DATA, "micro") if n in request.fixed)
+        near = _next_to(model.rows, parts)
+        return f"{head}a batch of {model.rows} does not divide into {words}: use {near} rows"
     rows = "data times micro" if "micro" in request.fixed else "data"
     sequence = f"; no sequence parallelism: {NO_SEQUENCE}" * request.fixed.get("sequence", 0)
     apart = (
@@ -153,7 +159,7 @@ def gib(nbytes: float) -> str:
 
 def warnings_of(sharded: ShardedModel, time: PlannedTime, topology: Topology) -> tuple[str, ...]:
     """Return warnings about a plan, to be shown before it runs."""
-    found = []
+    found = [*_gaps(sharded.model, sharded.layout.axes[DATA], topology)]
     each = sharded.model.rows / sharded.layout.axes[DATA]
     if each <= FEW_ROWS and sharded.layout.data > 1:
         samples = "sample" if round(each) == 1 else "samples"
@@ -174,6 +180,31 @@ def warnings_of(sharded: ShardedModel, time: PlannedTime, topology: Topology) ->
             "usually reads: use --prefetch auto"
         )
     return tuple(found)
+
+
+def _gaps(model: Model, data: int, topology: Topology) -> Iterator[str]:
+    """Yield warnings about a step that the plan cannot describe or shard."""
+    if model.unpriced:
+        yield (
+            f"the time contains only the memory traffic of {', '.join(model.unpriced)}, whose "
+            "computing time is unknown"
+        )
+    if not any(tensor.role == "carried" for tensor in model.tensors):
+        yield "the step carries no arrays: nothing is trained, and only the batch can be sharded"
+    has_batch = any(tensor.role == "batch" for tensor in model.tensors)
+    is_odd = topology.devices > 1 and math.gcd(model.rows, topology.devices) == 1
+    if data == 1 and has_batch and is_odd:
+        yield (
+            f"a batch of {model.rows} does not divide over {topology.devices} devices, so "
+            f"all devices receive each row: use {_next_to(model.rows, topology.devices)} rows to "
+            "shard the batch"
+        )
+
+
+def _next_to(rows: int, parts: int) -> str:
+    """Return the multiples of `parts` next to a number of rows."""
+    below = rows // parts * parts
+    return f"{below} or {below + parts}" if below else str(parts)
 
 
 def _fed(sharded: ShardedModel, time: PlannedTime, topology: Topology) -> float:

@@ -47,7 +47,8 @@ def bare_layouts(
             micro = next(iter(_microbatches(steps, data, stage, request)), 0)
             if not micro or steps.plain.rows % (data * micro):
                 continue
-            for zero in _levels(data, stage, request)[: 1 if stage > 1 else None]:
+            first = stage > 1 or not any(t.role == "carried" for t in steps.plain.tensors)
+            for zero in _levels(data, stage, request)[: 1 if first else None]:
                 rounds = request.fixed.get("rounds", 1)
                 own = {DATA: data, MODEL: size, STAGE: stage}
                 own |= {"zero": zero, "micro": micro, "rounds": rounds}

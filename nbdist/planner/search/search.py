@@ -79,6 +79,8 @@ def plans(
         PlanError: no layout fits, or none fulfils the request.
     """
     steps = step if isinstance(step, Steps) else Steps(step)
+    if not steps.plain.rows:
+        raise PlanError("the batch is empty: use data with at least one row")
     if request.given is not None:
         return [_taken(request.given, steps, target, request)]
     if target.cautious and not request.only:

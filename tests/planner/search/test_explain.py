@@ -8,6 +8,7 @@ import pytest
 
 from nbdist.errors import PlanError
 from nbdist.planner.graph.layout import Layout, ShardedModel
+from nbdist.planner.graph.model import Model, Tensor
 from nbdist.planner.search.explain import (
     FEW_ROWS,
     MUCH_BUBBLE,
@@ -50,6 +51,37 @@ def test_general_conditions_are_stated(fixed: dict[str, int], rows: str) -> None
         "needs dimensions that divide so often"
     )
     assert message(FLAT, fixed=fixed).endswith(f"): {expected}")
+
+
+def test_rows_that_would_divide_are_named() -> None:
+    expected = "a batch of 32 does not divide into data 8 x micro 3: use 24 or 48 rows"
+    assert message(FLAT, fixed={DATA: 8, "micro": 3}).endswith(f"): {expected}")
+
+
+def warned(model: Model, layout: Layout) -> str:
+    time = PlannedTime(compute=1.0, exposed=0.0, traffic=(), mfu=0.5)
+    sharded = ShardedModel(model, layout, frozenset())
+    return "; ".join(warnings_of(sharded, time, devices(8).topology))
+
+
+def test_time_of_unknown_operations_is_stated() -> None:
+    found = warned(replace(LINEAR, unpriced=("fft", "eigh")), Layout(8, 1))
+    assert "only the memory traffic of fft, eigh, whose computing time is unknown" in found
+    assert "memory traffic" not in warned(LINEAR, Layout(8, 1))
+
+
+def test_step_without_state_is_named() -> None:
+    found = warned(replace(LINEAR, tensors=LINEAR.tensors[-1:]), Layout(8, 1))
+    assert "the step carries no arrays: nothing is trained" in found
+
+
+def test_batch_that_no_device_count_divides_is_named() -> None:
+    rows = Tensor("x", "batch", value(2, (7, 64), (0, 1)))
+    model = replace(LINEAR, tensors=(*LINEAR.tensors[:2], rows))
+    found = warned(model, Layout(1, 8))
+    assert "a batch of 7 does not divide over 8 devices" in found
+    assert "use 8 rows" in found
+    assert "does not divide" not in warned(LINEAR, Layout(1, 8))
 
 
 def test_known_limits_follow_the_general_conditions() -> None:
@@ -193,7 +225,8 @@ def test_few_rows_on_a_device_are_noted() -> None:
     assert warnings(8) == ("each device has 4 samples of a batch of 32",)
     assert warnings(32) == ("each device has 1 sample of a batch of 32",)
     assert warnings(4) == ()
-    few = replace(LINEAR, tensors=(replace(LINEAR.tensors[2], value=value(9, (2, 3), (0, 1))),))
+    rows = replace(LINEAR.tensors[2], value=value(9, (2, 3), (0, 1)))
+    few = replace(LINEAR, tensors=(LINEAR.tensors[0], rows))
     sharded = ShardedModel(few, Layout(1, 1), frozenset())
     assert warnings_of(sharded, PlannedTime(1.0, 0.0, (), 0.0), devices(8).topology) == ()
 

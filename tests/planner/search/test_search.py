@@ -278,7 +278,7 @@ def test_batch_rows_limit_the_data_axis() -> None:
 
 def test_microbatches_must_divide_the_batch() -> None:
     model, target = model_of_program("MLP"), hardware("8xA100")
-    with pytest.raises(PlanError, match=r"request \(micro=3\).* data times micro must divide the"):
+    with pytest.raises(PlanError, match="does not divide into micro 3: use 15 or 18 rows"):
         plan(model, target, Planning(fixed={"micro": 3}))
     given = msgspec.structs.replace(plan(model, target, Planning()), micro=0)
     with pytest.raises(PlanError, match="micro is 0: use 1 or more"):
@@ -424,3 +424,8 @@ def test_every_fault_of_plan_with_stages_is_listed() -> None:
     assert "no stages: a layer mixes rows" in mixing
     assert "zero is 3" in mixing
     assert "no stages" in stage_refusal(Planning(given=own), model_of_program("MLP"))
+
+
+def test_empty_batch_is_refused() -> None:
+    with pytest.raises(PlanError, match="the batch is empty: use data with at least one row"):
+        plan(regression(0), hardware("8xA100"), Planning())
