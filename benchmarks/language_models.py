@@ -9,9 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
+from jax._src.cudnn import fused_attention_stablehlo
+
+_CUDNN = 91000
+"""Version that JAX reads when it traces fused attention."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class LanguageModel:
         head: width of a head.
         wide: inner width of the MLP.
         gated: True for SwiGLU and a separate head, as in Llama; False for GELU and a tied head.
+        fused: True for cuDNN's fused attention; False for plain attention.
         dtype: type of weights and products.
     """
 
@@ -39,6 +45,7 @@ class LanguageModel:
     head: int
     wide: int
     gated: bool = False
+    fused: bool = False
     dtype: str = "bfloat16"
 
 
@@ -65,17 +72,20 @@ def traced_step(model: LanguageModel, rows: int) -> tuple[Any, Any]:
         for name, tree in given.items()
         for path, _ in jax.tree_util.tree_leaves_with_path(tree)
     ]
-    return jax.jit(partial(_step, model)).trace(*given.values()).jaxpr, inputs
+    # Tracing needs no cuDNN, and JAX asks for its version.
+    with mock.patch.object(fused_attention_stablehlo, "check_cudnn_version", return_value=_CUDNN):
+        return jax.jit(partial(_step, model)).trace(*given.values()).jaxpr, inputs
 
 
 def _shapes(model: LanguageModel) -> dict[str, Any]:
     layers, width, wide = model.layers, model.width, model.wide
     each = model.heads // model.groups  # queries that share a key and a value
+    heads = (model.heads,) if model.fused else (model.groups, each)
     stacked = {
-        "query": (layers, width, model.groups, each, model.head),
+        "query": (layers, width, *heads, model.head),
         "key": (layers, width, model.groups, model.head),
         "value": (layers, width, model.groups, model.head),
-        "out": (layers, model.groups, each, model.head, width),
+        "out": (layers, *heads, model.head, width),
         "up": (layers, width, wide),
         "down": (layers, wide, width),
         "before": (layers, width),
@@ -100,16 +110,26 @@ def _norm(x: Any, scale: Any, *, centered: bool) -> Any:
 
 def _layer(model: LanguageModel, x: Any, layer: Any) -> Any:
     y = _norm(x, layer["before"], centered=not model.gated)
-    q = jnp.einsum("bsh,hgpd->bsgpd", y, layer["query"])
     k, v = (jnp.einsum("bsh,hgd->bsgd", y, layer[name]) for name in ("key", "value"))
-    scores = jnp.einsum("bsgpd,btgd->bgpst", q, k) * q.shape[-1] ** -0.5
-    seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-    weights = jax.nn.softmax(jnp.where(seen, scores, -1e4))
-    x = x + jnp.einsum("bgpst,btgd,gpdh->bsh", weights, v, layer["out"])
+    x = x + (_fused_attention if model.fused else _attention)(y, k, v, layer)
     y = _norm(x, layer["between"], centered=not model.gated)
     inner = y @ layer["up"]
     inner = jax.nn.silu(y @ layer["gate"]) * inner if model.gated else jax.nn.gelu(inner)
     return x + inner @ layer["down"], None
+
+
+def _fused_attention(y: Any, k: Any, v: Any, layer: Any) -> Any:
+    q = jnp.einsum("bsh,hnd->bsnd", y, layer["query"])
+    mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+    return jnp.einsum("bsnd,ndh->bsh", mixed, layer["out"])
+
+
+def _attention(y: Any, k: Any, v: Any, layer: Any) -> Any:
+    q = jnp.einsum("bsh,hgpd->bsgpd", y, layer["query"])
+    scores = jnp.einsum("bsgpd,btgd->bgpst", q, k) * q.shape[-1] ** -0.5
+    seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    weights = jax.nn.softmax(jnp.where(seen, scores, -1e4))
+    return jnp.einsum("bgpst,btgd,gpdh->bsh", weights, v, layer["out"])
 
 
 def _loss(model: LanguageModel, params: Any, tokens: Any) -> Any:

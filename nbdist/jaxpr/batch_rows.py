@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import Literal
 
+from nbdist.jaxpr.fused_attention import PRODUCTS
 from nbdist.jaxpr.rules import ELEMENTWISE, named_dimensions
 
 if TYPE_CHECKING:
@@ -166,6 +167,12 @@ def _conv(eqn: Any, rows: Rows) -> bool:
     )
 
 
+def _attention(eqn: Any, rows: Rows) -> bool:
+    """Return True if rows are whole sequences in all inputs and results."""
+    arrays = (var for var in (*eqn.invars, *eqn.outvars) if 0 not in var.aval.shape)
+    return all(_dims(var, rows) == {0} for var in arrays)
+
+
 def _whole(eqn: Any, rows: Rows) -> bool:
     """Return True if no rows are taken out of the array, and none are added."""
     (own,) = eqn.outvars[:1]
@@ -235,6 +242,7 @@ _RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(("argmax", "argmin"), _without("axes")),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _without("axis")),
+    **dict.fromkeys(PRODUCTS, _attention),
     "rev": _without("dimensions"),
     "sort": _without("dimension"),
     "split": _without("axis"),

@@ -11,6 +11,8 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
+from nbdist.jaxpr.fused_attention import PRODUCTS, attention_rule
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -352,6 +354,7 @@ PLAIN: dict[str, Rule] = {
     ),
     **dict.fromkeys(("random_unwrap", "random_clone", "random_gamma", "rng_uniform"), _fresh),
     "empty2": _fresh,  # of the derivative of `lax.cond`
+    **dict.fromkeys(PRODUCTS, attention_rule),
     "bitcast_convert_type": _bitcast,
     "broadcast_in_dim": _broadcast,
     "conv_general_dilated": _conv,

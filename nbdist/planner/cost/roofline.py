@@ -26,6 +26,10 @@ _ROW_BYTES = 16
 """Alignment in bytes that tensor cores need: NVIDIA, "Matrix Multiplication Background User's
 Guide", section 4.1 (Tensor Core requirements)."""
 
+ATTENTION = 0.75
+"""Rate of fused attention over that of large products: 63 to 73 % of the peak of an A100 (Dao,
+arXiv:2307.08691, section 4.1), on which large products reach 87 %."""
+
 _EULER = 0.5772156649015329
 _SUMMED = 64
 
@@ -57,6 +61,14 @@ def matmul_s(
         for tiles, wave_s in _tilings(batch, m, n, rate, calibration)
         for parts, stream_s in streams
     )
+
+
+def attention_s(
+    flops: float, nbytes: float, dtype: str, chip: Chip, calibration: Calibration
+) -> float:
+    """Return the seconds of fused attention, which reads and writes `nbytes`."""
+    work_s = flops / (_peak_rate(dtype, chip, calibration) * ATTENTION)
+    return calibration.kernel_s + max(work_s, _stream_s(nbytes, chip, calibration))
 
 
 def memory_s(nbytes: float, chip: Chip, calibration: Calibration) -> float:

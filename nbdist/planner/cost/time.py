@@ -23,7 +23,7 @@ from nbdist.planner.cost.collectives import (
     send_s,
 )
 from nbdist.planner.cost.interleaving import exchanged_stacks
-from nbdist.planner.cost.roofline import issued_s, matmul_s, memory_s
+from nbdist.planner.cost.roofline import attention_s, issued_s, matmul_s, memory_s
 from nbdist.planner.graph.one_f_one_b import PIPELINE_1F1B, parts_of
 from nbdist.planner.graph.pipeline_schedule import bubble
 from nbdist.planner.hardware.lookup import computed_as, peak
@@ -136,6 +136,10 @@ class Cost:
             dtype = computed_as(chip, _dtype(op, chip))
             batch, m, n, k = _product(op, self.sharded.around(op))
             return matmul_s(batch, m, n, k, dtype, chip, calibration)
+        if op.kind == "attention":
+            around = self.sharded.around(op)
+            flops = op.flops / around.parts(op.ins[0])
+            return attention_s(flops, _moved(op, around), _dtype(op, chip), chip, calibration)
         return memory_s(_moved(op, self.sharded.around(op)), chip, calibration)
 
     def reduced(self, op: Op) -> dict[str, float]:

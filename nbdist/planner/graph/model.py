@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 Role = Literal["carried", "read", "batch"]
 
-Kind = Literal["dot", "conv", "lookup", "scatter", "reduce", "stream", "loop"]
-"""Kinds of operations. `lookup`: rows are taken by index. `scatter`: rows are added by index.
-`stream`: element by element. `loop`: the body runs `times` times."""
+Kind = Literal["dot", "conv", "attention", "lookup", "scatter", "reduce", "stream", "loop"]
+"""Kinds of operations. `attention`: products whose scores stay on the chip. `lookup`: rows are
+taken by index. `scatter`: rows are added by index. `stream`: element by element. `loop`: the body
+runs `times` times."""
 
 
 class Table(NamedTuple):
