@@ -8,216 +8,87 @@ bfloat16 (`jax.lax.Precision.HIGHEST`).
 
 from __future__ import annotations
 
+from nbdist.planner.hardware.gpu_cards import CARDS
+from nbdist.planner.hardware.machine import (
+    ACCELERATORS,
+    AMPERE,
+    B200,
+    GB200,
+    GBIT,
+    GIB,
+    HOPPER,
+    NCCL,
+    NETWORK_S,
+    VOLTA,
+    XLA,
+    Host,
+    Machine,
+    Torus,
+    gpu,
+    nvlink_host,
+)
 from nbdist.records import Chip
-from nbdist.records.base import Record
 
-GIB = 2**30
-_GBIT = 1e9 / 8  # bytes
-
-
-class Host(Record, frozen=True):
-    """Usual host of a chip.
-
-    Attributes:
-        devices: devices in a host.
-        link: name of the links between its devices.
-        latency_s: latency of a message over a link.
-        bytes_per_s: bandwidth of a device over the link, one way.
-        nics: number of network interfaces.
-        nic_bytes_per_s: bandwidth of each network interface, one way.
-        pcie_bytes_per_s: bandwidth between a device and its host, or its NIC, one way.
-        network_latency_s: latency of a message between hosts.
-        source: source of the figures of links.
-        usual: product that has this number of devices and NICs.
-        rack: hosts that the same link also joins.
-    """
-
-    devices: int
-    link: str
-    latency_s: float
-    bytes_per_s: float
-    nics: int
-    nic_bytes_per_s: float
-    pcie_bytes_per_s: float
-    network_latency_s: float
-    source: str
-    usual: str
-    rack: int = 1
-
-
-class Torus(Record, frozen=True):
-    """Shapes of slices of a TPU generation; links are those of its `Host`.
-
-    Attributes:
-        shapes: shapes smaller than a cube; all shapes if there are no cubes.
-        longest: shape of the largest slice.
-        cube: side of the cubes that optical switches join, which close every ring. If 0, only an
-            axis as long as the pod's is a ring.
-        source: source of these figures.
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
-    longest: tuple[int, ...]
-    cube: int
-    source: str
-
-
-class Machine(Record, frozen=True):
-    """A chip and the host that it is built into.
-
-    Attributes:
-        names: regular expression of the names that JAX and people use, in lower-case letters and
-            digits. It must match in full: a slice of a GPU (MIG) and a PCIe card, which NVLink does
-            not join, are other devices.
-    """
-
-    chip: Chip
-    host: Host
-    names: str
-    torus: Torus | None = None
-
-
-# Latency of a step of a ring in NCCL's cost model, with the protocol Simple for large messages.
-_NVLINK_S = 3.4e-6
-_NETWORK_S = 14e-6
-_NCCL = "latencies: NCCL src/graph/tuning.cc (ring, Simple)"
-_NETWORKS = "stas00/ml-engineering network/README.md"
-_ACCELERATORS = "stas00/ml-engineering compute/accelerator/README.md"
-_XLA = "memory as CUDA reports it and its bandwidth: openxla/xla target_config/specs"
-
-
-def _nvlink(
-    generation: int,
-    each: float,
-    nics: tuple[int, float],
-    pcie: float,
-    usual: str,
-    *,
-    devices: int = 8,
-    rack: int = 1,
-) -> Host:
-    """Return a host with NVLink: `each` and `pcie` in GB/s one way, NICs with Gb/s each."""
-    return Host(
-        devices=devices,
-        link=f"NVLink {generation}",
-        latency_s=_NVLINK_S,
-        bytes_per_s=each * 1e9,
-        nics=nics[0],
-        nic_bytes_per_s=nics[1] * _GBIT,
-        pcie_bytes_per_s=pcie * 1e9,
-        network_latency_s=_NETWORK_S,
-        source=f"{_NETWORKS}; {_NCCL}",
-        usual=usual,
-        rack=rack,
-    )
-
-
-def _gpu(
-    name: str, memory_bytes: int, terabytes_per_s: float, teraflops: dict[str, float], source: str
-) -> Chip:
-    return Chip(
-        name=name,
-        platform="gpu",
-        memory_bytes=memory_bytes,
-        flops={dtype: rate * 1e12 for dtype, rate in teraflops.items()},
-        bytes_per_s=terabytes_per_s * 1e12,
-        source=source,
-    )
-
-
-# A V100 has no bfloat16 units: XLA widens it to float32.
 # NVLink joins eight V100s in a cube, not all pairs: the rate is that of rings over all links.
-_VOLTA = {"float32": 15.7, "float16": 125.0}
-_AMPERE = {
-    "float32": 19.5,
-    "tensorfloat32": 156.0,
-    "bfloat16": 312.0,
-    "float16": 312.0,
-    "int8": 624.0,
-}
-_HOPPER = {
-    "float32": 67.0,
-    "tensorfloat32": 494.5,
-    "bfloat16": 989.0,
-    "float16": 989.0,
-    "float8": 1979.0,
-    "int8": 1979.0,
-}
-_B200 = {
-    "float32": 80.0,
-    "tensorfloat32": 1125.0,
-    "bfloat16": 2250.0,
-    "float16": 2250.0,
-    "float8": 4500.0,
-    "int8": 4500.0,
-}
-_GB200 = {
-    "float32": 90.0,
-    "tensorfloat32": 1250.0,
-    "bfloat16": 2500.0,
-    "float16": 2500.0,
-    "float8": 5000.0,
-    "int8": 5000.0,
-}
 _V100_SHEET = "NVIDIA V100 datasheet (SXM2)"
-_A100_SHEET = f"NVIDIA A100 datasheet (SXM4), in {_ACCELERATORS}"
-_H100_SHEET = f"NVIDIA H100 datasheet (SXM5, without sparsity), in {_ACCELERATORS}"
+_A100_SHEET = f"NVIDIA A100 datasheet (SXM4), in {ACCELERATORS}"
+_H100_SHEET = f"NVIDIA H100 datasheet (SXM5, without sparsity), in {ACCELERATORS}"
 _BLACKWELL_SHEET = (
-    f"NVIDIA Blackwell architecture brief (without sparsity), in {_ACCELERATORS}; float32: "
+    f"NVIDIA Blackwell architecture brief (without sparsity), in {ACCELERATORS}; float32: "
     "glennklockwood.com/garden/processors/B200"
 )
 
 _GPUS = (
     Machine(
-        chip=_gpu("V100-16GB", 16935682048, 0.898048, _VOLTA, f"{_V100_SHEET}; {_XLA}/v100.txtpb"),
-        host=_nvlink(2, 150, (1, 25), 15.75, "AWS p3.16xlarge: 25 Gb/s a host"),
+        chip=gpu("V100-16GB", 16935682048, 0.898048, VOLTA, f"{_V100_SHEET}; {XLA}/v100.txtpb"),
+        host=nvlink_host(2, 150, (1, 25), 15.75, "AWS p3.16xlarge: 25 Gb/s a host"),
         names=r"(tesla)?v100(sxm[23]?)?(16(gb)?)?",
     ),
     Machine(
-        chip=_gpu(
+        chip=gpu(
             "V100-32GB",
             32 * GIB,
             0.898048,
-            _VOLTA,
+            VOLTA,
             f"{_V100_SHEET}; memory nominal; its bandwidth: openxla/xla target_config/specs/v100",
         ),
-        host=_nvlink(2, 150, (1, 100), 15.75, "AWS p3dn.24xlarge: 100 Gb/s a host"),
+        host=nvlink_host(2, 150, (1, 100), 15.75, "AWS p3dn.24xlarge: 100 Gb/s a host"),
         names=r"(tesla)?v100(sxm[23]?)?32(gb)?",
     ),
     Machine(
-        chip=_gpu(
-            "A100-40GB", 42331013120, 1.5552, _AMPERE, f"{_A100_SHEET}; {_XLA}/a100_sxm_40.txtpb"
+        chip=gpu(
+            "A100-40GB", 42331013120, 1.5552, AMPERE, f"{_A100_SHEET}; {XLA}/a100_sxm_40.txtpb"
         ),
-        host=_nvlink(3, 300, (4, 100), 31, "AWS p4d.24xlarge: 4 x 100 Gb/s a host"),
+        host=nvlink_host(3, 300, (4, 100), 31, "AWS p4d.24xlarge: 4 x 100 Gb/s a host"),
         names=r"(nvidia)?a100(sxm4?)?(40(gb)?)?",
     ),
     Machine(
-        chip=_gpu(
-            "A100-80GB", 85100068864, 2.03904, _AMPERE, f"{_A100_SHEET}; {_XLA}/a100_sxm_80.txtpb"
+        chip=gpu(
+            "A100-80GB", 85100068864, 2.03904, AMPERE, f"{_A100_SHEET}; {XLA}/a100_sxm_80.txtpb"
         ),
-        host=_nvlink(3, 300, (8, 200), 31, "NVIDIA Selene: 8 x 200 Gb/s a host (arXiv:2104.04473)"),
+        host=nvlink_host(
+            3, 300, (8, 200), 31, "NVIDIA Selene: 8 x 200 Gb/s a host (arXiv:2104.04473)"
+        ),
         names=r"(nvidia)?a100(sxm4?)?80(gb)?",
     ),
     Machine(
-        chip=_gpu("H100", 84942979072, 3.35232, _HOPPER, f"{_H100_SHEET}; {_XLA}/h100_sxm.txtpb"),
-        host=_nvlink(4, 450, (8, 400), 63, "NVIDIA DGX H100: 8 x 400 Gb/s a host"),
+        chip=gpu("H100", 84942979072, 3.35232, HOPPER, f"{_H100_SHEET}; {XLA}/h100_sxm.txtpb"),
+        host=nvlink_host(4, 450, (8, 400), 63, "NVIDIA DGX H100: 8 x 400 Gb/s a host"),
         names=r"(nvidia)?h100(sxm5?)?(80(gb)?)?(hbm3)?",
     ),
     Machine(
-        chip=_gpu("H200", 151397597184, 4.8, _HOPPER, f"{_H100_SHEET}; {_XLA}/h200.txtpb"),
-        host=_nvlink(4, 450, (8, 400), 63, "400 GB/s a host, as AWS P5en (16 x 200 Gb/s)"),
+        chip=gpu("H200", 151397597184, 4.8, HOPPER, f"{_H100_SHEET}; {XLA}/h200.txtpb"),
+        host=nvlink_host(4, 450, (8, 400), 63, "400 GB/s a host, as AWS P5en (16 x 200 Gb/s)"),
         names=r"(nvidia)?h200(sxm5?)?(141(gb)?)?(hbm3e)?",
     ),
     Machine(
-        chip=_gpu("B200", 191514411008, 7.67232, _B200, f"{_BLACKWELL_SHEET}; {_XLA}/b200.txtpb"),
-        host=_nvlink(5, 900, (8, 400), 63, "AWS P6-B200: 8 x 400 Gb/s a host"),
+        chip=gpu("B200", 191514411008, 7.67232, B200, f"{_BLACKWELL_SHEET}; {XLA}/b200.txtpb"),
+        host=nvlink_host(5, 900, (8, 400), 63, "AWS P6-B200: 8 x 400 Gb/s a host"),
         names=r"(nvidia)?b200(sxm6?)?((180|192)(gb)?)?(hbm3e)?",
     ),
     Machine(
-        chip=_gpu(
-            "GB200", 197897748480, 7.928064, _GB200, f"{_BLACKWELL_SHEET}; {_XLA}/gb200.txtpb"
-        ),
-        host=_nvlink(
+        chip=gpu("GB200", 197897748480, 7.928064, GB200, f"{_BLACKWELL_SHEET}; {XLA}/gb200.txtpb"),
+        host=nvlink_host(
             5,
             900,
             (4, 400),
@@ -245,7 +116,7 @@ def _ici(devices: int, gigabytes_per_s: float, nics: tuple[int, float], pcie: fl
         latency_s=1e-6,
         bytes_per_s=gigabytes_per_s * 1e9,
         nics=nics[0],
-        nic_bytes_per_s=nics[1] * _GBIT,
+        nic_bytes_per_s=nics[1] * GBIT,
         pcie_bytes_per_s=pcie * 1e9,
         network_latency_s=_DCN_S,
         source=f"{_BOOK}, sharding.md (1 us a hop)",
@@ -278,8 +149,55 @@ _FLAT = Torus(
     source=f"{_CLOUD}/v5e, v6e (shapes); {_BOOK} (only an axis of 16 wraps)",
 )
 _CORNERS = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+_SUPERCOMPUTER = "Jouppi et al., A Domain-Specific Supercomputer, CACM 2020"
+_IRONWOOD_SHEET = f"{_CLOUD}/tpu7x"
+
+
+def _square(side: int) -> Torus:
+    """Return the slices of a pod of `side` x `side` chips."""
+    shapes = ((2, 2), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16), (16, 32), (32, 32))
+    return Torus(
+        shapes=tuple(shape for shape in shapes if shape[1] <= side),
+        longest=(side, side),
+        cube=0,
+        source=f"{_CLOUD} (v2, v3 slices); {_SUPERCOMPUTER}",
+    )
+
 
 _TPUS = (
+    Machine(
+        chip=_tpu(
+            "TPU v2", 16 * GIB, 700, {"bfloat16": 46.0}, f"{_SUPERCOMPUTER}; figures of a chip"
+        ),
+        host=_ici(4, 62, (1, 100), 16),
+        names=r"(tpu)?v2",
+        torus=_square(16),
+    ),
+    Machine(
+        chip=_tpu(
+            "TPU v3", 32 * GIB, 900, {"bfloat16": 123.0}, f"{_SUPERCOMPUTER}; figures of a chip"
+        ),
+        host=_ici(4, 82, (1, 100), 16),
+        names=r"(tpu)?v3",
+        torus=_square(32),
+    ),
+    Machine(
+        chip=_tpu(
+            "TPU v7",
+            192 * 10**9,
+            7380,
+            {"bfloat16": 2307.0, "float8": 4614.0},
+            f"{_IRONWOOD_SHEET}; memory nominal",
+        ),
+        host=_ici(4, 100, (4, 100), 63),
+        names=r"(tpu)?(v7x?|7x|ironwood)",
+        torus=Torus(
+            shapes=_CORNERS,
+            longest=(16, 24, 24),
+            cube=4,
+            source=f"{_IRONWOOD_SHEET} (3D tori of cubes of 64 chips)",
+        ),
+    ),
     Machine(
         chip=_tpu(
             "TPU v4",
@@ -356,7 +274,7 @@ _CPU = Machine(
         latency_s=10e-6,
         bytes_per_s=5e9,
         nics=1,
-        nic_bytes_per_s=10 * _GBIT,
+        nic_bytes_per_s=10 * GBIT,
         pcie_bytes_per_s=5e9,
         network_latency_s=100e-6,
         source="assumed: copies in memory at half its bandwidth",
@@ -365,7 +283,7 @@ _CPU = Machine(
     names=r"cpu",
 )
 
-MACHINES: tuple[Machine, ...] = (*_GPUS, *_TPUS, _CPU)
+MACHINES: tuple[Machine, ...] = (*_GPUS, *CARDS, *_TPUS, _CPU)
 
 PLAIN_HOST = Host(
     devices=8,
@@ -373,10 +291,10 @@ PLAIN_HOST = Host(
     latency_s=5.7e-6,
     bytes_per_s=15e9,
     nics=1,
-    nic_bytes_per_s=25 * _GBIT,
+    nic_bytes_per_s=25 * GBIT,
     pcie_bytes_per_s=15e9,
-    network_latency_s=_NETWORK_S,
-    source=f"assumed: PCIe 3 in a host; {_NCCL}",
+    network_latency_s=NETWORK_S,
+    source=f"assumed: PCIe 3 in a host; {NCCL}",
     usual="assumed: 25 Gb/s a host",
 )
 """Host of a chip that is not in the catalog."""

@@ -92,14 +92,27 @@ _COMPILED = msgspec.structs.replace(
 )
 """The same for a step that XLA has compiled: the host issues kernels from a list. Assumed."""
 
-_GPUS = {"V100": (80, 0.85), "A100": (108, 0.869), "H100": (132, 0.6), "H200": (132, 0.6)}
-_GPUS |= {"GB200": (148, 0.55), "B200": (148, 0.55)}
+_GPUS = {
+    "H100-PCIe": (114, 0.6),
+    **dict.fromkeys(("H100", "H200"), (132, 0.6)),
+    **dict.fromkeys(("GB200", "B200", "B300"), (148, 0.55)),
+    "GB300": (152, 0.55),
+    **dict.fromkeys(("MI300X", "MI325X"), (304, 0.5)),
+    "V100": (80, 0.85),
+    "A100": (108, 0.869),
+    "T4": (40, 0.5),
+    "L40S": (142, 0.6),
+    "L4": (58, 0.5),
+    "A10G": (72, 0.7),
+    "H20": (78, 0.85),
+}
 """Multiprocessors, and the share of the peak that large products sustain.
 
 The source for A100s is that of `PYTORCH_A100`; V100s are assumed. On later chips, the power limit
 reduces the share. B200s reach 0.776 for a short time, and 0.55 in steps of Llama 3, to which it is
 fitted (benchmarks/planner_llama.py). H100s reach 0.803, and about 0.5 at 500 W (benchmarks of
-pytorch/torchtitan); 0.6 is assumed.
+pytorch/torchtitan); 0.6 is assumed. The figures of cards on PCIe, of H20s, of the 300 series and of
+AMD are assumed.
 """
 
 _TPU = Calibration(
@@ -124,8 +137,17 @@ _TPU = Calibration(
 and emptied along their diagonal ("How to Scale Your Model", jax-ml/scaling-book). Efficiencies are
 assumed."""
 
-_TPUS = {"TPU v4": 8, "TPU v5p": 8, "TPU v5e": 4, "TPU v6e": 8}
-"""Matrix units of a chip, of 128 x 128 (v6e has two of 256 x 256): cloud.google.com/tpu/docs."""
+_TPUS = {
+    "TPU v2": 2,
+    "TPU v3": 4,
+    "TPU v4": 8,
+    "TPU v5p": 8,
+    "TPU v5e": 4,
+    "TPU v6e": 8,
+    "TPU v7": 8,
+}
+"""Matrix units of a chip, of 128 x 128 (v6e has two of 256 x 256, and v7 is assumed to be alike):
+cloud.google.com/tpu/docs."""
 
 _PLAIN = msgspec.structs.replace(_TPU, units=1, tiles=((16, 16),), tile_start=0.0, kernel_s=10e-6)
 """A chip that is not in the catalog, whose figures were measured. Assumed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from nbdist.records import Level
 from nbdist.records.base import Record
 
 if TYPE_CHECKING:
-    from nbdist.planner.hardware.catalog import Host, Torus
+    from nbdist.planner.hardware.machine import Host, Torus
 
 AXES = "xyz"
 
@@ -145,6 +146,15 @@ def written(shape: tuple[int, ...]) -> str:
 
 
 def shape_for(devices: int, torus: Torus) -> str:
-    """Return a published shape of this number of chips, `4x4`; empty if there is none."""
+    """Return a shape of this number of chips, `4x4`; empty if there is none.
+
+    Of several shapes made of cubes, it is the one whose axes differ least.
+    """
     fitting = [shape for shape in torus.shapes if math.prod(shape) == devices]
+    if not fitting and torus.cube:
+        side, most = torus.cube, sorted(torus.longest)
+        lengths = (range(side, longest + 1, side) for longest in most)
+        of_cubes = (tuple(sorted(shape)) for shape in itertools.product(*lengths))
+        found = (shape for shape in of_cubes if math.prod(shape) == devices)
+        fitting = [min(found, key=lambda shape: shape[-1] - shape[0], default=())]
     return written(fitting[0]) if fitting else ""

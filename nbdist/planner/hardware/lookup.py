@@ -7,11 +7,13 @@ import re
 from typing import TYPE_CHECKING
 
 from nbdist.errors import PlanError
-from nbdist.planner.hardware.catalog import MACHINES, PLAIN_HOST, Host, Machine
+from nbdist.planner.hardware.catalog import MACHINES, PLAIN_HOST
 from nbdist.records import Chip
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from nbdist.planner.hardware.machine import Host, Machine
 
 EXAMPLE = """\
 [chip]

@@ -18,13 +18,14 @@ from nbdist.planner.hardware.links import (
     written,
 )
 from nbdist.planner.hardware.lookup import host_of, machine_named, normalized, unknown
+from nbdist.planner.hardware.machine_types import MACHINE_TYPES, slice_named
 from nbdist.planner.hardware.topology_file import SUFFIXES, from_file
 from nbdist.records import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nbdist.planner.hardware.catalog import Machine
+    from nbdist.planner.hardware.machine import Machine
     from nbdist.records import Extent, Level
 
 _TIMES = r"\s*[xX*\u00d7]\s*"
@@ -36,7 +37,10 @@ _RATE = re.compile(
 )
 _SCALES = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _RACK = "NVL72"
-_EXAMPLES = "32xH100, 4 hosts x 8 A100, 25 Gbps, v5e:16x16, 2 x v5e:16x16, or a file's path"
+_EXAMPLES = (
+    "32xH100, 4 hosts x 8 A100, 25 Gbps, v5e:16x16, 2 x v5e:16x16, v5p-128, p4d.24xlarge, or a "
+    "file's path"
+)
 
 
 def parse(text: str) -> Topology:
@@ -44,7 +48,8 @@ def parse(text: str) -> Topology:
 
     `32xH100` is hosts of the usual size, or a part of one. `4 hosts x 8 A100, 25 Gbps` sets the
     size, and the bandwidth of a host one way (`8x200 Gb/s` with as many NICs). `v5e:16x16` is a
-    slice of TPUs, and `2 x v5e:16x16` two slices over the data center's network.
+    slice of TPUs, and `2 x v5e:16x16` two slices over the data center's network. Names of providers
+    are `4 x p4d.24xlarge`, `a3-highgpu-8g`, `v5p-128` and `v5litepod-16`.
 
     Raises:
         PlanError: the text is not understood, or names unknown or unavailable hardware.
@@ -61,8 +66,30 @@ def parse(text: str) -> Topology:
     if match := _HOSTS.fullmatch(head):
         return _hosts(int(match[1]), int(match[2]), _machine(match[3].strip()), nics)
     if match := _DEVICES.fullmatch(head):
+        named = _named_by_provider(int(match[1] or 1), match[2].strip(), nics)
+        if named is not None:
+            return named
         return _devices(int(match[1] or 1), match[2].strip(), nics)
     raise PlanError(f"{text!r} describes no devices: use {_EXAMPLES}")
+
+
+def _named_by_provider(count: int, name: str, nics: Nics | None) -> Topology | None:
+    """Return `count` machines or slices of a provider's name; None if it is no such name."""
+    machine_type, found = MACHINE_TYPES.get(name.lower()), slice_named(name)
+    if machine_type is not None:
+        network = nics or _nics(machine_type.network)
+        return _hosts(count, machine_type.devices, _machine(machine_type.chip), network)
+    if found is None:
+        return None
+    torus = _machine(found.chip).torus
+    assert torus is not None
+    shape = shape_for(found.chips, torus)
+    if not shape:
+        raise PlanError(
+            f"{found.chip} has no slices of {found.chips} chips ({name}): state the shape, as in "
+            f"{found.chip.removeprefix('TPU ')}:{written(torus.shapes[-1])}"
+        )
+    return _slices(count, found.chip, tuple(map(int, shape.split("x"))), nics)
 
 
 def _nics(text: str) -> Nics:

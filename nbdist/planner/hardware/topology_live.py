@@ -24,7 +24,7 @@ from nbdist.records import Level, Topology
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from nbdist.planner.hardware.catalog import Torus
+    from nbdist.planner.hardware.machine import Torus
     from nbdist.records import Chip, Link, LocalDevices
 
 # Figures between processes of one machine: gloo over the loopback device.

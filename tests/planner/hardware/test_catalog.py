@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from nbdist.planner.hardware.catalog import GIB, MACHINES, PLAIN_HOST, Machine, Torus
+from nbdist.planner.hardware.catalog import MACHINES, PLAIN_HOST
 from nbdist.planner.hardware.lookup import find, host_of
+from nbdist.planner.hardware.machine import GIB, Machine, Torus
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.chip.name)
@@ -87,15 +88,15 @@ def test_rates_are_in_base_units() -> None:
     assert (v5p.chip.memory_bytes, named("TPU v4").chip.memory_bytes) == (95 * GIB, 30.75 * GIB)
 
 
-def test_only_gb200_has_links_between_hosts() -> None:
+def test_only_racks_have_links_between_hosts() -> None:
     racks = {each.chip.name: each.host.rack for each in MACHINES}
-    assert {name: rack for name, rack in racks.items() if rack > 1} == {"GB200": 18}
+    assert {name: rack for name, rack in racks.items() if rack > 1} == {"GB200": 18, "GB300": 18}
     assert named("GB200").host.devices == 4
 
 
-def test_v100_has_no_bfloat16() -> None:
+def test_old_gpus_have_no_bfloat16() -> None:
     without = {each.chip.name for each in MACHINES if "bfloat16" not in each.chip.flops}
-    assert without == {"V100-16GB", "V100-32GB"}
+    assert without == {"V100-16GB", "V100-32GB", "V100-PCIe", "T4"}
 
 
 def test_unknown_hosts_are_slower_than_known_ones() -> None:

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from nbdist.errors import PlanError
-from nbdist.planner.hardware.catalog import Host, Torus
 from nbdist.planner.hardware.links import (
     Nics,
     check_shape,
@@ -21,6 +20,7 @@ from nbdist.planner.hardware.links import (
     usual_nics,
     written,
 )
+from nbdist.planner.hardware.machine import Host, Torus
 
 if TYPE_CHECKING:
     from nbdist.records import Level
@@ -167,5 +167,7 @@ def test_other_shapes_are_refused(torus: Torus, shape: tuple[int, ...], message:
 
 def test_shape_is_proposed_for_a_number_of_chips() -> None:
     assert [shape_for(devices, FLAT) for devices in (1, 4, 8, 3)] == ["1x1", "2x2", "2x4", ""]
-    assert shape_for(64, CUBES) == ""
+    of_cubes = [shape_for(devices, CUBES) for devices in (64, 128, 512)]
+    assert of_cubes == ["4x4x4", "4x4x8", "8x8x8"]
+    assert shape_for(68, CUBES) == ""
     assert written((4, 4, 8)) == "4x4x8"
