@@ -1,7 +1,7 @@
 """Time of a step in a layout: operations on a roofline, collectives over the links they cross.
 
 If a summed group is sharded, an all-reduce of the result adds the parts (arXiv:1909.08053, section
-3). No overlap is assumed, so the time is an upper bound. Loops over layers in stages follow
+3). No overlap is assumed, so the time is mostly too long. Loops over layers in stages follow
 `jaxpr/pipeline/stages.py`. In each tick every stage runs its own layers on one microbatch, and
 sends the results to the next stage. Outside of them, stages have their own rows. Values that are
 sharded along the sequence are gathered once for all operations that need them whole, and the sums

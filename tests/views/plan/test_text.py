@@ -31,6 +31,23 @@ def test_the_headline_names_the_first_part_of_the_hardware() -> None:
     )
 
 
+def on(hardware: str, **time: Any) -> str:
+    return text.step_time(plan(on=hardware, time=replace(PLAN.time, **time)))
+
+
+def test_step_time_is_a_range_of_published_steps_on_known_chips() -> None:
+    assert on("8 x A100-80GB, 79.3 GiB each", compute=10.0) == "7.8 s to 11 s"
+    assert on("64 x TPU v5p, 95 GiB each", compute=1.0) == "650 ms to 960 ms"
+    assert on("8 x T4, 14.9 GiB each", compute=10.0) == "about 10 s"
+    assert on("8 x CPU, 4 GiB each", compute=0.25) == "about 250 ms"
+
+
+def test_step_that_waits_for_the_network_has_no_range() -> None:
+    traffic = (Traffic(axis="data", level="network", bytes=1.0, seconds=3.0),)
+    shown = on("8 x A100-80GB, 79.3 GiB each", compute=7.0, exposed=3.0, traffic=traffic)
+    assert shown == "about 10 s"
+
+
 def test_memory_has_one_unit_if_possible() -> None:
     memory = {"arguments": 0, "gradients": 0, "activations": 0, "available": 2 * GIB}
     assert text.memory(with_memory(**memory, margin=GIB)) == "1.0 of 2.0 GiB"
