@@ -157,13 +157,13 @@ def needed(
     Raises:
         ReplayError: entries cannot be repeated. The message contains all reasons.
     """
-    chosen = _chosen(entries, run, world_size)
+    chosen = _chosen(entries, run, world_size, possible_changes(entries, (), own))
     possible = possible_changes(entries, chosen, own)
     faults = [*_incomplete(entries, chosen)]
     faults += _trained_before(entries, possible, chosen, set(run.reads) - set(saved))
     if faults:
         raise ReplayError("; ".join(faults))
-    careful = _chosen(entries, run, world_size, possible=possible)
+    careful = _chosen(entries, run, world_size, possible, careful=True)
     if any(_incomplete(entries, careful)):  # `not_repeated` describes these entries
         careful = chosen
     return [entries[i] for i in sorted(careful)]
@@ -176,8 +176,9 @@ def not_repeated(
 
     Empty if they can. For the arguments see `needed`.
     """
-    possible = possible_changes(entries, _chosen(entries, run, world_size), own)
-    careful = _chosen(entries, run, world_size, possible=possible, with_replaced=True)
+    chosen = _chosen(entries, run, world_size, possible_changes(entries, (), own))
+    possible = possible_changes(entries, chosen, own)
+    careful = _chosen(entries, run, world_size, possible, careful=True, with_replaced=True)
     return "; ".join(_incomplete(entries, careful))
 
 
@@ -201,10 +202,11 @@ def needed_with_training(
     Raises:
         ReplayError: entries cannot be repeated. The message contains all reasons.
     """
-    chosen = _chosen(entries, run, world_size, trains=True)
+    possible = possible_changes(entries, (), own)
+    chosen = _chosen(entries, run, world_size, possible, trains=True)
     if careful:
         possible = possible_changes(entries, chosen, own)
-        chosen = _chosen(entries, run, world_size, trains=True, possible=possible)
+        chosen = _chosen(entries, run, world_size, possible, trains=True, careful=True)
     if faults := list(_incomplete(entries, chosen)):
         raise ReplayError("; ".join(faults))
     return [entries[i] for i in sorted(chosen)]
@@ -255,9 +257,10 @@ def _chosen(
     entries: Sequence[Entry],
     run: CellNames,
     world_size: int,
+    possible: Sequence[Changes],
     *,
     trains: bool = False,
-    possible: Sequence[Changes] = (),
+    careful: bool = False,
     with_replaced: bool = False,
 ) -> set[int]:
     """Return the indices of the needed entries, found backwards from the run.
@@ -266,8 +269,9 @@ def _chosen(
         entries: all entries before the run.
         run: the names that the run uses.
         world_size: the number of ranks.
+        possible: changes that each entry may have made.
         trains: True if entries that train needed names are needed too.
-        possible: changes that each entry may have made, to include all such entries.
+        careful: True to include all entries that may have changed values.
         with_replaced: True to include failed entries that were corrected and ran again.
     """
     wanted, chosen = Wanted(entries, run), set()
@@ -275,10 +279,12 @@ def _chosen(
         entry, names = entries[i], entries[i].names
         if entry.kind == "step" and not trains:
             continue
-        if not with_replaced and _is_replaced(entry, entries[i + 1 :]):
+        later = [each.names for each in entries[i + 1 :] if not each.failed]
+        if not with_replaced and _is_replaced(entry, [*later, run]):
             continue
-        made = {*names.binds, *names.changes, *(names.trains if trains else ())}
-        may_matter = bool(possible) and wanted.may_matter(possible[i])
+        changes = _really_changed(entry, possible[i]) if entry.failed else names.changes
+        made = {*names.binds, *changes, *(names.trains if trains else ())}
+        may_matter = careful and wanted.may_matter(possible[i])
         if may_matter or not wanted.names.isdisjoint(made):
             chosen.add(i)
             # The cluster may have been larger.
@@ -328,17 +334,12 @@ class Wanted:
         return reached(self.names, beside)
 
 
-def _is_replaced(entry: Entry, later: Iterable[Entry]) -> bool:
+def _is_replaced(entry: Entry, later: Iterable[CellNames]) -> bool:
     """Return True if an entry failed before it trained, and a corrected version ran later."""
     if not entry.failed or entry.trained:
         return False
     binds, changes = {*entry.names.binds}, {*entry.names.changes}
-    return any(
-        not each.failed
-        and ((each.cell == entry.cell and bool(entry.cell)) or binds.issubset(each.names.binds))
-        and changes.issubset(each.names.changes)
-        for each in later
-    )
+    return any(binds.issubset(each.binds) and changes.issubset(each.changes) for each in later)
 
 
 def _incomplete(entries: Sequence[Entry], chosen: set[int]) -> Iterator[str]:

@@ -170,6 +170,16 @@ def test_a_corrected_cell_replaces_the_one_that_failed() -> None:
         replayed([entries[0], trained, entries[2]], "model history")
 
 
+def test_a_failed_cell_that_only_looks_needs_no_correction() -> None:
+    plots = "import matplotlib.pyplot as plt"
+    failed = msgspec.structs.replace(cell(3, "plt.scatter(x, yy)"), failed=True)
+    entries = [cell(1, "x = load()"), cell(2, plots), failed, cell(4, "plt.scatter(x[:, 0], y)")]
+    assert "[3]" not in replayed(entries, "x plt")
+    fit = msgspec.structs.replace(cell(3, "history = model.fit(x, epoch=5)"), failed=True)
+    run = names_of("history = model.fit(x, epochs=5)")
+    assert needed([cell(1, "x = model = make()"), fit], run, ["model"], 2)[0].place == "[1]"
+
+
 def test_a_change_through_a_function_or_another_name_is_replayed() -> None:
     entries = [
         cell(1, "rates = [1, 2]"),
