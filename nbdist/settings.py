@@ -79,8 +79,12 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
         """The file of the placements that `@nbdist.autoplace` chose. It may not exist yet."""
         if self.placements:
             return Path(self.placements).expanduser().absolute()
-        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        return Path(cache).expanduser() / "nbdist" / "placements.sqlite"
+        return _cache() / "placements.sqlite"
+
+    @property
+    def wheels_path(self) -> Path:
+        """The folder of the wheels for other hosts. It may not exist yet."""
+        return _cache() / "wheels"
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -98,3 +102,8 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
             return msgspec.convert(given, cls, strict=False)
         except msgspec.ValidationError as error:
             raise UsageError(f"invalid environment variable ({_PREFIX}...): {error}") from None
+
+
+def _cache() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "nbdist"

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from nbdist.utils.polling import repeat_until
+
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
@@ -145,6 +147,7 @@ class Host:
             self._init.kill()  # `--kill-child` ends the first process, and so all others
             self._init.wait()
             self._init = None
+            assert repeat_until(lambda: not self.processes() and not self.listening(), _BEGIN_S)
 
     def processes(self) -> list[psutil.Process]:
         """Return all processes on the host, as this machine sees them."""

@@ -107,7 +107,7 @@ PACKAGES: dict[str, set[str]] = {
     # Stop on the page cancels the submitted job of a run.
     "server": {"jobs", "telemetry"},
     "cluster.forkserver": set(),
-    "cluster.remote_host": set(),
+    "cluster.remote_host": {"views"},
     "cluster.schedulers": set(),
     # Checks of hosts compare GPUs with the planner's catalog. Functions of `worker.remote` run on
     # engines, through ipyparallel's `apply`.

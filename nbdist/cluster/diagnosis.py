@@ -143,7 +143,8 @@ def packages(
         yield Trouble(
             where=_named(ones),
             what=f"packages differ from the notebook's: {', '.join(shown[:_SHOWN])}{rest}",
-            advice=f"run there: {ones[0].python} -m pip install {pins}",
+            advice="start hosts over ssh with --install, or run there: "
+            f"{ones[0].python} -m pip install {pins}",
             is_fatal=False,
         )
 

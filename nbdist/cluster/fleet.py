@@ -14,6 +14,7 @@ from nbdist.cluster.child_registry import HOME, Children
 from nbdist.cluster.forkserver.client import ForkServerProcess
 from nbdist.cluster.forkserver.control_socket import KERNEL
 from nbdist.cluster.forkserver.server import IF_THERE
+from nbdist.cluster.remote_host.environment_install import HostEnvironments
 from nbdist.cluster.remote_host.remote_forkserver import LOST_S, RemoteForkServer, ports_of
 from nbdist.cluster.remote_host.ssh_connection import SshConnection
 from nbdist.cluster.schedulers.reverse_connection import RendezvousClient
@@ -46,6 +47,7 @@ frameworks never do, because a cell selects the Keras backend.
 """
 
 _MAX_PARALLEL = 32
+_PROGRESS_S = 0.2
 
 
 class Fleet(Children):
@@ -72,6 +74,9 @@ class Fleet(Children):
         self._rendezvous: RendezvousClient | None = None
         if request.batch is not None:
             self._rendezvous = RendezvousClient(request.batch, home, settings.queue_wait_s)
+        self._environments: HostEnvironments | None = None
+        if request.install:
+            self._environments = HostEnvironments(home.folder, settings.wheels_path)
         self.resize(request)
         self._controller: dict[str, Any] = {}
         self._open_ports: set[int] = set()
@@ -126,7 +131,9 @@ class Fleet(Children):
                 self._request_hosts(fresh, show_message)
             except StartError as error:
                 raise UsageError(str(error)) from None
-            failed = self._each(fresh, lambda key: self._start_whole(key, timeout_s))
+            failed = self._start_all(
+                fresh, lambda key: self._start_whole(key, timeout_s), show_message
+            )
             if failed:
                 raise UsageError("\n".join(f"{key}: {reason}" for key, reason in failed.items()))
             undo.pop_all()
@@ -205,13 +212,15 @@ class Fleet(Children):
         lost = self.lost()
         may_wait = waits or len(lost) == len(self._hosts)  # without hosts, nothing can continue
         job, have_connected = self._request_hosts(lost, show_message) if may_wait else ("", False)
-        self.unreached = self._each(lost, self._start)
+        self.unreached = self._start_all(lost, self._start, show_message)
         if self.unreached and have_connected:  # the scheduler took these hosts away meanwhile
             job, _ = self._request_hosts(list(self.unreached), show_message)
             self.unreached = self._each(list(self.unreached), self._start)
         reached = len(self._hosts) - len(self.unreached)
         failed = "; ".join(f"{key}: {reason}" for key, reason in self.unreached.items())
         words = f"{reached} of {len(self._hosts)}" + (f", {job}" if job else "")
+        if self._environments is not None and lost:
+            words += f", {self._environments.outcome()}"
         return words + (f" ({failed})" if failed else "")
 
     def _request_hosts(
@@ -259,13 +268,38 @@ class Fleet(Children):
             undo.pop_all()
         self._remote[key] = fork_server
 
+    def _start_all(
+        self, keys: Sequence[str], work: Callable[[str], None], show_message: Callable[[str], None]
+    ) -> dict[str, str]:
+        """Start fork servers in parallel, with the progress of installations.
+
+        Returns:
+            The error messages by key.
+        """
+        environments = self._environments
+        if environments is None or not keys:
+            return self._each(keys, work)
+        environments.prepare(show_message)
+        with ThreadPoolExecutor(1, "nbdist-install") as pool:
+            started = pool.submit(self._each, keys, work)
+            try:
+                while not repeat_until(started.done, _PROGRESS_S):
+                    if progress := environments.progress():
+                        show_message(progress)
+            except BaseException:  # an interrupt: hosts that still install stop at once
+                environments.cancel()
+                raise
+            return started.result()
+
     def _link(self, key: str) -> HostConnection:
         """Create a connection to a host without opening it. A successor uses the same name."""
         host = self._hosts[key]
         if self._rendezvous is not None:
             return self._rendezvous.link(host, self._place(key))
         name = f"h{zlib.crc32(key.encode()):08x}"
-        return SshConnection(host, self.home.folder, name, self._settings.ssh_config)
+        return SshConnection(
+            host, self.home.folder, name, self._settings.ssh_config, self._environments
+        )
 
     def _each(self, keys: Iterable[str], work: Callable[[str], None]) -> dict[str, str]:
         """Call `work` for all keys in parallel, and return the error messages by key."""

@@ -57,7 +57,7 @@ def examine(
         troubles = [
             *_data(engines, data),
             *_folder(engines, folder),
-            *_packages(engines, facts, modules),
+            *_packages(engines, facts, modules, is_synced=request.sync is not None),
         ]
     middle, error = (asked_at + answered_at) / 2, (answered_at - asked_at) / 2
     skew = {one.rank: one.time_s - middle for one in facts}
@@ -169,17 +169,17 @@ def _data(engines: Engines, pattern: str) -> list[Trouble]:
 
 
 def _packages(
-    engines: Engines, facts: Sequence[HostFacts], modules: Collection[str]
+    engines: Engines, facts: Sequence[HostFacts], modules: Collection[str], *, is_synced: bool
 ) -> Iterator[Trouble]:
     """Yield the problems of the packages that contain modules, and of their requirements.
 
-    Editable installs are left out: nbdist sends their files to the hosts.
+    Editable installs of the notebook are left out if nbdist sends their files to the hosts.
     """
     needed = distributions.with_requirements(distributions.owners(modules))
     here = distributions.installed()
-    ours = {name: here[name] for name in needed - distributions.editable()}
+    ours = {n: here[n] for n in needed - (distributions.editable() if is_synced else set())}
     if ours:
-        theirs = engines.apply(distributions.installed)
+        theirs = engines.apply(distributions.described)
         yield from diagnosis.packages(facts, theirs, ours)
 
 

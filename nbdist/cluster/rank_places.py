@@ -68,7 +68,8 @@ class Places:
         if lost and not 0 < (self._request.min_hosts or least) <= len(there):
             why = "\n".join(f"  {key}: {reason}" for key, reason in lost.items())
             without = f"\nuse --min-hosts {len(there)} to start without them" if there else ""
-            raise StartError(f"{len(lost)} of the hosts cannot be reached:\n{why}{without}")
+            verb = "used" if self._request.install else "reached"
+            raise StartError(f"{len(lost)} of the hosts cannot be {verb}:\n{why}{without}")
         self.numbers = there
         return reached
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 import psutil
 
+from nbdist.cluster.remote_host.environment_lock import find_uv
 from nbdist.errors import UsageError
 from nbdist.records import ClusterRequest, Communication, Host, options_of
 from nbdist.utils.gpus import visible_gpus
@@ -28,13 +29,14 @@ _COMMUNICATIONS = get_args(Communication)
 
 
 def choose_frameworks(
-    choice: str | None, chosen: Sequence[Host] = (Host(),)
+    choice: str | None, chosen: Sequence[Host] = (Host(),), *, here: bool = False
 ) -> tuple[Framework, ...]:
     """Return the frameworks to load.
 
     Args:
         choice: one of `FRAMEWORK_CHOICES` or `NO_FRAMEWORK`; None for all that are installed here.
         chosen: the hosts. Frameworks must be installed here only if one of them is this machine.
+        here: True if frameworks must be installed here in any case.
 
     Raises:
         UsageError: a framework is unknown, or is not installed.
@@ -50,7 +52,7 @@ def choose_frameworks(
         return tuple(installed)
     wanted = FRAMEWORKS if choice in (None, "both") else tuple(n for n in FRAMEWORKS if n == choice)
     missing = [name for name in wanted if name not in installed]
-    here = any(not host.name for host in chosen)
+    here = here or any(not host.name for host in chosen)
     if missing and (here or choice is None):
         raise UsageError(
             f"{' and '.join(missing)} cannot be imported here: "
@@ -101,8 +103,18 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
             f"{here} hosts x --devices-per-host {request.devices_per_host} need "
             f"{here * request.devices_per_host} GPUs, and {gpus} are visible"
         )
+    faults += _install_faults(request)
     if faults:
         raise UsageError("\n".join(faults))
+
+
+def _install_faults(request: ClusterRequest) -> Iterator[str]:
+    if not request.install:
+        return
+    if request.batch is not None or request.is_local:
+        yield "--install: only for hosts over ssh, as in %dist_start gpu1 gpu2 --install"
+    elif not find_uv():
+        yield '--install needs uv: run %pip install "nbdist[install]"'
 
 
 def _too_many(request: ClusterRequest, worker_memory_bytes: int) -> Iterator[str]:

@@ -54,6 +54,7 @@ from nbdist.records.commands import (
     StepRequest,
     StopAfter,
 )
+from nbdist.records.environment import EnvironmentLock, LockedPackage
 from nbdist.records.events import (
     DROPPED_TEXT,
     MEASURES,
@@ -301,6 +302,7 @@ __all__ = [
     "Difference",
     "Display",
     "EngineLedger",
+    "EnvironmentLock",
     "Event",
     "Examination",
     "Extent",
@@ -328,6 +330,7 @@ __all__ = [
     "LineTime",
     "Link",
     "LocalDevices",
+    "LockedPackage",
     "LostRanks",
     "Media",
     "MediaEntry",

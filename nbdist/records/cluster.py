@@ -118,6 +118,13 @@ class ClusterRequest(Record, frozen=True):
             help="Start with as few as K hosts if others cannot be reached.",
         ),
     ] = 0
+    install: Annotated[
+        bool,
+        Option(
+            help="Install the notebook's packages on hosts over ssh, in a folder of their own.",
+            details="See [environments](clusters.md#environments).",
+        ),
+    ] = False
     batch: Batch | None = None
     sync: Sync | None = Sync()
     seed: Annotated[

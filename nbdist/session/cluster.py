@@ -68,10 +68,10 @@ class Cluster:
         communication: TensorFlow's collectives: `ring`, `nccl`, `auto` (NCCL on GPUs, else ring).
         spares: Waiting engines that replace lost ones under `pjrt`. Default: none.
         min_hosts: Start with as few hosts as this if others cannot be reached. Default: all hosts.
+        install: Install this Python's packages on hosts over `ssh`, apart from existing ones.
         sync: Send your own modules that cells import, and their edits. `nbdist.Sync` names further
             folders and files to leave out. False to import them from the hosts' own disks.
-        seed: Seed of the generators of Python, NumPy, TensorFlow and Keras on all ranks, from 0 to
-            2**32 - 1. Default: a random seed.
+        seed: Seed of Python, NumPy, TensorFlow and Keras, from 0 to 2**32 - 1. Default: random.
         settings: Limits and folders. Default: environment variables.
 
     Attributes:
@@ -100,6 +100,7 @@ class Cluster:
         communication: Communication = "auto",
         spares: int = 0,
         min_hosts: int = 0,
+        install: bool = False,
         sync: bool | Sync = True,
         seed: int | None = None,
         settings: Settings | None = None,
@@ -108,13 +109,14 @@ class Cluster:
         chosen = host_request.chosen(hosts, batch)
         self.request = ClusterRequest(
             hosts=chosen,
-            frameworks=host_rules.choose_frameworks(framework, chosen),
+            frameworks=host_rules.choose_frameworks(framework, chosen, here=install),
             devices_per_host=devices_per_host,
             cpus_per_worker=cpus_per_worker,
             env=dict(env or {}),
             communication=communication,
             spares=spares,
             min_hosts=min_hosts,
+            install=install,
             batch=batch,
             sync=(Sync() if sync else None) if isinstance(sync, bool) else sync,
             seed=secrets.randbelow(2**31) if seed is None else seed,
@@ -177,9 +179,7 @@ class Cluster:
         """
         last = self._journal.last_saved() if go_on else None
         if go_on and last is None:
-            raise UsageError(
-                "no run had --checkpoint, so none can continue: run a cell with --checkpoint first"
-            )
+            raise UsageError("no run had --checkpoint: run a cell with --checkpoint first")
         request = host_request.resized(self.request, hosts)
         host_rules.check(request, self.settings.worker_memory_bytes)
         self.running = False

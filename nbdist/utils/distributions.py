@@ -14,21 +14,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-def installed() -> dict[str, str]:
-    """Return the version of each installed distribution, by its normalized name."""
-    found: dict[str, str] = {}
+def found() -> dict[str, importlib.metadata.Distribution]:
+    """Return the installed distributions that imports find, by their normalized names."""
+    found: dict[str, importlib.metadata.Distribution] = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
         if name:  # a broken installation has none
-            found.setdefault(canonicalize_name(name), distribution.version)
+            found.setdefault(canonicalize_name(name), distribution)
     return found
+
+
+def installed() -> dict[str, str]:
+    """Return the version of each installed distribution, by its normalized name."""
+    return {name: distribution.version for name, distribution in found().items()}
+
+
+def described() -> dict[str, str]:
+    """Return the versions as text, by normalized name. Editable installs are marked."""
+    marked = editable()
+    return {
+        name: f"{version} (editable)" if name in marked else version
+        for name, version in installed().items()
+    }
 
 
 def editable() -> set[str]:
     """Return the normalized names of distributions installed with `pip install -e`."""
     return {
-        canonicalize_name(distribution.metadata["Name"])
-        for distribution in importlib.metadata.distributions()
+        name
+        for name, distribution in found().items()
         if '"editable"' in (origin := distribution.read_text("direct_url.json") or "")
         and json.loads(origin).get("dir_info", {}).get("editable")
     }

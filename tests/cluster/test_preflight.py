@@ -210,7 +210,9 @@ def test_packages_that_differ_from_the_notebook_are_reported(
     venv.create(there, symlinks=True)
     (packages,) = there.glob("lib/*/site-packages")
     (packages / "others.pth").write_text("\n".join(map(str, INSTALLED_HERE)))
-    install(packages, "nb_direct", "1.5", requires="nb-behind>=1")
+    install(packages, "nb_direct", "1.0", requires="nb-behind>=1")
+    origin = '{"url": "file:///there", "dir_info": {"editable": true}}'
+    (packages / "nb_direct-1.0.dist-info" / "direct_url.json").write_text(origin)
     file = tmp_path / "hosts.toml"
     named_hosts = "".join(f"[hosts.{name}]\n" for name in hosts.names[:2])
     file.write_text(f"[defaults]\npython = '{there}/bin/python'\n{named_hosts}")
@@ -225,8 +227,9 @@ def test_packages_that_differ_from_the_notebook_are_reported(
     assert found.where == ", ".join(hosts.names[:2])
     assert found.what == (
         "packages differ from the notebook's: nb-behind is missing (notebook: 2.0), "
-        "nb-direct 1.5 (notebook: 1.0)"
+        "nb-direct 1.0 (editable) (notebook: 1.0)"
     )
+    assert found.advice.startswith("start hosts over ssh with --install, or run there: ")
     assert found.advice.endswith("-m pip install nb-behind==2.0 nb-direct==1.0")
     assert not found.is_fatal
 

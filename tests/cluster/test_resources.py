@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.cluster import environment, resources
+from nbdist.cluster.remote_host import environment_lock
 from nbdist.errors import UsageError
 from nbdist.records import ClusterRequest, Host
 from nbdist.utils import gpus
@@ -111,3 +112,25 @@ def test_cores_are_assigned_in_turn() -> None:
     shares = [resources.share_cores((0, 1, 2, 3), before, 2) for before in range(3)]
     assert shares == [(0, 1), (2, 3), (0, 1)]
     assert resources.share_cores((5, 7), 1, 4) == (5, 7)
+
+
+def test_installation_needs_hosts_over_ssh_and_uv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="--install: only for hosts over ssh"):
+        resources.check(request(install=True), 1)
+    remote = ClusterRequest(hosts=(Host(name="gpu1"),), frameworks=("jax",), install=True)
+    monkeypatch.setattr(environment_lock.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match=r'needs uv: run %pip install "nbdist\[install\]"'):
+        resources.check(remote, 1)
+    (tmp_path / "uv").touch(mode=0o755)
+    resources.check(remote, 1)
+
+
+def test_frameworks_of_an_installation_must_be_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources.importlib.util, "find_spec", lambda name: None)
+    hosts = [Host(name="gpu1")]
+    assert resources.choose_frameworks("jax", hosts) == ("jax",)
+    with pytest.raises(UsageError, match="jax cannot be imported here"):
+        resources.choose_frameworks("jax", hosts, here=True)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from nbdist.errors import StartError
 from nbdist.utils import hash_seed
@@ -23,6 +23,7 @@ from nbdist.utils.processes import wait_or_kill
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from nbdist.cluster.remote_host.environment_install import HostEnvironments
     from nbdist.records import Host
 
 CONNECT_S = 10.0
@@ -48,6 +49,8 @@ _OPTIONS = {
     "RemoteCommand": "none",
     "LogLevel": "ERROR",
 }
+_ALONE = ("-F", "none", "-o", "BatchMode=yes", "-o", "ProxyCommand=false")
+"""Words of a client that uses the existing master, and never opens a connection of its own."""
 
 
 class SshConnection:
@@ -58,19 +61,28 @@ class SshConnection:
         folder: the local folder for sockets. Paths of sockets are relative to it.
         name: the name of the connection, unique in the folder.
         config: the path of an ssh configuration; empty for the user's default.
+        environments: environments to install before a fork server starts; None for none.
 
     Attributes:
         host: the host.
         name: the name of the connection.
     """
 
-    def __init__(self, host: Host, folder: Path, name: str, config: str = "") -> None:
+    def __init__(
+        self,
+        host: Host,
+        folder: Path,
+        name: str,
+        config: str = "",
+        environments: HostEnvironments | None = None,
+    ) -> None:
         self.host = host
         self.name = name
         self._folder = folder
         self._control = f"{name}.ctl"
         self._log = folder / "log" / f"{name}.log"
         self._config = ["-F", str(Path(config).expanduser().absolute())] if config else []
+        self._environments = environments
         self._process: subprocess.Popen[bytes] | None = None
 
     def open(self) -> int:
@@ -107,7 +119,7 @@ class SshConnection:
         return (self._folder / self._control).exists() and self._do("-O", "check").returncode == 0
 
     def start_fork_server(self, content: bytes) -> bytes:
-        """Start a fork server on the host.
+        """Start a fork server on the host, after the installation of its environment.
 
         Args:
             content: the `ForkServerRequest` as JSON.
@@ -119,8 +131,12 @@ class SshConnection:
             StartError: the start failed or took too long. The message contains a remedy.
         """
         python = self.host.python or sys.executable  # checked: no special characters of a shell
+        clean = ""
+        if self._environments is not None:
+            python = shlex.quote(self._environments.python_on(self.host, self._start))
+            clean = "-u PYTHONPATH -u PYTHONHOME "
         seed = f"{hash_seed.VARIABLE}={hash_seed.value()}"
-        command = [f"exec env {seed} {python} -m nbdist.cluster.forkserver.remote_start"]
+        command = [f"exec env {clean}{seed} {python} -m nbdist.cluster.forkserver.remote_start"]
         done = self._do(content=content, command=command, timeout_s=_START_FORK_SERVER_S)
         if done.returncode:
             output = done.stderr.decode(errors="replace").strip() or str(done.returncode)
@@ -177,6 +193,16 @@ class SshConnection:
         user = ["-l", self.host.user] if self.host.user else []
         return user + (["-p", str(self.host.port)] if self.host.port else [])
 
+    def _start(self, command: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start a command of the host's shell over the existing master, with pipes."""
+        return subprocess.Popen(
+            [*self._command(*_ALONE), command],
+            cwd=self._folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+
     def _do(
         self,
         *words: str,
@@ -185,10 +211,9 @@ class SshConnection:
         timeout_s: float = CONNECT_S,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run ssh over the existing master. It never opens a connection of its own."""
-        alone = ["-F", "none", "-o", "BatchMode=yes", "-o", "ProxyCommand=false"]
         try:
             return subprocess.run(
-                [*self._command(*alone, *words), *command],
+                [*self._command(*_ALONE, *words), *command],
                 cwd=self._folder,
                 input=content,
                 capture_output=True,
