@@ -17,7 +17,7 @@ from nbdist.utils.files import replace_file
 from nbdist.worker.remote import module_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from nbdist.cells.own_modules import OwnModules
     from nbdist.cluster.worker_group import WorkerGroup
@@ -75,15 +75,22 @@ class ModuleSync:
             UsageError: a file cannot be read or stored, the files are too large, or a module has
                 the name of an installed one.
         """
+        self.find_named(imports_of_cell(source))
+
+    def find_named(self, names: Sequence[str]) -> None:
+        """Find modules of these names at the top level; see `find`. Deleted modules are left out.
+
+        Raises:
+            UsageError: see `find`.
+        """
         request = self._worker_group.engines.request
         if request.sync is None:
             return
-        names = imports_of_cell(source)
         if not names and not self._modules and not request.sync.folders:
             return
         self._finder.with_data = not request.is_local
         found = self._finder.find([*self._modules, *names])
-        modules = {**self._modules, **_grouped(found)}
+        modules = {**_undeleted(self._modules), **_grouped(found)}
         if modules != self._modules:
             self._modules = modules
             self._version += 1
@@ -151,7 +158,7 @@ class ModuleSync:
         hellos = self._worker_group.hellos
         states = {rank: (hellos[rank].host, hellos[rank].pid, self._version) for rank in ranks}
         stale = [rank for rank, state in states.items() if self._sent.get(rank) != state]
-        if not self._modules or not stale:
+        if not stale or not (self._modules or self._version):
             return
         engines = self._worker_group.engines
         hosts = {rank: engines.places.host(rank) for rank in stale}
@@ -213,6 +220,15 @@ class ModuleSync:
         for path in self._folder.iterdir():
             if path.name not in needed:
                 path.unlink()
+
+
+def _undeleted(modules: Mapping[str, OwnModule]) -> dict[str, OwnModule]:
+    """Return the modules that have files. Another notebook may not find their folders."""
+    return {
+        name: module
+        for name, module in modules.items()
+        if any(Path(file.source).exists() for file in module.files.values())
+    }
 
 
 def _grouped(found: OwnModules) -> dict[str, OwnModule]:

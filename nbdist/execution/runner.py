@@ -195,6 +195,17 @@ class Runner:
         self.modules.find(request.source)
         self._recovery.recreate_inputs(phases, self._needed(request))
 
+    def send_modules(self, names: Sequence[str], ranks: Sequence[int]) -> None:
+        """Send those of these modules that are the user's own, before objects that need them.
+
+        Raises:
+            UsageError, TransferError: a file cannot be read, sent or stored.
+            WorkerError: one of the ranks is dead, or still runs a cell.
+        """
+        self.refuse_unready(ranks)
+        self.modules.find_named(names)
+        self.modules.send(ranks)
+
     def run(self, cell: RunningCell, view: View, live: LiveRun, host_of: Mapping[int, str]) -> None:
         """Run a cell to its end. Recover its run after losses of ranks.
 

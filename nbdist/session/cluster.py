@@ -566,12 +566,12 @@ class Cluster:
 
         Raises:
             UsageError: `ranks` is invalid, or a rank does not exist; nothing was sent.
-            TransferError: An object cannot be pickled, and nothing was sent. Or the copy to a rank
-                failed.
+            TransferError: An object cannot be pickled, or the copy to a rank failed.
             WorkerError: A rank has died, or still runs a cell; nothing was sent.
         """
-        payload = write_objects(objects)
+        payload, modules = write_objects(objects)
         chosen = self.inspection.chosen(ranks)
+        self._runner.send_modules(modules, chosen)
         pushing.bind(self.inspection.apply, payload, chosen, self.world_size)
         self._journal.add_push(objects, payload, chosen)
         return len(payload)

@@ -6,7 +6,8 @@ import hashlib
 import io
 import pickle
 import sys
-from typing import TYPE_CHECKING, Any
+from types import FunctionType, ModuleType
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
@@ -56,7 +57,19 @@ def _require_equal(split: Sequence[bytes | tuple[str, ...]]) -> None:
         )
 
 
-def write_objects(objects: Mapping[str, object]) -> bytes:
+class PickledObjects(NamedTuple):
+    """Pickled objects.
+
+    Attributes:
+        content: the pickle.
+        modules: modules at the top level that it refers to.
+    """
+
+    content: bytes
+    modules: tuple[str, ...]
+
+
+def write_objects(objects: Mapping[str, object]) -> PickledObjects:
     """Return the objects as a pickled dict.
 
     Raises:
@@ -72,7 +85,7 @@ def write_objects(objects: Mapping[str, object]) -> bytes:
 
 def fingerprint(value: object) -> bytes:
     """Return a digest of the pickled value. It takes about a second for a gigabyte."""
-    return hashlib.blake2b(write_objects({"": value}), digest_size=16).digest()
+    return hashlib.blake2b(write_objects({"": value}).content, digest_size=16).digest()
 
 
 def _fault(item: tuple[str, object]) -> str:
@@ -89,16 +102,29 @@ def _fault(item: tuple[str, object]) -> str:
     return ""
 
 
-def _pickled(value: object) -> bytes:
+def _pickled(value: object) -> PickledObjects:
     buffer = io.BytesIO()
-    _Pickler(buffer).dump(value)
-    return buffer.getvalue()
+    pickler = _Pickler(buffer)
+    pickler.dump(value)
+    return PickledObjects(buffer.getvalue(), tuple(pickler.modules))
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles objects of the notebook. It imports no framework."""
+    """Pickles objects of the notebook. It imports no framework.
+
+    Attributes:
+        modules: modules at the top level of the classes, functions and modules in the objects.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self.modules: dict[str, None] = {}
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (type, FunctionType, ModuleType)):
+            name = obj.__name__ if isinstance(obj, ModuleType) else obj.__module__
+            if name and name != "__main__":
+                self.modules[name.partition(".")[0]] = None
         if "keras" in sys.modules:
             from nbdist.worker.remote import keras_transfer
 

@@ -251,6 +251,9 @@ class _Cell:
 
     def _reload_modules(self) -> None:
         """Use the current text of the user's own modules."""
+        while deleted := finder.install().deleted:
+            text = f"the files of your module `{deleted.pop()}` are gone: workers keep it loaded"
+            self._worker.reporter.note("strategy", f"{text} until %dist_restart", warning=True)
         for name in reload_changed(self._shell.user_ns):
             text = f"the workers use an earlier text of `{name}`: its last reload failed"
             self._worker.reporter.note("strategy", text, warning=True)

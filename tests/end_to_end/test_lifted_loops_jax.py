@@ -425,6 +425,16 @@ def test_reason_is_printed_when_every_worker_computes_the_loop(
     assert all("very worker computes the whole loop" in line for line in lines)
 
 
+def test_error_in_the_first_step_is_the_only_message(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(SETUP)
+    with pytest.raises(CellError, match="name 'not_there' is not defined"):
+        cluster.run("for x, y in batches:\n    params, loss = update(params, not_there, y)\n")
+    printed = capsys.readouterr()
+    assert "the whole loop" not in printed.out + printed.err
+
+
 def test_loop_of_an_earlier_cell_is_named_with_its_cell(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

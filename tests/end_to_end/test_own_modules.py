@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import subprocess
@@ -186,6 +187,47 @@ def test_tracebacks_and_sources_are_those_of_the_file(
     assert "raise KeyError('x')" in shown(caught)
 
 
+def test_deleted_module_stays_loaded_until_a_restart(
+    cluster: nbdist.Cluster, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write("om_deleted.py", "ONE = 1\n")
+    assert value(cluster, "import om_deleted\nom_deleted.ONE") == "1"
+    path.unlink()
+    assert value(cluster, "import om_deleted\nom_deleted.ONE") == "1"
+    message = "the files of your module `om_deleted` are gone: workers keep it loaded until"
+    assert message in capsys.readouterr().err
+    assert value(cluster, "om_deleted.ONE") == "1"
+    assert message not in capsys.readouterr().err
+    cluster.restart()
+    with pytest.raises(CellError, match="No module named 'om_deleted'"):
+        cluster.run("import om_deleted", strategy="pjrt")
+    write("om_deleted.py", "ONE = 2\n")
+    assert value(cluster, "import om_deleted\nom_deleted.ONE") == "2"
+
+
+def test_pushed_object_brings_its_module(cluster: nbdist.Cluster, write: Write) -> None:
+    text = """
+        from om_config import RATE
+        class Config:
+            def __init__(self):
+                self.size = 3
+            def total(self):
+                return self.size * RATE
+    """
+    write("om_config.py", "RATE = 2\n")
+    write("om_pushed.py", text)
+    om_pushed = importlib.import_module("om_pushed")
+    cluster.push(
+        {"config": om_pushed.Config(), "totals": lambda n: [om_pushed.Config().total()] * n}
+    )
+    assert value(cluster, "(config.total(), totals(2))") == "(6, [6, 6])"
+    write("om_config.py", "RATE = 5\n")
+    write("om_pushed.py", f"{textwrap.dedent(text)}class Other: pass\n")
+    importlib.reload(om_pushed)
+    cluster.push({"other": om_pushed.Other()})
+    assert value(cluster, "(type(other).__name__, config.total())") == "('Other', 15)"
+
+
 def test_running_cell_keeps_its_text(cluster: nbdist.Cluster, write: Write) -> None:
     path = write("om_running.py", "def f():\n    return 1\n")
     new = "def f():\n    return 22\n"
@@ -353,6 +395,32 @@ def test_training_loops_of_tensorflow_use_the_edited_model(write: Write) -> None
         write("om_keras.py", edited)
         assert cluster.run(FIT).results[0] == "[25.0]"
         assert losses("train_step") == losses("compiled") == [250.0, 250.0, 6.0, True]
+
+
+def test_functions_of_tensorflow_outside_of_loops_use_edited_functions(write: Write) -> None:
+    text = """
+        import tensorflow as tf
+        def scaled(x):
+            return 2.0 * x
+        class Layer(tf.Module):
+            count = None
+            @tf.function
+            def __call__(self, x):
+                if self.count is None:
+                    self.count = tf.Variable(0.0)
+                return scaled(x) + self.count.assign_add(1.0)
+    """
+    write("om_traced.py", text)
+    cell = """
+import tensorflow as tf
+from om_traced import Layer, scaled
+layer, own = Layer(), tf.function(lambda x: scaled(x))
+"""
+    call = "[float(layer(tf.constant(10.0))), float(own(tf.constant(10.0)))]"
+    with clusters.cluster(2, framework="tensorflow") as cluster:
+        assert set(cluster.run(cell + call).results.values()) == {"[21.0, 20.0]"}
+        write("om_traced.py", text.replace("2.0 * x", "5.0 * x"))
+        assert set(cluster.run(call).results.values()) == {"[52.0, 50.0]"}
 
 
 OWNER = """

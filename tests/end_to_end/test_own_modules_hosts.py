@@ -87,6 +87,10 @@ def folders(cluster: nbdist.Cluster) -> list[Path]:
     return [Path(locations[key].folder, "modules") for key in sorted(locations)]
 
 
+def stored_files(folder: Path) -> int:
+    return sum(not path.is_dir() for path in folder.iterdir())
+
+
 def test_hosts_without_the_files_use_them_and_their_edits(
     apart: Hosts, write: Write, tmp_path: Path
 ) -> None:
@@ -96,13 +100,11 @@ def test_hosts_without_the_files_use_them_and_their_edits(
         run = cluster.run(cell + there)
         assert run.results[0] == run.results[1] == "(False, (11, 'first'))"
         assert run.results[2] == "(True, (11, 'first'))"
-        stored = [
-            sum(not path.is_dir() for path in folder.iterdir()) for folder in folders(cluster)
-        ]
-        assert stored == [5, 5]
+        assert [stored_files(folder) for folder in folders(cluster)] == [5, 5]
         write("oh_pack/consts.py", "BASE = 20\n")
         write("oh_pack/data/table.txt", "second")
         assert values(cluster, "oh_pack.total()") == {"(21, 'second')"}
+        assert [stored_files(folder) for folder in folders(cluster)] == [5, 5]
         with pytest.raises(CellError) as caught:
             cluster.run("oh_pack.core.fails()")
         shown = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(caught.value.traceback))

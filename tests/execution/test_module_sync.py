@@ -143,7 +143,7 @@ def test_successor_sends_the_stored_modules(
 ) -> None:
     sync_of(WorkersDouble(tmp_path, ["", ""])).find("import ms_one")
     monkeypatch.setattr("sys.path", [])
-    module.unlink()
+    module.write_text("value = 22")
     workers = WorkersDouble(tmp_path, ["", ""])
     successor = sync_of(workers)
     successor.find("x = 1")
@@ -151,6 +151,19 @@ def test_successor_sends_the_stored_modules(
     (own,) = workers.sent
     (file,) = own.files.values()
     assert (tmp_path / "modules" / file.digest).read_bytes() == b"value = 1"
+
+
+def test_ranks_forget_a_module_whose_file_is_gone(tmp_path: Path, module: Path) -> None:
+    workers = WorkersDouble(tmp_path, ["", ""])
+    sync = sync_of(workers)
+    sync.find("import ms_one")
+    sync.send([0, 1])
+    module.unlink()
+    sync.find("x = 1")
+    sync.send([0, 1])
+    assert workers.calls == [("use", [0, 1])] * 2
+    assert workers.sent == ()
+    assert sync.digests() == {}
 
 
 def test_contents_that_no_module_needs_are_removed(tmp_path: Path, module: Path) -> None:

@@ -176,7 +176,7 @@ class HostEnvironments:
         offline = bool(index_fault)
         there.show(f"waits for wheels of {formatting.count(len(packages), 'package')}")
         with self._packing:  # hosts share the wheels
-            files = environment_lock.wheels_of(packages, self._packed)
+            files = environment_lock.wheels_of(packages, self._packed, there.show)
         missing = there.missing(files)
         bytes_to_send = sum(files[name].path.stat().st_size - n for name, n in missing.items())
         _require_space(state, self._lock.size_bytes + bytes_to_send)

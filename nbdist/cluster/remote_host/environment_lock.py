@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import re
@@ -21,7 +22,7 @@ from nbdist.records import EnvironmentLock, LockedPackage
 from nbdist.utils import distributions, wheels
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from importlib.metadata import Distribution
 
 _OWN = "nbdist"
@@ -78,14 +79,25 @@ def lock(folder: Path) -> EnvironmentLock:
     )
 
 
-def pack(installed: dict[str, Distribution], folder: Path) -> dict[str, wheels.Wheel]:
+def pack(
+    installed: dict[str, Distribution],
+    folder: Path,
+    show: Callable[[str], None] = lambda _: None,
+) -> dict[str, wheels.Wheel]:
     """Pack distributions into wheels, by their names.
+
+    Args:
+        installed: the distributions.
+        folder: folder of packed wheels.
+        show: receives progress as text, also from other threads.
 
     Raises:
         UsageError: distributions cannot be packed. The message contains each.
     """
+    numbers = itertools.count(1)
 
     def attempt(name: str) -> wheels.Wheel | str:
+        show(f"waits for wheel {next(numbers)} of {len(installed)}")
         try:
             if name == _OWN and name in distributions.editable():
                 return wheels.pack_package(installed[name], Path(__file__).parents[2], folder)
@@ -101,8 +113,10 @@ def pack(installed: dict[str, Distribution], folder: Path) -> dict[str, wheels.W
     return {name: one for name, one in outcomes.items() if isinstance(one, wheels.Wheel)}
 
 
-def wheels_of(packages: Collection[LockedPackage], folder: Path) -> dict[str, wheels.Wheel]:
-    """Pack distributions of a lock into wheels, by the names of the distributions.
+def wheels_of(
+    packages: Collection[LockedPackage], folder: Path, show: Callable[[str], None]
+) -> dict[str, wheels.Wheel]:
+    """Pack distributions of a lock into wheels, by the names of the distributions; see `pack`.
 
     Raises:
         UsageError: distributions cannot be packed, or have changed since the lock.
@@ -115,7 +129,7 @@ def wheels_of(packages: Collection[LockedPackage], folder: Path) -> dict[str, wh
     ]
     packed: dict[str, wheels.Wheel] = {}
     if not changed:
-        packed = pack({package.name: installed[package.name] for package in packages}, folder)
+        packed = pack({one.name: installed[one.name] for one in packages}, folder, show)
         changed = [one.pin for one in packages if one.wheel not in ("", packed[one.name].sha256)]
     if changed:
         raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -111,16 +112,22 @@ class _WrittenStep:
 
     Args:
         function: the step.
+        note: reports that it is not compiled, after its first call. An error of the user's code is
+            thus the only output.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], note: Callable[[], None]) -> None:
         self._function = function
+        self._note: Callable[[], None] | None = note
         self._found: dict[str, Any] = {}
 
     def run(self, values: dict[str, Any], arguments: Arguments) -> None:
         """Run the step with the values of the names that it reads."""
         self._function.__globals__.update(values)
         _, self._found = self._function(*arguments.given, *arguments.carried)
+        if self._note is not None:
+            self._note()
+            self._note = None
 
     def outputs(self, names: Sequence[str]) -> tuple[Any, ...]:
         """Return values that the last call assigned."""
@@ -293,19 +300,19 @@ class LiftedLoop:
             runner.begin(batch, saves_variables=saves_variables)
         step.ready(batch)
         if is_first:
-            self._note_first(step)
+            self._warn_of_checkpoints()
         self._count_steps(runner)
         runner.run(batch, waited_s, stops=self._stops)
+        if is_first and (header := step.header()):  # an error of the first step comes alone
+            self._worker.reporter.note("strategy", header)
         self.ran = True
         outputs = step.outputs(self._program.returned)
         self._ended_at = time.perf_counter()
         return outputs
 
-    def _note_first(self, step: LiftedStep) -> None:
-        """Describe the first step, and warn of values that checkpoints would lack."""
+    def _warn_of_checkpoints(self) -> None:
+        """Warn before the first step of values that checkpoints would lack."""
         program, reporter = self._program, self._worker.reporter
-        if header := step.header():
-            reporter.note("strategy", header)
         if self._worker.request.saving is not None and self._saving is None:
             text = (
                 f"{program.place}: checkpoints contain only the first training of the cell: a "
@@ -338,12 +345,12 @@ class LiftedLoop:
         if self._step is not None:
             self._step.finish()
         self._passing.close()  # the cell stops at once, as without steps
-        self._written = _WrittenStep(defined(self._program, self._program.namespace))
         text = (
             f"{self._program.place}: every worker computes the whole loop as written, because "
             f"nbdist cannot compile its step ({error})"
         )
-        self._worker.reporter.note("strategy", text, warning=True)
+        note = functools.partial(self._worker.reporter.note, "strategy", text, warning=True)
+        self._written = _WrittenStep(defined(self._program, self._program.namespace), note)
 
     def last(self) -> tuple[Any, ...]:
         """Return the outputs of the last step that the body does not read."""

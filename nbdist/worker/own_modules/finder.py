@@ -19,7 +19,7 @@ from nbdist.utils.installed import is_users_file
 from nbdist.worker.runtime import import_hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from types import CodeType, ModuleType
 
     from nbdist.records import OwnModule
@@ -75,18 +75,18 @@ class OwnFinder:
 
     Attributes:
         texts: text of each module, by its full name.
+        deleted: loaded modules at the top level whose files the notebook no longer finds.
     """
 
     def __init__(self) -> None:
         self.texts: dict[str, ModuleText] = {}
+        self.deleted: list[str] = []
         self._folders: dict[str, list[str]] = {}  # of packages without `__init__.py`
         self._elsewhere: set[str] = set()
 
     def use(self, module: OwnModule, texts: Iterable[ModuleText]) -> None:
         """Use these texts from now on, in place of earlier ones of the module."""
-        for names in (self.texts, self._folders):
-            for name in [name for name in names if name.partition(".")[0] == module.name]:
-                del names[name]
+        self._forget(module.name)
         for text in texts:
             self.texts[text.name] = text
             self._note_folders(text)
@@ -95,6 +95,19 @@ class OwnFinder:
                 loaded.__file__ = self.texts[name].file
                 if text.is_package:
                     loaded.__path__ = [str(Path(loaded.__file__).parent)]
+
+    def forget_others(self, names: Collection[str]) -> None:
+        """Forget all modules except these. Loaded modules stay loaded, as in the notebook."""
+        known = {name.partition(".")[0] for name in (*self.texts, *self._folders)}
+        for name in sorted(known.difference(names)):
+            self._forget(name)
+            if name in sys.modules:
+                self.deleted.append(name)
+
+    def _forget(self, module: str) -> None:
+        for names in (self.texts, self._folders):
+            for name in [name for name in names if name.partition(".")[0] == module]:
+                del names[name]
 
     def _note_folders(self, text: ModuleText) -> None:
         folder = Path(text.file).parent

@@ -7,6 +7,7 @@ of other modules that referred to objects of the module then refer to the new on
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import sys
 from types import CellType, FunctionType, ModuleType
@@ -74,14 +75,24 @@ def reload_changed(namespace: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _forget_compiled(namespace: Mapping[str, Any]) -> None:
-    """Let JAX, and `fit` of Keras models, trace functions again that used the old text."""
+    """Let the frameworks, and `fit` of Keras models, trace functions again."""
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
+    if "tensorflow" in sys.modules:
+        _forget_traces(type(sys.modules["tensorflow"].function(len)))
     if "keras" in sys.modules:
         spaces = (namespace, *(vars(module) for _, module, _ in install().loaded()))
         for model in {id(v): v for space in spaces for v in space.values()}.values():
             if isinstance(model, sys.modules["keras"].Model):
                 model.train_function = model.test_function = model.predict_function = None
+
+
+def _forget_traces(kind: Any) -> None:
+    """Clear the traces of all functions of `tf.function`. Their variables stay."""
+    found: Any
+    for found in gc.get_objects():
+        if type(found) is kind:
+            found._function_cache.clear()
 
 
 def _checked(name: str, text: ModuleText) -> None:

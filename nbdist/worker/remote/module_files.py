@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def place(modules: Sequence[OwnModule], stores: Mapping[int, str]) -> PlacedModules:
     """Find or create a folder with the files of each module on this host.
 
-    A module whose files have the same content at the notebook's paths is used from there.
+    A module whose files have the same content at the notebook's paths is used from there. Contents
+    that no module needs are removed once the host lacks none.
 
     Args:
         modules: the modules.
@@ -38,6 +39,8 @@ def place(modules: Sequence[OwnModule], stores: Mapping[int, str]) -> PlacedModu
             lacking |= dict.fromkeys(missing)
             if not missing:
                 folders[module.name] = str(_tree(module, store))
+        if not lacking:
+            _remove_others(modules, folders, store)
     except OSError as error:
         return PlacedModules(fault=_fault(error, store))
     return PlacedModules(folders=folders, lacking=tuple(lacking))
@@ -67,7 +70,9 @@ def use(
     folders: Mapping[int, Mapping[str, str]],
     stores: Mapping[int, str],
 ) -> None:
-    """Use modules from now on. The next cell reloads those that are loaded with another text.
+    """Use these modules from now on, and no others.
+
+    The next cell reloads those that are loaded with another text.
 
     Args:
         modules: the modules.
@@ -78,6 +83,7 @@ def use(
     for module in modules:
         folder = folders[rank].get(module.name, "")
         install().use(module, _texts(module, folder, Path(stores[rank])))
+    install().forget_others([module.name for module in modules])
 
 
 def _texts(module: OwnModule, folder: str, store: Path) -> Iterator[ModuleText]:
@@ -118,23 +124,39 @@ def _is_same(path: Path, file: ModuleFile) -> bool:
 def _tree(module: OwnModule, store: Path) -> Path:
     """Return a folder with all files of a module. Its path is the same after each change.
 
-    It is a link, which a change replaces in one operation. Modules that are not reloaded thus find
-    their new data files.
+    Modules that are not reloaded thus find their new data files.
     """
-    folder = store / f"{module.name}-{module.digest}"
-    link, draft = store / module.name, store / f".{folder.name}.{context.current().rank}"
-    shutil.rmtree(draft, ignore_errors=True)
-    try:
-        if not folder.exists():
-            for beside, file in module.files.items():
-                (draft / beside).parent.mkdir(parents=True, exist_ok=True)
-                (draft / beside).hardlink_to(store / file.digest)
-            draft.rename(folder)
-        draft.symlink_to(folder.name)
-        draft.replace(link)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return link
+    folder = store / module.name
+    for beside, file in module.files.items():
+        path, content = folder / beside, store / file.digest
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not (path.exists() and path.samefile(content)):
+            draft = path.with_name(f".{path.name}.{context.current().rank}")
+            draft.unlink(missing_ok=True)
+            draft.hardlink_to(content)
+            draft.replace(path)
+    for path in folder.rglob("*"):
+        if str(path.relative_to(folder)) not in module.files and _is_copy(path):
+            path.unlink()
+    return folder
+
+
+def _is_copy(path: Path) -> bool:
+    """Return True for a link to a stored content, False for a file that a program has written."""
+    return not path.is_symlink() and path.is_file() and path.stat().st_nlink > 1
+
+
+def _remove_others(modules: Sequence[OwnModule], folders: Mapping[str, str], store: Path) -> None:
+    """Remove contents of earlier texts, and folders of modules that are not used from here."""
+    needed = {name for name, folder in folders.items() if folder}
+    needed |= {file.digest for module in modules for file in module.files.values()}
+    for path in store.iterdir() if store.exists() else ():
+        if path.name in needed or path.name.startswith("."):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _fault(error: OSError, folder: Path) -> str:

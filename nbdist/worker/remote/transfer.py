@@ -12,18 +12,20 @@ from typing import Any
 
 import cloudpickle
 
+from nbdist.worker.own_modules.reload import reload_changed
 from nbdist.worker.runtime.shell import engine_shell
 
 _KERAS = ".keras_transfer"
 
 
 def put(payload: bytes) -> bool:
-    """Bind every name in the pickled dict in the user's namespace.
+    """Bind every name in the pickled dict in the user's namespace, with current own modules.
 
     Returns:
         True if the objects belong into the scope of the strategy: call `put_in_scope` on all ranks.
         Any error of an object has appeared on its rank by then.
     """
+    reload_changed(engine_shell().user_ns)
     reader = _Reader(io.BytesIO(payload))
     engine_shell().push(reader.load())
     if not reader.finds_keras:

@@ -95,6 +95,18 @@ def test_new_texts_replace_all_earlier_ones_of_the_module(
         importlib.import_module("of_pack.gone")
 
 
+def test_other_modules_are_forgotten_and_stay_loaded(finder: OwnFinder, tmp_path: Path) -> None:
+    for name in ("of_kept", "of_loaded", "of_unused"):
+        finder.use(own(name), [text_of(name, "", str(tmp_path))])
+    loaded = importlib.import_module("of_loaded")
+    finder.forget_others(["of_kept"])
+    assert list(finder.texts) == ["of_kept"]
+    assert finder.deleted == ["of_loaded"]
+    assert importlib.import_module("of_loaded") is loaded
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("of_unused")
+
+
 def test_module_from_the_disk_is_one_with_the_text_of_its_file(
     finder: OwnFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,7 +80,22 @@ def test_only_changed_files_are_lacking_and_the_path_stays(tmp_path: Path) -> No
     module_files.store(contents(edited), stores)
     assert module_files.place([own], stores).folders["mf_pack"] == before
     assert (tmp_path / "store/mf_pack/mf_pack/table.txt").read_bytes() == b"second"
-    assert not [path for path in (tmp_path / "store").iterdir() if path.name.startswith(".")]
+    names = {path.name for path in (tmp_path / "store").iterdir()}
+    assert names == {"mf_pack", *contents(edited)}
+
+
+def test_files_of_earlier_contents_are_removed(tmp_path: Path) -> None:
+    stores, away = {3: str(tmp_path / "store")}, tmp_path / "notebook"
+    texts = {**TEXTS, "mf_pack/more/gone.txt": b"gone"}
+    module_files.store(contents(texts), stores)
+    module_files.place([module(texts, away)], stores)
+    folder = tmp_path / "store/mf_pack/mf_pack"
+    (folder / "written.txt").write_text("by a program")
+    module_files.place([module(TEXTS, away)], stores)
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert files == {"__init__.py", "table.txt", "written.txt"}
+    module_files.place([], stores)
+    assert not [*(tmp_path / "store").iterdir()]
 
 
 def test_text_of_a_file_that_has_changed_since_is_the_stored_one(
