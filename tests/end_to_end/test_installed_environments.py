@@ -103,6 +103,7 @@ class Notebook:
             "NBDIST_RUNS_FOLDER": str(self._folder / "runs"),
             "XDG_CACHE_HOME": str(self._folder / "cache"),
             "UV_DEFAULT_INDEX": index,
+            "PATH": f"{Path(environment_lock.find_uv()).parent}{os.pathsep}{os.environ['PATH']}",
         }
         head = (
             f"import json, nbdist\nHOSTS = {network.names!r}\n"

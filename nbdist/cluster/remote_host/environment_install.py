@@ -55,6 +55,7 @@ class HostEnvironments:
         self._progress: dict[str, str] = {}
         self._outcomes: dict[str, str] = {}
         self._processes: set[subprocess.Popen[bytes]] = set()
+        self._cancelled = threading.Event()
 
     @functools.cached_property
     def _lock(self) -> EnvironmentLock:
@@ -70,6 +71,7 @@ class HostEnvironments:
         Raises:
             UsageError: a package cannot be sent.
         """
+        self._cancelled.clear()
         show_message("reads the notebook's packages")
         show_message(self._described())
 
@@ -84,6 +86,7 @@ class HostEnvironments:
 
     def cancel(self) -> None:
         """End all installations. Hosts remove incomplete environments."""
+        self._cancelled.set()
         for process in self._processes.copy():
             process.kill()
 
@@ -110,13 +113,18 @@ class HostEnvironments:
             with tempfile.TemporaryFile() as log:
                 process = start(command_of(candidates, self._lock.minor), log)
                 with self._running(process):
-                    show = functools.partial(self._progress.__setitem__, host.key)
+                    show = functools.partial(self._show, host.key)
                     there = HostDialogue(host.key, process, log, show)
                     return self._installed(host, there)
         except UsageError as error:
             raise StartError(str(error)) from None
         finally:
             self._progress.pop(host.key, None)
+
+    def _show(self, key: str, text: str) -> None:
+        if self._cancelled.is_set():
+            raise StartError("the installation was interrupted")
+        self._progress[key] = text
 
     @contextlib.contextmanager
     def _running(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
@@ -227,5 +235,5 @@ def _first(requirements: str) -> str:
 
 def _brief(fault: str) -> str:
     """Return the start of an error of uv as one line."""
-    text = " ".join(fault[fault.find("error:") :].split())
+    text = " ".join(fault[max(fault.find("error:"), 0) :].split())
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

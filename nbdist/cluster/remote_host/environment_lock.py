@@ -89,7 +89,7 @@ def pack(
     Args:
         installed: the distributions.
         folder: folder of packed wheels.
-        show: receives progress as text, also from other threads.
+        show: receives progress as text, also from other threads. An error of it ends the packing.
 
     Raises:
         UsageError: distributions cannot be packed. The message contains each.

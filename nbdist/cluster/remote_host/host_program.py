@@ -203,7 +203,9 @@ def _ran(command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> st
                 if ready:
                     line = process.stderr.readline().decode(errors="replace")
                     if not line:
-                        return "\n".join(lines[1:][-_LINES:]) if process.wait() else ""
+                        status = process.wait()
+                        lines.append(f"uv ended with status {status}")
+                        return "\n".join(lines[1:][-_LINES:]) if status else ""
                     lines.append(line.rstrip())
                     _answer(progress=line.strip())
         finally:
