@@ -150,6 +150,52 @@ def test_sharding_by_element_on_request(
     assert "data by element" in capsys.readouterr().out
 
 
+COUNTED = """
+calls = []
+
+def counted(x):
+    calls.append(1)
+    return x
+
+def noted(x, y):  # TensorFlow knows of no effect
+    return tf.reshape(tf.numpy_function(counted, [x], tf.float32, stateful=False), [2]) * 2.0, y
+
+x = np.arange(38, dtype="float32").reshape(19, 2)
+samples = tf.data.Dataset.from_tensor_slices((x, np.arange(19.0)))
+stream = samples.shuffle(19, seed=3).map(noted).batch(8).prefetch(2)
+"""
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("prefetch", [0, pytest.param(2, marks=pytest.mark.full)])
+def test_each_worker_maps_its_own_samples(
+    cluster: nbdist.Cluster, strategy: str, prefetch: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Batches of 8, 8 and 3 rows: the last one does not divide over two replicas."""
+    cell = f"loss = {SUM[strategy]}(batch[0][:, 0] * batch[1])"
+    if strategy == "mirrored":
+        cell = "loss = tf.reduce_mean(batch[0][:, 0] * tf.cast(batch[1], tf.float32))"
+    losses = []
+    for seen in ("noted", "lambda x, y: (x * 2.0 + 0 * tf.random.uniform([2]), y)"):
+        cluster.run(COUNTED.replace("map(noted)", f"map({seen})"), strategy=strategy)
+        run = step(cluster, cell, strategy, epochs=2, prefetch=prefetch)
+        losses.append(run.loss)
+    shown = capsys.readouterr().out
+    assert "data by element: each worker maps its own samples only" in shown
+    assert "each worker maps all samples, because a map function has a state" in shown
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+    cluster.run(COUNTED, strategy=strategy)
+    step(cluster, cell, strategy, epochs=2, check=strategy == "pjrt")
+    counts = cluster.pull(["calls"]).values()
+    assert [len(objects["calls"]) for objects in counts] == [2 * (4 + 4 + 3)] * 2
+
+
+def test_own_samples_of_different_data_are_refused(cluster: nbdist.Cluster) -> None:
+    cluster.run(COUNTED + "stream = samples.skip(rank).take(8).map(noted).batch(8)")
+    with pytest.raises(nbdist.CellError, match="begins with different samples on each rank"):
+        step(cluster, "loss = jnp.sum(batch[0])", "pjrt")
+
+
 SINGLE = "the elements of stream are single samples: set the batch size with --batch N"
 
 

@@ -1,4 +1,4 @@
-"""Data of which each rank reads its own part: files, and distributed data sets.
+"""Data of which each rank has its own part: files, distributed data sets, and selected rows.
 
 A step uses one part from each rank. Ranks exchange the numbers of rows of their next parts. If
 these are equal, nothing else is exchanged. If they differ, for example because one rank's files are
@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbdist.worker.data.batches import Batch, leaves, map_arrays, map_trees, rows_of, slicer
+from nbdist.worker.data.map_pushdown import BY_ELEMENT, int32_of, rows_of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from nbdist.worker.data.batches import RankRows, Tree
+    from nbdist.worker.data.map_pushdown import Pushdown
 
 LOOK_AHEAD = 16
 """Number of parts that a rank reads before ranks exchange row counts."""
@@ -70,7 +72,7 @@ class Parts:
             if not pool and self._is_even(rows, rank_rows):
                 yield self._shared(own, int(rows.sum()))
                 continue
-            pool = [p for p in (*pool, *self._exchanged(own)) if p is not None]
+            pool = [p for p in (*pool, *_exchanged(own, self._gather)) if p is not None]
             while pool and _rows(pool) >= (self._batch or 1):
                 taken, pool = _take(pool, self._batch or _rows(pool))
                 yield _batch_of(taken, rank_rows)
@@ -82,15 +84,70 @@ class Parts:
         return bool(full and (rows == rows[0]).all() and rows.sum() % rank_rows.replicas == 0)
 
     def _shared(self, own: Tree, rows: int) -> Batch:
-        return Batch((own,), rows, whole=False, everything=lambda: (_joined(self._exchanged(own)),))
+        return Batch((own,), rows, whole=False, everything=_all_rows(own, self._gather))
 
-    def _exchanged(self, own: Tree | None) -> list[Tree]:
-        """Return every rank's part."""
-        packed = pickle.dumps(own)
-        sizes = self._gather(np.array([len(packed)], np.int32))[:, 0]
-        padded = packed.ljust(-(-int(sizes.max()) // 4) * 4, b"\0")
-        gathered = self._gather(np.frombuffer(padded, np.int32))
-        return [pickle.loads(row.tobytes()) for row in gathered]
+
+class SelectedRows:
+    """Source of global batches of which each rank computes its own rows only.
+
+    All ranks read the same elements, and map their own (`worker/data/map_pushdown.py`).
+
+    Args:
+        pushdown: the data set. Its elements are arrays.
+        samples: number of samples in an epoch; -1 if unknown.
+        steps: number of batches in an epoch; -1 if unknown.
+        sharding: description of the distribution of samples to ranks.
+        gather: gathers int32 numbers, see `Parts`. `everything` of a batch calls it.
+    """
+
+    by_number = False
+    common = True
+
+    def __init__(
+        self,
+        pushdown: Pushdown,
+        samples: int,
+        steps: int,
+        sharding: str,
+        gather: Callable[[np.ndarray], np.ndarray],
+    ) -> None:
+        self._pushdown = pushdown
+        self._dataset: Any = None
+        self._gather = gather
+        self.samples = samples
+        self.steps = steps
+        self.sharding = sharding
+
+    def epoch(self, number: int, rank_rows: RankRows) -> Iterator[Batch]:
+        del number
+        if self._dataset is None:
+            self._dataset = self._pushdown.selected(rows_of_rank(rank_rows))
+        for element, (totals, checksums) in self._dataset.as_numpy_iterator():
+            own, total = map_arrays(np.asarray, element), int(totals[0])
+            whole = total % rank_rows.replicas > 0
+            everything = _all_rows(own, _alone if whole else self._gather)
+            yield Batch((own,), total, whole, everything, checksum=int32_of(checksums[0]))
+
+
+def _alone(numbers: np.ndarray) -> np.ndarray:
+    """Gather the numbers of this rank only."""
+    return numbers[None]
+
+
+def _all_rows(
+    own: Tree, gather: Callable[[np.ndarray], np.ndarray]
+) -> Callable[[], tuple[Tree, ...]]:
+    """Return a function that joins the rows of all ranks. All ranks must call it."""
+    return lambda: (_joined(_exchanged(own, gather)),)
+
+
+def _exchanged(own: Tree | None, gather: Callable[[np.ndarray], np.ndarray]) -> list[Tree]:
+    """Return every rank's part."""
+    packed = pickle.dumps(own)
+    sizes = gather(np.array([len(packed)], np.int32))[:, 0]
+    padded = packed.ljust(-(-int(sizes.max()) // 4) * 4, b"\0")
+    gathered = gather(np.frombuffer(padded, np.int32))
+    return [pickle.loads(row.tobytes()) for row in gathered]
 
 
 def aligned(
@@ -144,7 +201,7 @@ def own_files(dataset: Any, ranks: int, rank: int) -> tuple[Any, str]:
     by_file = asked in (policies.AUTO, policies.FILE) and _is_plain(dataset)
     files = _files(dataset) if ranks > 1 and by_file else 0
     if not files:
-        return None, "by element"
+        return None, BY_ELEMENT
     if files < ranks:
         return None, TOO_FEW_FILES
     options = tf.data.Options()
@@ -152,7 +209,7 @@ def own_files(dataset: Any, ranks: int, rank: int) -> tuple[Any, str]:
     try:
         next(iter(_AutoShardDataset(dataset.with_options(options), ranks, 0)), None)
     except tf.errors.NotFoundError:  # this way of reading files cannot be divided
-        return None, "by element"
+        return None, BY_ELEMENT
     except tf.errors.InvalidArgumentError as error:
         if "FILE based sharding" not in error.message:
             raise

@@ -10,8 +10,9 @@ import numpy as np
 
 from nbdist.errors import StepError
 from nbdist.worker.data.batches import leaves, map_arrays, map_trees, rows_of, slicer
+from nbdist.worker.data.map_pushdown import BY_ELEMENT, find
 from nbdist.worker.data.padding import Padding, Ragged
-from nbdist.worker.data.rank_shards import Parts, own_files, rows_of_files
+from nbdist.worker.data.rank_shards import Parts, SelectedRows, own_files, rows_of_files
 
 if TYPE_CHECKING:
     from nbdist.records import StepOptions
@@ -72,7 +73,7 @@ class Arrays:
     """
 
     by_number = common = True
-    sharding = "by element"
+    sharding = BY_ELEMENT
 
     def __init__(self, tree: Tree, batch: int, shuffle: int | None, padding: Padding) -> None:
         self._tree = tree
@@ -121,7 +122,7 @@ class Elements:
         start: Callable[[], Iterable[Tree]],
         options: StepOptions,
         length: int = -1,
-        sharding: str = "by element",
+        sharding: str = BY_ELEMENT,
         *,
         reuses: bool = False,
     ) -> None:
@@ -249,11 +250,30 @@ def _of_tensorflow(
         shapes = [s.shape for s in specs if isinstance(s, tf.TensorSpec)]
         known = [tuple(s[:1]) for s in shapes if s.rank is not None]
         _refuse_samples([first for first in known if first != (None,)], name)
-    files, sharding = (None, "by element") if options.bucket else own_files(dataset, ranks, rank)
+    files, sharding = (None, BY_ELEMENT) if options.bucket else own_files(dataset, ranks, rank)
     if files is not None:
         return Parts(rows_of_files(files, batch, ranks), batch, sharding, gather)
+    length = max(-1, int(dataset.cardinality()))
     start = dataset.__iter__ if is_ragged else dataset.as_numpy_iterator
-    return Elements(start, options, max(-1, int(dataset.cardinality())), sharding)
+    elements = Elements(start, options, length, sharding)
+    if ranks == 1 or options.bucket or not _has_arrays(specs, batch):
+        return elements
+    pushdown, found = find(dataset.batch(batch) if batch else dataset)
+    if pushdown is not None:
+        found = found if sharding == BY_ELEMENT else f"{sharding} and maps its own samples only"
+        return SelectedRows(pushdown, elements.samples, elements.steps, found, gather)
+    if sharding == BY_ELEMENT:
+        elements.sharding = found
+    return elements
+
+
+def _has_arrays(specs: Sequence[Any], batch: int) -> bool:
+    """Return True if all elements are arrays; samples must be numbers of the same shapes."""
+    tf = sys.modules["tensorflow"]
+    arrays = all(isinstance(spec, tf.TensorSpec) for spec in specs)
+    return arrays and not (
+        batch and any(s.dtype == tf.string or not s.shape.is_fully_defined() for s in specs)
+    )
 
 
 def _refuse_samples(firsts: Sequence[tuple[int, ...]], name: str) -> None:

@@ -31,11 +31,14 @@ def check_data(
 
     Args:
         name: name of the data set.
-        batch: first batch; every rank must have all of it.
+        batch: first batch; every rank must have all of it, or its checksum.
         samples: number of samples in an epoch; -1 if unknown.
         gather: gathers int32 numbers from all ranks, to shape `(ranks, n)`.
     """
-    own = [samples, batch.rows, of_arrays(leaves(batch.everything()))]
+    checksum = batch.checksum
+    if checksum is None:
+        checksum = of_arrays(leaves(batch.everything()))
+    own = [samples, batch.rows, checksum]
     samples_of, rows_of, sums = gather(np.array(own, np.int32)).T
     for what, numbers in (("samples", samples_of), ("rows in the first batch", rows_of)):
         if len(set(numbers.tolist())) > 1:

@@ -15,6 +15,7 @@ from nbdist.worker.data.sources import open_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from nbdist.worker.data.sources import Source
 
@@ -87,6 +88,13 @@ class TestArrays:
         source = source_of((np.arange(4), {"a": (np.arange(4), [5, 6, 7, 8])}), batch=2)
         _, inner = batches(source)[1]
         assert [part.tolist() for part in inner["a"]] == [[2, 3], [7, 8]]
+
+    def test_memory_map_is_read_batch_by_batch(self, tmp_path: Path) -> None:
+        """A value that changes after the source was opened is in the batch: nothing was copied."""
+        np.save(tmp_path / "x.npy", np.arange(8))
+        source = source_of((np.load(tmp_path / "x.npy", mmap_mode="r"), np.arange(8)), batch=8)
+        np.load(tmp_path / "x.npy", mmap_mode="r+")[5] = 50
+        assert [batches(source, rank_rows=TWO[1])[0][0].tolist()] == [[4, 50, 6, 7]]
 
     def test_data_frame_is_a_dict_of_columns(self) -> None:
         pandas = pytest.importorskip("pandas")

@@ -1,0 +1,269 @@
+"""Selection of a rank's samples below the map functions of a `tf.data.Dataset`.
+
+Every rank reads the elements of the source, in the order of one device. It selects its samples of
+each global batch there, and the functions of `map` run for these samples only. The result equals
+the rank's rows of the batches of the original data set, bit for bit.
+
+A function moves above the selection if it has no effect and draws no random numbers, and if only
+operations that keep or select whole elements are between it and the batches. Operations that depend
+on values (`filter`, `flat_map`), that mix elements (`shuffle`, `cache`) or that are unknown stay
+below the selection. The selection reads the original data set below it, so an earlier pass through
+this data set counts for its shuffles. Written for TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nbdist.worker.data.batches import RankRows
+
+    Division = Callable[[Any], tuple[Any, Any]]
+    """Returns the first row and the number of rows of this rank for the rows of a global batch."""
+
+SELECTED = "by element: each worker maps its own samples only"
+BY_ELEMENT = "by element"
+
+_BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset")
+_MAPS = ("_MapDataset", "_ParallelMapDataset")
+_CALLS = {"StatefulPartitionedCall", "If", "While", "Case", "Assert", "StatelessRandomGetAlg"}
+"""Operations that count as stateful in TensorFlow, but have no state of their own."""
+
+_READS = {"ReadVariableOp", "ResourceGather", "LookupTableFindV2", "LookupTableSizeV2"}
+"""Operations whose results depend on variables and tables that other functions may change."""
+
+_FACTOR = 1_000_003
+
+
+class Pushdown(msgspec.Struct, frozen=True):
+    """Parts of a data set, each from top to bottom.
+
+    Attributes:
+        above: operations on batches.
+        batch: operation that makes the batches.
+        between: operations on samples. The last one is a map.
+    """
+
+    above: tuple[Any, ...]
+    batch: Any
+    between: tuple[Any, ...]
+
+    def selected(self, division: Division) -> Any:
+        """Return the data set of this rank's rows.
+
+        Args:
+            division: division of the rows of a global batch, as scalar int64 tensors.
+
+        Returns:
+            Data set of `(rows, (totals, checksums))`: this rank's rows of each global batch, the
+            number of rows of the global batch for each of them, and a checksum of the first global
+            batch before the maps, 0 in other batches. The last two have shape `(rows,)`.
+        """
+        dataset = self.between[-1]._input_dataset
+        for operation in reversed(self.between):
+            if (again := _SAME_ELEMENTS.get(type(operation).__name__)) is not None:
+                dataset = again(operation, dataset)
+        dataset = _selection(dataset, self.batch, division)
+        for operation in reversed(self.between):
+            if type(operation).__name__ in _MAPS:
+                dataset = _mapped(operation, dataset)
+        dataset = _batched(dataset, self.batch, division)
+        for operation in reversed(self.above):
+            dataset = _ON_BATCHES[type(operation).__name__](operation, dataset)
+        return dataset
+
+
+def find(dataset: Any) -> tuple[Pushdown | None, str]:
+    """Return the parts of a data set whose maps can run for a rank's samples only.
+
+    Args:
+        dataset: a `tf.data.Dataset` of global batches.
+
+    Returns:
+        The parts, None if no map can, and a description of the sharding.
+    """
+    above = []
+    while type(dataset).__name__ in _ON_BATCHES:
+        if _is_file_cache(dataset):
+            return None, f"{BY_ELEMENT}: each worker maps all samples, because cache() has a file"
+        above.append(dataset)
+        dataset = dataset._input_dataset
+    if not _is_exact_batch(dataset):
+        return None, BY_ELEMENT
+    batch, lowest, reason = dataset, 0, ""
+    between: list[Any] = []
+    dataset = batch._input_dataset
+    while True:
+        kind = type(dataset).__name__
+        if kind in _MAPS:
+            if reason := _obstacle(dataset):
+                break
+            lowest = len(between) + 1
+        elif kind not in _SAME_ELEMENTS and kind != "_PrefetchDataset":
+            break
+        between.append(dataset)
+        dataset = dataset._input_dataset
+    if lowest:
+        return Pushdown(tuple(above), batch, tuple(between[:lowest])), SELECTED
+    because = f"{BY_ELEMENT}: each worker maps all samples, because a map function {reason}"
+    return None, because if reason else BY_ELEMENT
+
+
+def rows_of_rank(rank_rows: RankRows) -> Division:
+    """Return the division of `RankRows.share`, for tensors."""
+    tf = sys.modules["tensorflow"]
+
+    def division(total: Any) -> tuple[Any, Any]:
+        whole, each = total % rank_rows.replicas > 0, total // rank_rows.ranks
+        return tf.where(whole, 0 * total, rank_rows.rank * each), tf.where(whole, total, each)
+
+    return division
+
+
+def int32_of(checksum: Any) -> int:
+    """Return an int64 checksum as a number that ranks can compare as int32."""
+    return int(checksum) % 0x7FFFFFFF
+
+
+def _selection(dataset: Any, batch: Any, division: Division) -> Any:
+    """Return this rank's samples: a data set of `(sample, (total, checksum))`."""
+    tf = sys.modules["tensorflow"]
+    data = tf.data.Dataset
+
+    def own(number: Any, windows: Any) -> Any:
+        window = windows if isinstance(windows, data) else data.zip(windows)
+        total = tf.nest.flatten(windows)[0].cardinality()
+        first, rows = division(total)
+        checksum = tf.cond(number > 0, lambda: number * 0, lambda: _checksum(window))
+        constant = data.from_tensors((total, checksum)).repeat()
+        return data.zip((window.skip(first).take(rows), constant))
+
+    windows = dataset.window(batch._batch_size, drop_remainder=batch._drop_remainder)
+    return windows.enumerate().flat_map(_as_is(own))
+
+
+def _checksum(window: Any) -> Any:
+    """Return a checksum of all elements of a data set, as a scalar int64 tensor."""
+    tf = sys.modules["tensorflow"]
+
+    def mixed(found: Any, *element: Any) -> Any:
+        for leaf in tf.nest.flatten(element, expand_composites=True):
+            printed = tf.bitcast(tf.fingerprint(tf.reshape(leaf, [1, -1])), tf.int64)[0]
+            found = found * _FACTOR + printed
+        return found
+
+    return window.reduce(tf.constant(1, tf.int64), _as_is(mixed))
+
+
+def _mapped(operation: Any, dataset: Any) -> Any:
+    """Map the samples of `(sample, constant)` by the traced function of a map."""
+    from tensorflow.python.data.util import structure
+
+    function = operation._map_func
+
+    def call(sample: Any, constant: Any) -> tuple[Any, Any]:
+        flat = function.function(*structure.to_tensor_list(function._input_structure, sample))
+        flat = list(flat) if isinstance(flat, (list, tuple)) else [flat]
+        return structure.from_compatible_tensor_list(function.output_structure, flat), constant
+
+    if type(operation).__name__ == "_MapDataset":
+        return dataset.map(_as_is(call), synchronous=operation._force_synchronous or None)
+    return dataset.map(
+        _as_is(call),
+        num_parallel_calls=operation._num_parallel_calls,
+        deterministic=True if operation._deterministic == "true" else None,
+        use_unbounded_threadpool=operation._use_unbounded_threadpool,
+    )
+
+
+def _batched(dataset: Any, batch: Any, division: Division) -> Any:
+    """Join the samples of each global batch: consecutive samples with the same total."""
+
+    def join(total: Any, samples: Any) -> Any:
+        rows = division(total)[1]
+        if type(batch).__name__ != "_PaddedBatchDataset":
+            return samples.batch(rows)
+        tf = sys.modules["tensorflow"]
+        zero = tf.zeros([], tf.int64)
+        shapes, values = batch._padded_shapes, batch._padding_values
+        return samples.padded_batch(rows, (shapes, ([], [])), (values, (zero, zero)))
+
+    def total_of(_sample: Any, constant: Any) -> Any:
+        return constant[0]
+
+    def size(total: Any) -> Any:
+        return division(total)[1]
+
+    return dataset.group_by_window(_as_is(total_of), _as_is(join), window_size_func=_as_is(size))
+
+
+def _as_is(function: Any) -> Any:
+    """Return the function without AutoGraph, for which the code of nbdist is written."""
+    return sys.modules["tensorflow"].autograph.experimental.do_not_convert(function)
+
+
+_SAME_ELEMENTS: dict[str, Callable[[Any, Any], Any]] = {
+    "_TakeDataset": lambda operation, dataset: dataset.take(operation._count),
+    "_SkipDataset": lambda operation, dataset: dataset.skip(operation._count),
+    "_RepeatDataset": lambda operation, dataset: dataset.repeat(operation._count),
+    "_OptionsDataset": lambda operation, dataset: dataset.with_options(operation._options_attr),
+}
+"""Operations that select or repeat elements by their position; each is applied to another input."""
+
+_ON_BATCHES: dict[str, Callable[[Any, Any], Any]] = {
+    **_SAME_ELEMENTS,
+    "_PrefetchDataset": lambda operation, dataset: dataset.prefetch(int(operation._buffer_size)),
+    "CacheDataset": lambda _, dataset: dataset.cache(),
+}
+
+
+def _is_file_cache(dataset: Any) -> bool:
+    """Return True for a cache in a file, which the ranks of a host would share."""
+    return type(dataset).__name__ == "CacheDataset" and bool(dataset._filename.numpy())
+
+
+def _is_exact_batch(dataset: Any) -> bool:
+    """Return True if a data set makes batches whose rows depend on the row's sample only."""
+    kind = type(dataset).__name__
+    if kind not in _BATCHES or getattr(dataset, "_deterministic", "") == "false":
+        return False
+    if kind != "_PaddedBatchDataset":
+        return True
+    shapes = sys.modules["tensorflow"].nest.flatten(dataset._padded_shapes)
+    return all((shape.numpy() >= 0).all() for shape in shapes)
+
+
+def _obstacle(operation: Any) -> str:
+    """Return the reason why a map stays below the selection; empty if it does not."""
+    if getattr(operation, "_deterministic", "") == "false":
+        return "may change the order of the samples (deterministic=False)"
+    stateful = _stateful(operation._map_func)
+    if others := sorted(stateful - _READS):
+        return f"has a state or an effect ({others[0]})"
+    if stateful and _has_effects(operation._input_dataset):
+        return f"reads a value that an operation below it may change ({min(stateful)})"
+    return ""
+
+
+def _has_effects(dataset: Any) -> bool:
+    """Return True if a function of the data set or of its inputs may change variables or tables."""
+    dataset = vars(dataset).get("_impl", dataset)
+    return any(_stateful(function) - _READS for function in dataset._functions()) or any(
+        map(_has_effects, dataset._inputs())
+    )
+
+
+def _stateful(function: Any) -> set[str]:
+    """Return the types of the stateful operations of a function and of all that it calls."""
+    from tensorflow.python.framework import op_def_registry
+
+    definition = function.function.graph.as_graph_def()
+    bodies = [definition.node, *(inner.node_def for inner in definition.library.function)]
+    types = {node.op for body in bodies for node in body} - _CALLS
+    found = {name: op_def_registry.get(name) for name in types}
+    return {name for name, operation in found.items() if operation and operation.is_stateful}

@@ -1,0 +1,286 @@
+"""Samples of a rank that are selected below the maps. A process of its own imports TensorFlow."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.references import plainly
+
+pytestmark = pytest.mark.processes
+
+PROGRAM = '''
+import os, tempfile
+import numpy as np, tensorflow as tf
+from nbdist.worker.data.batches import RankRows
+from nbdist.worker.data.map_pushdown import find, rows_of_rank
+
+tf.random.set_seed(1)
+ROWS = 28
+x = np.random.default_rng(0).normal(size=(ROWS, 5)).astype(np.float32)
+y = np.arange(ROWS)
+calls = []
+folder = tempfile.mkdtemp()
+paths = []
+for n in range(3):
+    paths.append(os.path.join(folder, f"{n}.tfrecord"))
+    with tf.io.TFRecordWriter(paths[-1]) as writer:
+        for i in range(5 + n):
+            writer.write(np.float32([0, 1, 2, n * 10 + i]).tobytes())
+text = os.path.join(folder, "lines.txt")
+with open(text, "w") as lines:
+    lines.write("\\n".join(f"{n},{n * n}" for n in range(11)))
+
+def counted(values, stateful=False):
+    """Count a call. TensorFlow knows of no effect."""
+    def call(array):
+        calls.append(1)
+        return array
+    counted_values = tf.numpy_function(call, [values], values.dtype, stateful=stateful)
+    counted_values.set_shape(values.shape)
+    return counted_values
+
+def changed(x, y):
+    return tf.nn.softmax(tf.sin(counted(x)) * 3.3), y * 2
+
+def drawn(x, y):
+    return counted(x) + tf.random.uniform([5]), y
+
+def with_effect(x, y):
+    return counted(x, stateful=True), y
+
+def drawn_by_number(n, xy):
+    return tf.image.stateless_random_flip_up_down(counted(xy[0])[:, None, None], (n, 1)), xy[1]
+
+data, slices = tf.data.Dataset, tf.data.Dataset.from_tensor_slices
+table = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(tf.range(ROWS, dtype=tf.int64), tf.range(ROWS) * 7), -1)
+counter = tf.Variable(0, dtype=tf.int64)
+
+def counting(n):
+    counter.assign_add(1)
+    return n
+
+def both():
+    return slices((x, y))
+
+def words(n):
+    return tf.strings.as_string(counted(n))
+
+CHAINS = {
+    "map": lambda: both().map(changed).batch(12),
+    "parallel map, even": lambda: both().map(changed, tf.data.AUTOTUNE).batch(
+        12, drop_remainder=True).prefetch(2),
+    "parallel batch": lambda: both().map(changed, 2, deterministic=True).batch(
+        12, num_parallel_calls=2),
+    "one array": lambda: slices(x).map(lambda x: counted(x) + 1).batch(12),
+    "dict": lambda: slices({"x": x, "y": y}).map(
+        lambda d: {"z": counted(d["x"]) * 2, "y": d["y"]}).batch(12),
+    "nested": lambda: slices((x, {"a": (y, x)})).map(
+        lambda x, d: {"a": (counted(x), d["a"][0]), "b": (d["a"][1],)}).batch(12),
+    "text": lambda: slices(y).map(words).batch(12),
+    "sparse": lambda: slices(y).map(
+        lambda n: (tf.sparse.from_dense(tf.one_hot(counted(n), ROWS)), n)).batch(12),
+    "two maps": lambda: both().map(changed).prefetch(3).map(
+        lambda x, y: (x[::-1], y + 1)).batch(12),
+    "shuffle": lambda: both().shuffle(10, seed=2).map(changed).batch(12),
+    "shuffle by global seed": lambda: both().shuffle(10).map(changed).batch(12),
+    "shuffle once": lambda: both().shuffle(10, 3, reshuffle_each_iteration=False)
+        .map(changed).batch(12),
+    "shuffle and repeat": lambda: both().shuffle(10, 3).repeat(2).map(changed).batch(12),
+    "positions": lambda: both().map(changed).skip(2).take(15).repeat(2).batch(12),
+    "positions of batches": lambda: both().map(changed).batch(12).skip(1).repeat(2).take(7),
+    "whole batches repeated": lambda: both().map(changed).batch(9).repeat(2),
+    "options": lambda: both().map(changed).with_options(tf.data.Options()).batch(12)
+        .with_options(tf.data.Options()),
+    "cache below": lambda: both().cache().map(changed).batch(12),
+    "cache of batches": lambda: both().map(changed).batch(12).cache().prefetch(-1),
+    "padded": lambda: slices(y).map(lambda n: tf.range(counted(n) % 5)).padded_batch(
+        12, padded_shapes=[6], padding_values=np.int64(-1)),
+    "filter below": lambda: both().filter(lambda x, y: y % 3 > 0).map(changed).batch(12),
+    "flat_map below": lambda: slices(y).flat_map(
+        lambda n: data.range(n % 3)).map(lambda n: counted(n) + 1).batch(12),
+    "zip": lambda: data.zip((slices(x), slices(y))).map(changed).batch(12),
+    "enumerate": lambda: both().enumerate().map(drawn_by_number).batch(12),
+    "concatenate": lambda: both().concatenate(both()).map(changed).batch(12),
+    "shard": lambda: both().shard(2, 1).map(changed).batch(12),
+    "generator": lambda: data.from_generator(
+        lambda: zip(x, y), output_signature=(tf.TensorSpec([5]), tf.TensorSpec([], tf.int64))
+    ).map(changed).batch(12),
+    "unequal shapes below": lambda: data.from_generator(
+        lambda: (np.ones(n % 4, np.float32) for n in y), output_signature=tf.TensorSpec([None])
+    ).map(lambda v: tf.reduce_sum(counted(v))).batch(12),
+    "records": lambda: tf.data.TFRecordDataset(paths).map(
+        lambda r: tf.io.decode_raw(counted(r), tf.float32)).batch(12),
+    "interleaved files": lambda: data.list_files(folder + "/*.tfrecord", shuffle=False).interleave(
+        tf.data.TFRecordDataset, cycle_length=2).shuffle(7, seed=1).map(
+        lambda r: tf.io.decode_raw(counted(r), tf.float32), 2).batch(12),
+    "lines": lambda: tf.data.TextLineDataset(text).map(
+        lambda line: tf.strings.to_number(tf.strings.split(counted(line), ","))).batch(12),
+    "table": lambda: slices(y).map(lambda n: table.lookup(counted(n))).batch(12),
+    "map over batches": lambda: both().map(changed).batch(12).map(lambda x, y: (x - x[0], y)),
+    "shuffle above": lambda: both().map(changed).shuffle(10, seed=1).batch(12),
+    "cache above": lambda: both().map(changed).cache().batch(12),
+    "cache in a file": lambda: both().map(changed).batch(12).cache(tempfile.mktemp()),
+    "random map": lambda: both().map(drawn).batch(12),
+    "effect": lambda: both().map(with_effect).batch(12),
+    "order of a parallel map": lambda: both().map(changed, 2, deterministic=False).batch(12),
+    "padding by batch": lambda: slices(y).map(lambda n: tf.range(counted(n) % 5)).padded_batch(12),
+    "filter above": lambda: both().map(changed).filter(lambda x, y: y % 3 > 0).batch(12),
+    "no map": lambda: both().batch(12),
+    "no batch": lambda: both().map(changed),
+    "a counter that a map below changes": lambda: slices(y).map(counting).map(
+        lambda n: counted(n) + counter).batch(12),
+}
+
+def flat(element):
+    return [np.asarray(leaf) for leaf in tf.nest.flatten(element, expand_composites=False)
+            if not isinstance(leaf, tf.SparseTensor)] + [
+        np.asarray(tf.sparse.to_dense(leaf)) for leaf in tf.nest.flatten(element)
+        if isinstance(leaf, tf.SparseTensor)]
+
+def same(selected, expected, rank_rows):
+    """Compare a pass through this rank's rows with its rows of the global batches."""
+    checksums = []
+    for (own, (totals, sums)), whole in zip(selected, expected, strict=True):
+        whole = flat(whole)
+        share = rank_rows.share(len(whole[0]), lambda part: [leaf[part] for leaf in whole])
+        assert set(np.asarray(totals).tolist()) == {share.rows}
+        for mine, one in zip(flat(own), share.values, strict=True):
+            assert mine.dtype == one.dtype and mine.shape == one.shape
+            assert mine.tobytes() == one.tobytes() or mine.tolist() == one.tolist()
+        checksums.append(int(np.asarray(sums)[0]))
+    return checksums
+
+def of_chain(make):
+    pushdown, why = find(make())
+    if pushdown is None:
+        return {"why": why}
+    result = {"why": why, "calls": {}, "sums": {}}
+    for ranks, chosen in ((1, [0]), (2, [0, 1]), (3, [2]), (4, [0, 3])):
+        result["calls"][ranks], sums = [], []
+        for rank in chosen:
+            rank_rows = RankRows(rank, ranks, ranks)
+            tf.random.set_seed(1)
+            mine = make()
+            tf.random.set_seed(1)
+            one = make()
+            next(iter(mine)), next(iter(one))  # an earlier pass, which counts for shuffles
+            selected = find(mine)[0].selected(rows_of_rank(rank_rows))
+            for _ in range(2):
+                expected = list(one)
+                calls.clear()
+                own = list(selected)
+                result["calls"][ranks].append(len(calls))
+                sums.append(same(own, expected, rank_rows))
+        result["sums"][ranks] = sums
+    return result
+
+outcome = {name: of_chain(make) for name, make in CHAINS.items()}
+several = RankRows(1, 2, 4)  # two replicas on each rank
+of_several = find(CHAINS["map"]())[0].selected(rows_of_rank(several))
+same(list(of_several), list(CHAINS["map"]()), several)
+other = find(slices((x[::-1], y)).map(changed).batch(12))[0].selected(rows_of_rank(several))
+outcome["other data"] = int(next(iter(other))[1][1][0])
+'''
+
+BATCH = 12
+ELEMENTS = {
+    "parallel map, even": 24,
+    "shuffle and repeat": 56,
+    "positions": 30,
+    "positions of batches": 56,
+    "filter below": 18,
+    "flat_map below": 27,
+    "concatenate": 56,
+    "shard": 14,
+    "records": 18,
+    "interleaved files": 18,
+    "lines": 11,
+}
+"""Samples in a pass through the chains that do not have 28."""
+
+STAYS = {
+    "map over batches": "by element",
+    "shuffle above": "by element",
+    "cache above": "by element",
+    "cache in a file": "because cache() has a file",
+    "random map": "because a map function has a state or an effect (RandomUniform)",
+    "effect": "because a map function has a state or an effect (PyFunc)",
+    "order of a parallel map": "may change the order of the samples (deterministic=False)",
+    "padding by batch": "by element",
+    "filter above": "by element",
+    "no map": "by element",
+    "no batch": "by element",
+    "a counter that a map below changes": "that an operation below it may change (ReadVariableOp)",
+}
+OTHER_BATCHES = {"whole batches repeated", "positions of batches"}
+"""Chains that repeat batches, or whose batches have another size."""
+
+NAMES = re.findall(r'\n    "([^"]+)": lambda: ', PROGRAM)
+MOVED = [name for name in NAMES if name not in STAYS]
+
+
+@cache
+def outcome() -> dict[str, Any]:
+    found: dict[str, Any] = plainly({"chains": PROGRAM}, "tensorflow", "keras")["chains"]
+    return found
+
+
+def calls(samples: int, ranks: int) -> int:
+    """Return the samples of a rank: a part of a batch that divides evenly, or all of it."""
+    sizes = [min(BATCH, samples - first) for first in range(0, samples, BATCH)]
+    return sum(size // ranks if size % ranks == 0 else size for size in sizes)
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_rank_maps_its_own_samples_and_all_ranks_read_the_same_data(name: str) -> None:
+    """The program has compared the elements of each rank with its rows of the batches."""
+    found = outcome()[name]
+    assert found["why"] == "by element: each worker maps its own samples only"
+    for ranks in (1, 2, 3, 4):
+        counted = found["calls"][str(ranks)]
+        checksums = found["sums"][str(ranks)]
+        passes = range(2)
+        assert all(checksums[n] == checksums[n % 2] for n in range(len(checksums)))
+        if name == "cache of batches":
+            assert counted[1::2] == [0] * len(counted[1::2])
+            passes = range(1)
+        if name not in OTHER_BATCHES:
+            expected = calls(ELEMENTS.get(name, 28), ranks)
+            assert all(set(counted[n::2]) == {expected} for n in passes), ranks
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("positions of batches", {1: 56, 2: 28, 3: 24, 4: 14}),
+        ("whole batches repeated", {1: 56, 2: 56, 3: 20, 4: 56}),
+    ],
+)
+def test_batches_are_repeated_with_their_rows(name: str, expected: dict[int, int]) -> None:
+    counted = outcome()[name]["calls"]
+    assert {ranks: max(counted[str(ranks)]) for ranks in expected} == expected
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_maps_whose_result_may_change_run_for_all_samples(name: str) -> None:
+    found = outcome()[name]
+    assert found["why"].startswith("by element")
+    assert found["why"].endswith(STAYS[name])
+    assert "calls" not in found
+
+
+def test_shuffles_count_earlier_passes() -> None:
+    first, second = outcome()["shuffle"]["sums"]["2"][:2]
+    assert first != second
+
+
+def test_other_data_have_another_checksum() -> None:
+    sums = outcome()["map"]["sums"]["2"][0]
+    assert sums[0]
+    assert outcome()["other data"] != sums[0]
+    assert set(sums[1:]) == {0}
