@@ -84,6 +84,25 @@ FITS: dict[str, str] = {
         history = model.fit(data, epochs=3, validation_data=data.take(2), verbose=0)
         """
     ),
+    "maps of samples": program(
+        """
+        calls = []
+        def counted(rows):
+            calls.append(len(rows))
+            return rows
+        def doubled(x, y):  # TensorFlow knows of no effect
+            x = tf.numpy_function(counted, [x], tf.float32, stateful=False)
+            return tf.reshape(x, [8]) * 2 + 1, y
+        pairs = tf.data.Dataset.from_tensor_slices((x, y))
+        data = pairs.shuffle(71, seed=4).map(doubled, tf.data.AUTOTUNE).batch(16).prefetch(2)
+        model = dense(layers.BatchNormalization(), layers.Dropout(0.3))
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+        next(iter(data))  # counts for the order of the epochs
+        calls.clear()
+        history = model.fit(data, epochs=3, verbose=0,
+                            validation_data=pairs.map(doubled).batch(33).cache())
+        """
+    ),
     "drop_remainder and repeat": program(
         """
         data = tf.data.Dataset.from_tensor_slices((x, y)).cache().shuffle(71, seed=3).repeat()

@@ -272,11 +272,13 @@ class FitBegun(Event, frozen=True):
         epochs: epochs of the fit.
         steps: steps of all epochs; -1 if unknown.
         hyperparameters: name and learning rate of the optimizer.
+        sharding: description of how samples are distributed over ranks; empty if unknown.
     """
 
     epochs: int
     steps: int
     hyperparameters: dict[str, float | str] = {}
+    sharding: str = ""
 
 
 class Note(Event, frozen=True):

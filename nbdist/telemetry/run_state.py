@@ -95,7 +95,9 @@ class RunChanges:
                 )
                 self._add(record.hyperparameters)
             elif isinstance(record, FitBegun):
-                self._change(kind="fit", epochs=record.epochs, steps=record.steps)
+                self._change(
+                    kind="fit", epochs=record.epochs, steps=record.steps, split=record.sharding
+                )
                 self._add(record.hyperparameters)
             elif isinstance(record, (Planned, Compiled)):
                 self._plan.note(record)

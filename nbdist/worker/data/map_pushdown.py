@@ -157,7 +157,9 @@ def _checksum(window: Any) -> Any:
             found = found * _FACTOR + printed
         return found
 
-    return window.reduce(tf.constant(1, tf.int64), _as_is(mixed))
+    options = tf.data.Options()  # TensorFlow cannot optimize a window, and would log a warning
+    options.experimental_optimization.apply_default_optimizations = False
+    return window.with_options(options).reduce(tf.constant(1, tf.int64), _as_is(mixed))
 
 
 def _mapped(operation: Any, dataset: Any) -> Any:

@@ -176,6 +176,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
             epochs=self._before + epochs,
             steps=total,
             hyperparameters=hyperparameters_of({"": self.model.optimizer}),
+            sharding=context.current().cell_state.order.sharding,
             **fields,
         )
 

@@ -42,13 +42,15 @@ class Progress:
 
 @dataclass(slots=True)
 class ShuffleOrder:
-    """Order of the samples of one `fit` for which the user set no seed.
+    """Order of the samples of one `fit`, and their division over the ranks.
 
     Attributes:
         seed: seed of the order; 0 if the `fit` does not shuffle, or if the user set a seed.
+        sharding: description of the division; empty if unknown.
     """
 
     seed: int = 0
+    sharding: str = ""
 
 
 class FitCounter(Protocol):

@@ -13,11 +13,13 @@ import msgspec
 import tensorflow as tf
 from keras.src import tree
 
+from nbdist.worker.data.map_pushdown import int32_of
 from nbdist.worker.tensorflow.replica.batch_share import Shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from nbdist.worker.data.map_pushdown import Pushdown
     from nbdist.worker.tensorflow.replica.batch_share import Count
 
 
@@ -56,6 +58,14 @@ class Place(msgspec.Struct, frozen=True):
         resolver = strategy.cluster_resolver
         rank = resolver.task_id if resolver is not None and resolver.task_id else 0
         return cls(rank * local, local, int(strategy.num_replicas_in_sync))
+
+    def division(self, total: Any) -> tuple[Any, Any]:
+        """Return the first row and the number of rows of this rank: scalar int64 tensors."""
+        rows = tf.cast(total, tf.int32)
+        share = Shares(rows, self.replicas, even=False).of(self.first, self.local)
+        whole = rows < self.replicas
+        first, own = tf.where(whole, 0, share.offset), tf.where(whole, rows, share.rows)
+        return tf.cast(first, tf.int64), tf.cast(own, tf.int64)
 
     def rank_rows(self, data: Any, total: int) -> Any:
         """Return this rank's rows of a global batch."""
@@ -123,8 +133,22 @@ def given(data: Any) -> Batch:
     return Batch(data, row_count(data), None)
 
 
+class OwnRows(msgspec.Struct, frozen=True):
+    """This rank's rows of the batches, for models that need no others.
+
+    Attributes:
+        pushdown: the data set.
+        place: position of the rank.
+        check: compares the checksum of the first batch of a pass with the other ranks.
+    """
+
+    pushdown: Pushdown
+    place: Place
+    check: Callable[[int], None]
+
+
 class GlobalBatches:
-    """Batches of a data set that every rank reads in full.
+    """Batches of a data set that every rank reads in full, or maps for its own rows only.
 
     Args:
         dataset: global batches, the same on all ranks.
@@ -132,6 +156,7 @@ class GlobalBatches:
         check: compares the first batch of a pass with the other ranks.
         total_of: takes this rank's rows and returns those of the global batch, if each rank reads
             its own data (`--own-data`).
+        own_rows: this rank's rows, None if the maps of the data set must run for all samples.
     """
 
     def __init__(
@@ -141,13 +166,22 @@ class GlobalBatches:
         order: Callable[[], None] = lambda: None,
         check: Callable[[Any], None] = lambda _: None,
         total_of: Callable[[int], int] | None = None,
+        own_rows: OwnRows | None = None,
     ) -> None:
         self.spec = dataset.element_spec
         self._dataset = dataset
         self._order = order
         self._check = check
         self._total_of = total_of
+        self._own_rows = own_rows
+        self._selected: tf.data.Dataset | None = None
         self._passes = 0
+
+    def select(self) -> bool:
+        """Read this rank's rows only from now on. Return False if that is not possible."""
+        if self._own_rows is not None and self._selected is None:
+            self._selected = self._own_rows.pushdown.selected(self._own_rows.place.division)
+        return self._selected is not None
 
     def symbols(self) -> Any:
         """Return specs of a batch, with None for missing values."""
@@ -159,7 +193,18 @@ class GlobalBatches:
         """Start a pass immediately, because a data set that reshuffles counts its iterators."""
         self._order()
         self._passes += 1
+        if self._selected is not None:
+            return self._parts(iter(self._selected))
         return self._batches(iter(self._dataset))
+
+    def _parts(self, parts: Iterator[Any]) -> Iterator[Batch]:
+        assert self._own_rows is not None
+        for number, (data, (totals, checksums)) in enumerate(parts):
+            if number == 0:
+                self._own_rows.check(int32_of(checksums[0]))
+            total = int(totals[0])
+            is_part = row_count(data) < total
+            yield Batch(data, total, self.spec, is_part, number, self._passes == 1)
 
     def _batches(self, batches: Iterator[Any]) -> Iterator[Batch]:
         for number, data in enumerate(batches):

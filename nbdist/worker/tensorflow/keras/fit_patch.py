@@ -27,12 +27,14 @@ from keras.src.losses import loss as keras_loss
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from nbdist.errors import StepError
+from nbdist.worker.data.map_pushdown import SELECTED
 from nbdist.worker.keras.train_function_timing import TimedFunction
-from nbdist.worker.runtime import signals
+from nbdist.worker.runtime import context, signals
 from nbdist.worker.runtime.tested_versions import is_tested
 from nbdist.worker.tensorflow.keras import inputs as keras_inputs
 from nbdist.worker.tensorflow.keras import train_function
 from nbdist.worker.tensorflow.keras.batches import GlobalBatches
+from nbdist.worker.tensorflow.keras.row_independence import treats_rows_independently
 from nbdist.worker.tensorflow.keras.train_function import ReplicatedPredict, ReplicatedStep
 from nbdist.worker.tensorflow.replica import summed_variables
 
@@ -165,13 +167,16 @@ def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = Non
         return
     if _has_no_call(self):
         return  # its own `train_step` calls other models
-    if isinstance(getattr(iterator, "_distributed_dataset", None), GlobalBatches):
-        data_batch = iterator._distributed_dataset.symbols()
+    batches = getattr(iterator, "_distributed_dataset", None)
+    if isinstance(batches, GlobalBatches):
+        data_batch = batches.symbols()
     elif iterator is not None:
-        _, _, batches = next(iter(iterator))
-        data_batch = train_function.first_of(strategy, next(batches))
+        _, _, elements = next(iter(iterator))
+        data_batch = train_function.first_of(strategy, next(elements))
     with strategy.scope():
         _build(self, data_batch)
+    if isinstance(batches, GlobalBatches) and treats_rows_independently(self) and batches.select():
+        context.current().cell_state.order.sharding = SELECTED
 
 
 def _build(model: Any, data_batch: Any) -> None:

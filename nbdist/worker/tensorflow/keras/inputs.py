@@ -20,10 +20,11 @@ from msgspec import structs
 
 from nbdist.errors import StepError
 from nbdist.worker.checkpoint.digest import of_arrays
+from nbdist.worker.data.map_pushdown import find
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.cell_state import ShuffleOrder
 from nbdist.worker.runtime.replaced_attributes import replaced
-from nbdist.worker.tensorflow.keras.batches import Batch, GlobalBatches
+from nbdist.worker.tensorflow.keras.batches import Batch, GlobalBatches, OwnRows, Place
 from nbdist.worker.tensorflow.runtime.dataset_shuffle import is_seeded_by_user
 from nbdist.worker.tensorflow.runtime.rank_gather import gather_over
 
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 SAMPLED_ROWS = 256
 """Number of evenly spread rows of an array that ranks compare."""
 
+ALL_ROWS = (
+    "by element: each worker maps all samples, because nbdist compares the steps of the model with "
+    "whole batches"
+)
 ARGUMENTS = ("x", "y", "sample_weight")
 _RANDOM = ("Random", "StatelessRandom", "Multinomial", "TruncatedNormal")
 """Prefixes of the types of TensorFlow operations that draw random numbers."""
@@ -75,7 +80,15 @@ def batches_of(adapter: Any, strategy: tf.distribute.Strategy) -> Any:
     def check(first: Any) -> None:
         _check_first(first, gather, draws=draws)
 
-    return GlobalBatches(dataset, order=shuffle.next_pass, check=check)
+    def check_sum(checksum: int) -> None:
+        _require_same("the first batch", gather(np.array([checksum], np.int32)))
+
+    pushdown, shuffle.order.sharding = find(dataset)
+    own_rows = None
+    if pushdown is not None:
+        own_rows = OwnRows(pushdown, Place.of(strategy), check_sum)
+        shuffle.order.sharding = ALL_ROWS  # until the model is known
+    return GlobalBatches(dataset, order=shuffle.next_pass, check=check, own_rows=own_rows)
 
 
 class Shuffle:

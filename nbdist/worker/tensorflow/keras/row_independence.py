@@ -72,10 +72,7 @@ class Rows:
     @functools.cached_property
     def treats_rows_independently(self) -> bool:
         """Return True if the model is known to treat each row independently."""
-        model = self._model
-        if _is_stateful(model) or not _has_separable_layers(model):
-            return False
-        return self._predicts or has_separable_step(model)
+        return treats_rows_independently(self._model, predicts=self._predicts)
 
     def _is_due(self, batch: Batch) -> bool:
         if self._tried and (batch.is_part or (batch.number and not batch.is_new)):
@@ -105,6 +102,13 @@ class Rows:
             late = _LATE.format(number=batch.number + 1) if self._tried else ""
             _note(model, found + late, _MEANS if found.startswith("computes") else "")
         return bool(found)
+
+
+def treats_rows_independently(model: Any, *, predicts: bool = False) -> bool:
+    """Return True if the model is known to treat each row independently, without trials."""
+    if _is_stateful(model) or not _has_separable_layers(model):
+        return False
+    return predicts or has_separable_step(model)
 
 
 _LATE = (

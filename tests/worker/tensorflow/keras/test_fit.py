@@ -14,6 +14,7 @@ from nbdist.records import Saving
 from tests import clusters
 from tests.fit_programs import FITS, PLAIN, START
 from tests.references import plainly
+from tests.runs import latest
 from tests.whole_batch_programs import WHOLE
 
 if TYPE_CHECKING:
@@ -297,6 +298,57 @@ def test_inputs_augmented_at_random_may_differ(cluster: nbdist.Cluster) -> None:
             {n: first[n] for n in ("history", "weights")},
             1e-9,
         )
+
+
+def test_each_worker_maps_its_own_samples(cluster: nbdist.Cluster) -> None:
+    """The last of five batches has 7 rows, and the cached validation data 33, 33 and 5."""
+    cluster.run(FITS["maps of samples"])
+    calls = [len(objects["calls"]) for objects in cluster.pull(["calls"]).values()]
+    ranks = len(calls)
+    sizes = [16, 16, 16, 16, 7] * 3 + [33, 33, 5]
+    assert calls == [
+        sum(size // ranks + (rank < size % ranks) for size in sizes) for rank in range(ranks)
+    ]
+    assert latest(cluster).state().split == "by element: each worker maps its own samples only"
+
+
+def test_model_of_the_user_reads_whole_batches(cluster: nbdist.Cluster) -> None:
+    own = "class Own(keras.Sequential):\n    pass\nmodel = Own([layers.Dense(1)])\n"
+    code = FITS["maps of samples"].replace("model = dense", f"{own}dense")
+    cluster.run(code)
+    calls = [len(objects["calls"]) for objects in cluster.pull(["calls"]).values()]
+    assert calls == [3 * 71 + 71] * len(calls)
+
+
+def test_maps_of_different_data_are_refused(cluster: nbdist.Cluster) -> None:
+    code = FITS["maps of samples"].replace("slices((x, y))", "slices((x + rank, y))")
+    with pytest.raises(nbdist.CellError, match="the first batch is not the same on all ranks"):
+        cluster.run(code)
+
+
+RESUMED_MAPS = """
+class Breaks(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        seen.append(batch)
+        if breaks and len(seen) == 8:
+            raise ValueError("in the second epoch")
+"""
+
+
+def test_resumed_run_maps_the_samples_after_its_checkpoint(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    code = FITS["maps of samples"].replace("fit(data,", "fit(data, callbacks=[Breaks()],")
+    saving = Saving(folder=str(tmp_path / "kept"), every_steps=1)
+    cluster.run(START + RESUMED_MAPS + "seen, breaks = [], True")
+    with pytest.raises(nbdist.CellError, match="in the second epoch"):
+        cluster.run(code, saving=saving)
+    cluster.run("seen, breaks = [], False")
+    cluster.run(code, saving=structs.replace(saving, resume=True))
+    for objects in cluster.pull(["outcome", "seen"]).values():
+        assert objects["seen"] == [1, 2, 3, 4, 0, 1, 2, 3, 4]
+        expected = reference("maps of samples")["weights"]
+        assert_close({"weights": objects["outcome"]["weights"]}, {"weights": expected}, 1e-5)
 
 
 CANCELLED_FIT = """
