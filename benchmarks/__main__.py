@@ -36,6 +36,7 @@ NAMES = (
     "start",
     "step",
     "scaling",
+    "input",
     "telemetry",
     "overhead",
     "loop",
@@ -52,7 +53,7 @@ NAMES = (
     "compiled",
     "autoplace",
 )
-WITH_CLUSTERS = ("step", "scaling", "overhead", "loop", "watch", "placement", "recovery")
+WITH_CLUSTERS = ("step", "scaling", "input", "overhead", "loop", "watch", "placement", "recovery")
 """Benchmarks that share clusters in a smoke run."""
 
 LIMIT_S, SMOKE_LIMIT_S = 1800.0, 180.0

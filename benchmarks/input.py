@@ -1,0 +1,89 @@
+"""Time to read an epoch that is limited by `map` of a data set: several workers against one.
+
+The steps compute next to nothing. One map decodes JPEG pictures, which takes a core. The other one
+waits 3 ms for each sample, as for an object store: it measures more workers than the machine has
+cores.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+from benchmarks import ours
+from benchmarks.case import Skipped, compare
+from nbdist.records import StepOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import nbdist
+    from benchmarks.case import Case, Scale
+
+TARGETS = {2: 0.55, 4: 0.30}
+"""Largest ratio to the time of one worker, by the number of workers."""
+
+BATCH, BATCHES, SMOKE_BATCHES = 64, 20, 3
+RUNS = 5
+MAPS = {"decodes a picture": "decoded", "waits for a sample": "waited"}
+
+DATA = """
+import time
+import numpy as np, tensorflow as tf
+
+noise = np.random.default_rng(0).integers(0, 256, ({side}, {side}, 3), np.uint8)
+picture = tf.io.encode_jpeg(noise)
+
+def wait(number):
+    time.sleep(0.003)
+    return number
+
+def decoded(number):
+    pixels = tf.cast(tf.io.decode_jpeg(picture), tf.float32)
+    return tf.reduce_mean(pixels) + tf.cast(number, tf.float32)
+
+def waited(number):  # TensorFlow knows of no effect
+    found = tf.numpy_function(wait, [number], tf.int64, stateful=False)
+    return tf.cast(tf.reshape(found, []), tf.float32)
+
+numbers = tf.data.Dataset.range({samples})
+"""
+STEP = "loss = tf.reduce_mean(batch)"
+
+
+def cases(scale: Scale) -> Iterator[Case | Skipped]:
+    if "mirrored" not in scale.strategies:
+        return
+    batches = scale.of(BATCHES, SMOKE_BATCHES)
+    data = DATA.format(side=scale.of(512, 16), samples=BATCH * batches)
+    with ExitStack() as clusters, ours.quiet():
+        one = clusters.enter_context(ours.cluster(scale, 1, "mirrored"))
+        one.run(data)
+        for workers, target in TARGETS.items():
+            with ours.cluster(scale, workers, "mirrored") as several:
+                several.run(data)
+                for name, function in MAPS.items():
+                    case = f"an epoch of a map that {name}: {workers} workers against 1"
+                    if function == "decoded" and workers > (os.cpu_count() or 1):
+                        yield Skipped(case, f"{workers} cores")
+                        continue
+                    for cluster in (one, several):
+                        cluster.run(f"stream = numbers.map({function}).batch({BATCH})")
+                    epoch_s = partial(_epoch_s, batches=batches)
+                    yield compare(
+                        case,
+                        partial(epoch_s, several),
+                        partial(epoch_s, one),
+                        unit="s",
+                        target=target,
+                        runs=scale.runs(RUNS),
+                    )
+
+
+def _epoch_s(cluster: nbdist.Cluster, batches: int) -> float:
+    """Return the seconds from the first to the last step of an epoch, for `batches` batches."""
+    options = StepOptions(data="stream")
+    ends = ours.step_ends(cluster, STEP, options, "mirrored")
+    return (ends[-1] - ends[0]) * batches / (batches - 1)
