@@ -440,7 +440,10 @@ class _Writer:
         return given
 
 
-_OF_STEP = ("steps", "shuffle", "bucket", "scale_lr", "check", "jit", "on_nan", "prefetch")
+_OF_STEP = (
+    *("steps", "shuffle", "order", "bucket", "scale_lr"),
+    *("check", "jit", "on_nan", "prefetch"),
+)
 _OF_CELL = ("seed", "own_data", "no_lift", "precision", "guard")
 """Options that a program uses. The others concern the notebook."""
 

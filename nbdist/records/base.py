@@ -16,6 +16,7 @@ Precision = Literal["bfloat16", "float16"]
 Communication = Literal["auto", "ring", "nccl"]
 Launcher = Literal["slurm", "pbs", "sge", "lsf", "htcondor", "mpi", "kubernetes"]
 OnNan = Literal["stop", "warn"]
+SampleOrder = Literal["auto", "exact", "source"]
 RunViewName = Literal["auto", "lab", "widget", "text"]
 NoteTopic = Literal[
     "batch", "checkpoint", "compiled", "media", "nan", "starved", "strategy", "watch"

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from nbdist.records.base import MOST_SEED, OnNan, Precision, Record, StrategyName
+from nbdist.records.base import (
+    MOST_SEED,
+    OnNan,
+    Precision,
+    Record,
+    SampleOrder,
+    StrategyName,
+)
 from nbdist.records.options import Option
 from nbdist.records.plan import Planning
 
@@ -23,9 +30,9 @@ class StepOptions(Record, frozen=True):
             metavar="NAME",
             help="Run the cell as a training step, once for each batch of this data set.",
             details="`batch` is the batch. The data set is a name on the workers or in the "
-            "notebook: arrays, data frames, a `tf.data.Dataset`, a distributed data set, an "
-            "iterable, or a function that returns one. nbdist copies data of the notebook to "
-            "the workers once.",
+            "notebook: arrays, data frames, a `tf.data.Dataset`, Parquet files, a distributed "
+            "data set, an iterable, or a function that returns one. nbdist copies data of the "
+            "notebook to the workers once.",
         ),
     ]
     batch: Annotated[
@@ -51,6 +58,15 @@ class StepOptions(Record, frozen=True):
             help="Shuffle arrays in each epoch, in the same order on all ranks.",
         ),
     ] = None
+    order: Annotated[
+        SampleOrder,
+        Option(
+            help="Order of the samples: exact as on one device, or by source.",
+            details="With source, each worker reads shards of its own, such as files or row "
+            "groups, and a global batch contains samples of all shards. auto reads only a "
+            "tf.data.Dataset of enough files by source. See [input data](data.md).",
+        ),
+    ] = "auto"
     bucket: Annotated[
         tuple[int, ...],
         Option(

@@ -136,6 +136,16 @@ def test_sharding_by_element_logs_no_library_warnings(
     assert len((shown.out + shown.err).splitlines()) < 20
 
 
+def test_files_are_read_in_the_order_of_one_device_on_request(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run("stream = read(files)")
+    run = step(cluster, "loss = jnp.mean(batch)", "pjrt", batch=10, order="exact")
+    np.testing.assert_allclose(run.loss[0], np.mean(NUMBERS[:10]))
+    shown = capsys.readouterr().out
+    assert "data by element: each worker maps its own samples only" in shown
+
+
 def test_sharding_by_element_on_request(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

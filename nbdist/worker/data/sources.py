@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
+from msgspec import structs
 
 from nbdist.errors import StepError
 from nbdist.worker.data.batches import leaves, map_arrays, map_trees, rows_of, slicer
 from nbdist.worker.data.map_pushdown import BY_ELEMENT, find
 from nbdist.worker.data.padding import Padding, Ragged
 from nbdist.worker.data.rank_shards import Parts, SelectedRows, own_files, rows_of_files
+from nbdist.worker.data.source_shards import Parquet, is_parquet, split_source
 
 if TYPE_CHECKING:
     from nbdist.records import StepOptions
@@ -190,6 +192,12 @@ def open_source(
         StepError: the value is no data set, is empty, or cannot be read as often as requested.
     """
     padding, name = Padding(options.bucket), options.data
+    if (
+        options.order == "source"
+        and ranks > 1
+        and not _is_of(value, "tensorflow", "data", "Dataset")
+    ):
+        return split_source(value, options, rank, ranks, gather)
     columns = _columns(value)
     if columns is not None:
         if options.batch < 1:
@@ -197,6 +205,8 @@ def open_source(
         return Arrays(columns, options.batch, options.shuffle, padding)
     if options.shuffle is not None:
         raise StepError(f"--shuffle is only for arrays: shuffle {name} itself, with a seed")
+    if is_parquet(value):
+        return _of_parquet(Parquet(value, name), options)
     if _is_of(value, "tensorflow", "data", "Dataset"):
         return _of_tensorflow(value, options, rank, ranks, gather)
     if _is_of(value, "tensorflow", "distribute", "DistributedDataset"):
@@ -204,6 +214,18 @@ def open_source(
     if _is_of(value, "nbdist.worker.jax.arrays.distributed_dataset", "DistributedDataset"):
         return Parts(value.own_parts, 0, DISTRIBUTED, gather)
     return _of_python(value, options)
+
+
+def _of_parquet(files: Parquet, options: StepOptions) -> Elements:
+    """Return the source of which every rank reads all row groups, in the order of the files."""
+    batch = options.batch
+    if not batch:
+        raise StepError(f"--data {options.data} names files: set the batch size with --batch N")
+    samples = files.count_rows()
+    options = structs.replace(options, batch=0)  # the elements are batches
+    source = Elements(lambda: files.batches(batch), options, -(-samples // batch))
+    source.samples = samples
+    return source
 
 
 def _of_python(value: Any, options: StepOptions) -> Source:
@@ -250,7 +272,8 @@ def _of_tensorflow(
         shapes = [s.shape for s in specs if isinstance(s, tf.TensorSpec)]
         known = [tuple(s[:1]) for s in shapes if s.rank is not None]
         _refuse_samples([first for first in known if first != (None,)], name)
-    files, sharding = (None, BY_ELEMENT) if options.bucket else own_files(dataset, ranks, rank)
+    in_order = options.bucket or options.order == "exact"
+    files, sharding = (None, BY_ELEMENT) if in_order else own_files(dataset, ranks, rank)
     if files is not None:
         return Parts(rows_of_files(files, batch, ranks), batch, sharding, gather)
     length = max(-1, int(dataset.cardinality()))

@@ -1,0 +1,179 @@
+"""Sources that each rank reads in part, for `--order source`: Hugging Face data sets and Parquet.
+
+Each rank reads shards of its own. A global batch contains samples of the shards of all ranks, so
+the order differs from that of one device, and depends on the number of ranks. Every sample counts
+once. Without the option, every rank reads all samples in the order of one device.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbdist.errors import StepError
+from nbdist.worker.data.batches import leaves, map_trees, rows_of
+from nbdist.worker.data.rank_shards import Parts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nbdist.records import StepOptions
+    from nbdist.worker.data.batches import Tree
+
+BY_SOURCE = "by source: each worker reads shards of its own, in another order than one device"
+
+_REMEDY = (
+    "check the path, and set the credentials of the object store on every host, for example "
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in a cell before the data set is created"
+)
+
+
+class Parquet:
+    """Row groups of Parquet files: a `pyarrow.dataset.Dataset` or a `pyarrow.parquet.ParquetFile`.
+
+    Args:
+        value: the files, local or in an object store.
+        name: name of the data set in messages.
+
+    Raises:
+        StepError: the data set has a filter. Methods also raise it if the files cannot be read.
+    """
+
+    def __init__(self, value: Any, name: str) -> None:
+        if isinstance(value, _classes("pyarrow.dataset", "FileSystemDataset")):
+            _refuse_filter(value, name)
+        self._value = value
+        self._name = name
+
+    def count_rows(self) -> int:
+        """Return the number of samples."""
+        return int(self._read(lambda: sum(rows for rows, _ in self._groups())))
+
+    def batches(self, rows: int, rank: int = 0, ranks: int = 1) -> Iterator[dict[str, np.ndarray]]:
+        """Yield columns of `rows` rows each, the last ones of fewer.
+
+        Args:
+            rows: number of rows.
+            rank: this rank. It reads row groups `rank`, `rank + ranks`, ...
+            ranks: number of ranks that share the row groups.
+        """
+        pool: dict[str, np.ndarray] | None = None
+        for _, read in self._read(self._groups)[rank::ranks]:
+            table = self._read(read)
+            columns = {name: _array(table[name], name) for name in table.column_names}
+            pool = columns if pool is None else _joined(pool, columns)
+            while _rows(pool) >= rows:
+                yield rows_of(pool, slice(rows))
+                pool = rows_of(pool, slice(rows, None))
+        if pool is not None and _rows(pool):
+            yield pool
+
+    def _groups(self) -> list[tuple[int, Callable[[], Any]]]:
+        """Return the number of rows of each row group, and a function that reads it."""
+        value: Any = self._value
+        if isinstance(self._value, _classes("pyarrow.parquet", "ParquetFile")):
+            rows = [value.metadata.row_group(n).num_rows for n in range(value.num_row_groups)]
+            return [(count, partial(value.read_row_group, n)) for n, count in enumerate(rows)]
+        pieces = [p for f in value.get_fragments() for p in f.split_by_row_group()]
+        rows = [piece.row_groups[0].num_rows for piece in pieces]  # count_rows counts the file
+        reads = [partial(piece.to_table, schema=value.schema) for piece in pieces]
+        return list(zip(rows, reads, strict=True))
+
+    def _read(self, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except OSError as error:
+            raise StepError(f"cannot read {self._name}: {error}: {_REMEDY}") from error
+
+
+def split_source(
+    value: Any,
+    options: StepOptions,
+    rank: int,
+    ranks: int,
+    gather: Callable[[np.ndarray], np.ndarray],
+) -> Parts:
+    """Return the source of this rank's shards of a data set, for `--order source`.
+
+    Args:
+        value: a Hugging Face data set, map-style or streaming, or Parquet files of PyArrow.
+        options: options of the step.
+        rank: this rank.
+        ranks: number of ranks.
+        gather: gathers int32 numbers, see `Parts`.
+
+    Raises:
+        StepError: the value has no shards, or options do not fit.
+    """
+    name = options.data
+    if not options.batch or options.bucket or options.shuffle is not None:
+        raise StepError("--order source needs --batch N, and no --bucket or --shuffle")
+    each = max(1, options.batch // ranks)
+    if is_parquet(value):
+        files = Parquet(value, name)
+        return Parts(lambda: files.batches(each, rank, ranks), options.batch, BY_SOURCE, gather)
+    if not isinstance(value, _classes("datasets", "Dataset", "IterableDataset")):
+        raise StepError(
+            f"--order source: {name} has type {type(value).__name__}, which nbdist cannot divide "
+            "at its source: use a Hugging Face data set, Parquet files or a tf.data.Dataset, or "
+            "omit --order source"
+        )
+    split = importlib.import_module("datasets.distributed").split_dataset_by_node
+    own = split(value, rank, ranks).with_format("numpy")
+    return Parts(lambda: _groups_of(own, each), options.batch, BY_SOURCE, gather)
+
+
+def is_parquet(value: object) -> bool:
+    """Return True for files of PyArrow that have row groups."""
+    files = _classes("pyarrow.parquet", "ParquetFile")
+    return isinstance(value, (*files, *_classes("pyarrow.dataset", "FileSystemDataset")))
+
+
+def _refuse_filter(dataset: Any, name: str) -> None:
+    """Raise StepError for a filter, which row groups do not apply."""
+    if dataset._scan_options:
+        raise StepError(f"{name} has a filter: use arrays, such as those of {name}.to_table()")
+
+
+def _classes(module: str, *names: str) -> tuple[type, ...]:
+    """Return classes of a module, none if the module is not imported."""
+    found = sys.modules.get(module)
+    return () if found is None else tuple(getattr(found, name) for name in names)
+
+
+def _groups_of(samples: Any, rows: int) -> Iterator[Tree]:
+    """Yield samples, stacked to parts of `rows` rows."""
+    for part in samples.iter(batch_size=rows):
+        yield {name: _array_of(column, name) for name, column in part.items()}
+
+
+def _array_of(column: Any, name: str) -> np.ndarray:
+    array = np.asarray(column)
+    if array.dtype == object:
+        raise StepError(
+            f"the samples of column `{name}` have different shapes: map them to arrays of one "
+            "shape, or remove the column"
+        )
+    return array
+
+
+def _array(column: Any, name: str) -> np.ndarray:
+    """Return a column of a table of PyArrow: shape `(rows,)`, or `(rows, ...)` for lists."""
+    if column.null_count:
+        raise StepError(f"column `{name}` has missing values: fill them, or remove the column")
+    array = column.to_numpy()
+    if array.dtype == object and len({np.shape(row) for row in array}) == 1:
+        array = np.stack(array)
+    return _array_of(array, name)
+
+
+def _rows(tree: Tree) -> int:
+    return len(leaves(tree)[0])
+
+
+def _joined(one: Tree, other: Tree) -> Any:
+    return map_trees(np.concatenate, [one, other])

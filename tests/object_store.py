@@ -1,0 +1,111 @@
+"""Double of an object store: files of a folder under the part of S3's protocol that readers use.
+
+The servers of S3 for Python need another version of python-dateutil than the development tools.
+The client in the tests is that of PyArrow.
+"""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+from xml.sax.saxutils import escape
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEY = "key"
+"""Access key that requests must have."""
+
+
+class ObjectStore(ThreadingHTTPServer):
+    """Server of a folder whose subfolders are buckets.
+
+    Args:
+        root: the folder.
+
+    Attributes:
+        address: host and port.
+        sent_bytes: bytes of objects that were sent.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.root = root
+        self.sent_bytes = 0
+        self.address = f"127.0.0.1:{self.server_port}"
+        self._thread = threading.Thread(target=self.serve_forever, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the server."""
+        self.shutdown()
+        self.server_close()
+        self._thread.join(10)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ObjectStore
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        path, query = self.server.root / url.path.strip("/"), parse_qs(url.query)
+        if f"Credential={KEY}/" not in self.headers.get("Authorization", ""):
+            self._send(403, _error("AccessDenied"))
+        elif "list-type" in query:
+            self._send(200, _listing(path, query.get("prefix", [""])[0]))
+        elif path.is_file():
+            self._send_file(path.read_bytes())
+        else:
+            self._send(404, _error("NoSuchKey"))
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing."""
+
+    def _send_file(self, content: bytes) -> None:
+        status, headers = 200, {}
+        if wanted := self.headers.get("Range"):
+            size = len(content)
+            first, last = wanted.removeprefix("bytes=").split("-")
+            content, status = content[int(first) : int(last or size - 1) + 1], 206
+            headers["Content-Range"] = f"bytes {first}-{last or size - 1}/{size}"
+        if self.command == "GET":
+            self.server.sent_bytes += len(content)
+        self._send(status, content, **headers)
+
+    def _send(self, status: int, content: bytes, **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+
+def _error(code: str) -> bytes:
+    return f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
+
+
+def _listing(bucket: Path, prefix: str) -> bytes:
+    """Return the objects of a bucket whose keys begin with the prefix, as S3 lists them."""
+    files = {str(file.relative_to(bucket)): file for file in sorted(bucket.rglob("*.*"))}
+    objects = "".join(
+        f"<Contents><Key>{escape(key)}</Key><Size>{file.stat().st_size}</Size>"
+        "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+        for key, file in files.items()
+        if key.startswith(prefix)
+    )
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>'
+        '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<Name>{bucket.name}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(files)}"
+        f"</KeyCount><IsTruncated>false</IsTruncated>{objects}</ListBucketResult>"
+    ).encode()

@@ -1,0 +1,218 @@
+"""Parquet files and Hugging Face data sets, in the order of one device and by source."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from nbdist.errors import StepError
+from nbdist.records import StepOptions
+from nbdist.worker.data.batches import RankRows
+from nbdist.worker.data.sources import open_source
+from tests.worker.data.test_rank_shards import RANKS, Collectives, on_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from nbdist.worker.data.sources import Source
+
+ROWS, GROUP = 22, 3
+TABLE = pa.table(
+    {
+        "x": pa.array([[float(n), float(-n)] for n in range(ROWS)], pa.list_(pa.float32())),
+        "y": np.arange(ROWS),
+    }
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with two files of 12 and 10 rows, in row groups of 3."""
+    for name, part in (("a", TABLE.slice(0, 12)), ("b", TABLE.slice(12))):
+        pyarrow.parquet.write_table(part, tmp_path / f"{name}.parquet", row_group_size=GROUP)
+    return tmp_path
+
+
+def read(make: Callable[[], Any], order: str, batch: int = 4) -> list[list[Any]]:
+    """Return the batches of an epoch on each of two ranks."""
+    collectives = Collectives()
+
+    def of_rank(rank: int) -> list[Any]:
+        options = StepOptions(data="train", batch=batch, order=order)  # type: ignore[arg-type]
+        source = open_source(make(), options, rank=rank, ranks=RANKS, gather=collectives.of(rank))
+        return list(source.epoch(1, RankRows(rank, RANKS, RANKS)))
+
+    return on_ranks(of_rank)
+
+
+def numbers(batches: list[Any]) -> list[list[int]]:
+    return [batch.values[0]["y"].tolist() for batch in batches]
+
+
+def source_of(data: Any, **options: Any) -> Source:
+    chosen = StepOptions(data="train", **options)
+    return open_source(data, chosen, rank=0, ranks=2, gather=lambda found: found[None])
+
+
+def files_of(folder: Path) -> Any:
+    return pyarrow.dataset.dataset(folder)
+
+
+class TestParquet:
+    def test_exact_order_is_that_of_the_files(self, folder: Path) -> None:
+        source = source_of(files_of(folder), batch=4)
+        assert (source.samples, source.steps, source.sharding) == (ROWS, 6, "by element")
+        first, second = read(lambda: files_of(folder), "auto")
+        assert numbers(first) == [[n, n + 1] for n in range(0, 20, 4)] + [[20]]
+        assert numbers(second) == [[n + 2, n + 3] for n in range(0, 20, 4)] + [[21]]
+        assert first[1].values[0]["x"].tolist() == [[4, -4], [5, -5]]
+
+    def test_each_rank_reads_its_own_row_groups(self, folder: Path) -> None:
+        first, second = read(lambda: files_of(folder), "source")
+        assert numbers(first)[:3] == [[0, 1], [2, 6], [7, 8]]
+        assert numbers(second)[:3] == [[3, 4], [5, 9], [10, 11]]
+        whole = [n for batch in first if batch.whole for n in batch.values[0]["y"].tolist()]
+        own = [n for b in (*first, *second) if not b.whole for n in b.values[0]["y"].tolist()]
+        assert sorted(own + whole) == list(range(ROWS))
+
+    def test_row_groups_of_one_file(self, folder: Path) -> None:
+        def file() -> Any:
+            return pyarrow.parquet.ParquetFile(folder / "a.parquet")
+
+        assert [*map(numbers, read(file, "exact"))] == [
+            [[0, 1], [4, 5], [8, 9]],
+            [[2, 3], [6, 7], [10, 11]],
+        ]
+        assert [*map(numbers, read(file, "source"))] == [
+            [[0, 1], [2, 6], [7, 8]],
+            [[3, 4], [5, 9], [10, 11]],
+        ]
+
+    def test_columns_of_partitions_are_read(self, tmp_path: Path) -> None:
+        parts = pyarrow.dataset.partitioning(flavor="hive")
+        table = pa.table({"y": np.arange(4), "part": [0, 0, 1, 1]})
+        pyarrow.dataset.write_dataset(
+            table, tmp_path, format="parquet", partitioning=["part"], partitioning_flavor="hive"
+        )
+        files = pyarrow.dataset.dataset(tmp_path, partitioning=parts)
+        (batch,) = source_of(files, batch=4).epoch(1, RankRows(0, 1, 1))
+        assert batch.values[0]["part"].tolist() == [0, 0, 1, 1]
+
+    @pytest.mark.parametrize(
+        ("table", "message"),
+        [
+            (pa.table({"y": [1, None]}), "column `y` has missing values: fill them"),
+            (pa.table({"y": [[1], [1, 2]]}), "column `y` have different shapes: map them"),
+        ],
+    )
+    def test_unsuitable_columns_are_refused(
+        self, tmp_path: Path, table: pa.Table, message: str
+    ) -> None:
+        pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+        source = source_of(files_of(tmp_path), batch=2)
+        with pytest.raises(StepError, match=message):
+            list(source.epoch(1, RankRows(0, 1, 1)))
+
+    def test_filter_is_refused(self, folder: Path) -> None:
+        files = files_of(folder).filter(pyarrow.dataset.field("y") > 3)
+        with pytest.raises(StepError, match="train has a filter: use arrays"):
+            source_of(files, batch=2)
+
+    def test_lost_file_is_an_error_with_a_remedy(self, folder: Path) -> None:
+        files = files_of(folder)
+        (folder / "b.parquet").unlink()
+        with pytest.raises(StepError, match=r"cannot read train: .*AWS_ACCESS_KEY_ID"):
+            source_of(files, batch=2)
+
+
+class TestHuggingFace:
+    @pytest.mark.parametrize("streams", [False, True])
+    def test_each_rank_reads_its_own_part(self, streams: bool) -> None:
+        def make() -> Any:
+            table = datasets.Dataset.from_dict({"y": list(range(16))})
+            return table.to_iterable_dataset(num_shards=4) if streams else table
+
+        first, second = map(numbers, read(make, "source"))
+        assert first == [[n, n + 1] for n in range(0, 8, 2)] or streams
+        assert sorted(n for part in (*first, *second) for n in part) == list(range(16))
+
+    def test_a_stream_maps_the_samples_of_the_rank_only(self) -> None:
+        seen: dict[int, list[int]] = {}
+
+        def make() -> Any:
+            own: list[int] = []
+            seen[len(seen)] = own
+
+            def noted(sample: dict[str, int]) -> dict[str, int]:
+                own.append(sample["y"])
+                return {"y": 2 * sample["y"]}
+
+            table = datasets.Dataset.from_dict({"y": list(range(16))})
+            return table.to_iterable_dataset(num_shards=4).map(noted)
+
+        ranks = read(make, "source")
+        assert sorted(n for rank in ranks for part in numbers(rank) for n in part) == [
+            2 * n for n in range(16)
+        ]
+        assert sorted(map(len, seen.values())) == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (np.arange(4), {"batch": 2}, "train has type ndarray, which nbdist cannot divide"),
+        (range(4), {}, "--order source needs --batch N, and no --bucket or --shuffle"),
+    ],
+)
+def test_data_without_shards_are_refused(data: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(StepError, match=message):
+        source_of(data, order="source", **options)
+
+
+class CountingFiles(LocalFileSystem):  # type: ignore[misc]
+    """Local files of fsspec that count the bytes that are read."""
+
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_bytes = 0
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        file = super()._open(path, mode, **options)
+        original = file.f.read
+
+        def read_counted(size: int = -1) -> bytes:
+            found: bytes = original(size)
+            self.read_bytes += len(found)
+            return found
+
+        file.read = read_counted
+        return file
+
+
+def test_a_rank_reads_the_bytes_of_its_row_groups(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=400_000)
+    table = pa.table({"y": rows})
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(table, path, row_group_size=50_000, compression="none")
+    counters = []
+
+    def make() -> Any:
+        counters.append(CountingFiles())
+        return pyarrow.dataset.dataset(str(path), filesystem=counters[-1], format="parquet")
+
+    for order, share in (("exact", 1.0), ("source", 0.5)):
+        counters.clear()
+        read(make, order, batch=1000)
+        size = path.stat().st_size
+        for counter in counters:
+            assert share * size * 0.9 < counter.read_bytes < share * size * 1.1
