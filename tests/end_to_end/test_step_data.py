@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 import nbdist
-from nbdist.records import StepOptions
+from nbdist.records import Saving, StepOptions
 from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from _pytest.mark.structures import ParameterSet
 
@@ -165,7 +167,7 @@ calls = []
 
 def counted(x):
     calls.append(1)
-    return x
+    return x.copy()
 
 def noted(x, y):  # TensorFlow knows of no effect
     return tf.reshape(tf.numpy_function(counted, [x], tf.float32, stateful=False), [2]) * 2.0, y
@@ -204,6 +206,23 @@ def test_own_samples_of_different_data_are_refused(cluster: nbdist.Cluster) -> N
     cluster.run(COUNTED + "stream = samples.skip(rank).take(8).map(noted).batch(8)")
     with pytest.raises(nbdist.CellError, match="begins with different samples on each rank"):
         step(cluster, "loss = jnp.sum(batch[0])", "pjrt")
+    cluster.run(COUNTED + "stream = samples.map(lambda x, y: (x + rank, y)).batch(8)")
+    with pytest.raises(nbdist.CellError, match="begins with different samples on each rank"):
+        step(cluster, "loss = jnp.sum(batch[0])", "pjrt")
+
+
+def test_resumed_run_continues_at_its_sample(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    """The checkpoint is in the second of three epochs. The data set is shuffled in each."""
+    cell, losses = "loss = jnp.sum(batch[0][:, 0] * batch[1])", {}
+    saving = Saving(folder=str(tmp_path / "kept"), every_steps=1)
+    for resume, steps in ((False, 0), (False, 5), (True, 9)):
+        cluster.run(COUNTED, strategy="pjrt")
+        kept = structs.replace(saving, resume=resume) if steps else None
+        options = StepOptions(data="stream", epochs=3, steps=steps)
+        losses[steps] = cluster.run(cell, step=options, strategy="pjrt", saving=kept).loss
+    assert len(set(losses[0][:9].tolist())) == 9
+    np.testing.assert_array_equal(losses[5], losses[0][:5])
+    np.testing.assert_array_equal(losses[9][-4:], losses[0][5:])
 
 
 SINGLE = "the elements of stream are single samples: set the batch size with --batch N"

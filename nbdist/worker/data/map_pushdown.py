@@ -14,12 +14,14 @@ this data set counts for its shuffles. Written for TensorFlow 2.21.
 from __future__ import annotations
 
 import sys
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from nbdist.worker.data.batches import RankRows
 
@@ -37,6 +39,9 @@ _CALLS = {"StatefulPartitionedCall", "If", "While", "Case", "Assert", "Stateless
 _READS = {"ReadVariableOp", "ResourceGather", "LookupTableFindV2", "LookupTableSizeV2"}
 """Operations whose results depend on variables and tables that other functions may change."""
 
+_HANDLES = ("resource", "variant")
+"""Types of tensors that refer to variables, tables and data sets."""
+
 _FACTOR = 1_000_003
 
 
@@ -53,7 +58,12 @@ class Pushdown(msgspec.Struct, frozen=True):
     batch: Any
     between: tuple[Any, ...]
 
-    def selected(self, division: Division) -> Any:
+    @property
+    def maps(self) -> tuple[Any, ...]:
+        """Maps of the samples, from bottom to top."""
+        return tuple(m for m in reversed(self.between) if type(m).__name__ in _MAPS)
+
+    def dataset(self, division: Division) -> Any:
         """Return the data set of this rank's rows.
 
         Args:
@@ -62,20 +72,61 @@ class Pushdown(msgspec.Struct, frozen=True):
         Returns:
             Data set of `(rows, (totals, checksums))`: this rank's rows of each global batch, the
             number of rows of the global batch for each of them, and a checksum of the first global
-            batch before the maps, 0 in other batches. The last two have shape `(rows,)`.
+            batch below the maps, 0 in other batches. The last two have shape `(rows,)`.
         """
         dataset = self.between[-1]._input_dataset
         for operation in reversed(self.between):
             if (again := _SAME_ELEMENTS.get(type(operation).__name__)) is not None:
                 dataset = again(operation, dataset)
-        dataset = _selection(dataset, self.batch, division)
-        for operation in reversed(self.between):
-            if type(operation).__name__ in _MAPS:
-                dataset = _mapped(operation, dataset)
+        dataset = self._own_samples(dataset, division)
+        for operation in self.maps:
+            dataset = _mapped(operation, dataset)
         dataset = _batched(dataset, self.batch, division)
         for operation in reversed(self.above):
             dataset = _ON_BATCHES[type(operation).__name__](operation, dataset)
         return dataset
+
+    def _own_samples(self, dataset: Any, division: Division) -> Any:
+        """Return this rank's samples: a data set of `(sample, (total, checksum))`."""
+        tf = sys.modules["tensorflow"]
+        data, zero = tf.data.Dataset, tf.constant(0, tf.int64)
+
+        def own(number: Any, windows: Any) -> Any:
+            window = windows if isinstance(windows, data) else data.zip(windows)
+            total = tf.nest.flatten(windows)[0].cardinality()
+            first, rows = division(total)
+            checksum = tf.cond(number > 0, lambda: zero, lambda: _checksum(window))
+            constant = data.from_tensors((total, checksum)).repeat()
+            return data.zip((window.skip(first).take(rows), constant))
+
+        batch = self.batch
+        windows = dataset.window(batch._batch_size, drop_remainder=batch._drop_remainder)
+        return windows.enumerate().flat_map(_as_is(own))
+
+
+class OwnRows:
+    """Passes through this rank's rows of the global batches of a data set.
+
+    Args:
+        pushdown: the data set.
+        division: division of the rows of a global batch, as scalar int64 tensors.
+    """
+
+    def __init__(self, pushdown: Pushdown, division: Division) -> None:
+        self._dataset = pushdown.dataset(division)
+        self._maps = sum(map(_digest, pushdown.maps))
+
+    def __iter__(self) -> Iterator[tuple[Any, int, int]]:
+        """Start a pass immediately, because a data set that reshuffles counts its iterators.
+
+        Each item has this rank's rows, the number of rows of the global batch, and an int32
+        checksum of the first global batch below the maps, and of the maps.
+        """
+        return self._items(iter(self._dataset))
+
+    def _items(self, elements: Iterator[Any]) -> Iterator[tuple[Any, int, int]]:
+        for rows, (totals, checksums) in elements:
+            yield rows, int(totals[0]), (int(checksums[0]) + self._maps) % 0x7FFFFFFF
 
 
 def find(dataset: Any) -> tuple[Pushdown | None, str]:
@@ -123,28 +174,6 @@ def rows_of_rank(rank_rows: RankRows) -> Division:
         return tf.where(whole, 0 * total, rank_rows.rank * each), tf.where(whole, total, each)
 
     return division
-
-
-def int32_of(checksum: Any) -> int:
-    """Return an int64 checksum as a number that ranks can compare as int32."""
-    return int(checksum) % 0x7FFFFFFF
-
-
-def _selection(dataset: Any, batch: Any, division: Division) -> Any:
-    """Return this rank's samples: a data set of `(sample, (total, checksum))`."""
-    tf = sys.modules["tensorflow"]
-    data = tf.data.Dataset
-
-    def own(number: Any, windows: Any) -> Any:
-        window = windows if isinstance(windows, data) else data.zip(windows)
-        total = tf.nest.flatten(windows)[0].cardinality()
-        first, rows = division(total)
-        checksum = tf.cond(number > 0, lambda: number * 0, lambda: _checksum(window))
-        constant = data.from_tensors((total, checksum)).repeat()
-        return data.zip((window.skip(first).take(rows), constant))
-
-    windows = dataset.window(batch._batch_size, drop_remainder=batch._drop_remainder)
-    return windows.enumerate().flat_map(_as_is(own))
 
 
 def _checksum(window: Any) -> Any:
@@ -260,12 +289,33 @@ def _has_effects(dataset: Any) -> bool:
     )
 
 
+def _digest(operation: Any) -> int:
+    """Return a checksum of a map: its operations, its constants and the arrays that it reads."""
+    function = operation._map_func.function
+    parts = [node.op.encode() for node in _nodes(function)]
+    parts += [n.attr["value"].SerializeToString() for n in _nodes(function) if n.op == "Const"]
+    tensors = [t for t in function.captured_inputs if t.dtype.name not in _HANDLES]
+    parts += [_bytes_of(tensor.numpy()) for tensor in tensors]
+    return sum(map(zlib.crc32, parts))  # in any order: names of functions contain counters
+
+
+def _bytes_of(value: Any) -> bytes:
+    """Return the bytes of an array of numbers or texts, or of one text."""
+    array = np.asarray(value)
+    return repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
+
+
+def _nodes(function: Any) -> list[Any]:
+    """Return the operations of a function and of all functions that it calls."""
+    definition = function.graph.as_graph_def()
+    bodies = [definition.node, *(inner.node_def for inner in definition.library.function)]
+    return [node for body in bodies for node in body]
+
+
 def _stateful(function: Any) -> set[str]:
     """Return the types of the stateful operations of a function and of all that it calls."""
     from tensorflow.python.framework import op_def_registry
 
-    definition = function.function.graph.as_graph_def()
-    bodies = [definition.node, *(inner.node_def for inner in definition.library.function)]
-    types = {node.op for body in bodies for node in body} - _CALLS
+    types = {node.op for node in _nodes(function.function)} - _CALLS
     found = {name: op_def_registry.get(name) for name in types}
     return {name for name, operation in found.items() if operation and operation.is_stateful}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbdist.worker.data.batches import Batch, leaves, map_arrays, map_trees, rows_of, slicer
-from nbdist.worker.data.map_pushdown import BY_ELEMENT, int32_of, rows_of_rank
+from nbdist.worker.data.map_pushdown import BY_ELEMENT, OwnRows, rows_of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -112,7 +112,7 @@ class SelectedRows:
         gather: Callable[[np.ndarray], np.ndarray],
     ) -> None:
         self._pushdown = pushdown
-        self._dataset: Any = None
+        self._own_rows: OwnRows | None = None
         self._gather = gather
         self.samples = samples
         self.steps = steps
@@ -120,13 +120,13 @@ class SelectedRows:
 
     def epoch(self, number: int, rank_rows: RankRows) -> Iterator[Batch]:
         del number
-        if self._dataset is None:
-            self._dataset = self._pushdown.selected(rows_of_rank(rank_rows))
-        for element, (totals, checksums) in self._dataset.as_numpy_iterator():
-            own, total = map_arrays(np.asarray, element), int(totals[0])
+        if self._own_rows is None:
+            self._own_rows = OwnRows(self._pushdown, rows_of_rank(rank_rows))
+        for rows, total, checksum in self._own_rows:
+            own = map_arrays(np.asarray, rows)
             whole = total % rank_rows.replicas > 0
             everything = _all_rows(own, _alone if whole else self._gather)
-            yield Batch((own,), total, whole, everything, checksum=int32_of(checksums[0]))
+            yield Batch((own,), total, whole, everything, checksum=checksum)
 
 
 def _alone(numbers: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ import msgspec
 import tensorflow as tf
 from keras.src import tree
 
-from nbdist.worker.data.map_pushdown import int32_of
+from nbdist.worker.data.map_pushdown import OwnRows
 from nbdist.worker.tensorflow.replica.batch_share import Shares
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ def given(data: Any) -> Batch:
     return Batch(data, row_count(data), None)
 
 
-class OwnRows(msgspec.Struct, frozen=True):
-    """This rank's rows of the batches, for models that need no others.
+class Selection(msgspec.Struct, frozen=True):
+    """Selection of this rank's rows of the batches, for models that need no others.
 
     Attributes:
         pushdown: the data set.
@@ -156,7 +156,7 @@ class GlobalBatches:
         check: compares the first batch of a pass with the other ranks.
         total_of: takes this rank's rows and returns those of the global batch, if each rank reads
             its own data (`--own-data`).
-        own_rows: this rank's rows, None if the maps of the data set must run for all samples.
+        selection: selects this rank's rows; None if the maps must run for all samples.
     """
 
     def __init__(
@@ -166,22 +166,23 @@ class GlobalBatches:
         order: Callable[[], None] = lambda: None,
         check: Callable[[Any], None] = lambda _: None,
         total_of: Callable[[int], int] | None = None,
-        own_rows: OwnRows | None = None,
+        selection: Selection | None = None,
     ) -> None:
         self.spec = dataset.element_spec
         self._dataset = dataset
         self._order = order
         self._check = check
         self._total_of = total_of
-        self._own_rows = own_rows
-        self._selected: tf.data.Dataset | None = None
+        self._selection = selection
+        self._own_rows: OwnRows | None = None
         self._passes = 0
 
     def select(self) -> bool:
         """Read this rank's rows only from now on. Return False if that is not possible."""
-        if self._own_rows is not None and self._selected is None:
-            self._selected = self._own_rows.pushdown.selected(self._own_rows.place.division)
-        return self._selected is not None
+        selection = self._selection
+        if selection is not None and self._own_rows is None:
+            self._own_rows = OwnRows(selection.pushdown, selection.place.division)
+        return self._own_rows is not None
 
     def symbols(self) -> Any:
         """Return specs of a batch, with None for missing values."""
@@ -193,16 +194,15 @@ class GlobalBatches:
         """Start a pass immediately, because a data set that reshuffles counts its iterators."""
         self._order()
         self._passes += 1
-        if self._selected is not None:
-            return self._parts(iter(self._selected))
+        if self._own_rows is not None:
+            return self._parts(iter(self._own_rows))
         return self._batches(iter(self._dataset))
 
     def _parts(self, parts: Iterator[Any]) -> Iterator[Batch]:
-        assert self._own_rows is not None
-        for number, (data, (totals, checksums)) in enumerate(parts):
+        assert self._selection is not None
+        for number, (data, total, checksum) in enumerate(parts):
             if number == 0:
-                self._own_rows.check(int32_of(checksums[0]))
-            total = int(totals[0])
+                self._selection.check(checksum)
             is_part = row_count(data) < total
             yield Batch(data, total, self.spec, is_part, number, self._passes == 1)
 

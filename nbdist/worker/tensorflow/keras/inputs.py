@@ -24,7 +24,7 @@ from nbdist.worker.data.map_pushdown import find
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.cell_state import ShuffleOrder
 from nbdist.worker.runtime.replaced_attributes import replaced
-from nbdist.worker.tensorflow.keras.batches import Batch, GlobalBatches, OwnRows, Place
+from nbdist.worker.tensorflow.keras.batches import Batch, GlobalBatches, Place, Selection
 from nbdist.worker.tensorflow.runtime.dataset_shuffle import is_seeded_by_user
 from nbdist.worker.tensorflow.runtime.rank_gather import gather_over
 
@@ -84,11 +84,11 @@ def batches_of(adapter: Any, strategy: tf.distribute.Strategy) -> Any:
         _require_same("the first batch", gather(np.array([checksum], np.int32)))
 
     pushdown, shuffle.order.sharding = find(dataset)
-    own_rows = None
+    selection = None
     if pushdown is not None:
-        own_rows = OwnRows(pushdown, Place.of(strategy), check_sum)
+        selection = Selection(pushdown, Place.of(strategy), check_sum)
         shuffle.order.sharding = ALL_ROWS  # until the model is known
-    return GlobalBatches(dataset, order=shuffle.next_pass, check=check, own_rows=own_rows)
+    return GlobalBatches(dataset, order=shuffle.next_pass, check=check, selection=selection)
 
 
 class Shuffle:

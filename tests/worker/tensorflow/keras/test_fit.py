@@ -320,8 +320,11 @@ def test_model_of_the_user_reads_whole_batches(cluster: nbdist.Cluster) -> None:
     assert calls == [3 * 71 + 71] * len(calls)
 
 
-def test_maps_of_different_data_are_refused(cluster: nbdist.Cluster) -> None:
-    code = FITS["maps of samples"].replace("slices((x, y))", "slices((x + rank, y))")
+@pytest.mark.parametrize(
+    ("one", "other"), [("slices((x, y))", "slices((x + rank, y))"), ("* 2 + 1", "* 2 + rank")]
+)
+def test_maps_of_different_data_are_refused(cluster: nbdist.Cluster, one: str, other: str) -> None:
+    code = FITS["maps of samples"].replace(one, other)
     with pytest.raises(nbdist.CellError, match="the first batch is not the same on all ranks"):
         cluster.run(code)
 
