@@ -89,7 +89,7 @@ FITS: dict[str, str] = {
         calls = []
         def counted(rows):
             calls.append(len(rows))
-            return rows.copy()
+            return rows
         def doubled(x, y):  # TensorFlow knows of no effect
             x = tf.numpy_function(counted, [x], tf.float32, stateful=False)
             return tf.reshape(x, [8]) * 2 + 1, y

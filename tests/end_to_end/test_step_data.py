@@ -167,7 +167,7 @@ calls = []
 
 def counted(x):
     calls.append(1)
-    return x.copy()
+    return x
 
 def noted(x, y):  # TensorFlow knows of no effect
     return tf.reshape(tf.numpy_function(counted, [x], tf.float32, stateful=False), [2]) * 2.0, y

@@ -38,7 +38,7 @@ def counted(values, stateful=False):
     """Count a call. TensorFlow knows of no effect."""
     def call(array):
         calls.append(1)
-        return array.copy()  # TensorFlow may write into the memory of the returned array
+        return array
     counted_values = tf.numpy_function(call, [values], values.dtype, stateful=stateful)
     counted_values.set_shape(values.shape)
     return counted_values
@@ -168,7 +168,7 @@ def of_chain(make):
             mine = make()
             tf.random.set_seed(1)
             one = make()
-            next(iter(mine)), next(iter(one))  # an earlier pass, which counts for shuffles
+            list(mine), list(one)  # an earlier pass, which counts for shuffles
             selected = OwnRows(find(mine)[0], rows_of_rank(rank_rows))
             for _ in range(2):
                 expected = list(one)
