@@ -97,6 +97,7 @@ class PlannedTime(Record, frozen=True):
         traffic: traffic of all collectives, by level.
         mfu: model FLOPs utilisation, from 0 to 1.
         bubble: share of the step in which a stage waits for microbatches, from 0 to 1.
+        flops: operations of the model's products and convolutions on each device.
     """
 
     compute: float
@@ -104,6 +105,7 @@ class PlannedTime(Record, frozen=True):
     traffic: tuple[Traffic, ...]
     mfu: float
     bubble: float = 0.0
+    flops: float = 0.0
 
     @property
     def step(self) -> float:

@@ -106,6 +106,7 @@ def time_of(
         ),
         mfu=_least_s(useful, topology) / step if step else 0.0,
         bubble=totals.idle_s / step if step else 0.0,
+        flops=_flops(useful) / topology.devices,
     )
 
 
@@ -347,6 +348,11 @@ def _least_s(ops: tuple[Op, ...], topology: Topology) -> float:
         own = op.flops / peak(chip, _dtype(op, chip)) / topology.devices if op.flops else 0.0
         seconds += op.times * (own + inner)
     return seconds
+
+
+def _flops(ops: tuple[Op, ...]) -> float:
+    """Return the operations of products and convolutions on all devices."""
+    return sum(op.times * (op.flops + _flops(op.body)) for op in ops)
 
 
 def _product(op: Op, sharded: ShardedModel) -> tuple[int, int, int, int]:

@@ -42,6 +42,11 @@ class Candidate:
         return self.memory.total <= self.memory.available
 
     @property
+    def free(self) -> int:
+        """Bytes of each device that it leaves free; negative if it does not fit."""
+        return self.memory.available - self.memory.total
+
+    @property
     def is_pipeline(self) -> bool:
         return self.sharded.layout.stage > 1
 

@@ -34,6 +34,12 @@ SHOWN = 5
 _LARGE_SHOWN = 2
 """Most plans among those that do not fit."""
 
+_ROOM_BYTES = 5 * 2**30
+"""Free memory of a device at which estimates of memory may be wrong without a failure."""
+
+_AS_FAST = 1.01
+"""Ratio of step times below which free memory decides. Estimates of time are less exact."""
+
 _TRIES = 3
 """Numbers of microbatches that are tried, from the least that could suffice."""
 
@@ -104,11 +110,28 @@ def plans(
             )
     if target.cautious:
         fitting.sort(key=lambda c: c.changes)
+    else:
+        fitting = _with_room_first(fitting)
     best = fitting[:most]
     after = [[c for c in candidates if c not in best[: place + 1]] for place in range(len(best))]
     made = (_plan(found, others, target) for found, others in zip(best, after, strict=True))
     notes = _notes(steps, target)
     return [msgspec.structs.replace(one, notes=(*one.notes, *notes)) for one in made]
+
+
+def _with_room_first(fitting: list[Candidate]) -> list[Candidate]:
+    """Put a layout with free memory first, if it is as fast as the first one within `_AS_FAST`."""
+    best = fitting[0]
+    roomy = (
+        c
+        for c in fitting
+        if c.free >= _ROOM_BYTES
+        and c.time.step <= _AS_FAST * best.time.step
+        and (best.crossed_links or not c.crossed_links)
+        and (best.replicated_table or not c.replicated_table)
+    )
+    first = best if best.free >= _ROOM_BYTES else next(roomy, best)
+    return [first, *(c for c in fitting if c is not first)]
 
 
 def _notes(steps: Steps, target: Target) -> tuple[str, ...]:
@@ -300,6 +323,9 @@ def _why(best: Candidate, other: Candidate) -> RunnerUp:
         why = f"{other.replicated_table}, with over {LARGE:,} entries, would be replicated"
     elif other.crossed_links and not best.crossed_links:
         why = f"its tensor parallelism crosses {other.crossed_links}, which other layouts avoid"
+    elif other.time.step < best.time.step and other.free < _ROOM_BYTES <= best.free:
+        faster = 1 - other.time.step / best.time.step
+        why = f"{faster:.1%} faster, but leaves only {gib(other.free)} of each device free"
     elif other.is_pipeline and other.time.step > best.time.step:
         why = f"{_slower(best, other)}: its stages are idle for {other.time.bubble:.0%} of a step"
     elif other.is_pipeline and not best.is_pipeline:

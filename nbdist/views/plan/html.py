@@ -15,6 +15,7 @@ from nbdist.views.placement.blocks import Blocks
 from nbdist.views.placement.html import STYLE
 from nbdist.views.placement.tree import Leaf, rows
 from nbdist.views.plan import text as words
+from nbdist.views.plan.flags import flags
 from nbdist.views.plan.tensors import ROLES, largest
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ _GRID = (
     f"display:inline-grid;width:100%;grid-template-columns:{_COLUMNS};gap:0 10px;"
     f"align-items:center;vertical-align:middle;padding:1px 0;{_RULE}"
 )
+_FLAGS = "margin:0 0 4px 16px;white-space:pre-wrap;font-size:12px"
 _INSET = "margin-left:16px"
 _WARNING_SIGN = '<span style="color:var(--jp-warn-color1,#d26900);margin-right:6px">⚠</span>'
 _SUMMARY = f"{_INSET};cursor:pointer;list-style-position:outside"
@@ -90,6 +92,7 @@ def page(plan: Plan, placement: Placement, root: Branch) -> str:
         _tensors(placement, root),
         _cards(plan, placement),
         _runners_up(plan),
+        _flags(plan),
         *(_note(text) for text in plan.notes),
     )
 
@@ -266,6 +269,18 @@ def _lattice(layout: Layout) -> str:
 def _cell(parts: int) -> int:
     """Return the pixels of a block, including one for its line."""
     return 96 if parts == 1 else max(3, min(24, 144 // parts))
+
+
+def _flags(plan: Plan) -> str:
+    """Return the options of other trainers, folded, as text to copy."""
+    lines = "".join(
+        f'<div>{escape(trainer)}</div><pre style="{_FLAGS}">{escape(options)}</pre>'
+        for trainer, options in flags(plan).items()
+    )
+    if not lines:
+        return ""
+    summary = f'<summary style="{_SUMMARY}">the same layout in other trainers</summary>'
+    return f'<details style="{html.FAINT};font-size:12px;margin-top:6px">{summary}{lines}</details>'
 
 
 def _runners_up(plan: Plan) -> str:

@@ -12,6 +12,7 @@ from nbdist.views.placement import text as placed
 from nbdist.views.placement.tree import rows
 from nbdist.views.plan import html as plan_html
 from nbdist.views.plan import text as words
+from nbdist.views.plan.flags import flags
 from nbdist.views.plan.tensors import folded, largest, placement_of
 from nbdist.views.result_table import ResultTable
 
@@ -131,6 +132,8 @@ class PlanPicture(ResultTable[PlannedTensor]):
         if self.plan.runners_up:
             yield from _table(words.RUNNERS_UP, [*_unfolded(words.runners_up(self.plan))], (1, 2))
             yield ""
+        for trainer, options in flags(self.plan).items():
+            yield from wrapped(f"{trainer}: {options}")
         for note in self.plan.notes:
             yield from wrapped(f"note: {note}")
 

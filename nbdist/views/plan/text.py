@@ -49,6 +49,9 @@ rows on GPUs, all 11 rows on TPUs."""
 _FAR, _MUCH_FAR = ("network", "DCN"), 0.2
 """Names of links between hosts, and the share of a step in them from which no range is known."""
 
+_SEQUENCES = 2
+"""Dimensions of a batch of tokens."""
+
 _ROUNDING = 1e-6
 """Fraction of a step below which differences in seconds are ignored."""
 
@@ -111,9 +114,30 @@ def plan_lines(plan: Plan) -> Iterator[str]:
 
 def facts(plan: Plan) -> Iterator[str]:
     yield plan.on
-    step = plan.time.step
-    pace = f": about {plan.rows / step:,.3g} samples a second" if step else ""
-    yield f"{formatting.count(plan.rows, 'sample')} a step{pace}"
+    step, tokens = plan.time.step, _tokens(plan)
+    size = f"{formatting.count(plan.rows, 'sample')} a step"
+    if not step:
+        yield size
+        return
+    pace = [f"{_figure(plan.rows / step)} samples"]
+    pace += [f"{_figure(tokens / step)} tokens"] * bool(tokens)
+    rate = f", {_figure(plan.time.flops / step / 1e12)} TFLOP/s on each device"
+    yield f"{size}: about {' or '.join(pace)} a second{rate * bool(plan.time.flops)}"
+
+
+def _figure(number: float) -> str:
+    """Format a figure with two digits, because estimates are not more exact."""
+    return f"{float(f'{number:.2g}'):,.15g}"
+
+
+def _tokens(plan: Plan) -> int:
+    """Return the tokens of a global batch: its whole numbers with a sequence. 0 without any."""
+    sizes = [
+        math.prod(tensor.shape)
+        for tensor in plan.tensors
+        if tensor.role == "batch" and "int" in tensor.dtype and len(tensor.shape) == _SEQUENCES
+    ]
+    return max(sizes, default=0)
 
 
 def warnings(plan: Plan) -> Iterator[str]:

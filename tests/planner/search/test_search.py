@@ -47,6 +47,22 @@ def refusal(planning: Planning, name: str = "MLP", on: str = "8xA100") -> str:
     return str(error.value)
 
 
+def test_free_memory_decides_between_layouts_of_equal_speed() -> None:
+    model = cached_transformer(4096, 2, 64)
+    fastest = plan(model, hardware("8xA100"), Planning())
+    assert fastest.memory.available - fastest.memory.total > 5 * 2**30
+    budget = fastest.memory.total + 4 * 2**30
+    roomy = plan(model, hardware("8xA100"), Planning(budget=budget))
+    assert fastest.time.step < roomy.time.step < 1.01 * fastest.time.step
+    assert roomy.memory.available - roomy.memory.total > 5 * 2**30
+    (faster,) = [other for other in roomy.runners_up if other.title == fastest.title]
+    assert re.fullmatch(
+        r"0\.\d% faster, but leaves only 4\.\d+ GiB of each device free", faster.why
+    )
+    tight = plan(model, hardware("8xA100"), Planning(budget=fastest.memory.total + 2**29))
+    assert tight.title == fastest.title  # no layout has as much free memory
+
+
 @pytest.mark.parametrize("layer", [0, 1])
 def test_transformer_is_sharded_as_in_megatron(layer: int) -> None:
     """Shard columns of the input projections and rows of the output projections."""

@@ -72,6 +72,16 @@ def test_a_planned_step_is_described_unless_all_devices_have_all_arrays(
     assert not lines or (lines[0].startswith("layout ") and lines[1:] == ["careful"])
 
 
+def test_facts_contain_tokens_and_operations_with_two_digits() -> None:
+    tokens = replace(tensor("tokens", 8, 2048, role="batch"), dtype="int32")
+    labels = replace(tensor("labels", 8, role="batch"), dtype="int32")
+    time = replace(PLAN.time, compute=0.3, flops=5e13)
+    found = plan(time=time, tensors=(*PLAN.tensors, tokens, labels))
+    assert list(text.facts(found))[1] == (
+        "8 samples a step: about 27 samples or 55,000 tokens a second, 170 TFLOP/s on each device"
+    )
+
+
 def test_facts_contain_the_pace_of_a_step() -> None:
     assert list(text.facts(PLAN)) == [PLAN.on, "8 samples a step: about 16 samples a second"]
     stopped = plan(time=replace(PLAN.time, compute=0.0), rows=1)
