@@ -18,7 +18,7 @@ from nbdist.errors import ReplayError, UsageError
 from nbdist.records import Planning, short_id
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from nbdist.cells.dependencies import OwnTexts
@@ -86,6 +86,7 @@ class Journal:
         failed: bool,
         *,
         generators: bytes = b"",
+        fits: Mapping[int, bytes] | None = None,
         modules: dict[str, str] | None = None,
     ) -> None:
         """Add a cell that ended, failed or was interrupted. A plan is ignored.
@@ -95,6 +96,7 @@ class Journal:
             run: its result.
             failed: True if it did not end.
             generators: last known states of the random generators, packed.
+            fits: records of the fits of each rank, packed.
             modules: digest of each of the user's own modules that the workers had.
         """
         if cell is None or cell.request.is_plan:
@@ -118,7 +120,7 @@ class Journal:
                 kind,
                 names,
                 cell.ranks,
-                request,
+                msgspec.structs.replace(request, fits=dict(fits or {})),
                 once=cell.options.once,
                 failed=failed,
                 run=cell.run,

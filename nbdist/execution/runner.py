@@ -131,6 +131,7 @@ class Runner:
         )
         self._monitors: tuple[CellMonitor, ...] = ()
         self.alignment = Alignment()
+        self._fits: dict[int, bytes] = {}
         self.stuck: list[int] = []
 
     @property
@@ -316,6 +317,7 @@ class Runner:
                     context.recorder.run(), state=context.live.state, evaluate=self.evaluate
                 )
                 self.alignment.note(monitor.ends)
+                self._fits = {rank: end.fits for rank, end in monitor.ends.items() if end.fits}
                 if left:
                     self._worker_group.close_sockets()
                     monitor.leave()
@@ -466,6 +468,17 @@ class Runner:
         self._handover.shrunk(tuple(host_of))
         context.view.shrink(host_of)
         return context._replace(host_of=host_of)
+
+    def add_to_journal(self, cell: RunningCell | None, failed: bool) -> None:
+        """Add the last cell to the journal. For the arguments see `Journal.add_cell`."""
+        self._journal.add_cell(
+            cell,
+            self.last_run,
+            failed,
+            generators=self.alignment.states,
+            fits=self._fits,
+            modules=self.modules.digests(),
+        )
 
     def _pids(self) -> dict[int, int]:
         return {rank: hello.pid for rank, hello in self._worker_group.hellos.items()}

@@ -117,6 +117,8 @@ class CellRequest(Command, frozen=True):
         seconds: duration of the run before a recovery; 0 for a new run.
         generators: states of the generators at the start of the cell, packed by
             `worker/runtime/rng_alignment.py`; empty to keep the states.
+        fits: records of the fits of each rank in the first run of a cell that nbdist repeats,
+            packed by `worker/checkpoint/fit_records.py`.
     """
 
     source: str
@@ -130,6 +132,11 @@ class CellRequest(Command, frozen=True):
     replays: bool = False
     seconds: float = 0.0
     generators: bytes = b""
+    fits: dict[int, bytes] = {}
+
+    def fits_of(self, rank: int) -> bytes:
+        """Return the records of a rank; of the last rank if the first run had fewer."""
+        return self.fits[min(rank, max(self.fits))] if self.fits else b""
 
     @property
     def step(self) -> StepRequest | None:

@@ -424,6 +424,7 @@ class CellEnded(Event, frozen=True):
             TensorFlow. Ranks with different keys cannot meet in a collective.
         generators: digest of the state of each global random generator, by library.
         generator_states: the states, packed by `worker/runtime/rng_alignment.py`; from rank 0 only.
+        fits: records of the fits of the cell, packed by `worker/checkpoint/fit_records.py`.
         disk_modules: digest of the file of each module of the user that the rank has imported from
             its host's disk in this cell.
     """
@@ -436,6 +437,7 @@ class CellEnded(Event, frozen=True):
     collective_keys: int = 0
     generators: dict[str, int] = msgspec.field(default_factory=dict)
     generator_states: bytes = b""
+    fits: bytes = b""
     disk_modules: dict[str, str] = msgspec.field(default_factory=dict)
 
 

@@ -482,13 +482,7 @@ class Cluster:
             if self.running:
                 with interrupt_held():
                     self._lifecycle.settle()
-                    self._journal.add_cell(
-                        self._lifecycle.handover.handover.last,
-                        self.last_run,
-                        failed,
-                        generators=self._runner.alignment.states,
-                        modules=self._runner.modules.digests(),
-                    )
+                    self._runner.add_to_journal(self._lifecycle.handover.handover.last, failed)
             if self._runner.stuck:
                 self.restart()
         self._worker_group.warm_spares(self._runner.modules.others(self._journal.imports()))

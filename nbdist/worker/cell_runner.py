@@ -292,6 +292,7 @@ class _Cell:
             collective_keys=self._worker.collective_keys(),
             generators=generators.digests(),
             generator_states=b"" if self._worker.rank else generators.packed(),
+            fits=fits.packed() if (fits := self._worker.cell_state.fits) else b"",
             disk_modules=finder.install().from_disk(),
             rank=self._worker.rank,
             cell=self._request.number,

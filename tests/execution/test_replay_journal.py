@@ -114,6 +114,16 @@ def test_the_states_before_a_cell_are_those_after_the_last_one_that_drew(kept: K
         assert [entry.drew for entry in journal.entries] == [False, False, True, False]
 
 
+def test_records_of_fits_are_stored_with_their_cell(kept: Kept) -> None:
+    cell = RunningCell(request=request("model.fit(x)"), ranks=(0, 1))
+    kept.journal.add_cell(cell, Run(1), failed=False, fits={0: b"first", 1: b"second"})
+    for journal in (kept.journal, kept.again()):
+        stored = journal.entries[-1].request
+        assert stored is not None
+        assert [stored.fits_of(rank) for rank in range(3)] == [b"first", b"second", b"second"]
+    assert request("model.fit(x)").fits_of(0) == b""
+
+
 def test_cells_of_ended_workers_change_nothing_that_later_cells_created(kept: Kept) -> None:
     kept.add("from jax import config", 1)
     kept.add('config.update("jax_enable_x64", True)', 2)

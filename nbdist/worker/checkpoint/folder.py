@@ -46,6 +46,7 @@ class Position(msgspec.Struct, frozen=True):
         fit: number of the current `fit` in the cell, from 1; 0 for a step cell.
         earlier: epochs of the cell's fits before that one.
         order: seed of the shuffles of that fit, if the user has set none.
+        fits: records of the cell's fits until that one (`fit_records.py`).
     """
 
     step: int
@@ -56,6 +57,7 @@ class Position(msgspec.Struct, frozen=True):
     fit: int = 0
     earlier: int = 0
     order: int = 0
+    fits: bytes = b""
 
 
 class Manifest(msgspec.Struct, frozen=True):

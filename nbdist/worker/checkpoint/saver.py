@@ -190,12 +190,14 @@ class _OwnState(NamedTuple):
         arrays: its arrays.
         generators: its global random generators.
         sums: see `Position`. Under mirrored, each rank reports the values of its own samples.
+        fits: see `Position`. Ranks that train models of their own have different histories.
         loop: its position in the user's loops.
     """
 
     arrays: dict[str, np.ndarray]
     generators: _Generators
     sums: dict[str, float]
+    fits: bytes
     loop: bytes
 
     def encode(self) -> bytes:
@@ -203,6 +205,7 @@ class _OwnState(NamedTuple):
             "arrays": pack(self.arrays),
             "random": _packed(self.generators),
             "sums": self.sums,
+            "fits": self.fits,
             "loop": self.loop,
         }
         return msgspec.msgpack.encode(state)
@@ -263,8 +266,9 @@ class Saved:
         self._resumed = checkpoint, manifest
         if manifest.world_size != self._ranks:
             return manifest.position
-        sums = checkpoint.own(self._reporter.rank).get("sums", manifest.position.sums)
-        return structs.replace(manifest.position, sums=sums)
+        position, own = manifest.position, checkpoint.own(self._reporter.rank)
+        known = {name: own[name] for name in ("sums", "fits") if name in own}
+        return structs.replace(position, **known)
 
     def open(self, state: State, *, has_more: bool = False) -> None:
         self._state = state
@@ -338,7 +342,7 @@ class Saved:
         self._finish()
         self._saved = position.step
         draft = Draft(self._folder, position.step, self._attempt)
-        own = _OwnState(self._state.own(), _generators(), position.sums, loop)
+        own = _OwnState(self._state.own(), _generators(), position.sums, position.fits, loop)
         write = self._state.copy() if self._reporter.rank == 0 else self._assist()
         manifest = Manifest(
             position=position,

@@ -16,6 +16,7 @@ import numpy as np
 from nbdist.records import FitBegun
 from nbdist.worker.fit import checkpoint as fit_checkpoint
 from nbdist.worker.fit.checkpoint import FitSaver, gather_of, state_of
+from nbdist.worker.fit.passed_epochs import PassedEpochs
 from nbdist.worker.fit.timing import Pace, is_of_all_ranks
 from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.keras.optimizer_config import hyperparameters_of
@@ -58,7 +59,7 @@ def _init_with_report(
 ) -> None:
     _list_init_upstream(
         self,
-        [*keras.tree.flatten(callbacks or []), EpochReport()],
+        [*keras.tree.flatten(callbacks or []), EpochReport(self)],
         add_history=add_history,
         add_progbar=add_progbar and params.get("verbose") != "auto",
         model=model,
@@ -73,12 +74,16 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
 
     An interrupt ends the fit on all ranks before the same batch. A rank that stopped elsewhere
     would leave the others in an all-reduce.
+
+    Args:
+        callbacks: Keras's list of callbacks with this one.
     """
 
     async_safe = True  # otherwise Keras would wait for the metrics of every batch
 
-    def __init__(self) -> None:
+    def __init__(self, callbacks: Any) -> None:
         super().__init__()
+        self._list = callbacks
         self._fitting = contextlib.ExitStack()
         self._stop: StopPoint | None = None
         self._own: dict[str, float] = {}
@@ -95,6 +100,14 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         self._made = worker.progress.batches
         self._pace = Pace(worker, self.model)
         self._note_step_count(worker)
+        self._passed = PassedEpochs(
+            self.model,
+            self._list,
+            self,
+            self._saver.before,
+            reads_all=not self._saver.is_over,
+            read=self._saver.pass_over,
+        )
         worker.ending.callback(self._close)  # Keras calls no hook if a fit raises
 
     def _note_step_count(self, worker: Worker) -> None:
@@ -111,11 +124,14 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         state = context.current().cell_state
         state.unfinished |= self._stop is not None and self._pace.is_under_way
         self._pace.close(self._epoch)
+        self._passed.close()
+        if self._stop is not None:
+            self._saver.close()
         self._fitting.close()
         self._stop = None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self._stop is None:
+        if self._stop is None or self._passed.is_under_way:
             return
         if self._stop.is_before(self._made + batch + 1):
             self._saver.stop(self._made + batch, batch)
@@ -141,8 +157,9 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Report the batch. Keras may call it on several threads; the metrics are computed."""
-        if self._stop is None:
+        if self._stop is None or self._passed.is_under_way:
             return
+        self._saver.end_batch(batch + 1)
         worker = context.current()
         step = self._made + batch + 1
         with self._pace.lock:
@@ -157,6 +174,8 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
             signals.send_histograms(worker.reporter, self._epoch, step)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self._passed.is_under_way:
+            return
         worker = context.current()
         self._made = worker.progress.batches - self._saver.begin_epoch(epoch)
         if self._before is None:  # epochs before `initial_epoch` count
@@ -181,11 +200,18 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         )
 
     def on_test_begin(self, logs: Any = None) -> None:
-        if self._stop is not None:  # the validation will reset the metrics
+        if self._stop is not None and not self._passed.is_under_way:
+            # the validation will reset the metrics
             self._own = _own_loss(self.model)
             self._pace.stop_trace(self._epoch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._passed.is_under_way:
+            if self._passed.end_epoch():
+                ends_early = self._saver.is_over and epoch + 1 < self.params["epochs"]
+                self.model.stop_training = ends_early or self._saver.before.stopped
+            return
+        self._saver.end_epoch()
         self._pace.stop_trace(self._epoch)
         own = self._own or _own_loss(self.model)
         context.current().reporter.report_values(self._epoch, -1, own=own, shared=_scalars(logs))

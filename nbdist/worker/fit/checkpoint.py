@@ -1,7 +1,8 @@
 """Checkpoints of `fit`: saving during training, and resuming in the middle of an epoch.
 
 If a cell runs again to resume, it skips each finished `fit` and the finished batches of the
-unfinished one. Keras reads these batches in the same order, but does not train on them. Keras's own
+unfinished one. Keras reads these batches in the same order, but does not train on them
+(`passed_epochs.py`). Each `fit` returns the history of all its epochs. Keras's own
 `BackupAndRestore` resumes only at an epoch, from a file that each rank would write.
 """
 
@@ -12,9 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 from keras.src.trainers.epoch_iterator import EpochIterator
+from msgspec import structs
 
+from nbdist.errors import StepError
+from nbdist.worker.checkpoint.fit_records import FitRecord, encoded, pack, unpack
 from nbdist.worker.checkpoint.folder import Position
 from nbdist.worker.checkpoint.saver import Unsaved, checkpoints
+from nbdist.worker.fit import passed_epochs
 from nbdist.worker.runtime.shell import engine_shell
 
 if TYPE_CHECKING:
@@ -37,14 +42,12 @@ def apply() -> None:
 
 
 def _enumerate_from(self: Any) -> Iterator[Any]:
-    if not _passing:
-        yield from _enumerate_upstream(self)
+    passed = passed_epochs.current()
+    if not _passing or passed is not None:
+        calls = passed.share_of(self) if passed is not None else None
+        yield from itertools.islice(_enumerate_upstream(self), calls)
         return
     saver = _passing.pop()
-    for _ in range(saver.at.epoch):
-        for _, _, data in _enumerate_upstream(self):
-            if not saver.pass_over(data, self.steps_per_execution):
-                break
     for first, last, data in _enumerate_upstream(self):
         if first < saver.at.batches:
             saver.pass_over(data, self.steps_per_execution)
@@ -63,13 +66,16 @@ class CellCheckpoints:
 
     Attributes:
         fits: number of fits that have begun.
+        records: their records.
+        earlier: records of the fits that began in an earlier run of the cell.
         checkpoints: checkpoints of the run; `Unsaved` if the fits save nothing.
         position: position from which the run resumes; None if it begins.
         stops: True if all ranks have agreed to end the cell at the same step.
     """
 
     def __init__(self, worker: Worker, saving: Saving | None) -> None:
-        self.fits = 0
+        self.records: list[FitRecord] = []
+        self.earlier = unpack(worker.request.fits_of(worker.rank))
         self.stops = False
         self.checkpoints: Checkpoints = Unsaved()
         self.position: Position | None = None
@@ -85,6 +91,16 @@ class CellCheckpoints:
         )
         worker.ending.push(self._end)
         self.position = self.checkpoints.begin()
+        if self.position is not None:
+            self.earlier = unpack(self.position.fits)
+
+    @property
+    def fits(self) -> int:
+        return len(self.records)
+
+    def packed(self) -> bytes:
+        """Return the records, encoded."""
+        return pack(self.records)
 
     def _end(self, kind: type[BaseException] | None, *_: object) -> None:
         self.checkpoints.close(failed=kind is not None and not self.stops)
@@ -102,6 +118,7 @@ class FitSaver:
         at: position of the fit; its `epoch` counts from 0, as in Keras.
         is_over: True if an earlier run of the cell finished this fit, or if nbdist only repeats
             the cell for its names.
+        before: record of the epochs that an earlier run has trained.
     """
 
     def __init__(self, worker: Worker, model: Any, epochs: int) -> None:
@@ -114,7 +131,7 @@ class FitSaver:
         if not isinstance(fits, CellCheckpoints):
             state.fits = fits = CellCheckpoints(worker, self._saving)
         self._cell = fits
-        self._cell.fits += 1
+        self._cell.records.append(FitRecord())
         self._restored = True
         self._order = state.order
         progress.passed_rows = 0
@@ -128,22 +145,52 @@ class FitSaver:
         before = self._cell.position
         is_past = before is not None and before.fit > self._cell.fits
         self.is_over = state.request.replays or is_past
+        self.before = FitRecord()
         if self.is_over:
-            model._initial_epoch = epochs
+            self.before = self._record = self._earlier()
+            if not self.before.epochs:
+                model._initial_epoch = epochs
         elif before is not None and before.fit == self._cell.fits:
+            self.before = self._record = self._earlier()
             self._resume_at(before)
         else:
             self._open()
 
+    def _earlier(self) -> FitRecord:
+        """Return the record of this fit in an earlier run of the cell.
+
+        Raises:
+            StepError: that run has not begun as many fits, or its history cannot be restored.
+        """
+        number = self._cell.fits
+        if number > len(self._cell.earlier):
+            raise StepError(
+                f"cannot repeat `fit` {number} of the cell without training: its first run has "
+                "stored no record of it. Run the cell again"
+            )
+        record = self._cell.earlier[number - 1]
+        if record.lacking and self._worker.request.replays:
+            raise StepError(
+                f"cannot repeat `fit` {number} of the cell without training: the values of "
+                f"`{', '.join(record.lacking)}` in its history cannot be stored. Run the cell again"
+            )
+        return record
+
+    @property
+    def _record(self) -> FitRecord:
+        return self._cell.records[self.at.fit - 1]
+
+    @_record.setter
+    def _record(self, record: FitRecord) -> None:
+        self._cell.records[self.at.fit - 1] = record
+
     def _resume_at(self, position: Position) -> None:
         self.at = position
         self._restored = False
-        self._model._initial_epoch = position.epoch
         progress = self._worker.progress
         progress.epochs = position.earlier + position.epoch
         progress.batches = progress.step = position.step
         self._order.seed = position.order
-        _passing.append(self)
 
     def _open(self) -> None:
         if self._saving is not None:
@@ -151,20 +198,30 @@ class FitSaver:
 
     def begin_epoch(self, epoch: int) -> int:
         """Begin an epoch; return the number of its batches that are skipped."""
-        self._model._initial_epoch = None  # Keras would reuse it for the next fit
-        passed = self.at.batches if not self._restored else 0
         self._epoch = epoch
-        return passed
+        if self._restored:
+            return 0
+        _passing.append(self)
+        return self.at.batches
 
-    def pass_over(self, data: Iterator[Any], batches: int) -> bool:
-        """Skip `batches` batches; return False if the data end before."""
+    def end_batch(self, batches: int) -> None:
+        """Note the number of batches of the epoch if a callback ends the fit within it."""
+        if self._model.stop_training:
+            self._record = structs.replace(self._record, last_batches=batches)
+
+    def end_epoch(self) -> None:
+        """Note the end of an epoch."""
+        self._record = structs.replace(self._record, epochs=self._record.epochs + 1)
+
+    def pass_over(self, data: Iterator[Any], batches: int, trains: bool = True) -> int:
+        """Skip `batches` batches; return the number of those that the data had."""
         passed = list(itertools.islice(data, batches))
         progress = self._worker.progress
         progress.tested += len(passed)  # so that the rank does not seem hung
-        if passed and keras.backend.backend() == "jax":
+        if trains and passed and keras.backend.backend() == "jax":
             rows = (leaf.shape[0] for leaf in keras.tree.flatten(passed[0]) if leaf.ndim)
             progress.passed_rows = max(progress.passed_rows, *rows)
-        return len(passed) == batches
+        return len(passed)
 
     def restore(self) -> None:
         """Restore the values of the checkpoint, once."""
@@ -189,18 +246,34 @@ class FitSaver:
 
     def end(self, step: int) -> None:
         """End the fit, and save its state."""
-        self._model._initial_epoch = None
+        self._model._initial_epoch = None  # Keras would reuse it for the next fit
         if _passing and _passing[-1] is self:
             _passing.pop()
         if not self.is_over:
             self.restore()
+            self._record = structs.replace(self._record, stopped=self._model.stop_training)
             self._save(step, self._epochs, 0)
+
+    def close(self) -> None:
+        """Store the history of the epochs that have ended."""
+        history = getattr(self._model, "history", None)
+        if self.is_over or history is None or not self._record.epochs:
+            return
+        stored, lacking = encoded(history)
+        self._record = structs.replace(self._record, history=stored, lacking=lacking)
+        if lacking and self._saving is not None:
+            self._worker.reporter.note_once(
+                "checkpoint",
+                f"checkpoints lack `{', '.join(lacking)}` of the history of `fit`: values "
+                "of these types cannot be saved",
+            )
 
     def _save(self, step: int, epoch: int, batches: int) -> None:
         if self._saving is None:
             return
         if keras.backend.backend() == "jax":
             self._model.jax_state_sync()
+        self.close()
         self._cell.checkpoints.save(
             Position(
                 step=step,
@@ -209,6 +282,7 @@ class FitSaver:
                 fit=self.at.fit,
                 earlier=self.at.earlier,
                 order=self._order.seed,
+                fits=self._cell.packed(),
             )
         )
 

@@ -56,7 +56,14 @@ class ShuffleOrder:
 class FitCounter(Protocol):
     """Counter of the fits of a cell."""
 
-    fits: int
+    @property
+    def fits(self) -> int:
+        """The number of fits that have begun."""
+        ...
+
+    def packed(self) -> bytes:
+        """Return the records of the fits, encoded."""
+        ...
 
 
 class NamesOfCell:
