@@ -40,6 +40,13 @@ def drawn(rng):
 data, held = drawn(np.random.default_rng(3)), drawn(np.random.default_rng(4))
 options = dict(steps_per_epoch=4, validation_steps=2)
 """,
+    "global generator": """
+def drawn():
+    while True:
+        rows = np.random.permutation(48)[:12]
+        yield x[rows], y[rows]
+data = drawn()
+""",
     "shuffled": """
 import tensorflow as tf
 data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(48, seed=1).batch(12)
@@ -69,10 +76,8 @@ later = first.fit(
 )
 """
 KILL = KILL_RANK_1.replace("other.name and epoch == 2", "first.name and epoch == 5")
-RESULTS = (
-    "history.epoch, history.history, later.epoch, later.history, digest(first), "
-    "np.random.randint(1 << 30)"
-)
+TRAINED = "history.epoch, history.history, later.epoch, later.history, digest(first)"
+RESULTS = f"{TRAINED}, np.random.randint(1 << 30)"
 
 
 @pytest.fixture(scope="module", params=["jax", pytest.param("tensorflow", marks=pytest.mark.full)])
@@ -82,7 +87,12 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
 
 
 def results_of(
-    cluster: nbdist.Cluster, cells: list[str], saving: Saving | None = None, recoveries: int = 0
+    cluster: nbdist.Cluster,
+    cells: list[str],
+    saving: Saving | None = None,
+    *,
+    recoveries: int = 0,
+    results: str = RESULTS,
 ) -> dict[int, str]:
     """Run the cells, the last one with checkpoints, and return what they computed."""
     strategy = strategy_of(cluster)
@@ -90,7 +100,7 @@ def results_of(
         cluster.run(cell, strategy=strategy, seed=5 if cell is cells[0] else None)
     run = cluster.run(cells[-1], strategy=strategy, saving=saving)
     assert len(run.recoveries) == recoveries
-    return cluster.run(RESULTS, strategy=strategy).results
+    return cluster.run(results, strategy=strategy).results
 
 
 def kinds_of(cluster: nbdist.Cluster) -> list[str]:
@@ -131,8 +141,10 @@ def test_fit_with_an_initial_epoch_resumes_at_its_position_in_a_generator(
         "history = later = first.fit(data, steps_per_epoch=4, initial_epoch=3, epochs=7, verbose=0,"
         " callbacks=[At()])"
     )
-    kill = KILL.format(mark=str(tmp_path / "mark"))
-    undisturbed = results_of(cluster, [SETUP + DATA["generator"], cell])
-    saving = Saving(str(tmp_path / "kept"), every_steps=3)
-    cells = [SETUP + DATA["generator"] + kill, cell]
-    assert results_of(cluster, cells, saving, recoveries=1) == undisturbed
+    for kind in ("generator", "global generator"):
+        kill = KILL.format(mark=str(tmp_path / kind))
+        undisturbed = results_of(cluster, [SETUP + DATA[kind], cell], results=TRAINED)
+        saving = Saving(str(tmp_path / f"kept {kind}"), every_steps=3)
+        cells = [SETUP + DATA[kind] + kill, cell]
+        found = results_of(cluster, cells, saving, recoveries=1, results=TRAINED)
+        assert found == undisturbed, kind

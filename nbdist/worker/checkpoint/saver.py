@@ -134,12 +134,13 @@ class Checkpoints(Protocol):
         """
         ...
 
-    def open(self, state: State, *, has_more: bool = False) -> None:
+    def open(self, state: State, *, has_more: bool = False, keeps_generators: bool = False) -> None:
         """Save this state from now on; if the run resumes, restore the newest checkpoint first.
 
         Args:
             state: the state.
             has_more: True if `save` receives the rest of the state in `loop`.
+            keeps_generators: True to leave the generators of Python and NumPy as they are.
 
         Raises:
             StepError: the checkpoint does not match the run.
@@ -172,7 +173,9 @@ class Unsaved:
     def begin(self) -> Position | None:
         return None
 
-    def open(self, state: State, *, has_more: bool = False) -> None: ...
+    def open(
+        self, state: State, *, has_more: bool = False, keeps_generators: bool = False
+    ) -> None: ...
 
     def due(self, step: int) -> bool:
         del step
@@ -270,11 +273,11 @@ class Saved:
         known = {name: own[name] for name in ("sums", "fits") if name in own}
         return structs.replace(position, **known)
 
-    def open(self, state: State, *, has_more: bool = False) -> None:
+    def open(self, state: State, *, has_more: bool = False, keeps_generators: bool = False) -> None:
         self._state = state
         if self._resumed is not None:
             checkpoint, manifest = self._resumed
-            self._restore(checkpoint, manifest)
+            self._restore(checkpoint, manifest, keeps_generators)
             self._saved = checkpoint.step
             self._plan(self._saved)
             self._resumed = None
@@ -320,7 +323,7 @@ class Saved:
                 "workers to continue in the data"
             )
 
-    def _restore(self, checkpoint: Checkpoint, manifest: Manifest) -> None:
+    def _restore(self, checkpoint: Checkpoint, manifest: Manifest, keeps_generators: bool) -> None:
         rank, before = self._reporter.rank, manifest.world_size
         state = checkpoint.own(min(rank, before - 1))
         gone = range(self._ranks, before) if rank == 0 else ()
@@ -330,7 +333,9 @@ class Saved:
             orphans=tuple(unpack(checkpoint.own(other)["arrays"]) for other in gone),
         )
         self._state.restore(checkpoint.path / self._state.kind, own)
-        if not state.get("loop"):  # a loop restores them at the begin of its pass
+        if (
+            not state.get("loop") and not keeps_generators
+        ):  # a loop restores them at the begin of its pass
             _restore_generators(state["random"])
 
     def due(self, step: int) -> bool:

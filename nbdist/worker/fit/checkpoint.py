@@ -20,6 +20,7 @@ from nbdist.worker.checkpoint.fit_records import FitRecord, encoded, pack, unpac
 from nbdist.worker.checkpoint.folder import Position
 from nbdist.worker.checkpoint.saver import Unsaved, checkpoints
 from nbdist.worker.fit import passed_epochs
+from nbdist.worker.runtime import rng_alignment
 from nbdist.worker.runtime.shell import engine_shell
 
 if TYPE_CHECKING:
@@ -187,14 +188,16 @@ class FitSaver:
     def _resume_at(self, position: Position) -> None:
         self.at = position
         self._restored = False
+        self._generators = rng_alignment.States.now()
         progress = self._worker.progress
         progress.epochs = position.earlier + position.epoch
         progress.batches = progress.step = position.step
         self._order.seed = position.order
 
-    def _open(self) -> None:
+    def _open(self, *, keeps_generators: bool = False) -> None:
         if self._saving is not None:
-            self._cell.checkpoints.open(state_of(self._worker, self._model))
+            state = state_of(self._worker, self._model)
+            self._cell.checkpoints.open(state, keeps_generators=keeps_generators)
 
     def begin_epoch(self, epoch: int) -> int:
         """Begin an epoch; return the number of its batches that are skipped."""
@@ -224,10 +227,16 @@ class FitSaver:
         return len(passed)
 
     def restore(self) -> None:
-        """Restore the values of the checkpoint, once."""
+        """Restore the values of the checkpoint, once.
+
+        On TensorFlow, Keras reads ahead in Python generators, on a thread. If they draw from the
+        global random generators, these are already further than in the checkpoint.
+        """
         if not self._restored:
             self._restored = True
-            self._open()
+            before, now = self._generators, rng_alignment.States.now()
+            drew = (before.python, before.numpy) != (now.python, now.numpy)
+            self._open(keeps_generators=drew and keras.backend.backend() == "tensorflow")
             if not self.at.batches:
                 self._model.reset_metrics()  # they may contain values of the last validation
 
