@@ -421,10 +421,19 @@ def _bound_after(entry: Entry, trained: set[str]) -> set[str]:
         names.scan([statement])
         fits = next(_trained(statement), None) is not None
         trains = fits or not by_function.isdisjoint(_handed(statement))
-        if trains or (began and not (trained | found).isdisjoint(names.read)):
+        if _is_history(statement):
+            found -= names.bound.keys()  # the records of a fit contain its history
+        elif trains or (began and not (trained | found).isdisjoint(names.read)):
             found |= names.bound.keys()
         began |= trains
     return found - trained
+
+
+def _is_history(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Assign(targets=[ast.Name()], value=ast.Call(func=ast.Attribute(attr="fit"))):
+            return True
+    return False
 
 
 def _changed(tree: ast.Module) -> Iterator[str]:
