@@ -1,8 +1,9 @@
-"""Loops of a program that may be training loops, found by names alone."""
+"""Functions of a program that may contain training loops, found by names alone."""
 
 from __future__ import annotations
 
 import ast
+import itertools
 from typing import TYPE_CHECKING
 
 from nbdist.cells.dependencies import outside_functions
@@ -10,7 +11,8 @@ from nbdist.cells.dependencies import outside_functions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nbdist.jobs.cells import JobCell
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Definition = _Function | ast.ClassDef
 
 _GRADIENTS = {
     *("GradientTape", "gradient", "apply_gradients", "minimize"),
@@ -21,41 +23,77 @@ _GRADIENTS = {
 
 
 class GradientLoops:
-    """Loops whose body takes a gradient, itself or in functions of the cells.
+    """Loops whose body may take a gradient, itself or in the functions that it calls.
 
     The runtime decides which of them it divides. A loop that it does not divide runs as written.
 
     Args:
-        cells: cells of the program.
+        trees: syntax trees of the cells of the program.
+        modules: syntax trees of the user's own modules.
     """
 
-    def __init__(self, cells: Sequence[JobCell]) -> None:
-        defined = [pair for cell in cells for pair in _definitions(cell.tree)]
-        self._words, count = set(_GRADIENTS), 0
+    def __init__(self, trees: Sequence[ast.Module], modules: Sequence[ast.Module] = ()) -> None:
+        nodes = [n for tree in itertools.chain(trees, modules) for n in ast.walk(tree)]
+        defined = [(name, {*_in(node)}) for name, node in [*_defined(nodes), *_passed(nodes)]]
+        self._words, count = _GRADIENTS.union(_called_parameters(nodes)), 0
         while count != len(self._words):
             count = len(self._words)
-            self._words |= {name for name, node in defined if not self._words.isdisjoint(_in(node))}
+            self._words |= {name for name, used in defined if not self._words.isdisjoint(used)}
 
     def within(self, node: ast.AST) -> bool:
         """Return True if a definition contains such a loop."""
-        return any(self._is_one(part) for part in ast.walk(node))
-
-    def outside_functions(self, tree: ast.Module) -> bool:
-        """Return True if a cell contains such a loop outside of its functions."""
-        return any(self._is_one(part) for part in outside_functions(tree))
-
-    def _is_one(self, node: ast.AST) -> bool:
-        return isinstance(node, (ast.For, ast.While)) and not self._words.isdisjoint(_in(node))
+        return any(_is_loop(n) and not self._words.isdisjoint(_in(n)) for n in ast.walk(node))
 
 
-def _definitions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
-    """Yield the names that functions and simple assignments define."""
-    for node in ast.walk(tree):
+def has_loops(tree: ast.Module) -> bool:
+    """Return True if a cell contains loops outside of its functions."""
+    return any(map(_is_loop, outside_functions(tree)))
+
+
+def _is_loop(node: ast.AST) -> bool:
+    return isinstance(node, (ast.For, ast.While))
+
+
+def _defined(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
+    """Yield the names and attributes that nodes define, with their code."""
+    for node in nodes:
         match node:
-            case ast.FunctionDef(name=name):
-                yield name, node
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                yield name, value
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name, node
+            case ast.ImportFrom(names=aliases):
+                yield from ((a.asname, ast.Name(a.name)) for a in aliases if a.asname)
+            case ast.Assign(targets=targets, value=value):
+                yield from ((name, value) for target in targets for name in _in(target))
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                yield from ((name, value) for name in _in(target))
+            case ast.NamedExpr(target=target, value=value):
+                yield target.id, value
+
+
+def _passed(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
+    """Yield the parameters of functions with the arguments of their calls, by their names."""
+    parameters: dict[str, set[str]] = {}
+    for node in nodes:
+        if isinstance(node, _Definition):
+            parameters.setdefault(node.name, set()).update(_parameters(node))
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            given = [*node.args, *(word.value for word in node.keywords)]
+            yield from itertools.product(parameters.get(name, ()), given)
+
+
+def _called_parameters(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Yield the parameters that functions call. The functions behind them are unknown."""
+    for node in nodes:
+        if isinstance(node, _Function):
+            called = (part.func for part in ast.walk(node) if isinstance(part, ast.Call))
+            yield from _parameters(node) & {c.id for c in called if isinstance(c, ast.Name)}
+
+
+def _parameters(node: _Definition) -> set[str]:
+    """Return the parameters of a function, or of the methods of a class."""
+    return {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
 
 
 def _in(node: ast.AST) -> Iterator[str]:

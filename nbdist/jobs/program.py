@@ -21,7 +21,7 @@ from nbdist.jobs import pushed_objects
 from nbdist.jobs.cells import INJECTED, job_cells
 from nbdist.jobs.data import FILE, JobData
 from nbdist.jobs.definitions import divided
-from nbdist.jobs.gradient_loops import GradientLoops
+from nbdist.jobs.gradient_loops import GradientLoops, has_loops
 from nbdist.jobs.parameters import parameters_of, replaced
 from nbdist.records import CellOptions, Planning, Saving, StepOptions
 from nbdist.utils import hash_seed
@@ -131,8 +131,9 @@ class _Writer:
         self._parameters = parameters_of(cells)
         self._imports: dict[str, str] = {}
         self._plans: dict[str, Plan] = {}
-        has_loops = any(entry.loops for entry in entries)
-        self._loops = GradientLoops(cells) if has_loops else None
+        trees = [cell.tree for cell in cells]
+        divides = any(entry.loops for entry in entries)
+        self._loops = GradientLoops(trees, modules) if divides else None
 
     @property
     def _hoisted(self) -> set[str]:
@@ -239,6 +240,8 @@ class _Writer:
             *["import pathlib"] * bool(self._data),
             *["import sys"] * bool(ordered),
         ]
+        imported = {o for text in self._imports for o in _origins(_statement_of(text))}
+        own = [text for text in own if not imported.issuperset(_origins(_statement_of(text)))]
         every = dict.fromkeys([*own, *self._imports])
         standard = _sorted(t for t in every if _is_standard(t) and t not in future)
         others = _sorted(t for t in every if not _is_standard(t) and t not in future)
@@ -347,7 +350,7 @@ class _Writer:
         if not statements:
             return
         options = self._options(cell)
-        if self._loops is not None and self._loops.outside_functions(cell.tree):
+        if entry.loops and has_loops(cell.tree):
             function = self._free("train_loop")
             yield f"{title}\n{_function(statements, function, cell)}"
             yield _call(f"{self._job}.run", [function, *options])
@@ -520,6 +523,13 @@ def _origins(statement: ast.Import | ast.ImportFrom) -> Iterator[_Origin]:
         else:
             package = alias.name.partition(".")[0]
             yield _Origin(alias.asname or package, alias.name if alias.asname else package, "")
+
+
+def _statement_of(text: str) -> ast.Import | ast.ImportFrom:
+    """Return the statement of an import."""
+    (statement,) = ast.parse(text).body
+    assert isinstance(statement, (ast.Import, ast.ImportFrom))
+    return statement
 
 
 def _modules(tree: ast.AST, *, is_required: bool = False) -> Iterator[str]:

@@ -215,6 +215,90 @@ def test_training_loops_are_marked(notebook: Notebook) -> None:
     assert "\njob.run(train_loop" in text
 
 
+TRAINER = """
+class Trainer:
+    def __init__(self, loss):
+        self._step = jax.jit(self.step)
+        self.loss = loss
+    def step(self, w, x):
+        return w - jax.grad(self.loss)(w, x)
+    def train_epoch(self, w):
+        for x in train:
+            w = self._step(w, x)
+        return w
+"""
+CALLER = """
+class Caller:
+    def __init__(self, f):
+        self.call = f
+    def fit(self, w):
+        for x in train:
+            w = self.call(w, x)
+"""
+HELPERS = """
+import jax
+def make(lr):
+    def update(w, x):
+        return w - lr * jax.grad(abs)(w)
+    return update, abs
+def train_step(w, x):
+    return make(1.0)[0](w, x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("definitions", "loop"),
+    [
+        (f"{TRAINER}trainer = Trainer(abs)", "for i in range(3):\n    w = trainer.train_epoch(w)"),
+        ("from helpers import train_step", "for x in train:\n    w = train_step(w, x)"),
+        ("import helpers\nup, look = helpers.make(0.1)", "for x in train:\n    w = up(w, x)"),
+        ("fns = {}\nfns['step'] = jax.grad(abs)", "for x in train:\n    w = fns['step'](w)"),
+    ],
+)
+def test_loops_that_ran_as_steps_become_functions(
+    notebook: Notebook, definitions: str, loop: str
+) -> None:
+    notebook.cell("import jax\nw, train = 1.0, [1.0]")
+    notebook.cell(definitions)
+    notebook.cell(loop, loops=True)
+    text = notebook.program(own={"helpers": [HELPERS]}).text
+    assert "\ndef train_loop():\n" in text
+    assert "with job.cell" not in text.partition("# Cell [3]")[2]
+    assert "checkpoint=args.checkpoint" in text.partition("\njob.run(")[2]
+    assert ("@job.lift\nclass Trainer:" in text) == ("Trainer" in definitions)
+
+
+@pytest.mark.parametrize(
+    ("caller", "call"),
+    [
+        ("def fit(f, w):\n    for x in train:\n        w = f(w, x)", "fit(train_step, w)"),
+        (CALLER, "Caller(train_step).fit(w)"),
+    ],
+)
+def test_functions_that_receive_their_step_are_marked(
+    notebook: Notebook, caller: str, call: str
+) -> None:
+    notebook.cell("import jax\nfrom helpers import train_step\nw, train = 1.0, [1.0]")
+    notebook.cell(caller)
+    notebook.cell(call, loops=True)
+    assert "@job.lift\n" in notebook.program(own={"helpers": [HELPERS]}).text
+
+
+def test_loops_that_ran_as_written_stay_blocks(notebook: Notebook) -> None:
+    notebook.cell("import jax\nw = 1.0")
+    notebook.cell("for i in [1.0]:\n    w -= jax.grad(abs)(w)", loops=False)
+    notebook.cell("w -= 1", loops=True)
+    assert "train_loop" not in notebook.program().text
+
+
+def test_imports_of_program_and_notebook_are_one(notebook: Notebook) -> None:
+    notebook.cell("import argparse, os, sys\nimport keras\nw = 1.0")
+    notebook.cell("w -= 1", loops=True)
+    text = notebook.program().text
+    assert "import argparse\n" not in text
+    assert "import os\n" not in text
+
+
 def test_loop_that_is_no_function_is_refused(notebook: Notebook) -> None:
     notebook.cell("import jax\nw = 1.0")
     notebook.cell("v: float = 1.0\nfor i in [1.0]:\n    w -= jax.grad(abs)(w)", loops=True)
