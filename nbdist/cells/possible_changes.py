@@ -14,37 +14,71 @@ import itertools
 import re
 from typing import TYPE_CHECKING
 
-from nbdist.cells.effects import root_name
+from nbdist.cells.effects import GROWS, root_name
+from nbdist.cells.iterated_objects import SPECIAL, IteratedObjects
+from nbdist.cells.value_parts import (
+    FUNCTIONS,
+    arguments_of,
+    assigned,
+    body_of,
+    names_in,
+    parameters,
+    passed,
+    targets_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+    from nbdist.cells.value_parts import Function, OfCall
 
-READING = {
-    *("all", "any", "apply", "argmax", "argmin", "argsort", "as_numpy_iterator", "astype"),
-    *("batch", "cache", "cardinality", "clip", "compute", "copy", "count", "count_params"),
-    *("cumsum", "decode", "describe", "dot", "encode", "endswith", "evaluate", "filter"),
-    *("flatten", "format", "get", "get_config", "get_layer", "get_vocabulary"),
-    *("get_weights", "groupby", "head", "hist", "imshow", "index", "info", "init", "isna"),
-    *("item", "items", "join", "keys", "lower", "map", "max", "mean", "merge", "min"),
-    *("nonzero", "numpy", "padded_batch", "plot", "predict", "prefetch", "ravel", "repeat"),
-    *("replace", "reshape", "result", "round", "save", "save_weights", "savefig", "shard"),
-    *("shift", "skip", "split", "squeeze", "startswith", "std", "strip", "subplots", "sum"),
-    *("summary", "tail", "take", "to_list", "tobytes", "tolist", "transpose", "unbatch"),
-    *("upper", "value_counts", "values", "var", "window", "zip"),
+__all__ = ["CHANGING", "PossibleChanges", "passed", "reached", "with_origins"]
+
+_READING = {
+    *("abs", "agg", "aggregate", "all", "any", "apply", "applymap", "argmax", "argmin", "argsort"),
+    *("as_numpy_iterator", "astype", "bar", "barh", "batch", "between", "boxplot"),
+    *("cache", "cardinality", "clip", "compute", "compute_output_shape", "copy", "corr", "count"),
+    *("count_params", "cov", "cumsum", "decode", "describe", "diff", "dot", "drop"),
+    *("drop_duplicates", "dropna", "duplicated", "encode", "endswith", "evaluate", "explode"),
+    *("ffill", "fillna", "filter", "find", "flatten", "format", "get", "get_config", "get_layer"),
+    *("get_vocabulary", "get_weights", "groupby", "head", "hist", "idxmax", "idxmin", "imshow"),
+    *(
+        "index",
+        "info",
+        "init",
+        "interpolate",
+        "isin",
+        "isna",
+        "isnull",
+        "item",
+        "items",
+        "iterrows",
+    ),
+    *("itertuples", "join", "keys", "kurt", "lower", "map", "max", "mean", "median", "melt"),
+    *("memory_usage", "merge", "min", "mode", "ne", "nlargest", "nonzero", "notna", "notnull"),
+    *("nsmallest", "numpy", "nunique", "padded_batch", "pivot", "pivot_table", "plot", "predict"),
+    *("predict_classes", "predict_proba", "prefetch", "quantile", "query", "rank", "ravel"),
+    *("rename", "repeat", "replace", "reset_index", "reshape", "resample", "result", "rolling"),
+    *("round", "save", "save_weights", "savefig", "scatter", "score", "select_dtypes"),
+    *("set_index", "shard", "shift", "show", "size", "skew", "skip", "sort_index", "sort_values"),
+    *("split", "squeeze", "stack", "startswith", "std", "strip", "subplots", "sum", "summary"),
+    *("swapaxes", "tail", "take", "title", "to_csv", "to_dict", "to_frame", "to_json", "to_list"),
+    *("to_numpy", "tobytes", "tolist", "transpose", "unbatch", "unique", "unstack", "upper"),
+    *("value_counts", "values", "var", "window", "zfill", "zip"),
 }
 """Methods that change neither their object nor their arguments."""
 
 _OF_ARGUMENTS = {"apply_gradients", "minimize", "shuffle", "update"}
 """Methods of optimizers and generators that change their arguments."""
 
-_OF_PARTS = {"children", "get", "get_layer", "items", "modules", "pop", "setdefault", "values"}
-"""Methods that return parts of their object."""
+_GROWS = GROWS | {"add", "appendleft", "setdefault", "update"}
+"""Methods whose object contains their arguments afterwards."""
 
-_PASSING = {"enumerate", "iter", "list", "next", "reversed", "sorted", "tqdm", "tuple", "zip"}
-"""Functions whose results contain elements of their arguments."""
+_APPLYING = {
+    *("apply", "filter", "map", "map_structure", "max", "min", "reduce", "sorted", "starmap"),
+    "tree_map",
+}
+"""Functions and methods that call a function with their other arguments, or parts of them."""
 
 CHANGING = {"delattr", "exec", "next", "setattr"}
 """Built-in functions that change their arguments."""
@@ -56,8 +90,11 @@ _SILENT = {
 }
 """Packages whose calls change nothing that a training reads."""
 
-_SETTING = re.compile("set|config|enable|disable|seed|regist|policy|option|eager")
+_SETTING = re.compile("set|config|enable|disable|seed|regist|policy|option|eager|clear")
 """Words in the names of functions that change a package."""
+
+_LOOKING = re.compile("plot|show|print|display|save|draw|summar|visuali")
+"""Words in the names of functions of packages that only read their arguments."""
 
 
 class PossibleChanges:
@@ -72,26 +109,33 @@ class PossibleChanges:
         self, trees: Sequence[ast.Module], own: Mapping[str, Sequence[ast.Module]] | None = None
     ) -> None:
         self._own = own or {}
-        self._of_modules: set[_Function] = set()
-        self._classes: set[str] = set()
+        self._of_modules: set[Function] = set()
+        self._classes: dict[str, ast.ClassDef | None] = {}
         self._renamed: dict[str, str] = {}
-        self._functions: dict[str, _Function] = {}
-        self._methods: dict[str, list[_Function]] = {}
-        self._wrapped: dict[str, str] = {}
+        self._functions: dict[str, Function] = {}
+        self._methods: dict[str, list[Function]] = {}
+        self._properties: set[str] = set()
+        self._wrapped: dict[str, ast.Call] = {}
         self._imported: dict[str, str] = {}
         self._linked: dict[str, set[str]] = {}
-        self._known: dict[_Function, set[str]] = {}
+        self._known: dict[Function, set[str]] = {}
+        self._returned: dict[Function, set[str]] = {}
+        self._iterated = IteratedObjects((), {})
         for tree in itertools.chain(*self._own.values()):
             for node in ast.walk(tree):
-                if isinstance(node, (ast.ClassDef, *_FUNCTIONS)):
+                if isinstance(node, (ast.ClassDef, *FUNCTIONS)):
                     self._note(node)
-                if isinstance(node, _FUNCTIONS):
+                if isinstance(node, FUNCTIONS):
                     self._of_modules.add(node)
         for tree in trees:
             for node in ast.walk(tree):
                 self._note(node)
-            for statement in _outside(tree.body):
-                self._link(statement)
+        nodes = [node for tree in trees for node in _outside(tree.body)]
+        changing = self._changing()
+        self._known.clear()  # without knowledge of iterated objects
+        self._iterated = IteratedObjects(nodes, changing)
+        for node in nodes:
+            self._link(node)
 
     @property
     def settings(self) -> set[str]:
@@ -117,34 +161,87 @@ class PossibleChanges:
                     name = alias.asname or alias.name.partition(".")[0]
                     self._imported[name] = (origin or alias.name).partition(".")[0]
                     self._renamed[name] = alias.name
-            case ast.ClassDef(body=body):
-                self._classes.add(node.name)
-                for part in body:
-                    if isinstance(part, _Function):
-                        self._methods.setdefault(part.name, []).append(part)
+            case ast.ClassDef():
+                self._classes[node.name] = node
+                self._note_methods(node)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self._functions[node.name] = node
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call):
-                for argument in call.args:  # step = jax.jit(step_of_one_batch)
-                    if isinstance(argument, ast.Name) and root_name(call.func) in self._imported:
-                        self._wrapped[name] = argument.id
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Lambda() as function):
+                self._functions[name] = function
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(args=[first, *_]) as call):
+                if "namedtuple" in ast.unparse(call.func):
+                    self._classes[name] = None
+                elif isinstance(first, ast.Name) and root_name(call.func) in self._imported:
+                    self._wrapped[name] = call  # step = jax.jit(step_of_one_batch)
+
+    def _note_methods(self, definition: ast.ClassDef) -> None:
+        for method in definition.body:
+            if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                self._methods.setdefault(method.name, []).append(method)
+                if any("property" in ast.unparse(part) for part in method.decorator_list):
+                    self._properties.add(method.name)
+
+    def _changing(self) -> dict[str, set[str]]:
+        """Return the special methods that change their object, by classes and functions."""
+        found = {name: methods for name in self._classes if (methods := self._special(name))}
+        for name, function in self._functions.items():
+            nodes = [] if isinstance(function, ast.Lambda) else [*_outside(function.body)]
+            if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes):
+                found[name] = {"__next__"}
+        for name, function in self._functions.items():
+            made = {m for node in body_of(function) for m in self._made_by(node, found)}
+            if made:
+                found.setdefault(name, set()).update(made)
+        return found
+
+    def _made_by(self, node: ast.AST, changing: Mapping[str, set[str]]) -> set[str]:
+        """Return the special methods that change an object which a node returns or assigns."""
+        match node:
+            case ast.Return(value=ast.expr() as value) | ast.Assign(value=value):
+                calls = [part for part in ast.walk(value) if isinstance(part, ast.Call)]
+                return {m for call in calls for m in changing.get(self._named(call), ())}
+        return set()
+
+    def _special(self, name: str) -> set[str]:
+        """Return the special methods of a class that change its objects."""
+        node = self._classes.get(name)
+        if node is None:
+            return set()
+        bases = {b.id for b in node.bases if isinstance(b, ast.Name)} - {name}
+        return {m for base in bases for m in self._special(base)} | {
+            part.name
+            for part in node.body
+            if isinstance(part, ast.FunctionDef) and part.name in SPECIAL
+            if self._changes_first(part)
+        }
+
+    def _changes_first(self, function: Function) -> bool:
+        """Return True if a method changes its object, also without `self.layer(x)`."""
+        first = parameters(function)[:1]
+        nodes = [node for node in body_of(function) if not self._computes(node, first)]
+        return not self._changed(nodes).isdisjoint(first)
+
+    def _computes(self, node: ast.AST, first: Sequence[str]) -> bool:
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attribute)):
+                return name in first and attribute not in self._methods
+        return False
 
     def _link(self, node: ast.AST) -> None:
         """Store that two names may lead to one value: `a = b.c`, `model.compile(opt)`."""
         pairs: list[tuple[str, Iterable[str]]] = []
+        for target, value in assigned(node):
+            given = {*self._parts(value)}
+            names = [*targets_in(target)] or [root_name(target)]  # d["x"] = x
+            pairs += [(name, given) for name in names]
         match node:
-            case ast.Assign(targets=targets, value=value):
-                pairs = [(name, _parts(value)) for target in targets for name in _targets(target)]
-            case ast.Call(func=ast.Attribute(attr="compile") as func):
-                given = [name for part in passed(node) for name in _parts(part)]
-                pairs = [(root_name(func), given)]
-        match node:  # trainer = Trainer(model)
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call):
-                if self._named(call) in self._classes:
-                    pairs += [(name, _parts(part)) for part in passed(call)]
+            case ast.Call(func=ast.Attribute(attr=method) as func):
+                if method == "compile" or method in _GROWS:
+                    given = {name for part in passed(node) for name in self._parts(part)}
+                    pairs += [(name, given) for name in self._parts(func.value)]
         for name, others in pairs:
             for other in others:
-                if other not in self._imported and name not in self._imported:
+                if other not in self._imported and name not in self._imported and name:
                     self._linked.setdefault(name, set()).add(other)
                     self._linked.setdefault(other, set()).add(name)
 
@@ -159,13 +256,73 @@ class PossibleChanges:
         """Return True if a name was imported, and not from a module of the user."""
         return root in self._imported and self._imported[root] not in self._own
 
+    # Values of expressions.
+
+    def _parts(self, value: ast.expr) -> Iterator[str]:
+        """Yield the names whose values, or parts of them, an expression may return."""
+        return names_in(value, self._parts_of_call)
+
+    def _parts_of_call(self, call: ast.Call) -> set[str]:
+        """Return the names whose values the result of a function or class of the user contains."""
+        name = self._named(call)
+        if name in self._classes and not self._is_of_package(root_name(call.func)):
+            return {n for part in passed(call) for n in self._parts(part)}
+        found = set()
+        for function, skipped in self._called(call):
+            names = self._returns(function)
+            found |= self._at_call(function, call, names, skipped)
+            if skipped and names & {*parameters(function)[:1]}:
+                assert isinstance(call.func, ast.Attribute)
+                found |= {*self._parts(call.func.value)}
+        return found
+
+    def _called(self, call: ast.Call) -> Iterator[tuple[Function, int]]:
+        """Yield the functions of the user that a call may run, and their parameters to skip."""
+        root = root_name(call.func)
+        if self._is_of_package(root):
+            return
+        if isinstance(call.func, ast.Attribute) and root not in self._imported:
+            yield from ((function, 1) for function in self._methods.get(call.func.attr, ()))
+        elif isinstance(call.func, ast.Lambda):
+            yield call.func, 0
+        elif isinstance(call.func, (ast.Name, ast.Attribute)):
+            name = self._named(call)
+            wrapper = self._wrapped.get(name)
+            if wrapper is not None and isinstance(wrapper.args[0], ast.Name):
+                name = wrapper.args[0].id
+            if name in self._functions:
+                yield self._functions[name], 0
+
+    def _returns(self, function: Function) -> set[str]:
+        """Return the names whose values, or parts of them, a function may return."""
+        if function not in self._returned:
+            self._returned[function] = set()  # a function that calls itself
+            nodes = [*body_of(function)]
+            values = [function.body] if isinstance(function, ast.Lambda) else []
+            outputs = (n for n in nodes if isinstance(n, (ast.Return, ast.Yield, ast.YieldFrom)))
+            values += [node.value for node in outputs if node.value is not None]
+            found = {name for value in values for name in self._parts(value)}
+            self._returned[function] = with_origins(found, nodes, self._parts_of_call)
+        return self._returned[function]
+
+    def _at_call(
+        self, function: Function, call: ast.Call, names: set[str], skipped: int
+    ) -> set[str]:
+        """Return the names at a call for names in the function: arguments, and global names."""
+        found = set() if function in self._of_modules else names - _own(function)
+        for name in names & {*parameters(function)[skipped:]}:
+            for part in arguments_of(function, call, name, skipped):
+                found.update(self._parts(part))
+        return found
+
     # One cell or function.
 
     def _changed(self, nodes: Iterable[ast.AST]) -> set[str]:
         """Return the names that nodes may change, and what these names refer to there."""
         every = list(nodes)
         changed = {name for node in every for name in self._changed_by(node)}
-        return with_origins(changed, every) - {""}
+        changed |= {name for node in every for name in self._iterated.taken_by(node)}
+        return with_origins(changed, every, self._parts_of_call) - {""}
 
     def _changed_by(self, node: ast.AST) -> set[str]:
         """Return the names that a node itself may change."""
@@ -175,78 +332,126 @@ class PossibleChanges:
             case ast.Expr(value=ast.Call() as call):
                 return self._by_statement(call)
             case ast.Call():
-                return self._by_call(node)
+                return self._by_call(node) | self._by_words(node) | self._by_applied(node)
+            case ast.Attribute(attr=name) | ast.Subscript(value=ast.Attribute(attr=name)) if (
+                isinstance(node.ctx, ast.Load)
+            ):
+                return self._by_property(node, name)
             case ast.Attribute() | ast.Subscript() if not isinstance(node.ctx, ast.Load):
-                return {root_name(node)}
+                return {*self._parts(node.value)}
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 used = {root_name(decorator) for decorator in node.decorator_list}
                 functions = [self._functions[name] for name in used if name in self._functions]
                 return {n for f in functions for n in self._of_function(f) - _own(f)}
         return set()
 
+    def _by_property(self, node: ast.Attribute | ast.Subscript, name: str) -> set[str]:
+        """Return the object of a property that changes it."""
+        functions = self._methods[name] if name in self._properties else ()
+        if any(map(self._changes_first, functions)):
+            return {*self._parts(node.value)}
+        return set()
+
     def _by_statement(self, call: ast.Call) -> set[str]:
         """Return the changes by a call whose result is not used, of an imported function."""
-        root = root_name(call.func)
+        root, name = root_name(call.func), ast.unparse(call.func)
         if not self._is_of_package(root) or self._imported[root] in _SILENT:
             return set()
-        settings = {root} if _SETTING.search(ast.unparse(call.func)) else set()
-        return settings | {name for part in passed(call) for name in _parts(part)}
+        settings = {root} if _SETTING.search(name) else set()
+        if _LOOKING.search(name.rpartition(".")[2]):
+            return settings
+        return settings | {name for part in passed(call) for name in self._parts(part)}
+
+    def _by_words(self, call: ast.Call) -> set[str]:
+        """Return the changes that keywords of a call ask for: `out=x`, and `inplace=True`."""
+        found = set()
+        for word in call.keywords:
+            if word.arg == "out":
+                found |= {*self._parts(word.value)}
+            elif word.arg == "inplace" and getattr(word.value, "value", True):
+                found |= {*self._parts(call.func)}
+        return found
+
+    def _by_applied(self, call: ast.Call) -> set[str]:
+        """Return the changes by a function that a call applies to its other arguments."""
+        if self._named(call) not in _APPLYING | {"map"}:
+            return set()
+        found = set()
+        every = passed(call)
+        for argument in every:
+            others = [part for part in every if part is not argument]
+            if isinstance(call.func, ast.Attribute):
+                others.append(call.func.value)
+            if isinstance(argument, (ast.Name, ast.Lambda)):
+                found |= self._by_call(ast.Call(argument, others, []))
+        return found
 
     def _by_call(self, call: ast.Call) -> set[str]:
         root = root_name(call.func)
+        given = {name for part in passed(call) for name in self._parts(part)}
         if self._is_of_package(root):
-            return set()
-        if root in self._imported:
-            function = self._functions.get(self._named(call))
-            return self._by_function(function, call, 0) if function is not None else set()
-        given = [name for part in passed(call) for name in _parts(part)]
+            return given if ast.unparse(call.func).endswith(".shuffle") else set()
+        functions = [*self._called(call)]
+        found = {n for f, skipped in functions for n in self._by_function(f, call, skipped)}
+        if root in self._imported or isinstance(call.func, ast.Lambda):
+            return found
         if isinstance(call.func, ast.Attribute):
-            method = call.func.attr
-            if method in self._methods:
-                own = {n for f in self._methods[method] for n in self._by_function(f, call, 1)}
-                return {root, *own}
-            changed = {root} if method not in READING else set()
-            return changed | (set(given) if method in _OF_ARGUMENTS else set())
-        if not isinstance(call.func, ast.Name):
-            return set()
-        function = self._functions.get(self._wrapped.get(root, root))
-        if function is not None:
-            return self._by_function(function, call, 0)
+            return found | self._by_method(call.func, given, is_own=bool(functions))
+        if not isinstance(call.func, ast.Name) or functions:
+            return found
         if root in CHANGING:
-            return set(given)
+            return self._by_next(call) if root == "next" else given
         trains = any(
             word.arg == "training" and getattr(word.value, "value", True) for word in call.keywords
         )
         return {root} if trains and root not in vars(builtins) else set()
 
-    def _by_function(self, function: _Function, call: ast.Call, skipped: int) -> set[str]:
+    def _by_next(self, call: ast.Call) -> set[str]:
+        """Return the iterator of `next`. A new one, `iter(x)`, is no name of the notebook."""
+        match call.args:
+            case [ast.Call() | ast.GeneratorExp(), *_]:
+                return set()
+            case [iterator, *_]:
+                return {*self._parts(iterator)}
+        return set()
+
+    def _by_method(self, func: ast.Attribute, given: set[str], *, is_own: bool) -> set[str]:
+        """Return the changes by a method: its object and arguments, as far as it is unknown."""
+        if is_own:
+            return {*self._parts(func.value)}
+        changed = {*self._parts(func.value)} if func.attr not in _READING else set()
+        return changed | (given if func.attr in _OF_ARGUMENTS else set())
+
+    def _by_function(self, function: Function, call: ast.Call, skipped: int) -> set[str]:
         """Return the changes by a call of a function: its arguments, and global names."""
         changed = self._of_function(function)
-        names = [part.arg for part in (*function.args.posonlyargs, *function.args.args)][skipped:]
-        words = {word.arg: word.value for word in call.keywords}
-        given = dict(zip(names, call.args, strict=False)) | words
-        more = [part for part in passed(call) if part not in given.values()]
-        found = set() if function in self._of_modules else changed - _own(function)
-        for name in changed & _parameters(function):
-            parts = [given[name]] if name in given else more
-            found.update(root for part in parts for root in _parts(part))
-        return found
+        wrapper = self._wrapped.get(self._named(call))
+        if wrapper is not None:  # functools.partial(f, x)
+            call = ast.Call(call.func, [*wrapper.args[1:], *call.args], call.keywords)
+        return self._at_call(function, call, changed, skipped)
 
-    def _of_function(self, function: _Function) -> set[str]:
+    def _of_function(self, function: Function) -> set[str]:
         if function not in self._known:
             self._known[function] = set()  # a function that calls itself
-            nodes = (node for part in function.body for node in ast.walk(part))
-            self._known[function] = self._changed(nodes) | _shared(function)
+            self._known[function] = self._changed(body_of(function)) | _shared(function)
         return self._known[function]
 
 
-def with_origins(names: Iterable[str], nodes: Iterable[ast.AST]) -> set[str]:
-    """Return names, with those whose parts nodes assign to them: `for layer in base.layers`."""
+def with_origins(
+    names: Iterable[str], nodes: Iterable[ast.AST], of_call: OfCall | None = None
+) -> set[str]:
+    """Return names, with those whose parts nodes assign to them: `for layer in base.layers`.
+
+    Args:
+        names: changed names.
+        nodes: nodes of a cell or function.
+        of_call: names for a call of a function of the user.
+    """
     origins: dict[str, set[str]] = {}
     for node in nodes:
-        for target, value in _assigned(node):
-            for name in _targets(target):
-                origins.setdefault(name, set()).update(_parts(value))
+        for target, value in assigned(node):
+            for name in targets_in(target):
+                origins.setdefault(name, set()).update(names_in(value, of_call))
     return reached(names, origins)
 
 
@@ -271,69 +476,13 @@ def _outside(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
             yield from _outside(ast.iter_child_nodes(node))
 
 
-def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield targets with the value that a node assigns to them, or whose elements it assigns."""
-    match node:
-        case ast.Assign(targets=targets, value=value):
-            yield from ((target, value) for target in targets)
-        case ast.NamedExpr(target=target, value=value):
-            yield target, value
-        case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
-            yield target, value
-        case ast.withitem(context_expr=value, optional_vars=ast.expr() as target):
-            yield target, value
-
-
-def _targets(target: ast.expr) -> Iterator[str]:
-    for node in ast.walk(target):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-
-
-def _parts(value: ast.expr) -> Iterator[str]:
-    """Yield the names whose values, or parts of them, an expression may return."""
-    if isinstance(value, ast.Name):
-        yield value.id
-    for part in _inner(value):
-        yield from _parts(part)
-
-
-def _inner(value: ast.expr) -> Sequence[ast.expr]:
-    """Return the expressions whose values an expression may return, or parts of them."""
-    match value:
-        case ast.Attribute() | ast.Subscript() | ast.Starred() | ast.NamedExpr() | ast.Await():
-            return [value.value]
-        case ast.Tuple() | ast.List():
-            return value.elts
-        case ast.BoolOp() | ast.Dict():
-            return value.values
-        case ast.IfExp():
-            return [value.body, value.orelse]
-        case ast.Call(func=ast.Name(id=name)) if name in _PASSING:
-            return value.args
-        case ast.Call(func=ast.Attribute(attr=method) as func) if method in _OF_PARTS:
-            return [func.value]
-    return []
-
-
-def passed(call: ast.Call) -> list[ast.expr]:
-    """Return the expressions of all arguments of a call."""
-    return [*call.args, *(word.value for word in call.keywords)]
-
-
-def _parameters(function: _Function) -> set[str]:
-    arguments = function.args
-    every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-    return {part.arg for part in (*every, arguments.vararg, arguments.kwarg) if part is not None}
-
-
-def _own(function: _Function) -> set[str]:
+def _own(function: Function) -> set[str]:
     """Return the local names of a function, with its parameters."""
     bound = {name for node in ast.walk(function) for name in _bound_by(node)}
-    return (_parameters(function) | bound) - _shared(function)
+    return ({*parameters(function)} | bound) - _shared(function)
 
 
-def _shared(function: _Function) -> set[str]:
+def _shared(function: Function) -> set[str]:
     """Return the global names that a function assigns."""
     return {n for node in ast.walk(function) if isinstance(node, ast.Global) for n in node.names}
 

@@ -95,6 +95,212 @@ def test_changes_are_found(cell: str, names: set[str]) -> None:
     assert names <= changes.with_aliases(changes.of_cell(trees[1]))
 
 
+LOADERS = """
+import numpy as np, jax, itertools, functools, copy, keras
+from types import SimpleNamespace
+from collections import namedtuple
+from flax import nnx
+rng = np.random.default_rng(0)
+class Loader:
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+        self.order = np.arange(9)
+    def __iter__(self):
+        self.rng.shuffle(self.order)
+        yield self.order
+    def __getitem__(self, at):
+        self.count += 1
+        return at
+    def __call__(self):
+        return self.rng.normal()
+    @property
+    def batch(self):
+        return self.rng.normal()
+class Augmented(Loader):
+    size = 3
+class Net(nnx.Module):
+    def __call__(self, x):
+        return self.linear(self.bn(x))
+def stream():
+    while True:
+        yield rng.normal()
+def make_loader():
+    made = Loader()
+    return made
+loader = Loader()
+augmented = Augmented()
+made = make_loader()
+loaders = {"train": loader}
+net = Net()
+g = stream()
+model = build()
+x = np.ones(3)
+cfg = {"a": {"lr": 1}}
+views, models = [], {}
+noise = lambda: rng.normal()
+train_ds = load()
+def find(m, name):
+    for layer in m.layers:
+        if layer.name == name:
+            return layer
+def freeze(layer):
+    layer.trainable = False
+def set_lr(owner, lr):
+    owner.lr = lr
+set_model_lr = functools.partial(set_lr, model)
+def one_batch(dl):
+    for batch in dl:
+        return batch
+"""
+
+
+@pytest.mark.parametrize(
+    ("cell", "name"),
+    [
+        ("model.get_layer('a').trainable = False", "model"),
+        ("model.get_layer('b').set_weights(w)", "model"),
+        ("next(l for l in model.layers if l.name == 'a').trainable = False", "model"),
+        ("for l in filter(None, model.layers): l.trainable = False", "model"),
+        ("by = {l.name: l for l in model.layers}\nby['c'].trainable = False", "model"),
+        ("find(model, 'd').trainable = False", "model"),
+        ("layer = find(model, 'd')\nlayer.trainable = False", "model"),
+        ("getattr(model, 'layers')[0].trainable = False", "model"),
+        ("list(map(freeze, model.layers))", "model"),
+        ("for _, m in nnx.iter_modules(model): m.rate = 0", "model"),
+        ("for i, l in enumerate(model.layers): l.trainable = False", "model"),
+        ("for v, w in zip(model.weights, new): v.assign(w)", "model"),
+        ("x_flat = x.reshape(-1)\nx_flat -= 1", "x"),
+        ("flat = np.asarray(x)\nflat[0] = 1", "x"),
+        ("y = np.multiply(x, 2, out=x)", "x"),
+        ("models['small'] = model\nmodels['small'].layers[0].trainable = False", "model"),
+        ("c = dict(cfg)\nc['a']['lr'] = 2", "cfg"),
+        ("c = copy.copy(cfg)\nc['a']['lr'] = 2", "cfg"),
+        ("s = SimpleNamespace(m=model)\ns.m.trainable = False", "model"),
+        ("S = namedtuple('S', 'm')\ns = S(model)\ns.m.trainable = False", "model"),
+        ("keras.utils.clear_session()", "keras"),
+        ("print(noise())", "rng"),
+        ("set_model_lr(0.1)", "model"),
+        ("for b in loader: break", "loader"),
+        ("for b in loaders['train']: break", "loader"),
+        ("one_batch(loader)", "loader"),
+        ("one_batch(augmented)", "augmented"),
+        ("one_batch(made)", "made"),
+        ("first, *r = loader", "loader"),
+        ("b = next(iter(loader))", "loader"),
+        ("loader[0]", "loader"),
+        ("loader()", "loader"),
+        ("print(loader.batch)", "loader"),
+        ("list(itertools.islice(g, 3))", "g"),
+        ("for i, b in zip(range(3), g): print(b)", "g"),
+        ("total = sum(1 for _ in g)", "g"),
+    ],
+)
+def test_changes_of_parts_and_iterated_objects_are_found(cell: str, name: str) -> None:
+    trees = [ast.parse(LOADERS), ast.parse(cell)]
+    changes = PossibleChanges(trees)
+    assert name in changes.with_aliases(changes.of_cell(trees[1]))
+
+
+@pytest.mark.parametrize(
+    ("before", "cell", "name"),
+    [
+        ("convs = [l for l in model.layers]", "convs[0].trainable = False", "model"),
+        ("views.append(x)", "views[0] += 1", "x"),
+        ("s = {}\ns.update(m=model)", "s['m'].trainable = False", "model"),
+        ("opt = model.optimizer", "opt.learning_rate.assign(1.0)", "model"),
+        ("def head(): return model.layers[0]", "head().trainable = False", "model"),
+    ],
+)
+def test_names_for_parts_are_known_in_later_cells(before: str, cell: str, name: str) -> None:
+    trees = [ast.parse(part) for part in (LOADERS, before, cell)]
+    changes = PossibleChanges(trees)
+    assert name in changes.with_aliases(changes.of_cell(trees[2]))
+
+
+LOOKS = """
+import pandas as pd, seaborn as sns
+from sklearn.metrics import confusion_matrix, classification_report
+def plot_history(history):
+    for name, ax in zip(["loss", "accuracy"], plt.subplots(1, 2)[1]):
+        ax.plot(history.history[name])
+        ax.set_title(name)
+def plot_confusion_matrix(y_true, y_pred, classes):
+    cm = confusion_matrix(y_true, y_pred)
+    cm = cm.astype("float") / cm.sum(axis=1)[:, np.newaxis]
+    fig, ax = plt.subplots()
+    ax.imshow(cm)
+    for i, j in itertools.product(range(2), range(2)):
+        ax.text(j, i, cm[i, j])
+    ax.set_xticklabels(classes)
+def plot_images(images, labels, n=9):
+    fig, axes = plt.subplots(3, 3)
+    for i, ax in enumerate(axes.flat):
+        ax.imshow(images[i].reshape(28, 28))
+        ax.set_title(str(labels[i]))
+        ax.axis("off")
+history = model.fit(x_train, y_train)
+train_ds = load()
+classes = ["a", "b"]
+df = pd.read_csv("a.csv")
+"""
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "df.info()\ndf.describe()\ndf.isnull().sum()",
+        "print(df['a'].unique(), df['a'].nunique(), df['a'].value_counts())",
+        "corr = df.corr()\nsns.heatmap(corr, annot=True)\nplt.show()",
+        "df.groupby('a').size().sort_values().plot(kind='bar')",
+        "for col in df.columns:\n    plt.hist(df[col].dropna())\n    print(col, df[col].dtype)",
+        "for ax, col in zip(axes, df.columns):\n    ax.hist(df[col])\n    ax.set_title(col)",
+        "for ax, x, y in zip(axes.flat, x_train, y_train):\n    ax.imshow(x)\n    ax.set_title(y)",
+        "for i, (ax, image) in enumerate(zip(plt.subplots(3)[1], x_train)):\n    ax.set_xlabel(i)",
+        "df.isna().mean().reset_index().rename(columns={'index': 'c'}).head()",
+        "plot_history(history)",
+        "plot_images(x_train, y_train)",
+        "y_pred = model.predict(x_test).argmax(1)\nplot_confusion_matrix(y_test, y_pred, classes)",
+        "print(classification_report(y_test, model.predict(x_test).round()))",
+        "image, label = next(iter(train_ds))\nplt.imshow(image[0])",
+        "sample = next(iter(train_ds.take(1)))[0]\nprint(sample.shape)",
+        "xb, yb = next(iter(train_ds))\nplot_images(xb, yb)",
+        "for layer in model.layers:\n    print(layer.name, layer.output.shape, layer.count())",
+        "w, b = model.layers[0].get_weights()\nprint(w.shape, b.mean())",
+        "tf.keras.utils.plot_model(model, show_shapes=True)",
+        "wrong = [i for i, p in enumerate(y_pred) if p != y_test[i]]\nwrong.sort()\nprint(wrong)",
+        "n, d = x_train.shape\nn += 1",
+        "score = model.evaluate(x_test, y_test, verbose=0)\nprint(f'{score[1]:.3f}')",
+        "best = sorted(zip(scores, classes), key=lambda p: -p[0])\nprint(best[:3])",
+        "counts = dict(zip(*np.unique(y_train, return_counts=True)))\nprint(counts)",
+        "for x_, y_ in train_ds:\n    print(x_.shape)\n    break",
+        "print(len(list(train_ds)), sum(1 for _ in train_ds))",
+    ],
+)
+def test_cells_of_tutorials_that_look_change_nothing(cell: str) -> None:
+    trees = [ast.parse(BEFORE), ast.parse(LOOKS), ast.parse(cell)]
+    changes = PossibleChanges(trees)
+    changed = changes.with_aliases(changes.of_cell(trees[2]))
+    used = {"model", "x_train", "y_train", "x_test", "y_test", "train_ds", "df", "classes", "opt"}
+    assert not changed & used
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "preds = net(x)",
+        "print(loader, len(loader), type(g))",
+        "shown = loader.order[:3]\nplt.plot(shown)",
+        "losses = [net(b) for b in views]",
+        "batch = next(g)\nplt.plot(batch)",
+    ],
+)
+def test_uses_of_own_objects_that_take_no_items_change_nothing(cell: str) -> None:
+    trees = [ast.parse(LOADERS), ast.parse(cell)]
+    changes = PossibleChanges(trees)
+    changed = changes.with_aliases(changes.of_cell(trees[1]))
+    assert not changed & {"net", "loader", "x", "model", "views"}
+
+
 MODULE = """
 import numpy as np
 rates = [1.0]
