@@ -12,7 +12,7 @@ from nbdist.cells.effects import root_name
 from nbdist.cells.value_parts import LAZY, assigned, passed, targets_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Set
+    from collections.abc import Callable, Iterable, Iterator, Set
 
 SPECIAL = {"__call__", "__getitem__", "__iter__", "__next__"}
 """Methods that run when code takes items of an object, or calls it."""
@@ -36,11 +36,11 @@ class IteratedObjects:
 
     Args:
         nodes: nodes of the cells outside of functions, in order.
-        changing: special methods that change their object, by the names of classes and functions
-            that return such an object.
+        changing: returns the special methods that change the object which a class or function
+            returns, by its name.
     """
 
-    def __init__(self, nodes: Iterable[ast.AST], changing: Mapping[str, Set[str]]) -> None:
+    def __init__(self, nodes: Iterable[ast.AST], changing: Callable[[str], Set[str]]) -> None:
         self._changing = changing
         self._names: dict[str, set[str]] = {}
         for node in nodes:
@@ -101,4 +101,4 @@ class IteratedObjects:
         held = self._names.get(root_name(call.func), set())
         if _HELD in held and name in ("get", "items", "values"):
             return held
-        return {*self._changing.get(name, ())}
+        return {*self._changing(name)}

@@ -12,9 +12,10 @@ import ast
 import builtins
 import itertools
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from nbdist.cells.effects import GROWS, root_name
+from nbdist.cells.fixed_points import FixedPoints
 from nbdist.cells.iterated_objects import SPECIAL, IteratedObjects
 from nbdist.cells.value_parts import (
     FUNCTIONS,
@@ -90,11 +91,18 @@ _SILENT = {
 }
 """Packages whose calls change nothing that a training reads."""
 
+_COMPUTING = {"jax", "numpy", "scipy", "sklearn"}
+_IN_PLACE = {"at", "copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask"}
+"""Packages whose functions change no arguments, except these and `shuffle`."""
+
 _SETTING = re.compile("set|config|enable|disable|seed|regist|policy|option|eager|clear")
 """Words in the names of functions that change a package."""
 
 _LOOKING = re.compile("plot|show|print|display|save|draw|summar|visuali")
 """Words in the names of functions of packages that only read their arguments."""
+
+
+_Key = tuple[Literal["changes", "returns", "object"], "Function"]
 
 
 class PossibleChanges:
@@ -118,9 +126,8 @@ class PossibleChanges:
         self._wrapped: dict[str, ast.Call] = {}
         self._imported: dict[str, str] = {}
         self._linked: dict[str, set[str]] = {}
-        self._known: dict[Function, set[str]] = {}
-        self._returned: dict[Function, set[str]] = {}
-        self._iterated = IteratedObjects((), {})
+        self._sets = FixedPoints(self._computed)
+        self._iterated = IteratedObjects((), self._changing)
         for tree in itertools.chain(*self._own.values()):
             for node in ast.walk(tree):
                 if isinstance(node, (ast.ClassDef, *FUNCTIONS)):
@@ -131,9 +138,8 @@ class PossibleChanges:
             for node in ast.walk(tree):
                 self._note(node)
         nodes = [node for tree in trees for node in _outside(tree.body)]
-        changing = self._changing()
-        self._known.clear()  # without knowledge of iterated objects
-        self._iterated = IteratedObjects(nodes, changing)
+        self._iterated = IteratedObjects(nodes, self._changing)
+        self._sets = FixedPoints(self._computed)
         for node in nodes:
             self._link(node)
 
@@ -181,35 +187,33 @@ class PossibleChanges:
                 if any("property" in ast.unparse(part) for part in method.decorator_list):
                     self._properties.add(method.name)
 
-    def _changing(self) -> dict[str, set[str]]:
-        """Return the special methods that change their object, by classes and functions."""
-        found = {name: methods for name in self._classes if (methods := self._special(name))}
-        for name, function in self._functions.items():
-            nodes = [] if isinstance(function, ast.Lambda) else [*_outside(function.body)]
-            if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes):
-                found[name] = {"__next__"}
-        for name, function in self._functions.items():
-            made = {m for node in body_of(function) for m in self._made_by(node, found)}
-            if made:
-                found.setdefault(name, set()).update(made)
+    def _changing(self, name: str) -> set[str]:
+        """Return the special methods that change the object which a class or function returns."""
+        function = self._functions.get(name)
+        found = self._special(name) | self._of_generator(name)
+        for node in body_of(function) if function is not None else ():
+            if isinstance(node, (ast.Return, ast.Assign)) and node.value is not None:
+                calls = (part for part in ast.walk(node.value) if isinstance(part, ast.Call))
+                for made in map(self._named, calls):
+                    found |= self._special(made) | self._of_generator(made)
         return found
 
-    def _made_by(self, node: ast.AST, changing: Mapping[str, set[str]]) -> set[str]:
-        """Return the special methods that change an object which a node returns or assigns."""
-        match node:
-            case ast.Return(value=ast.expr() as value) | ast.Assign(value=value):
-                calls = [part for part in ast.walk(value) if isinstance(part, ast.Call)]
-                return {m for call in calls for m in changing.get(self._named(call), ())}
-        return set()
+    def _of_generator(self, name: str) -> set[str]:
+        function = self._functions.get(name)
+        nodes = () if function is None or isinstance(function, ast.Lambda) else function.body
+        yields = any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _outside(nodes))
+        return {"__next__"} if yields else set()
 
     def _special(self, name: str) -> set[str]:
-        """Return the special methods of a class that change its objects."""
-        node = self._classes.get(name)
-        if node is None:
-            return set()
-        bases = {b.id for b in node.bases if isinstance(b, ast.Name)} - {name}
-        return {m for base in bases for m in self._special(base)} | {
+        """Return the special methods of a class and its bases that change its objects."""
+        bases: dict[str, set[str]] = {}
+        for each, node in self._classes.items():
+            if node is not None:
+                bases[each] = {base.id for base in node.bases if isinstance(base, ast.Name)}
+        classes = [node for each in reached([name], bases) if (node := self._classes.get(each))]
+        return {
             part.name
+            for node in classes
             for part in node.body
             if isinstance(part, ast.FunctionDef) and part.name in SPECIAL
             if self._changes_first(part)
@@ -217,9 +221,18 @@ class PossibleChanges:
 
     def _changes_first(self, function: Function) -> bool:
         """Return True if a method changes its object, also without `self.layer(x)`."""
+        return bool(self._sets.of(("object", function)))
+
+    def _computed(self, key: _Key) -> set[str]:
+        """Return what is known about a function: changed names, returned names, changed object."""
+        kind, function = key
+        if kind == "changes":
+            return self._changed(body_of(function)) | _shared(function)
+        if kind == "returns":
+            return self._returned_by(function)
         first = parameters(function)[:1]
         nodes = [node for node in body_of(function) if not self._computes(node, first)]
-        return not self._changed(nodes).isdisjoint(first)
+        return self._changed(nodes) & {*first}
 
     def _computes(self, node: ast.AST, first: Sequence[str]) -> bool:
         match node:
@@ -269,7 +282,7 @@ class PossibleChanges:
             return {n for part in passed(call) for n in self._parts(part)}
         found = set()
         for function, skipped in self._called(call):
-            names = self._returns(function)
+            names = self._sets.of(("returns", function))
             found |= self._at_call(function, call, names, skipped)
             if skipped and names & {*parameters(function)[:1]}:
                 assert isinstance(call.func, ast.Attribute)
@@ -293,17 +306,14 @@ class PossibleChanges:
             if name in self._functions:
                 yield self._functions[name], 0
 
-    def _returns(self, function: Function) -> set[str]:
+    def _returned_by(self, function: Function) -> set[str]:
         """Return the names whose values, or parts of them, a function may return."""
-        if function not in self._returned:
-            self._returned[function] = set()  # a function that calls itself
-            nodes = [*body_of(function)]
-            values = [function.body] if isinstance(function, ast.Lambda) else []
-            outputs = (n for n in nodes if isinstance(n, (ast.Return, ast.Yield, ast.YieldFrom)))
-            values += [node.value for node in outputs if node.value is not None]
-            found = {name for value in values for name in self._parts(value)}
-            self._returned[function] = with_origins(found, nodes, self._parts_of_call)
-        return self._returned[function]
+        nodes = [*body_of(function)]
+        values = [function.body] if isinstance(function, ast.Lambda) else []
+        outputs = (n for n in nodes if isinstance(n, (ast.Return, ast.Yield, ast.YieldFrom)))
+        values += [node.value for node in outputs if node.value is not None]
+        found = {name for value in values for name in self._parts(value)}
+        return with_origins(found, nodes, self._parts_of_call)
 
     def _at_call(
         self, function: Function, call: ast.Call, names: set[str], skipped: int
@@ -358,7 +368,10 @@ class PossibleChanges:
         if not self._is_of_package(root) or self._imported[root] in _SILENT:
             return set()
         settings = {root} if _SETTING.search(name) else set()
-        if _LOOKING.search(name.rpartition(".")[2]):
+        function = name.rpartition(".")[2]
+        if self._imported[root] in _COMPUTING and function not in _IN_PLACE:
+            return settings
+        if _LOOKING.search(function):
             return settings
         return settings | {name for part in passed(call) for name in self._parts(part)}
 
@@ -431,10 +444,7 @@ class PossibleChanges:
         return self._at_call(function, call, changed, skipped)
 
     def _of_function(self, function: Function) -> set[str]:
-        if function not in self._known:
-            self._known[function] = set()  # a function that calls itself
-            self._known[function] = self._changed(body_of(function)) | _shared(function)
-        return self._known[function]
+        return self._sets.of(("changes", function))
 
 
 def with_origins(

@@ -274,6 +274,8 @@ df = pd.read_csv("a.csv")
         "counts = dict(zip(*np.unique(y_train, return_counts=True)))\nprint(counts)",
         "for x_, y_ in train_ds:\n    print(x_.shape)\n    break",
         "print(len(list(train_ds)), sum(1 for _ in train_ds))",
+        "np.bincount(y_train)",
+        "jax.tree.map(np.shape, model)",
     ],
 )
 def test_cells_of_tutorials_that_look_change_nothing(cell: str) -> None:
@@ -299,6 +301,17 @@ def test_uses_of_own_objects_that_take_no_items_change_nothing(cell: str) -> Non
     changes = PossibleChanges(trees)
     changed = changes.with_aliases(changes.of_cell(trees[1]))
     assert not changed & {"net", "loader", "x", "model", "views"}
+
+
+def test_long_chains_and_cycles_of_functions_are_followed() -> None:
+    """Functions of big modules call each other hundreds of times deep, also in cycles."""
+    chain = "\n".join(f"def f{i}(a):\n    f{i + 1}(a)" for i in range(500))
+    last = "def f500(a):\n    a.lr = 1\n    f0(a)"
+    node = "class A(B):\n    @property\n    def size(self):\n        return self.parent.size"
+    other = "class B(A):\n    def __iter__(self):\n        return iter(self.parent)"
+    trees = [*map(ast.parse, (chain, last, node, other, "f0(model)\nprint(tree.size)"))]
+    changes = PossibleChanges(trees)
+    assert changes.of_cell(trees[-1]) == {"model"}
 
 
 MODULE = """
