@@ -52,6 +52,7 @@ def look(model, rows):
             "print(look(model, x[:4]))",
             "opt.learning_rate = 0.01",
             "head.set_weights([w * 0.5 for w in head.get_weights()])",
+            "model.get_layer(head.name).bias.assign([0.5])",
             "weight *= 0.5",
             "h = train_model(2)",
         )
@@ -98,6 +99,7 @@ def loss_of(w, x, y):
     return jnp.mean((x @ w + bias - y) ** 2)
 """,
             "xb, yb = next(batches)\nprint(xb.shape)",
+            "for xb, yb in batches:\n    break",
             "sample = rng.choice(64, 5)\nprint(x[sample])",
             "cfg.lr = 0.02",
             """
