@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from nbdist.cells.value_parts import Function, OfCall
 
-__all__ = ["CHANGING", "PossibleChanges", "passed", "reached", "with_origins"]
+__all__ = ["CHANGING", "READING", "PossibleChanges", "passed", "reached", "with_origins"]
 
-_READING = {
+READING = {
     *("abs", "agg", "aggregate", "all", "any", "apply", "applymap", "argmax", "argmin", "argsort"),
     *("as_numpy_iterator", "astype", "bar", "barh", "batch", "between", "boxplot"),
     *("cache", "cardinality", "clip", "compute", "compute_output_shape", "copy", "corr", "count"),
@@ -432,7 +432,7 @@ class PossibleChanges:
         """Return the changes by a method: its object and arguments, as far as it is unknown."""
         if is_own:
             return {*self._parts(func.value)}
-        changed = {*self._parts(func.value)} if func.attr not in _READING else set()
+        changed = {*self._parts(func.value)} if func.attr not in READING else set()
         return changed | (given if func.attr in _OF_ARGUMENTS else set())
 
     def _by_function(self, function: Function, call: ast.Call, skipped: int) -> set[str]:

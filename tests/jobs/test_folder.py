@@ -25,7 +25,8 @@ def program() -> Program:
     data = JobData("data", "args.data", str)
     data.assignments({"x": np.arange(3)})
     layouts = {"plan.json": plans.made("both")}
-    return Program("pass\n", data, ("json", "optax"), {"--epochs": "Passes."}, 7, "pjrt", layouts)
+    modules, flags = ("json", "optax"), {"--epochs": "Passes."}
+    return Program("pass\n", data, modules, frozenset(), flags, 7, "pjrt", layouts)
 
 
 def test_files_of_the_folder(tmp_path: Path, program: Program) -> None:
