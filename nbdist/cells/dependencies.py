@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import re
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -38,6 +39,13 @@ TRAINING = {"fit", "train_on_batch"}
 
 _COLLECTING = {"append", "add", "extend", "insert", "setdefault", "update"}
 """Methods of collections, whose object is not trained by a training in their arguments."""
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_CALL = re.compile(r"([A-Za-z_]\w*)\(")
+_DEFINITION = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
+_LEVELS = 2
+_MOST_TEXT = 400_000
+"""Characters of own modules that are analysed: about 12,000 lines, 1 s."""
 
 _STAR = "*"
 """Name that `from module import *` binds. Any run may need what it imports."""
@@ -157,8 +165,9 @@ def needed(
     Raises:
         ReplayError: entries cannot be repeated. The message contains all reasons.
     """
-    chosen = _chosen(entries, run, world_size, possible_changes(entries, (), own))
-    possible = possible_changes(entries, chosen, own)
+    every = possible_changes(entries, own)
+    chosen = _chosen(entries, run, world_size, every)
+    possible = present(entries, every, chosen)
     faults = [*_incomplete(entries, chosen)]
     faults += _trained_before(entries, possible, chosen, set(run.reads) - set(saved))
     if faults:
@@ -176,8 +185,8 @@ def not_repeated(
 
     Empty if they can. For the arguments see `needed`.
     """
-    chosen = _chosen(entries, run, world_size, possible_changes(entries, (), own))
-    possible = possible_changes(entries, chosen, own)
+    every = possible_changes(entries, own)
+    possible = present(entries, every, _chosen(entries, run, world_size, every))
     careful = _chosen(entries, run, world_size, possible, careful=True, with_replaced=True)
     return "; ".join(_incomplete(entries, careful))
 
@@ -202,10 +211,10 @@ def needed_with_training(
     Raises:
         ReplayError: entries cannot be repeated. The message contains all reasons.
     """
-    possible = possible_changes(entries, (), own)
-    chosen = _chosen(entries, run, world_size, possible, trains=True)
+    every = possible_changes(entries, own)
+    chosen = _chosen(entries, run, world_size, every, trains=True)
     if careful:
-        possible = possible_changes(entries, chosen, own)
+        possible = present(entries, every, chosen)
         chosen = _chosen(entries, run, world_size, possible, trains=True, careful=True)
     if faults := list(_incomplete(entries, chosen)):
         raise ReplayError("; ".join(faults))
@@ -226,24 +235,11 @@ class Changes(NamedTuple):
     settings: set[str]
 
 
-def possible_changes(
-    entries: Sequence[Entry], chosen: Collection[int], own: OwnTexts | None = None
-) -> list[Changes]:
-    """Return what each entry may have changed, by its text and those of the user's own modules.
-
-    Entries of workers that have ended count only if one of them is chosen.
-
-    Args:
-        entries: all entries before the run.
-        chosen: the indices of the entries that the run needs.
-        own: texts of the user's own modules.
-    """
-    all_count = any(entries[i].gone for i in chosen)
-    trees = [
-        tree_of_cell(e.request.source if e.request and (all_count or not e.gone) else "")
-        for e in entries
-    ]
-    modules = {name: [*map(tree_of_cell, texts)] for name, texts in (own or {}).items()}
+def possible_changes(entries: Sequence[Entry], own: OwnTexts | None = None) -> list[Changes]:
+    """Return what each entry may have changed, by its text and those of the user's own modules."""
+    sources = [entry.request.source if entry.request else "" for entry in entries]
+    trees = [*map(tree_of_cell, sources)]
+    modules = {name: [*map(tree_of_cell, texts)] for name, texts in _used(own or {}, sources)}
     possible = PossibleChanges(trees, modules)
     found = []
     for tree in trees:
@@ -251,6 +247,43 @@ def possible_changes(
         names = possible.with_aliases(direct)
         found.append(Changes(direct, names, names & possible.settings))
     return found
+
+
+def present(
+    entries: Sequence[Entry], possible: Sequence[Changes], chosen: Collection[int]
+) -> list[Changes]:
+    """Return possible changes; those by workers that ended count only if the run needs such cells.
+
+    Args:
+        entries: all entries before the run.
+        possible: changes that each entry may have made.
+        chosen: the indices of the entries that the run needs.
+    """
+    if any(entries[i].gone for i in chosen):
+        return [*possible]
+    none = Changes(set(), set(), set())
+    return [none if e.gone else found for e, found in zip(entries, possible, strict=True)]
+
+
+def _used(own: OwnTexts, sources: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each own module with its files whose functions and classes the sources may use.
+
+    Also those that these files call. Large packages have many files, and few that cells use.
+    """
+    words = {word for source in sources for word in _WORD.findall(source)}
+    left = [(name, text) for name, texts in own.items() for text in texts]
+    used: dict[str, list[str]] = {name: [] for name in own}
+    room = _MOST_TEXT
+    for _ in range(_LEVELS):
+        found = [one for one in left if not words.isdisjoint(_DEFINITION.findall(one[1]))]
+        left = [one for one in left if one not in found]
+        words = set()
+        for name, text in sorted(found, key=lambda one: len(one[1])):
+            room -= len(text)
+            if room > 0:
+                used[name].append(text)
+                words.update(_CALL.findall(text))
+    yield from used.items()
 
 
 def _chosen(

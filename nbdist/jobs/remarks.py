@@ -11,6 +11,7 @@ from nbdist.cells.dependencies import (
     Wanted,
     outside_functions,
     possible_changes,
+    present,
     tree_of_cell,
 )
 
@@ -83,7 +84,7 @@ def _changing(
     wanted = Wanted(every, CellNames())
     found = []
     chosen = [i for i, entry in enumerate(every) if id(entry) in own]
-    possible = possible_changes(every, chosen, own_texts)
+    possible = present(every, possible_changes(every, own_texts), chosen)
     for entry, changes in reversed([*zip(every, possible, strict=True)]):
         if id(entry) in own:
             wanted.add(entry.names, is_on_all=True)

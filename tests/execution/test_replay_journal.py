@@ -138,6 +138,18 @@ def test_cells_of_ended_workers_change_nothing_that_later_cells_created(kept: Ke
     assert [entry.gone for entry in kept.again().entries] == [False, False, True, True]
 
 
+def test_files_of_large_own_modules_that_no_cell_uses_are_not_analysed(kept: Kept) -> None:
+    kept.add("a = [1]", 1)
+    kept.add("from big import change\nb = change(a)", 2)
+    helper = "def change(values):\n    return grow(values)\n"
+    grow = "def grow(values):\n    values += [2]\n    return values\n"
+    others = [f"def f{i}(x):\n    x += 1\n" * 200 for i in range(1000)]
+    texts = {"big": (*others, helper, grow)}
+    needed = kept.journal.needed(request("a"), (), 2, texts)
+    assert [entry.place for entry in needed] == ["[1]", "[2]"]
+    assert places(kept.journal, request("a")) == ["[1]"]
+
+
 def test_a_step_needs_its_data_and_the_names_of_its_program(kept: Kept) -> None:
     for label, name in enumerate(("rows", "rate", "w", "other"), 1):
         kept.add(f"{name} = 1", label)
