@@ -435,7 +435,7 @@ def _handed(tree: ast.AST) -> set[str]:
         if not isinstance(node, ast.Call):
             continue
         method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        if method not in READING:
+        if method not in READING | TRAINING:  # a repeated `fit` reads its data
             found.update(part.id for part in passed(node) if isinstance(part, ast.Name))
         if method and method not in READING | _COLLECTING:
             found.update(_root(node.func))

@@ -133,6 +133,16 @@ def test_values_computed_after_a_training_in_its_cell_cannot_be_replayed() -> No
         replayed(entries, "model last", saved="model")
 
 
+def test_data_with_an_order_of_their_own_are_not_trained() -> None:
+    loader = "class Rows:\n    def __iter__(self):\n        self.n += 1\n        yield self.n"
+    fit = "history = model.fit(data, epochs=3, validation_data=held, verbose=0)"
+    entries = [
+        cell(1, f"{loader}\ndata, held = Rows(), Rows()\nmodel = make()"),
+        msgspec.structs.replace(cell(2, fit), trained=True),
+    ]
+    assert replayed(entries, "model data held history", saved="model") == ["[1]", "[2]"]
+
+
 def test_a_table_of_results_is_not_trained() -> None:
     entries = [
         cell(1, "scores = {}\nlosses = []"),
