@@ -54,8 +54,6 @@ STEP = "loss = tf.reduce_mean(batch)"
 
 
 def cases(scale: Scale) -> Iterator[Case | Skipped]:
-    if "mirrored" not in scale.strategies:
-        return
     batches = scale.of(BATCHES, SMOKE_BATCHES)
     data = DATA.format(side=scale.of(512, 16), samples=BATCH * batches)
     with ExitStack() as clusters, ours.quiet():
