@@ -1,9 +1,17 @@
-"""JAX in this process: eight virtual devices, and a cache of compiled programs in build/jax-cache.
+"""JAX with eight virtual devices, in this process or another one.
 
-Most of the time of these tests is compilation by XLA. Call `set_up` before JAX creates its backend.
+Most of the time of these tests is compilation by XLA, so this process has a cache of compiled
+programs in build/jax-cache. Call `set_up` before JAX creates its backend.
 """
 
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -22,3 +30,22 @@ def set_up() -> None:
     jax.config.update("jax_compilation_cache_dir", str(CACHE))
     jax.config.update("jax_compilation_cache_max_size", MOST_CACHED_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_COMPILE_S)
+
+
+def printed_by(program: str) -> Any:
+    """Run a program in a process of its own, and return the last line that it prints, as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={
+            **os.environ,
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={COUNT}",
+            "NPROC": "16",
+        },
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

@@ -21,10 +21,10 @@ from nbdist.cells.possible_changes import (
     CHANGING,
     READING,
     PossibleChanges,
-    passed,
     reached,
     with_origins,
 )
+from nbdist.cells.value_parts import passed
 from nbdist.errors import ReplayError
 from nbdist.records import CellRequest, Plan  # noqa: TC001 - msgspec reads them
 
@@ -150,8 +150,8 @@ def needed(
     saved: Iterable[str],
     world_size: int,
     own: OwnTexts | None = None,
-) -> list[Entry]:
-    """Return the entries to repeat for a run, in their order.
+) -> Needed:
+    """Return the entries to repeat for a run.
 
     Entries that may have changed its inputs are included if all of them can be repeated.
 
@@ -173,22 +173,11 @@ def needed(
     if faults:
         raise ReplayError("; ".join(faults))
     careful = _chosen(entries, run, world_size, possible, careful=True)
-    if any(_incomplete(entries, careful)):  # `not_repeated` describes these entries
+    if any(_incomplete(entries, careful)):
         careful = chosen
-    return [entries[i] for i in sorted(careful)]
-
-
-def not_repeated(
-    entries: Sequence[Entry], run: CellNames, world_size: int, own: OwnTexts | None = None
-) -> str:
-    """Describe why entries that may have changed inputs of a run cannot be repeated.
-
-    Empty if they can. For the arguments see `needed`.
-    """
-    every = possible_changes(entries, own)
-    possible = present(entries, every, _chosen(entries, run, world_size, every))
-    careful = _chosen(entries, run, world_size, possible, careful=True, with_replaced=True)
-    return "; ".join(_incomplete(entries, careful))
+    every_one = _chosen(entries, run, world_size, possible, careful=True, with_replaced=True)
+    left_out = "; ".join(_incomplete(entries, every_one))
+    return Needed([entries[i] for i in sorted(careful)], left_out)
 
 
 def needed_with_training(
@@ -219,6 +208,19 @@ def needed_with_training(
     if faults := list(_incomplete(entries, chosen)):
         raise ReplayError("; ".join(faults))
     return [entries[i] for i in sorted(chosen)]
+
+
+class Needed(NamedTuple):
+    """Entries to repeat for a run.
+
+    Attributes:
+        entries: the entries, in their order.
+        left_out: reasons why others that may have changed its inputs cannot be repeated; empty
+            without such entries.
+    """
+
+    entries: list[Entry]
+    left_out: str
 
 
 class Changes(NamedTuple):
@@ -312,8 +314,7 @@ def _chosen(
         entry, names = entries[i], entries[i].names
         if entry.kind == "step" and not trains:
             continue
-        later = [each.names for each in entries[i + 1 :] if not each.failed]
-        if not with_replaced and _is_replaced(entry, [*later, run]):
+        if not with_replaced and _is_replaced(entry, entries[i + 1 :], run):
             continue
         changes = _really_changed(entry, possible[i]) if entry.failed else names.changes
         made = {*names.binds, *changes, *(names.trains if trains else ())}
@@ -367,12 +368,13 @@ class Wanted:
         return reached(self.names, beside)
 
 
-def _is_replaced(entry: Entry, later: Iterable[CellNames]) -> bool:
+def _is_replaced(entry: Entry, later: Iterable[Entry], run: CellNames) -> bool:
     """Return True if an entry failed before it trained, and a corrected version ran later."""
     if not entry.failed or entry.trained:
         return False
     binds, changes = {*entry.names.binds}, {*entry.names.changes}
-    return any(binds.issubset(each.binds) and changes.issubset(each.changes) for each in later)
+    versions = [*(each.names for each in later if not each.failed), run]
+    return any(binds.issubset(one.binds) and changes.issubset(one.changes) for one in versions)
 
 
 def _incomplete(entries: Sequence[Entry], chosen: set[int]) -> Iterator[str]:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from nbdist.cells.value_parts import Function, OfCall
 
-__all__ = ["CHANGING", "READING", "PossibleChanges", "passed", "reached", "with_origins"]
-
 READING = {
     *("abs", "agg", "aggregate", "all", "any", "apply", "applymap", "argmax", "argmin", "argsort"),
     *("as_numpy_iterator", "astype", "bar", "barh", "batch", "between", "boxplot"),

@@ -24,7 +24,7 @@ from nbdist.views.cluster.workers import StartView
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from nbdist.cells.dependencies import Entry
+    from nbdist.cells.dependencies import Entry, Needed
     from nbdist.cluster.handover import HandoverFile
     from nbdist.cluster.worker_group import WorkerGroup
     from nbdist.errors import RanksLostError
@@ -83,7 +83,7 @@ class Recovery:
     ) -> bool:
         """Return True if a recovery of the run would create these names again; see `recover`."""
         try:
-            entries = self.needed(request, saved)
+            entries = self.needed(request, saved).entries
         except ReplayError:
             return False
         return {name for entry in entries for name in entry.names.binds}.issuperset(names)
@@ -102,7 +102,7 @@ class Recovery:
             ReplayError: an input of the run cannot be created again; nothing was changed.
             NbdistError: the recovery failed, even with fresh engines.
         """
-        entries = self.needed(request, saved)
+        entries, left_out = self.needed(request, saved)
         # After an interrupted recovery, the state of the workers is unknown.
         is_interrupted = self._handover.handover.loss is not None
         self._handover.lose(LostRanks(ranks=lost.ranks, reason=lost.reason))
@@ -111,14 +111,13 @@ class Recovery:
                 self._restart_all(
                     phases, shrinks=request.saving is not None and request.saving.shrink
                 )
-            size, texts = self._worker_group.world_size, self._modules.texts()
-            lost_names = self._journal.describe_lost_names(entries)
-            left_out = self._journal.describe_not_repeated(request, size, texts)
-            without = ", ".join(filter(None, (lost_names, left_out)))
+            changed = f"without repeating a cell that may have changed its inputs: {left_out}"
+            lacking = (self._journal.describe_lost_names(entries), changed * bool(left_out))
+            without = ", ".join(filter(None, lacking))
             self.recreate_inputs(phases, entries)
             phases.finish(f"nbdist: the run continues {without}".rstrip(), ())
 
-    def needed(self, request: CellRequest, saved: Sequence[str]) -> list[Entry]:
+    def needed(self, request: CellRequest, saved: Sequence[str]) -> Needed:
         """Return the entries to repeat for a run; see `Journal.needed`."""
         size, texts = self._worker_group.world_size, self._modules.texts()
         return self._journal.needed(request, saved, size, texts)

@@ -9,10 +9,10 @@ import msgspec
 from nbdist.cells.dependencies import (
     CellNames,
     Entry,
+    Needed,
     names_of,
     needed,
     needed_with_training,
-    not_repeated,
 )
 from nbdist.errors import ReplayError, UsageError
 from nbdist.records import Planning, short_id
@@ -74,8 +74,9 @@ class Journal:
 
     def repeated(self, entries: Sequence[Entry]) -> None:
         """Mark the entries that fresh workers have repeated, and the others as gone."""
+        present = {id(entry) for entry in entries}
         for number, entry in enumerate(self._entries, 1):
-            gone = not any(entry is each for each in entries)
+            gone = id(entry) not in present
             if entry.gone != gone:
                 self._write(number, msgspec.structs.replace(entry, gone=gone))
 
@@ -146,7 +147,7 @@ class Journal:
         saved: Iterable[str],
         world_size: int,
         own: OwnTexts | None = None,
-    ) -> list[Entry]:
+    ) -> Needed:
         """Return the entries to repeat for a run.
 
         Args:
@@ -159,16 +160,6 @@ class Journal:
             ReplayError: an entry cannot be repeated.
         """
         return needed(self._entries, _names_of_run(request), saved, world_size, own)
-
-    def describe_not_repeated(
-        self, request: CellRequest, world_size: int, own: OwnTexts | None = None
-    ) -> str:
-        """Describe cells that may have changed inputs of a run, and that `needed` leaves out.
-
-        Empty if there are none. For the arguments see `needed`.
-        """
-        faults = not_repeated(self._entries, _names_of_run(request), world_size, own)
-        return f"without repeating a cell that may have changed its inputs: {faults}" * bool(faults)
 
     def program(
         self,

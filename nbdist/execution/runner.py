@@ -185,7 +185,7 @@ class Runner:
 
     def _needed(self, request: CellRequest) -> list[Entry]:
         saved = names_in(Path(request.saving.folder)) if request.saving else ()
-        return self._recovery.needed(request, saved)
+        return self._recovery.needed(request, saved).entries
 
     def recreate_inputs(self, request: CellRequest, phases: StartView) -> None:
         """Create the inputs of a run again on fresh workers, before it resumes.

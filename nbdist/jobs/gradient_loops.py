@@ -7,6 +7,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from nbdist.cells.dependencies import outside_functions
+from nbdist.cells.value_parts import passed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,8 +80,7 @@ def _passed(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
     for node in nodes:
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func).rpartition(".")[2]
-            given = [*node.args, *(word.value for word in node.keywords)]
-            yield from itertools.product(parameters.get(name, ()), given)
+            yield from itertools.product(parameters.get(name, ()), passed(node))
 
 
 def _called_parameters(nodes: Sequence[ast.AST]) -> Iterator[str]:

@@ -182,10 +182,10 @@ class _Writer:
         start = self._start()
         head = [self._docstring(), self._head(), self._parser(), start]
         text = _joined([*head, *parts, f"{self._job}.close()"])
-        ast.parse(text)
+        tree = ast.parse(text)
         modules = dict.fromkeys([*self._modules, *self._data_modules])
         strategy = self._last.request.strategy or "mirrored"
-        required = _modules(ast.parse(text), is_required=True)
+        required = _modules(tree, is_required=True)
         optional = {*modules} - {name.partition(".")[0] for name in required}
         return Program(
             text,

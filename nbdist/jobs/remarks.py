@@ -14,6 +14,7 @@ from nbdist.cells.dependencies import (
     present,
     tree_of_cell,
 )
+from nbdist.cells.value_parts import passed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -129,7 +130,7 @@ def files_beside(chosen: Sequence[Entry], files: Iterable[Path]) -> list[str]:
         if entry.request is not None
         for node in ast.walk(tree_of_cell(entry.request.source))
         if isinstance(node, ast.Call)
-        for value in [*node.args, *(word.value for word in node.keywords)]
+        for value in passed(node)
         if isinstance(value, ast.Constant) and isinstance(value.value, str)
     }
     found = [text for text in named if text not in known and _is_beside(text)]

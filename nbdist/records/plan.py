@@ -71,6 +71,11 @@ class PlannedMemory(Record, frozen=True):
     def total(self) -> int:
         return self.needed + self.margin
 
+    @property
+    def free(self) -> int:
+        """Bytes that stay free; negative if the plan does not fit."""
+        return self.available - self.total
+
 
 class Traffic(Record, frozen=True):
     """Traffic of a step along one mesh axis.

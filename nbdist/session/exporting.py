@@ -15,7 +15,7 @@ from nbdist.session import deleted_cells
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nbdist.cells.dependencies import Entry
+    from nbdist.cells.dependencies import Entry, OwnTexts
     from nbdist.execution.module_sync import ModuleSync
     from nbdist.execution.replay_journal import Journal
     from nbdist.jobs.program import Program
@@ -76,13 +76,14 @@ def export(
     """
     target, hosts = folder.check_target(path), len(cluster.hosts)
     journal.note_deleted(deleted_cells.ids())
+    texts = modules.texts()
     try:
-        entries, program = _chosen(journal, cluster, modules, cell, run, careful=True)
+        entries, program = _chosen(journal, cluster, texts, cell, run, careful=True)
     except UsageError:  # without the cells that only may matter; remarks name these
-        entries, program = _chosen(journal, cluster, modules, cell, run, careful=False)
+        entries, program = _chosen(journal, cluster, texts, cell, run, careful=False)
     own = modules.of_program(program.imports)
     found = (
-        *remarks(entries, journal.until(entries), modules.texts()),
+        *remarks(entries, journal.until(entries), texts),
         *edited_cells(entries, journal.entries),
         *files_beside(entries, own.files),
         *edits(entries, own.files, modules.digests()),
@@ -104,14 +105,13 @@ def export(
 def _chosen(
     journal: Journal,
     cluster: ClusterRequest,
-    modules: ModuleSync,
+    texts: OwnTexts,
     cell: int,
     run: str,
     *,
     careful: bool,
 ) -> tuple[Sequence[Entry], Program]:
     """Return the entries of a program, and the program. For the arguments see `export`."""
-    texts = modules.texts()
     entries = journal.program(cell, run, len(cluster.hosts), texts, careful=careful)
     refuse_deleted(entries, journal.entries)
     return entries, program_of(entries, cluster, texts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from nbdist.cells.dependencies import CellNames, Entry, names_of, needed, not_repeated
+from nbdist.cells.dependencies import CellNames, Entry, names_of, needed
 from nbdist.errors import ReplayError
 from nbdist.records import CellRequest
 
@@ -23,7 +23,7 @@ def step(label: int, trains: str, reads: str = "") -> Entry:
 
 def replayed(entries: list[Entry], reads: str, saved: str = "") -> list[str]:
     run = CellNames(reads=tuple(reads.split()))
-    return [entry.place for entry in needed(entries, run, saved.split(), 2)]
+    return [entry.place for entry in needed(entries, run, saved.split(), 2).entries]
 
 
 def test_names_decide_which_cells_are_replayed() -> None:
@@ -174,7 +174,7 @@ def test_a_corrected_cell_replaces_the_one_that_failed() -> None:
     entries += [cell(3, "history = model.compile(loss='mse')")]
     run = CellNames(reads=("model",))
     assert replayed(entries, "model") == ["[1]", "[3]"]
-    assert "[2] did not run to its end" in not_repeated(entries, run, 2)
+    assert "[2] did not run to its end" in needed(entries, run, [], 2).left_out
     trained = msgspec.structs.replace(failed, trained=True)
     with pytest.raises(ReplayError):
         replayed([entries[0], trained, entries[2]], "model history")
@@ -187,7 +187,7 @@ def test_a_failed_cell_that_only_looks_needs_no_correction() -> None:
     assert "[3]" not in replayed(entries, "x plt")
     fit = msgspec.structs.replace(cell(3, "history = model.fit(x, epoch=5)"), failed=True)
     run = names_of("history = model.fit(x, epochs=5)")
-    assert needed([cell(1, "x = model = make()"), fit], run, ["model"], 2)[0].place == "[1]"
+    assert needed([cell(1, "x = model = make()"), fit], run, ["model"], 2).entries[0].place == "[1]"
 
 
 def test_a_change_through_a_function_or_another_name_is_replayed() -> None:
@@ -200,7 +200,7 @@ def test_a_change_through_a_function_or_another_name_is_replayed() -> None:
         cell(6, "print(rates[0])"),
     ]
     assert replayed(entries, "rates") == ["[1]", "[2]", "[3]", "[4]", "[5]"]
-    assert not_repeated(entries, CellNames(reads=("rates",)), 2) == ""
+    assert needed(entries, CellNames(reads=("rates",)), [], 2).left_out == ""
 
 
 def test_a_failed_cell_that_only_may_matter_is_left_out_with_a_message() -> None:
@@ -210,7 +210,7 @@ def test_a_failed_cell_that_only_may_matter_is_left_out_with_a_message() -> None
     ]
     assert replayed(entries, "rates") == ["[1]"]
     run = CellNames(reads=("rates",))
-    assert not_repeated(entries, run, 2).startswith("[2] did not run to its end")
+    assert needed(entries, run, [], 2).left_out.startswith("[2] did not run to its end")
 
 
 def test_a_name_derived_from_a_trained_one_cannot_be_replayed() -> None:

@@ -8,6 +8,14 @@ import pytest
 
 from nbdist.cells.possible_changes import PossibleChanges
 
+
+def changed_by(*cells: str) -> set[str]:
+    """Return the names that the last of some cells may change, with their other names."""
+    trees = [*map(ast.parse, cells)]
+    changes = PossibleChanges(trees)
+    return changes.with_aliases(changes.of_cell(trees[-1]))
+
+
 BEFORE = """
 import numpy as np, jax, tensorflow as tf, matplotlib.pyplot as plt
 from jax import config, random
@@ -90,9 +98,7 @@ trainer = Trainer()
     ],
 )
 def test_changes_are_found(cell: str, names: set[str]) -> None:
-    trees = [ast.parse(BEFORE), ast.parse(cell)]
-    changes = PossibleChanges(trees)
-    assert names <= changes.with_aliases(changes.of_cell(trees[1]))
+    assert names <= changed_by(BEFORE, cell)
 
 
 LOADERS = """
@@ -196,9 +202,7 @@ def one_batch(dl):
     ],
 )
 def test_changes_of_parts_and_iterated_objects_are_found(cell: str, name: str) -> None:
-    trees = [ast.parse(LOADERS), ast.parse(cell)]
-    changes = PossibleChanges(trees)
-    assert name in changes.with_aliases(changes.of_cell(trees[1]))
+    assert name in changed_by(LOADERS, cell)
 
 
 @pytest.mark.parametrize(
@@ -212,9 +216,7 @@ def test_changes_of_parts_and_iterated_objects_are_found(cell: str, name: str) -
     ],
 )
 def test_names_for_parts_are_known_in_later_cells(before: str, cell: str, name: str) -> None:
-    trees = [ast.parse(part) for part in (LOADERS, before, cell)]
-    changes = PossibleChanges(trees)
-    assert name in changes.with_aliases(changes.of_cell(trees[2]))
+    assert name in changed_by(LOADERS, before, cell)
 
 
 LOOKS = """
@@ -279,11 +281,8 @@ df = pd.read_csv("a.csv")
     ],
 )
 def test_cells_of_tutorials_that_look_change_nothing(cell: str) -> None:
-    trees = [ast.parse(BEFORE), ast.parse(LOOKS), ast.parse(cell)]
-    changes = PossibleChanges(trees)
-    changed = changes.with_aliases(changes.of_cell(trees[2]))
     used = {"model", "x_train", "y_train", "x_test", "y_test", "train_ds", "df", "classes", "opt"}
-    assert not changed & used
+    assert not changed_by(BEFORE, LOOKS, cell) & used
 
 
 @pytest.mark.parametrize(
@@ -297,10 +296,7 @@ def test_cells_of_tutorials_that_look_change_nothing(cell: str) -> None:
     ],
 )
 def test_uses_of_own_objects_that_take_no_items_change_nothing(cell: str) -> None:
-    trees = [ast.parse(LOADERS), ast.parse(cell)]
-    changes = PossibleChanges(trees)
-    changed = changes.with_aliases(changes.of_cell(trees[1]))
-    assert not changed & {"net", "loader", "x", "model", "views"}
+    assert not changed_by(LOADERS, cell) & {"net", "loader", "x", "model", "views"}
 
 
 def test_long_chains_and_cycles_of_functions_are_followed() -> None:
@@ -369,8 +365,5 @@ def test_functions_of_own_modules_are_followed(cell: str, names: set[str]) -> No
     ],
 )
 def test_cells_that_look_change_nothing(cell: str) -> None:
-    trees = [ast.parse(BEFORE), ast.parse(cell)]
-    changes = PossibleChanges(trees)
-    changed = changes.with_aliases(changes.of_cell(trees[1]))
     used = {"model", "opt", "x_train", "y_train", "x_test", "train_ds", "params", "x", "df", "text"}
-    assert not changed & used
+    assert not changed_by(BEFORE, cell) & used

@@ -90,6 +90,30 @@ def assert_results_are_equal(target: Path) -> None:
         (target / f"result{rank}.npz").unlink()
 
 
+def lengthened(target: Path) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
+    """Let a program train for 100 epochs.
+
+    Returns:
+        Its further arguments, and the results of each rank without a stop.
+    """
+    path = target / folder.PROGRAM
+    text = path.read_text()
+    epochs = ("--epochs", "100") if "epochs" in text else ()
+    if not epochs:
+        path.write_text(text.replace("range(2)", "range(100)"))
+    ended = launch(target, *epochs)
+    assert ended.returncode == 0, ended.stderr
+    expected = [dict(np.load(target / f"result{rank}.npz")) for rank in range(HOSTS)]
+    (target / "result0.npz").unlink()
+    return epochs, expected
+
+
+def assert_weights_are(expected: Sequence[dict[str, Any]], target: Path) -> None:
+    for rank, values in enumerate(expected):
+        found = np.load(target / f"result{rank}.npz")
+        np.testing.assert_array_equal(found["weights"], values["weights"])
+
+
 def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
@@ -151,6 +175,17 @@ def test_hosts_with_different_texts_are_named(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
+def client_of(server: Server) -> Iterator[kubernetes.client.ApiClient]:
+    """Provide a client of the double, as a user's kubeconfig configures it."""
+    configuration = kubernetes.client.Configuration()
+    kubernetes.config.load_kube_config(
+        str(server.kubeconfig("research")), client_configuration=configuration
+    )
+    with kubernetes.client.ApiClient(configuration) as client:
+        yield client
+
+
+@contextlib.contextmanager
 def pods_of(
     image: Path, monkeypatch: pytest.MonkeyPatch, *words: str, failed: int = 0
 ) -> Iterator[Server]:
@@ -173,11 +208,7 @@ def pods_of(
     (image.parent / "kubernetes").mkdir()
     with Server(image.parent / "kubernetes") as server:
         server.images[IMAGE] = image
-        configuration = kubernetes.client.Configuration()
-        kubernetes.config.load_kube_config(
-            str(server.kubeconfig("research")), client_configuration=configuration
-        )
-        with kubernetes.client.ApiClient(configuration) as client:
+        with client_of(server) as client:
             kubernetes.utils.create_from_yaml(
                 client, yaml_objects=[service, job], namespace="research"
             )
@@ -220,21 +251,13 @@ def test_job_continues_after_the_eviction_of_a_pod(
 ) -> None:
     image = tmp_path / "train"
     shutil.copytree(program, image)
-    text = (image / folder.PROGRAM).read_text()
-    epochs = ("--epochs", "100") if "epochs" in text else ()
-    (image / folder.PROGRAM).write_text(text.replace("range(2)", "range(100)"))
-    ended = launch(image, *epochs)
-    assert ended.returncode == 0, ended.stderr
-    expected = [dict(np.load(image / f"result{rank}.npz")) for rank in range(HOSTS)]
-    (image / "result0.npz").unlink()
+    epochs, expected = lengthened(image)
     with pods_of(image, monkeypatch, *epochs, failed=HOSTS) as server:
         assert repeat_until(
             lambda: len(phases(server)) == HOSTS and "epoch 3 " in "".join(logs(server)), LIMIT_S
         )
         server.kill("train-1-00000", signal.SIGTERM)
-    for rank, values in enumerate(expected):
-        found = np.load(image / f"result{rank}.npz")
-        np.testing.assert_array_equal(found["weights"], values["weights"])
+    assert_weights_are(expected, image)
 
 
 @pytest.mark.parametrize("kind", ["jobset", "trainjob"])
@@ -247,13 +270,7 @@ def test_a_jobset_starts_all_ranks_again_after_a_death(
     """Apply both kinds to doubles of their controllers. No checkpoint was saved before."""
     image = tmp_path / "train"
     shutil.copytree(program, image)
-    text = (image / folder.PROGRAM).read_text()
-    epochs = ("--epochs", "100") if "epochs" in text else ()
-    (image / folder.PROGRAM).write_text(text.replace("range(2)", "range(100)"))
-    ended = launch(image, *epochs)
-    assert ended.returncode == 0, ended.stderr
-    expected = [dict(np.load(image / f"result{rank}.npz")) for rank in range(HOSTS)]
-    (image / "result0.npz").unlink()
+    epochs, expected = lengthened(image)
     batch = nbdist.Batch("kubernetes", image=IMAGE, kind=kind)
     common = {"name": "train", "hosts": [""] * HOSTS, "checkpoint": True, "python": "3.11"}
     written = launch_files(batch, **common)["job.yaml"]
@@ -265,11 +282,7 @@ def test_a_jobset_starts_all_ranks_again_after_a_death(
     with JobSetServer(tmp_path / "kubernetes") as server:
         server.folder.mkdir()
         server.images[IMAGE] = image
-        configuration = kubernetes.client.Configuration()
-        kubernetes.config.load_kube_config(
-            str(server.kubeconfig("research")), client_configuration=configuration
-        )
-        with kubernetes.client.ApiClient(configuration) as client:
+        with client_of(server) as client:
             api = kubernetes.client.CustomObjectsApi(client)
             for given in objects:
                 group, version = given["apiVersion"].split("/")
@@ -284,9 +297,7 @@ def test_a_jobset_starts_all_ranks_again_after_a_death(
         done = ["Succeeded"] * HOSTS
         assert repeat_until(lambda: phases(server, job) == done, LIMIT_S), logs(server, job)
         assert server.restarts == {"train": 1}
-    for rank, values in enumerate(expected):
-        found = np.load(image / f"result{rank}.npz")
-        np.testing.assert_array_equal(found["weights"], values["weights"])
+    assert_weights_are(expected, image)
 
 
 def containers_of(given: Any) -> Iterator[dict[str, Any]]:
@@ -327,16 +338,8 @@ def test_program_saves_and_exits_after_sigterm(
     """A program that continues after SIGTERM has the numbers and lists of one without a stop."""
     target = tmp_path / "train"
     shutil.copytree(program, target)
-    epochs: tuple[str, ...] = ("--epochs", "100")
-    path = target / folder.PROGRAM
-    text = path.read_text()
-    if is_loop := "epochs" not in text:
-        path.write_text(text.replace("range(2)", "range(100)"))
-        epochs = ()
-    ended = launch(target, *epochs)
-    assert ended.returncode == 0, ended.stderr
-    expected = [dict(np.load(target / f"result{rank}.npz")) for rank in range(HOSTS)]
-    (target / "result0.npz").unlink()
+    epochs, expected = lengthened(target)
+    is_loop = not epochs
     words = (*epochs, "--checkpoint", str(tmp_path / "saved"))
     running = subprocess.Popen(
         command(*words), cwd=target, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

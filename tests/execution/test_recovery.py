@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nbdist.cells.dependencies import CellNames, Entry
+from nbdist.cells.dependencies import CellNames, Entry, Needed
 from nbdist.errors import RanksLostError, ReplayError, StartError, WorkerError
 from nbdist.execution import recovery as module
 from nbdist.execution.recorder import Recorder
@@ -51,16 +51,13 @@ class JournalDouble:
     def __init__(self, *entries: Entry, error: ReplayError | None = None) -> None:
         self.entries, self.error = list(entries), error
 
-    def needed(self, *_arguments: object) -> list[Entry]:
+    def needed(self, *_arguments: object) -> Needed:
         if self.error is not None:
             raise self.error
-        return self.entries
+        return Needed(self.entries, "")
 
     def describe_lost_names(self, _entries: Sequence[Entry]) -> str:
         return "without `x`, defined in [2]"
-
-    def describe_not_repeated(self, *_arguments: object) -> str:
-        return ""
 
     def repeated(self, entries: Sequence[Entry]) -> None:
         assert entries is self.entries

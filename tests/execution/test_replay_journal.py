@@ -91,7 +91,7 @@ def step_request(**options: object) -> CellRequest:
 
 
 def places(journal: Journal, run: CellRequest, *saved: str, world_size: int = 2) -> list[str]:
-    return [entry.place for entry in journal.needed(run, saved, world_size)]
+    return [entry.place for entry in journal.needed(run, saved, world_size).entries]
 
 
 def test_a_run_needs_the_cells_that_bind_its_names(kept: Kept) -> None:
@@ -134,7 +134,7 @@ def test_cells_of_ended_workers_change_nothing_that_later_cells_created(kept: Ke
     kept.add("a = 2", 4)
     for journal in (kept.journal, kept.again()):
         assert places(journal, request("a")) == ["[4]"]
-    kept.journal.repeated(kept.journal.needed(request("config"), (), 2))
+    kept.journal.repeated(kept.journal.needed(request("config"), (), 2).entries)
     assert [entry.gone for entry in kept.again().entries] == [False, False, True, True]
 
 
@@ -145,7 +145,7 @@ def test_files_of_large_own_modules_that_no_cell_uses_are_not_analysed(kept: Kep
     grow = "def grow(values):\n    values += [2]\n    return values\n"
     others = [f"def f{i}(x):\n    x += 1\n" * 200 for i in range(1000)]
     texts = {"big": (*others, helper, grow)}
-    needed = kept.journal.needed(request("a"), (), 2, texts)
+    needed = kept.journal.needed(request("a"), (), 2, texts).entries
     assert [entry.place for entry in needed] == ["[1]", "[2]"]
     assert places(kept.journal, request("a")) == ["[1]"]
 
@@ -225,7 +225,7 @@ def test_entries_of_all_workers_follow_the_number_of_workers(kept: Kept) -> None
     kept.add("c = 1", 3, (0, 1, 2))
     kept.journal.resized(2, 4)
     for journal in (kept.journal, kept.again()):
-        ranks = [entry.ranks for entry in journal.needed(request("a + b + c"), (), 4)]
+        ranks = [entry.ranks for entry in journal.needed(request("a + b + c"), (), 4).entries]
         assert ranks == [(0, 1, 2, 3), (0,), (0, 1, 2, 3)]
 
 
@@ -261,10 +261,10 @@ def test_lost_names_are_those_that_no_repeated_cell_binds(kept: Kept) -> None:
     kept.add("b = 1\nx = 1", 2)
     kept.add("a = 2", 3)
     kept.add("print(a)", 4)
-    repeated = kept.journal.needed(request("a"), (), 2)
+    repeated = kept.journal.needed(request("a"), (), 2).entries
     assert [entry.place for entry in repeated] == ["[3]"]
     assert kept.journal.describe_lost_names(repeated) == "without `b`, `x`, defined in [1] [2]"
-    everything = kept.journal.needed(request("a + b + x"), (), 2)
+    everything = kept.journal.needed(request("a + b + x"), (), 2).entries
     assert kept.journal.describe_lost_names(everything) == ""
 
 

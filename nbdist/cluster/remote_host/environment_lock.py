@@ -143,7 +143,7 @@ def _compiled(packages: Iterable[LockedPackage]) -> tuple[str, str, set[str]]:
     """Ask the index for the hashes of exact versions.
 
     Returns:
-        Pins with hashes, the reason why there are none, and the names that the index lacks.
+        Pins with hashes, the error of uv if it gives none, and the names that the index lacks.
     """
     pins = {package.name: package.pin for package in packages}
     unknown: set[str] = set()

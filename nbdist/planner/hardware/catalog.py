@@ -19,6 +19,7 @@ from nbdist.planner.hardware.machine import (
     HOPPER,
     NCCL,
     NETWORK_S,
+    PCIE_S,
     VOLTA,
     XLA,
     Host,
@@ -288,7 +289,7 @@ MACHINES: tuple[Machine, ...] = (*_GPUS, *CARDS, *_TPUS, _CPU)
 PLAIN_HOST = Host(
     devices=8,
     link="PCIe",
-    latency_s=5.7e-6,
+    latency_s=PCIE_S,
     bytes_per_s=15e9,
     nics=1,
     nic_bytes_per_s=25 * GBIT,

@@ -10,6 +10,7 @@ from nbdist.planner.hardware.machine import (
     NCCL,
     NETWORK_S,
     NVLINK_S,
+    PCIE_S,
     Host,
     Machine,
     gpu,
@@ -19,8 +20,6 @@ from nbdist.planner.hardware.machine import (
 _PCIE = {3: 15.75, 4: 31.5, 5: 63.0}
 """GB/s one way of 16 lanes, by generation."""
 
-_PCIE_S = 5.7e-6
-
 
 def _card(generation: int, usual: str, *, network: tuple[int, float] = (1, 100)) -> Host:
     """Return a host of cards on PCIe; NICs with Gb/s each."""
@@ -28,7 +27,7 @@ def _card(generation: int, usual: str, *, network: tuple[int, float] = (1, 100))
     return Host(
         devices=8,
         link=f"PCIe {generation}",
-        latency_s=_PCIE_S,
+        latency_s=PCIE_S,
         bytes_per_s=rate * 1e9,
         nics=network[0],
         nic_bytes_per_s=network[1] * GBIT,

@@ -146,7 +146,7 @@ def written(shape: tuple[int, ...]) -> str:
 
 
 def shape_for(devices: int, torus: Torus) -> str:
-    """Return a shape of this number of chips, `4x4`; empty if there is none.
+    """Return a shape of this number of chips, `4x4`; empty if no slice has it.
 
     Of several shapes made of cubes, it is the one whose axes differ least.
     """

@@ -73,6 +73,7 @@ class Machine(Record, frozen=True):
 
 # Latency of a step of a ring in NCCL's cost model, with the protocol Simple for large messages.
 NVLINK_S = 3.4e-6
+PCIE_S = 5.7e-6
 NETWORK_S = 14e-6
 NCCL = "latencies: NCCL src/graph/tuning.cc (ring, Simple)"
 NETWORKS = "stas00/ml-engineering network/README.md"

@@ -39,12 +39,7 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        return self.memory.total <= self.memory.available
-
-    @property
-    def free(self) -> int:
-        """Bytes of each device that it leaves free; negative if it does not fit."""
-        return self.memory.available - self.memory.total
+        return self.memory.free >= 0
 
     @property
     def is_pipeline(self) -> bool:

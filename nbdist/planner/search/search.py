@@ -125,12 +125,12 @@ def _with_room_first(fitting: list[Candidate]) -> list[Candidate]:
     roomy = (
         c
         for c in fitting
-        if c.free >= _ROOM_BYTES
+        if c.memory.free >= _ROOM_BYTES
         and c.time.step <= _AS_FAST * best.time.step
         and (best.crossed_links or not c.crossed_links)
         and (best.replicated_table or not c.replicated_table)
     )
-    first = best if best.free >= _ROOM_BYTES else next(roomy, best)
+    first = best if best.memory.free >= _ROOM_BYTES else next(roomy, best)
     return [first, *(c for c in fitting if c is not first)]
 
 
@@ -317,15 +317,14 @@ def _shown(best: Candidate, others: list[Candidate]) -> list[Candidate]:
 
 def _why(best: Candidate, other: Candidate) -> RunnerUp:
     if not other.fits:
-        over = other.memory.total - other.memory.available
-        why = f"exceeds the memory of each device by {gib(over)}"
+        why = f"exceeds the memory of each device by {gib(-other.memory.free)}"
     elif other.replicated_table is not None and best.replicated_table is None:
         why = f"{other.replicated_table}, with over {LARGE:,} entries, would be replicated"
     elif other.crossed_links and not best.crossed_links:
         why = f"its tensor parallelism crosses {other.crossed_links}, which other layouts avoid"
-    elif other.time.step < best.time.step and other.free < _ROOM_BYTES <= best.free:
+    elif other.time.step < best.time.step and other.memory.free < _ROOM_BYTES <= best.memory.free:
         faster = 1 - other.time.step / best.time.step
-        why = f"{faster:.1%} faster, but leaves only {gib(other.free)} of each device free"
+        why = f"{faster:.1%} faster, but leaves only {gib(other.memory.free)} of each device free"
     elif other.is_pipeline and other.time.step > best.time.step:
         why = f"{_slower(best, other)}: its stages are idle for {other.time.bubble:.0%} of a step"
     elif other.is_pipeline and not best.is_pipeline:

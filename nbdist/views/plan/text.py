@@ -93,7 +93,7 @@ def step_time(plan: Plan) -> str:
     far_s = sum(traffic.seconds for traffic in plan.time.traffic if traffic.level in _FAR)
     if band is None or not step or far_s > _MUCH_FAR * step:
         return f"about {formatting.duration(step)}"
-    least, most = (formatting.duration(float(f"{share * step:.2g}")) for share in band)
+    least, most = (formatting.duration(_rounded(share * step)) for share in band)
     return f"{least} to {most}"
 
 
@@ -125,9 +125,13 @@ def facts(plan: Plan) -> Iterator[str]:
     yield f"{size}: about {' or '.join(pace)} a second{rate * bool(plan.time.flops)}"
 
 
+def _rounded(number: float) -> float:
+    """Round a number to two digits, because estimates are not more exact."""
+    return float(f"{number:.2g}")
+
+
 def _figure(number: float) -> str:
-    """Format a figure with two digits, because estimates are not more exact."""
-    return f"{float(f'{number:.2g}'):,.15g}"
+    return f"{_rounded(number):,.15g}"
 
 
 def _tokens(plan: Plan) -> int:
@@ -141,9 +145,9 @@ def _tokens(plan: Plan) -> int:
 
 
 def warnings(plan: Plan) -> Iterator[str]:
-    over = plan.memory.total - plan.memory.available
-    if over > 0:
-        yield f"it does not fit: {formatting.size(over)} too much on each device"
+    free = plan.memory.free
+    if free < 0:
+        yield f"it does not fit: {formatting.size(-free)} too much on each device"
     yield from plan.warnings
 
 
@@ -231,7 +235,7 @@ def memory_parts(plan: Plan) -> list[Part]:
     sizes["gradients"] = taken.gradients
     sizes["activations"] = taken.activations
     sizes["margin"] = taken.margin
-    sizes[FREE] = max(0, taken.available - taken.total)
+    sizes[FREE] = max(0, taken.free)
     return [Part(name, nbytes, nbytes) for name, nbytes in sizes.items() if nbytes]
 
 

@@ -333,9 +333,8 @@ class Saved:
             orphans=tuple(unpack(checkpoint.own(other)["arrays"]) for other in gone),
         )
         self._state.restore(checkpoint.path / self._state.kind, own)
-        if (
-            not state.get("loop") and not keeps_generators
-        ):  # a loop restores them at the begin of its pass
+        # A loop restores them at the begin of its pass.
+        if not state.get("loop") and not keeps_generators:
             _restore_generators(state["random"])
 
     def due(self, step: int) -> bool:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import eight_devices
 from tests.jaxpr.test_remat import ROWS, WIDTH
 
 pytestmark = pytest.mark.processes
@@ -69,17 +65,7 @@ SPECS = dict(up=P("stage", None, "model"), down=P("stage", "model"))
 
 
 def run_on_eight_devices(code: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-c", MESH_PROGRAM + textwrap.dedent(code)],
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return eight_devices.printed_by(MESH_PROGRAM + textwrap.dedent(code))
 
 
 def test_only_neighbours_send_and_no_parameter_moves() -> None:

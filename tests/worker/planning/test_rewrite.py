@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import eight_devices
 
 pytestmark = pytest.mark.processes
 
@@ -76,17 +73,7 @@ def reduces(text):
 
 
 def found_on_eight_devices(code: str) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM + textwrap.dedent(code)],
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return eight_devices.printed_by(PROGRAM + textwrap.dedent(code))
 
 
 def test_gradients_are_added_once_after_the_last_microbatch() -> None:
