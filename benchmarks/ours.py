@@ -36,14 +36,15 @@ def cluster(
     `stop_shared` stops these.
     """
     shares = scale.smoke
-    key = repr((hosts, settings, spares))
+    framework = "both" if shares and len(scale.strategies) > 1 else FRAMEWORK[strategy]
+    key = repr((hosts, framework, settings, spares))
     if unused := _shared.get(key):
         running = unused.pop()
     else:
         with quiet():
             running = nbdist.Cluster(
                 hosts=hosts,
-                framework="both" if shares and len(scale.strategies) > 1 else FRAMEWORK[strategy],
+                framework=framework,
                 cpus_per_worker=1,
                 settings=settings,
                 spares=spares,
