@@ -293,6 +293,17 @@ def test_stop_all_spares_the_cluster_of_a_live_notebook(tmp_path: Path) -> None:
 OWN_WITH_FORMAT = f"nbdist {nbdist.__version__} (state format {HANDOVER_VERSION})"
 
 
+def pause(process: subprocess.Popen[str]) -> None:
+    """Stop a process, and wait for its threads: one may still finish the write of a file."""
+    process.send_signal(signal.SIGSTOP)
+    threads = Path(f"/proc/{process.pid}/task")
+
+    def is_stopped() -> bool:
+        return all("State:\tT" in (each / "status").read_text() for each in threads.iterdir())
+
+    assert repeat_until(is_stopped, 10), f"threads of process {process.pid} still run"
+
+
 def write_state(folder: Path, fields: Mapping[str, object]) -> Path:
     """Change fields of a cluster's state, and return its file. Version 1 has the old file names."""
     state = folder / HANDOVER_FILE
@@ -359,7 +370,7 @@ def test_free_cluster_of_another_version_is_named_beside_other_clusters(tmp_path
 
 def test_cluster_of_another_version_in_use_is_not_offered(tmp_path: Path) -> None:
     with owner() as (process, family):
-        process.send_signal(signal.SIGSTOP)  # it writes its state no more
+        pause(process)  # it writes its state no more
         (folder,) = (tmp_path / "nbdist").iterdir()
         for runner, fields in (
             ("detached_runner", {"nbdist": "0.1.9"}),
