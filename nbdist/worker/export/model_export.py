@@ -14,11 +14,10 @@ import numpy as np
 from nbdist.errors import UsageError
 from nbdist.worker.export import formats, named_arrays
 from nbdist.worker.export.omissions import omissions
-from nbdist.worker.keras.own_classes import classes_of_notebook
 from nbdist.worker.runtime import context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from nbdist.worker.export.named_arrays import Contents
 
@@ -55,9 +54,9 @@ def export(value: Any, folder: str | os.PathLike[str], *, format: Format = "") -
         The absolute path of the folder.
 
     Raises:
-        UsageError: The folder exists, the format is unknown or does not fit the value, a package is
-            missing, or a cell defines a class that a SavedModel of Keras on JAX needs.
-        StepError: Keras on TensorFlow cannot export a model of Keras on JAX as a SavedModel.
+        UsageError: The folder exists, the format is unknown or does not fit the value, or a package
+            is missing.
+        StepError: TensorFlow cannot save a model of Keras on JAX as a SavedModel.
     """
     target = Path(folder).expanduser().absolute()
     is_model = named_arrays.is_keras_model(value)
@@ -74,15 +73,15 @@ def export(value: Any, folder: str | os.PathLike[str], *, format: Format = "") -
             draft.mkdir(parents=True)
         if kind in _OF_KERAS:
             contents = None
-            _write_model(value, draft, kind, writes=is_writer)
+            remark = _write_model(value, draft, kind, writes=is_writer, agree=agree)
         else:
-            contents = _contents(value)
+            contents, remark = _contents(value), ""
             write = formats.write_orbax if kind == "orbax" else formats.write_safetensors
             write(draft, contents.arrays, writes=is_writer)
         if is_writer:
-            omitted = omissions(value, kind, contents)
+            message = omissions(value, kind, contents) + remark
             draft.rename(target)
-            _announce(target, os.fspath(folder), kind, omitted)
+            _announce(target, os.fspath(folder), kind, message)
     finally:
         if is_writer:
             shutil.rmtree(draft, ignore_errors=True)
@@ -104,24 +103,9 @@ def _check(value: Any, kind: str, *, is_model: bool) -> None:
             f'format="{kind}" needs a Keras model, not {type(value).__name__}: use '
             'format="safetensors" or "orbax" for arrays'
         )
-    if kind == "savedmodel" and (own := classes_of_notebook(value)):
-        _refuse_own_classes(own)
     package = _PACKAGES.get(kind)
     if package and importlib.util.find_spec(package) is None:
         raise UsageError(f'format="{kind}" needs a package: run %pip install "nbdist[export]"')
-
-
-def _refuse_own_classes(names: Iterable[str]) -> None:
-    """Raise UsageError if Keras runs on JAX: another process loads the model."""
-    import keras
-
-    if keras.backend.backend() == "jax":
-        listed = ", ".join(sorted(names))
-        raise UsageError(
-            f"{listed}: defined in a cell, and another process with Keras on TensorFlow writes the "
-            "SavedModel: move it to a module, such as layers.py beside the notebook, and import it "
-            'in a cell; or use format="keras"'
-        )
 
 
 def _ranks() -> tuple[int, Callable[[int], int]]:
@@ -144,27 +128,30 @@ def _ranks() -> tuple[int, Callable[[int], int]]:
     return worker.rank, lambda number: int(gather(np.asarray([number], np.int32))[0, 0])
 
 
-def _write_model(model: Any, draft: Path, kind: str, *, writes: bool) -> None:
-    """Write a Keras model. Rank 0 alone writes; under JAX, all ranks gather sharded variables."""
+def _write_model(
+    model: Any, draft: Path, kind: str, *, writes: bool, agree: Callable[[int], int]
+) -> str:
+    """Write a Keras model, and return a remark. Rank 0 alone writes.
+
+    Under JAX, all ranks gather sharded variables.
+    """
     import keras
 
     of_jax = keras.backend.backend() == "jax"
     if not of_jax and not writes:
-        return
+        return ""
     if kind == "weights":
         model.save_weights(draft / "model.weights.h5")
     elif kind == "keras":
         model.save(draft / "model.keras")
     elif of_jax:
-        scratch = draft.with_name(f"{draft.name}.keras")
-        model.save(scratch)
-        if writes:
-            try:
-                formats.convert_to_saved_model(model, scratch, draft)
-            finally:
-                scratch.unlink()
+        from nbdist.worker.export.saved_model import write_of_jax
+
+        reason = write_of_jax(model, draft, writes=writes, agree=agree)
+        return reason and f". It is one XLA program for CPU, GPU and TPU ({reason})"
     else:
         model.export(draft, verbose=False)
+    return ""
 
 
 def _contents(value: Any) -> Contents:

@@ -424,6 +424,12 @@ class OfJax(keras.layers.Layer):
         import jax
         return jax.numpy.sin(x)
 
+class OfHost(keras.layers.Layer):
+    def call(self, x):
+        import jax
+        import numpy as np
+        return jax.pure_callback(np.sin, x, x)
+
 def of_function():
     class OfFunction(keras.layers.Layer):
         def call(self, x):
@@ -431,9 +437,10 @@ def of_function():
 
     return OfFunction()
 """
+REFUSED = r"TensorFlow cannot save this model \(.*; as an XLA program: .*callback.*\): compute with"
 OWN_MODEL = """
 import keras, nbdist, numpy as np
-from own_export_layers import OfJax, Scale, Shift, of_function, squared
+from own_export_layers import OfHost, OfJax, Scale, Shift, of_function, squared
 
 class OfCell(keras.layers.Layer):
     def call(self, x):
@@ -450,7 +457,10 @@ expected = model.predict(x, verbose=0).tolist()
 
 @pytest.mark.parametrize("framework", ["jax"], indirect=True)
 def test_saved_model_of_keras_on_jax_has_layers_of_own_modules(
-    cluster: nbdist.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: nbdist.Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     module = tmp_path / "own_export_layers.py"
     module.write_text(OWN_LAYERS.replace("2.0", "3.0"))
@@ -466,23 +476,79 @@ def test_saved_model_of_keras_on_jax_has_layers_of_own_modules(
     served = references.plainly({"it": program}, "tensorflow", "keras")["it"]
     np.testing.assert_allclose(served, cluster.pull(["expected"])[0]["expected"], rtol=1e-5)
     module.write_text(OWN_LAYERS)
-    for layer, message in (
-        ("OfCell", "OfCell: defined in a cell, and another process .* move it to a module, such"),
-        ("of_function", r"cannot import the objects of this model \(.*of_function.*\): define its"),
-        ("OfJax", r"cannot export this model \(.*sin.*\): compute with keras.ops in its layers"),
+    for layer, reason in (
+        ("OfCell", "OfCell: defined in a cell)"),
+        ("of_function", "Keras on TensorFlow cannot import its objects: "),
+        ("OfJax", "sin"),
     ):
-        bad = f"nbdist.export(model_of({layer}()), {str(tmp_path / layer)!r}, format='savedmodel')"
-        with pytest.raises(nbdist.CellError, match=message):
-            cluster.run(bad, strategy="pjrt")
-        assert not (tmp_path / layer).exists()
+        of_layer = f"""
+model = model_of({layer}())
+expected = model.predict(x, verbose=0).tolist()
+nbdist.export(model, {str(tmp_path / layer)!r}, format="savedmodel")
+"""
+        capsys.readouterr()
+        cluster.run(of_layer, strategy="pjrt")
+        message = capsys.readouterr().out
+        assert "metrics. It is one XLA program for CPU, GPU and TPU (" in message
+        assert reason in message
+        program = LOAD_SAVED_MODEL.format(folder=str(tmp_path / layer))
+        served = references.plainly({"it": program}, "tensorflow", "keras")["it"]
+        expected = cluster.pull(["expected"])[0]["expected"]
+        np.testing.assert_allclose(served, expected, rtol=1e-5)
+    bad = f"nbdist.export(model_of(OfHost()), {str(tmp_path / 'bad')!r}, format='savedmodel')"
+    with pytest.raises(nbdist.CellError, match=REFUSED):
+        cluster.run(bad, strategy="pjrt")
     late = f"""
 from unittest import mock
-from nbdist.worker.export import formats
-with mock.patch.object(formats, "_CONVERT_S", 0.1):
-    nbdist.export(model, {str(tmp_path / "late")!r}, format="savedmodel")
+from nbdist.worker.export import saved_model
+with mock.patch.object(saved_model, "_CONVERT_S", 0.1):
+    nbdist.export(model_of(Scale()), {str(tmp_path / "bad")!r}, format="savedmodel")
 """
-    with pytest.raises(nbdist.CellError, match=r"not export this model within 0\.1 s: export with"):
+    with pytest.raises(nbdist.CellError, match=r"not save this model within 0\.1 s: export with"):
         cluster.run(late, strategy="pjrt")
+    assert not list(tmp_path.glob("*bad*"))
+
+
+TOKENS = """
+import jax, keras, nbdist, numpy as np
+
+class Sine(keras.layers.Layer):
+    def call(self, x):
+        return jax.numpy.sin(x)
+
+tokens = keras.Input((None,), dtype="int32", name="tokens")
+extra = keras.Input((3,), name="extra")
+x = keras.layers.Embedding(20, 8)(tokens)
+x = keras.layers.MultiHeadAttention(2, 4)(x, x)
+x = keras.layers.GlobalAveragePooling1D()(x)
+out = Sine()(keras.layers.Dropout(0.2)(keras.layers.Dense(3)(x))) + extra
+model = keras.Model({"tokens": tokens, "extra": extra}, {"out": out})
+inputs = {"tokens": np.arange(10, dtype="int32").reshape(2, 5), "extra": np.ones((2, 3), "float32")}
+expected = model.predict(inputs, verbose=0)["out"].tolist()
+"""
+LOAD_TOKENS = """
+import numpy as np, tensorflow as tf
+loaded = tf.saved_model.load({folder!r})
+tokens, extra = np.arange(10, dtype="int32").reshape(2, 5), np.ones((2, 3), "float32")
+outcome = [loaded.serve(dict(tokens=tokens, extra=extra))["out"].numpy().tolist()]
+serve = loaded.signatures["serving_default"]
+found = serve(tokens=tf.constant(tokens), extra=tf.constant(extra))
+outcome.append(found["out"].numpy().tolist())
+"""
+
+
+@pytest.mark.parametrize("framework", ["jax"], indirect=True)
+def test_saved_model_of_a_program_has_the_inputs_of_the_model(
+    cluster: nbdist.Cluster, tmp_path: Path
+) -> None:
+    cluster.run("import os; os.environ['KERAS_BACKEND'] = 'jax'")
+    folder = str(tmp_path / "out")
+    export = f"nbdist.export(model, {folder!r}, format='savedmodel')"
+    cluster.run(f"{TOKENS}\n{export}", strategy="pjrt")
+    expected = cluster.pull(["expected"])[0]["expected"]
+    program = LOAD_TOKENS.format(folder=folder)
+    for served in references.plainly({"it": program}, "tensorflow", "keras")["it"]:
+        np.testing.assert_allclose(served, expected, rtol=1e-5)
 
 
 COUNTED = """
@@ -533,6 +599,11 @@ def test_sharded_keras_model_predicts_the_same_in_one_process(
         "import nbdist\n"
         'for kind in ("keras", "weights", "savedmodel", "safetensors", "orbax"):\n'
         f"    nbdist.export(model, {str(tmp_path)!r} + f'/{{kind}}', format=kind)\n"
+        "class Same(keras.layers.Layer):\n"
+        "    def call(self, x):\n"
+        "        return x\n"
+        "own = keras.Sequential([model, Same()])\n"
+        f"nbdist.export(own, {str(tmp_path / 'program')!r}, format='savedmodel')\n"
         'any("model" in str(v.value.sharding.spec) for v in model.variables)'
     )
     assert set(cluster.run(cell, strategy="pjrt").results.values()) == {"True"}
@@ -541,6 +612,10 @@ def test_sharded_keras_model_predicts_the_same_in_one_process(
     found = references.plainly({"it": program}, "jax", "keras", KERAS_BACKEND="jax")["it"]
     np.testing.assert_allclose(found["keras"], expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found["weights"], expected, rtol=1e-4, atol=1e-6)
+    for kind in ("savedmodel", "program"):
+        program = LOAD_SAVED_MODEL.format(folder=str(tmp_path / kind))
+        served = references.plainly({"it": program}, "tensorflow", "keras")["it"]
+        np.testing.assert_allclose(served, expected, rtol=1e-4, atol=1e-6)
 
 
 MODULES = """
