@@ -157,9 +157,15 @@ OTHER_TRAININGS = {
 }
 
 
+JAX, TENSORFLOW = ("jax", 2, 1), ("tensorflow", 2, 1)
+"""Framework, workers, and devices of each worker."""
+
+
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
-    with clusters.cluster(hosts=2, framework=request.param) as running:
+    framework, hosts, devices = request.param
+    own = {"devices_per_host": devices} if devices > 1 else {}
+    with clusters.cluster(hosts=hosts, framework=framework, **own) as running:
         yield running
 
 
@@ -189,23 +195,33 @@ def numbers_of(
 @pytest.mark.parametrize(
     ("cluster", "name", "dtype"),
     [
-        ("jax", "nnx loop", "float32"),
-        ("jax", "equinox step", "float64"),
-        pytest.param("jax", "nnx loop", "float64", marks=pytest.mark.full),
-        pytest.param("jax", "nnx step", "float32", marks=pytest.mark.full),
-        pytest.param("jax", "nnx step", "float64", marks=pytest.mark.full),
-        pytest.param("jax", "equinox step", "float32", marks=pytest.mark.full),
-        pytest.param("jax", "equinox loop", "float32", marks=pytest.mark.full),
-        pytest.param("jax", "equinox loop", "float64", marks=pytest.mark.full),
-        pytest.param("jax", "pjrt step", "float64", marks=pytest.mark.full),
-        pytest.param("jax", "pjrt fit", "float64", marks=pytest.mark.full),
-        pytest.param("jax", "pjrt loop", "float64", marks=pytest.mark.full),
-        pytest.param("tensorflow", "mirrored fit", "float64", marks=pytest.mark.full),
-        pytest.param("tensorflow", "mirrored step", "float64", marks=pytest.mark.full),
-        pytest.param("tensorflow", "mirrored loop", "float64", marks=pytest.mark.full),
-        pytest.param("tensorflow", "mirrored variables", "float64", marks=pytest.mark.full),
+        (JAX, "nnx loop", "float32"),
+        (JAX, "equinox step", "float64"),
+        pytest.param(JAX, "nnx loop", "float64", marks=pytest.mark.full),
+        pytest.param(JAX, "nnx step", "float32", marks=pytest.mark.full),
+        pytest.param(JAX, "nnx step", "float64", marks=pytest.mark.full),
+        pytest.param(JAX, "equinox step", "float32", marks=pytest.mark.full),
+        pytest.param(JAX, "equinox loop", "float32", marks=pytest.mark.full),
+        pytest.param(JAX, "equinox loop", "float64", marks=pytest.mark.full),
+        pytest.param(JAX, "pjrt step", "float64", marks=pytest.mark.full),
+        pytest.param(JAX, "pjrt fit", "float64", marks=pytest.mark.full),
+        pytest.param(JAX, "pjrt loop", "float64", marks=pytest.mark.full),
+        pytest.param(TENSORFLOW, "mirrored fit", "float64", marks=pytest.mark.full),
+        pytest.param(TENSORFLOW, "mirrored step", "float64", marks=pytest.mark.full),
+        pytest.param(TENSORFLOW, "mirrored loop", "float64", marks=pytest.mark.full),
+        pytest.param(TENSORFLOW, "mirrored variables", "float64", marks=pytest.mark.full),
+        pytest.param(("jax", 4, 1), "pjrt step", "float32", marks=pytest.mark.full),
+        pytest.param(("jax", 4, 1), "pjrt fit", "float32", marks=pytest.mark.full),
+        pytest.param(("jax", 4, 1), "nnx loop", "float32", marks=pytest.mark.full),
+        pytest.param(("jax", 2, 2), "pjrt step", "float32", marks=pytest.mark.full),
+        pytest.param(("jax", 2, 2), "pjrt fit", "float32", marks=pytest.mark.full),
+        pytest.param(("jax", 2, 2), "pjrt loop", "float32", marks=pytest.mark.full),
+        pytest.param(("tensorflow", 4, 1), "mirrored fit", "float32", marks=pytest.mark.full),
+        pytest.param(("tensorflow", 4, 1), "mirrored step", "float32", marks=pytest.mark.full),
+        pytest.param(("tensorflow", 4, 1), "mirrored loop", "float32", marks=pytest.mark.full),
     ],
     indirect=["cluster"],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else value,
 )
 def test_program_gives_the_numbers_of_the_notebook(
     cluster: nbdist.Cluster, tmp_path: Path, name: str, dtype: str
@@ -218,7 +234,7 @@ def test_program_gives_the_numbers_of_the_notebook(
     expected = numbers_of(cluster, training)
     text = export(cluster, tmp_path / "train", cell=len(training.cells))
     with_results(tmp_path / "train", training)
-    ended = launch(tmp_path / "train")
+    ended = launch(tmp_path / "train", hosts=len(expected))
     assert ended.returncode == 0, f"{ended.stderr}\n{text}"
     for rank, (losses, weights) in expected.items():
         found = np.load(tmp_path / "train" / f"result{rank}.npz")

@@ -162,6 +162,9 @@ def test_sharding_by_element_on_request(
     assert "data by element" in capsys.readouterr().out
 
 
+COMPARED = 4
+"""Samples of the first batch of a pass that each rank maps to compare them."""
+
 COUNTED = """
 calls = []
 
@@ -199,7 +202,36 @@ def test_each_worker_maps_its_own_samples(
     cluster.run(COUNTED, strategy=strategy)
     step(cluster, cell, strategy, epochs=2, check=strategy == "pjrt")
     counts = cluster.pull(["calls"]).values()
-    assert [len(objects["calls"]) for objects in counts] == [2 * (4 + 4 + 3)] * 2
+    assert [len(objects["calls"]) for objects in counts] == [2 * (4 + 4 + 3 + COMPARED)] * 2
+
+
+OWN_FOLDERS = """
+import os, tempfile
+folder = tempfile.mkdtemp()  # another one on each rank
+for n in range(16):
+    with open(os.path.join(folder, f"{n:02}"), "w") as file:
+        file.write(str(n))
+
+def parsed(path):
+    return tf.strings.to_number(tf.io.read_file(path)) + tf.zeros([2])
+
+paths = tf.data.Dataset.list_files(folder + "/*", shuffle=False)
+stream = paths.map(parsed, 2).batch(8)
+"""
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_own_samples_may_come_from_a_folder_of_each_rank(
+    cluster: nbdist.Cluster, strategy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mean = "tf.reduce_mean" if strategy == "mirrored" else "jnp.mean"
+    cluster.run(OWN_FOLDERS, strategy=strategy)
+    run = step(cluster, f"loss = {mean}(batch)", strategy)
+    assert "each worker maps its own samples only" in capsys.readouterr().out
+    np.testing.assert_allclose(run.loss, [3.5, 11.5])
+    cluster.run(OWN_FOLDERS.replace("str(n)", "str(n + rank)"), strategy=strategy)
+    with pytest.raises(nbdist.CellError, match="begins with different samples on each rank"):
+        step(cluster, f"loss = {mean}(batch)", strategy)
 
 
 def test_own_samples_of_different_data_are_refused(cluster: nbdist.Cluster) -> None:

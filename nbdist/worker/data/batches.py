@@ -16,6 +16,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from nbdist.worker.data.map_pushdown import Checksums
+
 Tree = Any
 """Arrays in tuples, lists and dicts."""
 
@@ -41,13 +43,13 @@ class Batch(Share, frozen=True):
         everything: returns the arguments with all rows.
         divided: number of arguments that contain rows; the others are equal on all replicas. None
             if all contain rows.
-        checksum: int32 checksum of the elements of the global batch if this rank does not have all
-            rows, although all ranks read the same elements; else None.
+        checksums: checksums of the global batch if this rank does not have all rows, although all
+            ranks read the same elements; else None.
     """
 
     everything: Callable[[], tuple[Tree, ...]]
     divided: int | None = None
-    checksum: int | None = None
+    checksums: Checksums | None = None
 
 
 class RankRows(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -44,6 +44,9 @@ _HANDLES = ("resource", "variant")
 
 _FACTOR = 1_000_003
 
+_SAMPLES = 4
+"""Samples of the first batch that every rank maps, to compare them with the other ranks."""
+
 
 class Pushdown(msgspec.Struct, frozen=True):
     """Parts of a data set, each from top to bottom.
@@ -70,24 +73,23 @@ class Pushdown(msgspec.Struct, frozen=True):
             division: division of the rows of a global batch, as scalar int64 tensors.
 
         Returns:
-            Data set of `(rows, (totals, checksums))`: this rank's rows of each global batch, the
-            number of rows of the global batch for each of them, and a checksum of the first global
-            batch below the maps, 0 in other batches. The last two have shape `(rows,)`.
+            Data set of `(rows, (totals, below, above))`: this rank's rows of each global batch, and
+            for each of them the number of rows of the global batch, a checksum of the first global
+            batch below the maps, and one of `_SAMPLES` of its samples above the maps. The checksums
+            are 0 in other batches. The last three have shape `(rows,)`.
         """
         dataset = self.between[-1]._input_dataset
         for operation in reversed(self.between):
             if (again := _SAME_ELEMENTS.get(type(operation).__name__)) is not None:
                 dataset = again(operation, dataset)
-        dataset = self._own_samples(dataset, division)
-        for operation in self.maps:
-            dataset = _mapped(operation, dataset)
+        dataset = self._mapped(self._own_samples(dataset, division))
         dataset = _batched(dataset, self.batch, division)
         for operation in reversed(self.above):
             dataset = _ON_BATCHES[type(operation).__name__](operation, dataset)
         return dataset
 
     def _own_samples(self, dataset: Any, division: Division) -> Any:
-        """Return this rank's samples: a data set of `(sample, (total, checksum))`."""
+        """Return this rank's samples: a data set of `(sample, (total, below, above))`."""
         tf = sys.modules["tensorflow"]
         data, zero = tf.data.Dataset, tf.constant(0, tf.int64)
 
@@ -95,13 +97,49 @@ class Pushdown(msgspec.Struct, frozen=True):
             window = windows if isinstance(windows, data) else data.zip(windows)
             total = tf.nest.flatten(windows)[0].cardinality()
             first, rows = division(total)
-            checksum = tf.cond(number > 0, lambda: zero, lambda: _checksum(window))
-            constant = data.from_tensors((total, checksum)).repeat()
+
+            def sums() -> tuple[Any, Any]:
+                some = window.shard(tf.maximum(total // _SAMPLES, 1), 0).take(_SAMPLES)
+                some = self._mapped(data.zip((some, data.from_tensors(zero).repeat())))
+                return _checksum(window), _checksum(some)
+
+            below, above = tf.cond(number > 0, lambda: (zero, zero), sums)
+            constant = data.from_tensors((total, below, above)).repeat()
             return data.zip((window.skip(first).take(rows), constant))
 
         batch = self.batch
         windows = dataset.window(batch._batch_size, drop_remainder=batch._drop_remainder)
         return windows.enumerate().flat_map(_as_is(own))
+
+    def _mapped(self, dataset: Any) -> Any:
+        """Map the samples of a data set of `(sample, constant)`."""
+        for operation in self.maps:
+            dataset = _mapped(operation, dataset)
+        return dataset
+
+
+class Checksums(NamedTuple):
+    """Checksums of a global batch, int32. Samples may have another form below the maps.
+
+    Paths of folders that each rank has made, and protocol buffers of two processes, differ, and the
+    samples that maps make of them are equal.
+
+    Attributes:
+        below: checksum of all elements below the maps, and of the maps.
+        above: checksum of some samples above the maps.
+    """
+
+    below: int
+    above: int
+
+    @staticmethod
+    def are_equal(gathered: np.ndarray) -> bool:
+        """Return True if the ranks have the same batch.
+
+        Args:
+            gathered: checksums of each rank, shape `(ranks, 2)`.
+        """
+        return bool((gathered == gathered[0]).all(axis=0).any())
 
 
 class OwnRows:
@@ -116,17 +154,18 @@ class OwnRows:
         self._dataset = pushdown.dataset(division)
         self._maps = sum(map(_digest, pushdown.maps))
 
-    def __iter__(self) -> Iterator[tuple[Any, int, int]]:
+    def __iter__(self) -> Iterator[tuple[Any, int, Checksums]]:
         """Start a pass immediately, because a data set that reshuffles counts its iterators.
 
-        Each item has this rank's rows, the number of rows of the global batch, and an int32
-        checksum of the first global batch below the maps, and of the maps.
+        Each item has this rank's rows, the number of rows of the global batch, and the checksums of
+        the first global batch.
         """
         return self._items(iter(self._dataset))
 
-    def _items(self, elements: Iterator[Any]) -> Iterator[tuple[Any, int, int]]:
-        for rows, (totals, checksums) in elements:
-            yield rows, int(totals[0]), (int(checksums[0]) + self._maps) % 0x7FFFFFFF
+    def _items(self, elements: Iterator[Any]) -> Iterator[tuple[Any, int, Checksums]]:
+        for rows, (totals, below, above) in elements:
+            sums = int(below[0]) + self._maps, int(above[0])
+            yield rows, int(totals[0]), Checksums(*(each % 0x7FFFFFFF for each in sums))
 
 
 def find(dataset: Any) -> tuple[Pushdown | None, str]:
@@ -222,7 +261,7 @@ def _batched(dataset: Any, batch: Any, division: Division) -> Any:
         tf = sys.modules["tensorflow"]
         zero = tf.zeros([], tf.int64)
         shapes, values = batch._padded_shapes, batch._padding_values
-        return samples.padded_batch(rows, (shapes, ([], [])), (values, (zero, zero)))
+        return samples.padded_batch(rows, (shapes, ([],) * 3), (values, (zero,) * 3))
 
     def total_of(_sample: Any, constant: Any) -> Any:
         return constant[0]

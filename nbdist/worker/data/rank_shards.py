@@ -122,11 +122,11 @@ class SelectedRows:
         del number
         if self._own_rows is None:
             self._own_rows = OwnRows(self._pushdown, rows_of_rank(rank_rows))
-        for rows, total, checksum in self._own_rows:
+        for rows, total, checksums in self._own_rows:
             own = map_arrays(np.asarray, rows)
             whole = total % rank_rows.replicas > 0
             everything = _all_rows(own, _alone if whole else self._gather)
-            yield Batch((own,), total, whole, everything, checksum=checksum)
+            yield Batch((own,), total, whole, everything, checksums=checksums)
 
 
 def _alone(numbers: np.ndarray) -> np.ndarray:

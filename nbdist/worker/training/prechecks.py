@@ -13,6 +13,7 @@ import numpy as np
 from nbdist.errors import StepError
 from nbdist.worker.checkpoint.digest import of_arrays
 from nbdist.worker.data.batches import leaves
+from nbdist.worker.data.map_pushdown import Checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,15 +32,15 @@ def check_data(
 
     Args:
         name: name of the data set.
-        batch: first batch; every rank must have all of it, or its checksum.
+        batch: first batch; every rank must have all of it, or its checksums.
         samples: number of samples in an epoch; -1 if unknown.
         gather: gathers int32 numbers from all ranks, to shape `(ranks, n)`.
     """
-    checksum = batch.checksum
-    if checksum is None:
-        checksum = of_arrays(leaves(batch.everything()))
-    own = [samples, batch.rows, checksum]
-    samples_of, rows_of, sums = gather(np.array(own, np.int32)).T
+    sums = batch.checksums
+    if sums is None:
+        sums = Checksums(whole := of_arrays(leaves(batch.everything())), whole)
+    gathered = gather(np.array([samples, batch.rows, *sums], np.int32))
+    samples_of, rows_of = gathered[:, :2].T
     for what, numbers in (("samples", samples_of), ("rows in the first batch", rows_of)):
         if len(set(numbers.tolist())) > 1:
             raise StepError(
@@ -48,7 +49,7 @@ def check_data(
                 "ranks. For separate data on each rank, use a distributed data set "
                 "(strategy.distribute_datasets_from_function)"
             )
-    if len(set(sums.tolist())) > 1:
+    if not Checksums.are_equal(gathered[:, 2:]):
         raise StepError(
             f"`{name}` begins with different samples on each rank: use the same seed on all "
             "ranks for its shuffle or its generator"

@@ -19,7 +19,7 @@ from nbdist.worker.tensorflow.replica.batch_share import Shares
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.worker.data.map_pushdown import Pushdown
+    from nbdist.worker.data.map_pushdown import Checksums, Pushdown
     from nbdist.worker.tensorflow.replica.batch_share import Count
 
 
@@ -139,12 +139,12 @@ class Selection(msgspec.Struct, frozen=True):
     Attributes:
         pushdown: the data set.
         place: position of the rank.
-        check: compares the checksum of the first batch of a pass with the other ranks.
+        check: compares the checksums of the first batch of a pass with the other ranks.
     """
 
     pushdown: Pushdown
     place: Place
-    check: Callable[[int], None]
+    check: Callable[[Checksums], None]
 
 
 class GlobalBatches:
@@ -200,9 +200,9 @@ class GlobalBatches:
 
     def _parts(self, parts: Iterator[Any]) -> Iterator[Batch]:
         assert self._selection is not None
-        for number, (data, total, checksum) in enumerate(parts):
+        for number, (data, total, checksums) in enumerate(parts):
             if number == 0:
-                self._selection.check(checksum)
+                self._selection.check(checksums)
             is_part = row_count(data) < total
             yield Batch(data, total, self.spec, is_part, number, self._passes == 1)
 

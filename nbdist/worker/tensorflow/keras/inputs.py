@@ -20,7 +20,7 @@ from msgspec import structs
 
 from nbdist.errors import StepError
 from nbdist.worker.checkpoint.digest import of_arrays
-from nbdist.worker.data.map_pushdown import find
+from nbdist.worker.data.map_pushdown import Checksums, find
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.cell_state import ShuffleOrder
 from nbdist.worker.runtime.replaced_attributes import replaced
@@ -80,13 +80,15 @@ def batches_of(adapter: Any, strategy: tf.distribute.Strategy) -> Any:
     def check(first: Any) -> None:
         _check_first(first, gather, draws=draws)
 
-    def check_sum(checksum: int) -> None:
-        _require_same("the first batch", gather(np.array([checksum], np.int32)))
+    def check_sums(checksums: Checksums) -> None:
+        gathered = gather(np.array(checksums, np.int32))
+        if not Checksums.are_equal(gathered):
+            _require_same("the first batch", gathered)
 
     pushdown, shuffle.order.sharding = find(dataset)
     selection = None
     if pushdown is not None:
-        selection = Selection(pushdown, Place.of(strategy), check_sum)
+        selection = Selection(pushdown, Place.of(strategy), check_sums)
         shuffle.order.sharding = ALL_ROWS  # until the model is known
     return GlobalBatches(dataset, order=shuffle.next_pass, check=check, selection=selection)
 

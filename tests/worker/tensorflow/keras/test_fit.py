@@ -306,8 +306,10 @@ def test_each_worker_maps_its_own_samples(cluster: nbdist.Cluster) -> None:
     calls = [len(objects["calls"]) for objects in cluster.pull(["calls"]).values()]
     ranks = len(calls)
     sizes = [16, 16, 16, 16, 7] * 3 + [33, 33, 5]
+    compared = 4 * (3 + 1)  # four samples in each pass
     assert calls == [
-        sum(size // ranks + (rank < size % ranks) for size in sizes) for rank in range(ranks)
+        compared + sum(size // ranks + (rank < size % ranks) for size in sizes)
+        for rank in range(ranks)
     ]
     assert latest(cluster).state().split == "by element: each worker maps its own samples only"
 
@@ -327,6 +329,36 @@ def test_maps_of_different_data_are_refused(cluster: nbdist.Cluster, one: str, o
     code = FITS["maps of samples"].replace(one, other)
     with pytest.raises(nbdist.CellError, match="the first batch is not the same on all ranks"):
         cluster.run(code)
+
+
+OWN_RECORDS = """
+import os, tempfile
+folder = tempfile.mkdtemp()  # another one on each rank
+path = os.path.join(folder, "rows.tfrecord")
+with tf.io.TFRecordWriter(path) as writer:
+    for row, target in zip(x, y):
+        noise = f"{folder} " if parsed else ""
+        text = " ".join(str(float(value)) for value in [*row, *target])
+        writer.write(f"{noise};{text}")
+
+def read(record):
+    values = tf.strings.to_number(tf.strings.split(tf.strings.split(record, ";")[1]))
+    return tf.reshape(values[:8], [8]), tf.reshape(values[8:], [1])
+
+data = tf.data.TFRecordDataset(path).shuffle(71, seed=4).map(read).batch(16)
+model = dense()
+model.compile("sgd", "mse")
+history = model.fit(data, epochs=2, verbose=0).history
+outcome = {"loss": history["loss"], "weights": [w.tolist() for w in model.get_weights()]}
+"""
+
+
+def test_samples_may_have_another_form_on_each_rank_below_the_maps(cluster: nbdist.Cluster) -> None:
+    own, equal = (
+        outcomes(cluster, f"{START}parsed = {parsed}\n{OWN_RECORDS}") for parsed in (True, False)
+    )
+    assert own == equal
+    assert latest(cluster).state().split == "by element: each worker maps its own samples only"
 
 
 RESUMED_MAPS = """
