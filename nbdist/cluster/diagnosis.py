@@ -32,6 +32,7 @@ _FEWER = 0.75
 _SHOWN = 8
 _MUST_AGREE = ("nbdist", "ipyparallel")
 _OF_FRAMEWORK = {"tensorflow": ("tensorflow", "keras"), "jax": ("jax", "jaxlib")}
+_OF_TPUS = ("libtpu",)
 _SHOULD_AGREE = ("nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 
 
@@ -106,8 +107,8 @@ def _versions(facts: Sequence[HostFacts], request: ClusterRequest) -> Iterator[T
         return ".".join(one.versions["python"].split(".")[:2])
 
     yield from _differing(facts, "Python", minor, fatal=True)
-    used = (name for framework in request.frameworks for name in _OF_FRAMEWORK[framework])
-    for package in (*_MUST_AGREE, *used):
+    used = [name for framework in request.frameworks for name in _OF_FRAMEWORK[framework]]
+    for package in (*_MUST_AGREE, *used, *(_OF_TPUS if request.tpu else ())):
         yield from _differing(facts, package, functools.partial(_version, package))
     for package in _SHOULD_AGREE:
         driven = [one for one in facts if one.gpus]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from jupyter_core.paths import jupyter_config_dir
 
+from nbdist.cluster import tpu_slices
 from nbdist.errors import UsageError
 from nbdist.records import Host, Sync
 
@@ -60,7 +61,8 @@ def choose(
 
     Args:
         words: `4 hosts`, `four workers`, `4`, or the names of hosts: `gpu1`, `gpu2:8` (8 devices),
-            `me@gpu3:2222` (a port), `me@gpu3:2222:8`.
+            `me@gpu3:2222` (a port), `me@gpu3:2222:8`. `tpu` is all hosts of this machine's TPU
+            slices. Other words next to it are hosts of other slices (`tpu_slices.find`).
         number: the number of hosts, as an alternative to a number in `words`.
         file: the path of an inventory (`read`). A number selects its first hosts.
         profile: the name of an inventory of the user (`profile_path`).
@@ -81,6 +83,8 @@ def choose(
         if count > len(known) > 0:
             raise UsageError(f"{count} hosts requested, but only {len(known)} are in {path}")
         hosts = known[: max(0, count)] or _here(count)
+    elif path is None and tpu_slices.NAME in words:
+        hosts = _of_slices(words, python)
     elif words:
         hosts = tuple(_named(word, by_name, path) for word in words)
     elif known:
@@ -98,16 +102,30 @@ def of(hosts: object) -> tuple[Host, ...]:
     """Return the hosts of a Python call.
 
     Args:
-        hosts: a number of engines on this machine, or a sequence of names and `Host` records.
+        hosts: a number of engines on this machine, `tpu`, or a sequence of names and `Host`
+            records. `tpu` is the hosts of this machine's TPU slices.
 
     Raises:
         UsageError: the hosts are invalid.
     """
     if type(hosts) is int:
         return _here(hosts)
+    words = [hosts] if hosts == tpu_slices.NAME else hosts
+    if isinstance(words, Sequence) and tpu_slices.NAME in words:
+        return _of_slices([str(word) for word in words])
     if not isinstance(hosts, Sequence) or isinstance(hosts, (str, bytes)):
         raise UsageError(f"hosts {hosts!r}: use a whole number, or a list of names")
     return tuple(_checked(host) if isinstance(host, Host) else parse_host(host) for host in hosts)
+
+
+def _of_slices(words: Sequence[str], python: str | None = None) -> tuple[Host, ...]:
+    """Return the hosts of this machine's TPU slices, of words with `tpu`."""
+
+    def host(word: str) -> Host:
+        return _with_python(parse_host(word), python) if python else parse_host(word)
+
+    others = [word for word in words if word != tpu_slices.NAME]
+    return tuple(map(_checked, tpu_slices.find(others, host)))
 
 
 def _checked(host: Host) -> Host:

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from nbdist.records import ClusterRequest
 
 
+_TPU_REMEDY = (
+    "\na TPU slice runs on all of its hosts, and none was started: log in on these hosts with ssh, "
+    "and restart or recreate the TPU if they do not respond"
+)
+
+
+def _remedy(count: int) -> str:
+    return f"\nuse --min-hosts {count} to start without them" if count else ""
+
+
 class Places:
     """Places of the ranks. A place is a position in the list of requested hosts.
 
@@ -65,11 +75,12 @@ class Places:
         reached = self._fleet.reach(show_message, waits=waits)
         lost = self._fleet.unreached if leaves_out else {}
         there = tuple(n for n in self.numbers if self._request.hosts[n].key not in lost)
-        if lost and not 0 < (self._request.min_hosts or least) <= len(there):
+        is_tpu = self._request.tpu is not None
+        if lost and (is_tpu or not 0 < (self._request.min_hosts or least) <= len(there)):
             why = "\n".join(f"  {key}: {reason}" for key, reason in lost.items())
-            without = f"\nuse --min-hosts {len(there)} to start without them" if there else ""
             verb = "used" if self._request.install else "reached"
-            raise StartError(f"{len(lost)} of the hosts cannot be {verb}:\n{why}{without}")
+            remedy = _TPU_REMEDY if is_tpu else _remedy(len(there))
+            raise StartError(f"{len(lost)} of the hosts cannot be {verb}:\n{why}{remedy}")
         self.numbers = there
         return reached
 

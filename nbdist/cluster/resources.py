@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 import psutil
 
+from nbdist.cluster import tpu_slices
 from nbdist.cluster.remote_host.environment_lock import find_uv
 from nbdist.errors import UsageError
 from nbdist.records import ClusterRequest, Communication, Host, options_of
@@ -34,7 +35,8 @@ def choose_frameworks(
     """Return the frameworks to load.
 
     Args:
-        choice: one of `FRAMEWORK_CHOICES` or `NO_FRAMEWORK`; None for all that are installed here.
+        choice: one of `FRAMEWORK_CHOICES` or `NO_FRAMEWORK`; None for all that are installed here,
+            and for JAX on TPUs.
         chosen: the hosts. Frameworks must be installed here only if one of them is this machine.
         here: True if frameworks must be installed here in any case.
 
@@ -47,6 +49,10 @@ def choose_frameworks(
         raise UsageError(
             f"unknown framework {choice!r}: choose from {', '.join(FRAMEWORK_CHOICES)}"
         )
+    if any(host.tpu for host in chosen):
+        if choice not in (None, "jax"):
+            raise UsageError(f"--framework {choice}: TPUs run JAX, leave out --framework")
+        choice = "jax"
     installed = [name for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
     if choice is None and installed:
         return tuple(installed)
@@ -104,6 +110,7 @@ def check(request: ClusterRequest, worker_memory_bytes: int) -> None:
             f"{here * request.devices_per_host} GPUs, and {gpus} are visible"
         )
     faults += _install_faults(request)
+    faults += _tpu_faults(request)
     if faults:
         raise UsageError("\n".join(faults))
 
@@ -115,6 +122,25 @@ def _install_faults(request: ClusterRequest) -> Iterator[str]:
         yield "--install: only for hosts over ssh, as in %dist_start gpu1 gpu2 --install"
     elif not find_uv():
         yield '--install needs uv: run %pip install "nbdist[install]"'
+
+
+def _tpu_faults(request: ClusterRequest) -> Iterator[str]:
+    place = request.tpu
+    if place is None:
+        return
+    if not tpu_slices.is_whole(request.hosts):
+        yield (
+            f"{len(request.hosts)} hosts of the TPU ({place.accelerator}) were requested, and it "
+            f"runs on all of its {place.slices * place.workers} hosts in their order: use "
+            f"%dist_start {tpu_slices.NAME}"
+        )
+    if request.min_hosts:
+        yield f"--min-hosts {request.min_hosts}: a TPU slice runs on all of its hosts: leave it out"
+    if request.devices_per_host:
+        yield (
+            f"--devices-per-host {request.devices_per_host}: a worker uses all TPU chips of its "
+            "host: leave it out"
+        )
 
 
 def _too_many(request: ClusterRequest, worker_memory_bytes: int) -> Iterator[str]:

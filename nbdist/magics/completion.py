@@ -53,7 +53,7 @@ def option_matcher() -> Any:
 
 
 def _complete(options: tuple[Option, ...], words: list[str]) -> Iterator[SimpleCompletion]:
-    """Complete the choices of the option before the cursor, else the options that match.
+    """Complete the choices of the option before the cursor, else options and words that match.
 
     Front ends show the type next to the text: it is the description. Common options are first.
     """
@@ -65,8 +65,16 @@ def _complete(options: tuple[Option, ...], words: list[str]) -> Iterator[SimpleC
                     yield SimpleCompletion(choice, type="choice")
             return
     if typed.startswith("-"):
-        common = {name: place for place, name in enumerate(_COMMON)}
-        for option in sorted(options, key=lambda o: common.get(o.name, len(common))):
-            for flag in option.flags:
-                if flag.startswith(typed):
-                    yield SimpleCompletion(flag, type=option.help)
+        yield from _flags(options, typed)
+    elif typed:
+        for option in options:
+            fitting = (word for word in option.words if word.startswith(typed))
+            yield from (SimpleCompletion(word, type=option.help) for word in fitting)
+
+
+def _flags(options: tuple[Option, ...], typed: str) -> Iterator[SimpleCompletion]:
+    common = {name: place for place, name in enumerate(_COMMON)}
+    for option in sorted(options, key=lambda o: common.get(o.name, len(common))):
+        for flag in option.flags:
+            if flag.startswith(typed):
+                yield SimpleCompletion(flag, type=option.help)

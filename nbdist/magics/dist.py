@@ -56,7 +56,7 @@ class DistMagics(ClusterMagics):
 
         `4 hosts` starts four workers on this machine. `gpu1 gpu2:8 me@gpu3:2222` starts one worker
         on each of three hosts over ssh: with 8 devices on the second, through port 2222 on the
-        third.
+        third. On a TPU VM, `tpu` starts one worker on each host of its slice.
         """
         args = parse(self.dist_start, line)
         self._refuse_running()

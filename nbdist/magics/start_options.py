@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, get_args
 
-from nbdist.cluster import inventory, resources
+from nbdist.cluster import inventory, resources, tpu_slices
 from nbdist.errors import UsageError
 from nbdist.magics import framework_detection
 from nbdist.records import Batch, ClusterRequest, Option, ProgramLauncher, options_of
@@ -25,9 +25,10 @@ _HOSTS = (
         flags=("host",),
         nargs="*",
         metavar="HOST",
-        help="Number of hosts, as in `4 hosts` or `4`, or ssh names, as in gpu1 gpu2:8.",
-        details="`gpu2:8` gives 8 devices, and `me@gpu3:2222` is a user and a port. See "
-        "[clusters](clusters.md).",
+        help="Number of hosts, as in `4 hosts` or `4`, ssh names, as in gpu1 gpu2:8, or tpu.",
+        details="`gpu2:8` gives 8 devices, and `me@gpu3:2222` is a user and a port. `tpu` is the "
+        "hosts of this machine's [TPU slice](clusters.md#tpu-slices). See [clusters](clusters.md).",
+        words=(tpu_slices.NAME,),
     ),
     Option(flags=("-n", "--number"), kind="number", metavar="N", help="Number of hosts."),
     Option(flags=("--hosts",), metavar="FILE", help="File that lists the hosts."),
@@ -191,10 +192,12 @@ def started(args: Namespace) -> Cluster:
     batch = _batch(args)
     typed = {option.field: getattr(args, name) for name, option in _CLUSTER.items()}
     given = {name: value for name, value in typed.items() if value is not None}
+    hosts = chosen(args) if batch is None else _counted(args)
+    is_tpu = not isinstance(hosts, int) and any(host.tpu for host in hosts)
     return Cluster(
-        hosts=chosen(args) if batch is None else _counted(args),
+        hosts=hosts,
         batch=batch,
-        framework=args.framework or framework_detection.framework(),
+        framework=args.framework or (None if is_tpu else framework_detection.framework()),
         sync=False if args.no_sync else inventory.sync_of(args.hosts, args.profile),
         **{**given, "env": resources.parse_env(args.env)},
     )

@@ -21,6 +21,26 @@ from nbdist.records.scheduler import Batch
 from nbdist.records.topology import Bench
 
 
+class TpuPlace(Record, frozen=True):
+    """The place of a host in slices of TPUs.
+
+    Attributes:
+        accelerator: accelerator type of a slice, such as `v5litepod-16`; empty if unknown.
+        topology: shape of a slice in chips, such as `4x4`; empty if unknown.
+        slice_index: number of the slice of this host.
+        slices: number of slices.
+        worker: number of this host in its slice.
+        workers: number of hosts of a slice.
+    """
+
+    accelerator: str
+    topology: str
+    slice_index: int
+    slices: int
+    worker: int
+    workers: int
+
+
 class Host(Record, frozen=True):
     """A host and its settings.
 
@@ -34,6 +54,7 @@ class Host(Record, frozen=True):
         folder: working directory; empty for that of this process, if it exists there.
         address: address for collectives; empty for the one that `ssh` uses.
         env: extra environment variables.
+        tpu: place in slices of TPUs. `tpu` in place of hosts sets it; None without.
     """
 
     name: str = ""
@@ -44,6 +65,7 @@ class Host(Record, frozen=True):
     folder: str = ""
     address: str = ""
     env: dict[str, str] = msgspec.field(default_factory=dict)
+    tpu: TpuPlace | None = None
 
     @property
     def key(self) -> str:
@@ -144,6 +166,11 @@ class ClusterRequest(Record, frozen=True):
     def is_local(self) -> bool:
         """True if all engines are on this machine."""
         return not any(host.name for host in self.hosts)
+
+    @property
+    def tpu(self) -> TpuPlace | None:
+        """Place of the first host that belongs to a TPU slice; None without TPUs."""
+        return next((host.tpu for host in self.hosts if host.tpu), None)
 
 
 def strategies_of(request: ClusterRequest) -> tuple[StrategyName, ...]:

@@ -36,6 +36,7 @@ class Option:
         kind: type that the parser returns. A `list` can be repeated. Default: the type of the
             field, else text.
         choices: the valid values.
+        words: values with a meaning of their own, which Tab completes, among other valid values.
         record: the record that stores the value; None if the magic handles it.
         field: the name of the field in `record`.
     """
@@ -51,6 +52,7 @@ class Option:
     bare: int | None = None
     kind: Kind = ""
     choices: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
     record: type[msgspec.Struct] | None = None
     field: str = ""
 

@@ -59,6 +59,7 @@ class Cluster:
     Args:
         hosts: Number of hosts, on this machine or from a scheduler (`batch`). Or a list of hosts
             for `ssh`: `"gpu1"`, `"gpu2:8"` (8 devices), `"me@gpu3:2222"` (a port), `nbdist.Host`.
+            Or `"tpu"`: the hosts of this machine's TPU slice.
         batch: Request for a scheduler, such as Slurm or Kubernetes.
         framework: `tensorflow`, `jax` or `both`. Default: all that are installed.
         devices_per_host: Visible GPUs of each engine, or virtual CPU devices (JAX) without GPUs.

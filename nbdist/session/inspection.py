@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nbdist.cells.parse import parse_ranks
+from nbdist.cluster import tpu_slices
 from nbdist.cluster.preflight import examine
 from nbdist.errors import TransferError, UsageError, WorkerError
 from nbdist.session.placement import locate
@@ -120,6 +121,8 @@ class ClusterInspection:
             addresses=tuple(engines.places.address(rank) for rank in ranks),
             environments=tuple(tuple(given[key].env) for key in keys),
             connections=tuple(map(engines.fleet.connection, keys)),
+            tpus=tuple(given[key].tpu for key in keys),
+            tpu=tpu_slices.describe(self._request.tpu) if self._request.tpu else "",
         )
 
     def examine(self, *, data: str, checkpoint: str, modules: Collection[str]) -> DoctorPicture:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from msgspec import structs
 
+from nbdist.cluster import tpu_slices
 from nbdist.cluster.fleet import Fleet
 from nbdist.cluster.forkserver.client import ForkServerProcess
 from nbdist.cluster.forkserver.control_socket import DETACHED_RUNNER, KERNEL
@@ -244,7 +245,8 @@ class ClusterLifecycle:
 def _description(request: ClusterRequest) -> str:
     workers = formatting.count(len(request.hosts), "worker")
     hosts = formatting.count(len({host.key for host in request.hosts}), "host")
-    return f"{workers} on {'this machine' if request.is_local else hosts}"
+    tpu = f", {tpu_slices.describe(request.tpu)}" if request.tpu else ""
+    return f"{workers} on {'this machine' if request.is_local else hosts}{tpu}"
 
 
 def new_view(run: LiveRun, host_of: Mapping[int, str], settings: Settings) -> CellView:

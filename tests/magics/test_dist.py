@@ -284,6 +284,7 @@ def test_many_lines_are_short_on_screen_and_whole_in_the_log(kernel: Kernel) -> 
         ("%dist_start 4 --f", {"--framework"}),
         ("%dist_start 4 --framework ", {"tensorflow", "jax", "both"}),
         ("%dist_start --framework t", {"tensorflow"}),
+        ("%dist_start t", {"tpu"}),
         ("%%dist_run --s", {"--strategy", "--seed"}),
         ("%dist_start 2 --se", {"--seed"}),
         ("%%dist_run --strategy p", {"pjrt"}),

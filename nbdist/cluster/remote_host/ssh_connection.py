@@ -143,6 +143,20 @@ class SshConnection:
             raise StartError(_advice(output, python))
         return done.stdout
 
+    def run_python(self, program: bytes) -> bytes:
+        """Run a program by the host's Python, and return its output.
+
+        Raises:
+            StartError: the program failed or took too long. The message contains a remedy.
+        """
+        python = self.host.python or sys.executable  # checked: no special characters of a shell
+        command = [f"exec {python} -"]
+        done = self._do(content=program, command=command, timeout_s=_START_FORK_SERVER_S)
+        if done.returncode:
+            output = done.stderr.decode(errors="replace").strip() or str(done.returncode)
+            raise StartError(_advice(output, python))
+        return done.stdout
+
     def why_lost(self) -> str:
         """Return the reason why the host is lost. It is unknown for ssh, and so empty."""
         return ""

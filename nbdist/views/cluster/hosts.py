@@ -14,7 +14,7 @@ from nbdist.views.result_table import ResultTable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nbdist.records import Examination, HostFacts
+    from nbdist.records import Examination, HostFacts, TpuPlace
 
 _HOSTS = ("rank", "host", "address", "devices", "Python", "folder", "environment", "connection")
 _EXAMINATION_HEADER = ("rank", "host", "memory free", "disk free", "clock", "latency", "bandwidth")
@@ -38,6 +38,7 @@ class HostRow(ResultRow, frozen=True):
         folder: working directory.
         environment: names of variables set for this host.
         connection: connection from this machine.
+        tpu: slice of TPUs and the host's number in it; empty without TPUs.
     """
 
     rank: int
@@ -50,6 +51,7 @@ class HostRow(ResultRow, frozen=True):
     folder: str
     environment: tuple[str, ...]
     connection: str
+    tpu: str = ""
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,16 +63,23 @@ class HostsPicture(ResultTable[HostRow]):
         addresses: address of each rank for the other ranks.
         environments: names of variables set for each host.
         connections: connection from this machine to each rank.
+        tpus: place of each host in slices of TPUs; empty without TPUs.
+        tpu: description of the slices; empty without TPUs.
     """
 
     facts: tuple[HostFacts, ...]
     addresses: tuple[str, ...]
     environments: tuple[tuple[str, ...], ...]
     connections: tuple[str, ...]
+    tpus: tuple[TpuPlace | None, ...] = ()
+    tpu: str = ""
 
     @property
     def rows(self) -> tuple[HostRow, ...]:
-        own = zip(self.facts, self.addresses, self.environments, self.connections, strict=True)
+        tpus = self.tpus or (None,) * len(self.facts)
+        own = zip(
+            self.facts, self.addresses, self.environments, self.connections, tpus, strict=True
+        )
         return tuple(
             HostRow(
                 rank=one.rank,
@@ -83,23 +92,32 @@ class HostsPicture(ResultTable[HostRow]):
                 folder=one.folder,
                 environment=environment,
                 connection=connection,
+                tpu=f"slice {tpu.slice_index}, host {tpu.worker}" if tpu else "",
             )
-            for one, address, environment, connection in own
+            for one, address, environment, connection, tpu in own
         )
 
     def _columns(self) -> list[str]:
         return list(HostRow.__struct_fields__)
 
     def html(self) -> str:
-        return html.box(self._title, html.table(_HOSTS, formatting.joined(self._cells()), (0,)))
+        return html.box(self._title, html.table(self._header, self._joined(), (0,)))
 
     def lines(self) -> list[str]:
-        return [self._title, *html.text_table(_HOSTS, formatting.joined(self._cells()), (0,))]
+        return [self._title, *html.text_table(self._header, self._joined(), (0,))]
+
+    @property
+    def _header(self) -> tuple[str, ...]:
+        return (*_HOSTS, "TPU") if self.tpu else _HOSTS
+
+    def _joined(self) -> list[list[str]]:
+        return formatting.joined(self._cells())
 
     @property
     def _title(self) -> str:
         workers = formatting.count(len(self.facts), "worker")
-        return f"nbdist: {workers} on {_hosts(self.facts)}"
+        tpu = f", {self.tpu}" if self.tpu else ""
+        return f"nbdist: {workers} on {_hosts(self.facts)}{tpu}"
 
     def _cells(self) -> list[list[str]]:
         return [
@@ -112,6 +130,7 @@ class HostsPicture(ResultTable[HostRow]):
                 row.folder,
                 " ".join(row.environment) or _UNKNOWN,
                 row.connection,
+                *([row.tpu] if self.tpu else []),
             ]
             for row in self.rows
         ]

@@ -22,6 +22,7 @@ from jax._src import dispatch, distributed, xla_bridge
 from jax._src.interpreters import pxla
 from jax._src.lib import _jax
 
+from nbdist.errors import StartError
 from nbdist.records import CollectiveState, Device
 from nbdist.utils.processes import batch_scheduling
 from nbdist.worker.jax.arrays import callbacks_patch, convolution_patch, device_put_patch
@@ -40,6 +41,15 @@ if TYPE_CHECKING:
     from nbdist.records import PjrtWiring
 
 _CONNECT_TIMEOUT_S = 60
+_TPU_ORDER = (
+    "start one worker on each host of the slice, in the order of these processes, and set no "
+    "variables that divide a slice, such as TPU_PROCESS_BOUNDS"
+)
+_TPU_USE = (
+    'install "jax[tpu]" on all hosts, and end other processes that use the TPU, such as a notebook '
+    "that has run JAX in its own kernel"
+)
+_NO_PROCESSES = "it does not connect several processes, use one host"
 _make_gloo = _jax.make_gloo_tcp_collectives
 _preserved = PreservedArrays()
 _unready: list[jax.Array] = []
@@ -156,6 +166,7 @@ def build(wiring: PjrtWiring) -> tuple[Device, ...]:
     _configure(wiring)
     before = gloo_connections.listening()
     _join(wiring)
+    _check_process(wiring)
     strategy = PjRTStrategy()
     strategy.take_bench(wiring.bench)
     _prove_collectives(strategy.mesh)
@@ -179,6 +190,26 @@ def device_bytes() -> list[int]:
     """Return the bytes in use on each local device; devices without statistics are omitted."""
     counts = (device.memory_stats() for device in jax.local_devices())
     return [counted["bytes_in_use"] for counted in counts if counted]
+
+
+def _check_process(wiring: PjrtWiring) -> None:
+    """Check the number of this process, which the runtime of TPUs chooses itself.
+
+    Raises:
+        StartError: it is not the rank, the runtime found other processes, or it cannot use the TPU.
+    """
+    try:
+        own, count = jax.process_index(), jax.process_count()
+    except RuntimeError as error:
+        if "tpu" not in (jax.config.jax_platforms or ""):
+            raise
+        raise StartError(f"JAX cannot use the TPU of this host: {_TPU_USE}. {error}") from None
+    if (own, count) != (wiring.rank, wiring.world_size):
+        platform = jax.default_backend()
+        raise StartError(
+            f"rank {wiring.rank} of {wiring.world_size} is process {own} of {count} for JAX's "
+            f"runtime of {platform}: {_TPU_ORDER if platform == 'tpu' else _NO_PROCESSES}"
+        )
 
 
 def _prove_collectives(mesh: jax.sharding.Mesh) -> None:

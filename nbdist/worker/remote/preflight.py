@@ -36,6 +36,7 @@ _PACKAGES = (
     "keras",
     "jax",
     "jaxlib",
+    "libtpu",
     "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
     "nvidia-cudnn-cu12",
