@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from nbdist.worker.jax.arrays.distributed_dataset import (
     DistributedDataset,
@@ -18,7 +19,7 @@ from nbdist.worker.jax.arrays.distributed_dataset import (
     Placement,
 )
 from nbdist.worker.jax.arrays.replicas import PerReplica, Ragged, Runner
-from nbdist.worker.jax.runtime import cluster_resolver
+from nbdist.worker.jax.runtime import cluster_resolver, platforms
 from nbdist.worker.runtime import import_hooks
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class PjRTStrategy:
             "devices_per_host": 8}` or `(4, 8)`. Default: no check.
 
     Attributes:
-        mesh: `jax.sharding.Mesh` with one axis `data` over all devices.
+        mesh: `jax.sharding.Mesh` with one axis `data` over all devices, in the order of processes.
         outer_mesh: Context mesh outside of an open scope; None without a scope.
 
     Raises:
@@ -58,9 +59,8 @@ class PjRTStrategy:
     def __init__(self, resolver: object = None) -> None:
         if resolver is not None:
             cluster_resolver.check(resolver)
-        self.mesh = jax.make_mesh(
-            (jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
-        )
+        devices = np.array(platforms.by_process(jax.devices()), dtype=object)
+        self.mesh = jax.sharding.Mesh(devices, ("data",), axis_types=(jax.sharding.AxisType.Auto,))
         self._placement = Placement(self.mesh)
         self._runner = Runner(self.mesh)
         self._sharded: dict[int, weakref.ref[jax.Array]] = {}

@@ -82,6 +82,22 @@ def roomiest(devices: Sequence[Device]) -> Device:
     return max(devices, key=lambda d: 0 if d.platform == "cpu" else free_bytes(d) or 0)
 
 
+def by_process(devices: Sequence[Device]) -> list[Device]:
+    """Return devices by process, so that the rows of a batch on a process are consecutive.
+
+    TPUs of a process are in the order of a path along the torus. `jax.make_mesh` takes such a path
+    through the whole slice instead, across processes, and supports only one slice.
+    """
+    return sorted(devices, key=lambda d: (d.process_index, _on_path(d), d.id))
+
+
+def _on_path(device: Device) -> tuple[int, ...]:
+    if device.platform != "tpu":
+        return ()
+    x, y, z = device.coords
+    return z, -y if z % 2 else y, -x if (y + z) % 2 else x
+
+
 def states() -> list[DeviceState]:
     """Return the states of all known devices; the memory use of other processes' is unknown."""
     hosts = processes.hosts()
