@@ -51,14 +51,18 @@ def without_mesh(cluster: nbdist.Cluster) -> Iterator[None]:
     cluster.run("jax.set_mesh(None);")
 
 
-def trained() -> np.ndarray:
-    """Return the weights that four steps of gradient descent give in NumPy."""
+def trained(weights: Any = 1.0) -> np.ndarray:
+    """Return the weights that four steps of gradient descent give in NumPy.
+
+    Args:
+        weights: factor of each row in the loss.
+    """
     rng = np.random.default_rng(0)
     xs, ys = rng.normal(size=(32, 4)).astype("f4"), rng.normal(size=(32, 2)).astype("f4")
     w = rng.normal(size=(4, 2)).astype("f4")
     for first in range(0, 32, 8):
         x, y = xs[first : first + 8], ys[first : first + 8]
-        w = w - 0.1 * 2 * x.T @ (x @ w - y) / y.size
+        w = w - 0.1 * 2 * x.T @ (weights * (x @ w - y)) / y.size
     return w
 
 
@@ -148,6 +152,20 @@ def test_step_uses_the_mesh_of_its_arrays(cluster: nbdist.Cluster, mesh: str, sp
     for w in pulled(cluster, "w"):
         np.testing.assert_allclose(w, trained(), rtol=1e-5, atol=1e-6)
     assert evaluate(cluster, "jax.sharding.get_mesh().empty") == "True"
+
+
+def test_rows_keep_their_places_on_a_mesh_in_another_order(cluster: nbdist.Cluster) -> None:
+    """A mesh along a torus of TPUs does not have the devices in the order of processes."""
+    cluster.run(
+        "reverse = jax.sharding.Mesh(np.array(jax.devices()[::-1]), ('i',), "
+        "axis_types=(AxisType.Auto,))\n"
+        "w = jax.device_put(start, NamedSharding(reverse, P()))"
+    )
+    by_place = STEP.replace("(x @ w - y) ** 2", "jnp.arange(8.)[:, None] * (x @ w - y) ** 2")
+    cluster.run(by_place, step=OPTIONS)
+    expected = trained(np.arange(8.0)[:, None])
+    for w in pulled(cluster, "w"):
+        np.testing.assert_allclose(w, expected, rtol=1e-5)
 
 
 def test_step_is_checked_on_one_device(cluster: nbdist.Cluster) -> None:

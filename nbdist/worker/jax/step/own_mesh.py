@@ -6,12 +6,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType
 
 from nbdist.errors import StepError
 from nbdist.records import DATA, MODEL, STAGE
 from nbdist.worker.data.batches import map_arrays
 from nbdist.worker.jax.arrays.leaves import Spread
+from nbdist.worker.jax.runtime.platforms import by_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -46,7 +48,7 @@ class OwnMesh:
         used = {axis for array in arrays for axis in _axes(array, mesh)}
         self._rows = tuple(axis for axis in mesh.axis_names if axis not in used) or mesh.axis_names
         self.replicas = math.prod(mesh.shape[axis] for axis in self._rows)
-        self._by_row = Spread(jax.NamedSharding(mesh, jax.P(mesh.axis_names)))
+        self._by_row = _ByRow(mesh)
         self._whole = Spread(self.replicated)
 
     def sharding(self, path: str) -> NamedSharding:
@@ -95,6 +97,25 @@ class OwnMesh:
         if AxisType.Explicit in self.mesh.axis_types:
             return jax.sharding.reshard(array, self._spec)
         return jax.lax.with_sharding_constraint(array, self._spec)
+
+
+class _ByRow:
+    """Placement of a process's rows of a batch on a mesh, over all its axes.
+
+    If the mesh does not have the devices in the order of processes, as one along a torus of TPUs,
+    the rows arrive in this order and are then moved. Each row keeps its place in the batch.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._sharding = jax.NamedSharding(mesh, jax.P(mesh.axis_names))
+        devices = np.array(by_process(list(mesh.devices.flat)), dtype=object)
+        self._moves = devices.tolist() != list(mesh.devices.flat)
+        arrival = jax.NamedSharding(jax.sharding.Mesh(devices, (DATA,)), jax.P(DATA))
+        self._spread = Spread(arrival if self._moves else self._sharding)
+
+    def __call__(self, array: Any) -> jax.Array:
+        placed = self._spread(array)
+        return jax.device_put(placed, self._sharding) if self._moves else placed
 
 
 def mesh_of(arrays: Mapping[str, Any], ours: Mesh, default: Mesh | None) -> Mesh | None:
