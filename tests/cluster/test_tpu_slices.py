@@ -203,6 +203,7 @@ def test_a_file_of_hosts_may_contain_a_host_named_tpu(tmp_path: Any) -> None:
         ("v4-16", "2x2x2", 2, "v4-16: 16 x TPU v4, 30.8 GiB each: 2 slices of 2x2x2"),
         ("v4-16", "", 1, "v4-16: 8 x TPU v4, 30.8 GiB each: 1 slice of 2x2x2"),
         ("v6e-8", "2x4", 1, "v6e-8: 8 x TPU v6e, 31.2 GiB each: 1 slice of 2x4"),
+        ("tpu7x-16", "", 1, "tpu7x-16: 8 x TPU v7, 179 GiB each: 1 slice of 2x2x2"),
         ("v9-8", "2x4", 2, "2 x v9-8 of 2x4"),
         ("", "", 1, "a TPU slice"),
     ],

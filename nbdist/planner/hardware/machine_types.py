@@ -75,13 +75,21 @@ MACHINE_TYPES = {
 }
 """Machine types of AWS and Google Cloud by name."""
 
-_BY_CORES = {"v2": "TPU v2", "v3": "TPU v3", "v4": "TPU v4", "v5p": "TPU v5p"}
-"""Generations whose slices are named by cores, two a chip."""
+_BY_CORES = {
+    "v2": "TPU v2",
+    "v3": "TPU v3",
+    "v4": "TPU v4",
+    "v5p": "TPU v5p",
+    **dict.fromkeys(("v7", "v7x", "tpu7x"), "TPU v7"),
+}
+"""Generations whose slices are named by cores, two a chip.
+
+Source for TPU v7: AI-Hypercomputer/xpk src/xpk/core/system_characteristics.py.
+"""
 
 _BY_CHIPS = {
     **dict.fromkeys(("v5e", "v5litepod"), "TPU v5e"),
     "v6e": "TPU v6e",
-    **dict.fromkeys(("v7", "v7x", "tpu7x"), "TPU v7"),
 }
 _SLICE = re.compile(r"(?:tpu\s+)?([a-z0-9]+)-(\d+)", re.IGNORECASE)
 

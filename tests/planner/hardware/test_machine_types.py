@@ -17,7 +17,7 @@ SLICES = {
     "v5litepod-16": ("TPU v5e", [4, 4]),
     "v5e-16": ("TPU v5e", [4, 4]),
     "v6e-256": ("TPU v6e", [16, 16]),
-    "tpu7x-128": ("TPU v7", [4, 4, 8]),
+    "tpu7x-128": ("TPU v7", [4, 4, 4]),
 }
 """Chip of each slice, and the lengths of its axes of several chips."""
 
