@@ -7,7 +7,6 @@ openxla/xla, xla/backends/gpu/target_config/specs, by chip.
 from __future__ import annotations
 
 import importlib.util
-import math
 from typing import TYPE_CHECKING, Literal
 
 from nbdist.errors import PlanError
@@ -99,7 +98,7 @@ def compiler_target(topology: Topology) -> CompilerTarget:
 def _slices(topology: Topology) -> CompilerTarget:
     axes = {f"ICI {axis}": 1 for axis in AXES}
     axes |= {level.name: level.size for level in topology.levels if level.name in axes}
-    slices = topology.devices // math.prod(axes.values())
+    slices = {level.name: level.size for level in topology.levels}.get("DCN", 1)
     generation = topology.chip.name.removeprefix("TPU ")
     flat = generation.endswith("e")
     shape = "x".join(str(size) for size in list(axes.values())[: 2 if flat else 3])

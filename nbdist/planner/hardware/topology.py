@@ -186,7 +186,7 @@ def _counts(topology: Topology) -> str:
     """Return the numbers of hosts and their devices, or of slices and their shape."""
     axes = sorted(level for level in _named(topology) if level[0].startswith("ICI "))
     if axes:
-        slices = math.prod(size for name, size in _named(topology) if not name.startswith("ICI "))
+        slices = dict(_named(topology)).get("DCN", 1)
         shape = "x".join(str(size) for _, size in axes)
         return f"{slices} slice{'s' * (slices > 1)} of {shape}"
     if topology.levels[0].name != "host":

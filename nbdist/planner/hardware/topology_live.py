@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _LOOPBACK_S = 50e-6
 _LOOPBACK_BYTES_PER_S = 2e9
 
+_CHIP = "chip"
+"""Level of the devices of a chip: JAX has two for each chip of TPU v2, v3 and v7."""
+
 
 def live(
     processes: Sequence[LocalDevices],
@@ -61,8 +64,9 @@ def live(
         raise PlanError(f"{unknown(kind)}or run %dist_devices --bench on the workers")
     levels, assumed = _levels(processes, known)
     levels, measured = _with_measured(levels, links or {})
+    device = known if chip else _device_of(known, levels)
     return Topology(
-        chip=_with_memory(known, processes),
+        chip=_with_memory(device, processes),
         levels=levels,
         assumed=(*assumed, *_unmeasured(known, levels, measured)),
     )
@@ -86,6 +90,20 @@ def _with_memory(chip: Chip, processes: Sequence[LocalDevices]) -> Chip:
         return chip
     source = f"{chip.source}; memory as the runtime reports it"
     return msgspec.structs.replace(chip, memory_bytes=min(reported), source=source)
+
+
+def _device_of(chip: Chip, levels: Sequence[Level]) -> Chip:
+    """Return the figures of a device, of which a TPU chip has two in some generations."""
+    cores = math.prod(level.size for level in levels if level.name == _CHIP)
+    if cores == 1:
+        return chip
+    return msgspec.structs.replace(
+        chip,
+        memory_bytes=chip.memory_bytes // cores,
+        flops={dtype: rate / cores for dtype, rate in chip.flops.items()},
+        bytes_per_s=chip.bytes_per_s / cores,
+        source=f"{chip.source}; divided by {cores} devices of a chip",
+    )
 
 
 def _levels(
@@ -171,7 +189,18 @@ def _of_tpus(processes: Sequence[LocalDevices], chip: Chip, torus: Torus) -> tup
         texts = ", ".join(f"{name} {written(shape)}" for name, shape in shapes.items())
         raise PlanError(f"slices differ ({texts}), which a mesh does not allow: start equal slices")
     host = host_of(chip)
-    return of_slices(host, torus, next(iter(shapes.values())), len(slices), usual_nics(host))
+    shape = next(iter(shapes.values()))
+    levels = of_slices(host, torus, shape, len(slices), usual_nics(host))
+    cores = sum(process.devices for process in processes) // (math.prod(shape) * len(slices))
+    if cores == 1:
+        return levels
+    inside = Level(name=_CHIP, size=cores, latency_s=host.latency_s, bytes_per_s=host.bytes_per_s)
+    return inside, *(_shared(level, cores) for level in levels)
+
+
+def _shared(level: Level, devices: int) -> Level:
+    """Return the level for chips with several devices, which share the links of their chip."""
+    return msgspec.structs.replace(level, bytes_per_s=level.bytes_per_s / devices)
 
 
 def _shape(coords: Collection[tuple[int, ...]], torus: Torus) -> tuple[int, ...]:

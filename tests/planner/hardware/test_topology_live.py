@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.errors import PlanError
+from nbdist.planner.hardware.compiler_targets import compiler_target
 from nbdist.planner.hardware.lookup import probed
 from nbdist.planner.hardware.topology import describe, parse
 from nbdist.planner.hardware.topology_live import live
@@ -73,6 +75,25 @@ def test_live_tpus_match_named_topology(
 ) -> None:
     topology, named = live(tpus(kind, shape, slices)), parse(f"{slices} x {name}")
     assert (topology.chip, topology.levels) == (named.chip, named.levels)
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_chips_with_two_devices_have_a_level_of_their_own(slices: int) -> None:
+    """JAX lists each core of TPU v2, v3 and v7 as a device, with the coordinates of its chip."""
+    cores = [
+        msgspec.structs.replace(process, devices=8, coords=process.coords * 2)
+        for process in tpus("TPU7x", (4, 4, 4), slices)
+    ]
+    topology, chips = live(cores), parse(f"{slices} x v7:4x4x4")
+    assert topology.devices == 2 * chips.devices
+    assert levels_of(topology) == [("chip", 2), *levels_of(chips)]
+    assert topology.chip.flops["bfloat16"] == chips.chip.flops["bfloat16"] / 2
+    assert topology.chip.memory_bytes == chips.chip.memory_bytes // 2
+    assert [2 * level.bytes_per_s for level in topology.levels[1:]] == [
+        level.bytes_per_s for level in chips.levels
+    ]
+    assert f"{slices} slice" in describe(topology)
+    assert compiler_target(topology).name == compiler_target(chips).name
 
 
 def test_cpu_processes_on_one_machine() -> None:
