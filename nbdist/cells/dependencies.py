@@ -79,7 +79,8 @@ class Entry(msgspec.Struct, frozen=True):
         names: the names that it uses.
         ranks: the ranks that ran the cell or received the objects.
         request: the cell; None for pushed objects.
-        payload: the pickled objects; empty for a cell.
+        payload: the pickled objects; empty for a cell, and for large objects.
+        file: path of the file with the pickle of large objects.
         once: True if the cell must not run again (`--once`).
         run: id of its run; empty for pushed objects.
         trained: True if it made steps: those of a `fit`, a step cell or a training loop.
@@ -99,6 +100,7 @@ class Entry(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
     request: CellRequest | None = None
     payload: bytes = b""
+    file: str = ""
     once: bool = False
     failed: bool = False
     run: str = ""

@@ -347,7 +347,11 @@ class Engines:
             self.fleet.signal(self._names[rank], signal.SIGINT)
 
     def apply(
-        self, function: Callable[..., Any], *args: Any, ranks: Sequence[int] | None = None
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        ranks: Sequence[int] | None = None,
+        progress: Callable[[], object] = lambda: None,
     ) -> list[Any]:
         """Call an importable function on ranks in parallel.
 
@@ -355,6 +359,8 @@ class Engines:
             function: an importable function.
             args: its arguments.
             ranks: the ranks; None for all.
+            progress: returns the progress of the call. The time limit begins again with each
+                change.
 
         Returns:
             The result of each rank, in the order of `ranks`.
@@ -364,19 +370,28 @@ class Engines:
                 ran out.
         """
         chosen = list(range(self.world_size)) if ranks is None else list(ranks)
-        return self._gather(self._view(chosen).apply_async(function, *args), chosen)
+        return self._gather(self._view(chosen).apply_async(function, *args), chosen, progress)
 
-    def _await(self, answer: Any, check: Callable[[], None]) -> None:
-        deadline = time.monotonic() + self.timeout_s
+    def _await(
+        self,
+        answer: Any,
+        check: Callable[[], None],
+        progress: Callable[[], object] = lambda: None,
+    ) -> None:
+        deadline, reached = time.monotonic() + self.timeout_s, progress()
         while not answer.wait(0.1):
             check()
+            if (now := progress()) != reached:
+                deadline, reached = time.monotonic() + self.timeout_s, now
             if not self.can_restart():
                 raise WorkerError(_NO_CONTROLLER)
             if time.monotonic() > deadline:
                 raise WorkerError(f"no answer from the engines within {self.timeout_s:g} s")
 
-    def _gather(self, answer: Any, ranks: Sequence[int]) -> list[Any]:
-        self._await(answer, lambda: self.refuse_dead(ranks))
+    def _gather(
+        self, answer: Any, ranks: Sequence[int], progress: Callable[[], object]
+    ) -> list[Any]:
+        self._await(answer, lambda: self.refuse_dead(ranks), progress)
         outcomes = list(answer.get(return_exceptions=True))
         for rank, outcome in zip(ranks, outcomes, strict=True):
             if isinstance(outcome, ipyparallel.RemoteError):

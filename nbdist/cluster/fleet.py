@@ -14,6 +14,7 @@ from nbdist.cluster.child_registry import HOME, Children
 from nbdist.cluster.forkserver.client import ForkServerProcess
 from nbdist.cluster.forkserver.control_socket import KERNEL
 from nbdist.cluster.forkserver.server import IF_THERE
+from nbdist.cluster.payload_server import PayloadListener
 from nbdist.cluster.remote_host.environment_install import HostEnvironments
 from nbdist.cluster.remote_host.remote_forkserver import LOST_S, RemoteForkServer, ports_of
 from nbdist.cluster.remote_host.ssh_connection import SshConnection
@@ -24,7 +25,7 @@ from nbdist.utils.polling import repeat_until
 from nbdist.utils.sockets import LOOPBACK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from nbdist.cluster.remote_host.host_connection import HostConnection
@@ -80,6 +81,7 @@ class Fleet(Children):
         self.resize(request)
         self._controller: dict[str, Any] = {}
         self._open_ports: set[int] = set()
+        self._payloads: PayloadListener | None = None
 
     @classmethod
     def start(
@@ -364,6 +366,25 @@ class Fleet(Children):
         self._open_ports.update(ports)
         self._for_all_remote(lambda fork_server: fork_server.forward(ports))
 
+    @contextlib.contextmanager
+    def payload_listener(self) -> Iterator[PayloadListener]:
+        """Provide the listener to which ranks connect for large objects.
+
+        It stays for later objects if its port is forwarded to other hosts.
+        """
+        if not self._remote:
+            with contextlib.closing(PayloadListener()) as listener:
+                yield listener
+            return
+        if self._payloads is None:
+            self._payloads = PayloadListener()
+            self.add_open_ports([self._payloads.port])
+        yield self._payloads
+
+    def _close_payloads(self) -> None:
+        if self._payloads is not None:
+            self._payloads.close()
+
     def _for_all_remote(self, work: Callable[[RemoteForkServer], None]) -> None:
         there = [key for key in self._remote if self._runs(key)]
         for key, reason in self._each(there, lambda key: work(self._remote[key])).items():
@@ -419,6 +440,7 @@ class Fleet(Children):
 
     def leave(self) -> None:
         """Close the connections only: the fork servers wait for another owner."""
+        self._close_payloads()
         for fork_server in self._remote.values():
             fork_server.leave()
         self.home.leave()
@@ -435,6 +457,7 @@ class Fleet(Children):
 
         This starts no threads, because Python cannot start any during its exit.
         """
+        self._close_payloads()
         with contextlib.ExitStack() as steps:
             if self._rendezvous is not None:
                 steps.callback(self._rendezvous.close)

@@ -11,7 +11,8 @@ import functools
 import itertools
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -124,7 +125,7 @@ class Recovery:
 
     def recreate_inputs(self, phases: StartView, entries: Sequence[Entry]) -> None:
         """Repeat cells and pushes on fresh workers; see `Journal.needed`."""
-        phases.run("set-up run again", lambda: self._replay(entries))
+        phases.run("set-up run again", lambda: self._replay(phases, entries))
         self._journal.repeated(entries)
 
     def _in_place(self, phases: StartView, lost: RanksLostError, request: CellRequest) -> bool:
@@ -163,23 +164,19 @@ class Recovery:
                 places = tuple(p for rank, p in enumerate(places) if rank not in dead)
                 phases.run("left out", functools.partial(_named, dead))
 
-    def _replay(self, entries: Sequence[Entry]) -> str:
+    def _replay(self, phases: StartView, entries: Sequence[Entry]) -> str:
         self._worker_group.seed()  # ranks that stayed have drawn random numbers since
         self._modules.send(range(self._worker_group.world_size))
         for entry in entries:
             ranks = [rank for rank in entry.ranks if rank < self._worker_group.world_size]
             if entry.request is None:
-                pushing.bind(self._apply, entry.payload, ranks, self._worker_group.world_size)
+                payload = Path(entry.file) if entry.file else entry.payload
+                pushing.bind(self._worker_group.engines, payload, ranks, phases.show_message)
             elif ranks:
                 # Cells before it that drew random numbers may not be repeated.
                 generators = self._journal.generators(before=entry)
                 self._run(structs.replace(entry.request, generators=generators), ranks)
         return " ".join(entry.place for entry in entries)
-
-    def _apply(
-        self, function: Callable[..., Any], argument: Any, ranks: Sequence[int]
-    ) -> list[Any]:
-        return self._worker_group.engines.apply(function, argument, ranks=ranks)
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -16,6 +17,7 @@ from nbdist.cells.dependencies import (
 )
 from nbdist.errors import ReplayError, UsageError
 from nbdist.records import Planning, short_id
+from nbdist.utils.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from nbdist.execution.result import Run
     from nbdist.records import CellRequest, RunningCell, StepRequest
     from nbdist.utils.files import LateFiles
+
+LARGE_BYTES = 16 << 20
+"""Largest pickle that is sent to each rank by itself, and stored in the journal's entry."""
 
 
 class Journal:
@@ -57,7 +62,7 @@ class Journal:
         """Delete all entries, after fresh workers have started."""
         self._entries.clear()
         self._files.settle()
-        for path in self._folder.glob("*.msgpack"):
+        for path in self._folder.iterdir():
             path.unlink()
 
     def resized(self, before: int, after: int) -> None:
@@ -135,11 +140,16 @@ class Journal:
             )
         )
 
-    def add_push(self, names: Iterable[str], payload: bytes, ranks: Sequence[int]) -> None:
-        """Add pushed objects. `payload` contains them pickled."""
+    def new_spool(self) -> Spool:
+        """Return a receiver of pickled objects. Its file is stored with the journal."""
+        return Spool(self._folder / f"{secrets.token_hex(8)}.pickle", LARGE_BYTES)
+
+    def add_push(self, names: Iterable[str], payload: bytes | Path, ranks: Sequence[int]) -> None:
+        """Add pushed objects. `payload` contains them pickled, or is the file of the pickle."""
         bound = tuple(sorted(names))
-        pushed = CellNames(binds=bound, sure=bound)
-        self._add(Entry("push", pushed, tuple(ranks), payload=payload))
+        pushed = Entry("push", CellNames(binds=bound, sure=bound), tuple(ranks))
+        stored = {"payload": payload} if isinstance(payload, bytes) else {"file": str(payload)}
+        self._add(msgspec.structs.replace(pushed, **stored))
 
     def needed(
         self,

@@ -10,6 +10,7 @@ import sys
 import zlib
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from nbdist.cells.dependencies import tree_of_cell
@@ -326,7 +327,8 @@ class _Writer:
                 for cell in self._cells.values()
                 if cell.request.step is not None
             }
-            objects = {n: v for n, v in pushed_objects.read(entry.payload).items() if n in wanted}
+            payload = Path(entry.file).read_bytes() if entry.file else entry.payload
+            objects = {n: v for n, v in pushed_objects.read(payload).items() if n in wanted}
             before = {*self._data_modules}
             lines = self._data.assignments(objects)
             imports = [

@@ -21,9 +21,10 @@ from nbdist.records import ClusterRequest, Communication, RunningCell, Sync
 from nbdist.session.exporting import Exported, export
 from nbdist.session.inspection import ClusterInspection
 from nbdist.session.lifecycle import ClusterLifecycle, new_view
+from nbdist.session.pulling import pull
 from nbdist.session.submission import SubmittedJob, submit
 from nbdist.session.tracing import trace_on
-from nbdist.session.transfer import pull, write_objects
+from nbdist.session.transfer import write_objects
 from nbdist.settings import Settings
 from nbdist.utils.signals import interrupt_held
 from nbdist.views.cluster.workers import StartView
@@ -564,17 +565,17 @@ class Cluster:
             TransferError: An object cannot be pickled, or the copy to a rank failed.
             WorkerError: A rank has died, or still runs a cell; nothing was sent.
         """
-        payload, modules = write_objects(objects)
         chosen = self.inspection.chosen(ranks)
-        self._runner.send_modules(modules, chosen)
-        pushing.bind(self.inspection.apply, payload, chosen, self.world_size)
-        self._journal.add_push(objects, payload, chosen)
-        return len(payload)
+        with self._journal.new_spool() as spool:
+            self._runner.send_modules(write_objects(objects, spool), chosen)
+            pushing.push(self._worker_group.engines, self._journal, objects, spool, chosen)
+        return spool.size
 
     def pull(self, names: Sequence[str], ranks: str | None = None) -> dict[int, dict[str, Any]]:
         """Return objects by rank and name. Arrays of TensorFlow and JAX arrive as NumPy arrays.
 
-        All ranks gather arrays of JAX that are sharded over them.
+        Of arrays of JAX that are sharded over ranks, each rank sends its own shards. All ranks then
+        have the same array in the result.
 
         Args:
             names: Names of the workers' namespaces, without dots.
@@ -590,6 +591,4 @@ class Cluster:
                 sharded over them.
             WorkerError: A rank has died, or still runs a cell.
         """
-        inspection = self.inspection
-        every = inspection.chosen(None)
-        return pull(inspection.apply, names, inspection.chosen(ranks), every)
+        return pull(self.inspection.engines, names, self.inspection.chosen(ranks))

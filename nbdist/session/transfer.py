@@ -1,82 +1,44 @@
-"""Transfer of objects between the notebook and the workers: the notebook's side."""
+"""Pickles of objects that the notebook copies to the workers."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import pickle
 import sys
 from types import FunctionType, ModuleType
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol
 
 import cloudpickle
 
 from nbdist.errors import TransferError
-from nbdist.worker.remote import transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
-    Apply = Callable[[Callable[..., Any], Any, Sequence[int]], list[Any]]
-
-_FRAMEWORKS = frozenset({"tensorflow", "keras", "jax", "jaxlib", "flax"})
+    import numpy as np
 
 
-def pull(
-    apply: Apply, names: Sequence[str], ranks: Sequence[int], every: Sequence[int]
-) -> dict[int, dict[str, Any]]:
-    """Return objects by rank and name; see `Cluster.pull`.
+class Sink(Protocol):
+    """Receiver of a pickle."""
+
+    def write(self, data: Any, /) -> object: ...
+
+
+def write_objects(objects: Mapping[str, object], sink: Sink) -> tuple[str, ...]:
+    """Write objects as a pickled dict.
 
     Args:
-        apply: calls a function with an argument on ranks.
-        names: names on the ranks.
-        ranks: the ranks to copy from.
-        every: all ranks, which gather the arrays that are split over them.
-    """
-    missing = apply(transfer.missing, list(names), ranks)
-    lacking = {rank: lost for rank, lost in zip(ranks, missing, strict=True) if lost}
-    if lacking:
-        text = "; ".join(f"rank {rank}: {', '.join(lost)}" for rank, lost in lacking.items())
-        raise TransferError(f"no such name on the workers ({text}): define it in a %%dist_run cell")
-    payloads = apply(transfer.get, list(names), ranks)
-    if not all(isinstance(payload, bytes) for payload in payloads):
-        _require_equal(apply(transfer.get, list(names), every))
-        gathered = dict(zip(every, apply(transfer.get_gathered, list(names), every), strict=True))
-        payloads = [gathered[rank] for rank in ranks]
-    return {rank: read_objects(p) for rank, p in zip(ranks, payloads, strict=True)}
+        objects: the objects by name.
+        sink: receives the pickle.
 
-
-def _require_equal(split: Sequence[bytes | tuple[str, ...]]) -> None:
-    """Raise TransferError unless all ranks list the same split arrays, in the same order."""
-    if len(set(split)) > 1:
-        texts = ["; ".join(s) if isinstance(s, tuple) else "none" for s in split]
-        listed = "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
-        raise TransferError(
-            f"the ranks have different arrays that are split over them:\n{listed}\n"
-            "Gather each in a cell first: multihost_utils.process_allgather(x, tiled=True)"
-        )
-
-
-class PickledObjects(NamedTuple):
-    """Pickled objects.
-
-    Attributes:
-        content: the pickle.
-        modules: modules at the top level that it refers to.
-    """
-
-    content: bytes
-    modules: tuple[str, ...]
-
-
-def write_objects(objects: Mapping[str, object]) -> PickledObjects:
-    """Return the objects as a pickled dict.
+    Returns:
+        Modules at the top level that the pickle refers to.
 
     Raises:
         TransferError: objects cannot be pickled. The message contains all of them.
     """
     try:
-        return _pickled(dict(objects))
+        return _pickle(dict(objects), sink)
     except Exception:  # noqa: BLE001 - an object's own pickling raises anything: find the object
         faults = [fault for fault in map(_fault, objects.items()) if fault]
     text = "\n".join(faults)
@@ -85,13 +47,25 @@ def write_objects(objects: Mapping[str, object]) -> PickledObjects:
 
 def fingerprint(value: object) -> bytes:
     """Return a digest of the pickled value. It takes about a second for a gigabyte."""
-    return hashlib.blake2b(write_objects({"": value}).content, digest_size=16).digest()
+    digest = _Digest()
+    write_objects({"": value}, digest)
+    return digest.found.digest()
+
+
+class _Digest:
+    """Sink that keeps only a digest."""
+
+    def __init__(self) -> None:
+        self.found = hashlib.blake2b(digest_size=16)
+
+    def write(self, data: bytes | memoryview | pickle.PickleBuffer, /) -> None:
+        self.found.update(data)
 
 
 def _fault(item: tuple[str, object]) -> str:
     name, value = item
     try:
-        _pickled(value)
+        _pickle(value, _Digest())
     except TransferError as error:
         return f"{name} ({type(value).__name__}) {error}"
     except Exception as error:  # noqa: BLE001 - an object's own pickling raises anything
@@ -102,11 +76,11 @@ def _fault(item: tuple[str, object]) -> str:
     return ""
 
 
-def _pickled(value: object) -> PickledObjects:
-    buffer = io.BytesIO()
-    pickler = _Pickler(buffer)
+def _pickle(value: object, sink: Sink) -> tuple[str, ...]:
+    """Write a value, and return the modules at the top level that it refers to."""
+    pickler = _Pickler(sink)
     pickler.dump(value)
-    return PickledObjects(buffer.getvalue(), tuple(pickler.modules))
+    return tuple(pickler.modules)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -116,11 +90,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         modules: modules at the top level of the classes, functions and modules in the objects.
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(file)
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink)
         self.modules: dict[str, None] = {}
 
     def reducer_override(self, obj: Any) -> Any:
+        if _lacks_buffer(obj):
+            return _reduced_array(obj)
         if isinstance(obj, (type, FunctionType, ModuleType)):
             name = obj.__name__ if isinstance(obj, ModuleType) else obj.__module__
             if name and name != "__main__":
@@ -134,27 +110,21 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def read_objects(payload: bytes) -> dict[str, Any]:
-    """Return the dict that a rank sent.
+def _lacks_buffer(value: Any) -> bool:
+    """Return True for contiguous arrays of types without a buffer format.
 
-    Raises:
-        TransferError: an object cannot be read here, or needs a framework. The notebook does not
-            import frameworks.
+    NumPy copies their elements to pickle them: bfloat16, float8, datetime64.
     """
-    try:
-        objects: dict[str, Any] = _WithoutFrameworks(io.BytesIO(payload)).load()
-    except TransferError:
-        raise
-    except Exception as error:
-        raise TransferError(f"the notebook cannot read the worker's object: {error}") from error
-    return objects
+    numpy = sys.modules.get("numpy")
+    if numpy is None or type(value) is not numpy.ndarray or not value.nbytes:
+        return False
+    kind, flags = value.dtype, value.flags
+    return kind.kind in "VMm" and kind.names is None and (flags.c_contiguous or flags.f_contiguous)
 
 
-class _WithoutFrameworks(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] in _FRAMEWORKS:
-            raise TransferError(
-                f"{module}.{name} needs {module.split('.')[0]}, and the notebook does not import "
-                "it: pull the values in the object instead, such as .history of a History"
-            )
-        return super().find_class(module, name)
+def _reduced_array(array: np.ndarray) -> tuple[Any, ...]:
+    """Return the pickle of such an array, as NumPy pickles others, without a copy."""
+    elements: Any = array.ravel("K").view("u1")
+    create, (buffer, *_) = elements.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    order = "C" if array.flags.c_contiguous else "F"
+    return create, (buffer, array.dtype, array.shape, order)
