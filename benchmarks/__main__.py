@@ -47,6 +47,7 @@ NAMES = (
     "placement",
     "place",
     "recovery",
+    "transfer",
     "plan",
     "plan_time",
     "planner_tables",
