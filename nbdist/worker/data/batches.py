@@ -8,15 +8,13 @@ with its weight, and nothing is dropped or padded.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from nbdist.worker.data.map_pushdown import Checksums
 
 Tree = Any
 """Arrays in tuples, lists and dicts."""
@@ -34,6 +32,30 @@ class Share(msgspec.Struct, frozen=True):
     values: Tree
     rows: int
     whole: bool
+
+
+class Checksums(NamedTuple):
+    """Checksums of a global batch, int32. Samples may have another form below the maps.
+
+    Paths of folders that each rank has made, and protocol buffers of two processes, differ, and the
+    samples that maps make of them are equal.
+
+    Attributes:
+        below: checksum of all elements below the maps, and of the maps.
+        above: checksum of some samples above the maps.
+    """
+
+    below: int
+    above: int
+
+    @staticmethod
+    def are_equal(gathered: np.ndarray) -> bool:
+        """Return True if the ranks have the same batch.
+
+        Args:
+            gathered: checksums of each rank, shape `(ranks, 2)`.
+        """
+        return bool((gathered == gathered[0]).all(axis=0).any())
 
 
 class Batch(Share, frozen=True):

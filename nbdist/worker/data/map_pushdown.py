@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import sys
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+
+from nbdist.worker.data.batches import Checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -116,30 +118,6 @@ class Pushdown(msgspec.Struct, frozen=True):
         for operation in self.maps:
             dataset = _mapped(operation, dataset)
         return dataset
-
-
-class Checksums(NamedTuple):
-    """Checksums of a global batch, int32. Samples may have another form below the maps.
-
-    Paths of folders that each rank has made, and protocol buffers of two processes, differ, and the
-    samples that maps make of them are equal.
-
-    Attributes:
-        below: checksum of all elements below the maps, and of the maps.
-        above: checksum of some samples above the maps.
-    """
-
-    below: int
-    above: int
-
-    @staticmethod
-    def are_equal(gathered: np.ndarray) -> bool:
-        """Return True if the ranks have the same batch.
-
-        Args:
-            gathered: checksums of each rank, shape `(ranks, 2)`.
-        """
-        return bool((gathered == gathered[0]).all(axis=0).any())
 
 
 class OwnRows:

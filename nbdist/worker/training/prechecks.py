@@ -12,8 +12,7 @@ import numpy as np
 
 from nbdist.errors import StepError
 from nbdist.worker.checkpoint.digest import of_arrays
-from nbdist.worker.data.batches import leaves
-from nbdist.worker.data.map_pushdown import Checksums
+from nbdist.worker.data.batches import Checksums, leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbdist.worker.data.map_pushdown import Checksums
+from nbdist.worker.data.batches import Checksums
 from tests.references import plainly
 
 pytestmark = pytest.mark.processes

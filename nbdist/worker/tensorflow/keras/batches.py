@@ -19,7 +19,8 @@ from nbdist.worker.tensorflow.replica.batch_share import Shares
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nbdist.worker.data.map_pushdown import Checksums, Pushdown
+    from nbdist.worker.data.batches import Checksums
+    from nbdist.worker.data.map_pushdown import Pushdown
     from nbdist.worker.tensorflow.replica.batch_share import Count
 
 

@@ -20,7 +20,8 @@ from msgspec import structs
 
 from nbdist.errors import StepError
 from nbdist.worker.checkpoint.digest import of_arrays
-from nbdist.worker.data.map_pushdown import Checksums, find
+from nbdist.worker.data.batches import Checksums
+from nbdist.worker.data.map_pushdown import find
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.cell_state import ShuffleOrder
 from nbdist.worker.runtime.replaced_attributes import replaced
