@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import Jaxpr, Literal
@@ -41,6 +41,7 @@ class Builder:
         self._unpriced: dict[str, None] = {}
         self._apart = ""
         self._settled: dict[int, Value] = {}
+        self._numbers: dict[int, int] = {}
 
     def given(self, variables: Sequence[Any], inputs: Sequence[tuple[str, Role]]) -> list[Value]:
         """Return the values of the step's inputs; their batch dimensions are tied."""
@@ -58,13 +59,11 @@ class Builder:
 
     def new(self, aval: Any, name: str = "") -> Value:
         """Return a value of this type, whose dimensions are not tied yet."""
-        sizes = tuple(aval.shape)
-        groups = tuple(
-            self.dims.fresh(size, f"{name} dimension {dim}" if name else "")
-            for dim, size in enumerate(sizes)
-        )
+        sizes, fresh = tuple(aval.shape), self.dims.fresh
+        names = [f"{name} dimension {dim}" if name else "" for dim in range(len(sizes))]
+        groups = tuple([fresh(size, own) for size, own in zip(sizes, names, strict=True)])
         self._count += 1
-        return Value(self._count, sizes, groups, aval.dtype.itemsize, str(aval.dtype))
+        return Value(self._count, sizes, groups, *_dtype(aval.dtype))
 
     def outs(self, eqn: Any) -> list[Value]:
         """Return new values of the types of an equation's results."""
@@ -142,15 +141,22 @@ class Builder:
         """Return the model; call this once, when all equations have been added."""
         settled = self.settled
 
+        def every(values: tuple[Value, ...]) -> tuple[Value, ...]:
+            return tuple([settled(value) for value in values])
+
         def op(old: Op) -> Op:
-            return replace(
-                old,
-                ins=tuple(map(settled, old.ins)),
-                outs=tuple(map(settled, old.outs)),
-                summed=tuple(self._group(dim) for dim in old.summed if dim >= 0),
-                body=tuple(map(op, old.body)),
-                carried=tuple(map(settled, old.carried)),
-                over=tuple(map(settled, old.over)),
+            return Op(
+                old.kind,
+                old.name,
+                every(old.ins),
+                every(old.outs),
+                tuple([self._group(dim) for dim in old.summed if dim >= 0]),
+                old.flops,
+                old.contract,
+                old.times,
+                tuple(map(op, old.body)),
+                every(old.carried),
+                every(old.over),
             )
 
         model = Model(
@@ -173,14 +179,27 @@ class Builder:
 
     def settled(self, value: Value) -> Value:
         """Return a value with the final numbers of its groups."""
-        if value.number not in self._settled:
-            groups = tuple(map(self._group, value.groups))
-            self._settled[value.number] = replace(value, groups=groups)
-        return self._settled[value.number]
+        found = self._settled.get(value.number)
+        if found is None:
+            groups = tuple([self._group(dim) for dim in value.groups])
+            found = Value(value.number, value.sizes, groups, value.itemsize, value.dtype)
+            self._settled[value.number] = found
+        return found
 
     @cached_property
     def _groups(self) -> tuple[dict[int, int], tuple[Group, ...]]:
         return self.dims.groups()
 
     def _group(self, dim: int) -> int:
-        return self._groups[0][self.dims.find(dim)] if dim >= 0 else -1
+        if dim < 0:
+            return -1
+        found = self._numbers.get(dim)
+        if found is None:
+            found = self._numbers[dim] = self._groups[0][self.dims.find(dim)]
+        return found
+
+
+@cache
+def _dtype(dtype: Any) -> tuple[int, str]:
+    """Return the bytes of an element, and the name of its type; numpy finds the name slowly."""
+    return dtype.itemsize, str(dtype)

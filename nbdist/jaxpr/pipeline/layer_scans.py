@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr, Literal, Var, jaxprs_in_params
 
 from nbdist.errors import PlanError
 from nbdist.jaxpr.flatten import OPEN, inline_checkpoints, variables
@@ -79,6 +79,23 @@ class Layers(NamedTuple):
             for n in range(self.scan.carried, len(self.result_kinds))
             if self.result_kinds[n] == kind
         ]
+
+
+def check_has_scan(jaxpr: Jaxpr) -> None:
+    """Check that a program, or one that it calls, contains a scan.
+
+    Raises:
+        PlanError: there is none.
+    """
+    todo, seen = [jaxpr], {id(jaxpr)}
+    while todo:
+        for eqn in todo.pop().eqns:
+            if is_scan(eqn):
+                return
+            inner = [body for body in jaxprs_in_params(eqn.params) if id(body) not in seen]
+            seen.update(map(id, inner))
+            todo += inner
+    raise PlanError(_NONE)
 
 
 def over_layers(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nbdist.planner.cost.interleaving import exchanged_stacks
 from nbdist.planner.graph.one_f_one_b import PIPELINE_1F1B, parts_of, stored_results
+from nbdist.planner.graph.program import Program
 from nbdist.records import PlannedMemory
 
 if TYPE_CHECKING:
@@ -71,9 +72,7 @@ def _gathered(sharded: ShardedModel) -> float:
     if sharded.layout.zero == 1:
         parameters = (t for t in sharded.model.tensors if sharded.role(t) == "parameter")
         return max((sharded.bytes_of(t.value) for t in parameters), default=0.0)
-    layers = {
-        value.number: op.times for op in sharded.model.every_op for value in op.over if op.body
-    }
+    layers = {value.number: op.times for op in sharded.model.loops for value in op.over}
     wholes = {
         tensor.value.number: sharded.bytes_of(tensor.value) - sharded.device_bytes(tensor)
         for tensor in sharded.model.tensors
@@ -94,22 +93,30 @@ def _peak(
         free: numbers of values that take no memory of their own.
         scope: other values that are needed.
     """
-    last = {value.number: place for place, op in enumerate(ops) for value in op.ins}
-    ends: dict[int, list[tuple[Value, Op]]] = {}
-    now = [0.0, 0.0]
-    worst = (0.0, 0.0)
-    for place, op in enumerate(ops):
-        inner = _within(sharded, op, scope)
-        for value in op.outs:
-            if value.number not in free:
-                now[_is_other(value, scope.batch)] += _bytes_of(value, op, sharded)
-                ends.setdefault(last.get(value.number, place), []).append((value, op))
-        beside = _gathered_along(sharded, op) + _of_all(sharded, op)
-        here = now[0] + inner[0] + beside, now[1] + inner[1]
-        worst = max(worst, here, key=sum)
-        for value, maker in ends.pop(place, ()):
-            now[_is_other(value, scope.batch)] -= _bytes_of(value, maker, sharded)
-    return worst
+    import numpy as np
+
+    program = ops if isinstance(ops, Program) else Program(ops)
+    numbers, firsts = sharded.classes(program)
+    lives = program.lifetimes(free)
+    if not len(lives.counts):
+        return 0.0, 0.0
+    outs = [
+        (_bytes_of(v, op, sharded), _is_other(v, scope.batch)) for op in firsts for v in op.outs
+    ]
+    first_out = np.cumsum([0, *(len(op.outs) for op in firsts)])
+    of = np.array(numbers)
+    values = first_out[of[lives.makers]] + lives.places
+    nbytes, is_other = np.array(outs or [(0.0, False)]).T
+    sizes, other = lives.signs * nbytes[values], is_other[values] > 0
+    inner = np.array([_within(sharded, op, scope) for op in firsts])[of]
+    beside = np.array([_gathered_along(sharded, op) + _of_all(sharded, op) for op in firsts])[of]
+    rows, others = (
+        np.concatenate(([0.0], np.cumsum(np.where(kind, sizes, 0.0))))[lives.counts]
+        for kind in (~other, other)
+    )
+    here = rows + inner[:, 0] + beside, others + inner[:, 1]
+    most = int(np.argmax(here[0] + here[1]))
+    return max((0.0, 0.0), (float(here[0][most]), float(here[1][most])), key=sum)
 
 
 def _within(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, float]:

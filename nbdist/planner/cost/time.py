@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nbdist.planner.cost.collectives import (
     all_gather_s,
@@ -110,6 +110,24 @@ def time_of(
     )
 
 
+class _Prices(NamedTuple):
+    """Prices of a program's operations, by class.
+
+    Attributes:
+        numbers: the class of each operation.
+        seconds: seconds on each device.
+        reduced: bytes of all-reduces, by mesh axis.
+        gathered: inputs that are gathered along the sequence, and their bytes.
+        is_exchanged: True if rows of a sharded table are sent.
+    """
+
+    numbers: list[int]
+    seconds: list[float]
+    reduced: list[dict[str, float]]
+    gathered: list[list[tuple[int, float]]]
+    is_exchanged: list[bool]
+
+
 class Cost:
     """Prices of operations and of their collectives, in seconds.
 
@@ -168,27 +186,43 @@ class Cost:
         target = self._target
         return reduce_scatter_s(nbytes, self._extents[axis], target.topology, target.calibration)
 
-    def _sums(self, ops: tuple[Op, ...]) -> Iterator[tuple[Op, str, float]]:
+    def _sums(self, ops: tuple[Op, ...], prices: _Prices) -> Iterator[tuple[Op, str, float]]:
         """Yield the all-reduces of a program; of results that are added before, the first one."""
         done: set[tuple[str, int]] = set()
-        for op in ops:
-            for axis, nbytes in self.reduced(op).items() if op.kind != "loop" else ():
+        for op, number in zip(ops, prices.numbers, strict=True):
+            for axis, nbytes in prices.reduced[number].items():
                 first = op.outs[0].number
                 whole = axis, self.sharded.model.added.get(first, first)
                 if whole not in done:
                     done.add(whole)
                     yield op, axis, nbytes
 
-    def _gathers(self, ops: tuple[Op, ...]) -> list[float]:
+    def _gathers(self, ops: tuple[Op, ...], prices: _Prices) -> list[float]:
         """Return the bytes of values that a program gathers along the sequence, each once."""
-        sharded = self.sharded
         found: dict[int, float] = {}
-        for op in ops:
-            around = sharded.around(op)
-            if around is not sharded:
-                whole = (value for value in op.ins if sharded.is_sequence_sharded(value))
-                found |= {value.number: around.bytes_of(value) for value in whole}
+        for op, number in zip(ops, prices.numbers, strict=True):
+            for place, nbytes in prices.gathered[number]:
+                found[op.ins[place].number] = nbytes
         return list(found.values())
+
+    def _gathered(self, op: Op) -> list[tuple[int, float]]:
+        """Return the inputs that an operation gathers along the sequence, and their bytes."""
+        sharded, around = self.sharded, self.sharded.around(op)
+        if around is sharded:
+            return []
+        ins = enumerate(op.ins)
+        return [(n, around.bytes_of(v)) for n, v in ins if sharded.is_sequence_sharded(v)]
+
+    def prices(self, ops: tuple[Op, ...]) -> _Prices:
+        """Return the prices of a program's operations; those of loops are empty."""
+        numbers, firsts = self.sharded.classes(ops)
+        return _Prices(
+            numbers,
+            [0.0 if op.kind == "loop" else self.op_s(op) for op in firsts],
+            [{} if op.kind == "loop" else self.reduced(op) for op in firsts],
+            list(map(self._gathered, firsts)),
+            [self.sharded.exchanged(op) is not None for op in firsts],
+        )
 
     def inside(self, op: Op) -> tuple[Cost, int]:
         """Return the prices for a loop's body, and how often each device runs it."""
@@ -208,14 +242,16 @@ class Cost:
             together: number of their sums over the batch that share one transfer at the end; 0 if
                 each is sent by itself.
         """
-        for op in ops:
+        prices = self.prices(ops)
+        for op, number in zip(ops, prices.numbers, strict=True):
             if op.kind == "loop":
                 self._add_loop(totals, op, times, together)
                 continue
-            totals.device_s += times * self.op_s(op)
+            totals.device_s += times * prices.seconds[number]
             totals.operations += times
-            self._add_exchange(totals, op, times)
-        for op, axis, nbytes in self._sums(ops):
+            if prices.is_exchanged[number]:
+                self._add_exchange(totals, op, times)
+        for op, axis, nbytes in self._sums(ops, prices):
             if axis == DATA and together:
                 totals.gradients += together * nbytes  # a few large messages at the end
                 continue
@@ -226,7 +262,7 @@ class Cost:
                 continue
             is_scattered = axis == MODEL and any(map(self.sharded.is_sequence_sharded, op.outs))
             self._add_collective(totals, axis, nbytes, times, is_half=is_scattered)
-        for nbytes in self._gathers(ops):
+        for nbytes in self._gathers(ops, prices):
             self._add_collective(totals, MODEL, nbytes, times, is_half=True)
 
     def _add_exchange(self, totals: _CostTotals, op: Op, times: int) -> None:

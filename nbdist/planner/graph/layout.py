@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nbdist.planner.graph.layers import is_over_layers
 from nbdist.planner.graph.pipeline_schedule import room, ticks
+from nbdist.planner.graph.program import Program
 from nbdist.planner.graph.sequence import sequence_of
 from nbdist.planner.graph.tpu_padding import padded
 from nbdist.records import DATA, MODEL, STAGE, sums_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Hashable, Iterable, Mapping
 
     from nbdist.planner.graph.model import Model, Op, Tensor, Value
+    from nbdist.planner.graph.program import Classes
     from nbdist.records import Remat, Schedule, Spec, Zero
 
 SMALLEST = 2**11
@@ -168,8 +170,8 @@ class ShardedModel:
     def sums_once(self) -> bool:
         """True if sums over microbatches are added over `data` once a step, at the end."""
         divides = self.model.rows % (self.layout.data * self.layout.micro) == 0
-        names = {op.name for op in self.model.every_op} if self.layout.sums_once else set()
-        return self.layout.sums_once and divides and names.isdisjoint(SUMMED_EACH_TIME)
+        is_possible = self.layout.sums_once and divides
+        return is_possible and self.model.primitives.isdisjoint(SUMMED_EACH_TIME)
 
     @cached_property
     def apart(self) -> ShardedModel:
@@ -203,6 +205,33 @@ class ShardedModel:
         same._parts, same.is_microbatch = self._parts, self.is_microbatch
         same.shares, same.is_apart = self.shares, self.is_apart
         return same
+
+    def classes(self, ops: tuple[Op, ...]) -> Classes:
+        """Return the classes of operations that cost the same in this layout."""
+        program = ops if isinstance(ops, Program) else Program(ops)
+        layout = self.layout
+        zero = layout.zero if layout.data > 1 else 0
+        of_model = self._rows, self.model.layers, self._states
+        key = layout.split, self.sequence, zero, *of_model
+        return program.classes(key, self._value_key, self._group_key)
+
+    def _value_key(self, value: Value) -> Hashable:
+        groups = value.groups
+        is_special = groups in self.model.tables or groups in self.model.images
+        kinds = groups if is_special else tuple(map(self._group_key, groups))
+        return value.sizes, value.dtype, value.nbytes, kinds, groups in self._sharded_states
+
+    def _group_key(self, group: int) -> int:
+        return self._kinds.get(group, 0)
+
+    @cached_property
+    def _kinds(self) -> dict[int, int]:
+        """Bits for the sets that a group belongs to."""
+        found: dict[int, int] = {}
+        sets = self._rows, self.layout.split, self.model.layers, self.sequence
+        for bit, groups in enumerate(sets):
+            found |= {group: found.get(group, 0) | 1 << bit for group in groups}
+        return found
 
     def around(self, op: Op) -> ShardedModel:
         """Return the layout around an operation: with whole sequences if the model axis shares it.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class Op:
     over: tuple[Value, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Model:
     """A step, from its inputs to its results.
 
@@ -164,11 +165,35 @@ class Model:
         """All operations; those of a loop follow it."""
         return _every(self.ops)
 
-    @property
+    @cached_property
     def batch_groups(self) -> frozenset[int]:
         """Groups of the batch's rows."""
         rows = (t.value for t in self.tensors if t.role == "batch" and t.value.sizes)
         return frozenset(value.groups[0] for value in rows if value.groups[0] >= 0)
+
+    @cached_property
+    def doubled(self) -> frozenset[int]:
+        """Groups that a value of an operation has twice: one axis cannot shard both."""
+        found: set[int] = set()
+        for groups in {v.groups for op in self.every_op for v in (*op.ins, *op.outs)}:
+            if len(set(groups)) < len(groups):
+                found.update(g for g in groups if g >= 0 and groups.count(g) > 1)
+        return frozenset(found)
+
+    @cached_property
+    def primitives(self) -> frozenset[str]:
+        """Names of the primitives of all operations."""
+        return frozenset(op.name for op in self.every_op)
+
+    @cached_property
+    def loops(self) -> tuple[Op, ...]:
+        """All operations with a body."""
+        return tuple(op for op in self.every_op if op.body)
+
+    @cached_property
+    def products(self) -> tuple[Op, ...]:
+        """All products of two arrays; those of a loop precede it."""
+        return tuple(_products(self.ops))
 
     @property
     def rows(self) -> int:
@@ -181,6 +206,13 @@ def _every(ops: tuple[Op, ...]) -> Iterator[Op]:
     for op in ops:
         yield op
         yield from _every(op.body)
+
+
+def _products(ops: tuple[Op, ...]) -> Iterator[Op]:
+    for op in ops:
+        yield from _products(op.body)
+        if op.kind == "dot":
+            yield op
 
 
 def tables_of(model: Model) -> Mapping[tuple[int, ...], Table]:
@@ -200,7 +232,8 @@ def tables_of(model: Model) -> Mapping[tuple[int, ...], Table]:
     for op in model.every_op:
         if op.kind == "lookup" and op.ins[0].groups in carried:
             found.setdefault(op.ins[0].groups, set()).update(op.summed)
-    met = set().union(*(_met(op, model.batch_groups) for op in model.every_op))
+    batch = model.batch_groups
+    met = set().union(*(_met(op, batch) for op in model.every_op)) if found else set()
     return {
         groups: Table(frozenset(rows), is_alone=met.isdisjoint(rows))
         for groups, rows in found.items()

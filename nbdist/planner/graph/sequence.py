@@ -12,9 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from nbdist.planner.graph.model import Model, Op
+    from nbdist.planner.graph.model import Model
 
 
 def sequence_of(model: Model, split: frozenset[int], parts: int) -> frozenset[int]:
@@ -31,7 +29,7 @@ def sequence_of(model: Model, split: frozenset[int], parts: int) -> frozenset[in
     batch = model.batch_groups
     found: set[int] = set()
     summed: set[int] = set()
-    for op in _products(model.ops):
+    for op in model.products:
         values = (*op.ins, *op.outs)
         of_rows = [value for value in op.ins if not batch.isdisjoint(value.groups)]
         (made,) = op.outs
@@ -44,10 +42,3 @@ def sequence_of(model: Model, split: frozenset[int], parts: int) -> frozenset[in
         for group in found - summed - batch - {-1}
         if not model.groups[group].blocked and model.groups[group].divisor % parts == 0
     )
-
-
-def _products(ops: tuple[Op, ...]) -> Iterator[Op]:
-    for op in ops:
-        yield from _products(op.body)
-        if op.kind == "dot":
-            yield op

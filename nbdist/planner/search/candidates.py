@@ -109,7 +109,7 @@ def priced(sharded: ShardedModel, steps: Steps, target: Target, budget: int) -> 
     return Candidate(
         sharded,
         memory_of(sharded.on_tpus if is_tpu else sharded, program, budget),
-        time_of(sharded, program, target, extent, steps.plain.ops),
+        time_of(sharded, program, target, extent, steps.useful),
         _crossed_links(sharded, step.program, target.topology, extent[MODEL]),
         _replicated_table(sharded, step.large),
     )

@@ -95,6 +95,11 @@ class Steps:
         return self._variants["", 1].model
 
     @cached_property
+    def useful(self) -> tuple[Op, ...]:
+        """Products and loops of the step without changes: its useful computation."""
+        return tuple(op for op in self.plain.ops if op.flops or op.body)
+
+    @cached_property
     def stages(self) -> tuple[int, ...]:
         """Numbers of stages that divide its layers; empty if they cannot be split."""
         return () if self.why_no_stages() else self._counts("")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nbdist.planner.cost.time import Cost
 from nbdist.planner.graph.layout import Layout, ShardedModel
+from nbdist.planner.graph.program import Program
 from nbdist.records import MODEL
 
 if TYPE_CHECKING:
@@ -71,20 +72,31 @@ def _classes(model: Model, free: set[int]) -> dict[int, int]:
     if len(free) <= MANY:
         return classes
     first: dict[tuple[str, int, int], int] = {}
+    members = {group: [group] for group in free}
     for tensor in model.tensors:
         pattern = re.sub(r"\d+", "#", tensor.path)
         for dim, group in enumerate(tensor.value.groups):
             if group in free:
                 own = first.setdefault((pattern, dim, tensor.value.sizes[dim]), classes[group])
-                _merge(classes, classes[group], own)
+                _merge(classes, members, classes[group], own)
     return classes if _is_sound(model, classes) else {group: group for group in free}
 
 
-def _merge(classes: dict[int, int], one: int, other: int) -> None:
+def _merge(classes: dict[int, int], members: dict[int, list[int]], one: int, other: int) -> None:
+    """Give the groups of two classes the lower representative.
+
+    Args:
+        classes: the representative of each group.
+        members: the groups of each representative.
+        one: a representative.
+        other: another representative, or one whose class has been merged.
+    """
     low, high = min(one, other), max(one, other)
-    for group, own in classes.items():
-        if own == high:
-            classes[group] = low
+    if low == high:
+        return
+    moved = members.pop(high, [])
+    classes.update(dict.fromkeys(moved, low))
+    members.setdefault(low, []).extend(moved)
 
 
 def _is_sound(model: Model, classes: dict[int, int]) -> bool:
@@ -215,20 +227,30 @@ class _Program:
         return frozenset(self._classes[group] for group in groups if group in self._classes)
 
     def _price(self, ops: tuple[Op, ...], cost: Cost, times: int = 1) -> None:
-        for op in ops:
+        prices = cost.prices(ops)
+        bundles = self._bundles(ops)
+        part = 1 - 1 / self._sharded.layout.model
+        for op, number, (bundle, summed) in zip(ops, prices.numbers, bundles, strict=True):
             if op.kind == "loop":
                 within, rounds = cost.inside(op)
                 self._price(op.body, within, times * rounds)
                 continue
-            bundle = self._of(tuple(g for value in (*op.ins, *op.outs) for g in value.groups))
             if not bundle:
                 continue
-            seconds = times * cost.op_s(op)
-            self._saved[bundle] += seconds * (1 - 1 / self._sharded.layout.model)
-            nbytes = sum(map(cost.sharded.bytes_of, op.outs))
-            out = self._of(tuple(group for value in op.outs for group in value.groups))
-            for group in self._of(op.summed) - out:
+            self._saved[bundle] += times * prices.seconds[number] * part
+            for group in summed:
+                nbytes = sum(map(cost.sharded.bytes_of, op.outs))
                 self._summed[group] += times * cost.all_reduce_s(MODEL, nbytes)
+
+    def _bundles(self, ops: tuple[Op, ...]) -> list[tuple[frozenset[int], frozenset[int]]]:
+        """Return the classes of groups of each operation, and those whose sums need a transfer."""
+        numbers, firsts = (ops if isinstance(ops, Program) else Program(ops)).different
+        found = []
+        for op in firsts:
+            outs = self._of(tuple(g for value in op.outs for g in value.groups))
+            bundle = self._of(tuple(g for value in op.ins for g in value.groups)) | outs
+            found.append((bundle, self._of(op.summed) - outs))
+        return [found[number] for number in numbers]
 
 
 def splittable(model: Model, parts: int) -> dict[int, str]:
@@ -236,7 +258,7 @@ def splittable(model: Model, parts: int) -> dict[int, str]:
 
     The reason is empty if the group can be sharded.
     """
-    batch, doubled = model.batch_groups, _doubled(model.ops)
+    batch, doubled = model.batch_groups, model.doubled
     reasons: dict[int, str] = {}
     for tensor in model.tensors:
         for group in tensor.value.groups if tensor.role != "batch" else ():
@@ -259,14 +281,3 @@ def _reason(
         pad = -found.divisor % parts
         return f"{found.divisor} is not a multiple of {parts} (pad it by {pad})"
     return ""
-
-
-def _doubled(ops: tuple[Op, ...]) -> frozenset[int]:
-    """Return groups that a value of an operation has twice: one axis cannot shard both."""
-    found: set[int] = set()
-    for op in ops:
-        found |= _doubled(op.body)
-        for value in (*op.ins, *op.outs):
-            groups = [group for group in value.groups if group >= 0]
-            found |= {group for group in groups if groups.count(group) > 1}
-    return frozenset(found)

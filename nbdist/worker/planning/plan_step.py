@@ -25,6 +25,7 @@ from nbdist.planner.search.search import plan
 from nbdist.planner.search.step_variants import Steps
 from nbdist.records import DATA, LocalDevices
 from nbdist.worker.jax.runtime import processes
+from nbdist.worker.planning.program_text import program_text
 from nbdist.worker.planning.rewrite import rewritten
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _digest(query: PlanQuery) -> bytes:
     """
     parts = (query.inputs, query.target, query.request, query.pinned)
     content = [
-        str(query.traced).encode(),
+        program_text(query.traced).encode(),
         *(msgspec.json.encode(part, order="sorted") for part in parts),
     ]
     return hashlib.sha256(b"\0".join(content)).digest()
