@@ -1,7 +1,7 @@
 """Training steps of decoder-only transformers, written as if for one device.
 
-Layers are stacked and applied in a scan. Weights are stored in the type of the products, and Adam's
-moments in float32. Nothing is recomputed: a plan selects remat.
+Layers are stacked and applied in a scan, or applied one by one. Weights are stored in the type of
+the products, and Adam's moments in float32. Nothing is recomputed: a plan selects remat.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class LanguageModel:
         gated: True for SwiGLU and a separate head, as in Llama; False for GELU and a tied head.
         fused: True for cuDNN's fused attention; False for plain attention.
         dtype: type of weights and products.
+        is_scanned: True for stacked layers in a scan; False for layers one by one.
     """
 
     vocabulary: int
@@ -47,6 +48,7 @@ class LanguageModel:
     gated: bool = False
     fused: bool = False
     dtype: str = "bfloat16"
+    is_scanned: bool = True
 
 
 def gpt(
@@ -91,11 +93,15 @@ def _shapes(model: LanguageModel) -> dict[str, Any]:
         "before": (layers, width),
         "between": (layers, width),
     }
-    found = {"table": (model.vocabulary, width), "last": (width,), "layers": stacked}
     if model.gated:
         stacked["gate"] = (layers, width, wide)
-        found["head"] = (width, model.vocabulary)
-    return found
+    one = {name: shape[1:] for name, shape in stacked.items()}
+    found = {
+        "table": (model.vocabulary, width),
+        "last": (width,),
+        "layers": stacked if model.is_scanned else [one] * layers,
+    }
+    return found | ({"head": (width, model.vocabulary)} if model.gated else {})
 
 
 def _is_shape(node: object) -> bool:
@@ -133,7 +139,12 @@ def _attention(y: Any, k: Any, v: Any, layer: Any) -> Any:
 
 
 def _loss(model: LanguageModel, params: Any, tokens: Any) -> Any:
-    x, _ = jax.lax.scan(partial(_layer, model), params["table"][tokens[:, :-1]], params["layers"])
+    x, layers = params["table"][tokens[:, :-1]], params["layers"]
+    if model.is_scanned:
+        x, _ = jax.lax.scan(partial(_layer, model), x, layers)
+    else:
+        for layer in layers:
+            x, _ = _layer(model, x, layer)
     x = _norm(x, params["last"], centered=not model.gated)
     head = params["head"] if model.gated else params["table"].T
     log = jax.nn.log_softmax((x @ head).astype(jnp.float32))

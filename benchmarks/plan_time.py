@@ -146,6 +146,7 @@ def _row(row: dict[str, str]) -> PublishedStep:
         gated=bool(sizes["gated"]),
         fused=bool(sizes["fused"]),
         dtype=row["dtype"],
+        is_scanned=True,
     )
     layout = {name: sizes[name] for name in (DATA, STAGE, "zero", "micro", "rounds", "sequence")}
     return PublishedStep(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import jax
 from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, Literal, Var, jaxpr_as_fun, new_jaxpr_eqn
@@ -31,11 +32,21 @@ OPEN = frozenset(("checkpoint", "remat2"))
 _BARRIER = jax.make_jaxpr(jax.lax.optimization_barrier)(0).eqns[0].primitive
 
 
+_known: WeakKeyDictionary[ClosedJaxpr, ClosedJaxpr] = WeakKeyDictionary()
+
+
 def flat(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Return the same program, flat and without dead code.
 
-    Bodies of scans, checkpoints and branches are made flat as well.
+    Bodies of scans, checkpoints and branches are made flat as well. The result is stored as long as
+    the given program exists, because a search rewrites one step several times.
     """
+    if closed not in _known:
+        _known[closed] = _flattened(closed)
+    return _known[closed]
+
+
+def _flattened(closed: ClosedJaxpr) -> ClosedJaxpr:
     used = [True] * len(closed.jaxpr.outvars)
     needed, _ = partial_eval.dce_jaxpr(closed.jaxpr, used, instantiate=True)
     made = _Flat()

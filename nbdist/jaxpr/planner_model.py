@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from jax.interpreters import partial_eval
 
@@ -36,6 +37,12 @@ def model_of(closed: Any, inputs: Sequence[tuple[str, Role]]) -> Model:
     return build.finish(tensors, results)
 
 
+_rows: WeakKeyDictionary[Any, dict[tuple[tuple[str, Role], ...], dict[Any, tuple[int, ...]]]] = (
+    WeakKeyDictionary()
+)
+"""Dimensions that are rows in each analysed program. A search rewrites one step several times."""
+
+
 def of_rows(closed: Any, inputs: Sequence[tuple[str, Role]]) -> dict[Any, tuple[int, ...]]:
     """Return the dimensions that are rows of the batch, by variable; others have no rows.
 
@@ -43,13 +50,20 @@ def of_rows(closed: Any, inputs: Sequence[tuple[str, Role]]) -> dict[Any, tuple[
         closed: the step's jaxpr, in which each variable is set once.
         inputs: path and role of each input.
     """
-    model, values = values_of(closed, inputs)
-    batch = model.batch_groups
-    found = {
-        var: tuple(dim for dim, group in enumerate(value.groups) if group in batch)
-        for var, value in values.items()
-    }
-    return {var: dims for var, dims in found.items() if dims}
+    key = tuple(inputs)
+    known = _rows.setdefault(closed, {})
+    if key not in known:
+        model, values = values_of(closed, inputs)
+        found = {var: _dimensions(value, model.batch_groups) for var, value in values.items()}
+        known[key] = {var: dims for var, dims in found.items() if dims}
+    return dict(known[key])
+
+
+def _dimensions(value: Value, groups: frozenset[int]) -> tuple[int, ...]:
+    """Return the dimensions of a value that are in some groups."""
+    if groups.isdisjoint(value.groups):
+        return ()
+    return tuple(dim for dim, group in enumerate(value.groups) if group in groups)
 
 
 def values_of(closed: Any, inputs: Sequence[tuple[str, Role]]) -> tuple[Model, dict[Any, Value]]:

@@ -131,6 +131,7 @@ class ShardedModel:
     ) -> None:
         self.model = model
         self.layout = layout
+        self._axes = layout.axes
         self._states = states
         self._given = given or {}
         divides = model.rows % layout.data == 0  # otherwise every device computes the whole batch
@@ -144,6 +145,7 @@ class ShardedModel:
         self.shares = 1
         self._pads = False
         self._known: dict[tuple[int, ...], int] = {}
+        self._specs: dict[tuple[tuple[int, ...], tuple[int, ...], str], Spec] = {}
 
     def with_layout(self, layout: Layout) -> ShardedModel:
         """Return the same model in another layout."""
@@ -329,6 +331,13 @@ class ShardedModel:
         if tensor.path in self._given:
             return self._given[tensor.path]
         value = tensor.value
+        key = value.groups, value.sizes, self.role(tensor)
+        if key not in self._specs:  # equal for both moments of Adam
+            self._specs[key] = self._found_spec(tensor)
+        return self._specs[key]
+
+    def _found_spec(self, tensor: Tensor) -> Spec:
+        value = tensor.value
         spec: list[tuple[str, ...]] = [() for _ in value.sizes]
         if tensor.role == "batch":
             axes = tuple(axis for axis, size in self.layout.axes.items() if size > 1)
@@ -337,8 +346,8 @@ class ShardedModel:
             return tuple(spec)
         layers = self.model.layers if self.layout.stage > 1 else frozenset()
         for axis, groups in ((STAGE, layers), (MODEL, self.layout.split)):
-            dim = next((dim for dim, group in enumerate(value.groups) if group in groups), -1)
-            if dim >= 0:
+            if not groups.isdisjoint(value.groups):
+                dim = next(dim for dim, group in enumerate(value.groups) if group in groups)
                 spec[dim] = (axis,)
         if self._is_sharded(tensor):
             dim = self._dimension_for_data(value, spec)
@@ -350,10 +359,7 @@ class ShardedModel:
         """Return the exact bytes of an input on each device."""
         if not tensor.used:
             return 0
-        parts = 1
-        for axes in self.spec(tensor):
-            for axis in axes:
-                parts *= self.layout.axes[axis]
+        parts = prod(self._axes[axis] for axes in self.spec(tensor) for axis in axes)
         return tensor.value.nbytes // parts
 
     def is_gathered(self, tensor: Tensor) -> bool:
@@ -427,7 +433,7 @@ class ShardedModel:
 
         If parameters are sharded, dimensions of a table that rows are looked up along come last.
         """
-        axes = self.layout.axes
+        axes = self._axes
         table = self.model.tables.get(value.groups) if self.layout.zero == 3 else None
         looked_up = table.rows if table is not None else frozenset[int]()
         fitting = [

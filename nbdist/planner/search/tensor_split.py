@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nbdist.planner.cost.time import Target
-    from nbdist.planner.graph.model import Model, Op, Tensor
+    from nbdist.planner.graph.model import Model, Op, Tensor, Value
     from nbdist.records import Extent
 
 MANY = 24
@@ -245,11 +245,20 @@ class _Program:
     def _bundles(self, ops: tuple[Op, ...]) -> list[tuple[frozenset[int], frozenset[int]]]:
         """Return the classes of groups of each operation, and those whose sums need a transfer."""
         numbers, firsts = (ops if isinstance(ops, Program) else Program(ops)).different
+        known: dict[tuple[int, ...], frozenset[int]] = {}
+
+        def of(values: Sequence[Value]) -> frozenset[int]:
+            found: frozenset[int] = frozenset()
+            for value in values:
+                if value.groups not in known:
+                    known[value.groups] = self._of(value.groups)
+                found |= known[value.groups]
+            return found
+
         found = []
         for op in firsts:
-            outs = self._of(tuple(g for value in op.outs for g in value.groups))
-            bundle = self._of(tuple(g for value in op.ins for g in value.groups)) | outs
-            found.append((bundle, self._of(op.summed) - outs))
+            outs = of(op.outs)
+            found.append((of(op.ins) | outs, self._of(op.summed) - outs))
         return [found[number] for number in numbers]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import os
 import socket
@@ -74,9 +75,27 @@ def _digest(query: PlanQuery) -> bytes:
     return hashlib.sha256(b"\0".join(content)).digest()
 
 
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pause the collection of garbage.
+
+    A search creates many objects and few cycles. The collector would go through all of the step's
+    operations several times.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _planned(query: PlanQuery) -> Plan:
     @functools.cache
     def variant(remat: Remat, micro: int) -> Any:
+        if remat and micro > 1:
+            return rewritten(variant("", micro), query.inputs, remat, 1)
         return rewritten(query.traced, query.inputs, remat, micro)
 
     def model(remat: Remat, micro: int) -> Model:
@@ -88,12 +107,13 @@ def _planned(query: PlanQuery) -> Plan:
     def check(remat: Remat) -> None:
         check_1f1b(variant(remat, 1), query.inputs)
 
-    steps = Steps(model_of(query.traced, query.inputs), model, layers, check)
-    if query.request.verify and jax.process_index() == 0:
-        from nbdist.worker.planning.compiler_check import verified_plan
+    with _without_collection():
+        steps = Steps(model_of(query.traced, query.inputs), model, layers, check)
+        if not query.request.verify or jax.process_index():
+            return plan(steps, query.target, query.request, query.pinned)
+    from nbdist.worker.planning.compiler_check import verified_plan
 
-        return verified_plan(query, steps)
-    return plan(steps, query.target, query.request, query.pinned)
+    return verified_plan(query, steps)
 
 
 def named_target(text: str) -> Target:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import pytest
 
+from nbdist.errors import PlanError
 from nbdist.records import Planning
 from nbdist.worker.planning.plan_step import named_target, plan_of
 from nbdist.worker.planning.query import PlanQuery
@@ -60,3 +63,15 @@ def test_only_the_latest_plans_are_kept() -> None:
         planned(rows=rows * 4)
     assert planned(rows=64) is not first
     assert planned(rows=64) == first
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_a_plan_leaves_the_collection_of_garbage_as_it_was(*, is_enabled: bool) -> None:
+    before = gc.isenabled()
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        with pytest.raises(PlanError, match="does not fit"):
+            planned(budget=1)
+        assert gc.isenabled() == is_enabled
+    finally:
+        (gc.enable if before else gc.disable)()
