@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from nbdist.planner.graph.optimizer_state import states_of
 from nbdist.planner.graph.program import Program
 from nbdist.planner.hardware.topology import extents
 from nbdist.planner.search.search import layouts
+from nbdist.planner.search.tensor_split import splittable
 from nbdist.records import Planning
 from tests.plan_models import hardware, model_of_program, transformer
 
@@ -28,8 +30,12 @@ def model_with(layers: int) -> Model:
 
 
 def sharded_models(model: Model, on: str) -> list[ShardedModel]:
-    """Return a model in all layouts that a search compares; `data` alone is among them."""
-    found = layouts(model, hardware(on), Planning())
+    """Return a model in all layouts that a search compares, and with each group alone sharded."""
+    found = list(layouts(model, hardware(on), Planning()))
+    for group, reason in splittable(model, 2).items():
+        if not reason:
+            one = Layout(8, 2, frozenset({group}), zero=1)
+            found += [one, replace(one, zero=3, sequence=True)]
     return [ShardedModel(model, layout, states_of(model)) for layout in found]
 
 
@@ -62,8 +68,9 @@ def test_more_equal_layers_add_no_classes() -> None:
     def counts(layers: int) -> list[int]:
         model = model_with(layers)
         program = fused(model.ops, model.results)
-        found = sharded_models(model, MACHINES[0])
-        return [len(sharded.classes(program).firsts) for sharded in found]
+        found = layouts(model, hardware(MACHINES[0]), Planning())
+        sharded = (ShardedModel(model, layout, states_of(model)) for layout in found)
+        return [len(one.classes(program).firsts) for one in sharded]
 
     assert counts(4) == counts(8)
 
