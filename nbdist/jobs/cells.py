@@ -20,7 +20,11 @@ INJECTED = ("rank", "world_size", "report", "strategy", "mesh")
 """Names that nbdist defines on the workers, as attributes of a job in a program."""
 
 _OF_NOTEBOOK = {"get_ipython", "display"}
-_OF_PAGE = {"ipywidgets", "IPython", "anywidget", "ipyparallel"}
+_OF_PAGE = {
+    **dict.fromkeys(("ipywidgets", "IPython", "anywidget", "ipyparallel", "google.colab"), ""),
+    "tqdm.notebook": ", and `tqdm.auto` does not",
+}
+"""Modules for the page of a notebook, with what else to use."""
 _ADVICE = (
     "move it to a cell that the training does not need, %dist_restart, and run the cells again"
 )
@@ -116,11 +120,19 @@ def _of_notebook(node: ast.AST) -> Iterator[str]:
         case ast.Name(id=name) if name in _OF_NOTEBOOK:
             yield f"`{name}` needs a notebook"
         case ast.Import(names=aliases):
-            for alias in aliases:
-                if alias.name.partition(".")[0] in _OF_PAGE:
-                    yield f"`{alias.name}` needs a notebook"
-        case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in _OF_PAGE:
-            yield f"`{module}` needs a notebook"
+            yield from _of_page([alias.name for alias in aliases])
+        case ast.ImportFrom(module=str(module), names=aliases, level=0):
+            yield from _of_page([module]) or _of_page([f"{module}.{a.name}" for a in aliases])
+
+
+def _of_page(modules: Sequence[str]) -> list[str]:
+    """Return the modules for the page of a notebook."""
+    return [
+        f"`{name}` needs a notebook{instead}"
+        for name in modules
+        for module, instead in _OF_PAGE.items()
+        if f"{name}.".startswith(f"{module}.")
+    ]
 
 
 def _unresolved(cells: Sequence[JobCell], entries: Sequence[Entry]) -> Iterator[str]:

@@ -21,8 +21,17 @@ _NAMES = {
 }
 """Arguments for numbers that cells assign to these names."""
 
-_OPTIMIZERS = {"optax", "optimizers"}
-"""Modules whose functions take the learning rate first."""
+_OF_KERAS = "optimizers"
+"""Module whose classes take the learning rate first."""
+
+_OF_OPTAX = {
+    *("adabelief", "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamaxw", "adamw"),
+    *("adan", "amsgrad", "fromage", "lamb", "lars", "lion", "nadam", "nadamw", "noisy_sgd"),
+    *("novograd", "optimistic_adam", "optimistic_gradient_descent", "radam", "rmsprop"),
+    *("rprop", "sgd", "sign_sgd", "sm3", "yogi"),
+    *("constant_schedule", "cosine_decay_schedule", "exponential_decay"),
+}
+"""Functions of Optax 0.2 that take the learning rate, or its first value, first."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,8 @@ def _rates(tree: ast.Module) -> Iterator[ast.Constant]:
             case ast.Call(
                 func=ast.Attribute() as function, args=[ast.Constant(value=float()) as number, *_]
             ):
-                if _OPTIMIZERS.intersection(ast.unparse(function).split(".")[:-1]):
+                module, name = ast.unparse(function.value).split("."), function.attr
+                if _OF_KERAS in module or (module == ["optax"] and name in _OF_OPTAX):
                     yield number
 
 

@@ -377,13 +377,13 @@ class _Writer:
         used = [n for s in cell.tree.body for n in range(s.lineno, (s.end_lineno or 0) + 1)]
         for statement in cell.tree.body:
             numbers = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-            is_import = (
+            if (
                 isinstance(statement, (ast.Import, ast.ImportFrom))
                 and all(name.partition(".")[0] in self._hoisted for name in _modules(statement))
                 and self._ambiguous.isdisjoint(origin.name for origin in _origins(statement))
-            )
-            if is_import and all(used.count(n) == 1 for n in numbers):
-                self._imports[ast.unparse(statement)] = ""
+                and all(used.count(n) == 1 for n in numbers)
+            ):
+                self._imports |= dict.fromkeys(map(ast.unparse, _single(statement)), "")
                 for number in numbers:
                     lines[number - 1] = ""
             else:
@@ -414,8 +414,8 @@ class _Writer:
             given["check"] = "True"
         given |= self._layout(cell)
         given |= {name: repr(value) for name, value in _changed(options, _OF_CELL)}
-        if cell is self._last:
-            given |= self._saving(options.saving)
+        if cell is self._last or self._trained(cell):
+            given |= self._saving(cell, options.saving)
         if self._has_keys:
             given["shuffle_key"] = str(zlib.crc32(cell.request.source.encode()))
         return [f"{name}={value}" for name, value in given.items()]
@@ -436,9 +436,17 @@ class _Writer:
             given["budget"] = f"{planning.budget:_}"
         return given
 
-    def _saving(self, saving: Saving | None) -> dict[str, str]:
-        folder = f"{self._args}.checkpoint"
-        given = {"checkpoint": folder, "resume": f"{folder} is not None"}
+    def _trained(self, cell: JobCell) -> bool:
+        """Return True if a cell made steps of a training."""
+        (entry,) = (e for e in self._entries if e.request is cell.request)
+        return entry.trained or entry.loops or entry.kind == "step"
+
+    def _saving(self, cell: JobCell, saving: Saving | None) -> dict[str, str]:
+        """Return the options of checkpoints. Each earlier training has a folder of its own."""
+        folder = within = f"{self._args}.checkpoint"
+        if cell is not self._last:
+            within = f'{folder} and f"{{{folder}}}/cell-{cell.label}"'
+        given = {"checkpoint": within, "resume": f"{folder} is not None"}
         if saving is not None:
             every = f"{saving.every_steps}" if saving.every_steps else f"{saving.every_s:g}s"
             given |= {"save_every": f'"{every}"', "keep": str(saving.keep)}
@@ -525,6 +533,14 @@ def _origins(statement: ast.Import | ast.ImportFrom) -> Iterator[_Origin]:
         else:
             package = alias.name.partition(".")[0]
             yield _Origin(alias.asname or package, alias.name if alias.asname else package, "")
+
+
+def _single(statement: ast.Import | ast.ImportFrom) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield an import for each module of `import os, sys`, which are sorted apart."""
+    if isinstance(statement, ast.ImportFrom):
+        yield statement
+    else:
+        yield from (ast.Import([alias]) for alias in statement.names)
 
 
 def _statement_of(text: str) -> ast.Import | ast.ImportFrom:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _ITERATES = {"iter", "next", "list", "enumerate", "zip", "tqdm"}
 
 _LONGEST_PATH = 255
+_MAGIC = frozenset("*?[")
+"""Characters of a pattern of files."""
 _SHUFFLES = ("shuffle", "_from_directory")
 """Words of code that creates data sets whose order changes with each iteration."""
 
@@ -141,10 +143,12 @@ def files_beside(chosen: Sequence[Entry], files: Iterable[Path]) -> list[str]:
 
 
 def _is_beside(text: str) -> bool:
-    """Return True if a text is the relative path of a file, or of a folder with `/`."""
+    """Return True if a text is a relative path of a file, or of a folder or pattern with `/`."""
     path = Path(text)
     if len(text) > _LONGEST_PATH or path.is_absolute() or not path.name:
         return False
+    if "/" in text and not _MAGIC.isdisjoint(text):
+        return any(Path().glob(text))
     return path.is_file() or ("/" in text and path.is_dir())
 
 

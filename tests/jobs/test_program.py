@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import pathlib
 import pickle
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -294,9 +297,60 @@ def test_loops_that_ran_as_written_stay_blocks(notebook: Notebook) -> None:
 def test_imports_of_program_and_notebook_are_one(notebook: Notebook) -> None:
     notebook.cell("import argparse, os, sys\nimport keras\nw = 1.0")
     notebook.cell("w -= 1", loops=True)
+    head = notebook.program().text.partition("\nos.environ[")[0]
+    assert head.endswith('"""\n\nimport argparse\nimport os\nimport sys\n')
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "imports", ["import os, time", "import time, os as system, sys\nimport os"]
+)
+def test_program_with_imports_on_one_line_starts(notebook: Notebook, imports: str) -> None:
+    notebook.cell(f"{imports}\nimport keras\nnames = {{1, 2}}\nw = float(len(names))")
+    notebook.cell("w -= 1", loops=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", notebook.program().text, "--help"],
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "--checkpoint" in ended.stdout
+
+
+def test_earlier_training_has_checkpoints_of_its_own(notebook: Notebook) -> None:
+    notebook.cell("import jax\nw, train = 1.0, [1.0]")
+    notebook.cell("for x in train:\n    w -= jax.grad(abs)(x)", loops=True)
+    notebook.cell(STEP, data="train", epochs=2)
+    notebook.cell("for x in train:\n    w -= jax.grad(abs)(x)", loops=True)
     text = notebook.program().text
-    assert "import argparse\n" not in text
-    assert "import os\n" not in text
+    assert 'checkpoint=args.checkpoint and f"{args.checkpoint}/cell-2"' in text
+    assert 'checkpoint=args.checkpoint and f"{args.checkpoint}/cell-3"' in text
+    assert text.count("resume=args.checkpoint is not None") == 3
+    assert text.count("cell-") == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "rate"),
+    [
+        ("optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))", None),
+        ("optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(1e-2))", 1e-2),
+        ("optax.ema(0.999)", None),
+        ("optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 100)", None),
+        ("optax.contrib.schedule_free_adamw(1e-3)", None),
+        ("keras.optimizers.Adam(1e-3)", 1e-3),
+    ],
+)
+def test_only_learning_rates_are_arguments(
+    notebook: Notebook, source: str, rate: float | None
+) -> None:
+    notebook.cell(f"import keras, optax\nschedule, w = 0.1, 1.0\ntx = {source}")
+    notebook.cell("w -= 1\ntx", loops=True)
+    text = notebook.program().text
+    assert ("--learning-rate" in text) == (rate is not None)
+    assert rate is None or f"default={rate}" in text
 
 
 def test_loop_that_is_no_function_is_refused(notebook: Notebook) -> None:
@@ -387,6 +441,11 @@ def test_objects_that_the_program_does_not_read_are_no_obstacle(notebook: Notebo
         ("%time w = 1.0", "cell [1], line 2: `%time w = 1.0` is no Python"),
         ("import ipywidgets\nw = 1.0", "cell [1], line 2: `ipywidgets` needs a notebook"),
         ("from IPython.display import HTML\nw = 1.0", "line 2: `IPython.display` needs a notebook"),
+        (
+            "from tqdm.notebook import tqdm\nw = 1.0",
+            "`tqdm.notebook` needs a notebook, and `tqdm.auto` does not",
+        ),
+        ("from google.colab import drive\nw = 1.0", "`google.colab` needs a notebook"),
         ("w = 1.0\ndisplay(w)", "cell [1], line 3: `display` needs a notebook"),
         ("w = 1.0\nw = gone + w", "cell [1], line 3: no cell of these workers defines `gone`"),
     ],

@@ -62,12 +62,12 @@ def test_files_beside_the_notebook_are_named(
         (tmp_path / name).touch()
     chosen = [
         entry("text = open('rows.csv').read()"),
-        entry("data = load(folder='data/images')\ndata2 = load('data')"),
+        entry("data = load(folder='data/images')\ndata2 = load('data')\nlist_files('data/*')"),
         entry("own = open('own.txt')\nprint('none.csv', 'x' * 3)\nraise_if('\\0')"),
         entry(f"with open({str(tmp_path / 'rows.csv')!r}) as file:\n    pass"),
     ]
     (text,) = files_beside(chosen, [Path("own.txt")])
-    assert text.startswith("the cells name `rows.csv`, `data/images` beside the notebook: ")
+    assert text.startswith("the cells name `rows.csv`, `data/images`, `data/*` beside")
     assert not files_beside(chosen[2:], [Path("own.txt")])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import shutil
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 Format = Literal["", "keras", "weights", "savedmodel", "safetensors", "orbax"]
 
 _OF_KERAS = ("keras", "weights", "savedmodel")
+_OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 _PACKAGES = {"safetensors": "safetensors", "orbax": "orbax"}
 
 
@@ -54,8 +56,8 @@ def export(value: Any, folder: str | os.PathLike[str], *, format: Format = "") -
         The absolute path of the folder.
 
     Raises:
-        UsageError: The folder exists, the format is unknown or does not fit the value, or a package
-            is missing.
+        UsageError: The folder exists or cannot be written, the disk is full, the format is unknown
+            or does not fit the value, or a package is missing.
         StepError: TensorFlow cannot save a model of Keras on JAX as a SavedModel.
     """
     target = Path(folder).expanduser().absolute()
@@ -82,6 +84,13 @@ def export(value: Any, folder: str | os.PathLike[str], *, format: Format = "") -
             message = omissions(value, kind, contents) + remark
             draft.rename(target)
             _announce(target, os.fspath(folder), kind, message)
+    except OSError as error:
+        if error.errno not in _OF_DISK:
+            raise
+        raise UsageError(
+            f"cannot export to {target}: {os.strerror(error.errno)}. Nothing was written: choose "
+            "another folder, or free space"
+        ) from None
     finally:
         if is_writer:
             shutil.rmtree(draft, ignore_errors=True)

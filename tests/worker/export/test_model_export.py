@@ -176,7 +176,8 @@ def test_nothing_is_left_after_an_error(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("safetensors.numpy.save_file", fail)
-    with pytest.raises(OSError, match="No space left"):
+    refused = "cannot export to .*/out: No space left on device. Nothing was written: choose"
+    with pytest.raises(nbdist.UsageError, match=refused):
         nbdist.export(TREE, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
