@@ -56,7 +56,7 @@ def test_order_of_operands_and_results_matters() -> None:
     assert len(set(texts)) == len(texts)
 
 
-def test_an_inner_program_is_written_once_and_told_apart() -> None:
+def test_inner_programs_are_written_once_and_differ() -> None:
     one, other = (jax.jit(lambda x, n=n: x * n) for n in (2.0, 3.0))
 
     def of(*called: Any) -> str:
