@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import nbdist
+from benchmarks import ours
 from benchmarks.case import Case, Skipped, interleave
 from nbdist.settings import Settings
 from tests.netns import Hosts, missing, program
@@ -63,13 +64,16 @@ def cases(scale: Scale) -> Iterator[Case | Skipped]:
     if missing():
         yield Skipped(f"push of {what}", missing())
         return
-    with Hosts(count) as hosts:
+    with Hosts(count) as hosts, ours.quiet():
         settings = Settings.from_environment()
         settings = Settings(runs_folder=settings.runs_folder, ssh_config=str(hosts.ssh_config))
         with nbdist.Cluster(hosts=hosts.names, framework="jax", settings=settings) as cluster:
             cluster.run(SHARD.format(size=size // count * count))
-            yield from _push(cluster, hosts, what, size, runs)
-            yield from _pull(cluster, hosts, what, size, runs)
+            found = [
+                *_push(cluster, hosts, what, size, runs),
+                *_pull(cluster, hosts, what, size, runs),
+            ]
+    yield from found
 
 
 def _push(cluster: nbdist.Cluster, hosts: Hosts, what: str, size: int, runs: int) -> Iterator[Case]:
@@ -78,7 +82,7 @@ def _push(cluster: nbdist.Cluster, hosts: Hosts, what: str, size: int, runs: int
     for host in hosts.each:
         host.throttle(f"{RATE_MBIT}mbit")
 
-    def ours() -> float:
+    def copy() -> float:
         cluster.run("pushed = None")
         memory = Memory(_pids(cluster, hosts))
         began = time.perf_counter()
@@ -90,7 +94,7 @@ def _push(cluster: nbdist.Cluster, hosts: Hosts, what: str, size: int, runs: int
     def peer() -> float:
         return _copy(hosts, "cat > /dev/null", array)
 
-    a, b = interleave(ours, peer, runs)
+    a, b = interleave(copy, peer, runs)
     for host in hosts.each:
         host.throttle("")
     cluster.run("pushed = None")
@@ -106,7 +110,7 @@ def _push(cluster: nbdist.Cluster, hosts: Hosts, what: str, size: int, runs: int
 def _pull(cluster: nbdist.Cluster, hosts: Hosts, what: str, size: int, runs: int) -> Iterator[Case]:
     growths: list[list[int]] = []
 
-    def ours() -> float:
+    def copy() -> float:
         _limit_sending(hosts, RATE_MBIT / len(hosts.each))
         memory = Memory(_pids(cluster, hosts))
         began = time.perf_counter()
@@ -119,7 +123,7 @@ def _pull(cluster: nbdist.Cluster, hosts: Hosts, what: str, size: int, runs: int
         _limit_sending(hosts, RATE_MBIT)
         return _copy(hosts, f"head -c {size} /dev/zero")
 
-    a, b = interleave(ours, peer, runs)
+    a, b = interleave(copy, peer, runs)
     _limit_sending(hosts, 0)
     name = f"pull of a sharded array of {what} in sum"
     yield Case(f"{name}, against one copy by ssh", median(a), median(b), "s", TIMES, runs)
