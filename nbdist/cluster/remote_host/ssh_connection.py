@@ -137,11 +137,7 @@ class SshConnection:
             clean = "-u PYTHONPATH -u PYTHONHOME "
         seed = f"{hash_seed.VARIABLE}={hash_seed.value()}"
         command = [f"exec env {clean}{seed} {python} -m nbdist.cluster.forkserver.remote_start"]
-        done = self._do(content=content, command=command, timeout_s=_START_FORK_SERVER_S)
-        if done.returncode:
-            output = done.stderr.decode(errors="replace").strip() or str(done.returncode)
-            raise StartError(_advice(output, python))
-        return done.stdout
+        return self._output(content, command, python)
 
     def run_python(self, program: bytes) -> bytes:
         """Run a program by the host's Python, and return its output.
@@ -150,8 +146,11 @@ class SshConnection:
             StartError: the program failed or took too long. The message contains a remedy.
         """
         python = self.host.python or sys.executable  # checked: no special characters of a shell
-        command = [f"exec {python} -"]
-        done = self._do(content=program, command=command, timeout_s=_START_FORK_SERVER_S)
+        return self._output(program, [f"exec {python} -"], python)
+
+    def _output(self, content: bytes, command: Sequence[str], python: str) -> bytes:
+        """Return the output of a command of the host's Python. Raise StartError if it fails."""
+        done = self._do(content=content, command=command, timeout_s=_START_FORK_SERVER_S)
         if done.returncode:
             output = done.stderr.decode(errors="replace").strip() or str(done.returncode)
             raise StartError(_advice(output, python))

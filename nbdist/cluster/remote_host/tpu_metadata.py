@@ -62,7 +62,7 @@ def _attribute(name: str) -> str | None:
 
 
 def main() -> None:
-    """Print the attributes as JSON, or the reason why there are none under `FAULT`."""
+    """Print the attributes as JSON, or an error under `FAULT`."""
     try:
         found = attributes()
     except OSError as error:

@@ -85,7 +85,7 @@ def check_has_scan(jaxpr: Jaxpr) -> None:
     """Check that a program, or one that it calls, contains a scan.
 
     Raises:
-        PlanError: there is none.
+        PlanError: the step has no such scan.
     """
     todo, seen = [jaxpr], {id(jaxpr)}
     while todo:

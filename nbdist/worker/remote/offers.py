@@ -112,7 +112,7 @@ def send(requests: dict[int, Request]) -> None:
 
 
 def release(pull: str) -> None:
-    """Forget the arrays of a pull. Safe to call if there are none."""
+    """Forget the arrays of a pull, if this rank has any."""
     _offers.pop(pull, None)
 
 

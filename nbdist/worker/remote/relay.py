@@ -87,7 +87,7 @@ def listen(push: str, addresses: dict[int, str]) -> int | str:
     """Listen for the next rank, on the address of this rank.
 
     Returns:
-        The port, or the reason why there is none.
+        The port, or a message with the error.
     """
     address = addresses[context.current().rank]
     try:
@@ -130,7 +130,7 @@ def bind(push: str) -> None:
 
 
 def discard(push: str) -> None:
-    """Drop the objects of a push. Safe to call if there are none."""
+    """Drop the objects of a push, if this rank has any."""
     _kept.pop(push, None)
     if listener := _listeners.pop(push, None):
         listener.close()
