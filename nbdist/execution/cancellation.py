@@ -29,6 +29,9 @@ _SAME_AT_MOST_S = 1.0
 A rank that is interrupted while it traces a function has created fewer collectives than the others.
 """
 
+_QUIET_LOOKS = 2
+"""Successive looks at which no rank computes, before nbdist interrupts the ranks."""
+
 _AGAIN_S = 4.0
 _SAME_STOP_S = 2.0
 """The time within which requests of two pages count as one."""
@@ -167,14 +170,16 @@ class Cancellation:
     def wait_for_same(self) -> None:
         """Wait for ranks that may still raise the same error as the first rank.
 
-        A rank that does not report its position may compute and hold the interpreter's lock.
+        A rank that does not report its position may compute and hold the interpreter's lock. On a
+        busy machine, a rank that computes may get no processor for as long as one look lasts.
         """
         self.wait(_SAME_S)
         deadline = time.monotonic() + _SAME_AT_MOST_S
-        while self.running and time.monotonic() < deadline:
+        quiet_looks = 0
+        while self.running and time.monotonic() < deadline and quiet_looks < _QUIET_LOOKS:
             computing = self.positions.computing(_SAME_S)
-            if not computing and self.running <= self.positions.where.keys():
-                return
+            quiet = not computing and self.running <= self.positions.where.keys()
+            quiet_looks = quiet_looks + 1 if quiet else 0
             self.running.difference_update(self._engines.dead())
 
     def await_reachable(self) -> None:

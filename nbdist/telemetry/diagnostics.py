@@ -5,9 +5,9 @@ therefore includes the wait for slower ranks. The minimum over ranks is the time
 rest is waiting for stragglers, which have the smallest times. Ranks are compared by their time
 outside collectives: step time minus time in collectives. It includes the wait for data.
 
-A finding needs 5 ms, a share of the step, and confidence: the lower confidence bound of the median
-over the last `WINDOW` steps (`confidence.py`) must exceed these limits for `LASTING_S` without a
-break. Short loads of the machine do not last so long.
+A finding needs 5 ms, a share of the step, and confidence: the median over the last `WINDOW` steps
+must exceed these limits by a sign test (`confidence.py`), for `LASTING_S` without a break. Short
+loads of the machine do not last so long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nbdist.records import Finding
-from nbdist.telemetry.confidence import lower_bound
+from nbdist.telemetry.confidence import exceeds
 from nbdist.telemetry.step_times import Recent
 
 if TYPE_CHECKING:
@@ -72,10 +72,7 @@ class Cost(msgspec.Struct, frozen=True):
         shares = self.shares
         if median(self.seconds) < least_s or not limits.passed_by(median(shares), held=held):
             return False
-        return held or (
-            lower_bound(self.seconds) >= least_s
-            and limits.passed_by(lower_bound(shares), held=False)
-        )
+        return held or (exceeds(self.seconds, least_s) and exceeds(shares, limits.on))
 
     @property
     def shares(self) -> list[float]:
