@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nbdist.cluster import resources
+from nbdist.errors import StartError
 from nbdist.records import RANK_VARIABLE
 from nbdist.utils import hash_seed
+from nbdist.utils.gpus import is_slice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from nbdist.records import ClusterRequest
 
@@ -54,14 +56,37 @@ def of_places(
     Args:
         request: the request for the cluster.
         gpus: returns the NVIDIA GPUs of a host, given its key.
+
+    Raises:
+        StartError: hosts have fewer GPUs than requested. The message contains a line for each.
     """
+    faults: list[str] = []
     own: list[dict[str, str]] = [{} for _ in request.hosts]
-    for key in {host.key for host in request.hosts}:
+    for key in dict.fromkeys(host.key for host in request.hosts):
         places = [place for place, host in enumerate(request.hosts) if host.key == key]
         there, env = gpus(key), request.hosts[places[0]].env
-        each = request.hosts[places[0]].devices or request.devices_per_host
         if there and _VISIBLE not in request.env | env:
-            shares = resources.divide_gpus(there, len(places), each)
+            counts = [request.hosts[n].devices or request.devices_per_host for n in places]
+            faults += _faults(key or "this machine", there, counts)
+            shares = resources.divide_gpus(there, counts)
             for place, share in zip(places, shares, strict=True):
                 own[place][_VISIBLE] = ",".join(share)
+    if faults:
+        raise StartError("\n".join(faults))
     return own
+
+
+def _faults(host: str, gpus: Sequence[str], counts: Sequence[int]) -> Iterator[str]:
+    """Yield the reasons why the workers of a host cannot have the requested numbers of GPUs."""
+    needed = sum(count or 1 for count in counts) if any(counts) else 0
+    if needed > len(gpus):
+        workers = f"{len(counts)} workers need" if len(counts) > 1 else "its worker needs"
+        yield (
+            f"{host}: {workers} {needed} GPUs, and {len(gpus)} are visible there "
+            f"({', '.join(gpus)}): request at most {len(gpus)}"
+        )
+    elif max(counts) > 1 and any(map(is_slice, gpus)):
+        yield (
+            f"{host}: a worker uses one MIG slice, and {max(counts)} are requested: name the host "
+            f"once for each slice, as in {host}:1 {host}:1"
+        )

@@ -169,25 +169,28 @@ def parse_env(pairs: Sequence[str]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def divide_gpus(gpus: Sequence[str], hosts: int, each: int) -> list[tuple[str, ...]]:
+def divide_gpus(gpus: Sequence[str], counts: Sequence[int]) -> list[tuple[str, ...]]:
     """Divide the GPUs of a host among its engines.
 
     Args:
         gpus: the visible GPUs.
-        hosts: the number of engines on the host.
-        each: the number of GPUs for each engine; 0 divides them evenly. The first engines then
-            take the remainder.
+        counts: the number of GPUs for each engine. Engines with 0 divide the others evenly, and the
+            first of them take the remainder.
 
     Returns:
-        The GPUs of each engine. If there are fewer GPUs than engines, engines share them
-        round-robin, and none computes on the CPU.
+        The GPUs of each engine. If there are fewer GPUs than engines and no count is set, engines
+        share them round-robin, and none computes on the CPU.
     """
     if not gpus:
-        return [()] * hosts
-    if len(gpus) < hosts and not each:
-        return [(gpus[rank % len(gpus)],) for rank in range(hosts)]
-    shares = [each or len(gpus) // hosts + (rank < len(gpus) % hosts) for rank in range(hosts)]
-    starts = [sum(shares[:rank]) for rank in range(hosts)]
+        return [()] * len(counts)
+    if len(gpus) < len(counts) and not any(counts):
+        return [(gpus[place % len(gpus)],) for place in range(len(counts))]
+    free, open_places = len(gpus) - sum(counts), counts.count(0)
+    shares, before = [], 0
+    for count in counts:
+        shares.append(count or free // open_places + (before < free % open_places))
+        before += not count
+    starts = [sum(shares[:place]) for place in range(len(shares))]
     return [tuple(gpus[start : start + share]) for start, share in zip(starts, shares, strict=True)]
 
 

@@ -179,3 +179,27 @@ def test_each_rank_has_the_gpus_and_cores_of_its_place(fleet: Hosts) -> None:
 def test_ranks_are_pinned_to_cores_only_on_request(fleet: Hosts) -> None:
     fleet.all_cores = {"a": (0, 1)}
     assert new_places(fleet, "a").own()[0][2] == ()
+
+
+def test_hosts_with_too_few_gpus_are_refused_together(fleet: Hosts) -> None:
+    hosts = (Host(name="a", devices=4), Host(name="b", devices=2), Host(name="b", devices=1))
+    request = ClusterRequest(hosts=hosts, frameworks=("jax",))
+    places = Places(request, fleet)  # type: ignore[arg-type]
+    fleet.all_gpus = {"a": ("0", "3"), "b": ("0", "1")}
+    with pytest.raises(StartError) as error:
+        places.own()
+    assert str(error.value) == (
+        "a: its worker needs 4 GPUs, and 2 are visible there (0, 3): request at most 2\n"
+        "b: 2 workers need 3 GPUs, and 2 are visible there (0, 1): request at most 2"
+    )
+    fleet.all_gpus = {"a": ("0", "3", "5", "6"), "b": ("0", "1", "2")}
+    visible = [env["CUDA_VISIBLE_DEVICES"] for _, env, _ in places.own()]
+    assert visible == ["0,3,5,6", "0,1", "2"]
+
+
+def test_a_worker_uses_one_slice(fleet: Hosts) -> None:
+    request = ClusterRequest(hosts=(Host(name="a", devices=2),), frameworks=("jax",))
+    places = Places(request, fleet)  # type: ignore[arg-type]
+    fleet.all_gpus = {"a": ("MIG-1", "MIG-2")}
+    with pytest.raises(StartError, match=r"a: a worker uses one MIG slice, .* as in a:1 a:1"):
+        places.own()

@@ -68,7 +68,7 @@ def test_environment_variables_are_parsed() -> None:
 @given(st.integers(0, 16), st.integers(1, 16))
 def test_gpus_are_divided_evenly_among_ranks(count: int, ranks: int) -> None:
     all_gpus = [str(i) for i in range(count)]
-    shares = resources.divide_gpus(all_gpus, ranks, 0)
+    shares = resources.divide_gpus(all_gpus, [0] * ranks)
     assert len(shares) == ranks
     if count >= ranks:
         assert sorted(g for share in shares for g in share) == sorted(all_gpus)
@@ -78,17 +78,30 @@ def test_gpus_are_divided_evenly_among_ranks(count: int, ranks: int) -> None:
 
 
 def test_each_rank_gets_the_requested_number_of_gpus() -> None:
-    assert resources.divide_gpus(["0", "1", "2", "3"], 2, 1) == [("0",), ("1",)]
+    assert resources.divide_gpus(["0", "1", "2", "3"], [1, 1]) == [("0",), ("1",)]
+    shares = resources.divide_gpus(["0", "1", "2", "3"], [2, 0, 1])
+    assert shares == [("0", "1"), ("2",), ("3",)]
+
+
+def install_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Put a double of nvidia-smi on PATH, because test machines have no GPU.
+
+    Args:
+        folder: a folder for the program.
+        monkeypatch: restores the environment.
+        text: the answer to `nvidia-smi -L`.
+    """
+    program = folder / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\n[ "$*" = -L ] || exit 2\ncat <<END\n{text}\nEND\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 @pytest.mark.processes
 def test_gpus_are_found_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program replaces nvidia-smi, because test machines have no GPU."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 0\necho 1\necho 2\necho 3\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    lines = [f"GPU {n}: NVIDIA H100 80GB HBM3 (UUID: GPU-{n}b5f-1d)" for n in range(4)]
+    install_nvidia_smi(tmp_path, monkeypatch, "\n".join(lines))
     assert gpus.visible_gpus() == ("0", "1", "2", "3")
     own = environment.of_places(request(), lambda _host: gpus.visible_gpus())
     assert [values["CUDA_VISIBLE_DEVICES"] for values in own] == ["0,1", "2,3"]
@@ -99,8 +112,34 @@ def test_gpus_are_found_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_only_gpus_that_the_user_allows_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 5")
     assert gpus.visible_gpus() == ("2", "5")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a1,MIG-c6d4")
+    assert gpus.visible_gpus() == ("GPU-8a1", "MIG-c6d4")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,-1,2")
+    assert gpus.visible_gpus() == ("1",)
+
+
+@pytest.mark.parametrize("value", ["", "-1", "NoDevFiles"])
+def test_a_scheduler_can_allow_no_gpu(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     assert gpus.visible_gpus() == ()
+
+
+@pytest.mark.processes
+def test_slices_take_the_place_of_their_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6)\n"
+        "  MIG 3g.20gb     Device  0: (UUID: MIG-c6d4f1ef)\n"
+        "  MIG 3g.20gb     Device  1: (UUID: MIG-cba663e8)\n"
+        "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-69cfa8fe)\n"
+        "  MIG 7g.40gb     Device  0: (UUID: MIG-GPU-b8ea3855/1/0)"
+    )
+    install_nvidia_smi(tmp_path, monkeypatch, text)
+    found = ("MIG-c6d4f1ef", "MIG-cba663e8", "MIG-GPU-b8ea3855/1/0")
+    assert gpus.visible_gpus() == found
+    own = environment.of_places(request(hosts=3), lambda _host: gpus.visible_gpus())
+    assert tuple(values["CUDA_VISIBLE_DEVICES"] for values in own) == found
 
 
 def test_environment_of_the_user_has_priority() -> None:
