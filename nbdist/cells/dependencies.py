@@ -25,6 +25,7 @@ from nbdist.cells.possible_changes import (
     with_origins,
 )
 from nbdist.cells.value_parts import passed
+from nbdist.cells.written_files import WrittenFiles
 from nbdist.errors import ReplayError
 from nbdist.records import CellRequest, Plan  # noqa: TC001 - msgspec reads them
 
@@ -189,6 +190,7 @@ def needed_with_training(
     own: OwnTexts | None = None,
     *,
     careful: bool = False,
+    source: str = "",
 ) -> list[Entry]:
     """Return the entries to repeat for a run in new processes, earlier training included.
 
@@ -197,7 +199,9 @@ def needed_with_training(
         run: the names that the run uses.
         world_size: the number of ranks.
         own: texts of the user's own modules.
-        careful: True to include also entries that may have changed values that the run uses.
+        careful: True to include also entries that may have changed values that the run uses, and
+            entries that wrote files that it reads.
+        source: text of the run, for the files that it reads.
 
     Raises:
         ReplayError: entries cannot be repeated. The message contains all reasons.
@@ -206,7 +210,17 @@ def needed_with_training(
     chosen = _chosen(entries, run, world_size, every, trains=True)
     if careful:
         possible = present(entries, every, chosen)
-        chosen = _chosen(entries, run, world_size, possible, trains=True, careful=True)
+        texts = [e.request.source if e.request else "" for e in entries]
+        files = WrittenFiles([tree_of_cell(text) for text in (*texts, source)])
+        forced: set[int] = set()
+        while True:
+            chosen = _chosen(
+                entries, run, world_size, possible, trains=True, careful=True, forced=forced
+            )
+            found = files.writers({*chosen, *forced, len(entries)})
+            if found <= forced:
+                break
+            forced |= found
     if faults := list(_incomplete(entries, chosen)):
         raise ReplayError("; ".join(faults))
     return [entries[i] for i in sorted(chosen)]
@@ -299,6 +313,7 @@ def _chosen(
     trains: bool = False,
     careful: bool = False,
     with_replaced: bool = False,
+    forced: Collection[int] = (),
 ) -> set[int]:
     """Return the indices of the needed entries, found backwards from the run.
 
@@ -310,6 +325,7 @@ def _chosen(
         trains: True if entries that train needed names are needed too.
         careful: True to include all entries that may have changed values.
         with_replaced: True to include failed entries that were corrected and ran again.
+        forced: indices of entries that are needed for other reasons, such as their files.
     """
     wanted, chosen = Wanted(entries, run), set()
     for i in range(len(entries) - 1, -1, -1):
@@ -321,7 +337,7 @@ def _chosen(
         changes = _really_changed(entry, possible[i]) if entry.failed else names.changes
         made = {*names.binds, *changes, *(names.trains if trains else ())}
         may_matter = careful and wanted.may_matter(possible[i])
-        if may_matter or not wanted.names.isdisjoint(made):
+        if may_matter or i in forced or not wanted.names.isdisjoint(made):
             chosen.add(i)
             # The cluster may have been larger.
             wanted.add(names, is_on_all=len(entry.ranks) >= world_size)

@@ -199,7 +199,9 @@ class Journal:
         names = entry.names if step is None else _names_of_step(step)
         try:
             before = self._entries[:chosen]
-            found = needed_with_training(before, names, world_size, own, careful=careful)
+            found = needed_with_training(
+                before, names, world_size, own, careful=careful, source=entry.request.source
+            )
             return (*found, entry)
         except ReplayError as error:
             label = entry.request.label

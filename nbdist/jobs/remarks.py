@@ -15,6 +15,7 @@ from nbdist.cells.dependencies import (
     tree_of_cell,
 )
 from nbdist.cells.value_parts import passed
+from nbdist.cells.written_files import WrittenFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -121,16 +122,18 @@ def edits(
 def files_beside(chosen: Sequence[Entry], files: Iterable[Path]) -> list[str]:
     """Return a remark about files beside the notebook that cells of a program name in a call.
 
+    Files that these cells write themselves are left out.
+
     Args:
         chosen: entries of the program.
         files: files that the program's folder contains, by their paths there.
     """
-    known = {path.as_posix() for path in files}
+    trees = [tree_of_cell(entry.request.source) for entry in chosen if entry.request is not None]
+    known = {path.as_posix() for path in files} | WrittenFiles(trees).created()
     named = {
         value.value: None
-        for entry in chosen
-        if entry.request is not None
-        for node in ast.walk(tree_of_cell(entry.request.source))
+        for tree in trees
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         for value in passed(node)
         if isinstance(value, ast.Constant) and isinstance(value.value, str)

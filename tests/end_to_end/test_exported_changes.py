@@ -153,3 +153,40 @@ def test_program_has_the_changes_of_all_cells(
         found = np.load(tmp_path / "train" / f"result{rank}.npz")
         np.testing.assert_array_equal(found["loss"], expected[rank]["losses_of_run"])
         np.testing.assert_array_equal(found["weights"], trained[rank])
+
+
+@pytest.mark.parametrize("cluster", ["jax"], indirect=True)
+def test_program_writes_the_files_that_it_reads(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    table, words = tmp_path / "x.npy", tmp_path / "words.txt"
+    cells = [
+        "import jax, jax.numpy as jnp, numpy as np\nrng = np.random.default_rng(3)",
+        "raw = rng.normal(size=(64, 4))",
+        f"np.save({str(table)!r}, raw * 2)",
+        f"with open({str(words)!r}, 'w') as file:\n    file.write('a\\nb\\nc')",
+        f"x = jnp.asarray(np.load({str(table)!r}))\ny = x.sum(1)\nw = jnp.zeros(4)",
+        f"""
+scale = 1 / len(open({str(words)!r}).read().split())
+losses = []
+for i in range(0, 64, 16):
+    xb, yb = x[i : i + 16], y[i : i + 16]
+    loss, g = jax.value_and_grad(lambda w: jnp.mean((xb @ w - yb) ** 2))(w)
+    w = w - scale * g
+    losses.append(float(loss))
+""",
+    ]
+    training = Training("pjrt", [(cell, {}) for cell in cells], "losses", "[w]")
+    run_cells(cluster, training)
+    cluster.run(f"losses_of_run = list({training.loss})")
+    expected = cluster.pull(["losses_of_run"])
+    trained = weights(cluster, training)
+    exported = cluster.export(str(tmp_path / "train"))
+    assert exported.remarks == ()
+    table.unlink()
+    words.unlink()
+    with_results(tmp_path / "train", training)
+    ended = launch(tmp_path / "train")
+    assert ended.returncode == 0, ended.stderr
+    for rank in range(2):
+        found = np.load(tmp_path / "train" / f"result{rank}.npz")
+        np.testing.assert_array_equal(found["loss"], expected[rank]["losses_of_run"])
+        np.testing.assert_array_equal(found["weights"], trained[rank])

@@ -69,6 +69,7 @@ def test_files_beside_the_notebook_are_named(
     (text,) = files_beside(chosen, [Path("own.txt")])
     assert text.startswith("the cells name `rows.csv`, `data/images`, `data/*` beside")
     assert not files_beside(chosen[2:], [Path("own.txt")])
+    assert not files_beside([entry("open('rows.csv', 'w').write('1')"), chosen[0]], [])
 
 
 def test_cells_that_may_have_changed_used_values_are_named() -> None:
