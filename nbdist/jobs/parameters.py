@@ -140,19 +140,36 @@ def _of_fit(
 
 
 def _constants(cells: Sequence[JobCell]) -> dict[str, tuple[ast.Constant, int]]:
-    """Return the names that are bound once, to a constant, with the constant and its cell."""
-    bound = Counter(
-        node.id
-        for cell in cells
+    """Return the names that are bound to constants only, with the constant and its cell.
+
+    If a name is bound more than once, the last constant counts. Nothing may read the name before.
+    """
+    nodes = [
+        (place, node)
+        for place, cell in enumerate(cells)
         for node in ast.walk(cell.tree)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    )
-    return {
-        name: (value, cell.label)
-        for cell in cells
+        if isinstance(node, ast.Name)
+    ]
+    bound = Counter(node.id for _, node in nodes if isinstance(node.ctx, ast.Store))
+    assigned = [
+        (name, value, place)
+        for place, cell in enumerate(cells)
         for statement in cell.tree.body
         for name, value in _assigned_constant(statement)
-        if bound[name] == 1
+    ]
+    constant = Counter(name for name, _, _ in assigned)
+    last = {name: (value, place) for name, value, place in assigned}
+    early = {
+        node.id
+        for place, node in nodes
+        if not isinstance(node.ctx, ast.Store)
+        and node.id in last
+        and (place, node.lineno) <= (last[node.id][1], last[node.id][0].lineno)
+    }
+    return {
+        name: (value, cells[place].label)
+        for name, (value, place) in last.items()
+        if bound[name] == constant[name] and (bound[name] == 1 or name not in early)
     }
 
 

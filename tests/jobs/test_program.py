@@ -495,3 +495,28 @@ def test_data_that_no_cell_defines_are_refused(notebook: Notebook) -> None:
     notebook.cell("w = 1.0")
     notebook.cell(STEP, data="train", batch=1)
     assert "cell [2]: no cell of these workers defines `train` (--data)" in refusal(notebook)
+
+
+@pytest.mark.parametrize(
+    ("before", "between", "has_option"),
+    [
+        ("epochs = 2", "", True),
+        ("epochs = 2", "print(epochs)", False),
+        ("epochs = 2", "epochs = epochs + 1", False),
+        ("def count(): return epochs\nepochs = 2", "", False),
+    ],
+)
+def test_number_that_is_assigned_twice_is_an_option_if_only_the_last_value_is_read(
+    before: str, between: str, has_option: bool
+) -> None:
+    notebook = Notebook()
+    notebook.cell(before)
+    notebook.cell(f"{between}\nw = 0.0")
+    notebook.cell("epochs = 5")
+    notebook.cell("for i in range(epochs):\n    w = w + 1", loops=True)
+    program = notebook.program()
+    assert ("--epochs" in program.flags) == has_option
+    assert ("epochs = args.epochs" in program.text) == has_option
+    assert ("default=5" in program.text) == has_option
+    if not has_option:
+        assert "epochs = 5" in program.text
