@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import jax
-from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, Literal, Var, jaxpr_as_fun, new_jaxpr_eqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 from jax.interpreters import partial_eval
 from jax.sharding import Sharding
+
+from nbdist.jaxpr.core import DropVar, new_jaxpr_eqn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 from jax.extend.core import Literal as Constant
 
 from nbdist.errors import PlanError
@@ -30,6 +30,7 @@ from nbdist.jaxpr.batch_rows import (
     is_sum_over_rows,
     with_fewer,
 )
+from nbdist.jaxpr.core import jaxprs_in_params
 from nbdist.jaxpr.flatten import OPEN, flat, make, renamed, variables, with_bodies
 from nbdist.jaxpr.planner_model import of_rows
 from nbdist.planner.graph.layout import SUMMED_EACH_TIME

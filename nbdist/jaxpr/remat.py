@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jax.extend.core import ClosedJaxpr, Var, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Var
 from jax.interpreters import partial_eval
 
+from nbdist.jaxpr.core import jaxprs_in_params
 from nbdist.jaxpr.flatten import barrier, flat, is_plain_product, nbytes, renamed, variables
 from nbdist.jaxpr.planner_model import of_rows
 from nbdist.jaxpr.remat_scans import paired

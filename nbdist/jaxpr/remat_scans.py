@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Literal, Var, unmapped_aval
+from jax.extend.core import ClosedJaxpr, Literal, Var
 
+from nbdist.jaxpr.core import unmapped_aval
 from nbdist.jaxpr.flatten import barrier, is_plain_product, nbytes, renamed, variables
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal, Var, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from nbdist.errors import PlanError
+from nbdist.jaxpr.core import jaxprs_in_params
 from nbdist.jaxpr.flatten import OPEN, inline_checkpoints, variables
 from nbdist.jaxpr.microbatches import Kinds
 from nbdist.jaxpr.pipeline.random_draws import without_draws

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Var, unmapped_aval
+from jax.extend.core import ClosedJaxpr, Var
 
+from nbdist.jaxpr.core import unmapped_aval
 from nbdist.jaxpr.flatten import variables
 from nbdist.jaxpr.remat_scans import Scan, scan_of
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxprs_in_params
 
+from nbdist.jaxpr.core import jaxprs_in_params
 from nbdist.jaxpr.pipeline.interleaving import deinterleaved, interleaved
 from nbdist.jaxpr.sharding_constraints import axes_of
 from nbdist.planner.graph.pipeline_schedule import ticks

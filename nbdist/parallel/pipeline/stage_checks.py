@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 from jax.errors import ConcretizationTypeError
-from jax.extend.core import concrete_or_error
 
 from nbdist.errors import UsageError
+from nbdist.jaxpr.core import concrete_or_error
 from nbdist.parallel.pipeline.stacked_layer_checks import check_rows, wrong_counts
 from nbdist.parallel.placement.leaves import GONE
 

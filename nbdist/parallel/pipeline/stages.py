@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import concrete_or_error
 from jax.sharding import Mesh
 
 from nbdist.errors import UsageError
+from nbdist.jaxpr.core import concrete_or_error
 from nbdist.parallel.pipeline import stage_checks
 from nbdist.parallel.pipeline.schedule import forward_only, one_forward_one_backward
 from nbdist.parallel.pipeline.stage_devices import stage_places_of

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from jax._src.core import trace_state_clean
 from jax.errors import ConcretizationTypeError
-from jax.extend.core import concrete_or_error
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from nbdist.errors import UsageError
+from nbdist.jaxpr.core import concrete_or_error
 from nbdist.parallel.placement.leaves import Leaf
 from nbdist.parallel.placement.named_layouts import LAYOUTS
 from nbdist.parallel.placement.target_tree import spread_of

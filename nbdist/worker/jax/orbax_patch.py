@@ -30,7 +30,6 @@ from nbdist.worker.runtime.tested_versions import is_tested
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-PATCHED_SERIES = "0.12."
 _PATH_BYTES = 4096
 _IN_FOLDER = (
     (ocp.Checkpointer, "save"),
@@ -49,7 +48,7 @@ _deserialize_upstream = jax_array_handlers.ArrayHandler.deserialize
 @functools.cache
 def apply() -> None:
     """Patch the tested versions of Orbax; for other versions log a warning."""
-    if not is_tested("Orbax", ocp.__version__, PATCHED_SERIES):
+    if not is_tested("Orbax", ocp.__version__, "checkpoints are written by each rank"):
         return
     for (owner, name), method in _upstream.items():
         setattr(owner, name, _in_common_folder(method))

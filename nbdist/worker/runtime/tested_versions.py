@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import logging
 
+TESTED = {
+    "TensorFlow": ("2.21.",),
+    "Keras": ("3.15.",),
+    "JAX": ("0.10.",),
+    "Orbax": ("0.12.",),
+}
+"""Beginnings of the tested versions of each library, oldest first."""
+
 _log = logging.getLogger(__name__)
 
 
-def is_tested(library: str, version: str, series: str, patched: str = "") -> bool:
-    """Return True if a version belongs to the tested series. Log a warning if it does not.
+def is_tested(library: str, version: str, effect: str = "it stays as upstream") -> bool:
+    """Return True if a version belongs to a tested series. Log a warning if it does not.
 
     Args:
-        library: name of the library.
+        library: name of the library, a key of `TESTED`.
         version: its installed version.
-        series: beginning of the tested versions, such as `2.21.`.
-        patched: the part of the library that stays as upstream (default: all that nbdist patches).
+        effect: what happens because nbdist does not patch this part of the library.
     """
-    if version.startswith(series):
+    if version.startswith(TESTED[library]):
         return True
-    part = f"{patched} of " if patched else ""
-    _log.warning("nbdist does not patch %s%s %s: use %sx", part, library, version, series)
+    series = ", ".join(f"{one}x" for one in TESTED[library])
+    _log.warning("%s %s is not tested with nbdist: %s. Use %s", library, version, effect, series)
     return False

@@ -1,22 +1,23 @@
 import pytest
 
-from nbdist.worker.runtime.tested_versions import is_tested
+from nbdist.worker.runtime import tested_versions
+from nbdist.worker.runtime.tested_versions import TESTED, is_tested
 
 
-def test_versions_of_the_series_are_tested(caplog: pytest.LogCaptureFixture) -> None:
-    assert is_tested("TensorFlow", "2.21.3", "2.21.")
+@pytest.mark.parametrize("library", TESTED)
+def test_versions_of_a_series_are_tested(library: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert all(is_tested(library, f"{series}3") for series in TESTED[library])
     assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    ("patched", "message"),
-    [
-        ("", "nbdist does not patch Keras 3.16.0: use 3.15.x"),
-        ("saves", "nbdist does not patch saves of Keras 3.16.0: use 3.15.x"),
-    ],
-)
-def test_other_versions_are_named(
-    patched: str, message: str, caplog: pytest.LogCaptureFixture
+def test_other_versions_are_named_with_the_effect(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not is_tested("Keras", "3.16.0", "3.15.", patched)
-    assert caplog.messages == [message]
+    monkeypatch.setitem(tested_versions.TESTED, "Keras", ("3.14.", "3.15."))
+    assert not is_tested("Keras", "3.16.0")
+    assert not is_tested("Keras", "3.1.50", "each rank writes its own files")
+    assert caplog.messages == [
+        "Keras 3.16.0 is not tested with nbdist: it stays as upstream. Use 3.14.x, 3.15.x",
+        "Keras 3.1.50 is not tested with nbdist: each rank writes its own files. "
+        "Use 3.14.x, 3.15.x",
+    ]

@@ -104,10 +104,11 @@ def test_other_keras_version_is_not_patched(cluster: nbdist.Cluster) -> None:
     run = cluster.run(
         "from nbdist.worker.tensorflow.keras import fit_patch as p\n"
         "p.keras_trainer.TFEpochIterator.__init__ = p._init_upstream\n"
-        "p.PATCHED_SERIES, kept = '9.9.', p.PATCHED_SERIES\n"
+        "from nbdist.worker.runtime.tested_versions import TESTED\n"
+        "kept, TESTED['Keras'] = TESTED['Keras'], ('9.9.',)\n"
         "p.apply()\n"
         "untouched = p.keras_trainer.TFEpochIterator.__init__ is p._init_upstream\n"
-        "p.PATCHED_SERIES = kept\np.apply()\nuntouched"
+        "TESTED['Keras'] = kept\np.apply()\nuntouched"
     )
     assert set(run.results.values()) == {"True"}
 
@@ -159,12 +160,13 @@ def test_tensorflow_still_needs_its_patch(cluster: nbdist.Cluster) -> None:
 def test_variables_of_other_tensorflow_are_not_patched(cluster: nbdist.Cluster) -> None:
     run = cluster.run("""
 from tensorflow.python.distribute import values
+from nbdist.worker.runtime.tested_versions import TESTED
 from nbdist.worker.tensorflow.runtime import variable_scalars as v
 before, values.DistributedVariable.__bool__ = values.DistributedVariable.__bool__, None
-v.PATCHED_SERIES = "9.9."
+kept, TESTED["TensorFlow"] = TESTED["TensorFlow"], ("9.9.",)
 v.apply()
 left = values.DistributedVariable.__bool__ is None
-v.PATCHED_SERIES, values.DistributedVariable.__bool__ = "2.21.", before
+TESTED["TensorFlow"], values.DistributedVariable.__bool__ = kept, before
 left
 """)
     assert set(run.results.values()) == {"True"}

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +30,15 @@ from jax._src.interpreters import mlir
 
 from nbdist.errors import StepError
 from nbdist.worker.jax.arrays.leaves import gathered
+from nbdist.worker.runtime.tested_versions import is_tested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-PATCHED_SERIES = "0.10."
 _WAIT_S = 60.0
 """Seconds to wait until the other devices of a process reach the same callback."""
 
 _muted: list[bool] = []
-_log = logging.getLogger(__name__)
 _pure_impl = callbacks.pure_callback_impl
 _io_impl = callbacks.io_callback_impl
 _debug_impl = debugging.debug_callback_impl
@@ -51,8 +49,7 @@ _debug_lowering = debugging.debug_callback_lowering
 
 def apply() -> None:
     """Patch JAX so that every process of a program calls back."""
-    if not jax.__version__.startswith(PATCHED_SERIES):
-        _log.warning("JAX %s is not patched: callbacks run on rank 0 only", jax.__version__)
+    if not is_tested("JAX", jax.__version__, "callbacks run on rank 0 only"):
         return
     callbacks.pure_callback_impl = _without_mesh(_pure_impl)
     callbacks.io_callback_impl = _without_mesh(_io_impl)

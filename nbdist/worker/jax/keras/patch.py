@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import logging
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -41,20 +40,19 @@ from nbdist.errors import StrategyError
 from nbdist.worker.jax.arrays.distributed_dataset import DistributedDataset
 from nbdist.worker.jax.arrays.leaves import placed
 from nbdist.worker.jax.runtime import processes
+from nbdist.worker.runtime.tested_versions import is_tested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from nbdist.worker.jax.arrays.distributed_dataset import Placement, Tree
 
-PATCHED_SERIES = "3.15."
 _CONSTANT = (
     keras.initializers.Zeros,
     keras.initializers.Ones,
     keras.initializers.Constant,
 )
 _BITS = 0xFFFFFFFF
-_log = logging.getLogger(__name__)
 _distribute_data_upstream = keras_trainer._distribute_data
 _iterator_upstream = keras_trainer.JAXEpochIterator._get_distributed_iterator
 _adapter_upstream = data_adapters.get_data_adapter
@@ -73,12 +71,7 @@ def apply() -> bool:
     Returns:
         Whether Keras is patched.
     """
-    if not keras.__version__.startswith(PATCHED_SERIES):
-        _log.warning(
-            "Keras %s on JAX is not patched and trains each rank separately: use Keras %sx",
-            keras.__version__,
-            PATCHED_SERIES,
-        )
+    if not is_tested("Keras", keras.__version__, "on JAX, each rank trains a model of its own"):
         return False
     keras_trainer._distribute_data = _distribute_data
     keras_trainer.JAXEpochIterator._get_distributed_iterator = _get_distributed_iterator

@@ -13,11 +13,10 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
-import keras
 import msgspec
 from keras.src.backend.jax.trainer import JAXTrainer
 
-from nbdist.worker.jax.keras.patch import PATCHED_SERIES
+from nbdist.worker.jax.keras import patch as keras_patch
 from nbdist.worker.jax.runtime.step_signals import NAME
 from nbdist.worker.keras.train_function_timing import TimedFunction
 from nbdist.worker.runtime.signals import Signals, is_recorded, note_missing
@@ -35,8 +34,8 @@ _UNKNOWN = (
 
 @functools.cache
 def apply() -> None:
-    """Patch Keras so that new train functions are timed."""
-    if not keras.__version__.startswith(PATCHED_SERIES):
+    """Patch the tested versions of Keras so that new train functions are timed."""
+    if not keras_patch.apply():
         return
     make_train = JAXTrainer.make_train_function
 

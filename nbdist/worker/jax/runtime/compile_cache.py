@@ -17,10 +17,11 @@ import jax
 from jax._src import compilation_cache, compiler
 from jax._src.compilation_cache_interface import CacheInterface
 
+from nbdist.worker.runtime.tested_versions import is_tested
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PATCHED_SERIES = "0.10."
 _open_upstream = compilation_cache.get_file_cache
 _write_upstream = compiler._cache_write
 _folder = ""
@@ -34,10 +35,7 @@ def keep_in(folder: str) -> None:
     """
     if jax.config.jax_compilation_cache_dir is not None:
         return
-    if not jax.__version__.startswith(PATCHED_SERIES):
-        _log.warning(
-            "JAX %s is not patched: replaced workers compile their programs again", jax.__version__
-        )
+    if not is_tested("JAX", jax.__version__, "replaced workers compile their programs again"):
         return
     global _folder  # noqa: PLW0603 - JAX has one cache
     _folder = folder

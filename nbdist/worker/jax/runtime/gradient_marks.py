@@ -26,8 +26,9 @@ from jax._src import api
 from jax._src.interpreters.batching import BatchTracer
 from jax._src.sharding_impls import UnspecifiedValue
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend.core import Literal, jaxprs_in_params
+from jax.extend.core import Literal
 
+from nbdist.jaxpr.core import jaxprs_in_params
 from nbdist.worker.jax.runtime.array_counts import counted, square
 from nbdist.worker.runtime.replaced_attributes import replaced
 

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from nbdist.records import Precision
 
-PATCHED_SERIES = "3.15."
 _make_upstream = {
     kind: getattr(keras_trainer.TensorFlowTrainer, f"make_{kind}_function")
     for kind in ("train", "test", "predict")
@@ -61,7 +60,7 @@ _finite_upstream = keras.optimizers.LossScaleOptimizer.check_finite
 
 def apply() -> None:
     """Patch the tested versions. Leave other versions unchanged and log a warning."""
-    if not is_tested("Keras", keras.__version__, PATCHED_SERIES):
+    if not is_tested("Keras", keras.__version__, "`fit` reads and averages as upstream"):
         return
     trainer = keras_trainer.TensorFlowTrainer
     trainer.make_train_function = functools.partialmethod(_make, "train", _replicated_train)

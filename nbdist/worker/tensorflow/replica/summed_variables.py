@@ -21,13 +21,12 @@ from nbdist.worker.runtime.tested_versions import is_tested
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PATCHED_SERIES = "2.21."
 _assign_upstream = values_util.on_read_assign_cross_replica
 
 
 def apply() -> None:
     """Patch the tested versions. Leave other versions unchanged and log a warning."""
-    if not is_tested("TensorFlow", tf.__version__, PATCHED_SERIES, "assignments"):
+    if not is_tested("TensorFlow", tf.__version__, "assignments to sums are divided"):
         return
     values_util.on_read_assign_cross_replica = _assign
 

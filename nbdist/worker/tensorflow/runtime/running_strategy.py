@@ -35,8 +35,6 @@ from nbdist.worker.runtime.tested_versions import is_tested
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PATCHED_SERIES = "2.21."
-PATCHED_KERAS = "3.15."
 _RETURNED: tuple[type, ...] = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
@@ -63,8 +61,8 @@ _REFUSED: dict[type, str] = {
 
 @functools.cache
 def apply() -> None:
-    """Patch TensorFlow 2.21. Leave other versions unchanged and log a warning."""
-    if not is_tested("TensorFlow", tf.__version__, PATCHED_SERIES):
+    """Patch the tested versions. Leave other versions unchanged and log a warning."""
+    if not is_tested("TensorFlow", tf.__version__, "a second strategy ends the process"):
         return
     for kind in _RETURNED:
         _answer(kind, _return_running)
@@ -142,7 +140,7 @@ def _without_replicas(upstream: Callable[..., Any]) -> Callable[..., Any]:
 def _patch_loss_scale() -> None:
     """Let optimizers that scale the loss update outside of replicas. Keras refuses it."""
     keras = sys.modules["keras"]
-    if not is_tested("Keras", keras.__version__, PATCHED_KERAS, "LossScaleOptimizer.apply"):
+    if not is_tested("Keras", keras.__version__, "LossScaleOptimizer refuses own loops"):
         return
     kind: Any = keras.optimizers.LossScaleOptimizer
     upstream = kind._tf_apply

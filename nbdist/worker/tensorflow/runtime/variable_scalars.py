@@ -16,14 +16,13 @@ from tensorflow.python.distribute import cross_device_ops, mirrored_strategy, va
 
 from nbdist.worker.runtime.tested_versions import is_tested
 
-PATCHED_SERIES = "2.21."
 _check_upstream = cross_device_ops.check_destinations
 _broadcast_upstream = mirrored_strategy.MirroredExtended._broadcast_to
 
 
 def apply() -> None:
     """Patch the tested versions. Leave other versions unchanged and log a warning."""
-    if not is_tested("TensorFlow", tf.__version__, PATCHED_SERIES, "variables"):
+    if not is_tested("TensorFlow", tf.__version__, "variables are no Python numbers"):
         return
     cross_device_ops.check_destinations = _check_destinations
     mirrored_strategy.MirroredExtended._broadcast_to = _broadcast_to

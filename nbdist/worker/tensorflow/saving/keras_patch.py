@@ -33,7 +33,6 @@ from nbdist.worker.tensorflow.saving.messages import Answer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PATCHED_SERIES = "3.15."
 _WRITERS = (
     (saving_lib, "save_model"),
     (saving_lib, "save_weights_only"),
@@ -51,8 +50,8 @@ _upstream_remove = BackupAndRestore.on_train_end
 
 @functools.cache
 def apply() -> None:
-    """Patch Keras 3.15. Leave other versions unchanged and log a warning."""
-    if not is_tested("Keras", keras.__version__, PATCHED_SERIES, "saves"):
+    """Patch the tested versions. Leave other versions unchanged and log a warning."""
+    if not is_tested("Keras", keras.__version__, "each rank writes the files of a model"):
         return
     hdf5.apply()
     for module, name in _WRITERS:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from nbdist.worker.tensorflow.saving.coordination import Saves
     from nbdist.worker.tensorflow.saving.messages import Answer
 
-PATCHED_SERIES = "2.21."
 _Checkpoint = tf.train.Checkpoint
 _Manager = tf.train.CheckpointManager
 _upstream_counter = _Checkpoint._maybe_create_save_counter
@@ -45,8 +44,8 @@ _upstream_call = load_lib._WrapperFunction._call_flat
 
 @functools.cache
 def apply() -> None:
-    """Patch TensorFlow 2.21. Leave other versions unchanged and log a warning."""
-    if not is_tested("TensorFlow", tf.__version__, PATCHED_SERIES, "saves"):
+    """Patch the tested versions. Leave other versions unchanged and log a warning."""
+    if not is_tested("TensorFlow", tf.__version__, "each rank writes its own checkpoints"):
         return
     _Checkpoint.write = _checkpointed(_Checkpoint.write)
     _Checkpoint.save = _checkpointed(_Checkpoint.save)

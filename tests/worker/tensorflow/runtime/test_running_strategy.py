@@ -236,11 +236,12 @@ strategy.reduce("SUM", strategy.run(slope), axis=None).numpy().tolist()
 def test_other_tensorflow_version_is_not_patched(cluster: nbdist.Cluster) -> None:
     cell = """
 import tensorflow as tf
+from nbdist.worker.runtime.tested_versions import TESTED
 from nbdist.worker.tensorflow.runtime import running_strategy as r
 before = tf.distribute.MirroredStrategy.__init__
-r.PATCHED_SERIES, kept = "9.9.", r.PATCHED_SERIES
+kept, TESTED["TensorFlow"] = TESTED["TensorFlow"], ("9.9.",)
 r.apply.__wrapped__()
-r.PATCHED_SERIES = kept
+TESTED["TensorFlow"] = kept
 tf.distribute.MirroredStrategy.__init__ is before
 """
     assert set(cluster.run(cell).results.values()) == {"True"}

@@ -484,12 +484,13 @@ os.path.exists("m.keras"), keeps, serves
 
 def test_other_versions_are_not_patched(cluster: nbdist.Cluster) -> None:
     run = cluster.run("""
+from nbdist.worker.runtime.tested_versions import TESTED
 from nbdist.worker.tensorflow.saving import keras_patch as k, tensorflow_patch as t
 before = k.saving_lib.save_model, tf.train.Checkpoint.save
-for module in (k, t):
-    module.PATCHED_SERIES, kept = "9.9.", module.PATCHED_SERIES
+for library, module in (("Keras", k), ("TensorFlow", t)):
+    kept, TESTED[library] = TESTED[library], ("9.9.",)
     module.apply.__wrapped__()
-    module.PATCHED_SERIES = kept
+    TESTED[library] = kept
 before == (k.saving_lib.save_model, tf.train.Checkpoint.save)
 """)
     assert shared_result(run.results) == "True"
