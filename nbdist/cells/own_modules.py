@@ -139,7 +139,9 @@ class OwnModuleFinder:
 
     def _inside(self, folder: Path, beside: Path) -> Iterator[Path]:
         """Yield the files in a folder of a package, without those that belong to no program."""
-        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        for entry in entries:
             if self._is_left_out(entry.name, str(beside / entry.name)):
                 continue
             path = Path(entry.path)

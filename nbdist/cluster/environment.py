@@ -67,7 +67,7 @@ def of_places(
         there, env = gpus(key), request.hosts[places[0]].env
         if there and _VISIBLE not in request.env | env:
             counts = [request.hosts[n].devices or request.devices_per_host for n in places]
-            faults += _faults(key or "this machine", there, counts)
+            faults += _faults(key, there, counts)
             shares = resources.divide_gpus(there, counts)
             for place, share in zip(places, shares, strict=True):
                 own[place][_VISIBLE] = ",".join(share)
@@ -76,8 +76,9 @@ def of_places(
     return own
 
 
-def _faults(host: str, gpus: Sequence[str], counts: Sequence[int]) -> Iterator[str]:
+def _faults(key: str, gpus: Sequence[str], counts: Sequence[int]) -> Iterator[str]:
     """Yield the reasons why the workers of a host cannot have the requested numbers of GPUs."""
+    host = key or "this machine"
     needed = sum(count or 1 for count in counts) if any(counts) else 0
     if needed > len(gpus):
         workers = f"{len(counts)} workers need" if len(counts) > 1 else "its worker needs"
@@ -86,7 +87,8 @@ def _faults(host: str, gpus: Sequence[str], counts: Sequence[int]) -> Iterator[s
             f"({', '.join(gpus)}): request at most {len(gpus)}"
         )
     elif max(counts) > 1 and any(map(is_slice, gpus)):
+        remedy = f"name the host once for each slice, as in {key}:1 {key}:1"
         yield (
-            f"{host}: a worker uses one MIG slice, and {max(counts)} are requested: name the host "
-            f"once for each slice, as in {host}:1 {host}:1"
+            f"{host}: a worker uses one MIG slice, and {max(counts)} are requested: "
+            f"{remedy if key else 'use --devices-per-host 1'}"
         )

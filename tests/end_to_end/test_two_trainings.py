@@ -57,7 +57,7 @@ def stopped(target: Path, *words: str) -> str:
     ("cluster", "name"),
     [
         ("jax", "pjrt step"),
-        ("tensorflow", "mirrored fit"),
+        pytest.param("tensorflow", "mirrored fit", marks=pytest.mark.full),
         pytest.param("jax", "pjrt loop", marks=pytest.mark.full),
         pytest.param("jax", "pjrt fit", marks=pytest.mark.full),
         pytest.param("tensorflow", "mirrored step", marks=pytest.mark.full),

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax._src.core import trace_state_clean
+from jax._src.core import concrete_or_error, trace_state_clean
 from jax.errors import ConcretizationTypeError
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from nbdist.errors import UsageError
-from nbdist.jaxpr.core import concrete_or_error
 from nbdist.parallel.placement.leaves import Leaf
 from nbdist.parallel.placement.named_layouts import LAYOUTS
 from nbdist.parallel.placement.target_tree import spread_of

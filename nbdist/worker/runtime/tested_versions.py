@@ -21,7 +21,7 @@ def is_tested(library: str, version: str, effect: str = "it stays as upstream") 
     Args:
         library: name of the library, a key of `TESTED`.
         version: its installed version.
-        effect: what happens because nbdist does not patch this part of the library.
+        effect: consequence for the user, because nbdist does not patch this part of the library.
     """
     if version.startswith(TESTED[library]):
         return True

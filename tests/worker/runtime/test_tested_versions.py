@@ -15,9 +15,8 @@ def test_other_versions_are_named_with_the_effect(
 ) -> None:
     monkeypatch.setitem(tested_versions.TESTED, "Keras", ("3.14.", "3.15."))
     assert not is_tested("Keras", "3.16.0")
-    assert not is_tested("Keras", "3.1.50", "each rank writes its own files")
+    assert not is_tested("Keras", "3.1.50", "each rank writes")
     assert caplog.messages == [
         "Keras 3.16.0 is not tested with nbdist: it stays as upstream. Use 3.14.x, 3.15.x",
-        "Keras 3.1.50 is not tested with nbdist: each rank writes its own files. "
-        "Use 3.14.x, 3.15.x",
+        "Keras 3.1.50 is not tested with nbdist: each rank writes. Use 3.14.x, 3.15.x",
     ]
