@@ -30,7 +30,7 @@ from nbdist.errors import ReplayError
 from nbdist.records import CellRequest, Plan  # noqa: TC001 - msgspec reads them
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     OwnTexts = Mapping[str, Sequence[str]]
     """Texts of the files of the user's own modules, by the modules' names."""
@@ -210,17 +210,13 @@ def needed_with_training(
     chosen = _chosen(entries, run, world_size, every, trains=True)
     if careful:
         possible = present(entries, every, chosen)
-        texts = [e.request.source if e.request else "" for e in entries]
-        files = WrittenFiles([tree_of_cell(text) for text in (*texts, source)])
-        forced: set[int] = set()
-        while True:
-            chosen = _chosen(
-                entries, run, world_size, possible, trains=True, careful=True, forced=forced
-            )
-            found = files.writers({*chosen, *forced, len(entries)})
-            if found <= forced:
-                break
-            forced |= found
+        choose = functools.partial(
+            _chosen, entries, run, world_size, possible, trains=True, careful=True
+        )
+        chosen = choose()
+        with_writers = _with_writers(entries, source, chosen, choose)
+        if not any(_incomplete(entries, with_writers)):
+            chosen = with_writers
     if faults := list(_incomplete(entries, chosen)):
         raise ReplayError("; ".join(faults))
     return [entries[i] for i in sorted(chosen)]
@@ -393,6 +389,26 @@ def _is_replaced(entry: Entry, later: Iterable[Entry], run: CellNames) -> bool:
     binds, changes = {*entry.names.binds}, {*entry.names.changes}
     versions = [*(each.names for each in later if not each.failed), run]
     return any(binds.issubset(one.binds) and changes.issubset(one.changes) for one in versions)
+
+
+def _with_writers(
+    entries: Sequence[Entry], source: str, chosen: set[int], choose: Callable[..., set[int]]
+) -> set[int]:
+    """Return the chosen entries, those that wrote files which they read, and what these need.
+
+    Args:
+        entries: all entries before the run.
+        source: text of the run.
+        chosen: the indices of the entries that the run needs for its names.
+        choose: `_chosen` for this run; it receives the indices of the writers as `forced`.
+    """
+    texts = [entry.request.source if entry.request else "" for entry in entries]
+    files = WrittenFiles([tree_of_cell(text) for text in (*texts, source)])
+    writers: set[int] = set()
+    while not (found := files.writers({*chosen, len(entries)})) <= writers:
+        writers |= found
+        chosen = choose(forced=writers)
+    return chosen
 
 
 def _incomplete(entries: Sequence[Entry], chosen: set[int]) -> Iterator[str]:

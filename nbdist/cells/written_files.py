@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 from nbdist.cells.value_parts import passed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 _WRITING = re.compile(
     r"(save|to_|write|dump|export|imwrite|tofile|get_file|urlretrieve|sink_|copy|move)"
 )
 """Beginning of the names of functions and methods that write files."""
+
+_MOVING = re.compile(r"(copy|move)")
+"""Beginning of the names of functions that read one file and write another."""
 
 _OPENING = {"open", "fopen", "File", "GFile"}
 """Functions that write a file if their mode is one of `_MODES`."""
@@ -33,32 +36,32 @@ class WrittenFiles:
 
     def __init__(self, trees: Sequence[ast.Module]) -> None:
         self._paths = _named_paths(trees)
-        self._written = [{*self._of(tree, is_writing=True)} for tree in trees]
-        self._named = [{*self._of(tree, is_writing=False)} for tree in trees]
+        self._written = [{*self._of(tree, _writes)} for tree in trees]
+        self._read = [{*self._of(tree, _reads)} for tree in trees]
 
     def writers(self, chosen: Collection[int]) -> set[int]:
-        """Return the indices of the cells that wrote a file before a chosen cell names it."""
+        """Return the indices of the cells that wrote a file before a chosen cell reads it."""
         return {
             i
             for i, written in enumerate(self._written)
-            if any(k > i and not written.isdisjoint(self._named[k]) for k in chosen)
+            if any(k > i and not written.isdisjoint(self._read[k]) for k in chosen)
         }
 
     def created(self) -> set[str]:
-        """Return the paths that the first cell that names them writes."""
+        """Return the paths that a cell writes before another one reads them."""
         found, known = set[str](), set[str]()
-        for written, named in zip(self._written, self._named, strict=True):
+        for written, read in zip(self._written, self._read, strict=True):
             found |= written - known
-            known |= named
+            known |= read
         return found
 
-    def _of(self, tree: ast.Module, *, is_writing: bool) -> Iterator[str]:
-        """Yield the paths that a cell writes, or all that its calls name."""
+    def _of(self, tree: ast.Module, has_effect: Callable[[ast.Call], bool]) -> Iterator[str]:
+        """Yield the paths that the calls of a cell name which read or write files."""
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and (not is_writing or _writes(node)):
+            if isinstance(node, ast.Call) and has_effect(node):
                 for part in (*passed(node), *_owner(node)):
                     for text in _text_of(part, self._paths):
-                        yield from _files(text, is_written=is_writing)
+                        yield from _files(text, is_written=has_effect is _writes)
 
 
 def _owner(call: ast.Call) -> Iterator[ast.AST]:
@@ -91,6 +94,19 @@ def _writes(call: ast.Call) -> bool:
         own = [*call.args[not isinstance(function, ast.Attribute) :], *_mode(call)]
         return any(isinstance(n, ast.Constant) and _is_mode(n.value) for n in own)
     return bool(_WRITING.match(name))
+
+
+def _reads(call: ast.Call) -> bool:
+    """Return True if a call may read the file whose path it names: most that do not write one."""
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
+    return bool(_MOVING.match(name)) or name == "get_file" or not _writes(call) or _appends(call)
+
+
+def _appends(call: ast.Call) -> bool:
+    words = [*call.args, *_mode(call)]
+    modes = [n.value for n in words if isinstance(n, ast.Constant) and _is_mode(n.value)]
+    return any(not {"a", "+"}.isdisjoint(mode) for mode in modes if isinstance(mode, str))
 
 
 def _mode(call: ast.Call) -> Iterator[ast.expr]:

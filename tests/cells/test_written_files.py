@@ -42,11 +42,18 @@ def test_cells_that_read_or_write_other_files_are_none() -> None:
     assert not writers("np.save('x', x)", "plt.plot(x, label='x')")
 
 
-def entry(source: str) -> Entry:
+def test_cells_that_replace_a_file_do_not_need_the_one_before() -> None:
+    assert not writers("plt.savefig('a.png')", "plt.savefig('a.png')")
+    assert not writers("open('w.txt', 'w').write('a')", "open('w.txt', 'w').write('b')")
+    assert writers("open('w.txt', 'w').write('a')", "open('w.txt', 'a').write('b')") == {0}
+    assert writers("np.save('x.npy', x)", "shutil.copy('x.npy', 'y.npy')") == {0}
+
+
+def entry(source: str, *, once: bool = False) -> Entry:
     request = CellRequest(
         number=0, source=source, label=1, strategy="pjrt", awaits=False, options=CellOptions()
     )
-    return Entry("cell", names_of(source), (0, 1), request)
+    return Entry("cell", names_of(source), (0, 1), request, once=once)
 
 
 def test_a_program_needs_the_cells_that_write_its_files() -> None:
@@ -68,3 +75,16 @@ def test_the_training_itself_reads_a_file() -> None:
     run = "w = w + float(open('t.txt').read())"
     found = needed_with_training(entries, names_of(run), 2, careful=True, source=run)
     assert found == entries
+
+
+def test_a_writer_that_cannot_run_again_is_left_out_alone() -> None:
+    """The program still has the cells that change values. A remark names the file."""
+    entries = [
+        entry("config = {}"),
+        entry("config.update(rate=0.1)"),
+        entry("df.to_csv('t.csv')", once=True),
+        entry("w = config['rate'] * float(open('t.csv').read())"),
+    ]
+    run = "w = w + 1"
+    found = needed_with_training(entries, names_of(run), 2, careful=True, source=run)
+    assert [entries.index(one) for one in found] == [0, 1, 3]
