@@ -58,11 +58,17 @@ def dial_in_with_command(
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def accept(connection: asyncssh.SSHClientConnection) -> None:
+            fault: BaseException | None = None
             try:
                 await command(connection)
-                over.set_result(None)
             except BaseException as error:  # noqa: BLE001 - the test raises it
-                over.set_exception(error)
+                fault = error
+            connection.abort()
+            await connection.wait_closed()  # before the event loop ends
+            if fault is None:
+                over.set_result(None)
+            else:
+                over.set_exception(fault)
 
         def fail(_connection: object, error: BaseException) -> None:
             faults.append(error)
