@@ -100,7 +100,8 @@ class Reporter:
         self._pending_bytes = 0
         self._reports: list[bytes] = []
         self._sent: deque[list[bytes]] = deque(maxlen=_BATCHES_KEPT)
-        self._urgent = False
+        self._requested = 0
+        self._passed = 0
         self._closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._pump, name="nbdist-reporter", daemon=True)
@@ -127,11 +128,10 @@ class Reporter:
             self._pending_bytes += len(frame)
             if isinstance(record, _REPEATED):
                 self._reports.append(frame)
-            self._urgent |= urgent
-            if first or urgent:
+            if first:
                 self._changed.notify_all()
             if urgent:
-                self._changed.wait_for(lambda: not self._urgent, _URGENT_WAIT_S)
+                self._pass_on()
 
     def _has_room(self) -> bool:
         return self._pending_bytes < PENDING_LIMIT_BYTES
@@ -150,10 +150,14 @@ class Reporter:
     def flush(self) -> None:
         """Pass all pending records and rows to ZeroMQ, and wait until that is done."""
         with self._changed:
-            if self._pending or self._row_buffer:
-                self._urgent = True
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: not self._urgent, _URGENT_WAIT_S)
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Wait until the sending thread has passed all that is queued to ZeroMQ."""
+        self._requested += 1
+        request = self._requested
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: self._passed >= request or self._closing, _URGENT_WAIT_S)
 
     def _encode(self, record: AnyEvent) -> bytes:
         """Encode a record; characters outside of UTF-8 (surrogates) become question marks."""
@@ -184,7 +188,12 @@ class Reporter:
             while self._await_records() and self._await_room(socket):
                 sent = [frame for frames in self._sent for frame in frames]
                 repeated = sent if _has_ended(ends) else []
-                socket.send_multipart([*repeated, *self._take()])
+                request = self._requested
+                if frames := [*repeated, *self._take()]:
+                    socket.send_multipart(frames)
+                with self._changed:
+                    self._passed = request
+                    self._changed.notify_all()
             socket.disable_monitor()
 
     def _await_room(self, socket: zmq.Socket[bytes]) -> bool:
@@ -197,9 +206,14 @@ class Reporter:
     def _await_records(self) -> bool:
         """Wait for the next batch; False if the reporter is closed and nothing is left."""
         with self._changed:
-            self._changed.wait_for(lambda: self._pending or self._row_buffer or self._closing)
-            self._changed.wait_for(lambda: self._urgent or self._closing, self._interval_s)
-            return bool(self._pending or self._row_buffer)
+            self._changed.wait_for(
+                lambda: self._pending or self._row_buffer or self._is_awaited() or self._closing
+            )
+            self._changed.wait_for(lambda: self._is_awaited() or self._closing, self._interval_s)
+            return bool(self._pending or self._row_buffer) or not self._closing
+
+    def _is_awaited(self) -> bool:
+        return self._requested > self._passed
 
     def _take(self) -> list[bytes]:
         """Return the next batch."""
@@ -207,10 +221,10 @@ class Reporter:
             batch, self._pending = self._pending, []
             reports, self._reports = self._reports, []
             self._pending_bytes = 0
-            self._urgent = False
             self._changed.notify_all()
         rows = [*map(self._encode, self._row_buffer.take())]
-        self._sent.append([*rows, *reports])
+        if rows or reports:
+            self._sent.append([*rows, *reports])
         return [*rows, *batch]
 
 

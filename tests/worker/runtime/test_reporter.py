@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import zmq
 
 from nbdist.records import CellEnded, Columns, Display, Metrics, Output, Rows
 from nbdist.telemetry.receiver import Receiver
@@ -140,6 +141,30 @@ def test_flush_passes_on_rows_and_records(line: Line) -> None:
     line.reporter.send(text("a"))
     line.reporter.flush()
     assert not line.reporter._pending
+
+
+def test_flush_ends_when_zeromq_has_the_batch(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker may be killed after a flush, when it has written a checkpoint."""
+    begun, may_send = threading.Event(), threading.Event()
+    send = zmq.Socket.send_multipart
+
+    def held(socket: zmq.Socket[bytes], frames: list[bytes]) -> None:
+        begun.set()
+        may_send.wait(WAIT_S)
+        send(socket, frames)
+
+    monkeypatch.setattr(zmq.Socket, "send_multipart", held)
+    line.reporter.report(1, Columns(own=("loss",)), (1, 1, 0.1, 2.0))
+    flushing = threading.Thread(target=line.reporter.flush)
+    flushing.start()
+    assert begun.wait(WAIT_S)
+    flushing.join(0.2)
+    is_waiting = flushing.is_alive()
+    may_send.set()
+    flushing.join(WAIT_S)
+    assert is_waiting
+    assert not flushing.is_alive()
+    assert any(isinstance(record, Rows) for record in line.received())
 
 
 def test_restarted_notebook_gets_reports_again_but_no_text(line: Line) -> None:
