@@ -162,7 +162,7 @@ def test_equal_errors_are_counted_and_shown_once(cluster: nbdist.Cluster) -> Non
 
 def test_different_errors_are_distinguished(cluster: nbdist.Cluster) -> None:
     with pytest.raises(nbdist.CellError) as error:
-        cluster.run("import time\ntime.sleep(0.3 * rank)\n[1/0 if rank else {}['k']]", ranks="0:2")
+        cluster.run("import time\ntime.sleep(30 * rank)\n[1/0 if rank else {}['k']]", ranks="0:2")
     assert error.value.ename == "KeyError"
     assert error.value.notes == ("rank 1: stopped",)
 
