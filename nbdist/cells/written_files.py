@@ -16,8 +16,8 @@ _WRITING = re.compile(
 )
 """Beginning of the names of functions and methods that write files."""
 
-_MOVING = re.compile(r"(copy|move)")
-"""Beginning of the names of functions that read one file and write another."""
+_READING = re.compile(r"(copy|move|get_file$)")
+"""Beginning of those of these names whose functions also read a file."""
 
 _OPENING = {"open", "fopen", "File", "GFile"}
 """Functions that write a file if their mode is one of `_MODES`."""
@@ -88,19 +88,22 @@ def _files(text: str, *, is_written: bool) -> Iterator[str]:
 
 def _writes(call: ast.Call) -> bool:
     """Return True if a call may write the file whose path it names."""
-    function = call.func
-    name = function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
+    name = _name_of(call)
     if name in _OPENING:
-        own = [*call.args[not isinstance(function, ast.Attribute) :], *_mode(call)]
+        own = [*call.args[not isinstance(call.func, ast.Attribute) :], *_mode(call)]
         return any(isinstance(n, ast.Constant) and _is_mode(n.value) for n in own)
     return bool(_WRITING.match(name))
 
 
 def _reads(call: ast.Call) -> bool:
     """Return True if a call may read the file whose path it names: most that do not write one."""
+    return bool(_READING.match(_name_of(call))) or not _writes(call) or _appends(call)
+
+
+def _name_of(call: ast.Call) -> str:
+    """Return the name of the function or method."""
     function = call.func
-    name = function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
-    return bool(_MOVING.match(name)) or name == "get_file" or not _writes(call) or _appends(call)
+    return function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
 
 
 def _appends(call: ast.Call) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -129,6 +129,23 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
         yield running
 
 
+def results_of_run(cluster: nbdist.Cluster, training: Training) -> dict[int, dict[str, Any]]:
+    """Return the losses and the trained weights of each rank."""
+    cluster.run(f"losses_of_run = list({training.loss})")
+    losses, trained = cluster.pull(["losses_of_run"]), weights(cluster, training)
+    return {r: {"loss": losses[r]["losses_of_run"], "weights": trained[r]} for r in range(2)}
+
+
+def check_program(folder: Path, expected: dict[int, dict[str, Any]]) -> None:
+    """Run a program, and compare the results of each rank with those of the run."""
+    ended = launch(folder)
+    assert ended.returncode == 0, ended.stderr
+    for rank in range(2):
+        found = np.load(folder / f"result{rank}.npz")
+        np.testing.assert_array_equal(found["loss"], expected[rank]["loss"])
+        np.testing.assert_array_equal(found["weights"], expected[rank]["weights"])
+
+
 @pytest.mark.parametrize(
     ("cluster", "training", "left_out"),
     [("tensorflow", TENSORFLOW, "look(model, x[:4])"), ("jax", JAX, None)],
@@ -139,20 +156,13 @@ def test_program_has_the_changes_of_all_cells(
     cluster: nbdist.Cluster, tmp_path: Path, training: Training, left_out: str | None
 ) -> None:
     run_cells(cluster, training)
-    cluster.run(f"losses_of_run = list({training.loss})")
-    expected = cluster.pull(["losses_of_run"])
-    trained = weights(cluster, training)
+    expected = results_of_run(cluster, training)
     exported = cluster.export(str(tmp_path / "train"))
     assert exported.remarks == ()
     text = (tmp_path / "train" / "train.py").read_text()
     assert left_out is None or left_out not in text
     with_results(tmp_path / "train", training)
-    ended = launch(tmp_path / "train")
-    assert ended.returncode == 0, ended.stderr
-    for rank in range(2):
-        found = np.load(tmp_path / "train" / f"result{rank}.npz")
-        np.testing.assert_array_equal(found["loss"], expected[rank]["losses_of_run"])
-        np.testing.assert_array_equal(found["weights"], trained[rank])
+    check_program(tmp_path / "train", expected)
 
 
 @pytest.mark.parametrize("cluster", ["jax"], indirect=True)
@@ -176,17 +186,10 @@ for i in range(0, 64, 16):
     ]
     training = Training("pjrt", [(cell, {}) for cell in cells], "losses", "[w]")
     run_cells(cluster, training)
-    cluster.run(f"losses_of_run = list({training.loss})")
-    expected = cluster.pull(["losses_of_run"])
-    trained = weights(cluster, training)
+    expected = results_of_run(cluster, training)
     exported = cluster.export(str(tmp_path / "train"))
     assert exported.remarks == ()
     table.unlink()
     words.unlink()
     with_results(tmp_path / "train", training)
-    ended = launch(tmp_path / "train")
-    assert ended.returncode == 0, ended.stderr
-    for rank in range(2):
-        found = np.load(tmp_path / "train" / f"result{rank}.npz")
-        np.testing.assert_array_equal(found["loss"], expected[rank]["losses_of_run"])
-        np.testing.assert_array_equal(found["weights"], trained[rank])
+    check_program(tmp_path / "train", expected)

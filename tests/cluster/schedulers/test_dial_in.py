@@ -58,17 +58,15 @@ def dial_in_with_command(
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def accept(connection: asyncssh.SSHClientConnection) -> None:
-            fault: BaseException | None = None
             try:
-                await command(connection)
-            except BaseException as error:  # noqa: BLE001 - the test raises it
-                fault = error
-            connection.abort()
-            await connection.wait_closed()  # before the event loop ends
-            if fault is None:
+                try:
+                    await command(connection)
+                finally:
+                    connection.abort()
+                    await connection.wait_closed()  # before the event loop ends
                 over.set_result(None)
-            else:
-                over.set_exception(fault)
+            except BaseException as error:  # noqa: BLE001 - the test raises it
+                over.set_exception(error)
 
         def fail(_connection: object, error: BaseException) -> None:
             faults.append(error)
