@@ -164,7 +164,11 @@ class Host:
 
     def processes(self) -> list[psutil.Process]:
         """Return all processes on the host, as this machine sees them."""
-        return [psutil.Process(int(pid)) for pid in _do("ip", "netns", "pids", self.name).split()]
+        found = []
+        for pid in _do("ip", "netns", "pids", self.name).split():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                found.append(psutil.Process(int(pid)))
+        return found
 
     def freeze(self) -> None:
         for process in self.processes():
