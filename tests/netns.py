@@ -208,6 +208,18 @@ class Host:
         if rate:
             _limit(inside, "eth0", rate)
 
+    def throttle_to(self, other: Host, rate: str) -> None:
+        """Limit the rate of data from the host to another one. Empty removes the limit."""
+        inside = ("ip", "netns", "exec", self.name, "tc")
+        if not rate:
+            _do(*inside, "qdisc", "del", "dev", "eth0", "root")
+            return
+        _do(*inside, "qdisc", "add", "dev", "eth0", "root", "handle", "1:", "htb")
+        limit = ("classid", "1:2", "htb", "rate", rate)  # other data have no class and no limit
+        _do(*inside, "class", "add", "dev", "eth0", "parent", "1:", *limit)
+        match = ("u32", "match", "ip", "dst", f"{other.address}/32", "flowid", "1:2")
+        _do(*inside, "filter", "add", "dev", "eth0", "parent", "1:", "protocol", "ip", *match)
+
     def own_disk(self, folder: Path) -> None:
         """Mount an empty disk at `folder` on the host until it is powered off."""
         first = next(p for p in self.processes() if "sshd" in p.name())

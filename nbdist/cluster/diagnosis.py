@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
@@ -237,19 +238,116 @@ def _gpus(facts: Sequence[HostFacts], request: ClusterRequest) -> Iterator[Troub
             )
 
 
+def slow_links(speeds: Mapping[tuple[int, int], float]) -> set[tuple[int, int]]:
+    """Return the links that reach less than half of the bandwidth of others.
+
+    The reference is the upper quartile. The median would be slow itself if one of three hosts is.
+
+    Args:
+        speeds: bytes per second from one rank to another; 0 if not measured.
+    """
+    half = _reference(speeds) / 2
+    return {pair for pair, speed in speeds.items() if 0 < speed < half}
+
+
+def _reference(speeds: Mapping[tuple[int, int], float]) -> float:
+    known = sorted(speed for speed in speeds.values() if speed)
+    return known[3 * len(known) // 4] if known else 0.0
+
+
 def _slow(facts: Sequence[HostFacts], reaches: Mapping[int, Sequence[Reach]]) -> Iterator[Trouble]:
-    for rank, reached in reaches.items():
-        for reach in reached:
-            if 0 < reach.bytes_per_s < SLOW_BYTES_PER_S:
-                speed = formatting.rate(reach.bytes_per_s)
-                takes = formatting.duration(2 * 100e6 / reach.bytes_per_s)
-                yield Trouble(
-                    where=facts[rank].host,
-                    what=f"{speed} to {facts[reach.rank].host}: an all-reduce of 100 MB of "
-                    f"gradients takes {takes}",
-                    advice='set the fast network, if there is one, with `address = "..."` in '
-                    "hosts.toml, or use a larger --batch",
-                )
+    speeds = {
+        (rank, one.rank): one.bytes_per_s
+        for rank, reached in reaches.items()
+        for one in reached
+        if one.bytes_per_s
+    }
+    if len(speeds) > len({sender for sender, _ in speeds}):  # each link was measured
+        yield from _slower_than_others(facts, speeds)
+    if speeds and min(speeds.values()) < SLOW_BYTES_PER_S:
+        sender, receiver = min(speeds, key=speeds.__getitem__)
+        slowest = speeds[sender, receiver]
+        others = f", the slowest of {len(speeds)} links" if len(speeds) > 1 else ""
+        yield Trouble(
+            where=facts[sender].host,
+            what=f"{formatting.rate(slowest)} to {facts[receiver].host}{others}: an all-reduce of "
+            f"100 MB of gradients takes {formatting.duration(2 * 100e6 / slowest)}",
+            advice='set the fast network, if there is one, with `address = "..."` in '
+            "hosts.toml, or use a larger --batch",
+        )
+
+
+def _slower_than_others(
+    facts: Sequence[HostFacts], speeds: Mapping[tuple[int, int], float]
+) -> Iterator[Trouble]:
+    """Find hosts, groups of hosts and links that are slow, in this order. A link counts once."""
+    slow = slow_links(speeds)
+    ranks = sorted({rank for pair in speeds for rank in pair})
+    found = [
+        *_slow_hosts(facts, ranks, slow),
+        *_slow_groups(facts, ranks, slow),
+        *(_slow_link(facts, pair) for pair in sorted(slow, key=speeds.__getitem__)),
+    ]
+    left, shown = set(slow), 0
+    for where, does, advice, links in found:
+        if left >= links and shown < _SHOWN:
+            left, shown = left - links, shown + 1
+            best = formatting.rate(max(speeds[link] for link in links))
+            usual = formatting.rate(_reference(speeds))
+            yield Trouble(where, f"{does} at most {best}, other links reach {usual}", advice)
+    if left:
+        yield Trouble("other hosts", f"{len(left)} more links are slow", "see the table above")
+
+
+_SlowPart = tuple[str, str, str, set[tuple[int, int]]]
+"""Hosts, a verb, advice, and the slow links between the hosts."""
+
+
+def _slow_hosts(
+    facts: Sequence[HostFacts], ranks: Sequence[int], slow: set[tuple[int, int]]
+) -> Iterator[_SlowPart]:
+    """Find hosts whose links to all others, from all others, or both are slow."""
+    if len(ranks) < 3:
+        return
+    for rank in ranks:
+        sent = {(rank, other) for other in ranks if other != rank}
+        received = {(other, rank) for _, other in sent}
+        for verb, links in (
+            ("sends and receives", sent | received),
+            ("sends", sent),
+            ("receives", received),
+        ):
+            if links <= slow:
+                advice = "check its cable, its port of the switch and `ethtool`, or leave it out"
+                yield facts[rank].host, verb, advice, links
+                break
+
+
+def _slow_groups(
+    facts: Sequence[HostFacts], ranks: Sequence[int], slow: set[tuple[int, int]]
+) -> Iterator[_SlowPart]:
+    """Find groups of hosts with fast links inside, and only slow links to another group."""
+    groups: list[set[int]] = []
+    for rank in ranks:
+        fast = {r for r in ranks if r != rank and not {(rank, r), (r, rank)} & slow}
+        near = [group for group in groups if group & fast]
+        groups = [group for group in groups if group not in near]
+        groups.append({rank}.union(*near))
+    for one, other in itertools.combinations(groups, 2):
+        links = {pair for a in one for b in other for pair in ((a, b), (b, a))}
+        if min(len(one), len(other)) > 1 and links <= slow:
+            names = [_named(facts[rank] for rank in sorted(group)) for group in (one, other)]
+            advice = (
+                "name the hosts of one group after each other in %dist_start, so that a ring "
+                "passes the slow link twice only"
+            )
+            yield " and ".join(names), "between these groups, links reach", advice, links
+
+
+def _slow_link(facts: Sequence[HostFacts], pair: tuple[int, int]) -> _SlowPart:
+    sender, receiver = (facts[rank].host for rank in pair)
+    advice = "check the cables, the switches and the route between the two hosts"
+    return sender, f"sends to {receiver}", advice, {pair}
 
 
 def _mixed_devices(facts: Sequence[HostFacts]) -> Iterator[Trouble]:

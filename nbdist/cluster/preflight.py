@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
 
@@ -16,7 +16,7 @@ from nbdist.views import formatting
 from nbdist.worker.remote import preflight as rank_preflight
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from nbdist.cluster.engines import Engines
     from nbdist.records import ClusterRequest, HostFacts
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 BOUND_S = 5.0
 """Limit of each call on all ranks, in seconds."""
 
+Links = Literal["none", "next", "each"]
+_LISTEN_S = 10.0
+
 
 def examine(
     engines: Engines,
     request: ClusterRequest,
     *,
-    measure: bool,
+    links: Links = "none",
     data: str = "",
     folder: str = "",
     modules: Collection[str] = (),
@@ -39,7 +42,8 @@ def examine(
     Args:
         engines: the engines. None of them may be running a cell.
         request: the request for the cluster.
-        measure: True to measure the bandwidth from each rank to the next.
+        links: the links whose bandwidth is measured: `"next"` from each rank to the next, or
+            `"each"` from each host to each other host.
         data: a glob pattern of files that should be equal on all hosts; empty for no check.
         folder: the folder of checkpoints that all hosts should share; empty for no check.
         modules: modules at the top level whose packages should be those of this process.
@@ -53,7 +57,7 @@ def examine(
         asked_at = time.time()
         facts = tuple(map(_named, engines.apply(rank_preflight.facts), _keys(engines)))
         answered_at = time.time()
-        reaches = _reaches(engines, addresses, measure=measure)
+        reaches = _reaches(engines, addresses, links)
         troubles = [
             *_data(engines, data),
             *_folder(engines, folder),
@@ -83,7 +87,7 @@ def check(engines: Engines, request: ClusterRequest) -> str:
         StartError: there are fatal problems. The message contains one line for each.
     """
     try:
-        examination = examine(engines, request, measure=False)
+        examination = examine(engines, request)
     except WorkerError as error:
         return f"not all hosts could be checked: {error}"
     fatal = [trouble for trouble in examination.troubles if trouble.is_fatal]
@@ -114,24 +118,79 @@ def _named(facts: HostFacts, key: str) -> HostFacts:
 
 
 def _reaches(
-    engines: Engines, addresses: Sequence[str], *, measure: bool
+    engines: Engines, addresses: Sequence[str], links: Links
 ) -> dict[int, tuple[Reach, ...]]:
     if engines.world_size == 1:
         return {}
+    senders = list(range(engines.world_size))
+    if links == "each":
+        keys = _keys(engines)
+        senders = [rank for rank in senders if keys.index(keys[rank]) == rank]
+    rounds = {"none": 0, "next": min(1, len(senders) - 1), "each": len(senders) - 1}[links]
     token = secrets.token_hex(16)
-    ports = engines.apply(rank_preflight.open_ports, list(addresses), token)
+    seconds = _LISTEN_S + 2 * rounds * BOUND_S
+    ports = engines.apply(rank_preflight.open_ports, list(addresses), token, seconds)
     ends = {
         rank: (address, port)
         for rank, (address, port) in enumerate(zip(addresses, ports, strict=True))
         if isinstance(port, int)
     }
-    reached = engines.apply(rank_preflight.reach, ends, token, measure)
+    reached = engines.apply(rank_preflight.reach, ends, token)
+    connected = {
+        (rank, one.rank) for rank, ones in enumerate(reached) for one in ones if not one.fault
+    }
+
+    def send(pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
+        receivers = dict(pair for pair in pairs if pair in connected)
+        speeds = (
+            engines.apply(rank_preflight.bandwidth, receivers, ends, token) if receivers else ()
+        )
+        return {(rank, receivers[rank]): speeds[rank] for rank in receivers}
+
+    speeds = _measured(senders, rounds, send)
     engines.apply(rank_preflight.close_ports)
     closed = {rank: port for rank, port in enumerate(ports) if isinstance(port, str)}
     return {
-        rank: (*found, *(Reach(other, fault=why) for other, why in closed.items() if other != rank))
+        rank: (
+            *(structs.replace(one, bytes_per_s=speeds.get((rank, one.rank), 0.0)) for one in found),
+            *(Reach(other, fault=why) for other, why in closed.items() if other != rank),
+        )
         for rank, found in enumerate(reached)
     }
+
+
+def _measured(
+    senders: Sequence[int],
+    rounds: int,
+    send: Callable[[Iterable[tuple[int, int]]], dict[tuple[int, int], float]],
+) -> dict[tuple[int, int], float]:
+    """Measure the bandwidth between ranks, in bytes per second.
+
+    In each round, a rank sends to one rank and receives from another one. Slow links are measured
+    again without other traffic of their hosts, and the higher value counts: data that a host
+    receives delay the acknowledgements of those that it sends.
+    """
+    count = len(senders)
+    speeds: dict[tuple[int, int], float] = {}
+    for distance in range(1, rounds + 1):
+        speeds |= send((rank, senders[(i + distance) % count]) for i, rank in enumerate(senders))
+    if rounds > 1:
+        for pairs in _disjoint(diagnosis.slow_links(speeds)):
+            speeds |= {pair: max(speed, speeds[pair]) for pair, speed in send(pairs).items()}
+    return speeds
+
+
+def _disjoint(pairs: Iterable[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Divide pairs of ranks into rounds. In a round, a rank belongs to one pair."""
+    rounds: list[list[tuple[int, int]]] = []
+    for pair in sorted(pairs):
+        free = (one for one in rounds if not {*pair} & {rank for other in one for rank in other})
+        chosen = next(free, None)
+        if chosen is None:
+            rounds.append([pair])
+        else:
+            chosen.append(pair)
+    return rounds
 
 
 def _data(engines: Engines, pattern: str) -> list[Trouble]:

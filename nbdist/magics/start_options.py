@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from nbdist.cluster import inventory, resources, tpu_slices
 from nbdist.errors import UsageError
@@ -87,6 +87,11 @@ EXAMINING = (
         help="Pattern of files that are the same on all hosts.",
     ),
     Option(flags=("--checkpoint",), metavar="DIR", help="Folder that all hosts share."),
+    Option(
+        flags=("--bench",),
+        kind="switch",
+        help="Measure the bandwidth between each two hosts, and name slow links.",
+    ),
 )
 
 
@@ -169,9 +174,9 @@ def examined(args: Namespace, modules: Collection[str] = ()) -> DoctorPicture:
         return cluster.examine(**examination(args), modules=modules)
 
 
-def examination(args: Namespace) -> dict[str, str]:
+def examination(args: Namespace) -> dict[str, Any]:
     """Return the files and the folder to examine, for `Cluster.examine`."""
-    return {"data": args.data or "", "checkpoint": args.checkpoint or ""}
+    return {"data": args.data or "", "checkpoint": args.checkpoint or "", "bench": args.bench}
 
 
 def resized(args: Namespace) -> int | tuple[Host, ...]:

@@ -322,7 +322,12 @@ class Cluster:
         return self.inspection.hosts()
 
     def examine(
-        self, *, data: str = "", checkpoint: str = "", modules: Collection[str] = ()
+        self,
+        *,
+        data: str = "",
+        checkpoint: str = "",
+        modules: Collection[str] = (),
+        bench: bool = False,
     ) -> DoctorPicture:
         """Examine the hosts and the network between them.
 
@@ -330,6 +335,7 @@ class Cluster:
             data: Glob pattern of files that should be equal on all hosts.
             checkpoint: Folder that all hosts should share.
             modules: Modules that should have the notebook's versions.
+            bench: True to measure the bandwidth between each two hosts.
 
         Returns:
             A sequence of the problems found, each with a remedy.
@@ -337,7 +343,7 @@ class Cluster:
         Raises:
             WorkerError: A rank has died, or still runs a cell.
         """
-        return self.inspection.examine(data=data, checkpoint=checkpoint, modules=modules)
+        return self.inspection.examine(data, checkpoint, modules, bench=bench)
 
     # Ownership.
 

@@ -125,9 +125,16 @@ class ClusterInspection:
             tpu=tpu_slices.describe(self._request.tpu) if self._request.tpu else "",
         )
 
-    def examine(self, *, data: str, checkpoint: str, modules: Collection[str]) -> DoctorPicture:
+    def examine(
+        self, data: str, checkpoint: str, modules: Collection[str], *, bench: bool
+    ) -> DoctorPicture:
         engines = self.engines(self.chosen(None))
         examination = examine(
-            engines, self._request, measure=True, data=data, folder=checkpoint, modules=modules
+            engines,
+            self._request,
+            links="each" if bench else "next",
+            data=data,
+            folder=checkpoint,
+            modules=modules,
         )
         return DoctorPicture(examination)

@@ -189,11 +189,65 @@ def test_a_problem_at_its_limit_is_not_reported() -> None:
     assert found(facts(0, cpus=8), facts(1, cpus=5)) != []
 
 
-def test_a_slow_link_is_reported_with_the_time_of_an_all_reduce() -> None:
-    reaches = {1: (Reach(0, bytes_per_s=10e6), Reach(2, bytes_per_s=1e9))}
+def test_the_slowest_link_is_reported_with_the_time_of_an_all_reduce() -> None:
+    reaches = {1: (Reach(0, bytes_per_s=10e6), Reach(2))}
     assert found(facts(0), facts(1), facts(2), reaches=reaches) == [
         "minor gpu1: 10.0 MB/s to gpu0: an all-reduce of 100 MB of gradients takes 20 s"
     ]
+    reaches[0] = (Reach(1, bytes_per_s=5e6),)
+    assert found(facts(0), facts(1), facts(2), reaches=reaches) == [
+        (
+            "minor gpu0: 5.0 MB/s to gpu1, the slowest of 2 links: an all-reduce of 100 MB of "
+            "gradients takes 40 s"
+        )
+    ]
+
+
+def links(count: int, slow: dict[tuple[int, int], float]) -> list[str]:
+    """Return the problems of links of 1 GB/s, except slow ones, without the cost of the slowest."""
+    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
+    speeds = {(a, b): slow.get((a, b), 1e9) for a, b in pairs}
+    reaches = {
+        a: tuple(Reach(b, bytes_per_s=speeds[a, b]) for b in range(count) if b != a)
+        for a in range(count)
+    }
+    lines = found(*map(facts, range(count)), reaches=reaches)
+    return [line for line in lines if "an all-reduce of 100 MB" not in line]
+
+
+def test_a_link_that_is_slower_than_others_is_named() -> None:
+    assert links(4, {}) == []
+    assert links(4, {(0, 1): 0.51e9}) == []
+    assert links(4, {(0, 1): 0.4e9}) == [
+        "minor gpu0: sends to gpu1 at most 400 MB/s, other links reach 1.0 GB/s"
+    ]
+
+
+@pytest.mark.parametrize("count", [3, 6])
+def test_a_host_whose_links_are_slow_is_named_once(count: int) -> None:
+    sent = {(1, b): 1e8 for b in range(count)}
+    received = {(a, 1): 2e8 for a in range(count)}
+    ends = "MB/s, other links reach 1.0 GB/s"
+    assert links(count, sent) == [f"minor gpu1: sends at most 100 {ends}"]
+    assert links(count, received) == [f"minor gpu1: receives at most 200 {ends}"]
+    assert links(count, sent | received) == [f"minor gpu1: sends and receives at most 200 {ends}"]
+
+
+def test_groups_of_hosts_with_slow_links_between_them_are_named() -> None:
+    across = {(a, b): 1e8 for a in range(5) for b in range(5) if (a in (0, 3)) != (b in (0, 3))}
+    assert links(5, across) == [
+        (
+            "minor gpu0, gpu3 and gpu1, gpu2, gpu4: between these groups, links reach at most "
+            "100 MB/s, other links reach 1.0 GB/s"
+        )
+    ]
+
+
+def test_many_slow_links_are_counted() -> None:
+    single = {(a, a + 1): 1e6 * (a + 1) for a in range(0, 20, 2)}
+    lines = links(21, single)
+    assert lines[0] == "minor gpu0: sends to gpu1 at most 1.0 MB/s, other links reach 1.0 GB/s"
+    assert lines[8:] == ["minor other hosts: 2 more links are slow"]
 
 
 def test_each_host_is_reported_once_for_all_its_ranks() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 import sysconfig
 import time
@@ -108,14 +109,45 @@ def test_hosts_that_cannot_connect_are_reported(cluster: nbdist.Cluster, hosts: 
 
 @needs_hosts
 def test_a_slow_link_is_reported(cluster: nbdist.Cluster, hosts: Hosts) -> None:
-    hosts.each[1].throttle("80mbit")
+    hosts.each[0].throttle_to(hosts.each[1], "80mbit")
     try:
         found = cluster.examine().examination.troubles
     finally:
-        hosts.each[1].throttle("")
-    (trouble,) = (one for one in found if is_slow(one) and f"to {hosts.names[1]}:" in one.what)
+        hosts.each[0].throttle_to(hosts.each[1], "")
+    (trouble,) = (one for one in found if is_slow(one) and f"to {hosts.names[1]}," in one.what)
     assert (trouble.where, trouble.is_fatal) == (hosts.names[0], False)
     assert 8 <= float(trouble.what.split(" MB/s")[0]) <= 10.5, trouble.what  # the link has 10
+
+
+@needs_hosts
+def test_bench_names_a_slow_host_and_a_slow_link(cluster: nbdist.Cluster, hosts: Hosts) -> None:
+    """All links have 50 MB/s, because the speed of links without a limit depends on the load."""
+    first, second, third = hosts.each
+    with contextlib.ExitStack() as undo:
+        for host in (first, third):
+            host.throttle("400mbit")
+            undo.callback(host.throttle, "")
+        second.throttle("80mbit")
+        try:
+            picture = cluster.examine(bench=True)
+        finally:
+            second.throttle("")
+        assert slower_than_others(picture) == [(second.name, "receives")]
+        second.throttle("400mbit")
+        undo.callback(second.throttle, "")
+        first.throttle_to(third, "40mbit")
+        undo.callback(first.throttle_to, third, "")
+        picture = cluster.examine(bench=True)
+    assert slower_than_others(picture) == [(first.name, f"sends to {third.name}")]
+    (row,) = (line.split() for line in picture.lines() if line.startswith(f"{first.name} "))
+    value, unit = row[-2:]
+    assert unit == "MB/s"
+    assert 3 <= float(value) <= 5.5, "the link has 5"
+
+
+def slower_than_others(picture: DoctorPicture) -> list[tuple[str, str]]:
+    found = (one for one in picture.examination.troubles if "other links reach" in one.what)
+    return [(one.where, one.what.split(" at most")[0]) for one in found]
 
 
 @needs_hosts
@@ -173,8 +205,8 @@ def test_gpus_are_read_from_nvidia_smi(hosts: Hosts, tmp_path: Path) -> None:
 def test_the_doctor_command_returns_its_status(
     hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["doctor", *hosts.names[:2]]) == 0
-    assert "✓ no problems" in capsys.readouterr().out
+    assert cli.main(["doctor", "--bench", *hosts.names[:2]]) == 0
+    assert "2 hosts checked" in capsys.readouterr().out
     assert cli.main(["doctor", "localhost", "--data", str(tmp_path / "*.none")]) == 1
     assert "no files match" in capsys.readouterr().out
     assert cli.main(["doctor", "-n", "0"]) == 2

@@ -82,9 +82,13 @@ def test_named_hosts_stay_hosts(tmp_path: Path) -> None:
 
 
 def test_files_to_examine_may_be_omitted() -> None:
-    assert examination(typed(EXAMINING)) == {"data": "", "checkpoint": ""}
-    given = typed(EXAMINING, data="*.npy", checkpoint="/kept")
-    assert examination(given) == {"data": "*.npy", "checkpoint": "/kept"}
+    assert examination(typed(EXAMINING, bench=False)) == {
+        "data": "",
+        "checkpoint": "",
+        "bench": False,
+    }
+    given = typed(EXAMINING, data="*.npy", checkpoint="/kept", bench=True)
+    assert examination(given) == {"data": "*.npy", "checkpoint": "/kept", "bench": True}
 
 
 def test_a_cluster_on_this_machine_has_the_given_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _HOSTS = ("rank", "host", "address", "devices", "Python", "folder", "environment", "connection")
 _EXAMINATION_HEADER = ("rank", "host", "memory free", "disk free", "clock", "latency", "bandwidth")
+_LINKS = "Bandwidth between hosts, measured with TCP:"
+_MATRIX_HOSTS = 12
+_SLOWEST = 10
 _FATAL = ("✗", "var(--jp-error-color1,#d32f2f)")
 _MINOR = ("!", "var(--jp-warn-color1,#f57c00)")
 _WELL = ("✓", "var(--jp-success-color1,#388e3c)")
@@ -155,7 +158,8 @@ class DoctorPicture(ResultTable[Trouble]):
 
     def html(self) -> str:
         table = html.table(_EXAMINATION_HEADER, list(self._rows()), (0, 2, 3, 4, 5, 6))
-        return html.box(self._title, table, *map(_trouble, self._found()))
+        links = [html.faint(_LINKS), html.table(*self._links())] if self._links()[1] else []
+        return html.box(self._title, table, *links, *map(_trouble, self._found()))
 
     def lines(self) -> list[str]:
         table = html.text_table(_EXAMINATION_HEADER, list(self._rows()), (0, 2, 3, 4, 5, 6))
@@ -163,7 +167,8 @@ class DoctorPicture(ResultTable[Trouble]):
             f"{sign[0]} {text}" + (f"\n    {hint}" if hint else "")
             for sign, text, hint in self._found()
         ]
-        return [self._title, *table, "", *found]
+        links = ["", _LINKS, *html.text_table(*self._links())] if self._links()[1] else []
+        return [self._title, *table, *links, "", *found]
 
     @property
     def _title(self) -> str:
@@ -185,8 +190,38 @@ class DoctorPicture(ResultTable[Trouble]):
                 formatting.size(one.disk_bytes),
                 self._clock(examined.skew_s.get(one.rank, 0.0)),
                 formatting.duration(median(latencies)) if latencies else _UNKNOWN,
-                formatting.rate(max(speeds)) if speeds else _UNKNOWN,
+                formatting.rate(min(speeds)) if speeds else _UNKNOWN,
             ]
+
+    def _links(self) -> tuple[Sequence[str], list[list[str]], Sequence[int]]:
+        """Return a table of the bandwidth of each link. It has no rows if few were measured.
+
+        It has a row for each sender and a column for each receiver, or only the slowest links of
+        many hosts.
+        """
+        examined = self.examination
+        names = [one.host for one in examined.facts]
+        speeds = {
+            (rank, one.rank): one.bytes_per_s
+            for rank, reached in sorted(examined.reaches.items())
+            for one in reached
+            if one.bytes_per_s
+        }
+        ranks = sorted({rank for pair in speeds for rank in pair})
+        if len(speeds) <= len(ranks):
+            return (), [], ()
+        if len(ranks) > _MATRIX_HOSTS:
+            slowest = sorted(speeds, key=speeds.__getitem__)[:_SLOWEST]
+            rows = [[names[a], names[b], formatting.rate(speeds[a, b])] for a, b in slowest]
+            return ("slowest links from", "to", "bandwidth"), rows, (2,)
+        rows = [
+            [
+                names[a],
+                *(formatting.rate(speeds[a, b]) if (a, b) in speeds else _UNKNOWN for b in ranks),
+            ]
+            for a in ranks
+        ]
+        return ("from", *(f"to {names[b]}" for b in ranks)), rows, range(1, len(ranks) + 1)
 
     def _clock(self, skew_s: float) -> str:
         """Format a clock difference, or the error if the difference is smaller."""

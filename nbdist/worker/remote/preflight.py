@@ -45,7 +45,7 @@ _PACKAGES = (
 _QUERY = "name,memory.total,memory.used,utilization.gpu,driver_version"
 _SMI_S = 3.0
 _CONNECT_S = 2.0
-_OPEN_S = 10.0
+_IDLE_S = 10.0
 _PINGS = 10
 _PIECE = bytes(1 << 16)
 _SEND_S = 0.3
@@ -117,12 +117,13 @@ def _number(word: str) -> float:
         return 0.0
 
 
-def open_ports(addresses: list[str], token: str) -> int | str:
-    """Listen for the other ranks for a few seconds, on the address of a framework's port.
+def open_ports(addresses: list[str], token: str, seconds: float) -> int | str:
+    """Listen for the other ranks, on the address of a framework's port.
 
     Args:
         addresses: address of each rank for the other ranks.
         token: secret; connections that do not begin with it are closed.
+        seconds: time after which the port closes in any case.
 
     Returns:
         The port, or the reason why there is none.
@@ -140,7 +141,7 @@ def open_ports(addresses: list[str], token: str) -> int | str:
         listener.close()
         return f"{address} is not an address of this host: {error.strerror or error}"
     _listeners.append(listener)
-    serve = functools.partial(_serve, listener, token.encode())
+    serve = functools.partial(_serve, listener, token.encode(), time.monotonic() + seconds)
     threading.Thread(target=serve, name="nbdist-preflight", daemon=True).start()
     port: int = listener.getsockname()[1]
     return port
@@ -153,9 +154,8 @@ def close_ports() -> None:
             _listeners.pop().shutdown(socket.SHUT_RDWR)
 
 
-def _serve(listener: socket.socket, token: bytes) -> None:
+def _serve(listener: socket.socket, token: bytes, deadline: float) -> None:
     with listener:
-        deadline = time.monotonic() + _OPEN_S
         while (left := deadline - time.monotonic()) > 0:
             listener.settimeout(left)
             try:
@@ -169,7 +169,7 @@ def _serve(listener: socket.socket, token: bytes) -> None:
 def _answer(link: socket.socket, token: bytes) -> None:
     """Reply to each ping at once, and to each bulk transfer at its end."""
     with link, contextlib.suppress(OSError):
-        link.settimeout(_OPEN_S)
+        link.settimeout(_IDLE_S)
         if _read(link, len(token)) != token:
             return
         link.sendall(token)
@@ -191,25 +191,34 @@ def _read(link: socket.socket, size: int) -> bytes:
     return found
 
 
-def reach(ends: dict[int, tuple[str, int]], token: str, measure: bool) -> tuple[Reach, ...]:
-    """Connect to the other ranks.
+def reach(ends: dict[int, tuple[str, int]], token: str) -> tuple[Reach, ...]:
+    """Connect to the other ranks, and measure the latency.
 
     Args:
         ends: address and port of each rank, this one included.
         token: secret, see `open_ports`.
-        measure: True to measure the bandwidth to the next rank too.
     """
     own = context.current().rank
-    ranks = sorted(ends)
-    after = ranks[(ranks.index(own) + 1) % len(ranks)] if own in ranks else own
-    others = [rank for rank in ranks if rank != own]
+    others = [rank for rank in sorted(ends) if rank != own]
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE, "nbdist-preflight") as pool:
-        found = pool.map(lambda rank: _reach(rank, ends[rank], token.encode()), others)
-        reached = {reach.rank: reach for reach in found}
-    if measure and after != own and not reached[after].fault:
-        speed = _speed(ends[after], token.encode())
-        reached[after] = Reach(after, latency_s=reached[after].latency_s, bytes_per_s=speed)
-    return tuple(reached.values())
+        return tuple(pool.map(lambda rank: _reach(rank, ends[rank], token.encode()), others))
+
+
+def bandwidth(receivers: dict[int, int], ends: dict[int, tuple[str, int]], token: str) -> float:
+    """Send to one other rank, and return bytes per second; 0 if the connection fails.
+
+    Args:
+        receivers: the rank to which each rank sends. Ranks that are left out send nothing.
+        ends: address and port of each rank.
+        token: secret, see `open_ports`.
+    """
+    receiver = receivers.get(context.current().rank)
+    if receiver is None:
+        return 0.0
+    try:
+        return _speed(ends[receiver], token.encode())
+    except OSError:
+        return 0.0
 
 
 def _reach(rank: int, end: tuple[str, int], token: bytes) -> Reach:

@@ -68,7 +68,7 @@ def test_names_of_hosts_are_escaped_and_an_empty_environment_is_marked() -> None
     assert "&lt;h&gt;" in given.html()
 
 
-def test_a_line_for_each_host_shows_the_median_latency_and_the_best_bandwidth() -> None:
+def test_a_line_for_each_host_shows_the_median_latency_and_the_least_bandwidth() -> None:
     reaches = (
         Reach(rank=1, latency_s=0.001, bytes_per_s=1e9),
         Reach(rank=2, latency_s=0.003),
@@ -83,9 +83,45 @@ def test_a_line_for_each_host_shows_the_median_latency_and_the_best_bandwidth() 
     )
     title, _, _, first, second, third, *_ = DoctorPicture(examined).lines()
     assert title == "nbdist: 1 host checked in 1.5 s: 0 problems"
-    assert columns(first) == ["0", "a", "2.3 GiB", "668 MiB", "± 2 ms", "3 ms", "2.0 GB/s"]
+    assert columns(first) == ["0", "a", "2.3 GiB", "668 MiB", "± 2 ms", "3 ms", "1.0 GB/s"]
     assert columns(second)[-2:] == ["-", "-"]
     assert columns(third)[-2:] == ["3 ms", "-"]
+
+
+def test_each_measured_link_is_in_a_table() -> None:
+    speeds = {(0, 1): 1e9, (0, 2): 5e6, (1, 0): 2e9, (1, 2): 6e6, (2, 0): 3e9}  # 2 to 1 is unknown
+    lines = DoctorPicture(bench(3, speeds)).lines()
+    assert columns(lines[8]) == ["from", "to h0", "to h1", "to h2"]
+    assert [columns(line) for line in lines[10:13]] == [
+        ["h0", "-", "1.0 GB/s", "5.0 MB/s"],
+        ["h1", "2.0 GB/s", "-", "6.0 MB/s"],
+        ["h2", "3.0 GB/s", "-", "-"],
+    ]
+    assert "to h2" in DoctorPicture(bench(3, speeds)).html()
+    ring = DoctorPicture(bench(3, {(0, 1): 1e9, (1, 2): 1e9, (2, 0): 1e9}))
+    assert not any("to h2" in line for line in ring.lines())
+
+
+def test_the_slowest_links_of_many_hosts_are_in_a_table() -> None:
+    speeds = {(a, b): 1e9 - a * 1e7 - b for a in range(20) for b in range(20) if a != b}
+    lines = DoctorPicture(bench(20, speeds)).lines()
+    (header,) = (i for i, line in enumerate(lines) if line.startswith("slowest links from"))
+    shown = [columns(line) for line in lines[header + 2 : header + 12]]
+    assert [row[:2] for row in shown] == [["h19", f"h{b}"] for b in range(18, 8, -1)]
+    assert columns(lines[header + 12]) != ["h19", "h8", "810 MB/s"]
+
+
+def bench(count: int, speeds: dict[tuple[int, int], float]) -> Examination:
+    reaches = {
+        a: tuple(
+            Reach(b, latency_s=0.001, bytes_per_s=speeds.get((a, b), 0.0))
+            for b in range(count)
+            if b != a
+        )
+        for a in range(count)
+    }
+    ones = tuple(facts(rank, f"h{rank}") for rank in range(count))
+    return Examination(facts=ones, reaches=reaches)
 
 
 @pytest.mark.parametrize(
