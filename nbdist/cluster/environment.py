@@ -8,7 +8,7 @@ from nbdist.cluster import resources
 from nbdist.errors import StartError
 from nbdist.records import RANK_VARIABLE
 from nbdist.utils import hash_seed
-from nbdist.utils.gpus import is_slice
+from nbdist.utils.gpus import VISIBLE_GPUS, is_slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ _THREADS = (
 FIRST_SPARE = 1 << 20
 """Place of the first spare. It exceeds every rank."""
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_ORDER = "CUDA_DEVICE_ORDER"
 
 
 def shared(request: ClusterRequest) -> dict[str, str]:
@@ -64,13 +64,15 @@ def of_places(
     own: list[dict[str, str]] = [{} for _ in request.hosts]
     for key in dict.fromkeys(host.key for host in request.hosts):
         places = [place for place, host in enumerate(request.hosts) if host.key == key]
-        there, env = gpus(key), request.hosts[places[0]].env
-        if there and _VISIBLE not in request.env | env:
+        there, env = gpus(key), request.env | request.hosts[places[0]].env
+        if there and VISIBLE_GPUS not in env:
             counts = [request.hosts[n].devices or request.devices_per_host for n in places]
             faults += _faults(key, there, counts)
             shares = resources.divide_gpus(there, counts)
             for place, share in zip(places, shares, strict=True):
-                own[place][_VISIBLE] = ",".join(share)
+                own[place][VISIBLE_GPUS] = ",".join(share)
+                if _ORDER not in env:  # nvidia-smi's order of indices; CUDA's own is by speed
+                    own[place][_ORDER] = "PCI_BUS_ID"
     if faults:
         raise StartError("\n".join(faults))
     return own

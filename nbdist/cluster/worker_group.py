@@ -280,12 +280,16 @@ class WorkerGroup:
                 dispatch=self._address(self.dispatcher.bound_socket, rank),
                 seed=self._request.seed,
                 telemetry=self._settings.telemetry,
+                address=self.engines.places.address(rank) if self._has_gpus(rank) else "",
             )
             for rank in ranks
         }
         self.engines.apply(engine_setup.become, identities, ranks=ranks)
         self.dispatcher.await_connections(identities, self._settings.start_timeout_s)
         return ", ".join(sorted({hello.host for hello in hellos}))
+
+    def _has_gpus(self, rank: int) -> bool:
+        return bool(self.engines.fleet.gpus(self.engines.places.host(rank)))
 
     def states(self, busy: Collection[int], *, measure: bool) -> tuple[WorkerState, ...]:
         """Return the state of every rank.

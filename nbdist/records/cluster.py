@@ -217,6 +217,7 @@ class WorkerIdentity(Record, frozen=True):
 
     Attributes:
         telemetry: True if the rank reports its steps and times its collectives.
+        address: address of this rank for other ranks on hosts with GPUs; else empty.
     """
 
     rank: int
@@ -225,6 +226,7 @@ class WorkerIdentity(Record, frozen=True):
     dispatch: SocketAddress
     seed: int = 0
     telemetry: bool = True
+    address: str = ""
 
 
 class ForkServerRequest(Record, frozen=True):

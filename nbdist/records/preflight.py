@@ -32,6 +32,7 @@ class HostFacts(Record, frozen=True):
         gpus: all GPUs of the host.
         driver: version of the GPU driver; empty without GPUs.
         time_s: clock of the host, in seconds since 1970.
+        choices: settings that nbdist chose for the process of the rank, with the reasons.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class HostFacts(Record, frozen=True):
     gpus: tuple[Gpu, ...]
     driver: str
     time_s: float
+    choices: tuple[str, ...] = ()
 
 
 class Reach(Record, frozen=True):

@@ -8,6 +8,9 @@ import re
 import shutil
 import subprocess
 
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+"""Environment variable with the GPUs that CUDA uses."""
+
 _NVIDIA_SMI_TIMEOUT_S = 10
 _NAME = re.compile(r"\d+|GPU-\S+|MIG-\S+")
 _LISTED_GPU = re.compile(r"GPU (\d+): ")
@@ -21,7 +24,7 @@ def visible_gpus() -> tuple[str, ...]:
     list, and an empty value allows no GPU. Without it, GPUs that are divided by MIG count as their
     slices.
     """
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    allowed = os.environ.get(VISIBLE_GPUS)
     if allowed is not None:
         words = (word.strip() for word in allowed.split(","))
         return tuple(itertools.takewhile(_NAME.fullmatch, words))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipyparallel.engine.app import IPEngine
 
+from nbdist.utils import host_topology
 from nbdist.worker import ipykernel_patch
 
 if TYPE_CHECKING:
@@ -27,5 +28,7 @@ def main(args: dict[str, Any], announce: Callable[[dict[str, Any]], None]) -> No
     faulthandler.enable()
     if args["cpus"]:
         os.sched_setaffinity(0, args["cpus"])
+    else:
+        host_topology.bind_to_gpus()
     ipykernel_patch.apply()
     IPEngine.launch_instance(argv=args["argv"])

@@ -202,6 +202,22 @@ def test_gpus_are_read_from_nvidia_smi(hosts: Hosts, tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @needs_hosts
+def test_nccl_uses_the_interface_of_the_address(hosts: Hosts) -> None:
+    """The variable of CUDA stands for a GPU, because these hosts have none."""
+    first, second = hosts.names[:2]
+    gpu = {"CUDA_VISIBLE_DEVICES": "0"}
+    chosen = Host(name=second, env={**gpu, "NCCL_SOCKET_IFNAME": "eth"})
+    with nbdist.Cluster(hosts=[Host(name=first, env=gpu), chosen], framework="jax") as cluster:
+        run = cluster.run("import os\nos.environ['NCCL_SOCKET_IFNAME']")
+        assert run.results == {0: "'=eth0'", 1: "'eth'"}
+        assert cluster.hosts().lines()[-1] == (
+            f"[0@{first}] NCCL_SOCKET_IFNAME is =eth0, the interface that other hosts reach"
+        )
+        assert "NCCL_SOCKET_IFNAME is =eth0" in cluster.hosts().html()
+
+
+@pytest.mark.processes
+@needs_hosts
 def test_the_doctor_command_returns_its_status(
     hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

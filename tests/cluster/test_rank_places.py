@@ -169,9 +169,10 @@ def test_each_rank_has_the_gpus_and_cores_of_its_place(fleet: Hosts) -> None:
     fleet.all_cores = {"a": (0, 2, 4, 6), "b": (1, 3)}
     places = new_places(fleet, "a", "b", "a", "c", cpus_per_worker=2)
     places.numbers = (1, 2, 3)
+    gpu = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert places.own() == [
         ("b", {"NBDIST_RANK": "0"}, (1, 3)),
-        ("a", {"NBDIST_RANK": "1", "CUDA_VISIBLE_DEVICES": "1"}, (4, 6)),
+        ("a", {"NBDIST_RANK": "1", **gpu}, (4, 6)),
         ("c", {"NBDIST_RANK": "2"}, ()),
     ]
 

@@ -145,6 +145,9 @@ def test_slices_take_the_place_of_their_gpu(
 def test_environment_of_the_user_has_priority() -> None:
     assert environment.shared(request(env={"KERAS_BACKEND": "torch"}))["KERAS_BACKEND"] == "torch"
     assert environment.shared(request(cpus_per_worker=1))["OMP_NUM_THREADS"] == "1"
+    ordered = request(env={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+    own = environment.of_places(ordered, lambda _host: ("0", "1"))
+    assert own == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
 
 
 def test_cores_are_assigned_in_turn() -> None:

@@ -104,10 +104,23 @@ class HostsPicture(ResultTable[HostRow]):
         return list(HostRow.__struct_fields__)
 
     def html(self) -> str:
-        return html.box(self._title, html.table(self._header, self._joined(), (0,)))
+        table = html.table(self._header, self._joined(), (0,))
+        return html.box(self._title, table, *map(html.faint, self._choices()))
 
     def lines(self) -> list[str]:
-        return [self._title, *html.text_table(self._header, self._joined(), (0,))]
+        table = html.text_table(self._header, self._joined(), (0,))
+        return [self._title, *table, *self._choices()]
+
+    def _choices(self) -> list[str]:
+        """Return what nbdist chose on the hosts, a line for each choice."""
+        by_choice: dict[str, list[int]] = {}
+        host_of = {one.rank: one.host for one in self.facts}
+        for one in self.facts:
+            for choice in one.choices:
+                by_choice.setdefault(choice, []).append(one.rank)
+        return [
+            f"{formatting.places(ranks, host_of)} {choice}" for choice, ranks in by_choice.items()
+        ]
 
     @property
     def _header(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from nbdist.records import Gpu, HostFacts, Reach
+from nbdist.utils import host_topology
 from nbdist.worker.runtime import context
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def facts() -> HostFacts:
         gpus=gpus,
         driver=driver,
         time_s=time.time(),
+        choices=host_topology.choices(),
     )
 
 

@@ -16,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nbdist.records import RANK_VARIABLE, WorkerHello
+from nbdist.utils import host_topology
 from nbdist.worker import cell_runner, watchdog
 from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.own_modules import finder
@@ -62,6 +63,8 @@ def take_place(env: dict[str, str], cores: tuple[int, ...]) -> None:
     os.environ.update(env)
     if cores:
         os.sched_setaffinity(0, cores)
+    else:
+        host_topology.bind_to_gpus()
 
 
 def become(identities: dict[int, WorkerIdentity]) -> None:
@@ -79,6 +82,7 @@ def become(identities: dict[int, WorkerIdentity]) -> None:
     seed(identity.seed)
     keras_backend.decide_at_import()
     finder.install()
+    host_topology.choose_interface(identity.address)
     watchdog.watch(worker, identity.dispatch)
     cell_runner.take_cells(identity.dispatch)
 
