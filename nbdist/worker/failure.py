@@ -37,7 +37,7 @@ def describe(error: BaseException, shell: Any, *, follows: bool) -> Failure:
         shell: IPython's shell, which formats tracebacks; None in a program.
         follows: True if the failure of another rank caused the error.
     """
-    own = _user_frames(error)
+    own = user_frames(error)
     if isinstance(error, NbdistError):  # its message is complete: our own frames would not help
         return _failure(error, [], own, follows=isinstance(error, AnotherRankError))
     if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)):
@@ -83,7 +83,7 @@ def _readable(text: str) -> str:
     return _QUOTED_FILE.sub(lambda file: f"{cell_name(file[1]) or file[0][:-6]}, line", text)
 
 
-def _user_frames(error: BaseException) -> TracebackType | None:
+def user_frames(error: BaseException) -> TracebackType | None:
     """Keep the frames of the user's code, and the last frame, where the error was raised.
 
     IPython takes seconds to format the many frames of the libraries between them. TensorFlow names

@@ -76,6 +76,9 @@ def test_rank_that_changes_its_copy_ends_the_program(
     program.write_text(f"{before}guard=200{after}")
     ended = launch(tmp_path / "train")
     assert ended.returncode == 1
+    assert ended.stderr.count("Traceback") == 1
+    assert "rank_checks.py" not in ended.stderr, "frames of nbdist are left out"
+    assert "nbdist: rank 0 ends: another rank failed" in ended.stderr
     assert LINE.sub("", caught.value.evalue) in LINE.sub("", ended.stderr)
     lines = [int(line) for line in LINE.findall(ended.stderr)]
     assert bool(lines) == bool(LINE.search(caught.value.evalue)) == (strategy == "pjrt")

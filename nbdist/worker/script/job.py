@@ -30,6 +30,7 @@ from nbdist.worker.script import rendezvous
 from nbdist.worker.script.coordination import Coordinator
 from nbdist.worker.script.layouts import options_for
 from nbdist.worker.script.loops import ProgramLoops
+from nbdist.worker.script.output import shorten_errors
 from nbdist.worker.script.peers import Peers
 from nbdist.worker.script.preemption import Preemption
 from nbdist.worker.script.progress import Progress
@@ -79,6 +80,7 @@ def script(
     if strategy not in ("mirrored", "pjrt"):
         raise UsageError(f"unknown strategy {strategy!r}: choose from mirrored, pjrt")
     placement = places.find(os.environ)
+    shorten_errors(placement.rank)
     storing = None if placement.rank else StoreProcess(rendezvous.own_address(placement))
     progress = Progress(placement.rank, placement.world_size)
     key = SocketAddress(url="", server_key=_key(placement))
