@@ -7,7 +7,8 @@ export const MEASURES = [
   'input_s',
   'collective_s',
   'process_bytes',
-  'device_bytes'
+  'device_bytes',
+  'report_s'
 ] as const;
 
 export const SYSTEM = [

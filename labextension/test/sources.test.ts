@@ -56,6 +56,38 @@ test('throughput is the batch over the time of a step, or steps a second', () =>
   assert.deepEqual([steps!.title, ...means(steps!)], ['steps/s', 2]);
 });
 
+test('a loop that calls report has the times between its reports', () => {
+  const model = new RunModel();
+  model.onState(state({}));
+  model.onTable({ number: 0, columns: { measures: [], own: ['loss'], shared: [], system: [] } });
+  const columns = { measures: ['report_s'], own: [], shared: [], system: [] };
+  model.onTable({ number: 1, columns });
+  model.onRows(Float64Array.from([0, ...[0, -1, 1, 1, 5], ...[0, -1, 2, 1.5, 4]]));
+  model.onRows(Float64Array.from([1, ...[0, -1, 2, 1.5, 0.5]]));
+  const [time] = stepTimeSources(model);
+  const [rate] = throughputSources(model);
+  const last = (source: ISource): unknown => {
+    const { mean, length } = source.lines()[0]!.trace;
+    return [source.title, mean[length - 1]];
+  };
+  assert.deepEqual(
+    [last(time!), last(rate!)],
+    [
+      ['between reports', 0.5],
+      ['reports/s', 2]
+    ]
+  );
+  assert.equal(figures(model, NOW).stepSeconds, 0.5);
+  assert.deepEqual(shareSources(model), []);
+
+  model.onTable({ number: 2, columns: { ...columns, measures: ['step_s'] } });
+  model.onRows(Float64Array.from([2, ...[0, -1, 1, 1, 0.25]]));
+  assert.deepEqual(
+    [...stepTimeSources(model), ...throughputSources(model)].map(source => source.title),
+    ['step time', 'steps/s']
+  );
+});
+
 test('the network has the least of the collectives, ranks wait for the rest', () => {
   const [network, input] = shareSources(
     measured([

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 PLACE = ("rank", "epoch", "step", "time_s")
 """First columns of every row. Epoch and step are -1 if they have no meaning."""
 
-MEASURES = ("step_s", "input_s", "collective_s", "process_bytes", "device_bytes")
+MEASURES = ("step_s", "input_s", "collective_s", "process_bytes", "device_bytes", "report_s")
 """Measurements of nbdist beside the metrics.
 
 `step_s`: seconds from the end of a step to the end of the next. `input_s`: seconds of it that the
 step waited for its batch. `collective_s`: seconds of it in collectives. `process_bytes`: memory of
-the process. `device_bytes`: used memory of its fullest device. Unknown values are NaN or missing.
+the process. `device_bytes`: used memory of its fullest device. `report_s`: seconds between calls of
+`report` in a loop whose steps nbdist does not time. Unknown values are NaN or missing.
 """
 
 SYSTEM = (

@@ -13,7 +13,6 @@ from IPython.display import display
 from jupyter_core.paths import jupyter_runtime_dir
 
 from nbdist.records import (
-    MEASURES,
     RUN_MIME,
     ClusterState,
     Columns,
@@ -34,7 +33,8 @@ if TYPE_CHECKING:
 
 RANKS = 4
 STEP_S = 0.05
-COLUMNS = Columns(measures=MEASURES, own=("loss",))
+MEASURED = ("step_s", "input_s", "collective_s", "process_bytes", "device_bytes")
+COLUMNS = Columns(measures=MEASURED, own=("loss",))
 
 
 def cluster(run: str = "") -> None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nbdist.records import SYSTEM, Output, SystemSample
+from nbdist.records import SYSTEM, Columns, Output, SystemSample
 from tests.browser.lab import change_theme, until, violations
 from tests.browser.test_run_tab import show, steps
 from tests.browser.test_run_tab import tab as tab
-from tests.runs import new_run
+from tests.runs import new_run, rows
 from tests.telemetry.test_stacks import position
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.browser.lab import Lab
 
 DATA = "table.nbdist-data"
+BETWEEN = ["workers", "between", "reports", "200", "ms", "200", "ms"]
 
 
 @pytest.fixture
@@ -113,6 +114,34 @@ def test_row_of_a_worker_opens_its_page(kept: RunDirectory, tab: Page, pictures:
     page.get_by_text("The last stack before the end:").wait_for()
     assert page.get_by_role("button", name="Read the stack now").is_disabled()
     photograph(tab, pictures, "worker-stack")
+
+
+def test_loop_that_calls_report_has_the_times_between_its_reports(
+    lab: Lab, tab: Page, pictures: Path
+) -> None:
+    kept = new_run(lab.server.runs, kind="", replicas=0, stoppable=False)
+    between = Columns(measures=("report_s",))
+    for rank in (0, 1):
+        kept.take(rows([[rank, -1, step, 0.2 * step, 1 / step] for step in range(1, 41)]))
+        kept.take(rows([[rank, -1, step, 0.2 * step, 0.2] for step in range(2, 41)], between))
+    kept.flush()
+    shown = show(tab, kept.state.id)
+    shown.get_by_text("between reports").wait_for()
+    shown.get_by_role("button", name="ms/report").wait_for()
+    shown.get_by_role("tab", name="Throughput").click()
+    shown.locator(".nbdist-chart", has_text="reports/s").wait_for()
+    shown.get_by_role("tab", name="Step time").click()
+    shown.locator(".nbdist-chart", has_text="between reports").wait_for()
+    photograph(tab, pictures, "run-reports")
+    shown.locator("tr", has_text="here").nth(1).click()
+    page = tab.locator(f"#nbdist-worker-{kept.state.id}-1")
+    page.get_by_role("tab", name="Timings").click()
+    times = page.locator(".nbdist-timings")
+    until(tab, lambda: times.inner_text().split()[-7:] == BETWEEN, times.inner_text)
+    page.locator(".nbdist-chart", has_text="between reports").wait_for()
+    photograph(tab, pictures, "worker-reports")
+    kept.update(status="finished", ended=time.time())
+    kept.close()
 
 
 def test_run_without_samples_has_an_empty_system_tab(lab: Lab, tab: Page) -> None:

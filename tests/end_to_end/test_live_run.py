@@ -127,6 +127,7 @@ def test_step_cell_is_stored(cluster: nbdist.Cluster) -> None:
     tables = {table.columns.measures for table in latest(cluster).tables()}
     assert ("step_s", "input_s") in tables
     assert ("process_bytes",) in tables
+    assert ("report_s",) not in tables
 
 
 def test_stored_times_and_memory_are_correct(cluster: nbdist.Cluster) -> None:
@@ -193,6 +194,18 @@ def test_reports_of_a_plain_cell_are_stored_with_nan_and_inf(cluster: nbdist.Clu
     assert history["loss"][:, 0].tolist() == [1, 1, 1]
     assert math.isinf(history["loss"][1, 2])
     assert np.isnan(history["only_here"][[0, 2]]).all()
+
+
+def test_loop_that_reports_has_the_times_between_its_reports(cluster: nbdist.Cluster) -> None:
+    run = cluster.run("for i in range(0, 50, 10):\n    report(loss=i, step=i)")
+    (table,) = [t for t in latest(cluster).tables() if t.columns.measures == ("report_s",)]
+    rank, _, step, _, seconds = latest(cluster).array(table).T
+    assert sorted(zip(rank, step, strict=True)) == [
+        (r, s) for r in range(3) for s in (10, 20, 30, 40)
+    ]
+    assert (seconds > 0).all()
+    assert findings(cluster, "straggler") == []
+    assert run.history["loss"].shape == nbdist.runs()[0].history["loss"].shape == (3, 5)
 
 
 def test_cell_without_reports_stores_no_run(cluster: nbdist.Cluster) -> None:
@@ -290,9 +303,15 @@ def test_rows_lost_on_a_full_disk_are_reported(
         run = cluster.run(f"for number in range({MANY}):\n    report(loss=number)")
     assert run.history["loss"].shape == (3, MANY), "the notebook keeps all rows"
     assert latest(cluster).state().status == "finished"
-    (array,) = [latest(cluster).array(t) for t in latest(cluster).tables() if t.columns.own]
+    kept = [
+        latest(cluster).count(table)
+        for table in latest(cluster).tables()
+        if table.columns.own or "report_s" in table.columns.measures
+    ]
+    intervals = MANY - 1
+    lost = 3 * (MANY + intervals) - sum(kept)
     (disk,) = findings(cluster, "disk")
-    assert disk.text.startswith(f"{3 * MANY - len(array)} rows could not be stored")
+    assert disk.text.startswith(f"{lost} rows could not be stored")
     assert "too large" in disk.text
     assert f"nbdist: {disk.text}\n" in capsys.readouterr().err
 

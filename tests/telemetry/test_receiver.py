@@ -221,7 +221,9 @@ def test_rows_beyond_the_buffer_are_counted_without_waiting() -> None:
     for step in range(ROOM_ROWS + 5):
         row_buffer.add(1, columns, (-1, step, 0.0, 1.0))
     row_buffer.add(1, Columns(own=("late",)), (-1, 1, 0.0, 1.0))
-    kept, late, memory = row_buffer.take()
+    row_buffer.add(1, Columns(measures=("report_s",)), (-1, 1, 0.0, 1.0))  # not a report
+    kept, late, measured, memory = row_buffer.take()
+    assert (measured.dropped, measured.values) == (0, b"")
     assert (kept.dropped, len(kept.values)) == (5, ROOM_ROWS * 5 * 8)
     assert (late.dropped, late.values) == (1, b"")
     assert memory.columns.measures == ("process_bytes",)

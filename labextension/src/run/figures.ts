@@ -18,6 +18,7 @@ export interface IFigures {
   readonly value: number;
   /** Definition of the value: `last step`, `epoch mean` of a `fit`, `last epoch`, `last report`. */
   readonly definition: string;
+  /** Mean time of the last steps, or between the last reports. */
   readonly stepSeconds: number;
   readonly samplesPerSecond: number;
   readonly elapsed: number;
@@ -71,15 +72,15 @@ function latestMetric(model: RunModel): Metric | undefined {
   );
 }
 
-/** Return the recent step time of one rank in seconds. NaN if unknown. */
+/** Return the recent step time, or time between reports, of a rank in seconds. NaN if unknown. */
 export function stepSecondsOf(model: RunModel, rank: number): number {
-  return model.measure('step_s')?.own.get(rank)?.recent(RECENT_STEPS) ?? NaN;
+  return model.pace?.own.get(rank)?.recent(RECENT_STEPS) ?? NaN;
 }
 
 function meanStep(model: RunModel): number {
   let sum = 0;
   let known = 0;
-  for (const series of model.measure('step_s')?.own.values() ?? []) {
+  for (const series of model.pace?.own.values() ?? []) {
     const seconds = series.recent(RECENT_STEPS);
     if (!Number.isNaN(seconds)) {
       sum += seconds;

@@ -187,9 +187,8 @@ export class Header {
       plain,
       known.name !== ''
     );
-    this.number('time', this.translate('step time'), known.stepSeconds, value =>
-      amount(value, 'seconds')
-    );
+    const time = this.translate(this.model.timesReports ? 'between reports' : 'step time');
+    this.number('time', time, known.stepSeconds, value => amount(value, 'seconds'));
     this.number('rate', this.translate('samples/s'), known.samplesPerSecond, plain);
     this.number('elapsed', this.translate('elapsed'), known.elapsed, duration);
     this.number('left', this.translate('remaining'), known.left, duration);

@@ -18,6 +18,9 @@ const MOST_RANKS = 2 ** 16;
 /** Largest step that is counted exactly. */
 const LARGEST_PLACE = 2 ** 52;
 
+/** Name of the measured times between calls of `report`. */
+export const BETWEEN_REPORTS = 'report_s';
+
 const [RANK, EPOCH, STEP, TIME] = [0, 1, 2, 3];
 
 /** Values under one name: one series per rank, or one series shared by all ranks. */
@@ -228,6 +231,19 @@ export class RunModel {
   /** Return a measurement of nbdist per step. Undefined if it was not measured. */
   measure(name: string): Metric | undefined {
     return this.measuresByName.get(name);
+  }
+
+  /**
+   * Return the times of steps, or those between calls of `report` if the run times no steps.
+   * Undefined if there are none.
+   */
+  get pace(): Metric | undefined {
+    return this.measure('step_s') ?? this.measure(BETWEEN_REPORTS);
+  }
+
+  /** Return true if `pace` has the times between calls of `report`. */
+  get timesReports(): boolean {
+    return this.pace?.name === BETWEEN_REPORTS;
   }
 
   /** Return a sample of the hosts by time. Undefined if it was not measured. */

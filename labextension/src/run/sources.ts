@@ -198,11 +198,12 @@ class ComputedSource implements ISource {
   }
 }
 
-/** Return samples per second, or steps per second if the batch size is unknown. */
+/** Return samples per second, or steps or reports per second if the batch size is unknown. */
 function throughputSource(model: RunModel, step: Metric): ISource {
   const batch = (): number => model.state?.batch ?? 0;
-  const name = (): string => (batch() > 0 ? 'samples/s' : 'steps/s');
-  return new ComputedSource('throughput', name, 'number', 0, step, ({ trace }, out) =>
+  const [key, places] = model.timesReports ? ['reports', 'reports/s'] : ['throughput', 'steps/s'];
+  const name = (): string => (batch() > 0 ? 'samples/s' : places);
+  return new ComputedSource(key, name, 'number', 0, step, ({ trace }, out) =>
     out.setRate(trace, batch() || 1)
   );
 }
@@ -310,13 +311,14 @@ export function metricSources(model: RunModel): ISource[] {
 }
 
 export function stepTimeSources(model: RunModel): ISource[] {
-  const step = model.measure('step_s');
-  return step === undefined ? [] : [new MetricSource(step, 'step time', 'seconds', true)];
+  const { pace, timesReports } = model;
+  const title = timesReports ? 'between reports' : 'step time';
+  return pace === undefined ? [] : [new MetricSource(pace, title, 'seconds', true)];
 }
 
 export function throughputSources(model: RunModel): ISource[] {
-  const step = model.measure('step_s');
-  return step === undefined ? [] : [throughputSource(model, step)];
+  const { pace } = model;
+  return pace === undefined ? [] : [throughputSource(model, pace)];
 }
 
 /** Return charts of process memory, and of device memory if devices have their own. */

@@ -32,6 +32,8 @@ interface IRow {
 const UNKNOWN = '–';
 /** Key of the first metric's column. Its heading is the name of the metric. */
 const METRIC = 'metric';
+/** Key of the column of times. Its heading shows whether they are those of steps or of reports. */
+const TIME = 'time';
 
 /** Sort order of states: those that need attention come first. */
 const TONES: readonly ILook['tone'][] = ['bad', 'calm', 'live', 'good'];
@@ -75,14 +77,19 @@ export class Workers {
       this.refresh(worker, look);
     }
     this.drawHeading(workers.length, looks);
-    const metric = this.columns.findIndex(({ key }) => key === METRIC);
-    const [name] = this.model.metrics();
-    setText(this.heads[metric]!.firstChild!, name?.name ?? this.translate('loss'));
+    const [metric] = this.model.metrics();
+    this.nameColumn(METRIC, metric?.name ?? this.translate('loss'));
+    this.nameColumn(TIME, this.translate(this.model.timesReports ? 'ms/report' : 'ms/step'));
     this.order(workers);
   }
 
   dispose(): void {
     this.disposables.dispose();
+  }
+
+  private nameColumn(wanted: string, name: string): void {
+    const at = this.columns.findIndex(({ key }) => key === wanted);
+    setText(this.heads[at]!.firstChild!, name);
   }
 
   /** Show the number of workers, and of those with a problem. */
@@ -120,9 +127,14 @@ export class Workers {
       column('devices', false, ({ devices }) => textCell(devices)),
       column('step', true, ({ rank }) => numberCell(stepOf(model, rank), count)),
       column('loss', true, ({ rank }) => metricCell(model, rank), METRIC),
-      column('ms/step', true, ({ rank }) => {
-        return numberCell(1000 * stepSecondsOf(model, rank), ms => amount(ms, 'short'));
-      }),
+      column(
+        'ms/step',
+        true,
+        ({ rank }) => {
+          return numberCell(1000 * stepSecondsOf(model, rank), ms => amount(ms, 'short'));
+        },
+        TIME
+      ),
       column('memory', true, ({ rank }) => {
         return numberCell(memoryOf(model, rank), bytes => amount(bytes, 'bytes'));
       }),

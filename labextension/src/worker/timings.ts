@@ -1,10 +1,11 @@
 import { make } from '../run/dom';
 import type { RunModel } from '../run/model';
+import { BETWEEN_REPORTS } from '../run/model';
 import type { Translate } from '../run/words';
 import { amount } from '../run/words';
 
-/** Number of steps in the recent means. */
-const RECENT_STEPS = 20;
+/** Number of steps or reports in the recent means. */
+const RECENT = 20;
 
 /** Parts of a step in the order of the table. */
 const PARTS = [
@@ -13,7 +14,10 @@ const PARTS = [
   { name: 'collective_s', words: 'in collectives' }
 ] as const;
 
-/** Table with the recent times of a worker's step, beside those of the other workers. */
+/**
+ * Table with the recent times of a worker's step, beside those of the other workers. If nbdist times
+ * no steps, it contains the time between reports.
+ */
 export class Timings {
   readonly root = make('table', 'timings');
 
@@ -24,6 +28,14 @@ export class Timings {
   ) {}
 
   draw(): void {
+    if (this.model.timesReports) {
+      this.drawReports();
+    } else {
+      this.drawSteps();
+    }
+  }
+
+  private drawSteps(): void {
     const known = PARTS.filter(({ name }) => this.mean(name, this.rank) >= 0);
     this.root.hidden = known.length === 0;
     const whole = this.mean('step_s', this.rank);
@@ -33,7 +45,20 @@ export class Timings {
     if (known.length > 1) {
       rows.push(this.row('computing and other work', this.restOf(this.rank), whole, NaN));
     }
-    const names = ['part of a step', 'mean of 20 steps', 'share', 'median of all workers'];
+    this.show(['part of a step', 'mean of 20 steps', 'share', 'median of all workers'], rows);
+  }
+
+  private drawReports(): void {
+    const mean = this.mean(BETWEEN_REPORTS, this.rank);
+    const texts = [amount(mean, 'seconds'), write(this.medianOfAll(BETWEEN_REPORTS))];
+    const cells = texts.map(text => make('td', 'number', {}, text));
+    const head = make('th', '', { scope: 'row' }, this.translate('between reports'));
+    this.root.hidden = Number.isNaN(mean);
+    const names = ['time', 'mean of 20 reports', 'median of all workers'];
+    this.show(names, [make('tr', '', {}, head, ...cells)]);
+  }
+
+  private show(names: readonly string[], rows: readonly HTMLElement[]): void {
     const heads = names.map((name, i) =>
       make('th', i > 0 ? 'number' : '', { scope: 'col' }, this.translate(name))
     );
@@ -58,7 +83,7 @@ export class Timings {
   }
 
   private mean(name: string, rank: number): number {
-    return this.model.measure(name)?.own.get(rank)?.recent(RECENT_STEPS) ?? NaN;
+    return this.model.measure(name)?.own.get(rank)?.recent(RECENT) ?? NaN;
   }
 
   private medianOfAll(name: string): number {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nbdist.records import Columns, Compiled, Media, Metrics, Note
+from nbdist.records import Columns, Compiled, FitBegun, Media, Metrics, Note, StepBegun
 from nbdist.worker.runtime import media
 from nbdist.worker.runtime.reporter import Reporter
 from nbdist.worker.runtime.row_buffer import RowBuffer
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from nbdist.records import AnyEvent, AnyMedia, NoteTopic, WorkerIdentity
     from nbdist.worker.runtime.memory import MemoryGauge
+
+
+_INTERVAL = Columns(measures=("report_s",))
 
 
 class Recipient(Protocol):
@@ -70,6 +73,8 @@ class RankReporter:
         )
         self._noted: set[str] = set()
         self._reported_steps = 0
+        self._times_steps = False
+        self._last_report: tuple[int, int, float] | None = None
         self._cell_started = time.perf_counter()
 
     def begin_cell(self, cell: int, seconds: float) -> None:
@@ -82,6 +87,8 @@ class RankReporter:
         self.cell = cell
         self._noted.clear()
         self._reported_steps = 0
+        self._times_steps = False
+        self._last_report = None
         self._cell_started = time.perf_counter() - seconds
 
     def seconds(self) -> float:
@@ -94,6 +101,7 @@ class RankReporter:
 
     def send(self, record: AnyEvent, *, urgent: bool = False) -> None:
         """Queue a record; if urgent, wait until it is passed to ZeroMQ."""
+        self._times_steps |= isinstance(record, StepBegun | FitBegun)
         with self._shield:
             self._reporter.send(record, urgent=urgent)
 
@@ -167,10 +175,26 @@ class RankReporter:
             step = -1 if epoch >= 0 else self._reported_steps
         if own or not contents:
             self.report_values(epoch, step, own=own, shared={})
+            self._measure_interval(epoch, step)
         for name, (content, remark) in contents:
             self.report_media(name, epoch, step, content)
             if remark:
                 self.note_once("media", remark)
+
+    def _measure_interval(self, epoch: int, step: int) -> None:
+        """Report the seconds since the last report of another step, unless nbdist times steps.
+
+        The row is one of its own, so that the tables of metrics are the same in all cells.
+        """
+        if step < 0 or self._times_steps or not self._telemetry:
+            return
+        before, now = self._last_report, self.seconds()
+        if before is not None and before[:2] == (epoch, step):
+            return
+        self._last_report = epoch, step, now
+        if before is not None:
+            with self._shield:
+                self._reporter.report(self.cell, _INTERVAL, (epoch, step, now, now - before[2]))
 
     def report_media(self, name: str, epoch: int, step: int, content: AnyMedia) -> None:
         """Show a histogram, an image, a table or a text, unless telemetry is off."""

@@ -39,7 +39,7 @@ class RowBuffer:
         self._rows = 0
 
     def add(self, cell: int, columns: Columns, row: tuple[float, ...]) -> bool:
-        """Store a row, or count it as dropped; never waits.
+        """Store a row, or count it as dropped if it contains metrics; never waits.
 
         Args:
             cell: number of the cell.
@@ -54,7 +54,7 @@ class RowBuffer:
             if (table_buffer := self._open.get(key)) is None:
                 table_buffer = self._open[key] = _TableBuffer()
             if self._rows >= ROOM_ROWS:
-                table_buffer.dropped += 1
+                table_buffer.dropped += bool(columns.own or columns.shared)
                 return False
             table_buffer.values.append(self._rank)
             table_buffer.values.extend(row)

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import math
+import struct
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nbdist.records import Compiled, Metrics, Note, Rows, SocketAddress, WorkerIdentity
+from nbdist.records import (
+    Compiled,
+    FitBegun,
+    Metrics,
+    Note,
+    Rows,
+    SocketAddress,
+    StepBegun,
+    WorkerIdentity,
+)
 from nbdist.telemetry.receiver import Receiver
 from nbdist.worker.runtime.memory import MemoryGauge
 from nbdist.worker.runtime.rank_reporter import RankReporter
@@ -21,6 +31,18 @@ if TYPE_CHECKING:
 
 WAIT_S = 10.0
 LAST = "last record of the test"
+FIT = FitBegun(rank=2, cell=7, epochs=1, steps=2, sharding="")
+STEPS = StepBegun(
+    rank=2,
+    cell=7,
+    replicas=1,
+    batch=0,
+    samples=-1,
+    epochs=1,
+    steps=2,
+    sharding="",
+    rates=(),
+)
 
 
 class Shield:
@@ -58,13 +80,28 @@ class Notebook:
         while not any(isinstance(r, Note) and r.text == LAST for r in self._records):
             assert time.monotonic() < deadline
             time.sleep(0.002)
-        kept = [r for r in self._records if not (isinstance(r, Rows) and not metrics_of(r))]
+        kept = [r for r in self._records if not is_memory(r)]
         self._records.clear()
         return [r for r in kept if not (isinstance(r, Note) and r.text == LAST)]
 
     def close(self) -> None:
         self.reporter.close()
         self._receiver.close()
+
+
+def is_memory(record: AnyEvent) -> bool:
+    return isinstance(record, Rows) and "process_bytes" in record.columns.measures
+
+
+def intervals(records: list[AnyEvent]) -> list[tuple[int, int, float]]:
+    """Return cell, step and seconds of the measured times between reports."""
+    rows = [r for r in records if isinstance(r, Rows) and r.columns.measures == ("report_s",)]
+    found = [
+        (r.cell, struct.unpack("<5d", r.values[at : at + 40]))
+        for r in rows
+        for at in range(0, len(r.values), 40)
+    ]
+    return [(cell, int(row[2]), row[4]) for cell, row in found]
 
 
 def metrics_of(rows: Rows) -> list[Metrics]:
@@ -137,6 +174,38 @@ def test_report_of_an_epoch_has_no_step_and_is_not_counted(notebook: Notebook) -
     assert [(m.epoch, m.step, m.own["loss"]) for m in steps] == [(3, 9, 2.5), (-1, 2, 3.5)]
 
 
+def test_time_between_reports_is_measured_from_the_second_step_of_a_cell_on(
+    notebook: Notebook,
+) -> None:
+    reporter = notebook.reporter
+    before = reporter.seconds()
+    for step in (5, 10, 20):
+        reporter.report(loss=1, step=step)
+        reporter.report(accuracy=1, step=step)  # a second report of the same step
+        reporter.report(epoch=step, loss=1)  # a report of an epoch
+        reporter.report(step=step, text="a text")
+    after = reporter.seconds()
+    reporter.begin_cell(8, 0.0)
+    reporter.report(loss=1)
+    found = intervals(notebook.received())
+    assert [(cell, step) for cell, step, _ in found] == [(7, 10), (7, 20)]
+    assert all(seconds > 0 for *_, seconds in found)
+    assert sum(seconds for *_, seconds in found) < after - before
+
+
+@pytest.mark.parametrize("begun", [STEPS, FIT], ids=["steps", "fit"])
+def test_time_between_reports_is_not_measured_beside_timed_steps(
+    notebook: Notebook, begun: StepBegun | FitBegun
+) -> None:
+    notebook.reporter.send(begun)
+    notebook.reporter.report(loss=1, step=1)
+    notebook.reporter.report(loss=1, step=2)
+    notebook.reporter.begin_cell(8, 0.0)
+    notebook.reporter.report(loss=1, step=1)
+    notebook.reporter.report(loss=1, step=2)
+    assert [(cell, step) for cell, step, _ in intervals(notebook.received())] == [(8, 2)]
+
+
 def test_values_are_separated_into_own_and_shared(notebook: Notebook) -> None:
     notebook.reporter.report_values(
         1, 5, own={"a": 1.0}, shared={"b": 2.0, "c": math.inf}, measured={"step_s": 0.25}
@@ -170,8 +239,9 @@ def test_interrupts_are_deferred_while_a_record_is_queued(notebook: Notebook) ->
 def test_steps_are_not_reported_without_telemetry() -> None:
     with opened(telemetry=False) as notebook:
         notebook.reporter.report(step=0, loss=1)
+        notebook.reporter.report(step=1, loss=1)
         notebook.reporter.report(epoch=1, loss=2)
-        assert len(notebook.reporter.step_ends) == 1
+        assert len(notebook.reporter.step_ends) == 2
         assert [type(r) for r in notebook.received()] == [Metrics]
 
 
