@@ -63,6 +63,25 @@ test('the table has columns for metrics and hyperparameters', () => {
   );
 });
 
+test('the batch has one column, from the steps, the option or the cell', () => {
+  const given = (batch: number, hyperparameters: Record<string, number | string>): IRunRow =>
+    row('1', {}, {}, { batch, hyperparameters });
+  const table = (...rows: IRunRow[]): unknown[] =>
+    columnsOf(rows, trans)
+      .filter(({ group }) => group !== 'run')
+      .map(({ key, title, value }) => [key, title, ...rows.map(value)]);
+  const own = given(0, { batch: 16 });
+  const option = given(0, { '--batch': 32 });
+  assert.deepEqual(table(given(64, { '--batch': 64, batch: 64 }), own, option, given(8, {})), [
+    ['batch', 'batch', 64, 16, 32, 8]
+  ]);
+  const other = 'hyperparameters.batch';
+  assert.deepEqual(table(given(64, { batch: 8 }), own), [
+    ['batch', 'batch', 64, null],
+    [other, other, 8, 16]
+  ]);
+});
+
 test('a name may be that of a metric and of a hyperparameter', () => {
   const rows = [row('1', { lr: 0.3 }), row('2', {}, {}, { hyperparameters: { lr: 0.1 } })];
   const columns = columnsOf(rows, trans);

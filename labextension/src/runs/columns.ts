@@ -3,6 +3,9 @@ import { moment, runTitle, shortId, statusName } from '../panel/words';
 import type { IRunRow } from '../records';
 import { count, duration, plain } from '../run/words';
 
+/** Key of the column of the batch, and name of numbers of cells. */
+const BATCH = 'batch';
+
 /** Value of a cell, for sorting and filters. Null if it is missing. */
 export type Value = string | number | null;
 
@@ -25,13 +28,16 @@ export function nameOf(row: IRunRow, trans: TranslationBundle): string {
 /** Return the columns of these runs: those of every run, metrics, hyperparameters. */
 export function columnsOf(rows: readonly IRunRow[], trans: TranslationBundle): readonly IColumn[] {
   const metrics = names(rows, row => row.metrics);
+  const sources = batchSources(rows);
   const hyperparameters = names(rows, row => row.state.hyperparameters);
+  const others = hyperparameters.filter(name => !sources.includes(name));
+  const taken = [...metrics, BATCH];
   return [
     ...runColumns(trans),
     ...metrics.map(name => metric(name)),
-    batch(trans),
-    ...hyperparameters.map(name =>
-      hyperparameter(name, metrics.includes(name) ? `hyperparameters.${name}` : name, rows)
+    batch(sources, trans),
+    ...others.map(name =>
+      hyperparameter(name, taken.includes(name) ? `hyperparameters.${name}` : name, rows)
     )
   ].filter(column => column.group === 'run' || rows.some(row => column.value(row) !== null));
 }
@@ -67,11 +73,25 @@ function seconds({ state }: IRunRow): number | null {
   return state.ended > 0 ? state.ended - state.began : null;
 }
 
-function batch(trans: TranslationBundle): IColumn {
-  const value = ({ state }: IRunRow): number | null => (state.batch > 0 ? state.batch : null);
+/**
+ * Return the hyperparameters that are the batch of a run if its steps have none: the option, and a
+ * number of the cell of this name, unless it differs from the batch of the steps.
+ */
+function batchSources(rows: readonly IRunRow[]): readonly string[] {
+  const option = `--${BATCH}`;
+  const isSame = rows.every(({ state: { batch: steps, hyperparameters } }) => {
+    const found = [steps || null, hyperparameters[option], hyperparameters[BATCH]];
+    return new Set(found.filter(isThere)).size < 2;
+  });
+  return isSame ? [option, BATCH] : [option];
+}
+
+function batch(sources: readonly string[], trans: TranslationBundle): IColumn {
+  const value = ({ state: { batch: steps, hyperparameters } }: IRunRow): Value =>
+    steps > 0 ? steps : (sources.map(name => hyperparameters[name]).find(isThere) ?? null);
   return {
-    ...{ key: 'batch', title: trans.__('batch'), group: 'hyperparameter', isNumber: true, value },
-    text: row => formatted(value(row), count)
+    ...{ key: BATCH, title: trans.__('batch'), group: 'hyperparameter', isNumber: true, value },
+    text: row => shown(value(row))
   };
 }
 
@@ -90,6 +110,10 @@ function hyperparameter(name: string, key: string, rows: readonly IRunRow[]): IC
     ...{ key, title: key, group: 'hyperparameter', isNumber, value },
     text: row => shown(value(row))
   };
+}
+
+function isThere(value: Value | undefined): boolean {
+  return value !== null && value !== undefined;
 }
 
 function shown(value: Value): string {
