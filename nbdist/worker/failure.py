@@ -46,7 +46,7 @@ def describe(error: BaseException, shell: Any, *, follows: bool) -> Failure:
         lines = [line.rstrip() for line in format_tb(own)]  # plain: rarely read
         return _failure(error, lines, own, follows=follows)
     try:
-        lines = shell.InteractiveTB.structured_traceback(type(error), error, own)
+        lines = shell.InteractiveTB.structured_traceback(type(error), error, own, 0)
     except Exception as trouble:  # noqa: BLE001 - an exception whose own repr raises
         lines = [f"{type(error).__name__} (its traceback could not be shown: {trouble!r})"]
     if isinstance(error, SyntaxError) and not cell_name(error.filename or ""):

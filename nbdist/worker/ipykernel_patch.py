@@ -4,7 +4,7 @@
 thread with `shell_channel_thread.parent_thread` to decide whether SIGINT may cancel the cell.
 ipyparallel's engines have no shell channel thread: the attribute is None, the handler raises
 outside of any reply, and the client waits forever. Introduced by
-https://github.com/ipython/ipykernel/pull/1455 (7.1).
+https://github.com/ipython/ipykernel/pull/1455 (7.1). Earlier versions compare with the main thread.
 
 **An interrupt ends the engine, or loses a reply.** While ipykernel handles any request, SIGINT
 raises KeyboardInterrupt at the current line of the engine. A signal that arrives just after the
@@ -13,8 +13,8 @@ user's code has ended unwinds ipykernel itself. nbdist accepts SIGINT only in th
 
 **An engine imports a debugger.** This takes a third of a second, and no client can connect to it.
 
-Observed with ipykernel 7.4.0 and ipyparallel 9.2.0. `tests/worker/test_ipykernel_patch.py` fails
-when a patch is no longer needed.
+Observed with ipykernel 6.29.5, 7.0.1 and 7.4.0, and ipyparallel 9.0.2 to 9.2.0.
+`tests/worker/test_ipykernel_patch.py` fails when a patch is no longer needed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ import threading
 import ipykernel
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
-FIRST_AFFECTED = (7, 1)
-FIRST_UNTESTED = (7, 5)
+from nbdist.worker.runtime.tested_versions import is_tested
+
+FIRST_WITH_SUBSHELL_CHECK = (7, 1)
 
 
 class _MainThreadOnly:
@@ -40,12 +41,15 @@ class _MainThreadOnly:
 
 
 def apply() -> None:
-    """Patch engines of the affected ipykernel versions; leave other versions unchanged."""
-    if FIRST_AFFECTED <= ipykernel.version_info[:2] < FIRST_UNTESTED:
+    """Patch engines of the tested ipykernel versions; for other versions log a warning."""
+    effect = "an interrupt can end an engine, and a cell with `await` can hang it"
+    if not is_tested("ipykernel", ipykernel.__version__, effect):
+        return
+    IPythonParallelKernel.pre_handler_hook = lambda _kernel: None
+    IPythonParallelKernel.post_handler_hook = lambda _kernel: None
+    if ipykernel.version_info[:2] >= FIRST_WITH_SUBSHELL_CHECK:
         IPythonParallelKernel._supports_kernel_subshells = property(lambda _kernel: False)
         IPythonParallelKernel.shell_channel_thread = _MainThreadOnly()
-        IPythonParallelKernel.pre_handler_hook = lambda _kernel: None
-        IPythonParallelKernel.post_handler_hook = lambda _kernel: None
 
 
 def import_without_debugger() -> None:

@@ -84,7 +84,7 @@ def test_interrupts_harm_an_unpatched_engine(
 
 
 def test_other_versions_are_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ipykernel_patch.ipykernel, "version_info", (8, 0, 0))
+    monkeypatch.setattr(ipykernel_patch.ipykernel, "__version__", "8.0.0")
     before = dict(vars(ipykernel_patch.IPythonParallelKernel))
     ipykernel_patch.apply()
     assert dict(vars(ipykernel_patch.IPythonParallelKernel)) == before

@@ -29,8 +29,7 @@ from nbdist.worker.jax.arrays import callbacks_patch, convolution_patch, device_
 from nbdist.worker.jax.rebuild.arrays import Devices
 from nbdist.worker.jax.rebuild.preserve import PreservedArrays
 from nbdist.worker.jax.rebuild.walk import LostValue
-from nbdist.worker.jax.runtime import compile_cache, initialize_patch, processes
-from nbdist.worker.jax.runtime.coordinator import HEARTBEAT_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
+from nbdist.worker.jax.runtime import compile_cache, coordinator, initialize_patch, processes
 from nbdist.worker.jax.strategy import PjRTStrategy
 from nbdist.worker.runtime import context, gloo_connections, import_hooks
 from nbdist.worker.runtime.shell import engine_shell
@@ -269,13 +268,4 @@ def _join(wiring: PjrtWiring) -> None:
     shared.process_id = wiring.rank
     shared.num_processes = wiring.world_size
     shared.coordinator_address = wiring.service
-    shared.client = _jax.get_distributed_runtime_client(
-        wiring.service,
-        wiring.rank,
-        init_timeout=_CONNECT_TIMEOUT_S,
-        heartbeat_timeout=HEARTBEAT_TIMEOUT_S,
-        shutdown_timeout=SHUTDOWN_TIMEOUT_S,
-        use_compression=True,
-        shutdown_on_destruction=False,
-    )
-    shared.client.connect()
+    shared.client = coordinator.connect(wiring.service, wiring.rank, _CONNECT_TIMEOUT_S)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 
 TESTED = {
-    "TensorFlow": ("2.21.",),
-    "Keras": ("3.15.",),
-    "JAX": ("0.10.",),
+    "TensorFlow": ("2.19.", "2.20.", "2.21."),
+    "Keras": ("3.13.", "3.14.", "3.15."),
+    "JAX": ("0.8.", "0.9.", "0.10."),
     "Orbax": ("0.12.",),
+    "ipykernel": ("6.29.", "6.30.", "6.31.", "7.0.", "7.1.", "7.2.", "7.3.", "7.4."),
 }
 """Beginnings of the tested versions of each library, oldest first."""
 

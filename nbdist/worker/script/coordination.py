@@ -75,7 +75,7 @@ def main(host: str, world_size: int, port: int) -> None:
 
     try:
         service, address = coordinator.serve(host, world_size, port)
-    except _jax.JaxRuntimeError as error:
+    except (StartError, _jax.JaxRuntimeError) as error:
         _answer(f"{host}:{port} {error}".partition("\n")[0])
         return
     _answer(address)
