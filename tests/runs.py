@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import struct
 import subprocess
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from nbdist.telemetry.run_reader import StoredRun
 
 LOSS = Columns(own=("loss",))
+
+
+def plain(text: str) -> str:
+    """Return a text without colours. IPython 8 and 9 colour parts of words."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def latest(cluster: nbdist.Cluster) -> StoredRun:

@@ -11,7 +11,7 @@ from nbdist.errors import CellError
 from nbdist.records import Saving, StepOptions
 from nbdist.worker.checkpoint.folder import steps_in
 from tests import clusters, references
-from tests.runs import latest
+from tests.runs import latest, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,7 +152,7 @@ def test_traceback_of_a_compiled_step_ends_in_the_users_code(cluster: nbdist.Clu
     cluster.run(SETUP + COMPILED)
     with pytest.raises(CellError) as error:
         cluster.run("for xb, yb in data:\n    loss = train_step(xb, missing)")
-    shown = "\n".join(error.value._render_traceback_())
+    shown = plain("\n".join(error.value._render_traceback_()))
     assert "missing" in shown
     assert "autograph_generated" not in shown
     assert "nbdist/worker" not in shown
@@ -163,7 +163,7 @@ def test_error_of_a_graph_is_shown_once_without_frames_of_libraries(
 ) -> None:
     with pytest.raises(CellError) as error:
         cluster.run(GRAPH_ERROR, label=9)
-    shown = "\n".join(error.value._render_traceback_())
+    shown = plain("\n".join(error.value._render_traceback_()))
     assert shown.count("= 9 is not in [0, 4)") == 1
     assert "site-packages" not in shown
     assert "nbdist/worker" not in shown

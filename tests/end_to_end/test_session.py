@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 import time
@@ -12,10 +11,7 @@ import pytest
 
 import nbdist
 from nbdist.views.run import metrics
-
-
-def plain(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+from tests.runs import plain
 
 
 # Variables and output of cells.

@@ -12,6 +12,7 @@ import nbdist
 from nbdist.records import StepOptions
 from tests import clusters
 from tests.references import reported
+from tests.runs import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,10 +25,6 @@ PARAMS = [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(4, marks=pyte
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
     with clusters.cluster(hosts=request.param) as running:
         yield running
-
-
-def plain(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 @pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from nbdist.errors import UsageError
 from nbdist.jaxpr.core import concrete_or_error
@@ -19,12 +18,13 @@ from nbdist.parallel.pipeline.schedule import forward_only, one_forward_one_back
 from nbdist.parallel.pipeline.stage_devices import stage_places_of
 from nbdist.parallel.pipeline.stage_programs import Step, mean, named_errors, zeros
 from nbdist.parallel.pipeline.transfers import Leg, Transfers
+from nbdist.worker.jax.runtime.processes import NO_MESH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from jax import Device
-    from jax.sharding import Sharding
+    from jax.sharding import Mesh, Sharding
 
     from nbdist.parallel.pipeline.stage_devices import StagePlace
     from nbdist.parallel.pipeline.stage_programs import Residuals
@@ -304,5 +304,5 @@ def _no_mesh(params: Any, x: Any) -> Iterator[None]:
             "leave within jax.grad: use stages.value_and_grad(loss), or call "
             "jax.grad outside of the mesh"
         )
-    with jax.set_mesh(Mesh(np.empty((), object), ())):
+    with jax.set_mesh(NO_MESH):
         yield

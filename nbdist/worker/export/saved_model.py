@@ -17,8 +17,6 @@ import sys
 import zipfile
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from nbdist.errors import StepError
 from nbdist.worker.keras.own_classes import classes_of_notebook
 from nbdist.worker.own_modules import finder as own_finder
@@ -26,6 +24,8 @@ from nbdist.worker.own_modules import finder as own_finder
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    import numpy as np
 
 _CONVERT_S = 1800
 _MOST_REASON = 300
@@ -155,6 +155,8 @@ def _exported(model: Any, values: list[np.ndarray]) -> tuple[bytes, int, Any, li
     import keras
     from keras.src.export.export_utils import get_input_signature
 
+    from nbdist.worker.jax.runtime.processes import NO_MESH
+
     trainable = len(model.trainable_variables)
     names = (f"d{number}" for number in itertools.count())
     scope = jax.export.SymbolicScope()
@@ -178,7 +180,7 @@ def _exported(model: Any, values: list[np.ndarray]) -> tuple[bytes, int, Any, li
             for *_, dtype, _, named in inputs
         ]
         arguments = keras.tree.pack_sequence_as(specs, shapes)
-        with jax.set_mesh(jax.sharding.Mesh(np.empty((), object), ())):  # a program for one device
+        with jax.set_mesh(NO_MESH):  # a program for one device
             program = jax.export.export(jax.jit(serve), platforms=_PLATFORMS)(
                 [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values], *arguments
             )

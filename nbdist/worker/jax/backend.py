@@ -139,7 +139,7 @@ def _leave_meshes(strategy: PjRTStrategy) -> None:
     _users.clear()
     if not jax.sharding.get_mesh().empty:
         _users["context"] = jax.sharding.get_mesh()
-    jax.set_mesh(None)
+    jax.set_mesh(processes.NO_MESH)
     own = engine_shell().user_ns.get("mesh", strategy.mesh)
     if isinstance(own, jax.sharding.Mesh) and own != strategy.mesh:
         _users["mesh"] = own

@@ -20,6 +20,9 @@ from jax.experimental import multihost_utils
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
+"""Argument of `jax.set_mesh` for no context mesh. Before JAX 0.10, it refuses None."""
+
 _POLL_S = 0.02
 _HOST = "nbdist/host/"
 
@@ -55,7 +58,7 @@ def _context_mesh_restored() -> Iterator[None]:
         yield
     finally:
         if jax.sharding.get_mesh() != mesh:
-            jax.set_mesh(None if mesh.empty else mesh)
+            jax.set_mesh(mesh)
 
 
 def announce(key: str, value: str = "") -> None:
