@@ -10,7 +10,7 @@ LINTED := build/lint/passed
 # Store bytecode. Without it, each process of the tests compiles the source of nbdist.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-unit test-full chaos lab bench bench-smoke coverage mutants check docs clean
+.PHONY: demo test test-unit test-full test-versions chaos lab bench bench-smoke coverage mutants check docs clean
 
 $(READY): pyproject.toml constraints.txt $(EXTENSION)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3,11) <= sys.version_info < (3,14))' || \
@@ -35,6 +35,9 @@ test-unit: $(READY)
 
 test-full: $(READY) check
 	@$(BIN)/python -m pytest --full
+
+test-versions: $(READY)
+	@$(BIN)/python -m tools.version_matrix
 
 chaos: $(READY)
 	@$(BIN)/python -m tools.fault_matrix

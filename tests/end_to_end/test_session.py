@@ -13,7 +13,6 @@ import nbdist
 from nbdist.views.run import metrics
 from tests.runs import plain
 
-
 # Variables and output of cells.
 
 

@@ -1,0 +1,94 @@
+"""Versions of the environments of `make test-versions`, and the table of their results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from nbdist.worker.runtime.tested_versions import TESTED
+from tools import version_matrix
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REQUIREMENTS = tuple(map(Requirement, version_matrix.requirements()))
+ENVIRONMENTS = {
+    "oldest": version_matrix.PINS / "oldest.txt",
+    "middle": version_matrix.PINS / "middle.txt",
+    "newest": version_matrix.ROOT / "constraints.txt",
+}
+DISTRIBUTIONS = {"Orbax": "orbax-checkpoint"}
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = ENVIRONMENTS[name].read_text(encoding="utf-8").splitlines()
+    return {package.lower(): version for package, version in (line.split("==") for line in lines)}
+
+
+def test_lower_bounds_are_the_oldest_tested_versions() -> None:
+    oldest = pins("oldest")
+    tested = [one for one in REQUIREMENTS if one.name not in version_matrix.TEST_PACKAGES]
+    bounds = {
+        one.name: Version(bound.version)
+        for one in tested
+        for bound in one.specifier
+        if bound.operator == ">="
+    }
+    assert bounds == {one.name: Version(oldest[one.name]) for one in tested}
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_versions_of_an_environment_are_within_the_bounds(name: str) -> None:
+    pinned = pins(name)
+    assert all("/" not in version for version in pinned.values())
+    for one in REQUIREMENTS:
+        if one.name in pinned:
+            assert one.specifier.contains(pinned[one.name]), one
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_patches_apply_to_the_versions_of_an_environment(name: str) -> None:
+    pinned = pins(name)
+    for library, series in TESTED.items():
+        version = pinned.get(DISTRIBUTIONS.get(library, library.lower()))
+        assert version is None or version.startswith(series), library
+
+
+def test_files_of_the_smoke_set_exist() -> None:
+    for tests in version_matrix.SMOKE.values():
+        assert all((version_matrix.ROOT / test).exists() for test in tests)
+
+
+def test_failed_tests_are_counted_by_feature(tmp_path: Path) -> None:
+    cases = (
+        ("tests.end_to_end.test_session", ""),
+        ("tests.end_to_end.test_session", "<failure/>"),
+        ("tests.worker.jax.test_orbax_patch", "<error/>"),
+        ("tests.worker.jax.test_orbax_patch", "<skipped/>"),
+        ("tests.end_to_end.test_recovery.TestGroup", ""),
+    )
+    lines = (f'<testcase classname="{module}" name="a">{end}</testcase>' for module, end in cases)
+    report = tmp_path / "report.xml"
+    report.write_text(f"<testsuite>{''.join(lines)}</testsuite>", encoding="utf-8")
+    counted = {name: counts for name, counts in version_matrix.counts(report).items() if any(counts)}
+    assert counted == {
+        "start, plain cells, tracebacks": (1, 1),
+        "recovery": (1, 0),
+        "checkpoints": (0, 1),
+    }
+
+
+def test_table_has_a_column_for_each_environment() -> None:
+    one = {
+        "versions": dict.fromkeys(("Python", *version_matrix.SHOWN), "1.2"),
+        "date": "2026-11-29",
+        "tests": dict.fromkeys(version_matrix.SMOKE, (2, 0)),
+    }
+    failed = {**one, "tests": dict.fromkeys(version_matrix.SMOKE, (2, 1))}
+    lines = version_matrix.table({"oldest": one, "newest": failed})
+    assert lines[0] == "|  | oldest | newest |"
+    assert "| keras | 1.2 | 1.2 |" in lines
+    assert "| recovery | 2 passed | 2 passed, **1 failed** |" in lines

@@ -1,0 +1,167 @@
+"""Run a smoke set with the oldest, middle and newest versions, and write docs/versions.md.
+
+Run `python -m tools.version_matrix [oldest] [middle] [newest]`. Without arguments, all three run.
+The first two get environments of their own under `build/versions`, with the versions of
+`tools/versions`. The newest versions are those of the running Python. An environment that did not
+run keeps the results of its last run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+import tomllib
+import venv
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "versions.md"
+BUILD = ROOT / "build" / "versions"
+PINS = ROOT / "tools" / "versions"
+NAMES = ("oldest", "middle", "newest")
+TITLE = "## Results"
+
+SMOKE = {
+    "start, plain cells, tracebacks": (
+        "tests/end_to_end/test_session.py",
+        "tests/worker/test_ipykernel_patch.py",
+        "tests/worker/jax/runtime/test_coordinator.py",
+    ),
+    "magics and views in a kernel": ("tests/magics/test_dist.py",),
+    "step cells, both strategies": ("tests/end_to_end/test_steps.py",),
+    "models, both strategies": ("tests/end_to_end/test_models.py",),
+    "`fit`, mirrored": ("tests/worker/tensorflow/test_strategy.py",),
+    "`fit`, pjrt": ("tests/worker/jax/keras/test_fit.py",),
+    "interrupt and stop": (
+        "tests/end_to_end/test_step_interrupt.py",
+        "tests/end_to_end/test_live_run_stop.py",
+    ),
+    "recovery": ("tests/end_to_end/test_recovery.py",),
+    "live run": ("tests/end_to_end/test_live_run.py",),
+    "checkpoints": (
+        "tests/end_to_end/test_checkpoints.py",
+        "tests/worker/jax/test_orbax_patch.py",
+    ),
+}
+"""Features, and the files with their tests."""
+
+EXTRAS = ("tensorflow", "jax", "export")
+TEST_PACKAGES = ("equinox", "flax", "hypothesis", "nbclient", "optax", "pandas", "pytest")
+TEST_PACKAGES += ("scikit-learn",)
+"""Packages of the extra `dev` that the tests of `SMOKE` import."""
+
+SHOWN = ("tensorflow", "keras", "jax", "ipykernel", "ipython", "ipyparallel")
+
+
+def main(names: list[str]) -> int:
+    for name in names or NAMES:
+        python = environment(name)
+        result = {**versions(python), "tests": run(name, python)}
+        (BUILD / f"{name}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    results = {
+        name: json.loads((BUILD / f"{name}.json").read_text(encoding="utf-8"))
+        for name in NAMES
+        if (BUILD / f"{name}.json").exists()
+    }
+    rows = "\n".join(table(results))
+    head = DOCUMENT.read_text(encoding="utf-8").partition(TITLE)[0].rstrip()
+    DOCUMENT.write_text(f"{head}\n\n{TITLE}\n\n{rows}\n", encoding="utf-8")
+    sys.stdout.write(f"{rows}\n")
+    return any(failed for one in results.values() for _, failed in one["tests"].values())
+
+
+def environment(name: str) -> Path:
+    """Return the Python of an environment, with the packages installed."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    if name == "newest":
+        return Path(sys.executable)
+    python = BUILD / name / "bin" / "python"
+    if not python.exists():
+        venv.create(BUILD / name, with_pip=True)
+    options = ["--quiet", "--disable-pip-version-check", "-c", str(PINS / f"{name}.txt")]
+    subprocess.run([python, "-m", "pip", "install", *options, *requirements()], check=True)
+    return python
+
+
+def requirements() -> list[str]:
+    """Return the requirements of pyproject.toml that the smoke set needs, with their bounds."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    dev = [one for one in extras["dev"] if package(one) in TEST_PACKAGES]
+    return [*project["dependencies"], *(one for extra in EXTRAS for one in extras[extra]), *dev]
+
+
+def package(requirement: str) -> str:
+    return re.split(r"[<>=\[]", requirement)[0]
+
+
+def versions(python: Path) -> dict[str, Any]:
+    program = (
+        "import json, platform; from importlib.metadata import version as v;"
+        f"print(json.dumps([platform.python_version(), *map(v, {SHOWN})]))"
+    )
+    found = subprocess.run([python, "-c", program], check=True, capture_output=True, text=True)
+    return {
+        "versions": dict(zip(("Python", *SHOWN), json.loads(found.stdout), strict=True)),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def run(name: str, python: Path) -> dict[str, tuple[int, int]]:
+    """Run the smoke set. Return the number of passed and of failed tests of each feature."""
+    report = BUILD / f"{name}.xml"
+    report.unlink(missing_ok=True)
+    files = [file for tests in SMOKE.values() for file in tests]
+    subprocess.run(
+        [python, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}", *files],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    return counts(report)
+
+
+def counts(report: Path) -> dict[str, tuple[int, int]]:
+    """Return the number of passed and of failed tests of each feature in pytest's report."""
+    outcomes: Counter[tuple[str, bool]] = Counter()
+    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - pytest wrote it
+        if case.find("skipped") is None:
+            failed = case.find("failure") is not None or case.find("error") is not None
+            outcomes[feature_of(case.attrib["classname"]), failed] += 1
+    return {feature: (outcomes[feature, False], outcomes[feature, True]) for feature in SMOKE}
+
+
+def feature_of(module: str) -> str:
+    path = module.replace(".", "/")
+    for feature, tests in SMOKE.items():
+        if any(path.startswith(test.removesuffix(".py")) for test in tests):
+            return feature
+    raise ValueError(f"{module} is not in the smoke set")
+
+
+def table(results: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the lines of a table with one column for each environment."""
+    rows = [["", *results], ["---"] * (len(results) + 1)]
+    for library in ("Python", *SHOWN):
+        rows.append([library, *(one["versions"][library] for one in results.values())])
+    for feature in SMOKE:
+        rows.append([feature, *(outcome(*one["tests"][feature]) for one in results.values())])
+    rows.append(["date", *(one["date"] for one in results.values())])
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def outcome(passed: int, failed: int) -> str:
+    return f"{passed} passed" + (f", **{failed} failed**" if failed else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
