@@ -240,11 +240,12 @@ class _Division:
         for node in within(statement):
             if isinstance(node, ast.Call) and (effect := self._callees.effect(node)):
                 self._effect = effect
-        if self._effect and self._callees.compiles:
-            raise LoopError(
-                statement.lineno,
-                f"{self._effect} would run only when nbdist compiles the step: move it to the loop",
-            )
+                if self._callees.compiles:
+                    raise LoopError(
+                        statement.lineno,
+                        f"{effect} would run only when nbdist compiles the step: move it to the "
+                        "loop",
+                    )
         if isinstance(statement, ast.If):
             statement, rest = self._split(statement)
             self._add(statement)

@@ -170,6 +170,32 @@ def centered(errors):
         ),
         "on 2 replicas",
     ),
+    "number of rows in the tape, and a gradient in the call of the update": (
+        "",
+        """
+with tf.GradientTape() as tape:
+    loss = tf.reduce_sum((model(xb, training=True) - yb) ** 2) / len(xb)
+weights = model.trainable_variables
+optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+losses.append(float(loss))
+""",
+        "on 2 replicas",
+    ),
+    "gradients that are clipped by their norm": (
+        """
+@tf.function
+def train_step(xb, yb):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
+        loss += 0.01 * tf.add_n([tf.nn.l2_loss(w) for w in model.trainable_variables])
+    gradients = tape.gradient(loss, model.trainable_variables)
+    gradients, norm = tf.clip_by_global_norm(gradients, 0.5)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return loss, norm
+""",
+        "loss, norm = train_step(xb, yb)\nlosses += [float(loss), float(norm)]\n",
+        "on 2 replicas",
+    ),
     "gradient of an embedding": (
         """
 layers = [keras.layers.Embedding(5, 4), keras.layers.Flatten(), keras.layers.Dense(1)]

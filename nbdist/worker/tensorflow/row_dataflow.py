@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Set
 
 _SHAPES = frozenset({"Rank", "Shape", "ShapeN", "Size", "ZerosLike", "OnesLike"})
 """Operations whose results do not depend on values."""
@@ -116,7 +116,7 @@ def depends_on_kinds(graph: tf.Graph, rows: int) -> bool:
             continue
         if not _is_safe(operation, tensors, rows):
             return True
-        reached.update(tensor.name for tensor in operation.outputs)
+        reached |= _outputs(operation, reached)
         if operation.type.startswith("Assign"):
             reached.add(operation.inputs[0].name)  # the variable, which later operations read
     return False
@@ -144,11 +144,22 @@ def kink(graph: tf.Graph, rows: int, decisions: Iterable[str] = ()) -> str:
         decides = operation.inputs[:1] if kind in _CHOICES else operation.inputs
         if kind in _KINKS and any(tensor.name in sums for tensor in decides):
             return f"applies `{kind}` to a mean or sum over the rows of a batch"
-        outputs = {tensor.name for tensor in operation.outputs}
-        reached |= outputs
+        reached |= _outputs(operation, given)
         if given <= sums or (kind in _REDUCTIONS and _adds_rows(operation, rows)):
-            sums |= outputs
+            sums |= _outputs(operation, given)
     return ""
+
+
+def _outputs(operation: tf.Operation, given: Set[str]) -> set[str]:
+    """Return the names of the results of an operation that depend on the `given` tensors.
+
+    TensorFlow passes arguments and results of a function with its own gradient, such as the
+    all-reduce of a replica, through one `IdentityN`.
+    """
+    if operation.type != "IdentityN":
+        return {tensor.name for tensor in operation.outputs}
+    pairs = zip(operation.inputs, operation.outputs, strict=True)
+    return {output.name for source, output in pairs if source.name in given}
 
 
 def _adds_rows(reduction: tf.Operation, rows: int) -> bool:
