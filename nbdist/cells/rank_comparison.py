@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from nbdist.utils.listing import listed
 from nbdist.utils.rank_ranges import ranks
 
 if TYPE_CHECKING:
@@ -115,11 +116,10 @@ def _named(
 
 
 def _text(strategy: StrategyName, paths: list[str], odd: list[int], usual: int) -> str:
-    more = f" and {len(paths) - _MOST_NAMES} more" if len(paths) > _MOST_NAMES else ""
     who = f"Rank {ranks(odd)} differs" if len(odd) == 1 else f"Ranks {ranks(odd)} differ"
     return (
         f"values differ between ranks, {_EXPECTED[strategy]}: "
-        f"{', '.join(paths[:_MOST_NAMES])}{more}. {who} from rank {usual}. {_ADVICE[strategy]}"
+        f"{listed(paths, _MOST_NAMES)}. {who} from rank {usual}. {_ADVICE[strategy]}"
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.planner.hardware import lookup as hardware_lookup
 from nbdist.records import Trouble
+from nbdist.utils.listing import listed
 from nbdist.views import formatting
 
 if TYPE_CHECKING:
@@ -140,11 +141,10 @@ def packages(
         shown = [
             f"{name} {version or 'is missing'} (notebook: {ours[name]})" for name, version in other
         ]
-        rest = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
         pins = " ".join(f"{name}=={ours[name]}" for name, _ in other)
         yield Trouble(
             where=_named(ones),
-            what=f"packages differ from the notebook's: {', '.join(shown[:_SHOWN])}{rest}",
+            what=f"packages differ from the notebook's: {listed(shown, _SHOWN)}",
             advice="start hosts over ssh with --install, or run there: "
             f"{ones[0].python} -m pip install {pins}",
             is_fatal=False,

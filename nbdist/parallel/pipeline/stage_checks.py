@@ -12,6 +12,7 @@ from nbdist.errors import UsageError
 from nbdist.jaxpr.core import concrete_or_error
 from nbdist.parallel.pipeline.stacked_layer_checks import check_rows, wrong_counts
 from nbdist.parallel.placement.leaves import GONE
+from nbdist.utils.listing import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -130,11 +131,10 @@ def _elsewhere(params: Sequence[Any], stage_places: Sequence[StagePlace]) -> Ite
             if not _is_on(concrete_or_error(None, leaf), stage_place)
         ]
         if wrong:
-            more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             yield (
-                f"params{wrong[0]}{more} is not on {stage_place.where}, where {stage_place.title} "
-                "runs: call "
-                "params = stages.place(params) once, before the steps"
+                f"params{listed(wrong, 1)} is not on {stage_place.where}, where "
+                f"{stage_place.title} runs: call params = stages.place(params) once, before the "
+                "steps"
             )
 
 

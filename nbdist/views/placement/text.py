@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from nbdist.records import HOST_MEMORY
+from nbdist.utils.listing import listed
 from nbdist.views import formatting
 from nbdist.views.placement.tree import Cost, dimension_to_shard, on_devices, on_each
 
@@ -104,9 +105,7 @@ def devices(placement: Placement, indices: Sequence[int]) -> str:
     if len(indices) > 1 and len(alike) == 1 and len(next(iter(alike))) <= _NAMED:
         place = formatting.places(names, placement.hosts)[1:-1]
         return f"{place} {', '.join(next(iter(alike)))}"
-    named = ", ".join(device(placement, index) for index in indices[:_NAMED])
-    rest = len(indices) - _NAMED
-    return f"{named} and {rest:,} more" if rest > 0 else named
+    return listed([device(placement, index) for index in indices], _NAMED)
 
 
 def label(text: str, ranks: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nbdist.records import Layout, MeshShape, PlacedArray, PlacedDevice, Placement
+from nbdist.utils.listing import listed
 from nbdist.views import formatting
 from nbdist.views.placement.tree import Branch, Cost, Leaf, total, tree
 
@@ -169,14 +170,11 @@ def _siblings(entries: list[Branch | Leaf]) -> list[Branch | Leaf]:
     for place, entry in enumerate(entries):
         alike[_signature(entry) if isinstance(entry, Branch) else place].append(entry)
     return [
-        group[0] if len(group) == 1 else _multiplied(group[0], _names(group), len(group))
+        group[0]
+        if len(group) == 1
+        else _multiplied(group[0], listed([one.label for one in group], _NAMED), len(group))
         for group in alike.values()
     ]
-
-
-def _names(group: list[Branch | Leaf]) -> str:
-    named = ", ".join(entry.label for entry in group[:_NAMED])
-    return f"{named} and {len(group) - _NAMED:,} more" if len(group) > _NAMED else named
 
 
 def _multiplied(entry: Branch | Leaf, label: str, count: int) -> Branch | Leaf:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from nbdist.utils.listing import listed
 from nbdist.worker.export import named_arrays
 from nbdist.worker.keras.own_classes import classes_of_notebook
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from nbdist.worker.export.named_arrays import Contents
 
@@ -38,7 +39,7 @@ def _of_model(model: Any, kind: str) -> Iterator[str]:
     if kind != "keras":
         yield "code"
     elif own := sorted(classes_of_notebook(model)):
-        yield f"code of {_listed(own)}"
+        yield f"code of {listed(own, _MOST_NAMES)}"
     has_optimizer = getattr(model, "optimizer", None) is not None  # only a compiled model has one
     if has_optimizer and kind not in ("keras", "weights"):
         yield "optimizer"
@@ -49,14 +50,9 @@ def _of_tree(contents: Contents, kind: str) -> Iterator[str]:
     yield from ("code", "static attributes")
     yield "types of containers" if kind == "orbax" else "containers"
     if contents.keys:
-        yield f"random generators ({_listed(contents.keys)})"
+        yield f"random generators ({listed(contents.keys, _MOST_NAMES)})"
     empty = [array.name for array in contents.arrays if not array.nbytes]
     if kind == "orbax" and empty:
-        yield f"arrays without elements ({_listed(empty)})"
+        yield f"arrays without elements ({listed(empty, _MOST_NAMES)})"
     if contents.others:
-        yield f"other values ({_listed(contents.others)})"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+        yield f"other values ({listed(contents.others, _MOST_NAMES)})"

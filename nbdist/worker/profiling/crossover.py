@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from nbdist.records import Crossing, Way
+from nbdist.utils.listing import listed
 from nbdist.worker.jax.runtime.platforms import name_of
 
 if TYPE_CHECKING:
@@ -83,8 +84,7 @@ def own_crossing() -> Crossing | None:
 
 
 def _named(devices: tuple[Device, ...]) -> str:
-    first = name_of(devices[0])
-    return f"{first} and {len(devices) - 1} more" if len(devices) > 1 else first
+    return listed([name_of(device) for device in devices], 1)
 
 
 def _way(size: int, home: Device, target: Sharding, everywhere: Sharding) -> Way:
