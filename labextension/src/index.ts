@@ -117,8 +117,9 @@ const panel: JupyterFrontEndPlugin<IPanelParts> = {
       execute: () => app.shell.activateById(sidebar.id)
     });
 
-    const tabs = new RunTabs(app, runs, notebook, trans, labShell === null ? 'right' : 'main');
-    tabs.addCommands(server);
+    const area = labShell === null ? 'right' : 'main';
+    const tabs = new RunTabs(app, runs, server, notebook, trans, area);
+    tabs.addCommands();
     if (restorer !== null) {
       tabs.restore(restorer);
     }

@@ -5,7 +5,7 @@ import { RunModel } from './run/model';
 import { isJob } from './run/status';
 import { request } from './server';
 import type { Ending } from './socket';
-import { RunSocket } from './socket';
+import { ofRun, RunSocket } from './socket';
 
 const STOP: IStopRun = { type: 'StopRun' };
 
@@ -125,7 +125,7 @@ class LiveRun implements IDisposable {
     settings: ServerConnection.ISettings,
     private readonly stopJob: () => Promise<boolean>
   ) {
-    this.socket = new RunSocket(id, 'rows', settings, {
+    this.socket = new RunSocket(ofRun(id, 'rows'), settings, {
       onOpen: () => this.opened(),
       onMessage: message => this.onMessage(message),
       onRows: values => this.model.onRows(values),

@@ -30,12 +30,28 @@ export interface ISocketListener {
   onEnd(ending: Ending, reason: string): void;
 }
 
-/** WebSocket to one run on the server. Reconnects until the run is complete. */
+/** Address of a socket: its path below `nbdist` on the server, and its query. */
+export interface IAddress {
+  readonly path: readonly string[];
+  readonly query: Readonly<Record<string, string>>;
+}
+
+/** Return the address of the rows of a run, the text of its cell, or that of the worker of a rank. */
+export function ofRun(run: string, what: 'rows' | 'text' | number): IAddress {
+  const part = typeof what === 'number' ? { rank: String(what) } : {};
+  const text = what === 'text' ? { text: '1' } : {};
+  return { path: ['runs', run, 'live'], query: { ...part, ...text } };
+}
+
+/** Return the address of the text of all cells of a worker of a cluster. */
+export function ofWorker(cluster: string, rank: number): IAddress {
+  return { path: ['clusters', cluster, 'workers', String(rank), 'live'], query: {} };
+}
+
+/** WebSocket to the server. Reconnects until a run is complete. */
 export class RunSocket implements IDisposable {
-  /** @param what rows of the run, the text of its cell, or the text of the worker of a rank. */
   constructor(
-    private readonly run: string,
-    private readonly what: 'rows' | 'text' | number,
+    private readonly address: IAddress,
     private readonly settings: ServerConnection.ISettings,
     private readonly listener: ISocketListener
   ) {
@@ -78,11 +94,10 @@ export class RunSocket implements IDisposable {
 
   private url(): string {
     const { wsUrl, token, appendToken } = this.settings;
-    const url = URLExt.join(wsUrl, 'nbdist/runs', encodeURIComponent(this.run), 'live');
-    const part = typeof this.what === 'number' ? { rank: String(this.what) } : {};
-    const text = this.what === 'text' ? { text: '1' } : {};
+    const { path, query } = this.address;
+    const url = URLExt.join(wsUrl, 'nbdist', ...path.map(encodeURIComponent));
     const access: Record<string, string> = appendToken && token !== '' ? { token } : {};
-    return url + URLExt.objectToQueryString({ ...part, ...text, ...access });
+    return url + URLExt.objectToQueryString({ ...query, ...access });
   }
 
   private receive(data: string | ArrayBuffer): void {

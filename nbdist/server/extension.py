@@ -21,7 +21,7 @@ from nbdist.server.run_handlers import (
     RunStopHandler,
     RunTableHandler,
 )
-from nbdist.server.run_socket import LiveRunHandler
+from nbdist.server.run_socket import LiveRunHandler, WorkerLogHandler
 from nbdist.settings import Settings
 from nbdist.telemetry.run_table import RunRows
 
@@ -59,6 +59,11 @@ def _load_jupyter_server_extension(app: ServerApp) -> None:
             (url_path_join(base, "clusters"), ClustersHandler, clusters),
             (url_path_join(base, "clusters", "([^/]+)", "placement"), PlacementHandler, clusters),
             (url_path_join(base, "runs", "([^/]+)", "live"), LiveRunHandler, runs),
+            (
+                url_path_join(base, "clusters", "([^/]+)", "workers", "([0-9]{1,5})", "live"),
+                WorkerLogHandler,
+                {"root": clusters["folder"]},
+            ),
             (url_path_join(base, "examples", "([^/]+)"), ExampleHandler),
             (url_path_join(base, "documents", "(.+)"), DocumentHandler),
         ],

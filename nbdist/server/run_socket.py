@@ -1,4 +1,4 @@
-"""A WebSocket for a browser to follow one run, and to stop it."""
+"""WebSockets for a browser to follow one run, and to stop it, or to follow a worker's text."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 from nbdist.errors import UsageError
 from nbdist.records import (
     BAD_MESSAGE,
+    CLUSTER_ID,
     NO_SUCH_RUN,
     RUN_IS_GONE,
     UNREADABLE_RUN,
@@ -30,7 +31,7 @@ from nbdist.records import (
 )
 from nbdist.telemetry.run_reader import find, why_unreadable
 from nbdist.telemetry.tail import FRAME_BYTES, LOOK_S, States, Tail, encoded
-from nbdist.telemetry.worker_tail import WorkerTail
+from nbdist.telemetry.worker_tail import ClusterLogTail, WorkerTail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,19 +47,13 @@ REASON_BYTES = 123
 """Limit for the reason of a close frame: RFC 6455, section 5.5."""
 
 
-class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
-    """Connection of one browser to one run.
-
-    It sends the state, the tables and their rows, then all changes. With `?text=1`, it sends the
-    text of the cell's output instead of rows. With `?rank=3`, it sends the text of that worker and,
-    after each `RequestStack`, its stack.
-    """
+class _NewsHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
+    """Connection of one browser to a reader of news."""
 
     auth_resource = "nbdist"
 
     def initialize(self, root: Path) -> None:
         self._root = root
-        self._run: StoredRun | None = None
         self._following: asyncio.Task[None] | None = None
 
     def set_default_headers(self) -> None:
@@ -78,6 +73,65 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             raise HTTPError(403)
         await super().get(*path)
 
+    def on_close(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+
+    async def _follow(self, news: News) -> None:
+        try:
+            with contextlib.closing(news):
+                await self._send_news(news)
+        except WebSocketClosedError:
+            return
+        except OSError:
+            self.close(RUN_IS_GONE, "the directory is gone")
+        except msgspec.DecodeError as error:
+            self.close(UNREADABLE_RUN, close_reason(why_unreadable(error)))
+
+    async def _send_news(self, news: News) -> None:
+        """Send news until the browser disconnects or the directory is deleted."""
+        try:
+            while True:
+                await self._send(news.news())
+                await asyncio.sleep(LOOK_S if news.is_over else TAIL_S)
+        except OSError:
+            await self._send(news.last())
+            raise
+
+    async def _send(self, messages: Iterable[str | bytes]) -> None:
+        for message in messages:
+            await self.write_message(message, binary=isinstance(message, bytes))
+
+
+class WorkerLogHandler(_NewsHandler):
+    """Connection of one browser to the text of all cells of one worker of a cluster."""
+
+    def open(self, cluster: str, rank: str) -> None:
+        super().open(cluster, rank)
+        folder = self._root / cluster
+        if not re.fullmatch(CLUSTER_ID, cluster) or folder.is_symlink() or not folder.is_dir():
+            self.close(NO_SUCH_RUN, "no such cluster")
+        else:
+            tail = ClusterLogTail(folder, int(rank))
+            self._following = asyncio.create_task(self._follow(tail))
+
+    def on_message(self, message: str | bytes) -> None:
+        del message
+        self.close(BAD_MESSAGE, "the log of a worker accepts no messages")
+
+
+class LiveRunHandler(_NewsHandler):
+    """Connection of one browser to one run.
+
+    It sends the state, the tables and their rows, then all changes. With `?text=1`, it sends the
+    text of the cell's output instead of rows. With `?rank=3`, it sends the text of that worker and,
+    after each `RequestStack`, its stack.
+    """
+
+    def initialize(self, root: Path) -> None:
+        super().initialize(root)
+        self._run: StoredRun | None = None
+
     def open(self, run_id: str) -> None:
         super().open(run_id)
         try:
@@ -85,7 +139,7 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         except UsageError:
             self.close(NO_SUCH_RUN, "no such run")
         else:
-            self._following = asyncio.create_task(self._follow(self._run))
+            self._following = asyncio.create_task(self._follow_run(self._run))
 
     def on_message(self, message: str | bytes) -> None:
         try:
@@ -96,10 +150,6 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
             return
         if self._run is not None:
             self._pass_on(self._run, request)
-
-    def on_close(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
 
     def _pass_on(self, run: StoredRun, request: StopRun | RequestStack) -> None:
         """Pass a request on to the kernel."""
@@ -113,16 +163,13 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         except (OSError, msgspec.DecodeError) as error:
             self.log.warning("nbdist: cannot pass on a request to run %s: %s", run.id, error)
 
-    async def _follow(self, run: StoredRun) -> None:
+    async def _follow_run(self, run: StoredRun) -> None:
         try:
-            with contextlib.closing(self._news(run)) as news:
-                await self._send_news(news)
-        except WebSocketClosedError:
-            return
+            news = self._news(run)
         except OSError:
             self.close(RUN_IS_GONE, "the run's directory is gone")
-        except msgspec.DecodeError as error:
-            self.close(UNREADABLE_RUN, close_reason(why_unreadable(error)))
+        else:
+            await self._follow(news)
 
     def _news(self, run: StoredRun) -> News:
         """Return the reader of the part of the run that the browser wants."""
@@ -130,20 +177,6 @@ class LiveRunHandler(WebSocketMixin, WebSocketHandler, JupyterHandler):
         if re.fullmatch("[0-9]{1,5}", rank):
             return WorkerTail(run, int(rank))
         return TextTail(run) if self.get_query_argument("text", "") == "1" else Tail(run)
-
-    async def _send_news(self, news: News) -> None:
-        """Send news until the browser disconnects or the run's directory is deleted."""
-        try:
-            while True:
-                await self._send(news.news())
-                await asyncio.sleep(LOOK_S if news.is_over else TAIL_S)
-        except OSError:
-            await self._send(news.last())
-            raise
-
-    async def _send(self, messages: Iterable[str | bytes]) -> None:
-        for message in messages:
-            await self.write_message(message, binary=isinstance(message, bytes))
 
 
 def close_reason(text: str) -> str:

@@ -297,7 +297,7 @@ class Cluster:
         return trace_on(self, cell, options, keep=keep)
 
     def logs(self, rank: int) -> str:
-        """Return the output of a rank's cells.
+        """Return the output of a rank's cells, each below a heading with the cell's name.
 
         Args:
             rank: Rank from 0 to `world_size - 1`.

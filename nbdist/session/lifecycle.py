@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import shutil
+import time
 from typing import TYPE_CHECKING, Self
 
 from msgspec import structs
@@ -28,10 +29,11 @@ from nbdist.execution import live_run
 from nbdist.execution.replay_journal import Journal
 from nbdist.execution.resume import reopen, run_of
 from nbdist.execution.runner import Runner
+from nbdist.records import run_name
 from nbdist.session.devices import look
 from nbdist.telemetry.cluster_file import ClusterFile
 from nbdist.telemetry.frontend_request import this_request
-from nbdist.telemetry.output_logs import OutputLogs
+from nbdist.telemetry.output_logs import LOG_FOLDER, OutputLogs
 from nbdist.utils.files import LateFiles
 from nbdist.views import formatting
 from nbdist.views.cluster.workers import StartView
@@ -78,8 +80,9 @@ class ClusterLifecycle:
         self.handover = HandoverFile(folder, handover, self._files)
         self.journal = Journal(folder / "journal", self._files)
         self.runner = Runner(worker_group, self.journal, self.handover, settings)
-        self.logs = OutputLogs(folder / "log")
+        self.logs = OutputLogs(folder / LOG_FOLDER)
         worker_group.receiver.subscribers.add(self.logs.take)
+        worker_group.receiver.on_idle = self.logs.flush
         self.file = ClusterFile(folder, request.frameworks, self._files)
         self.under_way: Callable[[], None] | None = None
         self.is_up = True
@@ -141,6 +144,8 @@ class ClusterLifecycle:
         self.runner.last_run = run_of(handover.last)
         if handover.cell is not None:
             resumed = reopen(handover.cell, settings)
+            state = resumed.live.state
+            self._name_cell(handover.cell, state.name if state is not None else "")
             hosts = {rank: self.worker_group.hellos[rank].host for rank in handover.cell.ranks}
             view = new_view(resumed.live, hosts, settings)
             self.under_way = self.runner.expect(handover.cell, resumed, view, hosts)
@@ -148,8 +153,14 @@ class ClusterLifecycle:
     def begin(self, cell: RunningCell, ran: tuple[str, ...]) -> None:
         """Store a cell before it is sent. `ran` contains the texts of all cells with this one."""
         self.file.begin(cell.run, cell.ranks)
+        self._name_cell(cell)
         own = this_request().cell
         self.handover.begin(structs.replace(cell, notebook_cell=own), ran)
+
+    def _name_cell(self, cell: RunningCell, name: str = "") -> None:
+        request = cell.request
+        name = name or request.options.name or run_name(request.label, "", time.time())
+        self.logs.begin(request.number, name)
 
     def settle(self) -> None:
         """Store the end of the running cell."""

@@ -13,9 +13,14 @@ if TYPE_CHECKING:
 
     from nbdist.records import AnyEvent
 
+LOG_FOLDER = "log"
+"""Folder with the output of all cells in the folder of a cluster."""
+
 
 class OutputLogs:
     """Log files of the ranks' output. They are never truncated.
+
+    A heading precedes the text of each cell that `begin` names.
 
     Args:
         folder: folder of the files, one per rank.
@@ -27,25 +32,46 @@ class OutputLogs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[int, TextIO] = {}
+        self._cell, self._name = 0, ""
+        self._headed: set[int] = set()
+        self._is_flushed = True
         self._closed = False
         self.fault = ""
         self._lock = threading.Lock()
 
+    def begin(self, cell: int, name: str) -> None:
+        """Write a heading before the next text of each rank.
+
+        Args:
+            cell: number of the cell that begins.
+            name: name in the heading.
+        """
+        with self._lock:
+            self._cell, self._name = cell, " ".join(name.split())
+            self._headed.clear()
+
     def take(self, record: AnyEvent) -> None:
         """Append the record's text, if it has a text form."""
         if isinstance(record, Output):
-            self._append(record.rank, record.text)
+            self._append(record, record.text)
         elif isinstance(record, Display) and "text/plain" in record.data:
-            self._append(record.rank, f"{record.data['text/plain']}\n")
+            self._append(record, f"{record.data['text/plain']}\n")
 
-    def _append(self, rank: int, text: str) -> None:
+    def _append(self, record: Output | Display, text: str) -> None:
+        rank = record.rank
         with self._lock:
             if self._closed:
                 return
             try:
-                if rank not in self._files:
+                is_first = rank not in self._files
+                if is_first:
                     self._files[rank] = self.path(rank).open("a", encoding="utf-8")
+                if record.cell == self._cell and self._name and rank not in self._headed:
+                    self._headed.add(rank)
+                    space = "" if is_first and not self._files[rank].tell() else "\n"
+                    self._files[rank].write(f"{space}── {self._name} ──\n")
                 self._files[rank].write(text)
+                self._is_flushed = False
             except OSError as error:  # a full disk must not stop the display of text
                 self._append_message(error)
 
@@ -63,7 +89,10 @@ class OutputLogs:
 
     def flush(self) -> None:
         """Write buffered text to the file system."""
+        if self._is_flushed:
+            return
         with self._lock:
+            self._is_flushed = True
             for file in self._files.values():
                 self._flush(file)
 

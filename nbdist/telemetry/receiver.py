@@ -62,10 +62,12 @@ class Receiver:
     Attributes:
         bound_socket: socket to which engines connect.
         subscribers: subscribers to the records of all cells.
+        on_idle: called on the thread when no further record waits.
     """
 
     def __init__(self, bound_socket: BoundSocket | None = None, host: str = LOOPBACK) -> None:
         self.subscribers = Subscribers()
+        self.on_idle: Callable[[], None] = lambda: None
         self._decoder = msgspec.msgpack.Decoder(AnyEvent)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._socket = context.socket(zmq.PULL)
@@ -101,7 +103,10 @@ class Receiver:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._stopped, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll())
+            ready = dict(poller.poll(0))
+            if not ready:
+                self.on_idle()
+                ready = dict(poller.poll())
             if self._socket in ready:
                 for frame in self._socket.recv_multipart():
                     self._take(frame)

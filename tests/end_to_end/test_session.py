@@ -95,8 +95,9 @@ def test_top_level_await_works(cluster: nbdist.Cluster) -> None:
 
 
 def test_logs_contain_the_whole_text(cluster: nbdist.Cluster) -> None:
-    cluster.run("for i in range(5000):\n    print('count', rank, i)", ranks="1")
+    cluster.run("for i in range(5000):\n    print('count', rank, i)", ranks="1", name="counting")
     lines = cluster.logs(1).splitlines()
+    assert lines[lines.index("count 1 0") - 1] == "── counting ──"
     assert [line for line in lines if line.startswith("count")] == [
         f"count 1 {i}" for i in range(5000)
     ]

@@ -148,10 +148,11 @@ class JupyterServer:
         headers: dict[str, str] | None = None,
         *,
         query: str = "",
+        of: str = "runs",
     ) -> AsyncIterator[Watcher]:
-        """Open the socket of a run.
+        """Open the socket of a run, or with `of="clusters"` of a worker: `CLUSTER/workers/1`.
 
-        `query` selects a part: `text=1` its text, `rank=1` one worker.
+        `query` selects a part of a run: `text=1` its text, `rank=1` one worker.
 
         `headers` replace the header with the token.
 
@@ -159,7 +160,7 @@ class JupyterServer:
             tornado.httpclient.HTTPClientError: the server refused the socket.
         """
         headers = headers or {"Authorization": f"token {token}"}
-        url = f"ws://{self.at}/{BASE}/nbdist/runs/{run_id}/live?{query}"
+        url = f"ws://{self.at}/{BASE}/nbdist/{of}/{run_id}/live?{query}"
         watcher = Watcher(await websocket_connect(HTTPRequest(url, headers=headers)))
         try:
             yield watcher

@@ -30,6 +30,7 @@ from nbdist.records import (
     TableMessage,
     TextMessage,
 )
+from nbdist.telemetry.output_logs import LOG_FOLDER, OutputLogs
 from nbdist.telemetry.tail import FRAME_BYTES
 from tests.runs import LOSS, loss, losses, new_run, rows, writing_process
 from tests.server.jupyter import TOKEN, JupyterServer, RowsFrame
@@ -50,6 +51,50 @@ STOP = msgspec.json.encode(StopRun()).decode()
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
     with JupyterServer(tmp_path_factory.mktemp("jupyter")) as running:
         yield running
+
+
+# Workers of a cluster that a browser follows.
+
+
+def test_text_of_all_cells_of_a_worker_is_sent(server: JupyterServer) -> None:
+    folder = server.clusters / "0123456789ab"
+    (folder / LOG_FOLDER).mkdir(parents=True)
+    logs = OutputLogs(folder / LOG_FOLDER)
+    logs.begin(1, "Cell 3, 20:27")
+
+    async def watch() -> None:
+        async with server.watch(f"{folder.name}/workers/1", of="clusters") as page:
+            assert await page.history() == []
+            logs.take(Output(rank=1, cell=1, stream="stdout", text="grün\n"))
+            logs.flush()
+            expected = "── Cell 3, 20:27 ──\ngrün\n"
+            assert await page.text(len(expected)) == expected
+            logs.close()
+            shutil.rmtree(folder)
+            assert await page.end() == RUN_IS_GONE
+        async with server.watch(f"{folder.name}/workers/1", of="clusters") as page:
+            assert await page.end() == NO_SUCH_RUN
+
+    asyncio.run(watch())
+
+
+def test_log_of_a_worker_accepts_no_messages_and_no_other_folder(server: JupyterServer) -> None:
+    folder = server.clusters / "0123456789ac"
+    (folder / LOG_FOLDER).mkdir(parents=True)
+    (server.clusters / "0123456789ad").symlink_to(folder)
+
+    async def watch() -> None:
+        async with server.watch(f"{folder.name}/workers/1", of="clusters") as page:
+            await page.send(STOP)
+            assert await page.end() == BAD_MESSAGE
+        for other in ("0123456789ad", "..", quote("../nbdist", safe="")):
+            async with server.watch(f"{other}/workers/1", of="clusters") as page:
+                assert await page.end() == NO_SUCH_RUN
+        with pytest.raises(HTTPClientError, match="403"):
+            async with server.watch(f"{folder.name}/workers/1", token="wrong", of="clusters"):
+                pass
+
+    asyncio.run(watch())
 
 
 # Runs that a browser follows.

@@ -69,8 +69,8 @@ interface IClusterProps {
   /** Title of the notebook that owns the cluster. Empty if that notebook is not open. */
   readonly notebook: string;
   readonly trans: TranslationBundle;
-  /** Opens the page of a worker. Null if its notebook has no stored run. */
-  readonly onWorker: ((rank: number) => void) | null;
+  /** Opens the page of a worker. */
+  readonly onWorker: (rank: number) => void;
   readonly onArrays: () => void;
   readonly onResize: (hosts: number) => void;
   readonly onStop: () => void;
@@ -133,7 +133,7 @@ export function Cluster(props: IClusterProps): React.JSX.Element {
 interface IWorkersProps {
   readonly workers: readonly IWorkerState[];
   readonly trans: TranslationBundle;
-  readonly onOpen: ((rank: number) => void) | null;
+  readonly onOpen: (rank: number) => void;
 }
 
 function Workers({ workers, trans, onOpen }: IWorkersProps): React.JSX.Element {
@@ -151,23 +151,15 @@ function Workers({ workers, trans, onOpen }: IWorkersProps): React.JSX.Element {
         </thead>
         <tbody>
           {workers.map(worker => (
-            <tr
-              key={worker.rank}
-              className={onOpen === null ? '' : 'nbdist-Opens'}
-              onClick={() => onOpen?.(worker.rank)}
-            >
+            <tr key={worker.rank} className="nbdist-Opens" onClick={() => onOpen(worker.rank)}>
               <th scope="row">
-                {onOpen === null ? (
-                  worker.rank
-                ) : (
-                  <button
-                    type="button"
-                    className="nbdist-Link"
-                    title={trans.__('Open the page of worker %1', worker.rank)}
-                  >
-                    {worker.rank}
-                  </button>
-                )}
+                <button
+                  type="button"
+                  className="nbdist-Link"
+                  title={trans.__('Open the page of worker %1', worker.rank)}
+                >
+                  {worker.rank}
+                </button>
               </th>
               <td>{worker.host}</td>
               <td>{devicesOf(worker)}</td>

@@ -3,7 +3,6 @@ import { ReactWidget } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
 import * as React from 'react';
 import { Cluster, StartForm } from './clusters';
-import type { IClusterState } from '../records';
 import { openWorker } from '../worker/tabs';
 import type { ISnippet } from './code';
 import { Commands } from './commands';
@@ -138,22 +137,12 @@ export class Panel extends ReactWidget {
         cluster={cluster}
         notebook={notebook.titleOf(cluster.kernel)}
         trans={trans}
-        onWorker={this.workerOpener(cluster)}
+        onWorker={rank => openWorker(this.parts.commands, id, rank)}
         onArrays={() => this.execute(Commands.openPlacement, { id })}
         onResize={hosts => this.execute(Commands.resizeCluster, { id, hosts })}
         onStop={() => this.execute(Commands.stopCluster, { id })}
       />
     );
-  }
-
-  /** Return a function that opens a worker in the newest run of the current workers, if any. */
-  private workerOpener({ workers }: IClusterState): ((rank: number) => void) | null {
-    const { server, commands } = this.parts;
-    const processes = new Set(workers.map(({ rank, host, pid }) => `${rank} ${host} ${pid}`));
-    const run = server.runs.find(one =>
-      one.workers.some(({ rank, host, pid }) => processes.has(`${rank} ${host} ${pid}`))
-    );
-    return run === undefined ? null : rank => openWorker(commands, run.id, rank);
   }
 
   private snippet(snippet: ISnippet): React.JSX.Element {

@@ -14,6 +14,7 @@ export class RunTabs {
   constructor(
     private readonly app: JupyterFrontEnd,
     runs: LiveRuns,
+    private readonly server: ServerModel,
     notebooks: CurrentNotebook,
     private readonly trans: TranslationBundle,
     area: 'main' | 'right'
@@ -21,10 +22,11 @@ export class RunTabs {
     const create = (run: string): RunTab =>
       new RunTab(run, runs, notebooks, app.commands, trans, nbdistIcon);
     this.tabs = new OpenTabs(app, area, 'nbdist-runs', Commands.openRun, create);
-    this.workers = new WorkerTabs(app, runs, trans, area);
+    this.workers = new WorkerTabs(app, runs, server, trans, area);
   }
 
-  addCommands(server: ServerModel): void {
+  addCommands(): void {
+    const { server } = this;
     const { commands } = this.app;
     this.workers.addCommand();
     const id = { id: { type: 'string', description: 'Run id' } };

@@ -1,7 +1,7 @@
 import type { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import type { IColumns, IRunState, ServerMessage } from '../records';
-import { RunSocket } from '../socket';
+import { ofRun, RunSocket } from '../socket';
 
 /** Callbacks for the text of a run. */
 export interface ITextListener {
@@ -21,7 +21,7 @@ export class RunText implements IDisposable {
     settings: ServerConnection.ISettings,
     private readonly listener: ITextListener
   ) {
-    this.socket = new RunSocket(run, 'text', settings, {
+    this.socket = new RunSocket(ofRun(run, 'text'), settings, {
       onOpen: () => (this.repeated = this.received),
       onMessage: message => this.onMessage(message),
       onRows: () => undefined, // rows are not requested

@@ -1,19 +1,20 @@
 import type { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import type { IWorkerStack, ServerMessage } from '../records';
+import type { IAddress } from '../socket';
 import { RunSocket } from '../socket';
 
 /** Longest text that the page keeps, in characters. */
 const MOST_TEXT = 2 ** 21;
 
-/** Text and last stack of one worker, read through the Jupyter server. */
+/** Text of one worker, and its last stack in a run, read through the Jupyter server. */
 export class WorkerFeed implements IDisposable {
   constructor(
-    run: string,
+    address: IAddress,
     private readonly rank: number,
     settings: ServerConnection.ISettings
   ) {
-    this.socket = new RunSocket(run, rank, settings, {
+    this.socket = new RunSocket(address, settings, {
       onOpen: () => (this.text = ''), // each socket starts at the beginning
       onMessage: message => this.onMessage(message),
       onRows: () => undefined, // rows are not requested

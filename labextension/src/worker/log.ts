@@ -26,6 +26,7 @@ export class Log {
     });
     this.empty = make('p', 'empty', {}, translate('This worker has printed nothing.'));
     this.lines = make('pre', 'log', { tabindex: 0, role: 'group', 'aria-label': translate('Log') });
+    this.lines.hidden = true;
     const bar = make('div', 'toolbar', {}, this.search, this.found);
     this.root = make('div', 'worker-log', {}, bar, this.empty, this.lines);
     this.disposables.listen(this.search, 'input', () => this.show());

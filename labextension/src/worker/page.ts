@@ -1,4 +1,3 @@
-import type { IRunWorker } from '../records';
 import { Cursor } from '../run/chart';
 import { ChartGrid } from '../run/chartgrid';
 import { Disposables, make, setAttribute, setText } from '../run/dom';
@@ -6,6 +5,7 @@ import { Frames } from '../run/frames';
 import { Layout } from '../run/layout';
 import type { RunModel } from '../run/model';
 import { shareSources, stepTimeSources } from '../run/sources';
+import type { ILook } from '../run/status';
 import { isOpen, RANK_LOOKS, RANK_UNKNOWN } from '../run/status';
 import { Tabs } from '../run/tabs';
 import { Theme } from '../run/theme';
@@ -27,52 +27,88 @@ interface ITabContent {
   readonly title: string;
   readonly parts: readonly HTMLElement[];
   /** Draw the content. Called only while the tab is selected. */
-  draw(worker: IRunWorker): void;
+  draw?(): void;
   /** Called when the user selects the tab. */
   appear?(): void;
 }
 
-/** Page of one worker of a run: its log, its stack, its step times and its use of the host. */
+/** Run of the worker: its data, and the stack of the worker. */
+export interface IShownRun {
+  readonly model: RunModel;
+  readonly feed: WorkerFeed;
+}
+
+/** Head of the page. */
+export interface IHead {
+  readonly look: ILook;
+  readonly place: string;
+  /** Error of the worker. Empty if there is none. */
+  readonly error: string;
+}
+
+/** Return the head for a worker of a run. Null before its state arrives. */
+export function headOf({ state }: RunModel, rank: number): IHead | null {
+  const worker = state?.workers.find(one => one.rank === rank);
+  if (state === null || worker === undefined) {
+    return null;
+  }
+  const isLost = state.status === 'lost' && worker.status === 'running';
+  const place = `${worker.host} · pid ${worker.pid} · ${worker.devices}`;
+  return { look: isLost ? RANK_UNKNOWN : RANK_LOOKS[worker.status], place, error: worker.said };
+}
+
+/** Page of one worker: its log, and its stack, times of steps and use of the host in a run. */
 export class WorkerPage {
   private readonly disposables = new Disposables();
   /** Keys are handled here only: JupyterLab binds commands to arrows and Enter. */
   private readonly root = make('div', 'run', { 'data-lm-suppress-shortcuts': 'true' });
   private readonly pill = make('span', 'pill');
   private readonly place = make('span', '');
+  private readonly back: HTMLButtonElement;
   private readonly error = make('pre', 'log', { role: 'alert' });
-  private readonly contents: readonly ITabContent[];
+  private readonly theme: Theme;
+  private readonly log: Log;
   private readonly tabs: Tabs;
   private readonly frames: Frames;
+  private contents: readonly ITabContent[];
+  private shown = new Disposables();
   private timer = 0;
 
+  /**
+   * @param feed text of the worker.
+   * @param head returns the head of the page. Null while it is unknown.
+   */
   constructor(
     host: HTMLElement,
-    private readonly model: RunModel,
-    private readonly feed: WorkerFeed,
     private readonly rank: number,
+    private readonly feed: WorkerFeed,
+    private readonly head: () => IHead | null,
     openRun: () => void,
     private readonly translate: Translate
   ) {
     host.append(this.root);
-    const theme = new Theme(this.root);
-    this.contents = this.build(theme);
+    this.theme = new Theme(this.root);
+    this.log = new Log(translate);
+    this.contents = this.build(null);
     this.tabs = new Tabs(this.contents, translate('Worker'), () => this.choose());
-    const back = make('button', 'small', { type: 'button' }, translate('Open the run'));
+    this.back = make('button', 'small', { type: 'button' }, translate('Open the run'));
+    this.back.hidden = true;
     const name = make('span', 'heading', {}, fill(translate('Worker {0}'), rank));
-    const line = make('div', 'line', {}, name, this.pill, this.place, back);
+    const line = make('div', 'line', {}, name, this.pill, this.place, this.back);
     this.root.append(line, this.error, this.tabs.root, this.tabs.panel);
-    this.disposables.listen(back, 'click', openRun);
+    this.disposables.listen(this.back, 'click', openRun);
     this.frames = new Frames(
       this.root,
       () => this.draw(),
-      () => theme.readAgain()
+      () => this.theme.readAgain()
     );
-    this.disposables.add(() => theme.dispose());
-    this.disposables.add(() => this.frames.dispose());
+    for (const part of [this.theme, this.log, this.frames]) {
+      this.disposables.add(() => part.dispose());
+    }
     this.disposables.add(() => clearTimeout(this.timer));
-    this.disposables.add(model.subscribe(() => this.later()));
+    this.disposables.add(() => this.shown.dispose());
     this.disposables.add(feed.subscribe(() => this.later()));
-    this.disposables.add(theme.onChange(() => this.frames.request()));
+    this.disposables.add(this.theme.onChange(() => this.frames.request()));
     this.choose();
   }
 
@@ -81,71 +117,107 @@ export class WorkerPage {
     this.root.remove();
   }
 
-  private build(theme: Theme): readonly ITabContent[] {
-    const { translate, model, feed, rank } = this;
-    const log = new Log(translate);
+  /** Show the stack, times and use of the host of this run in place of another one. */
+  show(run: IShownRun | null): void {
+    this.shown.dispose();
+    this.shown = new Disposables();
+    this.contents = this.build(run);
+    this.back.hidden = run === null;
+    if (run !== null) {
+      this.shown.add(run.model.subscribe(() => this.later()));
+      this.shown.add(run.feed.subscribe(() => this.later()));
+    }
+    this.choose();
+  }
+
+  /** Draw after a short time, so that many messages need one drawing. */
+  later(): void {
+    if (this.timer === 0) {
+      this.timer = window.setTimeout(() => {
+        this.timer = 0;
+        this.frames.request();
+      }, DRAW_MS);
+    }
+  }
+
+  private build(run: IShownRun | null): readonly ITabContent[] {
+    const { translate, log, feed } = this;
+    const draw = (): void => log.draw(feed.text);
+    const title = translate('Log');
+    const first = { key: 'log', title, parts: [log.root], draw, appear: () => log.follow() };
+    return [first, this.stackOf(run), this.timingsOf(run), this.systemOf(run)];
+  }
+
+  private stackOf(run: IShownRun | null): ITabContent {
+    const { translate } = this;
+    const [key, title] = ['stack', translate('Stack')];
+    if (run === null) {
+      const none = translate('The worker runs no cell. Open this tab while it runs one.');
+      return { key, title, parts: [make('p', 'empty', {}, none)] };
+    }
+    const { model, feed } = run;
     const stack = new Stack(
       () => feed.requestStack(),
       () => this.later(),
       translate
     );
-    const timings = new Timings(model, rank, translate);
-    const noSteps = translate('No steps yet.');
-    const noSamples = translate('No samples of the hosts: they are taken every 2 seconds.');
-    const steps = this.gridOf(theme);
-    const system = this.gridOf(theme);
-    for (const part of [log, stack, steps, system]) {
-      this.disposables.add(() => part.dispose());
-    }
-    return [
-      {
-        key: 'log',
-        title: translate('Log'),
-        parts: [log.root],
-        draw: () => log.draw(feed.text),
-        appear: () => log.follow()
-      },
-      {
-        key: 'stack',
-        title: translate('Stack'),
-        parts: [stack.root],
-        draw: worker => stack.draw(feed.stack, worker, this.isRunning(worker)),
-        appear: () => stack.ask()
-      },
-      {
-        key: 'timings',
-        title: translate('Timings'),
-        parts: [timings.root, steps.root],
-        draw: () => {
-          timings.draw();
-          steps.show(sourcesOf(rank, [...stepTimeSources(model), ...shareSources(model)]), noSteps);
-          steps.draw(true);
-        }
-      },
-      {
-        key: 'system',
-        title: translate('System'),
-        parts: [system.root],
-        draw: () => {
-          system.show(sourcesOf(rank, systemSources(model)), noSamples);
-          system.draw(true);
-        }
+    this.shown.add(() => stack.dispose());
+    const draw = (): void => {
+      const worker = model.state?.workers.find(one => one.rank === this.rank);
+      if (model.state !== null && worker !== undefined) {
+        const isRunning = worker.status === 'running' && isOpen(model.state.status);
+        stack.draw(feed.stack, worker, isRunning && model.connection !== 'gone');
       }
-    ];
+    };
+    return { key, title, parts: [stack.root], draw, appear: () => stack.ask() };
   }
 
-  private gridOf(theme: Theme): ChartGrid {
-    return new ChartGrid({
+  private timingsOf(run: IShownRun | null): ITabContent {
+    const { translate, rank } = this;
+    const [key, title, none] = ['timings', translate('Timings'), translate('No steps yet.')];
+    if (run === null) {
+      return { key, title, parts: [make('p', 'empty', {}, none)] };
+    }
+    const { model } = run;
+    const timings = new Timings(model, rank, translate);
+    const steps = this.gridOf(model);
+    const draw = (): void => {
+      timings.draw();
+      steps.show(sourcesOf(rank, [...stepTimeSources(model), ...shareSources(model)]), none);
+      steps.draw(true);
+    };
+    return { key, title, parts: [timings.root, steps.root], draw };
+  }
+
+  private systemOf(run: IShownRun | null): ITabContent {
+    const { translate, rank } = this;
+    const [key, title] = ['system', translate('System')];
+    const none = translate('No samples of the hosts: they are taken every 2 seconds.');
+    if (run === null) {
+      return { key, title, parts: [make('p', 'empty', {}, none)] };
+    }
+    const system = this.gridOf(run.model);
+    const draw = (): void => {
+      system.show(sourcesOf(rank, systemSources(run.model)), none);
+      system.draw(true);
+    };
+    return { key, title, parts: [system.root], draw };
+  }
+
+  private gridOf(model: RunModel): ChartGrid {
+    const grid = new ChartGrid({
       layout: new Layout(null),
       cursor: new Cursor(),
-      theme,
+      theme: this.theme,
       translate: this.translate,
       hidden: new Set(),
       stragglers: () => [],
-      recoveries: () => this.model.state?.heals ?? [],
+      recoveries: () => model.state?.heals ?? [],
       request: () => this.frames.request(),
       requestAll: () => this.frames.request()
     });
+    this.shown.add(() => grid.dispose());
+    return grid;
   }
 
   private choose(): void {
@@ -156,32 +228,16 @@ export class WorkerPage {
     this.frames.request();
   }
 
-  /** Draw after a short time, so that many messages need one drawing. */
-  private later(): void {
-    if (this.timer === 0) {
-      this.timer = window.setTimeout(() => {
-        this.timer = 0;
-        this.frames.request();
-      }, DRAW_MS);
-    }
-  }
-
   private draw(): void {
-    const worker = this.model.state?.workers.find(one => one.rank === this.rank);
-    if (worker === undefined) {
-      return;
+    const head = this.head();
+    if (head !== null) {
+      setText(this.pill, `${head.look.sign} ${this.translate(head.look.word)}`);
+      setAttribute(this.pill, 'data-tone', head.look.tone);
+      setText(this.place, head.place);
+      setText(this.error, head.error);
     }
-    const isLost = this.model.state?.status === 'lost' && worker.status === 'running';
-    const { sign, word, tone } = isLost ? RANK_UNKNOWN : RANK_LOOKS[worker.status];
-    setText(this.pill, `${sign} ${this.translate(word)}`);
-    setAttribute(this.pill, 'data-tone', tone);
-    setText(this.place, `${worker.host} · pid ${worker.pid} · ${worker.devices}`);
-    setText(this.error, worker.said);
-    this.error.hidden = worker.said === '';
-    this.contents[this.tabs.chosen]!.draw(worker);
-  }
-
-  private isRunning({ status }: IRunWorker): boolean {
-    return status === 'running' && this.model.state !== null && isOpen(this.model.state.status);
+    this.pill.hidden = head === null;
+    this.error.hidden = head === null || head.error === '';
+    this.contents[this.tabs.chosen]!.draw?.();
   }
 }
