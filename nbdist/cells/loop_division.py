@@ -39,7 +39,7 @@ from nbdist.cells.statement_order import counts, independent, names_in
 from nbdist.cells.step_inputs import Replaced, StepInputs, position
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence, Set
+    from collections.abc import Container, Iterable, Sequence, Set
 
     from nbdist.cells.loops import Callees, Loop, Scan
 
@@ -58,6 +58,7 @@ class TrainingLoop:
         reads: names that the step reads from outside of the loop, with their first line.
         carried: names that the step reads and then assigns for the next step.
         outputs: names that the step assigns.
+        conditional: other names, which steps assign in an `if` or a loop of Python.
         used: those outputs that other statements of the loop, or functions of the user, read.
         hidden_reads: those outputs that functions read which the step calls, and that it does not
             carry.
@@ -82,6 +83,7 @@ class TrainingLoop:
     reads: dict[str, int]
     carried: tuple[str, ...]
     outputs: tuple[str, ...]
+    conditional: tuple[str, ...]
     used: tuple[str, ...]
     hidden_reads: tuple[str, ...]
     kept_outside: tuple[str, ...]
@@ -420,6 +422,11 @@ class _Division:
             },
             carried=carried,
             outputs=outputs,
+            conditional=tuple(
+                name
+                for name in self._bound_by_python()
+                if name in names.assigned and name not in {*outputs, *managers, *names.deleted}
+            ),
             used=tuple(name for name in outputs if name in rest.read or name in self._by_functions),
             hidden_reads=tuple(name for name in outputs if name in hidden_reads),
             kept_outside=tuple(n for n in rest.read if n in rest.assigned or n in items),
@@ -430,6 +437,21 @@ class _Division:
             effect=self._effect,
             scan=self._scan(),
         )
+
+    def _bound_by_python(self) -> Iterable[str]:
+        """Return the names that the step binds, without those in control flow of TensorFlow."""
+        names = Names()
+        names.scan([s for s in self._step if not self._callees.compiles or self._is_python(s)])
+        return names.bound
+
+    def _is_python(self, statement: ast.stmt) -> bool:
+        """Return True for an `if` whose value the step receives, and for a loop over `range`."""
+        match statement:
+            case ast.If(test=ast.Name(id=name)):
+                return name in self._given
+            case ast.For(iter=ast.Call(func=ast.Name(id="range"))):
+                return True
+        return False
 
     def _read_in_calls(self) -> set[str]:
         """Return the names from outside that functions read which the step calls."""

@@ -196,6 +196,20 @@ def train_step(xb, yb):
         "loss, norm = train_step(xb, yb)\nlosses += [float(loss), float(norm)]\n",
         "on 2 replicas",
     ),
+    "second update in every third step": (
+        "steps = 0",
+        STEP
+        + """
+if steps % 3 == 0:
+    with tf.GradientTape() as tape:
+        penalty = tf.reduce_mean(model(xb, training=True) ** 2)
+    optimizer.apply_gradients(zip(tape.gradient(penalty, weights), weights))
+    losses.append(float(penalty))
+steps += 1
+losses.append(float(penalty))
+""",
+        "on 2 replicas",
+    ),
     "gradient of an embedding": (
         """
 layers = [keras.layers.Embedding(5, 4), keras.layers.Flatten(), keras.layers.Dense(1)]

@@ -96,6 +96,25 @@ def fit(params, data, epochs):
 params, best = fit(params, batches, 2)
 outcome = [plain(params), plain(losses), best]
 """,
+    "one of two steps, with other results": """
+@jit
+def careful(p, x, y):
+    loss, g = value_and_grad(loss_fn)(p, x, y)
+    norm = optax.global_norm(g)
+    return jax.tree.map(lambda a, b: a - 0.01 * b / norm, p, g), loss, norm
+
+norms = []
+for epoch in range(2):
+    for i, (x, y) in enumerate(batches):
+        if i % 3 == 1:
+            params, loss, norm = careful(params, x, y)
+            norms.append(float(norm))
+        else:
+            params, loss = update(params, x, y)
+        losses.append(float(loss))
+    norms.append(float(norm))
+outcome = [plain(params), losses, norms]
+""",
     "one pass as a function, called for each epoch": """
 def train_one_epoch(p, data):
     total, it = 0.0, iter(data)

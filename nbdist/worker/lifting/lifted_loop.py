@@ -79,6 +79,10 @@ class LiftedStep(StepStrategy, Protocol):
         """Return outputs of the last step that the body reads, over all replicas."""
         ...
 
+    def assigned(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return those of the names that the last step has assigned, over all replicas."""
+        ...
+
     def last(self, names: Sequence[str]) -> tuple[Any, ...]:
         """Return other outputs of the last step, over all replicas."""
         ...
@@ -124,7 +128,8 @@ class _WrittenStep:
     def run(self, values: dict[str, Any], arguments: Arguments) -> None:
         """Run the step with the values of the names that it reads."""
         self._function.__globals__.update(values)
-        _, self._found = self._function(*arguments.given, *arguments.carried)
+        _, found = self._function(*arguments.given, *arguments.carried)
+        self._found = without_unassigned(found)
         if self._note is not None:
             self._note()
             self._note = None
@@ -132,6 +137,10 @@ class _WrittenStep:
     def outputs(self, names: Sequence[str]) -> tuple[Any, ...]:
         """Return values that the last call assigned."""
         return tuple(self._found[name] for name in names)
+
+    def assigned(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return those of the names that the last call assigned."""
+        return {name: self._found[name] for name in names if name in self._found}
 
 
 class Unlimited:
@@ -352,6 +361,12 @@ class LiftedLoop:
         note = functools.partial(self._worker.reporter.note, "strategy", text, warning=True)
         self._written = _WrittenStep(defined(self._program, self._program.namespace), note)
 
+    def assigned(self) -> dict[str, Any]:
+        """Return the values of the names that the last step has assigned under a condition."""
+        step = self._step if self._written is None else self._written
+        assert step is not None
+        return step.assigned(self._program.loop.conditional)
+
     def last(self) -> tuple[Any, ...]:
         """Return the outputs of the last step that the body does not read."""
         names, shown = self._program.loop.outputs, self._program.returned
@@ -484,6 +499,11 @@ def split_header(program: LoopProgram, rows: int, replicas: int) -> str:
     if replicas == 1:
         return f"{steps} one replica"
     return f"{steps} {replicas} replicas, {rows:,} samples a batch, {rows // replicas:,} on each"
+
+
+def without_unassigned(outputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of the names that a step has assigned (`rewrite.step_source`)."""
+    return {name: value for name, value in outputs.items() if value is not ...}
 
 
 def defined(program: LoopProgram, namespace: dict[str, Any]) -> Callable[..., Any]:

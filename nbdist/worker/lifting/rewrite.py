@@ -288,6 +288,14 @@ def _assignments(name: str, names: Sequence[str], line: int) -> list[ast.stmt]:
     return _parsed(f"if {name}.restored:{text}", line)
 
 
+def _conditional_assignments(name: str, names: Sequence[str], line: int) -> list[ast.stmt]:
+    """Return statements that assign the names which only some steps assign."""
+    text = "".join(
+        f"if {n!r} in {name}.assigned(): {n} = {name}.assigned()[{n!r}]\n" for n in names
+    )
+    return _parsed(text, line)
+
+
 def _choice(number: int, program: LoopProgram, local: Sequence[str], callees: Callees) -> ast.stmt:
     """Return the statement that runs the lifted loop, or the loop as written."""
     name, loop, used = f"nbdist_{number}", program.loop, program.returned
@@ -300,7 +308,9 @@ def _choice(number: int, program: LoopProgram, local: Sequence[str], callees: Ca
         if _is_test(parameter)
         for statement in _parsed(f"{parameter} = bool({ast.unparse(value)})", value.lineno)
     ]
-    block = [*loop.before, *tests, *_parsed(assign, loop.step[0].lineno), *loop.after]
+    line = loop.step[0].lineno
+    chosen = _conditional_assignments(name, loop.conditional, line)
+    block = [*loop.before, *tests, *_parsed(assign, line), *chosen, *loop.after]
     lifted = _with_block(loop.node, loop.block, block)
     reads = _reads_of_iterators(loop.node.body, loop, callees)
     (skip,) = _parsed(
@@ -409,7 +419,8 @@ def _parsed(text: str, line: int) -> list[ast.stmt]:
 def step_source(loop: TrainingLoop, cell: str) -> str:
     """Return the source of the step as a function of its arguments, on the user's lines.
 
-    The function returns None as its report, and its outputs by name.
+    The function returns None as its report, and its outputs by name. The value of a name that a
+    step has not assigned is an ellipsis.
     """
     lines, starts = cell.split("\n"), logical_lines(cell)
     body: dict[int, str] = {}
@@ -434,8 +445,9 @@ def step_source(loop: TrainingLoop, cell: str) -> str:
     indent_size, first = loop.step[0].col_offset, min(body)
     for number in starts & body.keys():
         body[number] = "    " + body[number][indent_size:]
-    parameters = ", ".join((*loop.given, *loop.carried))
-    outputs = ", ".join(f"{name!r}: {name}" for name in loop.outputs)
+    unassigned = [f"{name}=..." for name in loop.conditional]
+    parameters = ", ".join((*loop.given, *loop.carried, *unassigned))
+    outputs = ", ".join(f"{name!r}: {name}" for name in (*loop.outputs, *loop.conditional))
     text = "\n".join(body.get(number, "") for number in range(first, max(body) + 1))
     head = "\n" * (first - 2)
     return f"{head}def step({parameters}):\n{text}\n    return None, {{{outputs}}}\n"

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from nbdist.errors import StepError
 from nbdist.worker.data.batches import kind_of, leaves, map_arrays, rows_of
+from nbdist.worker.lifting.lifted_loop import without_unassigned
 from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.tensorflow.parity import HIDDEN, single_replica
 from nbdist.worker.tensorflow.replica import (
@@ -328,7 +329,7 @@ class CompiledStep:
         report, assigned = self._body(*values)
         ours = {}
         if self._outputs is not None:
-            assigned = tf.nest.map_structure(_dense, assigned)
+            assigned = tf.nest.map_structure(_dense, without_unassigned(assigned))
             report = self._outputs.report(assigned, self._shares)
             ours[OUTPUTS] = self._outputs.over_replicas(assigned, self._shares)
         scalars = step_contract.scalars(self._request, report, tf.convert_to_tensor)

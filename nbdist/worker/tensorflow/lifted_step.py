@@ -18,7 +18,7 @@ from nbdist.worker.lifting.lifted_loop import NotCompiledError, defined, split_h
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.reachable import of_kinds
 from nbdist.worker.runtime.shell import engine_shell
-from nbdist.worker.tensorflow.compiled_step import CompiledStep
+from nbdist.worker.tensorflow.compiled_step import OUTPUTS, CompiledStep
 from nbdist.worker.tensorflow.keras_objects import WITH_VARIABLES
 from nbdist.worker.tensorflow.loop_trials import LoopTrials
 from nbdist.worker.tensorflow.metric_exchange import BoundValues, exchange
@@ -288,6 +288,10 @@ class MirroredLoopStep(MirroredStep):
     def outputs(self, names: Sequence[str]) -> tuple[Any, ...]:
         found = self._compiled.outputs(self._steps.report, names)
         return tuple(found[name] for name in names)
+
+    def assigned(self, names: Sequence[str]) -> dict[str, Any]:
+        report = self._steps.report
+        return self._compiled.outputs(report, [n for n in names if n in report[OUTPUTS]])
 
     def last(self, names: Sequence[str]) -> tuple[Any, ...]:
         return self._compiled.last(self._steps.report, names)

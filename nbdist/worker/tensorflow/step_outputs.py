@@ -30,7 +30,7 @@ class StepOutputs:
     """
 
     def __init__(self, loop: TrainingLoop) -> None:
-        self._used = {*loop.used, *loop.carried}
+        self._used = {*loop.used, *loop.carried, *loop.conditional}
         self._summed: set[str] = set()
         self._others: dict[str, Any] = {}
         self._with_rows: set[str] = set()

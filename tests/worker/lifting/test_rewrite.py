@@ -18,6 +18,7 @@ import pytest
 
 from nbdist.cells.loops import LoopError
 from nbdist.worker.lifting.callees import Callees
+from nbdist.worker.lifting.lifted_loop import without_unassigned
 from nbdist.worker.lifting.passes import OuterLoop
 from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, OUTER, REFUSE, SKIPPED, LoopProgram, lift
 
@@ -77,9 +78,14 @@ class LocalLoop:
         scope = {**self._namespace, **{name: read() for name, read in reads.items()}}
         own: dict[str, Any] = {}
         exec(compile(self._program.source, "cell", "exec"), scope, own)
-        _, self._outputs = own["step"](*given, *carried)
+        _, outputs = own["step"](*given, *carried)
+        self._outputs = without_unassigned(outputs)
         self.ran, self.steps = True, self.steps + 1
         return tuple(self._outputs[name] for name in self._program.returned)
+
+    def assigned(self) -> dict[str, Any]:
+        names = self._outputs.keys() & {*self._program.loop.conditional}
+        return {name: self._outputs[name] for name in names}
 
     def last(self) -> tuple[Any, ...]:
         loop = self._program.loop
@@ -320,6 +326,25 @@ CELLS = {
                 optimizer.apply_gradients(tape.gradient(loss, variables))
                 losses.append(loss)
             seen.append(y)
+        """,
+    "values of updates that only some steps make": """
+        def update(one, x):
+            with GradientTape() as tape:
+                loss = x
+            one.apply_gradients(tape.gradient(loss, variables))
+            return loss, 2 * x
+        def train(data, times):
+            for i, (x, y) in enumerate(data):
+                for _ in range(times):
+                    critic, _ = update(other, x)
+                if i % 3 == 0:
+                    loss, generator = update(optimizer, y)
+                    seen.append(generator)
+                else:
+                    loss, rest = update(optimizer, x)
+                losses.append((critic, loss, generator))
+            return critic, generator, rest
+        result = train(data, 2)
         """,
     "two updates of one batch": """
         def update(one, x):

@@ -24,7 +24,7 @@ from nbdist.worker.jax.runtime.step_signals import NAME as SIGNALS
 from nbdist.worker.jax.step.loop_check import LoopSubject
 from nbdist.worker.jax.step.loop_state import LoopState, Snapshot
 from nbdist.worker.lifting.jax_callees import is_pmapped
-from nbdist.worker.lifting.lifted_loop import defined, split_header
+from nbdist.worker.lifting.lifted_loop import defined, split_header, without_unassigned
 from nbdist.worker.profiling.jax_profiler import PjrtTracer
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.signals import NO_SIGNALS
@@ -336,7 +336,7 @@ class JaxLoopStep:
                 f"the step needs all of it on one device: convert arrays to NumPy and put them on "
                 f"devices outside of the step, or run the cell with --no-lift ({reason})"
             ) from error
-        return dict(outputs)
+        return without_unassigned(outputs)
 
     def _place(self, array: Any) -> jax.Array:
         """Split an array that every process has over the mesh."""
@@ -359,6 +359,10 @@ class JaxLoopStep:
     def outputs(self, names: Sequence[str]) -> tuple[Any, ...]:
         outputs = self._outputs or {}
         return tuple(outputs[name] for name in names)
+
+    def assigned(self, names: Sequence[str]) -> dict[str, Any]:
+        outputs = self._outputs or {}
+        return {name: outputs[name] for name in names if name in outputs}
 
     def last(self, names: Sequence[str]) -> tuple[Any, ...]:
         return self.outputs(names)
