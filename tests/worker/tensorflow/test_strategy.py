@@ -143,11 +143,23 @@ def test_variables_convert_to_numbers(cluster: nbdist.Cluster) -> None:
     assert set(run.results.values()) == {"(False, 3, 3.0, (3+0j), 0.5, 0)"}
 
 
+ARRAYS = """
+import numpy as np, tensorflow as tf
+scale, weights = tf.Variable(0.0), tf.Variable([[1.0, 2.0]])
+np.exp(scale).tolist(), np.asarray(weights, "float64").tolist(), np.array(scale).dtype.name
+"""
+
+
+def test_variables_convert_to_arrays(cluster: nbdist.Cluster) -> None:
+    run = cluster.run(ARRAYS)
+    assert set(run.results.values()) == {"(1.0, [[1.0, 2.0]], 'float32')"}
+
+
 def test_tensorflow_still_needs_its_patch(cluster: nbdist.Cluster) -> None:
     """If this fails, TensorFlow converts a strategy's variables itself: remove the patch."""
     run = cluster.run(
         "import tensorflow as tf\nfrom tensorflow.python.distribute import values\n"
-        "own = ('__bool__', '__int__', '__float__', '__complex__')\n"
+        "own = ('__array__', '__bool__', '__int__', '__float__', '__complex__')\n"
         "kept = {name: getattr(values.DistributedVariable, name) for name in own}\n"
         "for name in own:\n    delattr(values.DistributedVariable, name)\n"
         "needed = bool(tf.Variable(False))\n"

@@ -1,7 +1,8 @@
-"""Conversion of a strategy's variables to Python's bool, int, float and complex.
+"""Conversion of a strategy's variables to NumPy's arrays and Python's bool, int, float and complex.
 
 Other variables of TensorFlow have these conversions, `DistributedVariable` does not: `if flag:` is
-true for every value, and `float(optimizer.learning_rate)` raises TypeError. TensorFlow itself
+true for every value, and `float(optimizer.learning_rate)` and `np.exp(scalar)` raise TypeError.
+NumPy reads variables of higher rank element by element. TensorFlow itself
 evaluates `bool(destinations)` for variables, so `check_destinations` and `_broadcast_to` are
 replaced too. Tested with TensorFlow 2.21.0. `tests/worker/tensorflow/test_strategy.py` fails if the
 patch is no longer needed.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import cross_device_ops, mirrored_strategy, values
 
@@ -27,6 +29,7 @@ def apply() -> None:
     cross_device_ops.check_destinations = _check_destinations
     mirrored_strategy.MirroredExtended._broadcast_to = _broadcast_to
     variable: Any = values.DistributedVariable
+    variable.__array__ = _array
     variable.__bool__ = _bool
     variable.__int__ = _int
     variable.__float__ = _float
@@ -45,6 +48,11 @@ def _broadcast_to(self: Any, tensor: Any, destinations: Any) -> Any:
     if isinstance(tensor, (float, int)) or not isinstance(destinations, values.DistributedVariable):
         return _broadcast_upstream(self, tensor, destinations)
     return self._get_cross_device_ops(tensor).broadcast(tensor, destinations)
+
+
+def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    del copy  # `numpy` returns a copy
+    return np.asarray(self.numpy(), dtype)
 
 
 def _bool(self: Any) -> bool:
