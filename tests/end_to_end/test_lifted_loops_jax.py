@@ -333,6 +333,33 @@ outcome = parts[0]
     assert "on 2 replicas, 8 samples a batch, 4 on each" in capsys.readouterr().out
 
 
+DEVICES = """
+for x, y in batches:
+    params, loss = update(params, x, y)
+moved = jax.device_put(params, jax.local_devices()[0])
+kinds = [leaf.is_fully_addressable for leaf in jax.tree.leaves(moved)]
+outcome = [kinds, plain(moved) == plain(params), plain(jax.device_put(X, jax.local_devices()[0]))]
+first = jax.device_put(X, jax.devices()[0])
+try:
+    jax.device_put.__wrapped__(params, jax.local_devices()[0])
+except ValueError:
+    outcome.append("the patch is needed")
+"""
+
+
+def test_results_of_a_loop_can_be_put_on_the_device_of_a_rank(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(SETUP)
+    cluster.run(DEVICES)
+    own, *others = (values["outcome"] for values in cluster.pull(["outcome"]).values())
+    assert own[:2] == [[True] * 3, True]
+    assert own[3:] == ["the patch is needed"]
+    assert others == [own]
+    output = capsys.readouterr()
+    assert "use jax.local_devices()[0]" in output.out + output.err
+
+
 def test_check_compares_the_first_step_and_changes_nothing(
     cluster: nbdist.Cluster, expected: dict[str, Any]
 ) -> None:

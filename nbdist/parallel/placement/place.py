@@ -158,13 +158,14 @@ def _moved(leaves: list[Leaf], shardings: list[Sharding]) -> list[Any]:
 
 
 def _device(leaf: Leaf, sharding: Sharding) -> jax.Device | None:
-    """Return the device of a sharding if it states everything; else None."""
+    """Return the device of a sharding if it states everything and is this process's; else None."""
     if not isinstance(sharding, SingleDeviceSharding):
         return None
     (device,) = sharding.device_set
     usual = {None, device.default_memory().kind}
     now = leaf.value.sharding.memory_kind if isinstance(leaf.value, jax.Array) else None
-    return device if {sharding.memory_kind, now} <= usual else None
+    is_own = device.process_index == jax.process_index()
+    return device if is_own and {sharding.memory_kind, now} <= usual else None
 
 
 def _reason(target: Any, where: object) -> str:

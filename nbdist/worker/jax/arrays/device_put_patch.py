@@ -1,12 +1,16 @@
-"""Patch of `jax.device_put` on several processes: equal 64-bit arrays and NaN count as equal.
+"""Patches of `jax.device_put` on several processes.
 
 `jax.device_put(values, sharding)` checks that all processes pass the same values. It compares them
 with copies that were rounded to 32 bits, and by `==`. An array such as `np.array([0.1])`, which is
-float64, and every NaN therefore raised "not the same on each process" (JAX 0.10.2).
+float64, and every NaN therefore raised "not the same on each process" (JAX 0.10.2). This module
+passes the bits of the values, in the type that JAX stores, to the same check.
 
-This module passes the bits of the values, in the type that JAX stores, to the same check.
+`jax.device_put(values, device)` refuses arrays that a training loop has replicated over all
+processes, and a device of another process gives arrays without values. This module puts the own
+copy of such arrays on the device, and warns of devices of other processes.
 
-`tests/end_to_end/test_own_mesh.py` fails when the patch is no longer needed.
+`tests/end_to_end/test_own_mesh.py` and `test_lifted_loops_jax.py` fail when the patches are no
+longer needed.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from nbdist.worker.runtime import context
 from nbdist.worker.runtime.tested_versions import is_tested
 
 if TYPE_CHECKING:
@@ -29,6 +34,32 @@ def apply() -> None:
     """Patch the tested versions of JAX; for other versions log a warning."""
     if is_tested("JAX", jax.__version__, "jax.device_put compares NaN as different"):
         multihost_utils.assert_equal = _patched(multihost_utils.assert_equal)
+        jax.device_put = _on_own_device(jax.device_put)
+
+
+def _on_own_device(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(upstream)
+    def device_put(x: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(device, jax.Device) and jax.process_count() > 1:
+            if device.process_index == jax.process_index():
+                x = jax.tree.map(_own_copy, x)
+            else:
+                text = (
+                    f"jax.device_put: {device} is a device of another rank, and the array has no "
+                    "values on this one: use jax.local_devices()[0]"
+                )
+                context.current().reporter.note_once("strategy", text, warning=True)
+        return upstream(x, device, *args, **kwargs)
+
+    return device_put
+
+
+def _own_copy(leaf: Any) -> Any:
+    """Return this process's copy of an array that all processes have."""
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+        return leaf
+    is_copied = leaf.is_fully_replicated and not leaf.is_fully_addressable
+    return leaf.addressable_data(0) if is_copied else leaf
 
 
 def _patched(check: Callable[..., None]) -> Callable[..., None]:
