@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from playwright.sync_api import Page, Route, WebSocket, expect
 
+from nbdist.records import ClusterState, WorkerState
 from nbdist.telemetry.run_reader import StoredRun
+from nbdist.utils.files import replace_file
+from nbdist.utils.processes import this_process
 from tests.browser.lab import (
     TIMEOUT_MS,
     Lab,
@@ -119,6 +123,30 @@ def test_all_views_of_a_run_share_one_socket_until_they_close(
         with sockets[0].expect_event("close", timeout=TIMEOUT_MS):
             stop(notebook)
     assert all(socket.is_closed() for socket in sockets)
+
+
+def test_state_of_a_worker_with_a_long_host_name_is_in_view(lab: Lab, notebook: Page) -> None:
+    worker = WorkerState(rank=0, host=80 * "long-", pid=1, versions={}, devices=(), state="dead")
+    state = ClusterState(
+        id="0123456789ab",
+        frameworks=("jax",),
+        workers=(worker,),
+        run="",
+        writer=this_process(),
+        kernel="",
+    )
+    folder = lab.server.clusters / state.id
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / "cluster.json", msgspec.json.encode(state))
+    panel = notebook.get_by_role("region", name="nbdist clusters and runs")
+    cell = panel.get_by_role("cell", name="dead", exact=True)
+    expect(cell).to_be_visible()
+    cell_box, panel_box = cell.bounding_box(), panel.bounding_box()
+    assert cell_box is not None
+    assert panel_box is not None
+    assert cell_box["x"] + cell_box["width"] < panel_box["x"] + panel_box["width"]
+    assert cell_box["height"] < 30
+    expect(panel.get_by_title(worker.host)).to_be_visible()
 
 
 def test_stop_ends_the_active_run_and_not_the_previous_one(lab: Lab, notebook: Page) -> None:

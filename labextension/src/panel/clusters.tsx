@@ -143,10 +143,10 @@ function Workers({ workers, trans, onOpen }: IWorkersProps): React.JSX.Element {
         <thead>
           <tr>
             <th scope="col">{trans.__('Rank')}</th>
+            <th scope="col">{trans.__('State')}</th>
             <th scope="col">{trans.__('Host')}</th>
             <th scope="col">{trans.__('Devices')}</th>
             <th scope="col">{trans.__('Memory')}</th>
-            <th scope="col">{trans.__('State')}</th>
           </tr>
         </thead>
         <tbody>
@@ -161,10 +161,10 @@ function Workers({ workers, trans, onOpen }: IWorkersProps): React.JSX.Element {
                   {worker.rank}
                 </button>
               </th>
-              <td>{worker.host}</td>
-              <td>{devicesOf(worker)}</td>
-              <td>{worker.memory_bytes > 0 ? amount(worker.memory_bytes, 'bytes') : ''}</td>
               <td>{worker.state}</td>
+              <td title={worker.host}>{worker.host}</td>
+              <td title={devicesOf(worker)}>{devicesOf(worker)}</td>
+              <td>{worker.memory_bytes > 0 ? amount(worker.memory_bytes, 'bytes') : ''}</td>
             </tr>
           ))}
         </tbody>

@@ -152,7 +152,7 @@ export class WorkerPage {
     const { translate } = this;
     const [key, title] = ['stack', translate('Stack')];
     if (run === null) {
-      const none = translate('The worker runs no cell. Open this tab while it runs one.');
+      const none = translate('No stack: the worker runs no cell.');
       return { key, title, parts: [make('p', 'empty', {}, none)] };
     }
     const { model, feed } = run;
