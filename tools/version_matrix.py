@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -58,7 +57,9 @@ TEST_PACKAGES = ("equinox", "flax", "hypothesis", "nbclient", "optax", "pandas",
 TEST_PACKAGES += ("scikit-learn",)
 """Packages of the extra `dev` that the tests of `SMOKE` import."""
 
-SHOWN = ("tensorflow", "keras", "jax", "ipykernel", "ipython", "ipyparallel")
+PACKAGES = ("tensorflow", "keras", "jax", "ipykernel", "ipython", "ipyparallel")
+LIBRARIES = ("Python", *PACKAGES)
+"""Rows of the table with versions."""
 
 
 def main(names: list[str]) -> int:
@@ -79,7 +80,7 @@ def main(names: list[str]) -> int:
 
 
 def environment(name: str) -> Path:
-    """Return the Python of an environment, with the packages installed."""
+    """Return the Python of an environment, with nbdist and the packages installed."""
     BUILD.mkdir(parents=True, exist_ok=True)
     if name == "newest":
         return Path(sys.executable)
@@ -87,7 +88,8 @@ def environment(name: str) -> Path:
     if not python.exists():
         venv.create(BUILD / name, with_pip=True)
     options = ["--quiet", "--disable-pip-version-check", "-c", str(PINS / f"{name}.txt")]
-    subprocess.run([python, "-m", "pip", "install", *options, *requirements()], check=True)
+    packages = ["-e", str(ROOT), *requirements()]
+    subprocess.run([python, "-m", "pip", "install", *options, *packages], check=True)
     return python
 
 
@@ -106,13 +108,12 @@ def package(requirement: str) -> str:
 def versions(python: Path) -> dict[str, Any]:
     program = (
         "import json, platform; from importlib.metadata import version as v;"
-        f"print(json.dumps([platform.python_version(), *map(v, {SHOWN})]))"
+        f"print(json.dumps([platform.python_version(), *map(v, {PACKAGES})]))"
     )
     found = subprocess.run([python, "-c", program], check=True, capture_output=True, text=True)
     return {
-        "versions": dict(zip(("Python", *SHOWN), json.loads(found.stdout), strict=True)),
+        "versions": dict(zip(LIBRARIES, json.loads(found.stdout), strict=True)),
         "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.system()} {platform.machine()}",
     }
 
 
@@ -150,12 +151,14 @@ def feature_of(module: str) -> str:
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
     """Return the lines of a table with one column for each environment."""
-    rows = [["", *results], ["---"] * (len(results) + 1)]
-    for library in ("Python", *SHOWN):
-        rows.append([library, *(one["versions"][library] for one in results.values())])
-    for feature in SMOKE:
-        rows.append([feature, *(outcome(*one["tests"][feature]) for one in results.values())])
-    rows.append(["date", *(one["date"] for one in results.values())])
+    found = results.values()
+    rows = [
+        ["", *results],
+        ["---"] * (len(results) + 1),
+        *([library, *(one["versions"][library] for one in found)] for library in LIBRARIES),
+        *([feature, *(outcome(*one["tests"][feature]) for one in found)] for feature in SMOKE),
+        ["date", *(one["date"] for one in found)],
+    ]
     return [f"| {' | '.join(row)} |" for row in rows]
 
 

@@ -73,8 +73,8 @@ def test_failed_tests_are_counted_by_feature(tmp_path: Path) -> None:
     lines = (f'<testcase classname="{module}" name="a">{end}</testcase>' for module, end in cases)
     report = tmp_path / "report.xml"
     report.write_text(f"<testsuite>{''.join(lines)}</testsuite>", encoding="utf-8")
-    counted = {name: counts for name, counts in version_matrix.counts(report).items() if any(counts)}
-    assert counted == {
+    counted = version_matrix.counts(report)
+    assert {name: counts for name, counts in counted.items() if any(counts)} == {
         "start, plain cells, tracebacks": (1, 1),
         "recovery": (1, 0),
         "checkpoints": (0, 1),
@@ -83,7 +83,7 @@ def test_failed_tests_are_counted_by_feature(tmp_path: Path) -> None:
 
 def test_table_has_a_column_for_each_environment() -> None:
     one = {
-        "versions": dict.fromkeys(("Python", *version_matrix.SHOWN), "1.2"),
+        "versions": dict.fromkeys(version_matrix.LIBRARIES, "1.2"),
         "date": "2026-11-29",
         "tests": dict.fromkeys(version_matrix.SMOKE, (2, 0)),
     }

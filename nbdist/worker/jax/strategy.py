@@ -20,6 +20,7 @@ from nbdist.worker.jax.arrays.distributed_dataset import (
 )
 from nbdist.worker.jax.arrays.replicas import PerReplica, Ragged, Runner
 from nbdist.worker.jax.runtime import cluster_resolver, platforms
+from nbdist.worker.keras import untested
 from nbdist.worker.runtime import import_hooks
 
 if TYPE_CHECKING:
@@ -220,7 +221,8 @@ def _enter_open_scopes() -> None:
 
 
 def _enter_keras(scopes: contextlib.ExitStack, placement: Placement) -> None:
-    if sys.modules["keras"].backend.backend() == "jax":
+    keras = sys.modules["keras"]
+    if keras.backend.backend() == "jax" and untested.accepts(keras):
         from nbdist.worker.jax.keras import distribution as keras_distribution
 
         scopes.enter_context(keras_distribution.scope(placement))

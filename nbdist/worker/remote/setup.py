@@ -22,6 +22,7 @@ from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.own_modules import finder
 from nbdist.worker.runtime import context, gloo_connections, import_hooks, seeding
 from nbdist.worker.runtime.shell import engine_shell
+from nbdist.worker.runtime.tested_versions import check_strategy
 
 if TYPE_CHECKING:
     from nbdist.records import (
@@ -102,6 +103,7 @@ def _keep_seeds_of_operations() -> None:
 def reserve_port() -> int:
     """Find and hold a port for TensorFlow's server."""
     _import_tensorflow()
+    check_strategy("mirrored")
     from nbdist.worker.tensorflow import strategy as tensorflow_strategy
 
     return tensorflow_strategy.reserve_port()
@@ -150,6 +152,7 @@ def restore_mirrored(agreements: tuple[Agreement, ...]) -> Restored:
 
 def build_pjrt(wiring: dict[int, PjrtWiring]) -> tuple[Device, ...]:
     """Connect JAX's processes and create the mesh. Call it on all ranks at once."""
+    check_strategy("pjrt")
     from nbdist.worker.jax import backend as jax_backend
 
     devices = jax_backend.build(wiring[context.current().rank])

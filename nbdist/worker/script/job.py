@@ -25,6 +25,7 @@ from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.runtime import context, import_hooks, seeding
 from nbdist.worker.runtime.shell import store_source, use_program
 from nbdist.worker.runtime.stop_point import StopPoint
+from nbdist.worker.runtime.tested_versions import check_strategy
 from nbdist.worker.script import placement as places
 from nbdist.worker.script import rendezvous
 from nbdist.worker.script.coordination import Coordinator
@@ -75,6 +76,7 @@ def script(
 
     Raises:
         UsageError: No strategy has the name.
+        StrategyError: The framework has an untested version.
         StartError: Variables of the launcher are missing or wrong, or a rank did not start.
     """
     if strategy not in ("mirrored", "pjrt"):
@@ -423,6 +425,7 @@ def _report_fits() -> None:
 
 
 def _build_mirrored(placement: Placement, communication: Communication) -> Connection:
+    check_strategy("mirrored")
     from nbdist.worker.script import mirrored
 
     connection = mirrored.build(placement, communication)
@@ -435,6 +438,7 @@ def _build_pjrt(placement: Placement, cpu_devices: int) -> Connection:
     if placement.rank == 0:
         port = int(placement.coordinator.rpartition(":")[2] or 0)
         coordinator = Coordinator(rendezvous.own_address(placement), placement.world_size, port)
+    check_strategy("pjrt")
     from nbdist.worker.script import pjrt
 
     return pjrt.build(placement, cpu_devices, coordinator)

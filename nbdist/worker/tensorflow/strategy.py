@@ -26,6 +26,7 @@ from tensorflow.python.eager import context
 from nbdist.records import CollectiveState, Device
 from nbdist.utils.polling import repeat_until
 from nbdist.worker.checkpoint.digest import of_keys
+from nbdist.worker.keras import untested
 from nbdist.worker.runtime import context as runtime_context
 from nbdist.worker.runtime import import_hooks
 from nbdist.worker.tensorflow.replica import summed_variables
@@ -125,7 +126,8 @@ def _await_server(address: str) -> None:
 
 
 def _patch_keras() -> None:
-    if sys.modules["keras"].backend.backend() == "tensorflow":
+    keras = sys.modules["keras"]
+    if keras.backend.backend() == "tensorflow" and untested.accepts(keras):
         from nbdist.worker.tensorflow.keras import fit_patch
         from nbdist.worker.tensorflow.saving import keras_patch as keras_save_patch
 

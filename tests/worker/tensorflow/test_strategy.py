@@ -113,6 +113,30 @@ def test_other_keras_version_is_not_patched(cluster: nbdist.Cluster) -> None:
     assert set(run.results.values()) == {"True"}
 
 
+def test_training_with_an_untested_keras_is_refused(cluster: nbdist.Cluster) -> None:
+    """Another version may average batches differently: no numbers are better than other ones."""
+    run = cluster.run("""
+import keras
+from nbdist.errors import StrategyError
+from nbdist.worker.keras import untested
+from nbdist.worker.runtime.tested_versions import TESTED
+kept, TESTED["Keras"] = TESTED["Keras"], ("9.8.", "9.9.")
+untested.accepts.__wrapped__(keras)
+refused = []
+for name in untested.METHODS:
+    try:
+        getattr(keras.Sequential(), name)([[1.0]])
+    except StrategyError as error:
+        refused.append(str(error))
+    delattr(keras.Model, name)
+TESTED["Keras"] = kept
+f"{len(refused)} {refused[0]}"
+""")
+    (shown,) = set(run.results.values())
+    assert "6 `fit` on workers needs Keras 9.8.x, 9.9.x, and 3." in shown
+    assert "keras==9.9.*" in shown
+
+
 def test_tf_config_lists_workers_with_chief_first(cluster: nbdist.Cluster) -> None:
     cluster.run("import os, json\nconfig = json.loads(os.environ['TF_CONFIG'])")
     configs = [objects["config"] for objects in cluster.pull(["config"]).values()]

@@ -71,7 +71,7 @@ def apply() -> bool:
     Returns:
         Whether Keras is patched.
     """
-    if not is_tested("Keras", keras.__version__, "on JAX, each rank trains a model of its own"):
+    if not is_tested("Keras", keras.__version__, "models are not sharded on JAX"):
         return False
     keras_trainer._distribute_data = _distribute_data
     keras_trainer.JAXEpochIterator._get_distributed_iterator = _get_distributed_iterator

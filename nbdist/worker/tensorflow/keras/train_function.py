@@ -4,7 +4,7 @@ Each function takes global batches and gives every replica its rows
 (`worker/tensorflow/keras/batches.py`). It runs Keras's step on them with the arithmetic of one
 device (`worker/tensorflow/replica/single_device_math.py`). A single all-reduce combines the results
 of a step over all replicas. Metrics come from the sums of their variables, other scalars are the
-mean over all rows. `worker/tensorflow/keras/fit_patch.py` applies it to Keras 3.15.
+mean over all rows. `worker/tensorflow/keras/fit_patch.py` applies it to Keras.
 """
 
 from __future__ import annotations
