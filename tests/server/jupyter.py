@@ -214,12 +214,14 @@ class Watcher:
         return received
 
     async def rows(self, number: int, width: int, count: int) -> np.ndarray:
-        """Return at least `count` further rows of a table, with shape (rows, width)."""
+        """Return at least `count` further rows of a table, with shape (rows, width).
+
+        Rows of other tables are skipped.
+        """
         values = np.empty(0)
         while len(values) < count * width:
             message = await self.receive()
-            if isinstance(message, RowsFrame):
-                assert message.number == number
+            if isinstance(message, RowsFrame) and message.number == number:
                 values = np.append(values, message.values)
         return values.reshape(-1, width)
 
