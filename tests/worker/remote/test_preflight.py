@@ -11,6 +11,7 @@ import pytest
 
 from nbdist.worker.remote import preflight
 from nbdist.worker.remote.preflight import (
+    bandwidth,
     close_ports,
     facts,
     files,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 HERE = "127.0.0.1"
 TOKEN = "secret-token"
+OPEN_S = 10.0
 
 
 @pytest.fixture(autouse=True)
@@ -42,44 +44,55 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def opened(token: str = TOKEN) -> int:
-    port = open_ports(["unused", HERE], token)
+    port = open_ports(["unused", HERE], token, OPEN_S)
     assert isinstance(port, int)
     return port
 
 
 def test_other_ranks_are_reached() -> None:
     ports = {rank: (HERE, opened()) for rank in (0, 2, 3)}
-    found = reach({**ports, 1: (HERE, 1)}, TOKEN, measure=False)
+    found = reach({**ports, 1: (HERE, 1)}, TOKEN)
     assert [(one.rank, one.fault, one.bytes_per_s) for one in found] == [
         (rank, "", 0.0) for rank in (0, 2, 3)
     ]
     assert all(0 < one.latency_s < 1 for one in found)
 
 
-def test_bandwidth_is_measured_to_the_next_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bandwidth_is_measured_to_the_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_SEND_S", 0.003)
     ends = {rank: (HERE, opened()) for rank in (0, 2)}
-    found = reach({**ends, 1: (HERE, 1)}, TOKEN, measure=True)
-    assert [one.rank for one in found if one.bytes_per_s > 0] == [2]
-    found = reach({0: ends[0], 1: (HERE, 1)}, TOKEN, measure=True)
-    assert [one.rank for one in found if one.bytes_per_s > 0] == [0]
-    assert all(one.latency_s > 0 for one in found)
+    assert bandwidth({0: 1, 1: 2}, ends, TOKEN) > 0
+    assert bandwidth({0: 1, 2: 0}, ends, TOKEN) == 0, "this rank sends nothing"
+    close_ports()
+    for thread in threading.enumerate():
+        if thread.name == "nbdist-preflight":
+            thread.join(5)
+    assert bandwidth({1: 2}, ends, TOKEN) == 0, "the connection fails"
+
+
+def test_port_closes_after_its_time() -> None:
+    port = open_ports(["unused", HERE], TOKEN, 0.05)
+    for thread in threading.enumerate():
+        if thread.name == "nbdist-preflight":
+            thread.join(5)
+    (found,) = reach({2: (HERE, port)}, TOKEN)
+    assert found.fault == "Connection refused"
 
 
 def test_rank_that_cannot_be_reached_is_no_error() -> None:
     with socket.socket() as free:
         free.bind((HERE, 0))
-        (found,) = reach({1: (HERE, 1), 2: (HERE, free.getsockname()[1])}, TOKEN, measure=True)
+        (found,) = reach({1: (HERE, 1), 2: (HERE, free.getsockname()[1])}, TOKEN)
     assert (found.rank, found.fault) == (2, "Connection refused")
 
 
 def test_another_token_is_refused() -> None:
-    (found,) = reach({2: (HERE, opened("other-token"))}, TOKEN, measure=False)
+    (found,) = reach({2: (HERE, opened("other-token"))}, TOKEN)
     assert found.fault in ("another process answers on this port", "Connection reset by peer")
 
 
 def test_single_rank_reaches_nobody() -> None:
-    assert reach({1: (HERE, 1)}, TOKEN, measure=True) == ()
+    assert reach({1: (HERE, 1)}, TOKEN) == ()
 
 
 def test_closed_port_is_not_reached() -> None:
@@ -88,7 +101,7 @@ def test_closed_port_is_not_reached() -> None:
     for thread in threading.enumerate():
         if thread.name == "nbdist-preflight":
             thread.join(5)
-    (found,) = reach({2: (HERE, port)}, TOKEN, measure=False)
+    (found,) = reach({2: (HERE, port)}, TOKEN)
     assert found.fault == "Connection refused"
 
 
@@ -100,7 +113,7 @@ def test_closed_port_is_not_reached() -> None:
     ],
 )
 def test_address_of_another_host_has_a_reason(address: str, reason: str) -> None:
-    found = open_ports([HERE, address], TOKEN)
+    found = open_ports([HERE, address], TOKEN, OPEN_S)
     assert isinstance(found, str)
     assert found.startswith(reason)
 
