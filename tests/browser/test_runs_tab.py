@@ -131,7 +131,8 @@ def test_panel_opens_the_table_of_all_runs(opened: Page, stored: list[RunDirecto
     expect(table).to_have_attribute("aria-rowcount", re.compile(r"\d{2,}"))
     headers = table.get_by_role("columnheader").all_inner_texts()
     for name in ("Status", "Duration", "Tags", "loss", "batch", "optimizer", "learning_rate"):
-        assert len([header for header in headers if name in header]) == 1, name
+        assert any(name in header for header in headers), name
+    assert len([header for header in headers if "batch" in header]) == 1
     cells = line(opened.locator(".nbdist-RunsTab"), "wide model")
     for text in ("finished", "baseline", "Adam", "64", "1 min 29 s"):
         expect(cells).to_contain_text(text)
