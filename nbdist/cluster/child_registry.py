@@ -91,6 +91,10 @@ class Children:
             for name, pid in fork_server.state.pids().items()
         }
 
+    def was_forked(self, name: str) -> bool:
+        """Return True if a child of this name runs, or has run and ended."""
+        return bool(self._servers_of(name))
+
     def poll(self) -> dict[str, tuple[int, bool]]:
         """Return the state of children on reachable hosts; see `ForkServerClient.poll`."""
         found: dict[str, tuple[int, bool]] = {}

@@ -62,7 +62,8 @@ class ForkServerEngineSetLauncher(EngineLauncher):  # type: ignore[misc]
         lost, hosts = self._fleet.lost(), [own[0] for own in self._first]
         await self._spawned([n for n, host in zip(first, hosts, strict=True) if host not in lost])
         self._fleet.raise_for_lost(hosts)
-        self.notify_start({"pids": [self._fleet.pids()[name] for name in first]})
+        pids = self._fleet.pids()
+        self.notify_start({"pids": [pids[name] for name in first if name in pids]})
 
     def fork(self, name: str, host: str, env: dict[str, str], cores: tuple[int, ...]) -> None:
         """Request one more engine without waiting for it. Do nothing if its host is lost."""
@@ -75,12 +76,13 @@ class ForkServerEngineSetLauncher(EngineLauncher):  # type: ignore[misc]
         self._fleet.spawn(host, name, ENGINE_TARGET, args, env)
 
     async def _spawned(self, names: Sequence[str]) -> None:
+        """Wait until these engines were forked. They may have ended since."""
         deadline = time.monotonic() + END_TIMEOUT_S
-        while lacking := [name for name in names if name not in self._fleet.pids()]:
+        while lacking := [name for name in names if not self._fleet.was_forked(name)]:
             if time.monotonic() > deadline:
                 self._fleet.raise_for_ended()
                 log = self._fleet.log_tail(lacking[0])
-                raise StartError(f"{lacking[0]} ended during its start:\n{log}")
+                raise StartError(f"{lacking[0]} was not forked in {END_TIMEOUT_S:g} s:\n{log}")
             await asyncio.sleep(0.01)
 
     async def stop(self) -> None:

@@ -69,12 +69,23 @@ def test_an_engine_is_lost_without_the_workaround(
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("ends_first", [False, True])
 def test_an_engine_that_cannot_start_is_reported_with_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ends_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In the second case, it ends before nbdist looks at it for the first time."""
     monkeypatch.setattr(
         engines_module, "ENGINE_ARGS", (*engines_module.ENGINE_ARGS, "--IPEngine.timeout=soon")
     )
+    spawn = Fleet.spawn
+
+    def spawn_and_await_the_end(fleet: Fleet, host: str, name: str, *args: Any) -> None:
+        spawn(fleet, host, name, *args)
+        assert repeat_until(lambda: bool(fleet.describe_end(name, 1)), 20)
+        assert repeat_until(lambda: name not in fleet.pids(), 20)
+
+    if ends_first:
+        monkeypatch.setattr(Fleet, "spawn", spawn_and_await_the_end)
     with pytest.raises(StartError, match="rank 0 died") as error:
         bring_up(tmp_path, freeze=False)
     assert "timeout" in str(error.value)

@@ -80,6 +80,11 @@ class ForkServerState:
         with self.changed:
             return name in self._pids or name in self._codes
 
+    def forget(self, name: str) -> None:
+        """Forget the end of an earlier child, before a new one of this name is forked."""
+        with self.changed:
+            self._codes.pop(name, None)
+
     def code(self, name: str) -> int | None:
         """Return the exit code of a child; None if it runs or the code is unknown."""
         with self.changed:
@@ -203,6 +208,7 @@ class ForkServerClient(abc.ABC):
             args: the arguments of the function, as JSON.
             env: the environment variables to add.
         """
+        self.state.forget(name)
         self._send_command(op="spawn", id=name, target=target, args=args, env=env)
 
     def signal(self, name: str, number: int) -> None:
