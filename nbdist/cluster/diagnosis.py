@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from nbdist.planner.hardware import lookup as hardware_lookup
-from nbdist.records import Trouble
+from nbdist.records import Trouble, bandwidths
 from nbdist.utils.listing import listed
 from nbdist.views import formatting
 
@@ -256,12 +256,7 @@ def _reference(speeds: Mapping[tuple[int, int], float]) -> float:
 
 
 def _slow(facts: Sequence[HostFacts], reaches: Mapping[int, Sequence[Reach]]) -> Iterator[Trouble]:
-    speeds = {
-        (rank, one.rank): one.bytes_per_s
-        for rank, reached in reaches.items()
-        for one in reached
-        if one.bytes_per_s
-    }
+    speeds = bandwidths(reaches)
     if len(speeds) > len({sender for sender, _ in speeds}):  # each link was measured
         yield from _slower_than_others(facts, speeds)
     if speeds and min(speeds.values()) < SLOW_BYTES_PER_S:
@@ -288,12 +283,12 @@ def _slower_than_others(
         *_slow_groups(facts, ranks, slow),
         *(_slow_link(facts, pair) for pair in sorted(slow, key=speeds.__getitem__)),
     ]
+    usual = formatting.rate(_reference(speeds))
     left, shown = set(slow), 0
     for where, does, advice, links in found:
         if left >= links and shown < _SHOWN:
             left, shown = left - links, shown + 1
             best = formatting.rate(max(speeds[link] for link in links))
-            usual = formatting.rate(_reference(speeds))
             yield Trouble(where, f"{does} at most {best}, other links reach {usual}", advice)
     if left:
         yield Trouble("other hosts", f"{len(left)} more links are slow", "see the table above")

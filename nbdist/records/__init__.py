@@ -144,7 +144,7 @@ from nbdist.records.plan import (
     sums_once,
     title_of,
 )
-from nbdist.records.preflight import Examination, Gpu, HostFacts, Reach, Trouble
+from nbdist.records.preflight import Examination, Gpu, HostFacts, Reach, Trouble, bandwidths
 from nbdist.records.profile import (
     HOST_COPIES,
     INPUT_WAIT,
@@ -443,6 +443,7 @@ __all__ = [
     "WorkerState",
     "Writer",
     "Zero",
+    "bandwidths",
     "media_kind",
     "options_of",
     "run_name",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from nbdist.records.base import Record, ResultRow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 class Gpu(Record, frozen=True):
@@ -80,6 +85,20 @@ class Trouble(ResultRow, frozen=True):
     what: str
     advice: str
     is_fatal: bool = False
+
+
+def bandwidths(reaches: Mapping[int, Sequence[Reach]]) -> dict[tuple[int, int], float]:
+    """Return the measured bandwidths in bytes per second, by sender and receiver.
+
+    Args:
+        reaches: connections to the other ranks, by rank.
+    """
+    return {
+        (rank, one.rank): one.bytes_per_s
+        for rank, reached in sorted(reaches.items())
+        for one in reached
+        if one.bytes_per_s
+    }
 
 
 class Examination(Record, frozen=True):

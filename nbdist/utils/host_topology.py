@@ -86,7 +86,7 @@ def choices() -> tuple[str, ...]:
 
 
 def interface(address: str) -> str:
-    """Return the network interface with an address; empty if it is loopback or there is none.
+    """Return the network interface with an address; empty for loopback and unknown addresses.
 
     Args:
         address: an IP address, or a name that this host resolves.

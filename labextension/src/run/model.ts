@@ -235,7 +235,7 @@ export class RunModel {
 
   /**
    * Return the times of steps, or those between calls of `report` if the run times no steps.
-   * Undefined if there are none.
+   * Undefined without such times.
    */
   get pace(): Metric | undefined {
     return this.measure('step_s') ?? this.measure(BETWEEN_REPORTS);

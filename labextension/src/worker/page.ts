@@ -42,7 +42,7 @@ export interface IShownRun {
 export interface IHead {
   readonly look: ILook;
   readonly place: string;
-  /** Error of the worker. Empty if there is none. */
+  /** Error of the worker. Empty without an error. */
   readonly error: string;
 }
 

@@ -23,7 +23,7 @@ const LOOKS: Readonly<Record<string, ILook>> = {
 /** Worker that a page shows. */
 export interface ISubject extends IDisposable {
   readonly log: WorkerFeed;
-  /** Id of the run on the page. Empty if there is none. */
+  /** Id of the run on the page. Empty without a run. */
   readonly run: string;
   head(): IHead | null;
   /** Show the runs of the worker on the page. */
@@ -141,7 +141,7 @@ export class ClusterSubject implements ISubject {
 
 /**
  * Return the id of the run for the page of a worker: that of the cell that it runs, else that of the
- * newest run of its process. Empty if there is none.
+ * newest run of its process. Empty without a run.
  *
  * @param active id of the active run of the cluster.
  */

@@ -7,7 +7,7 @@ from html import escape
 from statistics import median
 from typing import TYPE_CHECKING
 
-from nbdist.records import ResultRow, Trouble
+from nbdist.records import ResultRow, Trouble, bandwidths
 from nbdist.views import formatting, html
 from nbdist.views.result_table import ResultTable
 
@@ -171,8 +171,9 @@ class DoctorPicture(ResultTable[Trouble]):
 
     def html(self) -> str:
         table = html.table(_EXAMINATION_HEADER, list(self._rows()), (0, 2, 3, 4, 5, 6))
-        links = [html.faint(_LINKS), html.table(*self._links())] if self._links()[1] else []
-        return html.box(self._title, table, *links, *map(_trouble, self._found()))
+        links = self._links()
+        beside = [html.faint(_LINKS), html.table(*links)] if links[1] else []
+        return html.box(self._title, table, *beside, *map(_trouble, self._found()))
 
     def lines(self) -> list[str]:
         table = html.text_table(_EXAMINATION_HEADER, list(self._rows()), (0, 2, 3, 4, 5, 6))
@@ -180,8 +181,9 @@ class DoctorPicture(ResultTable[Trouble]):
             f"{sign[0]} {text}" + (f"\n    {hint}" if hint else "")
             for sign, text, hint in self._found()
         ]
-        links = ["", _LINKS, *html.text_table(*self._links())] if self._links()[1] else []
-        return [self._title, *table, *links, "", *found]
+        links = self._links()
+        beside = ["", _LINKS, *html.text_table(*links)] if links[1] else []
+        return [self._title, *table, *beside, "", *found]
 
     @property
     def _title(self) -> str:
@@ -214,12 +216,7 @@ class DoctorPicture(ResultTable[Trouble]):
         """
         examined = self.examination
         names = [one.host for one in examined.facts]
-        speeds = {
-            (rank, one.rank): one.bytes_per_s
-            for rank, reached in sorted(examined.reaches.items())
-            for one in reached
-            if one.bytes_per_s
-        }
+        speeds = bandwidths(examined.reaches)
         ranks = sorted({rank for pair in speeds for rank in pair})
         if len(speeds) <= len(ranks):
             return (), [], ()

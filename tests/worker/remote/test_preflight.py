@@ -38,6 +38,11 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(context, "_worker", SimpleNamespace(rank=1))
     yield
     close_ports()
+    await_threads()
+
+
+def await_threads() -> None:
+    """Wait until the threads that listen, connect and answer have ended."""
     for thread in threading.enumerate():
         if thread.name.startswith("nbdist-preflight"):
             thread.join(5)
@@ -64,17 +69,13 @@ def test_bandwidth_is_measured_to_the_receiver(monkeypatch: pytest.MonkeyPatch) 
     assert bandwidth({0: 1, 1: 2}, ends, TOKEN) > 0
     assert bandwidth({0: 1, 2: 0}, ends, TOKEN) == 0, "this rank sends nothing"
     close_ports()
-    for thread in threading.enumerate():
-        if thread.name == "nbdist-preflight":
-            thread.join(5)
+    await_threads()
     assert bandwidth({1: 2}, ends, TOKEN) == 0, "the connection fails"
 
 
 def test_port_closes_after_its_time() -> None:
     port = open_ports(["unused", HERE], TOKEN, 0.05)
-    for thread in threading.enumerate():
-        if thread.name == "nbdist-preflight":
-            thread.join(5)
+    await_threads()
     (found,) = reach({2: (HERE, port)}, TOKEN)
     assert found.fault == "Connection refused"
 
@@ -98,9 +99,7 @@ def test_single_rank_reaches_nobody() -> None:
 def test_closed_port_is_not_reached() -> None:
     port = opened()
     close_ports()
-    for thread in threading.enumerate():
-        if thread.name == "nbdist-preflight":
-            thread.join(5)
+    await_threads()
     (found,) = reach({2: (HERE, port)}, TOKEN)
     assert found.fault == "Connection refused"
 
