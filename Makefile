@@ -28,7 +28,8 @@ test: $(READY) check
 	@mkdir -p build
 	@nice $(BIN)/python -m pytest --unit -q >build/unit-tests.txt 2>&1 & unit=$$!; \
 	  $(BIN)/python -m pytest --processes; status=$$?; \
-	  wait $$unit || status=1; cat build/unit-tests.txt; exit $$status
+	  if wait $$unit; then tail -n 1 build/unit-tests.txt; else status=1; cat build/unit-tests.txt; fi; \
+	  exit $$status
 
 test-unit: $(READY)
 	@$(BIN)/python -m pytest --unit -q -n auto --maxprocesses 8 --dist worksteal

@@ -78,6 +78,7 @@ def test_row_of_a_worker_opens_its_page(kept: RunDirectory, tab: Page, pictures:
     show(tab, kept.state.id).locator("tr", has_text="here").nth(1).click()
     page = tab.locator(f"#nbdist-worker-{kept.state.id}-1")
     page.get_by_text("here · pid 1 · 1 x cpu").wait_for()
+    tab.get_by_role("tab", name=f"Worker 1 · Cell {kept.state.label}").wait_for()
     log = page.get_by_role("group", name="Log")
     until(tab, lambda: log.inner_text().splitlines()[-1:] == ["line 199 of the log"])
     assert log.evaluate("pre => pre.scrollHeight - pre.scrollTop - pre.clientHeight") < 8

@@ -26,8 +26,8 @@ export interface ISubject extends IDisposable {
   /** Id of the run on the page. Empty without a run. */
   readonly run: string;
   head(): IHead | null;
-  /** Show the runs of the worker on the page. */
-  start(page: WorkerPage): void;
+  /** Show the runs of the worker on the page. `onRun` gets the state of the run of its tab. */
+  start(page: WorkerPage, onRun: (run: IRunState) => void): void;
 }
 
 /** Worker of one run. */
@@ -48,17 +48,27 @@ export class RunSubject implements ISubject {
     return headOf(this.watch.model, this.rank);
   }
 
-  start(page: WorkerPage): void {
-    page.show({ model: this.watch.model, feed: this.log });
+  start(page: WorkerPage, onRun: (run: IRunState) => void): void {
+    const { model } = this.watch;
+    page.show({ model, feed: this.log });
+    const update = (): void => {
+      if (model.state !== null) {
+        onRun(model.state);
+      }
+    };
+    this.stopListening = model.subscribe(update);
+    update();
   }
 
   dispose(): void {
     this.isDisposed = true;
+    this.stopListening();
     this.log.dispose();
     this.watch.dispose();
   }
 
   private readonly watch: IWatch;
+  private stopListening = (): void => {};
 }
 
 /**

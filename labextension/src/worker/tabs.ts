@@ -8,6 +8,7 @@ import type { LiveRuns } from '../live';
 import { Commands, labelled } from '../panel/commands';
 import type { ServerModel } from '../panel/model';
 import { OpenTabs } from '../panel/opentabs';
+import { runTitle } from '../panel/words';
 import { translateWith } from '../translate';
 import { ClusterSubject, RunSubject } from './subjects';
 import type { ISubject } from './subjects';
@@ -88,7 +89,10 @@ class WorkerContent extends Widget {
     const head = (): ReturnType<ISubject['head']> => subject.head();
     const { node } = this;
     this.page = new WorkerPage(node, rank, subject.log, head, openRun, translateWith(trans));
-    subject.start(this.page);
+    subject.start(this.page, run => {
+      this.title.label = trans.__('Worker %1 · %2', rank, runTitle(run, trans));
+      this.title.caption = run.header;
+    });
   }
 
   override dispose(): void {
