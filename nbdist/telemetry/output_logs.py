@@ -6,12 +6,13 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, TextIO
 
-from nbdist.records import Display, Output
+from nbdist.records import CellEnded, Display, Output
+from nbdist.utils.error_text import described
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nbdist.records import AnyEvent
+    from nbdist.records import AnyEvent, Failure
 
 LOG_FOLDER = "log"
 """Folder with the output of all cells in the folder of a cluster."""
@@ -51,13 +52,15 @@ class OutputLogs:
             self._headed.clear()
 
     def take(self, record: AnyEvent) -> None:
-        """Append the record's text, if it has a text form."""
+        """Append the record's text, if it has a text form. An error of a cell has one."""
         if isinstance(record, Output):
             self._append(record, record.text)
         elif isinstance(record, Display) and "text/plain" in record.data:
             self._append(record, f"{record.data['text/plain']}\n")
+        elif isinstance(record, CellEnded) and record.status == "error" and record.failure:
+            self._append(record, f"{_text_of(record.failure)}\n")
 
-    def _append(self, record: Output | Display, text: str) -> None:
+    def _append(self, record: Output | Display | CellEnded, text: str) -> None:
         rank = record.rank
         with self._lock:
             if self._closed:
@@ -114,3 +117,12 @@ class OutputLogs:
 
     def _append_message(self, error: OSError) -> None:
         self.fault = f"cannot store all text of the ranks: {error}"
+
+
+def _text_of(failure: Failure) -> str:
+    """Return the traceback of an error, or its message if it has none.
+
+    If the error of another rank caused it, return one line.
+    """
+    text = described(failure.ename, failure.evalue)
+    return text.split("\n")[0] if failure.follows else "\n".join(failure.traceback) or text

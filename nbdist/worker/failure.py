@@ -44,7 +44,7 @@ def describe(error: BaseException, shell: Any, *, follows: bool) -> Failure:
         return _failure(error, _innermost(own), own, follows=follows)
     if follows or shell is None:
         lines = [line.rstrip() for line in format_tb(own)]  # plain: rarely read
-        return _failure(error, lines, own, follows=follows)
+        return _failure(error, [*lines, _last_line(error)] if lines else [], own, follows=follows)
     try:
         lines = shell.InteractiveTB.structured_traceback(type(error), error, own, 0)
     except Exception as trouble:  # noqa: BLE001 - an exception whose own repr raises
@@ -65,16 +65,21 @@ def message(error: BaseException) -> str:
 def _failure(
     error: BaseException, lines: list[str], own: TracebackType | None, *, follows: bool
 ) -> Failure:
-    name, text = type(error).__name__, _readable(message(error))
+    text = _readable(message(error))
     if lines and not any(text in line for line in lines):
-        lines = [*lines, f"{name}: {text}" if text else name]
+        lines = [*lines, _last_line(error)]
     return Failure(
-        ename=name,
+        ename=type(error).__name__,
         evalue=text,
         traceback=tuple(lines),
-        same=f"{name}:{own.tb_lineno if own else 0}",
+        same=f"{type(error).__name__}:{own.tb_lineno if own else 0}",
         follows=follows,
     )
+
+
+def _last_line(error: BaseException) -> str:
+    name, text = type(error).__name__, _readable(message(error))
+    return f"{name}: {text}" if text else name
 
 
 def _readable(text: str) -> str:

@@ -190,6 +190,7 @@ def test_an_error_of_a_rank_is_the_error_of_the_run(tmp_path: Path) -> None:
     state = ended(failed).state
     assert state.status == "failed"
     assert re.fullmatch(r"ValueError on rank 1@\S+: no such day", state.error)
+    assert failed.output(1).count("ValueError: no such day") == 1
     assert state.workers[1].status == "failed"
     assert state.workers[0].status in ("dead", "failed")  # nbdist run may end it first
     assert finished.state.status == "finished"

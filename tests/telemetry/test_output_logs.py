@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from nbdist.records import Display, Output
+from nbdist.records import CellEnded, Display, Failure, Output
 from nbdist.telemetry.output_logs import OutputLogs
 from nbdist.telemetry.receiver import Receiver
 from nbdist.utils.polling import repeat_until
@@ -40,6 +40,30 @@ def test_heading_with_the_name_of_a_cell_precedes_its_text(tmp_path: Path) -> No
     logs.begin(2, "two lines")
     logs.take(text(1, 2, "more\n"))
     assert logs.read(1) == "── two lines ──\nother rank\n\n── two lines ──\nmore\n"
+    logs.close()
+
+
+def ended(rank: int, *, follows: bool = False, status: Literal["error", "interrupted"] = "error") -> CellEnded:
+    traceback = ("Traceback (most recent call last):", "ValueError: no", "of two lines")
+    failure = Failure(
+        ename="ValueError", evalue="no\nof two lines", traceback=traceback, same="", follows=follows
+    )
+    return CellEnded(rank=rank, cell=1, status=status, seconds=0.1, failure=failure)
+
+
+def test_log_contains_the_traceback_of_the_error(tmp_path: Path) -> None:
+    logs = OutputLogs(tmp_path)
+    logs.begin(1, "Cell 3")
+    logs.take(text(0, 1, "first\n"))
+    logs.take(ended(0))
+    logs.take(ended(1, follows=True))
+    logs.take(ended(2, status="interrupted"))
+    logs.take(CellEnded(rank=3, cell=1, status="ok", seconds=0.1))
+    traceback = "Traceback (most recent call last):\nValueError: no\nof two lines\n"
+    assert logs.read(0) == f"── Cell 3 ──\nfirst\n{traceback}"
+    assert logs.read(1) == "── Cell 3 ──\nValueError: of two lines\n"
+    assert not logs.read(2)
+    assert not logs.read(3)
     logs.close()
 
 
