@@ -43,7 +43,9 @@ def test_heading_with_the_name_of_a_cell_precedes_its_text(tmp_path: Path) -> No
     logs.close()
 
 
-def ended(rank: int, *, follows: bool = False, status: Literal["error", "interrupted"] = "error") -> CellEnded:
+def ended(
+    rank: int, *, follows: bool = False, status: Literal["error", "interrupted"] = "error"
+) -> CellEnded:
     traceback = ("Traceback (most recent call last):", "ValueError: no", "of two lines")
     failure = Failure(
         ename="ValueError", evalue="no\nof two lines", traceback=traceback, same="", follows=follows
