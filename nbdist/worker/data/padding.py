@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbdist.errors import StepError
-from nbdist.worker.data.batches import leaves, map_arrays
+from nbdist.worker.data.batches import leaves, map_arrays, map_trees
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,6 +110,17 @@ class Padding:
             return column.padded(fitting[0]), mask
         width = [(0, 0), (0, fitting[0] - longest), *[(0, 0)] * (column.ndim - 2)]
         return np.pad(column, width), mask
+
+
+def stack(samples: list[Tree]) -> Tree:
+    """Stack samples to a batch. A column is `Ragged` if its samples differ in their shapes."""
+    return map_trees(_stack, samples)
+
+
+def _stack(samples: list[Any]) -> Any:
+    arrays = [np.asarray(sample) for sample in samples]
+    alike = len({array.shape for array in arrays}) == 1
+    return np.stack(arrays) if alike else Ragged(arrays)
 
 
 def _sequences(columns: list[Any]) -> list[Any]:

@@ -130,8 +130,9 @@ class Feed:
             limit: number of batches needed; below 0, all.
             first: number of batches to skip at the beginning.
         """
-        batches: Iterator[Batch] = iter(self._source.epoch(number, rank_rows))
-        for _ in itertools.islice(batches, first):
+        read = 0 if self._source.by_number else first  # batches to read and to leave out
+        batches: Iterator[Batch] = iter(self._source.epoch(number, rank_rows, first - read))
+        for _ in itertools.islice(batches, read):
             self._passed()
         ahead: PrefetchIterator | None = None
         taken = 0

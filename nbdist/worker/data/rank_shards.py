@@ -65,8 +65,8 @@ class Parts:
         self._gather = gather
         self.sharding = sharding
 
-    def epoch(self, number: int, rank_rows: RankRows) -> Iterator[Batch]:
-        del number
+    def epoch(self, number: int, rank_rows: RankRows, first: int = 0) -> Iterator[Batch]:
+        del number, first
         pool: list[Tree] = []
         for own, rows in aligned(iter(self._start()), LOOK_AHEAD, self._gather):
             if not pool and self._is_even(rows, rank_rows):
@@ -118,8 +118,8 @@ class SelectedRows:
         self.steps = steps
         self.sharding = sharding
 
-    def epoch(self, number: int, rank_rows: RankRows) -> Iterator[Batch]:
-        del number
+    def epoch(self, number: int, rank_rows: RankRows, first: int = 0) -> Iterator[Batch]:
+        del number, first
         if self._own_rows is None:
             self._own_rows = OwnRows(self._pushdown, rows_of_rank(rank_rows))
         for rows, total, checksums in self._own_rows:

@@ -17,6 +17,7 @@ import numpy as np
 from nbdist.errors import StepError
 from nbdist.worker.data.batches import leaves, map_trees, rows_of
 from nbdist.worker.data.rank_shards import Parts
+from nbdist.worker.data.stores import reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,11 +26,6 @@ if TYPE_CHECKING:
     from nbdist.worker.data.batches import Tree
 
 BY_SOURCE = "by source: each worker reads shards of its own, in another order than one device"
-
-_REMEDY = (
-    "check the path, and set the credentials of the object store on every host, for example "
-    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in a cell before the data set is created"
-)
 
 
 class Parquet:
@@ -84,10 +80,8 @@ class Parquet:
         return list(zip(rows, reads, strict=True))
 
     def _read(self, function: Callable[[], Any]) -> Any:
-        try:
+        with reading(self._name):
             return function()
-        except OSError as error:
-            raise StepError(f"cannot read {self._name}: {error}: {_REMEDY}") from error
 
 
 def split_source(

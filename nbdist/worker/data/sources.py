@@ -10,11 +10,13 @@ import numpy as np
 from msgspec import structs
 
 from nbdist.errors import StepError
-from nbdist.worker.data.batches import leaves, map_arrays, map_trees, rows_of, slicer
+from nbdist.worker.data import grain_rows
+from nbdist.worker.data.batches import leaves, map_arrays, rows_of, slicer
 from nbdist.worker.data.map_pushdown import BY_ELEMENT, find
-from nbdist.worker.data.padding import Padding, Ragged
+from nbdist.worker.data.padding import Padding, Ragged, stack
 from nbdist.worker.data.rank_shards import Parts, SelectedRows, own_files, rows_of_files
 from nbdist.worker.data.source_shards import Parquet, is_parquet, split_source
+from nbdist.worker.data.stores import BY_ROW, StoredColumn, is_stored, stored_columns
 
 if TYPE_CHECKING:
     from nbdist.records import StepOptions
@@ -56,8 +58,15 @@ class Source(Extent, Protocol):
 
     by_number: bool
 
-    def epoch(self, number: int, rank_rows: RankRows) -> Iterator[Batch]:
-        """Yield the batches of an epoch; `number` counts from 1."""
+    def epoch(self, number: int, rank_rows: RankRows, first: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch.
+
+        Args:
+            number: number of the epoch, from 1.
+            rank_rows: rows of this rank in a batch.
+            first: number of batches to leave out at the beginning. Only a source with `by_number`
+                can: the others must read them.
+        """
         ...
 
 
@@ -75,7 +84,6 @@ class Arrays:
     """
 
     by_number = common = True
-    sharding = BY_ELEMENT
 
     def __init__(self, tree: Tree, batch: int, shuffle: int | None, padding: Padding) -> None:
         self._tree = tree
@@ -89,12 +97,14 @@ class Arrays:
         if not self.samples:
             raise StepError("the data are empty")
         self.steps = -(-self.samples // batch)
+        is_read = any(isinstance(column, StoredColumn) for column in leaves(tree))
+        self.sharding = BY_ROW if is_read else BY_ELEMENT
 
-    def epoch(self, number: int, rank_rows: RankRows) -> Iterator[Batch]:
+    def epoch(self, number: int, rank_rows: RankRows, first: int = 0) -> Iterator[Batch]:
         order = np.arange(self.samples)
         if self._shuffle is not None:
             order = np.random.default_rng([self._shuffle, number]).permutation(self.samples)
-        for start in range(0, self.samples, self._batch):
+        for start in range(first * self._batch, self.samples, self._batch):
             rows = order[start : start + self._batch]
             yield rank_rows.batch(len(rows), self._taker(rows))
 
@@ -137,8 +147,8 @@ class Elements:
         self.samples = length if batch else -1
         self.steps = -(-length // batch) if batch and length >= 0 else length
 
-    def epoch(self, number: int, rank_rows: RankRows) -> Iterator[Batch]:
-        del number
+    def epoch(self, number: int, rank_rows: RankRows, first: int = 0) -> Iterator[Batch]:
+        del number, first
         for tree in self._batches():
             part = slicer(self._padding.of(tree))
             rows = len(leaves(tree)[0])
@@ -156,10 +166,10 @@ class Elements:
         for element in self._start():
             waiting.append(map_arrays(_copy, element) if self._reuses else element)
             if len(waiting) == self._batch:
-                yield map_trees(_stack, waiting)
+                yield stack(waiting)
                 waiting = []
         if waiting:
-            yield map_trees(_stack, waiting)
+            yield stack(waiting)
 
 
 def _copied(part: Callable[[slice], tuple[Tree, ...]]) -> Callable[[slice], tuple[Tree, ...]]:
@@ -205,6 +215,9 @@ def open_source(
         return Arrays(columns, options.batch, options.shuffle, padding)
     if options.shuffle is not None:
         raise StepError(f"--shuffle is only for arrays: shuffle {name} itself, with a seed")
+    if grain_rows.is_grain(value):
+        rows, sharding = grain_rows.find(value, options)
+        return rows or Elements(lambda: value, options, sharding=sharding, reuses=True)
     if is_parquet(value):
         return _of_parquet(Parquet(value, name), options)
     if _is_of(value, "tensorflow", "data", "Dataset"):
@@ -331,15 +344,16 @@ def _local_rows(value: Any) -> np.ndarray:
 def _columns(value: object) -> Tree | None:
     """Return the arrays of a value: one array, or a tuple or dict of arrays; None for others.
 
-    A pandas DataFrame and a Hugging Face dataset count as dicts of their columns. A list counts
-    as a column in a tuple or dict, and otherwise as an iterable of elements.
+    A pandas DataFrame, a Hugging Face dataset and a group of arrays count as dicts of their
+    columns. A list counts as a column in a tuple or dict, and otherwise as an iterable of elements.
     """
+    value = stored_columns(value)
     if _is_of(value, "pandas", "DataFrame"):
         value = dict(value.items())  # type: ignore[attr-defined]
     elif _is_of(value, "datasets", "Dataset"):
         value = value.with_format("numpy")[:]  # type: ignore[attr-defined]
     if not isinstance(value, (tuple, dict)):
-        return _column(value) if _is_column(value) else None
+        return _listed(value) if _is_column(value) else None
     parts = value.values() if isinstance(value, dict) else value
     made = [_columns(part) if isinstance(part, (tuple, dict)) else _listed(part) for part in parts]
     if not made or any(part is None for part in made):
@@ -348,6 +362,8 @@ def _columns(value: object) -> Tree | None:
 
 
 def _listed(part: object) -> Any:
+    if is_stored(part):
+        return StoredColumn(part)
     is_list = isinstance(part, list) or _is_of(part, "datasets", "arrow_dataset", "Column")
     return _column(part) if is_list or _is_column(part) else None
 
@@ -388,10 +404,3 @@ def _is_of(value: object, module: str, *path: str) -> bool:
     for name in path:
         found = getattr(found, name, None)
     return isinstance(found, type) and isinstance(value, found)
-
-
-def _stack(samples: list[Any]) -> Any:
-    """Stack samples to one array, or to a `Ragged` column if their shapes differ."""
-    arrays = [np.asarray(sample) for sample in samples]
-    alike = len({array.shape for array in arrays}) == 1
-    return np.stack(arrays) if alike else Ragged(arrays)

@@ -1,0 +1,121 @@
+"""Values of `--data` with random access: two workers read their own rows of the same batches."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zarr
+from msgspec import structs
+
+from nbdist.records import Saving, StepOptions
+from tests import clusters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import nbdist
+
+ROWS, BATCH = 200, 20
+ROW = re.compile(r"each worker reads its own rows only")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[nbdist.Cluster]:
+    with clusters.cluster(hosts=2) as running:
+        running.run(RECORDS, strategy="pjrt")
+        yield running
+
+
+RECORDS = f"""
+import grain, jax.numpy as jnp, numpy as np
+class Records:
+    def __init__(self):
+        self.read = []
+    def __len__(self):
+        return {ROWS}
+    def __getitem__(self, number):
+        self.read.append(int(number))
+        return np.float32(number)
+class Noise(grain.transforms.RandomMap):
+    def random_map(self, element, rng):
+        return element + rng.normal()
+records, steps = Records(), jnp.zeros(())
+"""
+GRAIN = {
+    "map": "stream = grain.MapDataset.source(records).seed(1).shuffle()"
+    ".random_map(Noise()).batch(20)",
+    "iter": "stream = grain.MapDataset.source(records).seed(1).shuffle().random_map(Noise())"
+    ".to_iter_dataset().batch(20)",
+    "loader": f"sampler = grain.samplers.IndexSampler({ROWS}, shuffle=True, seed=1, num_epochs=1)\n"
+    "stream = grain.DataLoader(data_source=records, sampler=sampler,"
+    " operations=[Noise(), grain.transforms.Batch(20)])",
+}
+LOSS = "loss = jnp.mean(batch)\nsteps = steps + 1"
+
+
+def run(cluster: nbdist.Cluster, **options: Any) -> nbdist.Run:
+    saving = options.pop("saving", None)
+    step = StepOptions(data="stream", **options)
+    return cluster.run(LOSS, step=step, strategy="pjrt", saving=saving)
+
+
+def expected(define: str) -> list[float]:
+    """Return the means of the batches in this process, without nbdist."""
+    namespace: dict[str, Any] = {}
+    exec(RECORDS + define, namespace)
+    return [float(np.mean(batch)) for batch in namespace["stream"]]
+
+
+@pytest.mark.parametrize("kind", GRAIN)
+def test_grain_reads_the_rows_of_each_worker(
+    cluster: nbdist.Cluster, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run("records.read.clear()\n" + GRAIN[kind], strategy="pjrt")
+    found = run(cluster)
+    np.testing.assert_allclose(found.loss, expected(GRAIN[kind]), rtol=1e-6)
+    assert ROW.search(capsys.readouterr().out)
+    # Besides its half, a worker reads the first sample, and the first batch twice: for the layout
+    # of the step and for the comparison with the other workers.
+    read = cluster.run("len(records.read)", strategy="pjrt").results
+    assert [*read.values()] == [str(ROWS // 2 + 1 + 2 * BATCH)] * 2
+
+
+@pytest.mark.parametrize("kind", ["map", "loader"])
+def test_resumed_run_continues_at_its_sample(
+    cluster: nbdist.Cluster, kind: str, tmp_path: Path
+) -> None:
+    """The checkpoint is in the second of three epochs. Batches before it are not read again."""
+    saving = Saving(folder=str(tmp_path / "kept"), every_steps=1)
+    losses = {}
+    for resume, steps in ((False, 0), (False, 14), (True, 18)):
+        cluster.run(RECORDS + GRAIN[kind], strategy="pjrt")
+        kept = structs.replace(saving, resume=resume) if steps else None
+        losses[steps] = run(cluster, epochs=3, steps=steps, saving=kept).loss
+    assert len(set(losses[0][:10].tolist())) == 10
+    np.testing.assert_array_equal(losses[14], losses[0][:14])
+    np.testing.assert_array_equal(losses[18], losses[0][14:18])
+    assert clusters.evaluate(cluster, "int(steps)") == "18"
+    read = cluster.run("len(records.read)", strategy="pjrt").results
+    assert [*read.values()] == [str(6 * BATCH // 2 + 1 + 2 * BATCH)] * 2
+
+
+@pytest.mark.parametrize("strategy", ["pjrt", "mirrored"])
+def test_stored_arrays_are_read_by_rows(
+    cluster: nbdist.Cluster, tmp_path: Path, strategy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float32)
+    zarr.save_array(tmp_path / "train.zarr", rows)
+    cluster.run(
+        "import tensorflow as tf, zarr\n"
+        f"stream = {{'x': zarr.open({str(tmp_path / 'train.zarr')!r}, mode='r')}}",
+        strategy=strategy,
+    )
+    mean = {"pjrt": "jnp.mean", "mirrored": "tf.reduce_mean"}[strategy]
+    options = StepOptions(data="stream", batch=BATCH)
+    found = cluster.run(f"loss = {mean}(batch['x'])", step=options, strategy=strategy)
+    np.testing.assert_allclose(found.loss, rows.reshape(-1, BATCH * 3).mean(axis=1), atol=1e-6)
+    assert ROW.search(capsys.readouterr().out)
