@@ -1,4 +1,4 @@
-"""Values of `--data` with random access: two workers read their own rows of the same batches."""
+"""Values of `--data` that two workers read in part: grain, Zarr and tar files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import webdataset
 import zarr
 from msgspec import structs
 
@@ -119,3 +120,28 @@ def test_stored_arrays_are_read_by_rows(
     found = cluster.run(f"loss = {mean}(batch['x'])", step=options, strategy=strategy)
     np.testing.assert_allclose(found.loss, rows.reshape(-1, BATCH * 3).mean(axis=1), atol=1e-6)
     assert ROW.search(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("order", ["exact", "source"])
+def test_tar_files_are_read_in_the_chosen_order(
+    cluster: nbdist.Cluster, tmp_path: Path, order: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By source, the means of batches differ, and that of the epoch does not."""
+    rows = np.arange(ROWS, dtype=np.float32)
+    for number, part in enumerate(np.split(rows, 4)):
+        with webdataset.TarWriter(str(tmp_path / f"{number}.tar")) as writer:
+            for row in part:
+                writer.write({"__key__": f"{int(row):03}", "npy": row[None]})
+    cluster.run(
+        "import webdataset\n"
+        f"files = [{str(tmp_path)!r} + f'/{{n}}.tar' for n in range(4)]\n"
+        "stream = webdataset.WebDataset(files, shardshuffle=False).decode().to_tuple('npy')",
+        strategy="pjrt",
+    )
+    options = StepOptions(data="stream", batch=BATCH, order=order)  # type: ignore[arg-type]
+    loss = cluster.run("loss = jnp.mean(batch[0])", step=options, strategy="pjrt").loss
+    in_order = rows.reshape(-1, BATCH).mean(axis=1)
+    assert np.array_equal(loss, in_order) == (order == "exact")
+    np.testing.assert_allclose(np.mean(loss), rows.mean())
+    text = "by source: each worker reads shards of its own"
+    assert (text in capsys.readouterr().out) == (order == "source")

@@ -166,7 +166,7 @@ def find(value: Any, options: StepOptions) -> tuple[GrainRows | None, str]:
     """
     grain = sys.modules["grain"]
     is_loader = isinstance(value, grain.DataLoader)
-    _refuse_endless(_sampler_of(value) if is_loader else value, options)
+    _refuse_endless(value, options)
     if options.bucket:
         return None, BY_ELEMENT
     found = (_of_loader if is_loader else _of_dataset)(value, options.batch)
@@ -175,7 +175,44 @@ def find(value: Any, options: StepOptions) -> tuple[GrainRows | None, str]:
     return GrainRows(found), BY_ROW
 
 
+def own_part(value: Any, options: StepOptions, rank: int, ranks: int) -> Any:
+    """Return the samples `rank`, `rank + ranks`, ... of a data set; None without random access.
+
+    Raises:
+        StepError: the elements are batches, or never end.
+    """
+    grain = sys.modules["grain"]
+    _refuse_endless(value, options)
+    part = slice(rank, None, ranks)
+    if isinstance(value, grain.DataLoader):
+        sampler = _sampler_of(value)
+        if not isinstance(sampler, Sized) or not _is_whole(value):
+            return None
+        _refuse_batches(any(isinstance(o, grain.transforms.Batch) for o in value._operations))
+        processes = value.multiprocessing_options
+        return _loader_of(
+            value,
+            _Chosen(sampler, range(len(sampler))[part]),
+            value._operations,
+            worker_count=processes.num_workers,
+            worker_buffer_size=processes.per_worker_buffer_size,
+        )
+    _refuse_batches(not isinstance(_batches(value), str))
+    below, reading = _below_prefetch(value, grain.ReadOptions())
+    if not isinstance(below, grain.MapDataset):
+        return None
+    _refuse_batches(not isinstance(_batches(below), str))
+    return below.slice(part).to_iter_dataset(reading)
+
+
+def _refuse_batches(are_batches: bool) -> None:
+    if are_batches:
+        raise StepError("--order source: remove `batch` from the data set; --batch makes batches")
+
+
 def _refuse_endless(value: Any, options: StepOptions) -> None:
+    if isinstance(value, sys.modules["grain"].DataLoader):
+        value = _sampler_of(value)
     if isinstance(value, Sized) and len(value) == sys.maxsize and not options.steps:
         raise StepError(f"{options.data} never ends: set the number of steps with --steps N")
 
@@ -214,7 +251,7 @@ def _of_loader(loader: Any, batch: int) -> Samples | str:
         return "the loader's sampler has no length"
     if loader.multiprocessing_options.num_workers:
         return "the loader has worker processes"
-    if not isinstance(loader._shard_options, grain.sharding.NoSharding):
+    if not _is_whole(loader):
         return "the loader has `shard_options`"
     operations, drops = list(loader._operations), False
     stacks: Stack = _stack
@@ -230,15 +267,26 @@ def _of_loader(loader: Any, batch: int) -> Samples | str:
         return "an operation before the batch is neither `Map` nor `RandomMap`"
 
     def read(positions: Sequence[int]) -> Iterable[Tree]:
-        return grain.DataLoader(  # type: ignore[no-any-return]
-            data_source=loader._data_source,
-            sampler=_Chosen(sampler, positions),
-            operations=operations,
-            shard_options=loader._shard_options,
-            read_options=loader._read_options,
-        )
+        return _loader_of(loader, _Chosen(sampler, positions), operations)  # type: ignore[no-any-return]
 
     return Samples(_count(len(sampler), batch, drops=drops), read, batch, stacks)
+
+
+def _loader_of(loader: Any, sampler: Any, operations: list[Any], **workers: int) -> Any:
+    """Return the loader with another sampler, other operations and other worker processes."""
+    return sys.modules["grain"].DataLoader(
+        data_source=loader._data_source,
+        sampler=sampler,
+        operations=operations,
+        shard_options=loader._shard_options,
+        read_options=loader._read_options,
+        **workers,
+    )
+
+
+def _is_whole(loader: Any) -> bool:
+    """Return True if the loader reads all records, not those of one shard."""
+    return isinstance(loader._shard_options, sys.modules["grain"].sharding.NoSharding)
 
 
 class _Chosen:

@@ -1,4 +1,6 @@
-"""Sources that each rank reads in part, for `--order source`: Hugging Face data sets and Parquet.
+"""Sources that each rank reads in part, for `--order source`.
+
+They are data sets of Hugging Face, grain and webdataset, and Parquet files.
 
 Each rank reads shards of its own. A global batch contains samples of the shards of all ranks, so
 the order differs from that of one device, and depends on the number of ranks. Every sample counts
@@ -7,7 +9,9 @@ once. Without the option, every rank reads all samples in the order of one devic
 
 from __future__ import annotations
 
+import copy
 import importlib
+import itertools
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbdist.errors import StepError
+from nbdist.worker.data import grain_rows
 from nbdist.worker.data.batches import leaves, map_trees, rows_of
 from nbdist.worker.data.rank_shards import Parts
 from nbdist.worker.data.stores import reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from nbdist.records import StepOptions
     from nbdist.worker.data.batches import Tree
@@ -94,7 +99,8 @@ def split_source(
     """Return the source of this rank's shards of a data set, for `--order source`.
 
     Args:
-        value: a Hugging Face data set, map-style or streaming, or Parquet files of PyArrow.
+        value: a Hugging Face data set, map-style or streaming, Parquet files of PyArrow, a data set
+            or loader of grain, or a pipeline of webdataset.
         options: options of the step.
         rank: this rank.
         ranks: number of ranks.
@@ -110,15 +116,62 @@ def split_source(
     if is_parquet(value):
         files = Parquet(value, name)
         return Parts(lambda: files.batches(each, rank, ranks), options.batch, BY_SOURCE, gather)
+    part: Any = None
+    if grain_rows.is_grain(value):
+        part = grain_rows.own_part(value, options, rank, ranks)
+    elif isinstance(value, _classes("webdataset", "DataPipeline")):
+        part = _own_tar_files(value, name, rank, ranks)
+    if part is not None:
+        return Parts(lambda: _stacked(part, each, name), options.batch, BY_SOURCE, gather)
     if not isinstance(value, _classes("datasets", "Dataset", "IterableDataset")):
         raise StepError(
             f"--order source: {name} has type {type(value).__name__}, which nbdist cannot divide "
-            "at its source: use a Hugging Face data set, Parquet files or a tf.data.Dataset, or "
-            "omit --order source"
+            "at its source: use a data set of Hugging Face, grain or webdataset, Parquet files or "
+            "a tf.data.Dataset, or omit --order source"
         )
     split = importlib.import_module("datasets.distributed").split_dataset_by_node
     own = split(value, rank, ranks).with_format("numpy")
     return Parts(lambda: _groups_of(own, each), options.batch, BY_SOURCE, gather)
+
+
+def _own_tar_files(pipeline: Any, name: str, rank: int, ranks: int) -> Any:
+    """Return a pipeline of webdataset that reads every `ranks`-th tar file; None for other sources.
+
+    It takes the files before the other stages, as `webdataset.split_by_node` does.
+
+    Raises:
+        StepError: there are fewer files than ranks, or the pipeline counts samples of all ranks.
+    """
+    files, *stages = pipeline.pipeline
+    if not isinstance(files, _classes("webdataset", "SimpleShardList")):
+        return None
+    count = len(pipeline.pipeline[0].urls)
+    if count < ranks:
+        raise StepError(
+            f"--order source: {name} has {count} tar files, fewer than {ranks} workers: write "
+            "more of them, or omit --order source"
+        )
+    if pipeline.nsamples > 0:
+        raise StepError(
+            f"--order source: {name} has `with_epoch`, which counts the samples of one worker: use "
+            "--steps N instead"
+        )
+    own = copy.copy(pipeline)
+    own.pipeline = [files, lambda urls: itertools.islice(urls, rank, None, ranks), *stages]
+    return own
+
+
+def _stacked(samples: Iterable[Tree], rows: int, name: str) -> Iterator[Tree]:
+    """Yield samples, stacked to parts of `rows` rows."""
+    with reading(name):
+        remaining = iter(samples)
+        while group := list(itertools.islice(remaining, rows)):
+            try:
+                yield map_trees(np.stack, group)
+            except ValueError as error:
+                raise StepError(
+                    f"the samples of {name} have different shapes: map them to arrays of one shape"
+                ) from error
 
 
 def is_parquet(value: object) -> bool:

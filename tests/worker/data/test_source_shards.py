@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import datasets
+import grain
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet
 import pytest
+import webdataset
 from fsspec.implementations.local import LocalFileSystem
 
 from nbdist.errors import StepError
@@ -19,7 +22,7 @@ from nbdist.worker.data.sources import open_source
 from tests.worker.data.test_rank_shards import RANKS, Collectives, on_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from nbdist.worker.data.sources import Source
@@ -163,6 +166,141 @@ class TestHuggingFace:
             2 * n for n in range(16)
         ]
         assert sorted(map(len, seen.values())) == [8, 8]
+
+
+class Records:
+    """Records that note which of them are read."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, number: Any) -> dict[str, int]:
+        self.read.append(int(number))
+        return {"y": int(number)}
+
+
+class Even(grain.transforms.Filter):
+    def filter(self, element: dict[str, int]) -> bool:
+        return element["y"] % 2 == 0
+
+
+def loader(records: Records, *operations: Any) -> Any:
+    sampler = grain.samplers.IndexSampler(ROWS, shuffle=True, seed=3, num_epochs=1)
+    return grain.DataLoader(data_source=records, sampler=sampler, operations=list(operations))
+
+
+class TestGrain:
+    @pytest.mark.parametrize(
+        "made",
+        [
+            lambda records: grain.MapDataset.source(records).shuffle(seed=1).filter(Even()),
+            lambda records: grain.MapDataset.source(records).filter(Even()).to_iter_dataset(),
+            lambda records: loader(records, Even()),
+        ],
+    )
+    def test_each_rank_reads_its_own_part(self, made: Callable[[Records], Any]) -> None:
+        records: list[Records] = []
+
+        def make() -> Any:
+            records.append(Records())
+            return made(records[-1])
+
+        first, second = read(make, "source")
+        whole = [n for batch in first if batch.whole for n in batch.values[0]["y"].tolist()]
+        own = [n for b in (*first, *second) if not b.whole for n in b.values[0]["y"].tolist()]
+        assert sorted(own + whole) == list(range(0, ROWS, 2))
+        assert [len(each.read) for each in records] == [ROWS // 2] * 2
+
+    @pytest.mark.parametrize(
+        ("made", "message"),
+        [
+            (grain.MapDataset.range(8).batch(2), "remove `batch` from the data set"),
+            (grain.MapDataset.range(8).to_iter_dataset().batch(2), "remove `batch`"),
+            (grain.MapDataset.range(8).batch(2).to_iter_dataset(), "remove `batch`"),
+            (loader(Records(), grain.transforms.Batch(2)), "remove `batch`"),
+            (grain.MapDataset.range(8).repeat(), "train never ends"),
+            (grain.MapDataset.range(8).to_iter_dataset().map(abs), "cannot divide at its source"),
+        ],
+    )
+    def test_unsuitable_data_are_refused(self, made: Any, message: str) -> None:
+        with pytest.raises(StepError, match=message):
+            source_of(made, order="source", batch=4)
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Iterator[list[str]]:
+    """Return four tar files of 6, 6, 6 and 4 samples. webdataset does not close them."""
+    paths = [str(tmp_path / f"{number}.tar") for number in range(4)]
+    for number, path in enumerate(paths):
+        with webdataset.TarWriter(path) as writer:
+            for row in range(6 * number, min(6 * (number + 1), ROWS)):
+                writer.write({"__key__": f"{row:03}", "x.npy": np.full(2, row), "y.cls": row})
+    yield paths
+    gc.collect()
+
+
+def pipeline(tars: list[str]) -> Any:
+    """Return a pipeline of dicts of arrays."""
+    samples = webdataset.WebDataset(tars, shardshuffle=False).decode()
+    return samples.map(lambda sample: {"x": sample["x.npy"], "y": sample["y.cls"]})
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+class TestTarFiles:
+    def test_exact_order_is_that_of_the_files(self, tars: list[str]) -> None:
+        first, second = read(lambda: pipeline(tars), "auto")
+        assert numbers(first) == [[n, n + 1] for n in range(0, 20, 4)] + [[20]]
+        assert numbers(second) == [[n + 2, n + 3] for n in range(0, 20, 4)] + [[21]]
+        assert first[1].values[0]["x"].tolist() == [[4, 4], [5, 5]]
+
+    def test_each_rank_reads_its_own_files(self, tars: list[str]) -> None:
+        opened: list[list[str]] = []
+
+        def make() -> Any:
+            made, own = pipeline(tars), []
+            opened.append(own)
+
+            def noted(urls: Any) -> Any:
+                for url in urls:
+                    own.append(url["url"])
+                    yield url
+
+            made.pipeline.insert(1, noted)
+            return made
+
+        first, second = read(make, "source")
+        assert numbers(first)[:3] == [[0, 1], [2, 3], [4, 5]]
+        assert numbers(second)[:3] == [[6, 7], [8, 9], [10, 11]]
+        whole = [n for batch in first if batch.whole for n in batch.values[0]["y"].tolist()]
+        own = [n for b in (*first, *second) if not b.whole for n in b.values[0]["y"].tolist()]
+        assert sorted(own + whole) == list(range(ROWS))
+        assert sorted(opened) == [tars[0::2], tars[1::2]]
+
+    def test_unsuitable_pipelines_are_refused(self, tars: list[str]) -> None:
+        resampled = webdataset.WebDataset(tars, resampled=True, shardshuffle=False)
+        for made, message in (
+            (pipeline(tars[:1]), "train has 1 tar files, fewer than 2 workers"),
+            (pipeline(tars).with_epoch(8), "train has `with_epoch`.*use --steps N instead"),
+            (resampled, "cannot divide at its source"),
+        ):
+            with pytest.raises(StepError, match=message):
+                source_of(made, order="source", batch=4)
+
+    def test_lost_file_is_an_error_with_a_remedy(self, tars: list[str]) -> None:
+        with pytest.raises(StepError, match=r"cannot read train: .*lost.tar.*AWS_ACCESS_KEY_ID"):
+            read(
+                lambda: pipeline([*tars[:2], *[path + ".lost.tar" for path in tars[:2]]]), "source"
+            )
+
+    def test_samples_of_different_shapes_are_refused(self, tars: list[str]) -> None:
+        def make() -> Any:
+            return pipeline(tars).map(lambda sample: {"y": np.ones(sample["y"])})
+
+        with pytest.raises(StepError, match="the samples of train have different shapes: map them"):
+            read(make, "source")
 
 
 @pytest.mark.parametrize(
