@@ -6,6 +6,7 @@ import gc
 from typing import TYPE_CHECKING, Any
 
 import datasets
+import fsspec
 import grain
 import numpy as np
 import pyarrow as pa
@@ -98,6 +99,23 @@ class TestParquet:
             [[0, 1], [2, 6], [7, 8]],
             [[3, 4], [5, 9], [10, 11]],
         ]
+
+    @pytest.mark.parametrize("order", ["exact", "source"])
+    def test_file_system_of_fsspec(self, folder: Path, order: str) -> None:
+        store = fsspec.filesystem("memory")
+        store.put(str(folder), "/train", recursive=True)
+
+        def make() -> Any:
+            return pyarrow.dataset.dataset("/train", filesystem=store, format="parquet")
+
+        try:
+            expected = read(lambda: files_of(folder), order)
+            assert [*map(numbers, read(make, order))] == [*map(numbers, expected)]
+            files = make()
+        finally:
+            store.rm("/train", recursive=True)
+        with pytest.raises(StepError, match=r"cannot read train: .*AWS_ACCESS_KEY_ID"):
+            source_of(files, batch=4)
 
     def test_columns_of_partitions_are_read(self, tmp_path: Path) -> None:
         parts = pyarrow.dataset.partitioning(flavor="hive")

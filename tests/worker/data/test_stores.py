@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import h5py
 import numpy as np
 import pytest
@@ -104,6 +105,17 @@ def test_rows_before_a_checkpoint_are_not_read() -> None:
     store.read.clear()
     list(source_of({"x": array}, batch=16).epoch(1, RankRows(1, 2, 2), first=1))
     assert sorted(store.read) == ["c/6/0", "c/7/0"]
+
+
+def test_array_of_an_fsspec_store() -> None:
+    files = fsspec.filesystem("memory")
+    try:
+        zarr.save_array("memory://train.zarr", X)
+        array = zarr.open("memory://train.zarr", mode="r")
+        first, *_ = source_of({"x": array}, batch=4).epoch(1, RankRows(1, 2, 2))
+        np.testing.assert_array_equal(first.values[0]["x"], X[2:4])
+    finally:
+        files.rm("/train.zarr", recursive=True)
 
 
 class LostStore(CountingStore):
