@@ -1,8 +1,8 @@
-"""Time to read an epoch that is limited by `map` of a data set: several workers against one.
+"""Time to read an epoch that is limited by its samples: several workers against one.
 
-The steps compute next to nothing. One map decodes JPEG pictures, which takes a core. The other one
-waits 3 ms for each sample, as for an object store: it measures more workers than the machine has
-cores.
+The steps compute next to nothing. One map of tf.data decodes JPEG pictures, which takes a core. The
+other one, and the records of grain on one thread, wait 3 ms for each sample, as for an object
+store: they measure more workers than the machine has cores.
 """
 
 from __future__ import annotations
@@ -27,11 +27,16 @@ TARGETS = {2: 0.55, 4: 0.30}
 
 BATCH, BATCHES, SMOKE_BATCHES = 64, 20, 3
 RUNS = 5
-MAPS = {"decodes a picture": "decoded", "waits for a sample": "waited"}
+DECODES = "a map that decodes a picture"
+STREAMS = {
+    DECODES: f"numbers.map(decoded).batch({BATCH})",
+    "a map that waits for a sample": f"numbers.map(waited).batch({BATCH})",
+    "grain that waits for a sample": f"records.to_iter_dataset(one_thread).batch({BATCH})",
+}
 
 DATA = """
 import time
-import numpy as np, tensorflow as tf
+import grain, numpy as np, tensorflow as tf
 
 noise = np.random.default_rng(0).integers(0, 256, ({side}, {side}, 3), np.uint8)
 picture = tf.io.encode_jpeg(noise)
@@ -49,6 +54,8 @@ def waited(number):  # TensorFlow knows of no effect
     return tf.cast(tf.reshape(found, []), tf.float32)
 
 numbers = tf.data.Dataset.range({samples})
+one_thread = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+records = grain.MapDataset.range({samples}).map(lambda number: np.float32(wait(number)))
 """
 STEP = "loss = tf.reduce_mean(batch)"
 
@@ -62,13 +69,13 @@ def cases(scale: Scale) -> Iterator[Case | Skipped]:
         for workers, target in TARGETS.items():
             with ours.cluster(scale, workers, "mirrored") as several:
                 several.run(data)
-                for name, function in MAPS.items():
-                    case = f"an epoch of a map that {name}: {workers} workers against 1"
-                    if function == "decoded" and workers > (os.cpu_count() or 1):
+                for name, stream in STREAMS.items():
+                    case = f"an epoch of {name}: {workers} workers against 1"
+                    if name == DECODES and workers > (os.cpu_count() or 1):
                         yield Skipped(case, f"{workers} cores")
                         continue
                     for cluster in (one, several):
-                        cluster.run(f"stream = numbers.map({function}).batch({BATCH})")
+                        cluster.run(f"stream = {stream}")
                     epoch_s = partial(_epoch_s, batches=batches)
                     yield compare(
                         case,
