@@ -166,10 +166,13 @@ def find(value: Any, options: StepOptions) -> tuple[GrainRows | None, str]:
     """
     grain = sys.modules["grain"]
     is_loader = isinstance(value, grain.DataLoader)
-    _refuse_endless(value, options)
     if options.bucket:
         return None, BY_ELEMENT
-    found = (_of_loader if is_loader else _of_dataset)(value, options.batch)
+    try:
+        _refuse_endless(value, options)
+        found = (_of_loader if is_loader else _of_dataset)(value, options.batch)
+    except (AttributeError, KeyError):  # the private names of another version
+        found = f"nbdist does not know data sets of grain {grain.__version__}"
     if isinstance(found, str):
         return None, f"by element: each worker reads all samples, because {found}"
     return GrainRows(found), BY_ROW

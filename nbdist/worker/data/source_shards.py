@@ -9,6 +9,7 @@ once. Without the option, every rank reads all samples in the order of one devic
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import itertools
@@ -118,7 +119,8 @@ def split_source(
         return Parts(lambda: files.batches(each, rank, ranks), options.batch, BY_SOURCE, gather)
     part: Any = None
     if grain_rows.is_grain(value):
-        part = grain_rows.own_part(value, options, rank, ranks)
+        with contextlib.suppress(AttributeError, KeyError):  # the private names of another version
+            part = grain_rows.own_part(value, options, rank, ranks)
     elif isinstance(value, _classes("webdataset", "DataPipeline")):
         part = _own_tar_files(value, name, rank, ranks)
     if part is not None:

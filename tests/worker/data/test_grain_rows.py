@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import grain
@@ -210,6 +211,17 @@ def test_other_operations_need_all_samples(
 
 def stacked(found: Any) -> Any:
     return {"x": np.stack([sample["x"] for sample in found])}
+
+
+def test_another_version_of_grain_is_read_as_an_iterable(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = sys.modules["grain._src.python.dataset.transformations.batch"]
+    batched, single = samples(Records()).batch(BATCH), samples(Records())
+    monkeypatch.delattr(parts, "BatchMapDataset")
+    source = source_of(batched)
+    assert f"because nbdist does not know data sets of grain {grain.__version__}" in source.sharding
+    assert len(batches(source, 1)) == -(-SAMPLES // BATCH)
+    with pytest.raises(StepError, match="--order source: train has type .*omit --order source"):
+        source_of(single, batch=BATCH, order="source")
 
 
 def test_loader_with_processes_needs_all_samples() -> None:
