@@ -20,6 +20,9 @@ Zero = Literal[0, 1, 3]
 Schedule = Literal["gpipe", "1f1b"]
 """Pipeline schedule: all forward passes before all backward passes (GPipe), or 1F1B."""
 
+LossStages = Literal["all", "last"]
+"""Stages that compute the loss: all, each for its own rows, or the last one for all rows."""
+
 Remat = Literal["", "selective", "full"]
 """Activations that the backward pass recomputes.
 
@@ -169,6 +172,7 @@ class Staging(NamedTuple):
 
     schedule: Schedule = "gpipe"
     rounds: int = 1
+    loss_stages: LossStages = "all"
 
 
 GPIPE = Staging()
@@ -190,6 +194,7 @@ class Plan(Record, frozen=True):
         sequence: sequence parallelism along the axis `model`.
         schedule: pipeline schedule, if there are stages.
         rounds: blocks of layers in each stage (interleaving).
+        loss_stages: stages that compute the loss; with `last`, no rows leave the last stage for it.
     """
 
     axes: dict[str, int]
@@ -208,10 +213,11 @@ class Plan(Record, frozen=True):
     sequence: bool = False
     schedule: Schedule = "gpipe"
     rounds: int = 1
+    loss_stages: LossStages = "all"
 
     @property
     def staging(self) -> Staging:
-        return Staging(self.schedule, self.rounds)
+        return Staging(self.schedule, self.rounds, self.loss_stages)
 
     @property
     def sums_once(self) -> bool:
@@ -245,6 +251,8 @@ class _Degrees(Protocol):
     def schedule(self) -> Schedule: ...
     @property
     def rounds(self) -> int: ...
+    @property
+    def loss_stages(self) -> LossStages: ...
 
 
 def sums_once(layout: _Degrees) -> bool:
@@ -266,6 +274,7 @@ def title_of(layout: _Degrees) -> str:
     more = ["sequence parallel"] * layout.sequence + [f"ZeRO-{layout.zero}"] * bool(layout.zero)
     more += ["1F1B"] * (layout.schedule == "1f1b" and stages > 1)
     more += [f"{layout.rounds} rounds"] * (layout.rounds > 1)
+    more += ["loss on the last stage"] * (layout.loss_stages == "last")
     more += [f"{layout.micro} microbatches"] * (layout.micro > 1)
     more += [f"{layout.remat} remat"] * bool(layout.remat)
     return ", ".join([" x ".join(parts or ["one device"]), *more])
@@ -292,8 +301,8 @@ class Planning(Record, frozen=True):
             metavar="FILE",
             help="Use the layout in this file, under pjrt.",
             details="A run stores its plan in `plan.json`. An edited copy may set axes, `zero`, "
-            "`remat`, `micro`, `schedule`, `rounds`, `sequence` and specs. The spec of the batch "
-            "stays, because the batch is always sharded over all devices.",
+            "`remat`, `micro`, `schedule`, `rounds`, `loss_stages`, `sequence` and specs. The spec "
+            "of the batch stays, because the batch is always sharded over all devices.",
         ),
     ] = None
     budget: Annotated[

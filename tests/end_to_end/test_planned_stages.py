@@ -103,7 +103,8 @@ def test_pipeline_trains_as_one_device(cluster: nbdist.Cluster, degrees: Degrees
         (DATA, degrees.data),
         (MODEL, degrees.model),
     )
-    actual = run.plan.zero, run.plan.micro, run.plan.remat, run.plan.sequence, *run.plan.staging
+    plan = run.plan
+    actual = plan.zero, plan.micro, plan.remat, plan.sequence, plan.schedule, plan.rounds
     assert actual == degrees[3:]
     layers = [t for t in carried(run.plan) if "['layers']" in t.path]
     assert layers
@@ -202,7 +203,8 @@ def test_keras_layer_with_a_scan_is_split_into_stages(
     planning = Planning(fixed=fixed, schedule=staging.schedule)
     run = cluster.run(FIT, strategy="pjrt", step=StepOptions(data="", planning=planning))
     assert run.plan is not None
-    assert (run.plan.axes[STAGE], run.plan.staging) == (stages, staging)
+    assert run.plan.axes[STAGE] == stages
+    assert (run.plan.schedule, run.plan.rounds) == staging[:2]
     (text,) = cluster.run("history", strategy="pjrt").results.values()
     for name, values in ast.literal_eval(text).items():
         np.testing.assert_allclose(values, plain[name], rtol=1e-4)

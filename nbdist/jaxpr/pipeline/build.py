@@ -12,6 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from nbdist.errors import PlanError
@@ -25,10 +26,13 @@ from nbdist.jaxpr.pipeline.schedule import (
     Interleaved,
     Schedule,
     Skewed,
+    StageRows,
     constrains_axis,
     inner_equations,
+    of_stage,
     parts_of,
 )
+from nbdist.jaxpr.pipeline.stage_values import StageValue, reads_stage, run_on_stages
 from nbdist.jaxpr.pipeline.stages import RowInvariant
 from nbdist.jaxpr.planner_model import of_rows
 from nbdist.jaxpr.remat_scans import scan_of
@@ -65,14 +69,15 @@ def as_pipeline(
         PlanError: the step has no scan over layers, or a number does not divide.
     """
     program, is_1f1b = flat(closed), staging.schedule == "1f1b"
-    if is_1f1b:
+    is_alone = staging.loss_stages == "last"
+    if is_1f1b or is_alone:
         program = without_early_barriers(program, inputs)
     batch = _batch(program, inputs)
     _check(rows_fault(batch, micro))
     if staging.rounds > 1:
         _check(rounds_fault(stages, micro))
     equations = inner_equations(program.jaxpr)
-    if is_1f1b:  # the loss section runs on microbatches, too
+    if is_1f1b or is_alone:  # the loss section runs on microbatches, too
         equations = chain(equations, program.jaxpr.eqns)
     parts = 1 if any(constrains_axis(eqn, DATA) for eqn in equations) else parts_of(batch, micro)
     rows = Rows(of_rows(program, inputs), batch, micro * parts)
@@ -80,12 +85,19 @@ def as_pipeline(
     for one in layers.values():
         _check(layers_fault(one.length, stages, staging.rounds))
     kind = _OneForwardOneBackwardStep if is_1f1b else _GpipeStep
-    made = kind(program, layers, Schedule(rows, stages, parts, staging.rounds))
+    schedule = Schedule(rows, stages, parts, staging.rounds)
+    made = kind(program, layers, schedule, is_alone=is_alone)
+    is_batch = [is_alone and role == "batch" for _, role in inputs]
+
+    def run(*args: Any) -> list[Any]:
+        given = zip(args, is_batch, strict=True)
+        return made.run(*(schedule.on_all_stages(a) if is_own else a for a, is_own in given))
+
     given = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
         for aval in closed.in_avals
     ]
-    return jax.make_jaxpr(made.run)(*given)
+    return jax.make_jaxpr(run)(*given)
 
 
 def check_1f1b(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> None:
@@ -149,10 +161,19 @@ class _PipelinedStep(ABC):
         program: the step, flat.
         layers: its scans over layers, by their positions.
         schedule: schedule of the pipeline.
+        is_alone: True if the last stage computes the loss section alone.
     """
 
-    def __init__(self, program: ClosedJaxpr, layers: dict[int, Layers], schedule: Schedule) -> None:
+    def __init__(
+        self,
+        program: ClosedJaxpr,
+        layers: dict[int, Layers],
+        schedule: Schedule,
+        *,
+        is_alone: bool,
+    ) -> None:
         self._program, self._layers, self._schedule = program, layers, schedule
+        self._is_alone = is_alone
         self._equations = {var: eqn for eqn in program.jaxpr.eqns for var in eqn.outvars}
         self._values: dict[Var, Any] = {}
 
@@ -171,18 +192,34 @@ class _PipelinedStep(ABC):
     def _run_equations(self, eqns: list[Any]) -> None:
         make(self._program.jaxpr, eqns, self._values, self._whole)
 
+    def _run_last(self, eqns: list[Any]) -> None:
+        """Run equations after the layers; those that read rows of one stage may run there."""
+        plain: list[Any] = []
+        for eqn in eqns:
+            if self._is_alone and reads_stage(eqn, self._values):
+                self._run_equations(plain)
+                plain = []
+                run_on_stages(self._program.jaxpr, eqn, self._values, self._whole, self._schedule)
+            else:
+                plain.append(eqn)
+        self._run_equations(plain)
+
     def _scan_inputs(self, scan: Scan) -> list[Any]:
         """Return the inputs of a scan over layers; None for values that are not computed yet."""
         constants, carried, over = scan.parts(scan.eqn.invars)
         values = self._values
         return [
             *(self._constant(atom) for atom in constants),
-            *(
-                self._whole(atom) if isinstance(atom, Literal) or atom in values else None
-                for atom in carried
-            ),
+            *(self._carried(atom) for atom in carried),
             *(values.get(var) for var in over),
         ]
+
+    def _carried(self, atom: Any) -> Any:
+        """Return a carried input of a scan; None if it is not computed yet."""
+        value = None if isinstance(atom, Literal) else self._values.get(atom)
+        if isinstance(value, StageRows):
+            return value
+        return self._whole(atom) if isinstance(atom, Literal) or value is not None else None
 
     def _constant(self, atom: Any) -> Any:
         """Return a constant input of a scan; of a broadcast value the rows of one microbatch."""
@@ -200,6 +237,10 @@ class _PipelinedStep(ABC):
         if isinstance(atom, Literal):
             return atom.val
         value = self._values[atom]
+        if isinstance(value, StageRows):
+            return self._schedule.leaving(value, atom)
+        if isinstance(value, StageValue):
+            return self._schedule.outside(of_stage(value.array, value.stage), atom)
         if isinstance(value, Skewed):
             return self._schedule.unskewed(value, atom)
         if isinstance(value, Interleaved):
@@ -211,18 +252,46 @@ class _GpipeStep(_PipelinedStep):
     """A step in which all microbatches end the forward pass before one starts backward (GPipe)."""
 
     def _run(self) -> None:
+        if self._is_alone:
+            self._run_divided()
+            return
         plain: list[Any] = []
         for place, eqn in enumerate(self._program.jaxpr.eqns):
             if place in self._layers:
                 self._run_equations(plain)
                 plain = []
-                left = Pipeline(self._layers[place], self._schedule).run(
-                    self._scan_inputs(scan_of(eqn))
-                )
-                self._values.update(zip(eqn.outvars, left, strict=True))
+                self._run_layers(place)
             else:
                 plain.append(eqn)
         self._run_equations(plain)
+
+    def _run_layers(self, place: int) -> None:
+        eqn = self._program.jaxpr.eqns[place]
+        left = Pipeline(self._layers[place], self._schedule).run(self._scan_inputs(scan_of(eqn)))
+        self._values.update(zip(eqn.outvars, left, strict=True))
+
+    def _run_divided(self) -> None:
+        """Run the step with its loss section on the last stage, one microbatch at a time."""
+        values, (first, second) = self._values, sorted(self._layers)
+        step = divide_step(self._program, self._layers, self._schedule.rows)
+        section = LossSection(step, self._program.jaxpr, self._schedule, is_alone=True)
+        self._run_equations(step.eqns["before"])
+        self._run_layers(first)
+        self._run_equations(step.eqns["ahead"])
+        given = [values[var] for var in section.inputs]
+        over = [section.by_microbatch(values[var], var) for var in section.row_inputs]
+        outs = self._program.jaxpr.eqns[first].outvars
+        passed = {n: values[outs[n]].array for n in step.forward.carried("rows")}
+
+        def microbatch(totals: list[Any], now: tuple[list[Any], Arrays]) -> Any:
+            back, totals, results = section(given, totals, *now)
+            return totals, (back, results)
+
+        totals, (back, results) = jax.lax.scan(microbatch, section.zeros(), (over, passed))
+        values.update(section.results(totals, results))
+        values.update({var: section.stage_rows(back[n]) for n, var in step.backward_inputs.items()})
+        self._run_layers(second)
+        self._run_last(step.eqns["after"])
 
 
 class _OneForwardOneBackwardStep(_PipelinedStep):
@@ -231,7 +300,7 @@ class _OneForwardOneBackwardStep(_PipelinedStep):
     def _run(self) -> None:
         schedule, values = self._schedule, self._values
         step = divide_step(self._program, self._layers, schedule.rows)
-        section = LossSection(step, self._program.jaxpr, schedule)
+        section = LossSection(step, self._program.jaxpr, schedule, is_alone=self._is_alone)
         pipeline = AlternatingPipeline(step, section, schedule)
         scans = [scan_of(self._program.jaxpr.eqns[place]) for place in sorted(self._layers)]
         (first, second), (forward_stages, backward_stages) = (
@@ -250,7 +319,10 @@ class _OneForwardOneBackwardStep(_PipelinedStep):
         left = pipeline.run(
             forward_work,
             backward_work,
-            {n: schedule.entering(array, outs[n]) for n, array in entering.items()},
+            {
+                n: jnp.expand_dims(schedule.entering(array, outs[n]), 1)
+                for n, array in entering.items()
+            },
             [values[var] for var in section.inputs],
             [section.by_microbatch(values[var], var) for var in section.row_inputs],
         )
@@ -258,15 +330,9 @@ class _OneForwardOneBackwardStep(_PipelinedStep):
         self._store(
             second, backward_work.results | backward_stages.sums(left.backward_sums, backward_given)
         )
-        outs, rows = second.eqn.outvars, left.backward_rows
-        self._store(second, {n: schedule.leaving(array, outs[n]) for n, array in rows.items()})
-        values.update(
-            zip(section.sums, map(section.total, section.sums, left.loss_sums), strict=True)
-        )
-        own, last = left.loss_results[: len(section.rows)], left.loss_results[len(section.rows) :]
-        values.update({v: schedule.leaving(a, v) for v, a in zip(section.rows, own, strict=True)})
-        values.update({v: a[-1] for v, a in zip(section.last, last, strict=True)})
-        self._run_equations(step.eqns["after"])
+        self._store(second, left.backward_rows)
+        values.update(section.results(left.loss_sums, left.loss_results))
+        self._run_last(step.eqns["after"])
 
     def _store(self, scan: Scan, left: Arrays) -> None:
         self._values.update({scan.eqn.outvars[n]: array for n, array in left.items()})

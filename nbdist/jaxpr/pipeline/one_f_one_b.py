@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 
 from nbdist.jaxpr.flatten import variables
 from nbdist.jaxpr.microbatches import Rows, accumulator_dtype
-from nbdist.jaxpr.pipeline.schedule import constrains_axis, inner_equations
+from nbdist.jaxpr.pipeline.schedule import StageRows, constrains_axis, inner_equations, of_stage
 from nbdist.jaxpr.pipeline.stages import Stages
 from nbdist.planner.graph.pipeline_schedule import room
 from nbdist.records import DATA, STAGE
@@ -40,7 +40,9 @@ _OPEN = jax.P.UNCONSTRAINED
 class LossSection:
     """The loss section of one microbatch.
 
-    Each stage computes it for its own rows, if they divide over the stages.
+    Each stage computes it for its own rows of the microbatch, or the last stage computes it alone.
+    In the second case no rows leave this stage. The other stages compute at the same time, and
+    their results are discarded.
 
     Attributes:
         inputs: inputs without rows.
@@ -53,9 +55,12 @@ class LossSection:
         divided: the step, divided.
         jaxpr: the step.
         schedule: schedule of the pipeline.
+        is_alone: True if the last stage computes it alone; also if rows do not divide over stages.
     """
 
-    def __init__(self, divided: DividedStep, jaxpr: Jaxpr, schedule: Schedule) -> None:
+    def __init__(
+        self, divided: DividedStep, jaxpr: Jaxpr, schedule: Schedule, *, is_alone: bool
+    ) -> None:
         self._schedule, eqns = schedule, divided.eqns["loss_section"]
         self._dims = schedule.rows.dims
         out = divided.forward.scan.eqn.outvars
@@ -78,7 +83,9 @@ class LossSection:
         is_constrained = any(
             constrains_axis(eqn, STAGE) for eqn in chain(eqns, inner_equations(body))
         )
-        self._shares = 1 if own % schedule.stages or is_constrained else schedule.stages
+        is_alone |= own % schedule.stages > 0
+        self._is_alone = is_alone and not is_constrained
+        self._shares = 1 if is_alone or is_constrained else schedule.stages
         few = Rows(self._dims, schedule.rows.batch, schedule.rows.parts * self._shares)
         ins = [*self.inputs, *self.row_inputs, *self._passed.values()]
         body = body.replace(invars=ins, outvars=outs)
@@ -86,13 +93,15 @@ class LossSection:
 
     def by_microbatch(self, array: Any, var: Var) -> Any:
         """Return an input with rows, by microbatches."""
+        if self._is_alone:
+            return self._schedule.entering(array, var)
         if self._shares == 1:
             return jnp.expand_dims(self._schedule.entering(array, var), 2)
         return jax.vmap(lambda part: self._shared(part, var))(self._schedule.divided(array, var))
 
     def zeros(self) -> list[Any]:
         """Return zeros for the sums, one for each group of rows."""
-        places = (self._schedule.parts, self._shares)
+        places = (self._schedule.parts, self._places)
         return [
             self._sharded(jnp.zeros((*places, *var.aval.shape), accumulator_dtype(var.aval.dtype)))
             for var in self.sums
@@ -100,7 +109,26 @@ class LossSection:
 
     def total(self, var: Any, total: Any) -> Any:
         """Return the sum over all microbatches."""
+        if self._is_alone:
+            total = jnp.expand_dims(self._of_last(total, 1), 1)
         return total.sum((0, 1)).astype(var.aval.dtype)
+
+    def stage_rows(self, array: Any) -> StageRows:
+        """Return one of its results with rows, of all microbatches."""
+        return StageRows(array, self._schedule.stages - 1)
+
+    def results(self, totals: Sequence[Any], others: Sequence[Any]) -> dict[Var, Any]:
+        """Return its results for all microbatches.
+
+        Args:
+            totals: its sums.
+            others: its other results by microbatch, for `rows` and `last`.
+        """
+        own, last = others[: len(self.rows)], others[len(self.rows) :]
+        sums = zip(self.sums, map(self.total, self.sums, totals), strict=True)
+        rows = zip(self.rows, map(self.stage_rows, own), strict=True)
+        made = {v: array[-1] for v, array in zip(self.last, last, strict=True)}
+        return made | dict(sums) | dict(rows)
 
     def __call__(
         self, inputs: Sequence[Any], totals: list[Any], row_inputs: Sequence[Any], passed: Arrays
@@ -110,16 +138,20 @@ class LossSection:
         Args:
             inputs: values of the inputs without rows.
             totals: sums so far.
-            row_inputs: values of the inputs with rows: [parts, shares, ...].
-            passed: results of the layers: [parts, ...].
+            row_inputs: values of the inputs with rows, as one element of `by_microbatch`.
+            passed: results of the layers: [stages, parts, ...].
 
         Returns:
-            Inputs of the backward pass, [parts, ...]; the new sums; the other results.
+            Inputs of the backward pass, [stages, parts, ...], or 1 in place of the stages; the new
+            sums; the other results, those with rows as [stages, parts, ...] too.
         """
-        shared = [*row_inputs, *(self._shared(passed[n], var) for n, var in self._passed.items())]
-        axes = [None] * len(inputs) + [0] * len(shared)
-        run = jax.vmap(self._run, axes, spmd_axis_name=self._axis(STAGE))
-        outs = jax.vmap(run, axes, spmd_axis_name=self._axis(DATA))(*inputs, *shared)
+        given = [*row_inputs, *(self._received(passed[n], var) for n, var in self._passed.items())]
+        outer: list[int | None] = [None] * len(inputs) + [0] * len(given)
+        inner = list(outer)
+        if self._is_alone:  # all stages have the same inputs
+            inner[: len(inputs) + len(row_inputs)] = [None] * (len(inputs) + len(row_inputs))
+        run = jax.vmap(self._run, inner, spmd_axis_name=self._axis(STAGE), axis_size=self._places)
+        outs = jax.vmap(run, outer, spmd_axis_name=self._axis(DATA))(*inputs, *given)
         back, sums, rows, last = _split(
             outs, [len(self._backward_inputs), len(self.sums), len(self.rows), len(self.last)]
         )
@@ -135,8 +167,22 @@ class LossSection:
         return backward_inputs, totals, [*whole, *(array[0, 0] for array in last)]
 
     def _axis(self, name: str) -> str | None:
-        size = self._schedule.parts if name == DATA else self._shares
+        size = self._schedule.parts if name == DATA else self._places
         return name if size > 1 else None
+
+    @property
+    def _places(self) -> int:
+        """Number of stages that compute the section."""
+        return self._schedule.stages if self._is_alone else self._shares
+
+    def _of_last(self, array: Any, dim: int) -> Any:
+        return of_stage(array, self._schedule.stages - 1, dim)
+
+    def _received(self, array: Any, var: Var) -> Any:
+        """Return results of the layers, [stages, parts, ...], where the section runs."""
+        if self._is_alone:
+            return jnp.moveaxis(array, 0, 1)
+        return self._shared(self._of_last(array, 0), var)
 
     def _shared(self, array: Any, var: Var) -> Any:
         """Return [parts, ...] as [parts, shares, ...]."""
@@ -146,11 +192,14 @@ class LossSection:
         return self._sharded(jnp.moveaxis(array.reshape(split), dim + 1, 1))
 
     def _whole(self, array: Any, var: Var) -> Any:
-        """Undo `_shared`."""
+        """Undo `_received`; rows that were shared have 1 in place of the stages."""
+        if self._is_alone:
+            return self._schedule.sharded(jnp.moveaxis(array, 1, 0))
         (dim,) = self._dims[var]
         made = jnp.moveaxis(array, 1, dim + 1)
         shape = made.shape
-        return made.reshape(*shape[: dim + 1], shape[dim + 1] * shape[dim + 2], *shape[dim + 3 :])
+        whole = (*shape[: dim + 1], shape[dim + 1] * shape[dim + 2], *shape[dim + 3 :])
+        return made.reshape(1, *whole)
 
     def _sharded(self, array: Any) -> Any:
         if STAGE not in jax.sharding.get_abstract_mesh().shape:
@@ -206,7 +255,7 @@ class Results(NamedTuple):
     Attributes:
         forward_sums: sums of the forward pass.
         backward_sums: sums of the backward pass.
-        backward_rows: rows that the backward pass leaves, [microbatches, parts, ...].
+        backward_rows: rows that the backward pass leaves, by the number of the output.
         loss_sums: sums of the loss section, for `LossSection.sums`.
         loss_results: its other results by microbatch, for `LossSection.rows` and
             `LossSection.last`.
@@ -214,7 +263,7 @@ class Results(NamedTuple):
 
     forward_sums: Arrays
     backward_sums: Arrays
-    backward_rows: Arrays
+    backward_rows: dict[int, StageRows]
     loss_sums: list[Any]
     loss_results: list[Any]
 
@@ -255,7 +304,7 @@ class AlternatingPipeline:
         Args:
             forward_work: inputs of the layers in the forward pass.
             backward_work: inputs of the layers in the backward pass.
-            entering: rows that enter the layers, [microbatches, parts, ...].
+            entering: rows that enter the layers, [microbatches, 1, parts, ...].
             given: inputs of `loss_section` without rows.
             over: inputs of `loss_section` with rows, as `by_microbatch` returns them.
         """
@@ -279,7 +328,7 @@ class AlternatingPipeline:
         going = jax.lax.fori_loop(
             schedule.ticks, schedule.ticks + warmup_ticks, backward_tick, going
         )
-        returned = {n: self.backward.last_stage_rows(array) for n, array in going.left.items()}
+        returned = {n: StageRows(a, self.backward.last) for n, a in going.left.items()}
         others = [array.reshape(schedule.micro, *array.shape[2:]) for array in others]
         return Results(last.totals, going.totals, returned, totals, others)
 
@@ -352,7 +401,7 @@ class AlternatingPipeline:
     def _forward_tick(
         self, work: LayerInputs, entering: Arrays, now: _ForwardState, tick: Any
     ) -> tuple[_ForwardState, Arrays]:
-        """Run a tick of the forward pass; return the state and the results of the last stage."""
+        """Run a tick of the forward pass; return the state and the results of all stages."""
         schedule, stages = self._schedule, self.forward
         items = schedule.items_of_tick(tick)
         coming = _at(entering, schedule.items_of_tick(tick, stage=stages.first).micro)
@@ -363,8 +412,7 @@ class AlternatingPipeline:
             n: jax.lax.dynamic_update_index_in_dim(slots, stacks[n], tick % self._slots, 0)
             for n, slots in now.kept.items()
         }
-        passed = {n: stages.last_stage_rows(array[None])[0] for n, array in rows.items()}
-        return _ForwardState(stages.shifted(rows), totals, kept), passed
+        return _ForwardState(stages.shifted(rows), totals, kept), rows
 
     def _backward_tick(
         self,
@@ -402,7 +450,7 @@ class AlternatingPipeline:
         self, given: Sequence[Any], over: Sequence[Any], entering: Arrays
     ) -> Arrays:
         """Return the inputs of the backward pass of one microbatch, for their shapes."""
-        first = {n: array[0] for n, array in entering.items()}
+        first = self.forward.initial_state({n: array[0] for n, array in entering.items()})
         return self._loss_section(
             given, self._loss_section.zeros(), [array[0] for array in over], first
         )[0]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from nbdist.jaxpr.pipeline.schedule import Skewed
+from nbdist.jaxpr.pipeline.schedule import Skewed, StageRows
 from nbdist.jaxpr.pipeline.stages import Stages
 
 if TYPE_CHECKING:
@@ -41,17 +41,17 @@ class Pipeline:
         """Run the scan.
 
         Args:
-            given: its inputs. Constants with rows may be `RowInvariant`, and scanned inputs
-                `Skewed` or `Interleaved`.
+            given: its inputs. Constants with rows may be `RowInvariant`, carried rows `StageRows`,
+                and scanned inputs `Skewed` or `Interleaved`.
 
         Returns:
-            The results of the scan; stacks of rows are `Skewed`, other stacks `Interleaved`, sums
-            plain.
+            The results of the scan; carried rows are `StageRows`, stacks of rows `Skewed`, other
+            stacks `Interleaved`, sums plain.
         """
         layers, schedule, stages = self._layers, self._schedule, self._stages
         first, outs = layers.scan.constants, layers.scan.eqn.outvars
         work = stages.prepare(given)
-        entering = {n: schedule.entering(given[first + n], outs[n]) for n in stages.passed}
+        entering = {n: self._entering(given[first + n], outs[n]) for n in stages.passed}
         state = stages.initial_state({n: array[0] for n, array in entering.items()})
         rows = stages.result_buffers({n: array[0] for n, array in entering.items()})
         (_, totals, rows), stacks = jax.lax.scan(
@@ -62,10 +62,16 @@ class Pipeline:
         )
         left = work.results | stages.sums(totals, given)
         left |= {n: Skewed(array) for n, array in stacks.items()}
-        left |= {
-            n: schedule.leaving(stages.last_stage_rows(array), outs[n]) for n, array in rows.items()
-        }
+        left |= {n: StageRows(array, stages.last) for n, array in rows.items()}
         return [left[n] for n in range(len(left))]
+
+    def _entering(self, rows: Any, var: Any) -> Any:
+        """Return rows as [microbatches, stages, parts, ...], or 1 in place of the stages."""
+        if isinstance(rows, StageRows):
+            if rows.stage == self._stages.first:
+                return rows.array
+            rows = self._schedule.leaving(rows, var)
+        return jnp.expand_dims(self._schedule.entering(rows, var), 1)
 
     def _tick(
         self, work: LayerInputs, entering: Arrays, carry: tuple[Arrays, Arrays, Arrays], at: Any
@@ -75,7 +81,10 @@ class Pipeline:
         items, next_, out = (
             schedule.items_of_tick(tick, stage=s) for s in (None, stages.first, stages.last)
         )
-        coming = {n: jax.lax.dynamic_index_in_dim(a, next_.micro) for n, a in entering.items()}
+        coming = {
+            n: jax.lax.dynamic_index_in_dim(a, next_.micro, keepdims=False)
+            for n, a in entering.items()
+        }
         state = stages.with_entering(state, coming, items)
         rows, totals, stacks = stages.run_tick(work, state, totals, tuple(now), items)
         return (stages.shifted(rows), totals, stages.store_results(left, rows, out.micro)), stacks

@@ -55,6 +55,19 @@ class Interleaved(NamedTuple):
     array: Any
 
 
+class StageRows(NamedTuple):
+    """Rows of all microbatches that one stage has; no other stage has received them.
+
+    Attributes:
+        array: [microbatches, stages, parts, ...]; the values of other stages are meaningless. With
+            1 in place of the stages, all stages have the rows.
+        stage: number of the stage.
+    """
+
+    array: Any
+    stage: int
+
+
 class StageItems(NamedTuple):
     """Items of all stages in a tick, each [stages], or of one stage.
 
@@ -188,7 +201,8 @@ class Schedule:
         run = jax.vmap(own, in_axes=(1, 0), out_axes=2)
         stack = run(skewed.array, jnp.arange(self.stages))
         shape = stack.shape
-        rows = self.leaving(stack.reshape(*shape[:2], shape[2] * shape[3], *shape[4:]), var)
+        apart = stack.reshape(*shape[:2], shape[2] * shape[3], *shape[4:])
+        rows = self.outside(self.joined(apart, var), var)
         return self.deinterleaved(rows, is_sharded=False)
 
     def entering(self, array: Any, var: Any) -> Any:
@@ -205,9 +219,22 @@ class Schedule:
         spec = jax.P(None, DATA if self.parts > 1 else None, *rest)
         return jax.lax.with_sharding_constraint(made, spec)
 
-    def leaving(self, array: Any, var: Any) -> Any:
+    def leaving(self, rows: StageRows, var: Any) -> Any:
         """Return `joined` rows, sharded over the stages, for operations outside of layers."""
-        made, (dim,) = self.joined(array, var), self.rows.dims[var]
+        return self.outside(self.joined(of_stage(rows.array, rows.stage, 1), var), var)
+
+    def on_all_stages(self, array: Any) -> Any:
+        """Return an array of the batch, of which each stage has all rows of its part."""
+        sizes = _mesh().shape
+        if STAGE not in sizes or array.shape[:1] != (self.rows.batch,):
+            return array
+        axes = row_axes(self.rows.batch, {DATA: sizes[DATA]})
+        rest = [_OPEN] * (array.ndim - 1)
+        return jax.lax.with_sharding_constraint(array, jax.P(axes or None, *rest))
+
+    def outside(self, made: Any, var: Any) -> Any:
+        """Return rows of the whole batch, sharded over the stages too."""
+        (dim,) = self.rows.dims[var]
         sizes = _mesh().shape
         if STAGE not in sizes:
             return made
@@ -307,7 +334,7 @@ def chosen(flags: Any, those: Any, others: Any) -> Any:
 
 
 def of_stage(array: Any, stage: int, dim: int = 0) -> Any:
-    """Return the part of one stage.
+    """Return the part of one stage; of one part, which all stages have, this part.
 
     It is a sum over the stages with zeros for the others, so that XLA sends this part alone.
 
@@ -316,6 +343,8 @@ def of_stage(array: Any, stage: int, dim: int = 0) -> Any:
         stage: its number.
         dim: the dimension of the stages.
     """
+    if array.shape[dim] == 1:
+        return jnp.squeeze(array, dim)
     is_stage = jnp.arange(array.shape[dim]) == stage
     flags = is_stage.reshape(-1, *[1] * (array.ndim - dim - 1))
     return jnp.where(flags, array, jnp.zeros_like(array)).sum(dim, dtype=array.dtype)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from nbdist.jaxpr.microbatches import accumulator_dtype
 from nbdist.jaxpr.pipeline.precompute import PartialLayer, precompute
-from nbdist.jaxpr.pipeline.schedule import Skewed, chosen, of_stage
+from nbdist.jaxpr.pipeline.schedule import Skewed, chosen
 from nbdist.records import DATA, STAGE
 
 if TYPE_CHECKING:
@@ -120,10 +120,14 @@ class Stages:
         return work
 
     def initial_state(self, entering: Arrays) -> Arrays:
-        """Return the initial values of all stages, shaped like such rows; they are discarded."""
+        """Return the initial values of all stages, which are discarded.
+
+        Args:
+            entering: rows of a microbatch: [stages, parts, ...], or 1 in place of the stages.
+        """
         schedule = self._schedule
         return {
-            n: schedule.sharded(jnp.broadcast_to(array, (schedule.stages, *array.shape)))
+            n: schedule.sharded(jnp.broadcast_to(array, (schedule.stages, *array.shape[1:])))
             for n, array in entering.items()
         }
 
@@ -168,11 +172,15 @@ class Stages:
         return {n: self._schedule.sharded(jnp.roll(array, step, 0)) for n, array in rows.items()}
 
     def result_buffers(self, passed: Arrays) -> Arrays:
-        """Return zeros for the results of all microbatches: [microbatches, stages, parts, ...]."""
+        """Return zeros for the results of all microbatches: [microbatches, stages, parts, ...].
+
+        Args:
+            passed: as `entering` of `initial_state`.
+        """
         schedule = self._schedule
         sizes = schedule.micro, schedule.stages
         return {
-            n: schedule.sharded(jnp.zeros((*sizes, *array.shape), array.dtype), 1)
+            n: schedule.sharded(jnp.zeros((*sizes, *array.shape[1:]), array.dtype), 1)
             for n, array in passed.items()
         }
 
@@ -188,10 +196,6 @@ class Stages:
             n: jax.lax.dynamic_update_index_in_dim(array, rows[n], micro, 0)
             for n, array in before.items()
         }
-
-    def last_stage_rows(self, rows: Any) -> Any:
-        """Return the rows of the last stage, out of [ticks, stages, parts, ...]."""
-        return of_stage(rows, self.last, 1)
 
     def zeros(self) -> Arrays:
         """Return zeros for the sums of each layer, or of each stage."""

@@ -146,6 +146,11 @@ class Cost:
         self._add(totals, program, 1, together=1)
         self._add_exchanges(totals, program)
         self._add_data(totals)
+        if self.sharded.is_alone:  # each stage has the batch of its part
+            batch = (t.value for t in self.sharded.model.tensors if t.role == "batch")
+            self._add_collective(
+                totals, STAGE, sum(map(self.sharded.bytes_of, batch)), 1, is_half=True
+            )
         return totals
 
     def op_s(self, op: Op) -> float:
@@ -171,7 +176,7 @@ class Cost:
         is_shared = sharded.layout.data > 1 and not sharded.is_apart
         if is_shared and is_summed and sharded.exchanged(op) is None:
             found[DATA] = sum(map(sized, op.outs))
-        if sharded.by_stage_too and is_summed:
+        if sharded.is_added_over_stages(summed, out):
             found[STAGE] = sum(map(sized, op.outs))
         if sharded.by_model(summed) > 1 and sharded.by_model(out) == 1:
             found[MODEL] = sum(map(sharded.bytes_of, op.outs))
@@ -292,7 +297,10 @@ class Cost:
             forward, loss_ops, backward = parts_of(op)
             self._add_loop(totals, forward, times, together)
             section = Cost(self.sharded.loss_section, self._target, self._extents)
+            before = totals.device_s
             section._add(totals, loss_ops, self.sharded.layout.micro, together=1)
+            idle = 1 - section.sharded.shares / self.sharded.layout.stage
+            totals.idle_s += idle * (totals.device_s - before)
             self._add_loop(totals, backward, times, together)
             return
         if self._is_over_microbatches(op):
@@ -318,21 +326,20 @@ class Cost:
 
     def _add_sends(self, totals: _CostTotals, op: Op, few: ShardedModel) -> None:
         """Add the transfers between stages in each tick, and those of all rows at the ends."""
-        ticks = few.layout.ticks
-        passed = sum(few.bytes_of(value) for value in op.carried if few.has_rows(value))
-        whole = sum(
-            self.sharded.entering_bytes(value)
-            if few.has_rows(value)
-            else self.sharded.bytes_of(value)
-            for value in op.carried
-        )
-        self._add_send(totals, passed, ticks)
+        sharded, layout = self.sharded, self.sharded.layout
+        rows = [value for value in op.carried if few.has_rows(value)]
+        passed = sum(map(few.bytes_of, rows))
+        self._add_send(totals, passed, few.layout.ticks)
+        sums = sum(sharded.bytes_of(value) for value in op.carried if not few.has_rows(value))
+        if sharded.is_alone:  # rows stay at the first stage and at the last stage
+            self._add_collective(totals, STAGE, sums, 1, is_half=False)
+            return
         # All rows are gathered to all stages, and results are scattered: each half an all-reduce.
-        is_whole = self.sharded.layout.schedule == "gpipe"
+        whole = sums + sum(map(sharded.entering_bytes, rows))
+        is_whole = not layout.is_divided
         self._add_collective(totals, STAGE, whole, 1, is_half=not is_whole)
-        if not is_whole:  # each microbatch by itself at the loss section
-            each = whole / self.sharded.layout.micro
-            self._add_collective(totals, STAGE, each, self.sharded.layout.micro, is_half=True)
+        if not is_whole and sharded.loss_section.shares > 1:  # each microbatch at the loss section
+            self._add_collective(totals, STAGE, passed, layout.micro, is_half=True)
 
     def _add_exchanges(self, totals: _CostTotals, program: tuple[Op, ...]) -> None:
         """Add the transfers of layers to their stages, and of gradients back."""

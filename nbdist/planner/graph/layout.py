@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from nbdist.planner.graph.model import Model, Op, Tensor, Value
     from nbdist.planner.graph.program import Classes
-    from nbdist.records import Remat, Schedule, Spec, Zero
+    from nbdist.records import LossStages, Remat, Schedule, Spec, Zero
 
 SMALLEST = 2**11
 """Elements of the smallest array that is sharded over the data axis; to gather a smaller one costs
@@ -60,6 +60,8 @@ class Layout:
         sequence: True if `model` shards results of products along the sequence.
         schedule: order in which microbatches pass the stages.
         rounds: passes of a microbatch through all stages; each stage has as many blocks of layers.
+        loss_stages: stages that compute the loss section. With `last`, operations outside of layers
+            run where their rows are, and only sums over rows are sent to other stages.
     """
 
     data: int
@@ -72,6 +74,7 @@ class Layout:
     sequence: bool = False
     schedule: Schedule = "gpipe"
     rounds: int = 1
+    loss_stages: LossStages = "all"
 
     @property
     def axes(self) -> dict[str, int]:
@@ -96,8 +99,15 @@ class Layout:
 
     @property
     def held(self) -> float:
-        """Microbatches whose results a stage stores under 1F1B."""
-        return room(self.stage, self.micro, self.rounds) / self.rounds
+        """Microbatches whose results a stage stores; under GPipe with those of idle ticks."""
+        is_gpipe = self.schedule == "gpipe"
+        ticks = self.ticks if is_gpipe else room(self.stage, self.micro, self.rounds)
+        return ticks / self.rounds
+
+    @property
+    def is_divided(self) -> bool:
+        """True if the loss section of a pipeline runs on one microbatch at a time."""
+        return self.stage > 1 and (self.schedule == "1f1b" or self.loss_stages == "last")
 
 
 class Exchange(NamedTuple):
@@ -138,9 +148,10 @@ class ShardedModel:
         self._rows = model.batch_groups
         self._batch = self._rows if divides else frozenset()
         self._parts = layout.data
-        if model.rows % (layout.data * layout.stage) == 0:
+        if model.rows % (layout.data * layout.stage) == 0 and not self.is_alone:
             self._parts *= layout.stage  # outside of pipelines, each stage has its own rows
         self.is_microbatch = False
+        self.is_loss_section = False
         self.is_apart = False
         self.shares = 1
         self._pads = False
@@ -187,7 +198,8 @@ class ShardedModel:
         """The same for the loss section, whose rows stages share if they divide."""
         few = self.with_layout(self.layout)
         few._parts, few.is_microbatch = self.microbatch._parts, True
-        if self.model.rows % (few._parts * self.layout.stage) == 0:
+        few.is_loss_section = True
+        if self.model.rows % (few._parts * self.layout.stage) == 0 and not self.is_alone:
             few.shares = self.layout.stage
             few._parts *= few.shares
         return few
@@ -205,6 +217,7 @@ class ShardedModel:
         """The same with whole sequences."""
         same = self.with_layout(replace(self.layout, sequence=False))
         same._parts, same.is_microbatch = self._parts, self.is_microbatch
+        same.is_loss_section = self.is_loss_section
         same.shares, same.is_apart = self.shares, self.is_apart
         return same
 
@@ -257,9 +270,25 @@ class ShardedModel:
         return self.layout.stage > 1 and is_over_layers(op, self.model)
 
     @property
+    def is_alone(self) -> bool:
+        """True if the last stage of a pipeline computes the loss section alone."""
+        return self.layout.stage > 1 and self.layout.loss_stages == "last"
+
+    @property
     def by_stage_too(self) -> bool:
         """True if rows are sharded over the stages as well."""
         return not self.is_microbatch and self._parts > self.layout.data
+
+    def is_added_over_stages(self, summed: set[int], out: set[int]) -> bool:
+        """Return True if stages add a sum over these groups, because it is over rows.
+
+        Args:
+            summed: groups that are summed over.
+            out: groups of the result.
+        """
+        is_by_row = self.by_stage_too or self.is_loss_section
+        is_outside = is_by_row or (self.is_alone and not self.is_microbatch)
+        return is_outside and not self._batch.isdisjoint(summed) and self._batch.isdisjoint(out)
 
     def has_rows(self, value: Value) -> bool:
         """Return True if a value has dimensions of the batch."""

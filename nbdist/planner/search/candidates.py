@@ -72,7 +72,7 @@ class Candidate:
         """Sort key of the changes to a step on one device."""
         layout = self.sharded.layout
         remat = REMATS.index(layout.remat)
-        order = layout.schedule != "gpipe", layout.rounds
+        order = layout.schedule != "gpipe", layout.rounds, layout.loss_stages != "all"
         sizes = layout.stage, layout.model, layout.sequence
         return *sizes, remat, *order, layout.micro, layout.zero
 
@@ -101,7 +101,7 @@ def priced(sharded: ShardedModel, steps: Steps, target: Target, budget: int) -> 
     step = steps.of(sharded.layout)
     is_tpu = target.topology.chip.platform == "tpu"
     program = step.program
-    if sharded.layout.schedule == "1f1b":
+    if sharded.layout.is_divided:
         program = step.program_1f1b
     elif sharded.layout.stage == 1 and is_tpu:
         program = step.on_tpus

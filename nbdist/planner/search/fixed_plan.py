@@ -43,6 +43,7 @@ def sharded_as(given: Plan, steps: Steps, devices: int) -> ShardedModel:
         stage=given.axes.get(STAGE, 1),
         schedule=given.schedule,
         rounds=given.rounds,
+        loss_stages=given.loss_stages,
     )
     model = steps.of(layout).model
     ours = {tensor.path for tensor in model.tensors if tensor.role != "batch"}
@@ -107,6 +108,9 @@ def _faults_in_stages(given: Plan, steps: Steps) -> Iterator[str]:
         asked = {STAGE: given.axes[STAGE], "micro": given.micro, "zero": given.zero}
         asked["rounds"] = given.rounds
         yield from faults_of_stages(steps, asked, given.remat, given.schedule)
+        reason = steps.why_no_1f1b(given.remat) if given.loss_stages == "last" else ""
+        if reason and given.schedule == "gpipe":
+            yield f"loss_stages is last: {reason}"
     elif given.schedule != "gpipe":
         yield f"schedule is {given.schedule}, and there are no stages: use gpipe"
     if given.axes.get(STAGE, 1) <= 1 and given.rounds != 1:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.planner.search.candidates import Candidate, priced
 from nbdist.planner.search.mesh_sizes import more_rounds, staged
+from nbdist.records import STAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from nbdist.planner.cost.time import Target
     from nbdist.planner.search.step_variants import Steps
     from nbdist.records import Planning
+
+_LEAST_SHARE = 0.02
+"""Share of a step in transfers between stages from which on other places of the loss are tried."""
 
 
 def sequence_variants(
@@ -36,13 +40,28 @@ def schedule_variants(
     If GPipe holds too many microbatches, variants with 1F1B follow.
     """
     layout, wanted = found.sharded.layout, request.schedule
-    first = list(_with_rounds(found, steps, target, request)) if wanted != "1f1b" else []
+    first = []
+    if wanted != "1f1b":
+        own = _with_loss_stages(found, steps, target)
+        first = list(_with_rounds(own, steps, target, request))
     yield from first
     too_much = wanted == "1f1b" or (wanted is None and any(c.exceeds_by_activations for c in first))
     if layout.stage > 1 and too_much and not steps.why_no_1f1b(layout.remat):
         sharded = found.sharded.with_layout(replace(layout, schedule="1f1b"))
         other = priced(sharded, steps, target, found.memory.available)
+        other = _with_loss_stages(other, steps, target)
         yield from _with_rounds(other, steps, target, request)
+
+
+def _with_loss_stages(found: Candidate, steps: Steps, target: Target) -> Candidate:
+    """Return the candidate, or the same with the loss on the last stage if that is faster."""
+    layout, time = found.sharded.layout, found.time
+    sent_s = sum(traffic.seconds for traffic in time.traffic if traffic.axis == STAGE)
+    if sent_s < _LEAST_SHARE * time.step or steps.why_no_1f1b(layout.remat):
+        return found
+    alone = found.sharded.with_layout(replace(layout, loss_stages="last"))
+    other = priced(alone, steps, target, found.memory.available)
+    return other if (other.fits, -other.time.step) > (found.fits, -time.step) else found
 
 
 def _with_rounds(

@@ -291,6 +291,7 @@ def _plan(best: Candidate, others: list[Candidate], target: Target) -> Plan:
         sequence=sharded.layout.sequence,
         schedule=sharded.layout.schedule,
         rounds=sharded.layout.rounds,
+        loss_stages=sharded.layout.loss_stages,
         rows=model.rows,
         on=describe(target.topology),
         tensors=tensors,

@@ -125,6 +125,34 @@ def test_layers_carry_keys_sums_and_shared_weights(remat: Remat) -> None:
     assert_same_in_1f1b(beside_rows, *params_and_batch_beside_rows(6), 3, 8, remat)
 
 
+LAST = [Staging("gpipe", 1, "last"), Staging("1f1b", 1, "last")]
+
+
+@pytest.mark.parametrize("staging", LAST)
+def test_loss_on_the_last_stage_gives_the_same_results(staging: Staging) -> None:
+    step, params = beside_rows, params_and_batch_beside_rows(6)
+    assert_same_in_stages(step, *params, 3, 8, staging=staging)
+
+
+@pytest.mark.parametrize("staging", LAST)
+def test_rows_and_their_gradients_may_be_results(staging: Staging) -> None:
+    """Gradients of the batch leave the first stage, and results of each row the last stage."""
+
+    def step(params: Any, batch: Any) -> Any:
+        def loss_of(params: Any, x: Any) -> Any:
+            start = jnp.tanh(x @ params["first"])
+            out = through({name: params[name] for name in ("up", "down")}, start)
+            return jnp.mean((out - batch[1]) ** 2), out[:, 0]
+
+        (loss, each), grads = jax.value_and_grad(loss_of, (0, 1), has_aux=True)(params, batch[0])
+        scale = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(grads[0])))
+        return loss, each, each + batch[1][:, 0], grads[1] / scale, grads[0]
+
+    rows = rows_of(2, 8, 5)
+    params = {**stacked(4), "first": rows_of(5, 5)}
+    assert_same_in_stages(step, params, (rows[0], rows[1]), 2, 4, staging=staging)
+
+
 def test_loss_may_be_computed_in_pieces() -> None:
     """The loss scans over pieces of the sequence and accumulates the gradients of their logits."""
 
@@ -282,6 +310,23 @@ SCHEDULE = "1f1b"
 """
 
 
+EMBEDDING = """
+params["embed"], SPECS["embed"] = normal(512, WIDTH), P()
+params["head"], SPECS["head"] = normal(WIDTH, 512), P()
+batch = tuple(np.random.default_rng(1).integers(0, 512, (2, ROWS, 6)).astype("int32"))
+def step(params, batch):
+    def loss_of(params):
+        own = {name: params[name] for name in ("up", "down")}
+        out, _ = jax.lax.scan(layer, params["embed"][batch[0]], own)
+        logp = jax.nn.log_softmax(out @ params["head"])
+        return -jnp.take_along_axis(logp, batch[1][..., None], -1).mean()
+    loss, grads = jax.value_and_grad(loss_of)(params)
+    return loss, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+wanted = jax.jit(step)(params, batch)
+LOSS_STAGES = "last"
+"""
+
+
 @pytest.mark.processes
 def test_only_neighbours_send_and_stages_share_the_loss() -> None:
     """Each stage computes the loss for four of the eight rows on its data shard."""
@@ -309,6 +354,44 @@ print(json.dumps([found, [json.loads(shape) for shape in dots]]))
     assert ("all-reduce", [1, 4, WIDTH, 2 * WIDTH]) in after
     assert ("all-reduce", [WIDTH, 512]) in after
     assert dots == [[ROWS // 4 // 2 // 2, 512]]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("schedule", "axes"),
+    [
+        ("gpipe", (4, 2, 1)),
+        ("1f1b", (2, 2, 2)),
+        pytest.param("gpipe", (2, 2, 2), marks=pytest.mark.full),
+        pytest.param("1f1b", (4, 2, 1), marks=pytest.mark.full),
+    ],
+)
+def test_no_rows_leave_the_stage_of_the_loss(schedule: str, axes: tuple[int, int, int]) -> None:
+    """Stages receive activations from their neighbours only, and add sums once at the end."""
+    found = run_on_eight_devices(
+        EMBEDDING
+        + f"SCHEDULE, AXES = {schedule!r}, {axes}\n"
+        + r"""
+text = on(AXES).as_text()
+pattern = r"= (.*?) (all-gather|all-to-all|collective-permute|all-reduce)\(.*op_name=(.*)"
+found = [
+    [kind, json.loads(shape), "/while/" in name]
+    for shapes, kind, name in re.findall(pattern, text)
+    for shape in re.findall(r"f32(\[[\d,]*\])", shapes)
+]
+print(json.dumps(found))
+"""
+    )
+    part = [1, 1, ROWS // 4 // 2, 6, WIDTH]  # rows of a microbatch on one device of a stage
+    within = [(kind, shape) for kind, shape, is_within in found if is_within]
+    assert ("collective-permute", part) in within
+    assert all(shape == part for _, shape in within)
+    kinds = {"collective-permute"} | ({"all-reduce"} if axes[2] > 1 else set())
+    assert {kind for kind, _ in within} == kinds
+    after = [(kind, shape) for kind, shape, is_within in found if not is_within]
+    assert {kind for kind, _ in after} == {"all-reduce"}
+    assert not [shape for _, shape in after if len(shape) > 4]  # rows have five dimensions
+    assert ("all-reduce", [WIDTH, 512]) in after
 
 
 @pytest.mark.processes

@@ -27,7 +27,7 @@ def normal(*shape):
 params = dict(up=normal(LAYERS, WIDTH, 4 * WIDTH), down=normal(LAYERS, 4 * WIDTH, WIDTH))
 batch = tuple(normal(2, ROWS, WIDTH))
 
-SCHEDULE, ROUNDS = "gpipe", 1
+SCHEDULE, ROUNDS, LOSS_STAGES = "gpipe", 1, "all"
 OUTPUT = None  # sharding of a layer's output
 
 def layer(x, p):
@@ -52,7 +52,7 @@ def on(axes, remat=""):
         rows = jax.NamedSharding(mesh, P("data"))
         given = jax.device_put(params, laid), jax.device_put(batch, rows)
         stages = axes[0]
-        staging = Staging(SCHEDULE, ROUNDS)
+        staging = Staging(SCHEDULE, ROUNDS, LOSS_STAGES)
         run = rewriting(step, remat, MICRO, stages, staging=staging) if stages > 1 else step
         compiled = jax.jit(run, out_shardings=(None, laid)).lower(*given).compile()
         made = compiled(*given)

@@ -50,7 +50,7 @@ def linear(layout: Layout, *ops: Op) -> PlannedMemory:
 
 
 def scan(layout: Layout) -> PlannedMemory:
-    program = as_1f1b(SCAN.ops, SCAN) if layout.schedule == "1f1b" else SCAN.ops
+    program = as_1f1b(SCAN.ops, SCAN) if layout.is_divided else SCAN.ops
     return memory_of(ShardedModel(SCAN, layout, STATES), program, AVAILABLE)
 
 
@@ -188,6 +188,16 @@ def test_1f1b_holds_microbatches_in_flight() -> None:
     assert found.activations == (2 * STAGE - 1 + 1) * each + passed + inside
     gradients = 2 * SCALE_SLOPE.nbytes // STAGE + SCALE_SLOPE.nbytes // 8
     assert found.gradients == gradients
+
+
+def test_gpipe_with_the_loss_on_the_last_stage_holds_all_ticks() -> None:
+    layout = Layout(1, 1, stage=STAGE, micro=MICRO, loss_stages="last")
+    found = scan(layout)
+    each = SAVED.nbytes // STAGE // MICRO
+    passed = 2 * INPUT.nbytes
+    inside = 2 * OUTPUT.nbytes // MICRO
+    assert found.activations == (TICKS + 1) * each + passed + inside
+    assert found.gradients == scan(replace(layout, loss_stages="all")).gradients
 
 
 def test_forward_pass_of_few_stages_is_the_peak() -> None:

