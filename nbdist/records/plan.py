@@ -274,8 +274,8 @@ def title_of(layout: _Degrees) -> str:
     more = ["sequence parallel"] * layout.sequence + [f"ZeRO-{layout.zero}"] * bool(layout.zero)
     more += ["1F1B"] * (layout.schedule == "1f1b" and stages > 1)
     more += [f"{layout.rounds} rounds"] * (layout.rounds > 1)
-    more += ["loss on the last stage"] * (layout.loss_stages == "last")
     more += [f"{layout.micro} microbatches"] * (layout.micro > 1)
+    more += ["loss on the last stage"] * (layout.loss_stages == "last")
     more += [f"{layout.remat} remat"] * bool(layout.remat)
     return ", ".join([" x ".join(parts or ["one device"]), *more])
 

@@ -42,6 +42,10 @@ def test_memory_and_time_are_added_up() -> None:
         ({"axes": {"stage": 1, "data": 2}, "schedule": "1f1b"}, "data 2"),
         ({"axes": {"stage": 2, "data": 1}, "schedule": "1f1b"}, "2 stages, 1F1B"),
         (
+            {"axes": {"stage": 2, "data": 1}, "micro": 4, "loss_stages": "last"},
+            "2 stages, 4 microbatches, loss on the last stage",
+        ),
+        (
             {
                 "axes": {"stage": 2, "data": 4, "model": 2},
                 "sequence": True,
@@ -61,5 +65,6 @@ def test_a_title_contains_the_degrees_that_count(changes: dict[str, Any], title:
 
 def test_the_schedule_of_a_plan_is_its_staging() -> None:
     staging = replace(PLAN, schedule="1f1b", rounds=3).staging
-    assert staging == ("1f1b", 3)
+    assert staging == ("1f1b", 3, "all")
     assert (staging.schedule, staging.rounds) == ("1f1b", 3)
+    assert replace(PLAN, loss_stages="last").staging.loss_stages == "last"
