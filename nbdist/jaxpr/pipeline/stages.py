@@ -175,7 +175,7 @@ class Stages:
         """Return zeros for the results of all microbatches: [microbatches, stages, parts, ...].
 
         Args:
-            passed: as `entering` of `initial_state`.
+            passed: rows of a microbatch, in the form of `entering` of `initial_state`.
         """
         schedule = self._schedule
         sizes = schedule.micro, schedule.stages
