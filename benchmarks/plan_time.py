@@ -5,6 +5,10 @@ estimates its time. Nothing is tuned for a row. Ours is the mean absolute error 
 peer that of the floor: products at peak rate. Attention is fused if it
 was in the published step, on GPUs only. Tables of
 `CALIBRATION` have constants fitted to them; the others are held out.
+
+Further cases compare layouts of one model on the same devices with the same batch: the rank
+correlation of their times, and the excess time of the layout with the least planned time. Only the
+table of one host has such rows.
 """
 
 from __future__ import annotations
@@ -15,10 +19,13 @@ from functools import cache
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from benchmarks.case import Case
 from benchmarks.language_models import LanguageModel, gpt, traced_step
 from benchmarks.planner_llama import llama
 from benchmarks.planner_rows import REFERENCE, megatron, one_host
+from benchmarks.planner_tables import spearman
 from nbdist.records import DATA, MODEL, STAGE, Planning
 from nbdist.worker.planning.plan_step import named_target, plan_of
 from nbdist.worker.planning.query import PlanQuery
@@ -43,8 +50,17 @@ HELD_OUT_ERROR, SLOW_ERROR = 0.15, 0.25
 EVERY = 24
 """Every so-manyth row of the table of one host is used."""
 
+EVERY_GROUP = 16
+"""Every so-manyth group of layouts of the table of one host is used."""
+
+UNRANKED, REGRET, WORST_REGRET = 0.1, 0.03, 0.15
+"""Wanted: most of 1 - rank correlation, and most excess time of the layout that is picked."""
+
 _NO_LIMIT = 2**60
 """Memory budget in bytes with which every published layout fits."""
+
+_FEW = 2
+"""Fewest layouts of a group, exclusive."""
 
 _VOCABULARY = 128256
 _WIDTH = 128
@@ -104,7 +120,41 @@ def published_steps() -> list[PublishedStep]:
     return steps
 
 
+def groups_of_layouts() -> list[list[PublishedStep]]:
+    """Return rows of the same model, devices and batch, the fastest one of each layout."""
+    groups: dict[tuple[str, int, int], dict[Any, PublishedStep]] = {}
+    for row in sorted(one_host(), key=lambda row: -row.measured_s):
+        step = _one_host(row)
+        groups.setdefault((row.model, row.devices, row.batch), {})[step.fixed] = step
+    found = [list(groups[key].values()) for key in sorted(groups)]
+    return [group for group in found if len(group) > _FEW][::EVERY_GROUP]
+
+
 def cases(scale: Scale) -> Iterator[Case]:
+    yield from _errors(scale)
+    yield from _ranks(scale)
+
+
+def _ranks(scale: Scale) -> Iterator[Case]:
+    groups = groups_of_layouts()
+    chosen = [g[: scale.of(len(g), _FEW + 1)] for g in groups[: scale.of(len(groups), 1)]]
+    measured = [[step.step_s for step in group] for group in chosen]
+    planned = [[step.plan().time.step for step in group] for group in chosen]
+    pairs = list(zip(planned, measured, strict=True))
+    unranked = 1 - fmean(spearman(np.array(one), np.array(other)) for one, other in pairs)
+    excess = [real[ours.index(min(ours))] / min(real) - 1 for ours, real in pairs]
+    rows, detail = sum(map(len, chosen)), f"{len(chosen)} groups of layouts"
+    of = "plan_of, layouts of one model, a100_one_node_measured (calibration)"
+    yield Case(f"{of}, 1 - rank correlation", unranked, UNRANKED, "", 1, rows, detail)
+    for name, figure, most in (
+        ("mean", fmean(excess), REGRET),
+        ("worst", max(excess), WORST_REGRET),
+    ):
+        case = f"{of}, excess of the picked one, {name}"
+        yield Case(case, figure, most, "over the best", 1, rows, detail)
+
+
+def _errors(scale: Scale) -> Iterator[Case]:
     by_table: dict[str, list[PublishedStep]] = {}
     for step in published_steps():
         by_table.setdefault(step.table, []).append(step)

@@ -96,12 +96,12 @@ def _errors(
 def _ranks(
     rows: Sequence[Row], predicted: np.ndarray, floor: np.ndarray, measured: np.ndarray
 ) -> Iterator[Case]:
-    ours, peer = (1 - _spearman(side, measured) for side in (predicted, floor))
+    ours, peer = (1 - spearman(side, measured) for side in (predicted, floor))
     wanted = 1 - CORRELATION
     yield _case("1 - rank correlation, all steps", ours, peer, "", wanted, len(rows))
     models = _groups([row.model for row in rows])
     each = [
-        [1 - _spearman(side[index], measured[index]) for side in (predicted, floor)]
+        [1 - spearman(side[index], measured[index]) for side in (predicted, floor)]
         for index in models
     ]
     ours, peer = (max(values) for values in zip(*each, strict=True))
@@ -213,7 +213,8 @@ def _groups(keys: Sequence[Hashable]) -> list[np.ndarray]:
     return [np.array(indexes) for indexes in found.values() if len(indexes) > 1]
 
 
-def _spearman(one: np.ndarray, other: np.ndarray) -> float:
+def spearman(one: np.ndarray, other: np.ndarray) -> float:
+    """Return the rank correlation of two series."""
     from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
     return float(spearmanr(one, other).statistic)

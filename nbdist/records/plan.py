@@ -88,12 +88,14 @@ class Traffic(Record, frozen=True):
         level: name of the slowest links on the way.
         bytes: bytes sent by each device.
         seconds: duration, overlapped or not.
+        hidden: seconds that overlap with operations.
     """
 
     axis: str
     level: str
     bytes: float
     seconds: float
+    hidden: float = 0.0
 
 
 class PlannedTime(Record, frozen=True):

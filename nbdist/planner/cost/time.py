@@ -1,11 +1,11 @@
 """Time of a step in a layout: operations on a roofline, collectives over the links they cross.
 
 If a summed group is sharded, an all-reduce of the result adds the parts (arXiv:1909.08053, section
-3). No overlap is assumed, so the time is mostly too long. Loops over layers in stages follow
-`jaxpr/pipeline/stages.py`. In each tick every stage runs its own layers on one microbatch, and
-sends the results to the next stage. Outside of them, stages have their own rows. Values that are
-sharded along the sequence are gathered once for all operations that need them whole, and the sums
-of these are scattered.
+3). Collectives overlap with operations as in `planner/cost/overlap.py`. Loops over layers in stages
+follow `jaxpr/pipeline/stages.py`. In each tick every stage runs its own layers on one microbatch,
+and sends the results to the next stage, which waits for them. Outside of them, stages have their
+own rows. Values that are sharded along the sequence are gathered once for all operations that need
+them whole, and the sums of these are scattered.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from nbdist.planner.cost.collectives import (
     send_s,
 )
 from nbdist.planner.cost.interleaving import exchanged_stacks
+from nbdist.planner.cost.overlap import Section
 from nbdist.planner.cost.roofline import attention_s, issued_s, matmul_s, memory_s
 from nbdist.planner.graph.one_f_one_b import PIPELINE_1F1B, parts_of
 from nbdist.planner.graph.pipeline_schedule import bubble
@@ -32,7 +33,7 @@ from nbdist.records import DATA, MODEL, STAGE, PlannedTime, Traffic
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nbdist.planner.graph.layout import ShardedModel
+    from nbdist.planner.graph.layout import Layout, ShardedModel
     from nbdist.planner.graph.model import Op, Value
     from nbdist.planner.hardware.efficiency import Calibration
     from nbdist.records import Chip, Extent, Level, Topology
@@ -62,12 +63,22 @@ class _CostTotals:
     collectives: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     axes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     bytes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    sections: list[Section] = field(default_factory=list)
     gradients: float = 0.0
     idle_s: float = 0.0
 
     @property
     def seconds(self) -> float:
         return self.device_s + sum(self.axes.values())
+
+    def hidden(self, chip: Chip) -> dict[str, float]:
+        """Return the seconds of collectives that overlap with operations, by mesh axis."""
+        found = defaultdict[str, float](float)
+        for section in self.sections:
+            of_data, of_model = section.hidden_s(chip)
+            found[DATA] += of_data
+            found[MODEL] += of_model
+        return found
 
 
 def time_of(
@@ -90,16 +101,19 @@ def time_of(
     totals = cost.totals(program)
     topology = target.topology
     compute = issued_s(totals.device_s, totals.operations, totals.collectives, target.calibration)
-    step = compute + sum(totals.axes.values())
+    hidden = totals.hidden(topology.chip)
+    exposed = sum(totals.axes.values()) - sum(hidden.values())
+    step = compute + exposed
     return PlannedTime(
         compute=compute,
-        exposed=sum(totals.axes.values()),
+        exposed=exposed,
         traffic=tuple(
             Traffic(
                 axis=axis,
                 level=slowest(topology, extents[axis]).name,
                 bytes=totals.bytes[axis],
                 seconds=seconds,
+                hidden=hidden[axis],
             )
             for axis, seconds in totals.axes.items()
             if seconds
@@ -119,6 +133,7 @@ class _Prices(NamedTuple):
         reduced: bytes of all-reduces, by mesh axis.
         gathered: inputs that are gathered along the sequence, and their bytes.
         is_exchanged: True if rows of a sharded table are sent.
+        is_gradient: True for products that sum over the batch: gradients of parameters.
     """
 
     numbers: list[int]
@@ -126,6 +141,7 @@ class _Prices(NamedTuple):
     reduced: list[dict[str, float]]
     gathered: list[list[tuple[int, float]]]
     is_exchanged: list[bool]
+    is_gradient: list[bool]
 
 
 class Cost:
@@ -143,7 +159,7 @@ class Cost:
     def totals(self, program: tuple[Op, ...]) -> _CostTotals:
         """Return the sums of a whole program."""
         totals = _CostTotals()
-        self._add(totals, program, 1, together=1)
+        self._add(totals, program, 1, Section(), together=1)
         self._add_exchanges(totals, program)
         self._add_data(totals)
         if self.sharded.is_alone:  # each stage has the batch of its part
@@ -227,6 +243,11 @@ class Cost:
             [{} if op.kind == "loop" else self.reduced(op) for op in firsts],
             list(map(self._gathered, firsts)),
             [self.sharded.exchanged(op) is not None for op in firsts],
+            [
+                op.kind in ("dot", "conv")
+                and not self.sharded.model.batch_groups.isdisjoint(op.summed)
+                for op in firsts
+            ],
         )
 
     def inside(self, op: Op) -> tuple[Cost, int]:
@@ -237,28 +258,41 @@ class Cost:
         few = Cost(sharded.microbatch, self._target, self._extents)
         return few, layout.ticks * op.times // layout.blocks
 
-    def _add(self, totals: _CostTotals, ops: tuple[Op, ...], times: int, *, together: int) -> None:
+    def _add(
+        self,
+        totals: _CostTotals,
+        ops: tuple[Op, ...],
+        times: int,
+        section: Section,
+        *,
+        together: int,
+    ) -> None:
         """Add operations.
 
         Args:
             totals: the sums so far.
             ops: the operations.
             times: number of times that they run.
+            section: an empty section for them.
             together: number of their sums over the batch that share one transfer at the end; 0 if
                 each is sent by itself.
         """
         prices = self.prices(ops)
+        totals.sections.append(section)
         for op, number in zip(ops, prices.numbers, strict=True):
             if op.kind == "loop":
                 self._add_loop(totals, op, times, together)
                 continue
-            totals.device_s += times * prices.seconds[number]
+            seconds = times * prices.seconds[number]
+            totals.device_s += seconds
             totals.operations += times
+            section.work_s += seconds
+            section.gradients_s += seconds * prices.is_gradient[number]
             if prices.is_exchanged[number]:
                 self._add_exchange(totals, op, times)
         for op, axis, nbytes in self._sums(ops, prices):
-            if axis == DATA and together:
-                totals.gradients += together * nbytes  # a few large messages at the end
+            if axis == DATA:
+                self._add_sum(totals, nbytes, times, section, together)
                 continue
             if (
                 axis == STAGE and self.sharded.is_microbatch
@@ -266,9 +300,26 @@ class Cost:
                 self._add_collective(totals, axis, nbytes, 1, is_half=False)
                 continue
             is_scattered = axis == MODEL and any(map(self.sharded.is_sequence_sharded, op.outs))
-            self._add_collective(totals, axis, nbytes, times, is_half=is_scattered)
+            spent_s = self._add_collective(totals, axis, nbytes, times, is_half=is_scattered)
+            section.activations_s += spent_s * (axis == MODEL)
         for nbytes in self._gathers(ops, prices):
-            self._add_collective(totals, MODEL, nbytes, times, is_half=True)
+            section.activations_s += self._add_collective(
+                totals, MODEL, nbytes, times, is_half=True
+            )
+
+    def _add_sum(
+        self, totals: _CostTotals, nbytes: float, times: int, section: Section, together: int
+    ) -> None:
+        """Add a sum over the data axis. See `_add` for `together`."""
+        layout, is_step = self.sharded.layout, section is totals.sections[0]
+        result = nbytes / (layout.data if layout.zero else 1)  # ZeRO scatters it
+        if together:
+            totals.gradients += together * nbytes  # a few large messages at the end
+            if is_step:
+                section.sums.add(0.0, result)
+            return
+        spent_s = self._add_collective(totals, DATA, nbytes, times, is_half=layout.zero == 3)
+        section.sums.add(spent_s * _scattered(layout), result)
 
     def _add_exchange(self, totals: _CostTotals, op: Op, times: int) -> None:
         """Add the exchange of rows looked up in a sharded table, without the small indices."""
@@ -285,12 +336,13 @@ class Cost:
 
     def _add_collective(
         self, totals: _CostTotals, axis: str, nbytes: float, times: int, *, is_half: bool
-    ) -> None:
-        """Add all-reduces, or halves of them."""
+    ) -> float:
+        """Add all-reduces, or halves of them, and return their seconds."""
         one_s = self._half_s(axis, nbytes) if is_half else self.all_reduce_s(axis, nbytes)
         totals.axes[axis] += times * one_s
         totals.bytes[axis] += times * nbytes / (2 if is_half else 1)
         totals.collectives[prod(self._extents[axis])] += times
+        return times * one_s
 
     def _add_loop(self, totals: _CostTotals, op: Op, times: int, together: int) -> None:
         if op.name == PIPELINE_1F1B:
@@ -298,7 +350,7 @@ class Cost:
             self._add_loop(totals, forward, times, together)
             section = Cost(self.sharded.loss_section, self._target, self._extents)
             before = totals.device_s
-            section._add(totals, loss_ops, self.sharded.layout.micro, together=1)
+            section._add(totals, loss_ops, self.sharded.layout.micro, Section(), together=1)
             idle = 1 - section.sharded.shares / self.sharded.layout.stage
             totals.idle_s += idle * (totals.device_s - before)
             self._add_loop(totals, backward, times, together)
@@ -306,15 +358,16 @@ class Cost:
         if self._is_over_microbatches(op):
             totals.gradients += sum(map(self.sharded.bytes_of, op.carried))
             apart = Cost(self.sharded.apart, self._target, self._extents)
-            apart._add(totals, op.body, times * op.times, together=0)
+            apart._add(totals, op.body, times * op.times, Section(), together=0)
             return
+        own = Section(frozenset(value.number for value in op.over), op.times)
         within, rounds = self.inside(op)
         if within is self:
             kept = together if self.sharded.is_microbatch else 0
-            self._add(totals, op.body, times * rounds, together=kept)
+            self._add(totals, op.body, times * rounds, own, together=kept)
             return
         layout, before = self.sharded.layout, totals.seconds
-        within._add(totals, op.body, rounds, together=op.times // layout.stage)
+        within._add(totals, op.body, rounds, own, together=op.times // layout.stage)
         waits = bubble(layout.stage, layout.micro, layout.rounds)
         totals.idle_s += (totals.seconds - before) * waits / (1 + waits)
         self._add_sends(totals, op, within.sharded)
@@ -361,20 +414,35 @@ class Cost:
         topology, calibration = self._target.topology, self._target.calibration
         if sharded.layout.data == 1:
             return
+        step = totals.sections[0]
+        add_s = all_reduce_s if sharded.layout.zero != 3 else reduce_scatter_s
+        sum_s = add_s(totals.gradients, extent, topology, calibration)
+        totals.axes[DATA] += sum_s
+        totals.bytes[DATA] += totals.gradients / (1 if sharded.layout.zero != 3 else 2)
+        if totals.gradients:
+            whole = step.sums.nbytes * (sharded.layout.data if sharded.layout.zero else 1)
+            step.sums.seconds += sum_s * whole / totals.gradients * _scattered(sharded.layout)
         if sharded.layout.zero != 3:
-            totals.axes[DATA] += all_reduce_s(totals.gradients, extent, topology, calibration)
-            totals.bytes[DATA] += totals.gradients
             return
         micro = sharded.layout.micro
-        wholes = [
-            sharded.bytes_of(t.value) for t in sharded.model.tensors if sharded.is_gathered(t)
-        ]
-        totals.axes[DATA] += reduce_scatter_s(totals.gradients, extent, topology, calibration)
-        totals.axes[DATA] += sum(
-            2 * micro * all_gather_s(whole, extent, topology, calibration) for whole in wholes
-        )
-        totals.bytes[DATA] += totals.gradients / 2 + micro * sum(wholes)
-        totals.collectives[prod(extent)] += 2 * micro * len(wholes)
+        for tensor in filter(sharded.is_gathered, sharded.model.tensors):
+            whole = sharded.bytes_of(tensor.value)
+            spent_s = 2 * micro * all_gather_s(whole, extent, topology, calibration)
+            totals.axes[DATA] += spent_s
+            totals.bytes[DATA] += micro * whole
+            totals.collectives[prod(extent)] += 2 * micro
+            number = tensor.value.number
+            readers = [s for s in totals.sections if number in s.reads] or [step]
+            for reader in readers:
+                reader.gathers.add(spent_s / len(readers), whole / reader.times)
+
+
+def _scattered(layout: Layout) -> float:
+    """Return the share of a gradient's collectives that precede the optimizer.
+
+    Under ZeRO-1, the other half gathers the new parameters.
+    """
+    return 0.5 if layout.zero == 1 else 1.0
 
 
 def slowest(topology: Topology, extent: Extent) -> Level:

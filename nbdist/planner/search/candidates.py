@@ -56,8 +56,8 @@ class Candidate:
 
     @property
     def half_overlapped_s(self) -> float:
-        """Seconds of a step if half of the possible overlap with the data axis is reached."""
-        data_s = sum(t.seconds for t in self.time.traffic if t.axis == DATA)
+        """Seconds of a step if half of the data axis's exposed collectives overlap too."""
+        data_s = sum(t.seconds - t.hidden for t in self.time.traffic if t.axis == DATA)
         least = max(self.time.step - data_s, data_s)
         return (self.time.step + least) / 2
 
@@ -80,9 +80,9 @@ class Candidate:
 def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Return the candidates, best first.
 
-    Times assume no overlap, which makes gradients over the data axis more expensive than they are,
-    but not the bubble. The real overlap is unknown in advance. Half of the possible overlap is
-    assumed, and a pipeline that is slower than that comes after all others.
+    Schedules that hide more of the gradients over the data axis than expected make a step without
+    stages faster, but not the bubble. Half of that gain is assumed, and a pipeline that is slower
+    than that comes after all others.
     """
     found = sorted(candidates, key=lambda c: c.rank)
     flat = [c for c in found if c.fits and not c.crossed_links and not c.is_pipeline]

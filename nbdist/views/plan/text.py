@@ -243,19 +243,21 @@ def time_parts(plan: Plan) -> list[Part]:
     """Return the seconds of a step: operations, collectives by level, and their hidden part."""
     time = plan.time
     seconds: dict[str, float] = {}
+    exposed: dict[str, float] = {}
     nbytes: dict[str, float] = {}
     for traffic in time.traffic:
-        seconds[traffic.level] = seconds.get(traffic.level, 0.0) + traffic.seconds
-        nbytes[traffic.level] = nbytes.get(traffic.level, 0.0) + traffic.bytes
-    spent = sum(seconds.values())
-    seen = time.exposed / spent if spent else 0.0
+        level, seen_s = traffic.level, traffic.seconds - traffic.hidden
+        seconds[level] = seconds.get(level, 0.0) + traffic.seconds
+        exposed[level] = exposed.get(level, 0.0) + seen_s
+        nbytes[level] = nbytes.get(level, 0.0) + traffic.bytes
+    hidden = sum(traffic.hidden for traffic in time.traffic)
     parts = [Part(COMPUTE, time.compute, time.compute)]
     parts += [
-        Part(f"{level} links", spell, seen * spell, f"{formatting.size(nbytes[level])} sent")
+        Part(f"{level} links", spell, exposed[level], f"{formatting.size(nbytes[level])} sent")
         for level, spell in seconds.items()
     ]
-    if spent - time.exposed > _ROUNDING * time.step:
-        parts.append(Part("hidden", time.exposed - spent, 0.0, "overlapped with operations"))
+    if hidden > _ROUNDING * time.step:
+        parts.append(Part("hidden", -hidden, 0.0, "overlapped with operations"))
     return parts
 
 

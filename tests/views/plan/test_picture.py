@@ -215,9 +215,9 @@ def test_hidden_collectives_are_subtracted() -> None:
         compute=1.0,
         exposed=0.25,
         traffic=(
-            Traffic(axis="data", level="host", bytes=1e9, seconds=0.3),
-            Traffic(axis="data", level="network", bytes=2e9, seconds=0.4),
-            Traffic(axis="model", level="host", bytes=3e9, seconds=0.3),
+            Traffic(axis="data", level="host", bytes=1e9, seconds=0.3, hidden=0.3),
+            Traffic(axis="data", level="network", bytes=2e9, seconds=0.4, hidden=0.2),
+            Traffic(axis="model", level="host", bytes=3e9, seconds=0.3, hidden=0.25),
         ),
         mfu=0.3,
     )

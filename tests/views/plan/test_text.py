@@ -215,17 +215,18 @@ def spent(exposed: float, *traffic: Traffic) -> list[tuple[str, float, float, st
 
 def test_seconds_of_collectives_are_added_up_by_level() -> None:
     links = (
-        Traffic("data", "host", 1000, 0.25),
-        Traffic("model", "rack", 500, 0.5),
+        Traffic("data", "host", 1000, 0.25, hidden=0.125),
+        Traffic("model", "rack", 500, 0.5, hidden=0.375),
         Traffic("model", "host", 2000, 0.25),
     )
     assert spent(0.5, *links) == [
         ("compute", 1.0, 1.0, ""),
-        ("host links", 0.5, 0.25, "2.9 KiB sent"),
-        ("rack links", 0.5, 0.25, "500 B sent"),
+        ("host links", 0.5, 0.375, "2.9 KiB sent"),
+        ("rack links", 0.5, 0.125, "500 B sent"),
         ("hidden", -0.5, 0.0, "overlapped with operations"),
     ]
-    assert [name for name, *_ in spent(1.0, *links)] == ["compute", "host links", "rack links"]
+    seen = (replace(traffic, hidden=0.0) for traffic in links)
+    assert [name for name, *_ in spent(1.0, *seen)] == ["compute", "host links", "rack links"]
     assert spent(0.0) == [("compute", 1.0, 1.0, "")]
 
 
