@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nbdist.records import Chip
 
-DIVIDING = ("TPU v5e",)
-"""Chips for which XLA divides a gather or a sum of gradients, and computes a part of the product
-while the next part is sent (Wang et al., ASPLOS 2023, "Overlap communication with dependent
-computation via decomposition in large deep learning models")."""
+ASYNCHRONOUS_GATHERS = ("TPU v5e",)
+"""TPUs on which gathers of the backward pass overlap. On v5p they do not; others are assumed to be
+like v5p."""
 
 COMBINED_BYTES = 30 * 2**20
 """Bytes of results up to which XLA combines collectives into one: `kDefaultThreshold` of
@@ -88,8 +87,8 @@ class Section:
         """Return the seconds of collectives that overlap: of the data axis, of the model axis."""
         if chip.platform == "gpu":
             return self._on_gpus()
-        if chip.name.startswith(DIVIDING):
-            return self._divided(), 0.0
+        if chip.platform == "tpu" and not self.activations_s:
+            return self._divided(chip), 0.0
         return 0.0, 0.0
 
     def _on_gpus(self) -> tuple[float, float]:
@@ -99,11 +98,19 @@ class Section:
         gathers_s = min(self.gathers.seconds - self.gathers.combined_s, free_s)
         return sums_s + gathers_s, activations_s
 
-    def _divided(self) -> float:
-        """Return the seconds of the data axis that overlap in steps of the product they belong to.
+    def _divided(self, chip: Chip) -> float:
+        """Return the seconds that products hide of their own collectives.
 
-        The backward pass waits for one gather.
+        XLA for TPUs divides a gather of the forward pass, or a sum of gradients. It computes a part
+        of the product while it sends the next part. If the model axis sums results as well, it
+        divides nothing.
+
+        Source: Wang et al., "Overlap communication with dependent computation via decomposition in
+        large deep learning models", ASPLOS 2023.
         """
         sums_s = min(self.sums.seconds, self.gradients_s)
-        first_s = self.gathers.single_s if self.gradients_s else 0.0
-        return sums_s + min(self.gathers.seconds - first_s, self.work_s - sums_s)
+        gathers_s = self.gathers.seconds
+        if self.gradients_s:
+            is_overlapped = chip.name.startswith(ASYNCHRONOUS_GATHERS)
+            gathers_s = (gathers_s - self.gathers.single_s) * is_overlapped
+        return sums_s + min(gathers_s, self.work_s - sums_s)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nbdist.records import Chip
 
 H100 = parse("8xH100").chip
-V5E = parse("v5e:2x4").chip
+V5E, V5P = parse("v5e:2x4").chip, parse("v5p:2x2x2").chip
 CPU = msgspec.structs.replace(H100, platform="cpu")
 PLUGIN = msgspec.structs.replace(H100, platform="plugin")
 
@@ -74,15 +74,22 @@ def test_an_operation_hides_one_collective() -> None:
     assert made.hidden_s(H100) == (2.0, 3.0)
 
 
-def test_products_on_v5e_are_divided_and_hide_their_own_collectives() -> None:
-    """Sums of activations are synchronous there."""
-    assert with_gathers(4.0, work_s=10.0).hidden_s(V5E) == (4.0, 0.0)
-    backward = with_gathers(4.0, work_s=10.0)
-    backward.gradients_s, backward.activations_s = 5.0, 2.0
-    backward.sums.add(2.0, 8.0)
-    assert backward.hidden_s(V5E) == (2.0 + 3.0, 0.0)
-    backward.sums.add(8.0, 8.0)
-    assert backward.hidden_s(V5E) == (5.0 + 3.0, 0.0)
+def test_products_on_tpus_hide_their_own_collectives() -> None:
+    """On v5p, gathers of the backward pass are synchronous."""
+    for chip, gathers_s in ((V5E, 3.0), (V5P, 0.0)):
+        assert with_gathers(4.0, work_s=10.0).hidden_s(chip) == (4.0, 0.0)
+        backward = with_gathers(4.0, work_s=10.0)
+        backward.gradients_s = 5.0
+        backward.sums.add(2.0, 8.0)
+        assert backward.hidden_s(chip) == (2.0 + gathers_s, 0.0)
+        backward.sums.add(8.0, 8.0)
+        assert backward.hidden_s(chip) == (5.0 + gathers_s, 0.0)
+
+
+def test_tensor_parallel_layers_on_tpus_hide_nothing() -> None:
+    made = with_gathers(4.0, work_s=10.0)
+    made.gradients_s, made.activations_s = 5.0, 2.0
+    assert made.hidden_s(V5P) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("chip", [CPU, PLUGIN], ids=["cpu", "plugin"])
