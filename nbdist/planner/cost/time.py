@@ -318,7 +318,9 @@ class Cost:
             if is_step:
                 section.sums.add(0.0, result)
             return
-        spent_s = self._add_collective(totals, DATA, nbytes, times, is_half=layout.zero == 3)
+        # XLA for CPUs all-reduces a gradient that it needs in parts.
+        is_half = layout.zero == 3 and self._target.topology.chip.platform != "cpu"
+        spent_s = self._add_collective(totals, DATA, nbytes, times, is_half=is_half)
         section.sums.add(spent_s * _scattered(layout), result)
 
     def _add_exchange(self, totals: _CostTotals, op: Op, times: int) -> None:

@@ -397,3 +397,12 @@ def test_bubble_of_plan_matches_gpipe() -> None:
     model = plans.stacked(LAYERS, 4096, 4096)
     found = plan(model, hardware("4xA100"), fixed(stage=4, micro=16))
     assert found.time.bubble == pytest.approx(3 / 19, rel=0.15)
+
+
+def test_zero_3_scatters_the_gradients_of_loops_except_on_cpus() -> None:
+    loop = Op("loop", "scan", (X,), (GRADIENT,), times=3, body=(BACKWARD,))
+    model, layout, target = replace(LINEAR, ops=(loop,)), Layout(4, 1, zero=3), devices(4)
+    chip = msgspec.structs.replace(target.topology.chip, platform="cpu")
+    on_cpus = replace(target, topology=msgspec.structs.replace(target.topology, chip=chip))
+    found, on_cpu = (sent(timed(layout, model, each))[DATA] for each in (target, on_cpus))
+    assert on_cpu - found == pytest.approx(3 * GRADIENT.nbytes / 2)
