@@ -477,9 +477,9 @@ def test_xla_sends_the_planned_bytes(columns: int, micro: int) -> None:
 
 
 def test_batch_is_sharded_for_network_beside_large_table() -> None:
-    """The batch is sharded over all devices, as the network needs it, and so is the table."""
+    """The batch is sharded over most devices, as the network needs it, and the table over all."""
     model = model_of(*network(10**9, 64, 2**16, 1024))
     found = plan(model, hardware("8 hosts x 8 H100"), Planning())
-    assert (found.axes[DATA] >= 32, found.zero) == (True, 3)
+    assert (found.axes[DATA] >= 16, found.zero) == (True, 3)
     assert any(DATA in axes for axes in found.tensors[0].spec)
     assert found.tensors[0].device_bytes == 10**9 * 64 * 4 // 64
