@@ -224,8 +224,9 @@ class Journal:
         ]
         if not trained:
             raise UsageError(
-                "no training has run on these workers: run a step cell (%%dist_run --data) or a "
-                "cell with `fit`, then %dist_export"
+                "no training that can be exported has run on these workers: run a step cell "
+                "(%%dist_run --data), `fit` or a training loop with steps on all replicas, then "
+                "%dist_export"
             )
         for i, entry, request in reversed(trained):
             if cell in (0, request.label) and run in ("", entry.run, short_id(entry.run)):

@@ -182,7 +182,7 @@ def test_a_program_contains_earlier_training(kept: Kept) -> None:
 
 def test_a_program_needs_a_training(kept: Kept) -> None:
     kept.add("w = 1", 1)
-    with pytest.raises(UsageError, match="no training has run on these workers"):
+    with pytest.raises(UsageError, match="a training loop with steps on all replicas"):
         kept.journal.program(0, "", 2)
     kept.journal.add_cell(
         RunningCell(request=step_request(), ranks=(0, 1)), Run(1, begun=BEGUN), failed=False
