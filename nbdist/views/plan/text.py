@@ -257,7 +257,7 @@ def time_parts(plan: Plan) -> list[Part]:
         for level, spell in seconds.items()
     ]
     if hidden > _ROUNDING * time.step:
-        parts.append(Part("hidden", -hidden, 0.0, "overlapped with operations"))
+        parts.append(Part("hidden", -hidden, 0.0, "behind operations"))
     return parts
 
 

@@ -223,7 +223,7 @@ def test_seconds_of_collectives_are_added_up_by_level() -> None:
         ("compute", 1.0, 1.0, ""),
         ("host links", 0.5, 0.375, "2.9 KiB sent"),
         ("rack links", 0.5, 0.125, "500 B sent"),
-        ("hidden", -0.5, 0.0, "overlapped with operations"),
+        ("hidden", -0.5, 0.0, "behind operations"),
     ]
     seen = (replace(traffic, hidden=0.0) for traffic in links)
     assert [name for name, *_ in spent(1.0, *seen)] == ["compute", "host links", "rack links"]
