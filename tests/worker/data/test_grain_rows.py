@@ -220,7 +220,7 @@ def test_another_version_of_grain_is_read_as_an_iterable(monkeypatch: pytest.Mon
     source = source_of(batched)
     assert f"because nbdist does not know data sets of grain {grain.__version__}" in source.sharding
     assert len(batches(source, 1)) == -(-SAMPLES // BATCH)
-    with pytest.raises(StepError, match="--order source: train has type .*omit --order source"):
+    with pytest.raises(StepError, match=r"--order source: train has type .*omit --order source"):
         source_of(single, batch=BATCH, order="source")
 
 
