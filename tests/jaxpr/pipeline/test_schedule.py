@@ -12,6 +12,7 @@ import pytest
 from nbdist.jaxpr.microbatches import Rows
 from nbdist.jaxpr.pipeline.schedule import (
     Schedule,
+    StageRows,
     chosen,
     constrains_axis,
     inner_equations,
@@ -165,7 +166,7 @@ def test_rows_outside_of_a_mesh_are_not_constrained() -> None:
     array = np.zeros((2, 2))
     assert made.sharded(array) is array
     assert made.entering(np.arange(2), VAR).shape == (2, 1, 1)
-    assert made.leaving(np.zeros((2, 1, 1)), VAR).shape == (2,)
+    assert made.leaving(StageRows(np.zeros((2, 1, 1, 1)), 0), VAR).shape == (2,)
 
 
 def specs(function: Any, *args: Any, data: int = 2) -> list[Any]:
@@ -211,10 +212,18 @@ def test_entering_rows_are_sharded_over_data() -> None:
 
 def test_leaving_rows_are_sharded_over_data_and_stages() -> None:
     made = schedule(2, 2, parts=2)
-    array = np.zeros((2, 2, 1))
-    assert specs(lambda x: made.leaving(x, VAR), array) == [jax.P((DATA, STAGE))]
+    assert specs(lambda x: made.leaving(StageRows(x, 1), VAR), np.zeros((2, 2, 2, 1))) == [
+        jax.P((DATA, STAGE))
+    ]
     odd = schedule(3, 2)
-    assert specs(lambda x: odd.leaving(x, VAR), np.zeros((3, 1, 1)), data=2) == [jax.P(OPEN)]
+    array = np.zeros((3, 1, 1, 1))
+    assert specs(lambda x: odd.leaving(StageRows(x, 1), VAR), array, data=2) == [jax.P(OPEN)]
+
+
+def test_leaving_rows_are_those_of_their_stage() -> None:
+    made = schedule(2, 2)
+    rows = StageRows(np.arange(1, 5, dtype=np.float32).reshape(2, 2, 1, 1), 1)
+    assert made.leaving(rows, VAR).tolist() == [2, 4]
 
 
 @pytest.mark.parametrize(
