@@ -16,7 +16,7 @@ from nbdist.worker.data.map_pushdown import BY_ELEMENT, find
 from nbdist.worker.data.padding import Padding, Ragged, stack
 from nbdist.worker.data.rank_shards import Parts, SelectedRows, own_files, rows_of_files
 from nbdist.worker.data.source_shards import Parquet, is_parquet, split_source
-from nbdist.worker.data.stores import BY_ROW, StoredColumn, is_stored, stored_columns
+from nbdist.worker.data.stores import BY_ROW, StoredColumn, is_of, is_stored, stored_columns
 
 if TYPE_CHECKING:
     from nbdist.records import StepOptions
@@ -205,7 +205,7 @@ def open_source(
     if (
         options.order == "source"
         and ranks > 1
-        and not _is_of(value, "tensorflow", "data", "Dataset")
+        and not is_of(value, "tensorflow", "data", "Dataset")
     ):
         return split_source(value, options, rank, ranks, gather)
     columns = _columns(value)
@@ -220,11 +220,11 @@ def open_source(
         return rows or Elements(lambda: value, options, sharding=sharding, reuses=True)
     if is_parquet(value):
         return _of_parquet(Parquet(value, name), options)
-    if _is_of(value, "tensorflow", "data", "Dataset"):
+    if is_of(value, "tensorflow", "data", "Dataset"):
         return _of_tensorflow(value, options, rank, ranks, gather)
-    if _is_of(value, "tensorflow", "distribute", "DistributedDataset"):
+    if is_of(value, "tensorflow", "distribute", "DistributedDataset"):
         return Parts(lambda: _local_parts(value), 0, DISTRIBUTED, gather)
-    if _is_of(value, "nbdist.worker.jax.arrays.distributed_dataset", "DistributedDataset"):
+    if is_of(value, "nbdist.worker.jax.arrays.distributed_dataset", "DistributedDataset"):
         return Parts(value.own_parts, 0, DISTRIBUTED, gather)
     return _of_python(value, options)
 
@@ -348,9 +348,9 @@ def _columns(value: object) -> Tree | None:
     columns. A list counts as a column in a tuple or dict, and otherwise as an iterable of elements.
     """
     value = stored_columns(value)
-    if _is_of(value, "pandas", "DataFrame"):
+    if is_of(value, "pandas", "DataFrame"):
         value = dict(value.items())  # type: ignore[attr-defined]
-    elif _is_of(value, "datasets", "Dataset"):
+    elif is_of(value, "datasets", "Dataset"):
         value = value.with_format("numpy")[:]  # type: ignore[attr-defined]
     if not isinstance(value, (tuple, dict)):
         return _listed(value) if _is_column(value) else None
@@ -364,20 +364,20 @@ def _columns(value: object) -> Tree | None:
 def _listed(part: object) -> Any:
     if is_stored(part):
         return StoredColumn(part)
-    is_list = isinstance(part, list) or _is_of(part, "datasets", "arrow_dataset", "Column")
+    is_list = isinstance(part, list) or is_of(part, "datasets", "arrow_dataset", "Column")
     return _column(part) if is_list or _is_column(part) else None
 
 
 def _is_column(value: object) -> bool:
-    if _is_of(value, "tensorflow", "RaggedTensor"):
+    if is_of(value, "tensorflow", "RaggedTensor"):
         return True
     return isinstance(value, ArrayLike) and np.ndim(value) > 0
 
 
 def _column(value: Any) -> np.ndarray | Ragged:
-    if _is_of(value, "tensorflow", "RaggedTensor"):
+    if is_of(value, "tensorflow", "RaggedTensor"):
         return _of_ragged_tensor(value)
-    if _is_of(value, "datasets", "arrow_dataset", "Column"):
+    if is_of(value, "datasets", "arrow_dataset", "Column"):
         value = value[:]
     try:
         array = np.asarray(value)
@@ -396,11 +396,3 @@ def _of_ragged_tensor(value: Any) -> Ragged:
             "even, with its to_tensor()"
         )
     return Ragged(np.split(value.values.numpy(), value.row_splits.numpy()[1:-1]))
-
-
-def _is_of(value: object, module: str, *path: str) -> bool:
-    """Return True if the value is an instance of a class of a module that may not be imported."""
-    found: Any = sys.modules.get(module)
-    for name in path:
-        found = getattr(found, name, None)
-    return isinstance(found, type) and isinstance(value, found)

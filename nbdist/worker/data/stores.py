@@ -55,19 +55,19 @@ class StoredColumn:
 
 def stored_columns(value: Any) -> Any:
     """Return a dict of the arrays of a group of Zarr or HDF5; other values as they are."""
-    if _is_of(value, "zarr", "Group"):
+    if is_of(value, "zarr", "Group"):
         return dict(value.arrays())
-    return dict(value.items()) if _is_of(value, "h5py", "Group") else value
+    return dict(value.items()) if is_of(value, "h5py", "Group") else value
 
 
 def is_stored(value: Any) -> bool:
     """Return True for an array of Zarr or HDF5 with rows."""
-    return (is_zarr(value) or _is_of(value, "h5py", "Dataset")) and np.ndim(value) > 0
+    return (is_zarr(value) or is_of(value, "h5py", "Dataset")) and np.ndim(value) > 0
 
 
 def is_zarr(value: object) -> bool:
     """Return True for an array of Zarr."""
-    return _is_of(value, "zarr", "Array")
+    return is_of(value, "zarr", "Array")
 
 
 @contextlib.contextmanager
@@ -83,7 +83,9 @@ def reading(name: str) -> Iterator[None]:
         raise StepError(f"cannot read {name}: {error}: {_REMEDY}") from error
 
 
-def _is_of(value: object, module: str, name: str) -> bool:
+def is_of(value: object, module: str, *path: str) -> bool:
     """Return True if the value is an instance of a class of a module that may not be imported."""
-    found = getattr(sys.modules.get(module), name, None)
+    found: Any = sys.modules.get(module)
+    for name in path:
+        found = getattr(found, name, None)
     return isinstance(found, type) and isinstance(value, found)
