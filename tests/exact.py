@@ -19,6 +19,24 @@ if TYPE_CHECKING:
     import nbdist
 
 STEP = "w = w + batch.mean(0) / 64\nloss = w.sum()"
+BATCH = 4
+FAULT_STEP = 60
+"""Number of steps before a fault."""
+
+HELD = """
+import os, time
+class Held:
+    def __len__(self):
+        return len(xs) // {batch}
+    def __iter__(self):
+        for step in range(len(self)):
+            deadline = time.monotonic() + 60
+            while step == {step} and not os.path.exists({path!r}) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            yield xs[{batch} * step:{batch} * (step + 1)]
+held = Held()
+"""
+"""Batches of `xs`. Those from `step` on wait for a file, at most a minute."""
 
 
 def setup(batch: int) -> str:
@@ -47,17 +65,29 @@ def train(
     Args:
         cluster: cluster to use.
         folder: folder of the checkpoints and runs.
-        steps: number of steps.
-        meanwhile: called once the run has 60 steps.
+        steps: number of steps, more than `2 * FAULT_STEP` with `meanwhile`.
+        meanwhile: called once the run has more than `FAULT_STEP` steps. The run waits for it
+            before the step `2 * FAULT_STEP`, so a slow thread is not too late.
         **saving: further fields of `Saving`.
     """
-    cluster.run(setup(4))
-    options = StepOptions(data="xs", batch=4, steps=steps)
+    cluster.run(setup(BATCH))
     saved = Saving(folder=str(folder / "saved"), every_steps=20, **saving)  # type: ignore[arg-type]
-    with contextlib.ExitStack() as done:
-        if meanwhile is not None:
-            done.callback(after(folder, 60, meanwhile).join)
+    if meanwhile is None:
+        options = StepOptions(data="xs", batch=BATCH, steps=steps)
         return cluster.run(STEP, step=options, saving=saved)
+    assert steps > 2 * FAULT_STEP
+    mark = folder / "meanwhile"
+
+    def act() -> None:
+        try:
+            meanwhile()
+        finally:
+            mark.touch()
+
+    cluster.run(HELD.format(batch=BATCH, step=2 * FAULT_STEP, path=str(mark)))
+    with contextlib.ExitStack() as done:
+        done.callback(after(folder, FAULT_STEP, act).join)
+        return cluster.run(STEP, step=StepOptions(data="held", steps=steps), saving=saved)
 
 
 def steps_of(folder: Path) -> int:

@@ -196,7 +196,9 @@ def test_short_network_loss_needs_no_recovery(hosts: Hosts, tmp_path: Path) -> N
 
     step_counts: list[int] = []
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
-        run = train(cluster, tmp_path, meanwhile=disconnect)
+        cutter = after(tmp_path, 60, disconnect)
+        run = train(cluster, tmp_path)
+        cutter.join()
         np.testing.assert_array_equal(run.loss, LOSSES)
         assert not run.recoveries
         before, later = step_counts
@@ -216,7 +218,8 @@ def test_broken_connection_is_restored(hosts: Hosts, tmp_path: Path) -> None:
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
         run = train(cluster, tmp_path, meanwhile=lambda: break_connection(hosts.each[1]))
         np.testing.assert_array_equal(run.loss, LOSSES)
-        assert [recover.ranks for recover in run.recoveries] == [(1,)]
+        (recovery,) = run.recoveries
+        assert 1 in recovery.ranks  # ranks that do not respond in time are replaced too
         cluster.restart()
         assert cluster.run("rank").results == {0: "0", 1: "1"}
 
@@ -291,11 +294,9 @@ def test_environment_and_folder_of_a_host_apply(hosts: Hosts, tmp_path: Path) ->
 def test_dead_host_is_left_out(hosts: Hosts, tmp_path: Path) -> None:
     host = hosts.each[1]
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
-        killer = after(tmp_path, 60, host.power_off)
         try:
-            run = train(cluster, tmp_path, shrink=True)
+            run = train(cluster, tmp_path, shrink=True, meanwhile=host.power_off)
         finally:
-            killer.join()
             host.power_on()
         np.testing.assert_array_equal(run.loss, LOSSES)
         assert [recover.workers for recover in run.recoveries] == [1]

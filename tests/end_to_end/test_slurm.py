@@ -257,11 +257,9 @@ def test_dead_host_is_replaced_by_another(
         before = [worker.host for worker in cluster.workers()]
         rank = int(before[0] == hosts.names[0])  # the other host runs slurmctld
         victim = hosts.each[hosts.names.index(before[rank])]
-        killer = after(tmp_path, 60, victim.power_off)
         try:
-            run = exact.train(cluster, tmp_path, STEPS)
+            run = exact.train(cluster, tmp_path, STEPS, meanwhile=victim.power_off)
         finally:
-            killer.join()
             victim.power_on()
             slurm.power_on(victim)
         np.testing.assert_array_equal(run.loss, LOSSES)
