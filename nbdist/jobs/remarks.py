@@ -16,6 +16,7 @@ from nbdist.cells.dependencies import (
 )
 from nbdist.cells.value_parts import passed
 from nbdist.cells.written_files import WrittenFiles
+from nbdist.jobs.gradient_loops import GradientLoops
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -73,6 +74,51 @@ def remarks(
             if place not in (*drew, *read)
         ),
     ]
+
+
+def later_loops(chosen: Entry, every: Sequence[Entry]) -> list[str]:
+    """Return a remark about training loops that ran as written after an exported training.
+
+    Args:
+        chosen: the entry that trains.
+        every: all entries of the notebook.
+    """
+    trees = [
+        ast.Module([], []) if e.request is None else tree_of_cell(e.request.source) for e in every
+    ]
+    loops = GradientLoops(trees)
+    runs = {
+        node.name
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and loops.within(node)
+    }
+    after = next(i for i, entry in enumerate(every) if entry is chosen) + 1
+    places = [
+        entry.place
+        for entry, tree in zip(every[after:], trees[after:], strict=True)
+        if not (entry.trained or entry.failed or entry.names.trains) and _loops(tree, loops, runs)
+    ]
+    if not places:
+        return []
+    cells = "cell" if len(places) == 1 else "cells"
+    verb, be = ("loop", "is") if len(places) == 1 else ("loops", "are")
+    text = (
+        f"the training {verb} of {cells} {', '.join(places)} ran later, as written on every "
+        f"worker, and {be} not in the program: only steps on all replicas can be exported"
+    )
+    return [text]
+
+
+def _loops(tree: ast.Module, loops: GradientLoops, runs: set[str]) -> bool:
+    """Return True if a cell runs a loop that may take gradients, or calls one of `runs`."""
+    for node in outside_functions(tree):
+        match node:
+            case ast.For() | ast.While() if loops.within(node):
+                return True
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in runs:
+                return True
+    return False
 
 
 def _changing(

@@ -9,7 +9,7 @@ from nbdist.errors import UsageError
 from nbdist.jobs import folder
 from nbdist.jobs.changed_cells import edited_cells, refuse_deleted
 from nbdist.jobs.program import program_of
-from nbdist.jobs.remarks import edits, files_beside, remarks
+from nbdist.jobs.remarks import edits, files_beside, later_loops, remarks
 from nbdist.session import deleted_cells
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def export(
     own = modules.of_program(program.imports)
     found = (
         *remarks(entries, journal.until(entries), texts),
+        *([] if cell or run else later_loops(entries[-1], journal.entries)),
         *edited_cells(entries, journal.entries),
         *files_beside(entries, own.files),
         *edits(entries, own.files, modules.digests()),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbdist.cells.dependencies import Entry, names_of
-from nbdist.jobs.remarks import files_beside, remarks
+from nbdist.jobs.remarks import files_beside, later_loops, remarks
 from nbdist.records import CellOptions, CellRequest
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 LABELS = iter(range(1, 100))
 
 
-def entry(source: str, *, drew: bool = False) -> Entry:
+def entry(source: str, *, drew: bool = False, trained: bool = False) -> Entry:
     label = next(LABELS)
     request = CellRequest(
         number=label,
@@ -25,7 +25,7 @@ def entry(source: str, *, drew: bool = False) -> Entry:
         awaits=False,
         options=CellOptions(),
     )
-    return Entry("cell", names_of(source), (0, 1), request, drew=drew)
+    return Entry("cell", names_of(source), (0, 1), request, drew=drew, trained=trained)
 
 
 def test_cells_that_drew_random_numbers_are_named() -> None:
@@ -92,3 +92,30 @@ def test_values_that_a_later_cell_creates_again_need_no_remark() -> None:
     assert not remarks([again, training], [definition, first, trained, again, training])
     (text,) = remarks([first, training], [definition, first, trained, training])
     assert "may have changed `model`" in text
+
+
+STEP = "def update(x):\n    with tf.GradientTape() as tape:\n        pass"
+EPOCHS = "def run(n):\n    for x in range(n):\n        update(x)"
+
+
+def test_a_later_training_loop_that_ran_as_written_is_named() -> None:
+    defined, chosen = entry(f"{STEP}\n{EPOCHS}"), entry("model.fit(x)", trained=True)
+    loops = [entry("for x in data:\n    update(x)"), entry("losses = run(3)")]
+    (text,) = later_loops(chosen, [defined, chosen, *loops])
+    assert text == (
+        f"the training loops of cells {loops[0].place}, {loops[1].place} ran later, as written on "
+        "every worker, and are not in the program: only steps on all replicas can be exported"
+    )
+
+
+def test_other_later_cells_need_no_remark() -> None:
+    defined, chosen = entry(f"{STEP}\n{EPOCHS}"), entry("model.fit(x)", trained=True)
+    earlier = entry("run(3)")
+    later = [
+        entry("for x in data:\n    print(x)"),
+        entry("update(x)"),
+        entry(f"{EPOCHS}"),
+        entry("%time"),
+        entry("run(3)", trained=True),
+    ]
+    assert not later_loops(chosen, [defined, earlier, chosen, *later])
