@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nbdist.execution.sending import CellSender
     from nbdist.records import Command, StrategyName
 
+FULL = pytest.mark.full
 BOUND_S = 25.0
 REMEDY = 'call the collective on all ranks, not under "if rank == 0"'
 SETUP = """
@@ -101,13 +102,15 @@ def check_cancelled(
 @pytest.mark.parametrize(
     ("lone", "call"),
     [
-        (0, "model.evaluate(x, y, verbose=0)"),
-        (1, "model.fit(x, y, verbose=0)"),
-        pytest.param(0, "model.predict(x, verbose=0)", marks=pytest.mark.full),
-        (0, "float(total())"),
+        pytest.param(0, "model.evaluate(x, y, verbose=0)", marks=FULL),  # the next test does
+        pytest.param(1, "model.fit(x, y, verbose=0)", marks=FULL),
+        pytest.param(0, "model.predict(x, verbose=0)", marks=FULL),
+        pytest.param(0, "float(total())", marks=FULL),
         (1, "strategy.reduce('SUM', strategy.run(lambda: tf.ones(())), axis=None)"),
-        (0, "float(mean.result())"),
-        (0, "tf.train.Checkpoint(parts=parts).save(tempfile.mkdtemp() + '/parts')"),
+        pytest.param(0, "float(mean.result())", marks=FULL),
+        pytest.param(
+            0, "tf.train.Checkpoint(parts=parts).save(tempfile.mkdtemp() + '/parts')", marks=FULL
+        ),
     ],
 )
 def test_tensorflow_collective_on_one_rank_is_cancelled(
@@ -138,8 +141,8 @@ def test_model_trains_after_a_cancelled_collective(cluster: nbdist.Cluster) -> N
     ("lone", "call", "location"),
     [
         (0, "float(summed(sharded))", "line 3"),
-        pytest.param(1, "jax.block_until_ready(summed(sharded))", "line 3", marks=pytest.mark.full),
-        (0, "summed(sharded).block_until_ready()", "line 3"),
+        pytest.param(1, "jax.block_until_ready(summed(sharded))", "line 3", marks=FULL),
+        pytest.param(0, "summed(sharded).block_until_ready()", "line 3", marks=FULL),
         (1, "found = summed(sharded + 1)", ""),
     ],
 )
@@ -154,6 +157,7 @@ def test_jax_collective_on_one_rank_is_cancelled(
     assert run.results == dict.fromkeys(range(2), f"{3 * 2.0**18}")
 
 
+@pytest.mark.full  # rare: the first collective of new workers
 def test_export_on_one_rank_is_cancelled(tmp_path: Path) -> None:
     """The first collective of new workers has no arrays that a rank waits for."""
     params = "import jax.numpy as jnp, nbdist\nparams = {'w': jnp.ones(3)}"
@@ -165,24 +169,33 @@ def test_export_on_one_rank_is_cancelled(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-LATE = """
+LATE = {
+    "lock": """
 if rank == 0:
-    time.sleep({seconds})
-    threading.Event().wait({seconds})
     lock = threading.Lock()
     lock.acquire()
-    threading.Timer({seconds}, lock.release).start()
+    threading.Timer(3, lock.release).start()
     lock.acquire()
-    subprocess.run(["sleep", "{seconds}"], check=True)
-    until = time.monotonic() + {seconds}
+rank
+""",
+    "others": """
+if rank == 0:
+    time.sleep(3)
+    threading.Event().wait(3)
+    subprocess.run(["sleep", "3"], check=True)
+    until = time.monotonic() + 3
     while time.monotonic() < until: np.linalg.svd(np.ones((300, 300)))
 rank
-"""
+""",
+}
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", pytest.param("pjrt", marks=pytest.mark.full)])
-def test_late_rank_is_not_cancelled(cluster: nbdist.Cluster, strategy: StrategyName) -> None:
-    run = cluster.run(LATE.format(seconds=3), strategy=strategy)
+@pytest.mark.parametrize("strategy", ["mirrored", pytest.param("pjrt", marks=FULL)])
+@pytest.mark.parametrize("reason", ["lock", pytest.param("others", marks=FULL)])
+def test_late_rank_is_not_cancelled(
+    cluster: nbdist.Cluster, strategy: StrategyName, reason: str
+) -> None:
+    run = cluster.run(LATE[reason], strategy=strategy)
     assert run.results == {0: "0", 1: "1"}
 
 
@@ -201,13 +214,11 @@ rank
         ("mirrored", "slow_total(4.0 if rank == 0 else 0.0)\nrank"),
         ("mirrored", "if rank == 0: model.save({path!r})\nrank"),
         pytest.param(
-            "mirrored",
-            MULTIPLY.format(made="tf.ones((1500, 1500))", times=40),
-            marks=pytest.mark.full,
+            "mirrored", MULTIPLY.format(made="tf.ones((1500, 1500))", times=40), marks=FULL
         ),
         ("pjrt", "if rank == 0: slept(4.0).block_until_ready()\nrank"),
-        ("pjrt", LAUNCHED),
-        ("pjrt", MULTIPLY.format(made="jnp.ones((1500, 1500))", times=40)),
+        pytest.param("pjrt", LAUNCHED, marks=FULL),  # tests/worker/test_watchdog.py
+        pytest.param("pjrt", MULTIPLY.format(made="jnp.ones((1500, 1500))", times=40), marks=FULL),
     ],
 )
 def test_computing_rank_is_not_cancelled(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import nbdist
 
+FULL = pytest.mark.full
 FORM = training.FORMS["pjrt step"]
 
 
@@ -108,7 +109,7 @@ def test_resume_with_different_state_is_refused(cluster: nbdist.Cluster, copied:
     cluster.run(FORM.setup)
 
 
-@pytest.mark.parametrize("file", ["manifest.json", "rank-1.msgpack"])
+@pytest.mark.parametrize("file", [pytest.param("manifest.json", marks=FULL), "rank-1.msgpack"])
 def test_damaged_checkpoint_is_named(cluster: nbdist.Cluster, copied: Path, file: str) -> None:
     (copied / "step-00000008" / file).write_bytes(b"\x00garbage")
     with pytest.raises(CellError, match=r"step-00000008 cannot be read"):
@@ -116,6 +117,7 @@ def test_damaged_checkpoint_is_named(cluster: nbdist.Cluster, copied: Path, file
     cluster.run(FORM.setup)  # the other rank may have donated its arrays
 
 
+@pytest.mark.full  # worker/checkpoint/test_saver.py
 def test_partial_save_of_an_earlier_run_is_removed(cluster: nbdist.Cluster, copied: Path) -> None:
     (copied / ".step-00000012.part-1a").mkdir()
     FORM.run(cluster, saving=resume_from(copied))
@@ -127,7 +129,7 @@ def test_unwritable_folder_is_refused(cluster: nbdist.Cluster) -> None:
         FORM.run(cluster, saving=Saving(folder="/proc/kept", every_steps=4))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=FULL), 1])
 def test_full_disk_does_not_stop_the_run(
     cluster: nbdist.Cluster, tmp_path: Path, rank: int
 ) -> None:
@@ -150,6 +152,7 @@ def test_full_disk_does_not_stop_the_run(
     assert run.summary.seconds < 30
 
 
+@pytest.mark.full  # worker/checkpoint/test_saver.py
 def test_save_interval_in_seconds_becomes_steps_on_all_ranks(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:

@@ -151,6 +151,7 @@ def test_cells_leave_no_history_in_the_client(cluster: nbdist.Cluster) -> None:
     assert len(cluster._worker_group.engines.controller.client.history) == before
 
 
+@pytest.mark.full  # test_left_collectives.py and test_fail_fast.py
 def test_rank_that_waits_in_a_collective_is_released(cluster: nbdist.Cluster) -> None:
     """Rank 0 waits in an all-reduce that the other ranks never join."""
     cell = """

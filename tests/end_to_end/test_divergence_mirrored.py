@@ -106,7 +106,11 @@ def cluster() -> Iterator[nbdist.Cluster]:
             "import asyncio\nawait asyncio.sleep(0)\nbare.assign(drawn(model)[1][:2])",
             ["`bare`"],
         ),
-        ("mean = built(norm())\neach(mean, (x, y))", ["`mean: net/norm/moving_mean`"]),
+        pytest.param(
+            "mean = built(norm())\neach(mean, (x, y))",
+            ["`mean: net/norm/moving_mean`"],
+            marks=pytest.mark.full,  # 10 s
+        ),
     ],
 )
 def test_differing_variable_is_named(
@@ -128,10 +132,16 @@ def test_differing_variable_is_named(
 @pytest.mark.parametrize(
     "source",
     [
-        "net = built()\nnet.fit(x, y, batch_size=8, epochs=2, verbose=0)",
+        pytest.param(
+            "net = built()\nnet.fit(x, y, batch_size=8, epochs=2, verbose=0)",
+            marks=pytest.mark.full,
+        ),
         FIT_AND_EVALUATE,
         "net = built()\nnet.train_on_batch(x, y)\nnet.predict(x, verbose=0)",
-        "net = built(norm(synchronized=True), keras.layers.Dropout(0.5))\neach(net, (x, y))",
+        pytest.param(
+            "net = built(norm(synchronized=True), keras.layers.Dropout(0.5))\neach(net, (x, y))",
+            marks=pytest.mark.full,  # 20 s
+        ),
         "net = built()\nnet.set_weights([np.random.rand(*w.shape) for w in net.get_weights()])",
         "steady = keras.layers.Normalization()\nsteady.adapt(x)",
         "seen = keras.metrics.Mean()\nseen.update_state(float(rank))",
@@ -187,7 +197,9 @@ def test_guard_0_disables_the_comparison(cluster: nbdist.Cluster) -> None:
     cluster.run("loose.count_params()", strategy="mirrored")
 
 
-@pytest.mark.parametrize("layer", ["norm()", "norm(synchronized=True)"])
+@pytest.mark.parametrize(
+    "layer", ["norm()", pytest.param("norm(synchronized=True)", marks=pytest.mark.full)]
+)
 def test_moving_means_are_equal_after_steps(cluster: nbdist.Cluster, layer: str) -> None:
     """In a step cell the normalization uses the rows of all replicas."""
     cluster.run(f"stepped = built({layer}, keras.layers.Dropout(0.5))", strategy="mirrored")

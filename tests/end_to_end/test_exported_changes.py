@@ -148,7 +148,10 @@ def check_program(folder: Path, expected: dict[int, dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize(
     ("cluster", "training", "left_out"),
-    [("tensorflow", TENSORFLOW, "look(model, x[:4])"), ("jax", JAX, None)],
+    [
+        pytest.param("tensorflow", TENSORFLOW, "look(model, x[:4])", marks=pytest.mark.full),
+        ("jax", JAX, None),
+    ],
     indirect=["cluster"],
     ids=["tensorflow", "jax"],
 )
@@ -165,6 +168,7 @@ def test_program_has_the_changes_of_all_cells(
     check_program(tmp_path / "train", expected)
 
 
+@pytest.mark.full  # tests/cells/test_written_files.py
 @pytest.mark.parametrize("cluster", ["jax"], indirect=True)
 def test_program_writes_the_files_that_it_reads(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     table, words = tmp_path / "x.npy", tmp_path / "words.txt"

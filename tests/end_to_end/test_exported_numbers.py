@@ -195,7 +195,7 @@ def numbers_of(
 @pytest.mark.parametrize(
     ("cluster", "name", "dtype"),
     [
-        (JAX, "nnx loop", "float32"),
+        pytest.param(JAX, "nnx loop", "float32", marks=pytest.mark.full),
         (JAX, "equinox step", "float64"),
         pytest.param(JAX, "nnx loop", "float64", marks=pytest.mark.full),
         pytest.param(JAX, "nnx step", "float32", marks=pytest.mark.full),

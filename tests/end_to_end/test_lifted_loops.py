@@ -14,7 +14,7 @@ from tests import clusters, references
 from tests.runs import latest, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     import nbdist
@@ -97,6 +97,11 @@ def expected() -> dict[str, Any]:
         loop = LOOP.replace("range(3)", "range(1)")
         programs[rule] = SETUP + optimizer + loop + OUTCOME
     return references.plainly(programs, "tensorflow", "keras")
+
+
+def chosen(names: Iterable[str], *kept: str) -> list[Any]:
+    """Return parameters for all names. Those that are not in `kept` have the mark `full`."""
+    return [n if n in kept else pytest.param(n, marks=pytest.mark.full) for n in names]
 
 
 def outcome(cluster: nbdist.Cluster, cell: str) -> Any:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests import clusters, references
-from tests.end_to_end.test_lifted_loops import SETUP
+from tests.end_to_end.test_lifted_loops import SETUP, chosen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     import nbdist
@@ -291,12 +291,7 @@ def assert_equal(actual: Any, expected: Any) -> None:
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def chosen(names: Iterable[str], *repeated: str) -> list[Any]:
-    """Return parameters for all names. Those that repeat others have the mark `full`."""
-    return [pytest.param(n, marks=pytest.mark.full) if n in repeated else n for n in names]
-
-
-@pytest.mark.parametrize("name", chosen(CELLS["jax"], "function of a module", "import in the cell"))
+@pytest.mark.parametrize("name", chosen(CELLS["jax"], "method", "changed attribute"))
 def test_loop_calls_a_function_of_a_module(
     cluster: nbdist.Cluster,
     framework: str,
@@ -310,7 +305,7 @@ def test_loop_calls_a_function_of_a_module(
     assert_equal(outcome, expected[f"cell {name}"])
 
 
-@pytest.mark.parametrize("name", chosen(LOOPS["jax"], "method"))
+@pytest.mark.parametrize("name", chosen(LOOPS["jax"], "function"))
 def test_loop_in_a_module(
     cluster: nbdist.Cluster,
     framework: str,
