@@ -127,6 +127,7 @@ def test_rank_that_raises_ends_the_cell_on_all_ranks(
     assert [worker.pid for worker in cluster.workers()] == pids
 
 
+@pytest.mark.full  # rare
 def test_sockets_of_the_user_stay_open(cluster: nbdist.Cluster) -> None:
     """The abort closes only the sockets of the collectives."""
     cluster.run(
@@ -165,6 +166,7 @@ def test_jax_arrays_survive_an_abort(
     assert set(run.results.values()) == {f"(9.0, {is_kept})"}
 
 
+@pytest.mark.full  # rare
 def test_newly_launched_step_does_not_block_the_abort(cluster: nbdist.Cluster) -> None:
     """The abort arrives after the launch of the step and before its report.
 
@@ -187,7 +189,7 @@ def test_newly_launched_step_does_not_block_the_abort(cluster: nbdist.Cluster) -
     check_next_cells(cluster, "pjrt")
 
 
-@STRATEGIES
+@pytest.mark.parametrize("strategy", [pytest.param("mirrored", marks=pytest.mark.full), "pjrt"])
 def test_collectives_are_restored_after_their_own_failure(
     cluster: nbdist.Cluster, strategy: str
 ) -> None:

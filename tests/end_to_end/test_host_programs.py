@@ -120,7 +120,7 @@ def test_hosts_script_saves_after_sigterm_and_continues(
         np.testing.assert_array_equal(found["weights"], expected["weights"])
 
 
-@pytest.mark.parametrize("launcher", ["ssh", "mpi"])
+@pytest.mark.parametrize("launcher", ["ssh", pytest.param("mpi", marks=pytest.mark.full)])
 def test_killed_rank_ends_the_program_on_all_hosts(
     cluster: nbdist.Cluster, network: Hosts, tmp_path: Path, launcher: str
 ) -> None:

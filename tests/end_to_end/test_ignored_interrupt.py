@@ -61,6 +61,7 @@ def test_second_interrupt_kills_the_rank(
     assert cluster.run("rank").results == {0: "0", 1: "1"}
 
 
+@pytest.mark.full  # 12 s. tests/execution/test_cancellation.py
 def test_first_interrupt_does_not_kill_the_rank(
     cluster: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import clusters, references
-from tests.end_to_end.test_lifted_loops import COMPILED, SETUP, outcome
+from tests.end_to_end.test_lifted_loops import COMPILED, SETUP, chosen, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,10 +50,8 @@ outcome = losses
 """
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "rate"),
-    [pytest.param("SGD(0.1)", 0, marks=pytest.mark.full), ("Adam(0.01)", 0.3)],
-)
+@pytest.mark.full  # rare
+@pytest.mark.parametrize(("optimizer", "rate"), [("SGD(0.1)", 0), ("Adam(0.01)", 0.3)])
 def test_bias_before_a_normalization_is_rounding(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str], optimizer: str, rate: float
 ) -> None:
@@ -104,6 +102,7 @@ outcome = losses
 """
 
 
+@pytest.mark.full  # worker/tensorflow/test_row_dataflow.py
 def test_kink_of_the_mean_loss_is_found_before_it_matters(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -336,7 +335,20 @@ writer = tf.summary.create_file_writer(tempfile.mkdtemp())
 """Earlier cell, body of the loop, and part of a message."""
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(
+    "name",
+    chosen(
+        LOOPS,
+        "number of rows in the tape, and a gradient in the call of the update",
+        "gradients that are clipped by their norm",
+        "flag of the batch",
+        "update inside of a condition",
+        "state of a recurrent layer",
+        "Python that the step calls",
+        "queue of rows",
+        "ragged rows",
+    ),
+)
 def test_loop_has_the_numbers_of_one_device(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
