@@ -92,6 +92,7 @@ if rank == 1:
 """
 
 
+@pytest.mark.full  # rare
 @pytest.mark.parametrize("cluster", ["jax"], indirect=True)
 def test_generators_continue_from_rank_0(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     cells = [*JAX_CELLS[:1], ("import numpy as np" + ARRAYS + DRAW, {})]

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     import nbdist
 
+pytestmark = pytest.mark.full  # test_exported_programs.py and test_exported_changes.py
+
 VARIABLES = """
 import numpy as np
 import tensorflow as tf
@@ -195,30 +197,30 @@ def numbers_of(
 @pytest.mark.parametrize(
     ("cluster", "name", "dtype"),
     [
-        pytest.param(JAX, "nnx loop", "float32", marks=pytest.mark.full),
+        (JAX, "nnx loop", "float32"),
         (JAX, "equinox step", "float64"),
-        pytest.param(JAX, "nnx loop", "float64", marks=pytest.mark.full),
-        pytest.param(JAX, "nnx step", "float32", marks=pytest.mark.full),
-        pytest.param(JAX, "nnx step", "float64", marks=pytest.mark.full),
-        pytest.param(JAX, "equinox step", "float32", marks=pytest.mark.full),
-        pytest.param(JAX, "equinox loop", "float32", marks=pytest.mark.full),
-        pytest.param(JAX, "equinox loop", "float64", marks=pytest.mark.full),
-        pytest.param(JAX, "pjrt step", "float64", marks=pytest.mark.full),
-        pytest.param(JAX, "pjrt fit", "float64", marks=pytest.mark.full),
-        pytest.param(JAX, "pjrt loop", "float64", marks=pytest.mark.full),
-        pytest.param(TENSORFLOW, "mirrored fit", "float64", marks=pytest.mark.full),
-        pytest.param(TENSORFLOW, "mirrored step", "float64", marks=pytest.mark.full),
-        pytest.param(TENSORFLOW, "mirrored loop", "float64", marks=pytest.mark.full),
-        pytest.param(TENSORFLOW, "mirrored variables", "float64", marks=pytest.mark.full),
-        pytest.param(("jax", 4, 1), "pjrt step", "float32", marks=pytest.mark.full),
-        pytest.param(("jax", 4, 1), "pjrt fit", "float32", marks=pytest.mark.full),
-        pytest.param(("jax", 4, 1), "nnx loop", "float32", marks=pytest.mark.full),
-        pytest.param(("jax", 2, 2), "pjrt step", "float32", marks=pytest.mark.full),
-        pytest.param(("jax", 2, 2), "pjrt fit", "float32", marks=pytest.mark.full),
-        pytest.param(("jax", 2, 2), "pjrt loop", "float32", marks=pytest.mark.full),
-        pytest.param(("tensorflow", 4, 1), "mirrored fit", "float32", marks=pytest.mark.full),
-        pytest.param(("tensorflow", 4, 1), "mirrored step", "float32", marks=pytest.mark.full),
-        pytest.param(("tensorflow", 4, 1), "mirrored loop", "float32", marks=pytest.mark.full),
+        (JAX, "nnx loop", "float64"),
+        (JAX, "nnx step", "float32"),
+        (JAX, "nnx step", "float64"),
+        (JAX, "equinox step", "float32"),
+        (JAX, "equinox loop", "float32"),
+        (JAX, "equinox loop", "float64"),
+        (JAX, "pjrt step", "float64"),
+        (JAX, "pjrt fit", "float64"),
+        (JAX, "pjrt loop", "float64"),
+        (TENSORFLOW, "mirrored fit", "float64"),
+        (TENSORFLOW, "mirrored step", "float64"),
+        (TENSORFLOW, "mirrored loop", "float64"),
+        (TENSORFLOW, "mirrored variables", "float64"),
+        (("jax", 4, 1), "pjrt step", "float32"),
+        (("jax", 4, 1), "pjrt fit", "float32"),
+        (("jax", 4, 1), "nnx loop", "float32"),
+        (("jax", 2, 2), "pjrt step", "float32"),
+        (("jax", 2, 2), "pjrt fit", "float32"),
+        (("jax", 2, 2), "pjrt loop", "float32"),
+        (("tensorflow", 4, 1), "mirrored fit", "float32"),
+        (("tensorflow", 4, 1), "mirrored step", "float32"),
+        (("tensorflow", 4, 1), "mirrored loop", "float32"),
     ],
     indirect=["cluster"],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else value,

@@ -513,6 +513,7 @@ for i in range(3):
 )
 
 
+@pytest.mark.full  # tests/cells/test_own_modules.py
 def test_program_has_data_of_packages_and_modules_of_further_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

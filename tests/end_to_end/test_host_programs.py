@@ -98,6 +98,7 @@ def ranks(network: Hosts) -> list[psutil.Process]:
     return [process for process in every if process.cmdline()[1:2] == [folder.PROGRAM]]
 
 
+@pytest.mark.full  # the job below is stopped and continues
 def test_hosts_script_saves_after_sigterm_and_continues(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:

@@ -231,6 +231,7 @@ def test_a_worker_that_dies_in_the_middle_binds_nothing(
 
 
 @needs_hosts
+@pytest.mark.full  # rare
 def test_an_interrupt_in_the_middle_binds_nothing(hosts: Hosts, remote: nbdist.Cluster) -> None:
     hosts.each[0].throttle("80mbit")
     interrupt = meanwhile(hosts.each[2], lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -247,6 +248,7 @@ def test_an_interrupt_in_the_middle_binds_nothing(hosts: Hosts, remote: nbdist.C
 
 
 @needs_hosts
+@pytest.mark.full  # rare
 def test_an_interrupt_ends_a_pull(hosts: Hosts, remote: nbdist.Cluster) -> None:
     remote.run("import numpy as np\nfound = np.ones(20_000_000)")
     for host in hosts.each:

@@ -281,7 +281,14 @@ outcome = float(w)
 """Loops whose step is wrong on parts of a batch, and their outcome on one device."""
 
 
-@pytest.mark.parametrize("name", list(DIFFICULT))
+@pytest.mark.parametrize(
+    "name",
+    chosen(
+        DIFFICULT,
+        "a sum over the batch, beside random numbers",
+        "a mask that is unequal from the second batch on",
+    ),
+)
 def test_step_that_is_wrong_on_parts_of_a_batch_is_found(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -394,6 +401,7 @@ outcome = losses
 """
 
 
+@pytest.mark.full  # rare
 def test_step_calls_the_parts_of_a_model_without_call(
     cluster: nbdist.Cluster, expected: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -564,6 +572,7 @@ def test_interrupt_ends_the_loop_after_the_same_step(
     assert len(run.loss) == 5, "the next cell trains"
 
 
+@pytest.mark.full  # test_resumed_loops.py
 def test_loop_resumes_from_its_checkpoint(
     cluster: nbdist.Cluster, expected: dict[str, Any], tmp_path: Path
 ) -> None:

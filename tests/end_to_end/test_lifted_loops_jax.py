@@ -11,6 +11,7 @@ import pytest
 from nbdist.errors import CellError
 from nbdist.records import Saving
 from tests import clusters, references
+from tests.end_to_end.test_lifted_loops import chosen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -257,10 +258,9 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def expected() -> dict[str, Any]:
-    programs = {name: SETUP + cell for name, cell in CELLS.items()}
-    return references.plainly(programs, "jax", "optax")
+def expected(name: str) -> Any:
+    """Return the outcome of a loop in one process."""
+    return references.plainly({name: SETUP + CELLS[name]}, "jax", "optax")[name]
 
 
 def outcome(cluster: nbdist.Cluster) -> Any:
@@ -279,18 +279,27 @@ def assert_near(actual: Any, expected: Any) -> None:
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", list(CELLS))
+@pytest.mark.parametrize(
+    "name",
+    chosen(
+        CELLS,
+        "function with a donated state and a nested function",
+        "one of two steps, with other results",
+        "whole data in each step, read by name",
+        "trainer with a compiled method, and Flax objects",
+        "one compiled function for each epoch, which scans over batches",
+        "values of a step that functions read, in the step and after it",
+        "state in global names, and losses noted by the step itself",
+    ),
+)
 def test_loop_has_the_numbers_of_one_device(
-    cluster: nbdist.Cluster,
-    expected: dict[str, Any],
-    capsys: pytest.CaptureFixture[str],
-    name: str,
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     cluster.run(SETUP)
     cluster.run(CELLS[name])
     printed = capsys.readouterr().out
     assert re.search(r"line \d+: steps over `.*` on 2 replicas", printed)
-    for actual, one in zip(outcome(cluster), expected[name], strict=True):
+    for actual, one in zip(outcome(cluster), expected(name), strict=True):
         assert_near(actual, one)
 
 
@@ -360,16 +369,14 @@ def test_results_of_a_loop_can_be_put_on_the_device_of_a_rank(
     assert "use jax.local_devices()[0]" in output.out + output.err
 
 
-def test_check_compares_the_first_step_and_changes_nothing(
-    cluster: nbdist.Cluster, expected: dict[str, Any]
-) -> None:
+def test_check_compares_the_first_step_and_changes_nothing(cluster: nbdist.Cluster) -> None:
     name = "steps without jit, and predictions of all rows"
     cluster.run(SETUP)
     run = cluster.run(CELLS[name], check=True)
     assert run.checked is not None
     assert all(difference.passes for difference in run.checked.differences)
     assert {"loss", "params['a']"} <= {d.name for d in run.checked.differences}
-    for actual, one in zip(outcome(cluster), expected[name], strict=True):
+    for actual, one in zip(outcome(cluster), expected(name), strict=True):
         assert_near(actual, one)
 
 
@@ -609,6 +616,7 @@ def test_interrupt_ends_the_loop_after_the_same_step(
     assert len(run.loss) == 6, "the next cell trains"
 
 
+@pytest.mark.full  # rare
 def test_interrupt_stops_the_code_after_a_loop(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -649,6 +657,7 @@ outcome = [plain(params), plain(opt_state), counter.seen, plain(counter.total), 
 """
 
 
+@pytest.mark.full  # test_resumed_loops.py
 def test_loop_resumes_from_its_checkpoint(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """The first run fails in the second epoch; the second one continues behind its checkpoint."""
     whole = RESUMABLE.replace("FAIL", "pass")
@@ -708,7 +717,11 @@ outcome = [plain(w), step]
 """
 
 
-@pytest.mark.parametrize("cell", [OUTSIDE, BY_FUNCTION], ids=["object", "array"])
+@pytest.mark.parametrize(
+    "cell",
+    [OUTSIDE, pytest.param(BY_FUNCTION, marks=pytest.mark.full)],
+    ids=["object", "array"],
+)
 def test_values_that_change_outside_of_the_step_are_saved(
     cluster: nbdist.Cluster, cell: str, tmp_path: Path
 ) -> None:

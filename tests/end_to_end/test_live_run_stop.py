@@ -52,7 +52,7 @@ def request_stop_at(
     return arm
 
 
-@pytest.mark.parametrize("step", [1, 200])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.full), 200])
 def test_stop_ends_a_step_cell_at_the_same_step_on_all_ranks(
     cluster: nbdist.Cluster,
     request_stop_at: Callable[[int], None],
@@ -127,7 +127,7 @@ def raising_sigint(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-@pytest.mark.parametrize("name", ["begin", "shown"])
+@pytest.mark.parametrize("name", [pytest.param("begin", marks=pytest.mark.full), "shown"])
 def test_interrupt_before_the_send_leaves_no_run(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -37,7 +37,7 @@ class InterruptedSocket:
             signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize("name", [b"0", b"1"])
+@pytest.mark.parametrize("name", [pytest.param(b"0", marks=pytest.mark.full), b"1"])
 @pytest.mark.parametrize("step", [None, StepOptions(data="ones", batch=6, epochs=10**6)])
 def test_interrupt_during_the_send_leaves_no_busy_rank(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, name: bytes, step: StepOptions | None
@@ -105,6 +105,7 @@ def test_rank_repeats_a_lost_end_message(
     assert cluster.run("rank").results == ALL_RANKS
 
 
+@pytest.mark.full  # tests/execution/test_cancellation.py
 def test_running_rank_is_interrupted_again_before_the_next_cell(
     cluster: nbdist.Cluster,
 ) -> None:
