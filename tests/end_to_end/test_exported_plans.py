@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from nbdist.records import Plan
-from tests import clusters
+from nbdist.worker.script.layouts import options_for
+from tests import clusters, plans
 from tests.end_to_end.test_exported_programs import (
     ARRAYS,
     FIT,
@@ -89,7 +91,8 @@ def test_program_has_the_layout_of_the_cell(
     if is_step:
         stored = (tmp_path / "train" / "plan.json").read_bytes()
         assert msgspec.json.decode(stored, type=Plan).title == run.plan.title
-    for hosts in (2, 4):
+    is_full = request.config.getoption("--full")
+    for hosts in (2, 4) if is_full else (2,):
         ended = launch(tmp_path / "train", hosts=hosts)
         assert ended.returncode == 0, ended.stderr
         found = np.load(tmp_path / "train" / "result1.npz")
@@ -103,7 +106,24 @@ def test_program_has_the_layout_of_the_cell(
             text = f"nbdist: plan.json is for 2 devices ({run.plan.title}), and the program has 4"
             assert ended.stdout.count(text) == is_step
             np.testing.assert_allclose(found["weights"], expected, rtol=1e-9, atol=1e-12)
-    if is_step and request.config.getoption("--full"):
+    if is_step and is_full:
         alone = launch(tmp_path / "train", hosts=1)
         assert alone.returncode == 1
         assert "PlanError: no layout over 1 devices fulfils the request" in alone.stderr
+
+
+def test_layout_for_another_number_of_devices_is_planned_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plans.made("both")
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(plan))
+    program = str(tmp_path / "train.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", program, raising=False)
+    given = {"data": "x", "batch": 8, "plan": "plan.json"}
+    options, text = options_for(given, plan.devices)
+    assert options.step is not None
+    assert (options.step.planning.given, text) == (plan, "")
+    options, text = options_for(given, 4)
+    assert options.step is not None
+    assert options.step.planning.given is None
+    assert text.startswith(f"plan.json is for 8 devices ({plan.title}), and the program has 4: ")

@@ -302,7 +302,7 @@ def with_results(target: Path, training: Training) -> None:
         pytest.param("tensorflow", "mirrored step", marks=pytest.mark.full),  # tested below
         ("tensorflow", "mirrored fit and loop"),
         pytest.param("jax", "pjrt step", marks=pytest.mark.full),  # tested below
-        ("jax", "pjrt fit and loop"),
+        pytest.param("jax", "pjrt fit and loop", marks=pytest.mark.full),
         pytest.param("both", "mirrored fit and loop", marks=pytest.mark.full),
         pytest.param("both", "pjrt fit and loop", marks=pytest.mark.full),
     ],
