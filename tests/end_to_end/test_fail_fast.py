@@ -215,6 +215,7 @@ def test_library_messages_of_an_abort_are_hidden(
     assert "abort" in cluster.logs(0).lower()
 
 
+@pytest.mark.full  # rare
 def test_fresh_workers_start_if_collectives_cannot_be_restored(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -343,7 +343,6 @@ writer = tf.summary.create_file_writer(tempfile.mkdtemp())
         "gradients that are clipped by their norm",
         "flag of the batch",
         "update inside of a condition",
-        "state of a recurrent layer",
         "Python that the step calls",
         "queue of rows",
         "ragged rows",

@@ -150,6 +150,7 @@ def test_traceback_of_a_compiled_step_ends_in_the_users_code(cluster: nbdist.Clu
     assert "nbdist/worker" not in shown
 
 
+@pytest.mark.full  # tests/utils/test_error_text.py
 def test_error_of_a_graph_is_shown_once_without_frames_of_libraries(
     cluster: nbdist.Cluster,
 ) -> None:
@@ -166,6 +167,7 @@ def test_error_of_a_graph_is_shown_once_without_frames_of_libraries(
     assert whole.startswith("Graph execution error:")
 
 
+@pytest.mark.full  # the next two tests
 def test_step_that_sums_over_the_batch_computes_whole_batches(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -539,6 +541,7 @@ while True:
 """
 
 
+@pytest.mark.full  # the same under pjrt
 def test_interrupt_ends_the_loop_after_the_same_step(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

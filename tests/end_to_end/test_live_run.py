@@ -255,6 +255,7 @@ def test_old_runs_are_removed_with_a_message(
     assert "removed 1 old run, keeping 2 (the setting NBDIST_KEPT_RUNS)" in capsys.readouterr().err
 
 
+@pytest.mark.full  # tests/telemetry/test_run_writer.py
 def test_run_continues_if_its_folder_is_deleted(
     cluster: nbdist.Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,6 +297,7 @@ def test_reports_lost_in_a_full_buffer_are_counted(
     assert f"nbdist: {dropped.text}\n" in capsys.readouterr().err
 
 
+@pytest.mark.full  # tests/telemetry/test_run_writer.py
 def test_rows_lost_on_a_full_disk_are_reported(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
