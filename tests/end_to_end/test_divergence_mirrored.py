@@ -132,11 +132,8 @@ def test_differing_variable_is_named(
 @pytest.mark.parametrize(
     "source",
     [
-        pytest.param(
-            "net = built()\nnet.fit(x, y, batch_size=8, epochs=2, verbose=0)",
-            marks=pytest.mark.full,
-        ),
-        FIT_AND_EVALUATE,
+        "net = built()\nnet.fit(x, y, batch_size=8, epochs=2, verbose=0)",
+        pytest.param(FIT_AND_EVALUATE, marks=pytest.mark.full),  # 8 s
         "net = built()\nnet.train_on_batch(x, y)\nnet.predict(x, verbose=0)",
         pytest.param(
             "net = built(norm(synchronized=True), keras.layers.Dropout(0.5))\neach(net, (x, y))",
