@@ -301,6 +301,13 @@ def test_loop_calls_a_function_of_a_module(
     assert_equal(outcome, expected(framework, folder, *cells))
 
 
+ONE = pytest.mark.parametrize(
+    "framework", [pytest.param("tensorflow", marks=pytest.mark.full), "jax"], indirect=True
+)
+"""Mark of tests that `make test` runs with JAX only."""
+
+
+@ONE
 @pytest.mark.parametrize("name", chosen(LOOPS["jax"], "method"))
 def test_loop_in_a_module(
     cluster: nbdist.Cluster,
@@ -318,12 +325,6 @@ def test_loop_in_a_module(
     place = f"{MODULE[framework]}.py, line {first}: steps over `data` on 2 replicas"
     assert place in capsys.readouterr().out
     assert_equal(outcome, expected(framework, folder, *cells))
-
-
-ONE = pytest.mark.parametrize(
-    "framework", [pytest.param("tensorflow", marks=pytest.mark.full), "jax"], indirect=True
-)
-"""Mark of tests whose code is common to both frameworks."""
 
 
 @ONE
