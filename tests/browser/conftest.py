@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.lab import Lab, browser, chromium
+from tests.browser.lab import Lab, browser, change_theme, chromium
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from playwright.sync_api import BrowserContext, Page
 
@@ -48,6 +48,28 @@ def page(window: BrowserContext) -> Iterator[Page]:
     opened = window.new_page()
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="session")
+def themes(request: pytest.FixtureRequest) -> Sequence[str]:
+    """Return the themes in which tests check colours. `--full` adds the default one."""
+    is_full = request.config.getoption("--full")
+    return ("JupyterLab Dark", "JupyterLab Light") if is_full else ("JupyterLab Dark",)
+
+
+@pytest.fixture(scope="session")
+def photograph(pictures: Path, themes: Sequence[str]) -> Callable[[Page, str], None]:
+    """Take screenshots in all themes and two sizes. People review them."""
+
+    def take(page: Page, name: str) -> None:
+        for theme in themes:
+            change_theme(page, theme)
+            page.screenshot(path=pictures / f"{name}-{theme.split()[1].lower()}.png")
+        page.set_viewport_size({"width": 1000, "height": 700})
+        page.screenshot(path=pictures / f"{name}-small.png")
+        page.set_viewport_size({"width": 1400, "height": 900})
+
+    return take
 
 
 @pytest.fixture(scope="session")

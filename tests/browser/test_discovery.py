@@ -11,7 +11,7 @@ from nbdist.server.documents import EXAMPLES
 from tests.browser.lab import TIMEOUT_MS, Lab, change_theme, run, sources, until, violations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 _LABELS = """() => [...document.querySelectorAll('.lm-CommandPalette-item')]
@@ -45,7 +45,18 @@ def menu(page: Page, name: str) -> list[str]:
     return labels
 
 
-def test_the_launcher_opens_an_example_of_the_chosen_framework(tab: Page, pictures: Path) -> None:
+def test_menus_name_the_product_and_the_launcher_opens_an_example(
+    tab: Page, pictures: Path
+) -> None:
+    assert menu(tab, "Run") == [
+        "nbdist: Start cluster",
+        "nbdist: Stop cluster",
+        "nbdist: Stop run",
+        "nbdist: Open runs",
+        "nbdist: Insert snippet",
+        "nbdist: Notify when runs end",
+    ]
+    assert menu(tab, "Help") == ["nbdist: Open example notebook", "nbdist: Open documentation"]
     card = tab.locator(".jp-LauncherCard", has_text="Distributed training")
     card.wait_for()
     tab.screenshot(path=pictures / "launcher.png")
@@ -59,18 +70,6 @@ def test_the_launcher_opens_an_example_of_the_chosen_framework(tab: Page, pictur
     assert "--framework jax" in (EXAMPLES / "jax.ipynb").read_text()
     tab.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
     tab.screenshot(path=pictures / "example.png")
-
-
-def test_menus_and_the_palette_name_the_product(tab: Page) -> None:
-    assert menu(tab, "Run") == [
-        "nbdist: Start cluster",
-        "nbdist: Stop cluster",
-        "nbdist: Stop run",
-        "nbdist: Open runs",
-        "nbdist: Insert snippet",
-        "nbdist: Notify when runs end",
-    ]
-    assert menu(tab, "Help") == ["nbdist: Open example notebook", "nbdist: Open documentation"]
     tab.evaluate("() => window.jupyterapp.commands.execute('apputils:activate-command-palette')")
     until(tab, lambda: len(tab.evaluate(_LABELS)) > 0)
     labels = tab.evaluate(_LABELS)
@@ -79,12 +78,12 @@ def test_menus_and_the_palette_name_the_product(tab: Page) -> None:
 
 
 def test_the_panel_starts_a_cluster_in_a_new_notebook_and_opens_the_documents(
-    tab: Page, pictures: Path
+    tab: Page, pictures: Path, themes: Sequence[str]
 ) -> None:
     tab.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-panel')")
     panel = tab.get_by_role("region", name="nbdist clusters and runs")
     panel.get_by_role("heading", name="nbdist", exact=True).wait_for()
-    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+    for theme in themes:
         change_theme(tab, theme)
         assert violations(tab, "#nbdist-panel") == []
         tab.screenshot(path=pictures / f"panel-{theme.split()[1].lower()}.png")
@@ -107,6 +106,7 @@ def test_the_panel_starts_a_cluster_in_a_new_notebook_and_opens_the_documents(
     panel.get_by_role("region", name="1 worker · JAX").wait_for(state="detached")
 
 
+@pytest.mark.full  # tests/magics/test_dist.py tests the descriptions
 def test_descriptions_of_options_are_on_one_line(lab: Lab, tab: Page, pictures: Path) -> None:
     lab.write("options.ipynb", ["%load_ext nbdist", "%dist_start --"])
     lab.open(tab, "options.ipynb")

@@ -15,7 +15,7 @@ from tests.browser.test_run_tab import show, steps
 from tests.runs import new_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
     from typing import Any
 
@@ -77,7 +77,9 @@ def card(shown: Locator, name: str) -> Locator:
     return shown.get_by_role("figure", name=name, exact=True)
 
 
-def test_each_kind_is_shown(tab: Page, run: RunDirectory, pictures: Path) -> None:
+def test_each_kind_is_shown(
+    tab: Page, run: RunDirectory, pictures: Path, themes: Sequence[str]
+) -> None:
     shown = show(tab, run.state.id)
     card(shown, "weights").get_by_role("img", name="weights, step 3: mean").wait_for()
     card(shown, "weights").get_by_text("1 value is NaN or infinite").wait_for()
@@ -88,7 +90,7 @@ def test_each_kind_is_shown(tab: Page, run: RunDirectory, pictures: Path) -> Non
         "ox\t\t",
     ]
     card(shown, "note").get_by_text("the first line\nthe second line").wait_for()
-    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+    for theme in themes:
         change_theme(tab, theme)
         shown.screenshot(path=pictures / f"media-{theme.split()[1].lower()}.png")
 

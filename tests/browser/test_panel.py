@@ -26,7 +26,7 @@ from tests.browser.lab import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from playwright.sync_api import BrowserContext
@@ -211,36 +211,29 @@ def test_snippets_are_inserted_and_settings_survive_a_reload(notebook: Page) -> 
     expect(hosts).to_have_value("7")
 
 
-def test_panel_opens_workers_and_has_no_accessibility_violations(notebook: Page) -> None:
-    run(notebook, CLUSTER)
-    start(notebook, RUN)
-    notebook.locator(f"{OUTPUT} canvas").first.wait_for()
-    notebook.locator(".nbdist-Running").wait_for()
-    for theme in ("JupyterLab Dark", "JupyterLab Light"):
-        change_theme(notebook, theme)
-        assert violations(notebook, "#nbdist-panel") == []
-    notebook.locator("#nbdist-panel").get_by_role("button", name="2", exact=True).click()
-    notebook.get_by_text("host2 · pid 2").wait_for()
-    command(notebook, "application:close")
-
-
-def test_the_chart_is_visible_without_scrolling_and_disabled_buttons_have_a_tooltip(
-    notebook: Page, pictures: Path
+def test_active_run_is_visible_and_the_panel_opens_its_workers(
+    notebook: Page, pictures: Path, themes: Sequence[str]
 ) -> None:
+    """The chart is visible without scrolling, and a disabled button has a tooltip."""
     notebook.set_viewport_size({"width": 1000, "height": 700})
     run(notebook, CLUSTER)
     start(notebook, RUN)
     chart = notebook.locator(f"{OUTPUT} .nbdist-plot").first
     expect(chart.locator("canvas").first).to_be_visible()
+    notebook.locator(".nbdist-Running").wait_for()
     panel = notebook.get_by_role("region", name="nbdist clusters and runs")
     stop_cluster = panel.get_by_role("button", name="Stop cluster")
     expect(stop_cluster).to_be_disabled()
     expect(stop_cluster).to_have_attribute("title", "A run is active: stop it first")
-    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+    for theme in themes:
         change_theme(notebook, theme)
         notebook.screenshot(path=pictures / f"small-{theme.split()[1].lower()}.png")
+        assert violations(notebook, "#nbdist-panel") == []
     assert chart.evaluate(_IN_VIEW)
     notebook.set_viewport_size({"width": 1400, "height": 900})
+    notebook.locator("#nbdist-panel").get_by_role("button", name="2", exact=True).click()
+    notebook.get_by_text("host2 · pid 2").wait_for()
+    command(notebook, "application:close")
 
 
 @pytest.mark.full

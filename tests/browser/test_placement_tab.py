@@ -124,6 +124,7 @@ def test_the_form_adds_a_cell_to_the_notebook(notebook: Page, tab: Locator) -> N
     assert notebook.evaluate(COUNT) == before + 1
 
 
+@pytest.mark.full  # the next test finds violations in the tab, test_panel.py in the panel
 def test_tab_and_panel_have_no_accessibility_violations(
     notebook: Page, tab: Locator, pictures: Path
 ) -> None:
@@ -151,7 +152,7 @@ def test_a_restart_makes_the_tab_stale_until_a_refresh(
     activate(notebook)
     run(notebook, RESTART + 1)  # the form has added a cell
     expect(stale).to_contain_text("Stale: the workers were replaced.")
-    tab.screenshot(path=pictures / "placement-stale-dark.png")
+    tab.screenshot(path=pictures / "placement-stale.png")
     assert violations(notebook, ".nbdist-PlacementTab") == []
     stale.get_by_role("button", name="Refresh").click()  # the arrays do not exist yet
     expect(tab.get_by_role("alert")).to_contain_text("The arrays cannot be shown")

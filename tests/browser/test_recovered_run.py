@@ -252,7 +252,7 @@ def test_a_recovery_mark_follows_axis_and_zoom(tab: Page, shown: Locator) -> Non
 @pytest.mark.parametrize(
     ("theme", "forced"),
     [
-        (THEMES[0], "active"),
+        pytest.param(THEMES[0], "active", marks=pytest.mark.full),
         (THEMES[1], "none"),
         pytest.param(THEMES[0], "none", marks=pytest.mark.full),
         pytest.param(THEMES[1], "active", marks=pytest.mark.full),

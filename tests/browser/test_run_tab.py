@@ -474,6 +474,7 @@ job.close()
 """
 
 
+@pytest.mark.full  # tests/server/test_run_handlers.py tests the cancellation
 def test_stop_cancels_the_job_of_a_run(
     lab: Lab, tab: Page, tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

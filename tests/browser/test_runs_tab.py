@@ -16,7 +16,7 @@ from tests.browser.lab import TIMEOUT_MS, change_theme, revert, violations
 from tests.runs import losses, new_run, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from playwright.sync_api import BrowserContext, Locator, Page
 
@@ -310,7 +310,7 @@ def test_arrow_keys_move_between_lines(tab: Locator, opened: Page) -> None:
 
 @pytest.mark.parametrize("size", ["wide", pytest.param("narrow", marks=pytest.mark.full)])
 def test_tab_has_no_accessibility_violations(
-    tab: Locator, opened: Page, pictures: Path, size: str
+    tab: Locator, opened: Page, pictures: Path, themes: Sequence[str], size: str
 ) -> None:
     width, height = SIZES[size]
     opened.set_viewport_size({"width": width, "height": height})
@@ -318,7 +318,7 @@ def test_tab_has_no_accessibility_violations(
         line(tab, name).get_by_role("checkbox").check()
     expect(tab.get_by_role("group", name="Last values")).to_contain_text(re.compile(r"0\.\d+"))
     tab.locator(".u-over").wait_for()
-    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+    for theme in themes:
         change_theme(opened, theme)
         assert violations(opened, ".nbdist-RunsTab") == []
         opened.screenshot(path=pictures / f"runs tab {size} {theme.split()[1]}.png")

@@ -15,6 +15,7 @@ from tests.utils.test_timelines import busy
 from tests.views.test_trace import TRACE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from playwright.sync_api import Page
@@ -54,7 +55,9 @@ def write(lab: Lab) -> Path:
     return path
 
 
-def test_a_saved_timeline_zooms_without_a_kernel(lab: Lab, page: Page, pictures: Path) -> None:
+def test_a_saved_timeline_zooms_without_a_kernel(
+    lab: Lab, page: Page, pictures: Path, themes: Sequence[str]
+) -> None:
     write(lab)
     lab.show(page, NAME)
     output = page.locator(OUTPUT)
@@ -76,7 +79,7 @@ def test_a_saved_timeline_zooms_without_a_kernel(lab: Lab, page: Page, pictures:
     output.get_by_role("button", name="Reset zoom").click()
     canvas.hover(position={"x": 2, "y": 2})
     until(page, lambda: canvas.evaluate(PIXELS) == whole)
-    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+    for theme in themes:
         change_theme(page, theme)
         page.screenshot(path=pictures / f"timeline-{theme.split()[1].lower()}.png")
     assert violations(page, OUTPUT) == []

@@ -9,10 +9,9 @@ import pytest
 
 from tests.browser.lab import run, start, until, violations, wait
 from tests.browser.test_live_run import open_panel
-from tests.browser.test_worker_page import photograph
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from playwright.sync_api import BrowserContext, Locator, Page
@@ -65,8 +64,10 @@ def lines(log: Locator) -> list[str]:
     return [line for line in log.inner_text().splitlines() if line]
 
 
+# tests/server/test_run_socket.py tests the text of all cells, test_worker_page.py the page
+@pytest.mark.full
 def test_page_shows_what_a_worker_printed_in_all_cells(
-    lab: Lab, notebook: Page, signal: Path, pictures: Path
+    lab: Lab, notebook: Page, signal: Path, photograph: Callable[[Page, str], None]
 ) -> None:
     before = set(lab.server.runs.glob("*"))
     shown = open_worker(notebook, 1)
@@ -74,7 +75,7 @@ def test_page_shows_what_a_worker_printed_in_all_cells(
     log = shown.get_by_role("group", name="Log")
     assert log.is_hidden()
     shown.locator(".nbdist-pill", has_text="idle").wait_for()
-    photograph(notebook, pictures, "worker-new")
+    photograph(notebook, "worker-new")
     notebook.get_by_role("tab", name=NAME).click()
     run(notebook, PRINTS)
     assert set(lab.server.runs.glob("*")) == before, "a cell without reports stores no run"
@@ -91,13 +92,13 @@ def test_page_shows_what_a_worker_printed_in_all_cells(
     shown.get_by_role("tab", name="Stack").click()
     stack = shown.get_by_role("group", name="Stack of the main thread")
     until(notebook, lambda: "time.sleep(0.05)" in stack.inner_text(), stack.inner_text)
-    photograph(notebook, pictures, "worker-plain-stack")
+    photograph(notebook, "worker-plain-stack")
     shown.get_by_role("tab", name="Log").click()
     signal.touch()
     until(notebook, lambda: lines(log)[-1:] == ["ValueError: no such file"], log.inner_text)
     assert "ended on 1" in lines(log)
     shown.locator(".nbdist-pill", has_text="idle").wait_for()
-    photograph(notebook, pictures, "worker-plain-log")
+    photograph(notebook, "worker-plain-log")
     shown.get_by_role("searchbox").fill("ON 1")
     shown.get_by_text(re.compile(r"^2 of \d+ lines$")).wait_for()
     assert violations(notebook, "[id^=nbdist-worker-]") == []

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nbdist.records import SYSTEM, Columns, Output, SystemSample
-from tests.browser.lab import change_theme, until, violations
+from tests.browser.lab import until, violations
 from tests.browser.test_run_tab import show, steps
 from tests.browser.test_run_tab import tab as tab
 from tests.runs import new_run, rows
 from tests.telemetry.test_stacks import position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from playwright.sync_api import Page
 
@@ -43,7 +42,7 @@ def kept(lab: Lab) -> Iterator[RunDirectory]:
 
 
 def test_system_tab_shows_the_use_of_hosts_and_gpus(
-    kept: RunDirectory, tab: Page, pictures: Path
+    kept: RunDirectory, tab: Page, photograph: Callable[[Page, str], None]
 ) -> None:
     shown = show(tab, kept.state.id)
     shown.get_by_role("tab", name="System").click()
@@ -58,20 +57,12 @@ def test_system_tab_shows_the_use_of_hosts_and_gpus(
         last.inner_text,
     )
     assert violations(tab, f"#nbdist-run-{kept.state.id}") == []
-    photograph(tab, pictures, "system")
+    photograph(tab, "system")
 
 
-def photograph(page: Page, pictures: Path, name: str) -> None:
-    """Take screenshots in both themes and two sizes. People review them."""
-    for theme in ("JupyterLab Dark", "JupyterLab Light"):
-        change_theme(page, theme)
-        page.screenshot(path=pictures / f"{name}-{theme.split()[1].lower()}.png")
-    page.set_viewport_size({"width": 1000, "height": 700})
-    page.screenshot(path=pictures / f"{name}-small.png")
-    page.set_viewport_size({"width": 1400, "height": 900})
-
-
-def test_row_of_a_worker_opens_its_page(kept: RunDirectory, tab: Page, pictures: Path) -> None:
+def test_row_of_a_worker_opens_its_page(
+    kept: RunDirectory, tab: Page, photograph: Callable[[Page, str], None]
+) -> None:
     lines = [f"\x1b[32mline {i}\x1b[0m of the log\n" for i in range(200)]
     kept.take(Output(rank=1, cell=1, stream="stdout", text="".join(lines)))
     kept.flush()
@@ -82,7 +73,7 @@ def test_row_of_a_worker_opens_its_page(kept: RunDirectory, tab: Page, pictures:
     log = page.get_by_role("group", name="Log")
     until(tab, lambda: log.inner_text().splitlines()[-1:] == ["line 199 of the log"])
     assert log.evaluate("pre => pre.scrollHeight - pre.scrollTop - pre.clientHeight") < 8
-    photograph(tab, pictures, "worker-log")
+    photograph(tab, "worker-log")
     page.get_by_role("searchbox").fill("LINE 19")
     page.get_by_text("11 of 200 lines").wait_for()
     kept.take(Output(rank=1, cell=1, stream="stdout", text="line 19 again\n"))
@@ -105,7 +96,7 @@ def test_row_of_a_worker_opens_its_page(kept: RunDirectory, tab: Page, pictures:
         *["10", "ms", "100", "%", "10", "ms"]
     ]
     until(tab, lambda: page.locator(".nbdist-chart").count() == 1)
-    photograph(tab, pictures, "worker-timings")
+    photograph(tab, "worker-timings")
     page.get_by_role("tab", name="System").click()
     until(tab, lambda: page.locator(".nbdist-chart").count() == len(SYSTEM))
     assert violations(tab, f"#nbdist-worker-{kept.state.id}-1") == []
@@ -114,11 +105,11 @@ def test_row_of_a_worker_opens_its_page(kept: RunDirectory, tab: Page, pictures:
     page.get_by_role("tab", name="Stack").click()
     page.get_by_text("The last stack before the end:").wait_for()
     assert page.get_by_role("button", name="Read the stack now").is_disabled()
-    photograph(tab, pictures, "worker-stack")
+    photograph(tab, "worker-stack")
 
 
 def test_loop_that_calls_report_has_the_times_between_its_reports(
-    lab: Lab, tab: Page, pictures: Path
+    lab: Lab, tab: Page, photograph: Callable[[Page, str], None]
 ) -> None:
     kept = new_run(lab.server.runs, kind="", replicas=0, stoppable=False)
     between = Columns(measures=("report_s",))
@@ -133,14 +124,14 @@ def test_loop_that_calls_report_has_the_times_between_its_reports(
     shown.locator(".nbdist-chart", has_text="reports/s").wait_for()
     shown.get_by_role("tab", name="Step time").click()
     shown.locator(".nbdist-chart", has_text="between reports").wait_for()
-    photograph(tab, pictures, "run-reports")
+    photograph(tab, "run-reports")
     shown.locator("tr", has_text="here").nth(1).click()
     page = tab.locator(f"#nbdist-worker-{kept.state.id}-1")
     page.get_by_role("tab", name="Timings").click()
     times = page.locator(".nbdist-timings")
     until(tab, lambda: times.inner_text().split()[-7:] == BETWEEN, times.inner_text)
     page.locator(".nbdist-chart", has_text="between reports").wait_for()
-    photograph(tab, pictures, "worker-reports")
+    photograph(tab, "worker-reports")
     kept.update(status="finished", ended=time.time())
     kept.close()
 
