@@ -25,12 +25,24 @@ if TYPE_CHECKING:
 
 SIZES = [2, pytest.param(4, marks=pytest.mark.full)]
 REPEATED = {
+    "a loss that a layer adds",
+    "a model of the batch's mean within a model",
+    "a model that takes its shape from the data",
+    "a session that is cleared",
     "a shuffled data set",
     "a subclassed model",
     "a term that comes in the second epoch",
+    "a train_step compiled with tf.function",
     "a train_step that uses layers without call()",
+    "drop_remainder and repeat",
+    "embeddings of positions",
     "float64",
+    "global_clipnorm and class weights",  # test_fit_property.py has both
+    "maps of samples",  # test_each_worker_maps_its_own_samples runs it
+    "rows that are compared with each other",
+    "steps_per_execution of a PyDataset",  # test_fit_property.py has both
     "triplets, of which call() cannot take the first alone",
+    "a mask that begins in a later batch",  # the test of late falls back runs it
 }
 """Programs whose parts are also those of other programs; `make test-full` runs them."""
 
@@ -50,15 +62,10 @@ def cases(names: Iterable[str]) -> list[ParameterSet]:
     ]
 
 
-def reference(name: str) -> Any:
-    return _references(name in REPEATED)[name]
-
-
 @cache
-def _references(repeated: bool) -> dict[str, Any]:
-    programs = FITS | {name: code for name, (_, code) in WHOLE.items()}
-    chosen = {name: code for name, code in programs.items() if (name in REPEATED) == repeated}
-    return plainly(chosen, "tensorflow", "keras")
+def reference(name: str) -> Any:
+    code = FITS[name] if name in FITS else WHOLE[name][1]
+    return plainly({name: code}, "tensorflow", "keras")[name]
 
 
 def assert_close(ours: Any, reference: Any, tolerance: float, path: str = "") -> None:
@@ -123,13 +130,17 @@ def test_step_that_cannot_be_split_runs_on_all_workers(cluster: nbdist.Cluster, 
 def test_cell_that_fell_back_late_computes_all_rows_next_time(
     cluster: nbdist.Cluster,
 ) -> None:
-    reason, code = WHOLE["a mask that begins in a later batch"]
+    name = "a mask that begins in a later batch"
+    reason, code = WHOLE[name]
     code += "# a cell of its own\n"
     for text in (reason, "needed all rows in an earlier run of this cell"):
         notes = [note.text for note in cluster.run(code).notes]
+        found = cluster.pull(["outcome"]).values()
         assert [text in note for note in notes if "computes all rows" in note] == [True] * len(
-            cluster.pull(["rank"])
+            found
         )
+        for objects in found:
+            assert_close(objects["outcome"], reference(name), 1e-5)
 
 
 SUMS = """
@@ -186,7 +197,7 @@ SHUFFLED = {
 
 
 @pytest.mark.parametrize(
-    "data", [pytest.param(d, marks=pytest.mark.full if d == "batches" else ()) for d in SHUFFLED]
+    "data", [pytest.param(d, marks=() if d == "arrays" else pytest.mark.full) for d in SHUFFLED]
 )
 def test_unseeded_shuffle_uses_each_sample_once(cluster: nbdist.Cluster, data: str) -> None:
     """Check that a draw on one rank does not shift the draws of the others."""
@@ -214,7 +225,9 @@ orders[0] != orders[1]
 """Program that derives the order of samples: momentum shows when a sample was used."""
 
 
-@pytest.mark.parametrize(("start", "differ"), [(UNSEEDED, True), (START, False)])
+@pytest.mark.parametrize(
+    ("start", "differ"), [(UNSEEDED, True), pytest.param(START, False, marks=pytest.mark.full)]
+)
 def test_unseeded_epochs_have_different_orders(
     cluster: nbdist.Cluster, start: str, differ: bool
 ) -> None:
@@ -233,6 +246,7 @@ ORDERS_WITH_NESTED_FIT = ORDERS.replace(
 )
 
 
+@pytest.mark.full  # rare
 def test_fit_in_a_callback_keeps_order_of_outer_fit(cluster: nbdist.Cluster) -> None:
     orders = []
     for nested in (False, True):
@@ -268,7 +282,15 @@ OTHER_INPUTS = {
 }
 
 
-@pytest.mark.parametrize("named", OTHER_INPUTS)
+@pytest.mark.parametrize(
+    "named",
+    [
+        pytest.param(
+            name, marks=() if name in ("`x`", "number of batches", "shuffle") else pytest.mark.full
+        )
+        for name in OTHER_INPUTS
+    ],
+)
 def test_inputs_that_differ_between_ranks_are_refused(cluster: nbdist.Cluster, named: str) -> None:
     compiled = "model = dense()\nmodel.compile('sgd', 'mse')\n"
     with pytest.raises(nbdist.CellError, match="is not the same on all ranks") as refused:
@@ -303,7 +325,10 @@ def test_inputs_augmented_at_random_may_differ(cluster: nbdist.Cluster) -> None:
 def test_each_worker_maps_its_own_samples(cluster: nbdist.Cluster) -> None:
     """The last of five batches has 7 rows, and the cached validation data 33, 33 and 5."""
     cluster.run(FITS["maps of samples"])
-    calls = [len(objects["calls"]) for objects in cluster.pull(["calls"]).values()]
+    found = cluster.pull(["calls", "outcome"]).values()
+    for objects in found:
+        assert_close(objects["outcome"], reference("maps of samples"), 1e-5)
+    calls = [len(objects["calls"]) for objects in found]
     ranks = len(calls)
     sizes = [16, 16, 16, 16, 7] * 3 + [33, 33, 5]
     compared = 4 * (3 + 1)  # four samples in each pass
@@ -323,7 +348,11 @@ def test_model_of_the_user_reads_whole_batches(cluster: nbdist.Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("slices((x, y))", "slices((x + rank, y))"), ("* 2 + 1", "* 2 + rank")]
+    ("one", "other"),
+    [
+        ("slices((x, y))", "slices((x + rank, y))"),
+        pytest.param("* 2 + 1", "* 2 + rank", marks=pytest.mark.full),
+    ],
 )
 def test_maps_of_different_data_are_refused(cluster: nbdist.Cluster, one: str, other: str) -> None:
     code = FITS["maps of samples"].replace(one, other)
@@ -446,9 +475,8 @@ def test_dataset_distributed_by_the_user_is_accepted(cluster: nbdist.Cluster) ->
             np.testing.assert_allclose(ours, one, rtol=1e-5)
 
 
-def test_rows_distributed_by_the_user_draw_separately(
-    cluster: nbdist.Cluster,
-) -> None:
+@pytest.mark.parametrize("drops", ["True", pytest.param("False", marks=pytest.mark.full)])
+def test_rows_distributed_by_the_user_draw_separately(cluster: nbdist.Cluster, drops: str) -> None:
     """All rows are equal, so their order does not matter."""
     fit = """
 keras.utils.set_random_seed(5)
@@ -459,11 +487,10 @@ data = tf.data.Dataset.from_tensor_slices((np.ones((16, 64), "float32"), np.zero
 data = data.batch(16, drop_remainder=DROPS)
 outcome = model.fit(DATA, verbose=0).history["loss"]
 """
-    for drops in ("True", "False"):
-        code = START + fit.replace("DROPS", drops)
-        distributed = code.replace("DATA", "strategy.experimental_distribute_dataset(data)")
-        ours, one = (outcomes(cluster, c)[0] for c in (distributed, code.replace("DATA", "data")))
-        np.testing.assert_allclose(ours, one, rtol=1e-6)
+    code = START + fit.replace("DROPS", drops)
+    distributed = code.replace("DATA", "strategy.experimental_distribute_dataset(data)")
+    ours, one = (outcomes(cluster, c)[0] for c in (distributed, code.replace("DATA", "data")))
+    np.testing.assert_allclose(ours, one, rtol=1e-6)
 
 
 def test_xla_compilation_on_several_cpus_is_refused(cluster: nbdist.Cluster) -> None:
