@@ -77,7 +77,10 @@ def bytes_by_collective(plan: Plan) -> dict[str, int]:
     return {one.kind: one.bytes for one in plan.verified.collectives}
 
 
-@pytest.mark.parametrize("forward", [scanned, one_by_one, convolved])
+@pytest.mark.parametrize(
+    "forward",
+    [scanned, *(pytest.param(f, marks=pytest.mark.full) for f in (one_by_one, convolved))],
+)
 def test_parameters_are_gathered_but_no_rows(forward: Forward) -> None:
     """Without constraints, XLA shards activations like the parameters and gathers the batch."""
     stack = plans.shape(LAYERS, WIDTH, WIDTH)
@@ -89,7 +92,8 @@ def test_parameters_are_gathered_but_no_rows(forward: Forward) -> None:
     assert 0 < found["all-gather"] <= 8 * parameters
 
 
-@pytest.mark.parametrize("remat", [pytest.param("", marks=pytest.mark.full), "full"])
+@pytest.mark.full  # end_to_end/test_planned.py tests the numbers
+@pytest.mark.parametrize("remat", ["", "full"])
 def test_sequence_parallelism_gathers_no_parameter(remat: Remat) -> None:
     """Without constraints, XLA gathers parameters if activations are larger."""
     whole, sharded = (

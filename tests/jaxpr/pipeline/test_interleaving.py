@@ -115,7 +115,7 @@ def test_transformer_trains_as_in_one_stage(schedule: Schedule) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@ONE_SCHEDULE
 def test_each_block_and_its_gradient_is_sent_once(schedule: Schedule) -> None:
     """One message per block; within ticks only neighbours send, and no parameter moves."""
     found = run_on_eight_devices(

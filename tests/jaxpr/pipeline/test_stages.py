@@ -113,6 +113,7 @@ def test_head_is_computed_once() -> None:
     assert shapes == [[ROWS // 8, 512]]
 
 
+@pytest.mark.full  # test_build.py tests the shapes
 def test_device_keeps_only_results_of_its_layers() -> None:
     one, four = run_on_eight_devices(
         """
@@ -126,13 +127,12 @@ def test_device_keeps_only_results_of_its_layers() -> None:
     assert four < 0.7 * one
 
 
-def test_layer_may_constrain_its_sharding() -> None:
-    run_on_eight_devices("OUTPUT = P('data', 'model')\non((2, 2, 2))\nprint(0)")
-
-
-def test_rows_not_divisible_by_devices_are_correct() -> None:
+def test_constrained_layers_and_rows_not_divisible_by_devices_are_correct() -> None:
     run_on_eight_devices(
         """
+        OUTPUT = P("data", "model")
+        on((2, 2, 2))
+        OUTPUT = None
         batch = tuple(rows[:12] for rows in batch)
         wanted = jax.jit(step)(params, batch)
         on((2, 2, 2))
