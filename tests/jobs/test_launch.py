@@ -46,11 +46,6 @@ def test_each_process_knows_its_rank_and_the_arguments(tmp_path: Path) -> None:
     assert sorted(out.splitlines()) == shown
 
 
-def test_one_process_has_no_prefix(tmp_path: Path) -> None:
-    process = started(tmp_path / "show.py", SHOW)
-    assert process.communicate(timeout=LIMIT_S)[0] == "0 1 127.0.0.1 []\n"
-
-
 def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
     source = f"import os, sys\nif os.environ['RANK'] == '1':\n    sys.exit(7)\n{WAIT}"
     process = started(tmp_path / "fail.py", source, "--hosts", "3")
@@ -70,6 +65,7 @@ def test_a_signal_ends_all_processes(tmp_path: Path) -> None:
     assert not any(map(psutil.pid_exists, pids))
 
 
+@pytest.mark.full  # rare
 def test_a_second_signal_ends_processes_that_do_not_end(tmp_path: Path) -> None:
     handler = "lambda *_: print('no', flush=True)"
     source = f"import signal\nsignal.signal(signal.SIGTERM, {handler})\n{WAIT}"
@@ -104,10 +100,12 @@ sys.exit(75)
     assert "failed" not in err
 
 
-def test_a_process_that_is_killed_is_named(tmp_path: Path) -> None:
-    source = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+def test_a_single_process_has_no_prefix_and_is_named_if_it_is_killed(tmp_path: Path) -> None:
+    source = f"{SHOW}sys.stdout.flush()\nimport signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
     process = started(tmp_path / "kill.py", source, "--hosts", "1")
-    assert "killed (SIGKILL)" in process.communicate(timeout=LIMIT_S)[1]
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert out == "0 1 127.0.0.1 []\n"
+    assert "killed (SIGKILL)" in err
     assert process.returncode == 128 + signal.SIGKILL
 
 

@@ -141,6 +141,7 @@ def stopped(tmp_path: Path) -> SubmittedJob:
     return job
 
 
+@pytest.mark.full  # rare
 def test_one_of_two_notebooks_resumes_a_job(stopped: SubmittedJob, tmp_path: Path) -> None:
     outcomes: list[str] = []
     both = threading.Barrier(2)
@@ -172,6 +173,7 @@ def test_one_of_two_notebooks_resumes_a_job(stopped: SubmittedJob, tmp_path: Pat
             stopped.resume()
 
 
+@pytest.mark.full  # rare
 def test_job_that_cannot_start_again_keeps_its_state(
     stopped: SubmittedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

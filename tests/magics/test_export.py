@@ -116,6 +116,7 @@ def test_a_launcher_has_its_file_and_options(trained: Trained, tmp_path: Path) -
     assert not target.exists()
 
 
+@pytest.mark.full  # end_to_end/test_submitted_jobs.py submits with the magic
 def test_a_submitted_job_has_its_training_and_arguments(trained: Trained, tmp_path: Path) -> None:
     folder = tmp_path / "train"
     runs = f"import os; os.environ['NBDIST_RUNS_FOLDER'] = {str(tmp_path / 'runs')!r}"

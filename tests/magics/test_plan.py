@@ -149,6 +149,7 @@ def test_verify_compiles_the_plan(notebook: Kernel) -> None:
     assert value(notebook, "asked.verified.arguments - asked.memory.arguments") == "0"
 
 
+@pytest.mark.full  # worker/planning/test_compiler_check.py compiles for other hardware
 def test_verify_compiles_for_other_hardware(notebook: Kernel) -> None:
     """The step is traced for the number of planned devices, and not of available ones."""
     notebook.run(f"%%dist_plan --on 8xCPU --verify --fix tensor=2,data=4 -o other{FIT}").check()

@@ -72,7 +72,7 @@ def test_names_and_values_do_not_change_the_fingerprint() -> None:
     assert fingerprint_of(lambda x: x @ ones, x) == fingerprint_of(lambda x: x @ twos, x)
 
 
-@pytest.mark.processes
+@pytest.mark.full  # test_decorator.py uses a choice in a second process
 def test_the_fingerprint_is_the_same_in_every_process() -> None:
     """The order of sets of strings and the addresses of functions differ between processes."""
     command = [sys.executable, "-c", PROGRAM]

@@ -455,7 +455,10 @@ def network(rows: int, columns: int, batch: int, wide: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("columns", "micro"), [(16, 1), (12, 1), (16, 4)])
+@pytest.mark.parametrize(
+    ("columns", "micro"),
+    [(16, 1), *(pytest.param(*own, marks=pytest.mark.full) for own in ((12, 1), (16, 4)))],
+)
 def test_xla_sends_the_planned_bytes(columns: int, micro: int) -> None:
     """Twelve columns do not divide over 8 devices. Microbatches add to a sharded gradient."""
     topology = parse("8xCPU")
