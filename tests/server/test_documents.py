@@ -11,29 +11,11 @@ import nbformat
 import pytest
 
 from nbdist.server.documents import documents, html
-from tests.server.jupyter import JupyterServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.server.jupyter import JupyterServer
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_a_page_has_the_title_and_the_tables_of_its_document() -> None:
-    page = html("# Runs & views\n\n| a | b |\n|---|---|\n| `x` | [y](y.md#z) |\n")
-    assert "<title>Runs &amp; views</title>" in page
-    assert "<td><code>x</code></td>" in page
-    assert '<a href="y.md#z">y</a>' in page
-
-
-def test_the_documents_are_those_of_the_source_tree() -> None:
-    assert documents() == ROOT
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
-    with JupyterServer(tmp_path_factory.mktemp("jupyter")) as running:
-        yield running
 
 
 @pytest.mark.processes
@@ -71,3 +53,14 @@ def test_other_files_are_not_found(server: JupyterServer, name: str) -> None:
 def test_requests_without_the_token_are_refused(server: JupyterServer) -> None:
     for name in ("documents/README.md", "examples/jax"):
         assert server.get(f"nbdist/{name}", token="wrong")[0] == 403
+
+
+def test_a_page_has_the_title_and_the_tables_of_its_document() -> None:
+    page = html("# Runs & views\n\n| a | b |\n|---|---|\n| `x` | [y](y.md#z) |\n")
+    assert "<title>Runs &amp; views</title>" in page
+    assert "<td><code>x</code></td>" in page
+    assert '<a href="y.md#z">y</a>' in page
+
+
+def test_the_documents_are_those_of_the_source_tree() -> None:
+    assert documents() == ROOT

@@ -37,6 +37,7 @@ def test_an_older_labextension_is_reported_with_the_remedy(tmp_path: Path) -> No
     assert "Remove that folder" in log
 
 
+@pytest.mark.full  # the inverse
 def test_a_labextension_of_the_same_version_is_not_reported(tmp_path: Path) -> None:
     log = log_with_labextension(tmp_path, nbdist.__version__)
     assert "nbdist" in log

@@ -19,18 +19,11 @@ from tests.runs import new_run
 from tests.server.jupyter import BASE, TOKEN, JupyterServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.processes
 
 PAGE = "<details open><summary>params</summary>größer</details>"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
-    with JupyterServer(tmp_path_factory.mktemp("jupyter")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -46,12 +46,6 @@ LIMIT_S = 30
 OUTSIDE = ("..", quote("../../etc", safe=""), "%00", "20260101-000000-abcdef%0a", "other")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
-    with JupyterServer(tmp_path_factory.mktemp("jupyter")) as running:
-        yield running
-
-
 @pytest.fixture
 def run(server: JupyterServer) -> Iterator[RunDirectory]:
     """Provide an ended run of three steps."""
@@ -262,6 +256,7 @@ SCANCEL = '#!/bin/sh\nwc -c <"{stop}" >"{folder}/seen"\n'
 """Double of `scancel`: it stores the number of stop requests of the run."""
 
 
+@pytest.mark.full  # rare
 def test_stop_is_stored_before_the_job_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

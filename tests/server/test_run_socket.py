@@ -37,7 +37,7 @@ from tests.server.jupyter import TOKEN, JupyterServer, RowsFrame
 from tests.telemetry.test_stacks import position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 pytestmark = pytest.mark.processes
@@ -45,12 +45,6 @@ pytestmark = pytest.mark.processes
 TABS = 20
 NOTICED_S = 4.0
 STOP = msgspec.json.encode(StopRun()).decode()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
-    with JupyterServer(tmp_path_factory.mktemp("jupyter")) as running:
-        yield running
 
 
 # Workers of a cluster that a browser follows.

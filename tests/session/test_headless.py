@@ -175,6 +175,7 @@ def test_sigterm_interrupts_the_cell_and_ends_the_workers(tmp_path: Path) -> Non
 
 
 @pytest.mark.processes
+@pytest.mark.full  # rare
 def test_signal_before_a_cell_begins_is_not_lost(tmp_path: Path) -> None:
     path = notebook(tmp_path, "print('begun')", "import time\ntime.sleep(600)")
     running = subprocess.Popen(command(path), stdout=subprocess.PIPE, text=True)

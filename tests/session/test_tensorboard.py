@@ -72,6 +72,7 @@ def test_tensorboard_shows_one_run_or_all_runs(root: Path, boards: Boards) -> No
     assert one.address in one.html()
 
 
+@pytest.mark.full  # rare
 def test_an_ended_tensorboard_is_started_again(root: Path, boards: Boards) -> None:
     before = boards.open()
     mine = psutil.process_iter(["ppid", "cmdline"])
