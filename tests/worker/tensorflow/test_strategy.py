@@ -179,6 +179,7 @@ def test_variables_convert_to_arrays(cluster: nbdist.Cluster) -> None:
     assert set(run.results.values()) == {"(1.0, [[1.0, 2.0]], 'float32')"}
 
 
+@pytest.mark.full
 def test_tensorflow_still_needs_its_patch(cluster: nbdist.Cluster) -> None:
     """If this fails, TensorFlow converts a strategy's variables itself: remove the patch."""
     run = cluster.run(

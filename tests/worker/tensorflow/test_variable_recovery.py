@@ -211,7 +211,7 @@ model.compile(keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
 """
 
 
-@pytest.mark.parametrize("lazily", [False, True])
+@pytest.mark.parametrize("lazily", [pytest.param(False, marks=pytest.mark.full), True])
 def test_objects_built_by_one_rank_are_rebuilt(cluster: nbdist.Cluster, lazily: bool) -> None:
     """Test an optimizer, and a whole model, that was cancelled in `fit`."""
     cluster.run(MODEL + LAZY * lazily)
@@ -222,6 +222,7 @@ def test_objects_built_by_one_rank_are_rebuilt(cluster: nbdist.Cluster, lazily: 
     ) == ("(10, 4)")
 
 
+@pytest.mark.full  # rare
 def test_partial_objects_are_ignored(cluster: nbdist.Cluster) -> None:
     """Rank 0 is cancelled while it creates them, and keeps the existing parts."""
     cluster.run(MODEL)
@@ -285,9 +286,15 @@ def test_stopping_a_hang_keeps_the_state(
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        ("raise ValueError('while it is traced')", "ValueError on rank"),
+        pytest.param(
+            *("raise ValueError('while it is traced')", "ValueError on rank"),
+            marks=pytest.mark.full,
+        ),
         ("if rank == 1:\n    raise ValueError('while it is traced')", "ValueError on rank 1@"),
-        ("raise_nothing = batch[0]\nraise_nothing", "StepError on rank"),
+        pytest.param(
+            *("raise_nothing = batch[0]\nraise_nothing", "StepError on rank"),
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_refusal_during_tracing_keeps_the_state(

@@ -53,9 +53,6 @@ w = w - 0.01 * gradient + 0 * late
 loss
 """,
 )
-CELLS = pytest.mark.parametrize(
-    ("strategy", "cells"), [("mirrored", MIRRORED), ("pjrt", PJRT)], ids=["mirrored", "pjrt"]
-)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +85,9 @@ def run(
     return cluster.run(step, step=chosen, strategy=strategy)
 
 
-@CELLS
+@pytest.mark.parametrize(
+    ("strategy", "cells"), [("mirrored", MIRRORED), ("pjrt", PJRT)], ids=["mirrored", "pjrt"]
+)
 def test_time_is_attributed_and_trace_is_kept(
     cluster: nbdist.Cluster,
     profiles: dict[int, Profiled],
@@ -122,7 +121,11 @@ def test_time_is_attributed_and_trace_is_kept(
         assert "no operations: TensorFlow's profiler does not work here" in shown
 
 
-@CELLS
+@pytest.mark.parametrize(
+    ("strategy", "cells"),
+    [pytest.param("mirrored", MIRRORED, marks=pytest.mark.full), ("pjrt", PJRT)],
+    ids=["mirrored", "pjrt"],
+)
 def test_run_that_ends_during_the_trace_reports_its_part(
     cluster: nbdist.Cluster, profiles: dict[int, Profiled], strategy: str, cells: tuple[str, str]
 ) -> None:
@@ -132,6 +135,7 @@ def test_run_that_ends_during_the_trace_reports_its_part(
     assert names == ({"rank-0", "rank-1"} if strategy == "pjrt" else {""})
 
 
+@pytest.mark.full  # rare
 def test_sample_in_progress_delays_the_trace(
     cluster: nbdist.Cluster, profiles: dict[int, Profiled]
 ) -> None:
@@ -153,6 +157,7 @@ def test_run_that_ends_before_the_trace_reports_no_steps(
     assert "--profile: no steps traced" in capsys.readouterr().out
 
 
+@pytest.mark.full  # rare
 def test_trace_started_by_the_user_is_unchanged(
     cluster: nbdist.Cluster, profiles: dict[int, Profiled], tmp_path: Path
 ) -> None:

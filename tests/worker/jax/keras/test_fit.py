@@ -102,7 +102,10 @@ def test_shards_per_process_give_results_of_one_process(cluster: nbdist.Cluster,
     "define",
     [
         TENSORFLOW,
-        WHOLE + "data = strategy.experimental_distribute_dataset(batches)\n",
+        pytest.param(  # test_strategy.py distributes such data
+            WHOLE + "data = strategy.experimental_distribute_dataset(batches)\n",
+            marks=pytest.mark.full,
+        ),
     ],
     ids=["tf.data", "experimental_distribute_dataset"],
 )
@@ -249,6 +252,7 @@ def test_single_rank_trains_alone(cluster: nbdist.Cluster) -> None:
     assert not run.results
 
 
+@pytest.mark.full  # rare
 def test_cleared_session_still_trains_on_all_ranks(cluster: nbdist.Cluster) -> None:
     for outcome in outcomes(
         cluster, "import keras\nkeras.utils.clear_session()\n" + MODEL + FIT + OUTCOME

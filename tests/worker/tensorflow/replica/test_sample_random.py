@@ -44,7 +44,9 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
-@pytest.mark.parametrize("shape", ["tf.shape(batch)", "(tf.shape(batch)[0], 8)"])
+@pytest.mark.parametrize(
+    "shape", ["tf.shape(batch)", pytest.param("(tf.shape(batch)[0], 8)", marks=pytest.mark.full)]
+)
 def test_noise_for_weights_differs_from_noise_for_rows(cluster: nbdist.Cluster, shape: str) -> None:
     """Each replica has 8 rows, and the weights have 8 rows too."""
     step = STEP.replace("SHAPE", shape)

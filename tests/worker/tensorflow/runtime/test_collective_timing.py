@@ -137,6 +137,7 @@ class TestMirrored:
         assert found["straggler"].ranks == (1,)
         assert found["straggler"].text.startswith("rank 1@hostB computes ")
 
+    @pytest.mark.full  # the inverse
     def test_equally_slow_ranks_are_no_stragglers(
         self, cluster: nbdist.Cluster, sent_rows: SentRows
     ) -> None:
@@ -204,6 +205,7 @@ class TestPjrt:
         np.testing.assert_array_equal(*losses)
         assert not list(tmp_path.iterdir())
 
+    @pytest.mark.full  # rare
     def test_last_sample_belongs_to_a_finished_epoch(
         self, cluster: nbdist.Cluster, sent_rows: SentRows
     ) -> None:

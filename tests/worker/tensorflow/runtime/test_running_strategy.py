@@ -71,9 +71,14 @@ alike, total, isinstance(strategy, tf.distribute.MirroredStrategy)
     ("made", "reason"),
     [
         ("TPUStrategy()", "supports TPUs on JAX"),
-        ("experimental.TPUStrategy()", "supports TPUs on JAX"),
+        pytest.param(
+            *("experimental.TPUStrategy()", "supports TPUs on JAX"), marks=pytest.mark.full
+        ),
         ("ParameterServerStrategy(None)", "has workers and no parameter servers"),
-        ("experimental.ParameterServerStrategy(None)", "has workers and no parameter servers"),
+        pytest.param(
+            *("experimental.ParameterServerStrategy(None)", "has workers and no parameter servers"),
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_other_strategies_are_refused(cluster: nbdist.Cluster, made: str, reason: str) -> None:
@@ -169,19 +174,22 @@ outcome = [v.numpy().tolist() for v in (weights, bias, rows, watched[0])]
 }
 
 
-@pytest.fixture(scope="module")
-def in_one_process() -> dict[str, Any]:
-    return plainly(UPDATES, "tensorflow", "keras")
+def in_one_process(case: str) -> Any:
+    return plainly({case: UPDATES[case]}, "tensorflow", "keras")[case]
 
 
-@pytest.mark.parametrize("case", UPDATES)
-def test_plain_cell_updates_variables_as_in_one_process(
-    cluster: nbdist.Cluster, in_one_process: dict[str, Any], case: str
-) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, marks=pytest.mark.full if c in ("sgd", "scaled loss") else ())
+        for c in UPDATES
+    ],
+)
+def test_plain_cell_updates_variables_as_in_one_process(cluster: nbdist.Cluster, case: str) -> None:
     cluster.run(UPDATES[case])
     own, other = (values["outcome"] for values in cluster.pull(["outcome"]).values())
     assert own == other
-    for a, b in zip(own, in_one_process[case], strict=True):
+    for a, b in zip(own, in_one_process(case), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
@@ -210,12 +218,12 @@ outcome = results
 """
 
 
-@pytest.mark.processes
-def test_all_devices_of_a_worker_receive_the_updates(in_one_process: dict[str, Any]) -> None:
+@pytest.mark.full  # test_lifted_step.py has two devices
+def test_all_devices_of_a_worker_receive_the_updates() -> None:
     program = f"CELLS = {UPDATES!r}\n" + TWO_DEVICES
     results = plainly({"all": program}, "tensorflow", "keras")["all"]
     for case, outcome in results.items():
-        for a, b in zip(outcome, in_one_process[case], strict=True):
+        for a, b in zip(outcome, in_one_process(case), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=case)
 
 

@@ -46,7 +46,13 @@ fit(model, epochs=3)
 outcome = [w.tolist() for w in model.get_weights()]
 """
 )
-LAYOUTS = pytest.mark.parametrize("layout", ["one folder", "a folder for each rank"])
+SHARED, SEPARATE = "one folder", "a folder for each rank"
+ONE_FOLDER = pytest.mark.parametrize(
+    "layout", [SHARED, pytest.param(SEPARATE, marks=pytest.mark.full)]
+)
+SEPARATE_FOLDERS = pytest.mark.parametrize(
+    "layout", [pytest.param(SHARED, marks=pytest.mark.full), SEPARATE]
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +67,9 @@ def reference() -> Any:
     return plainly({"one": REFERENCE}, "tensorflow", "keras")["one"]
 
 
-def work_in(cluster: nbdist.Cluster, folder: Path, layout: str = "one folder") -> None:
+def work_in(cluster: nbdist.Cluster, folder: Path, layout: str = SHARED) -> None:
     """Set the working folder of the ranks to `folder`, or to a separate subfolder for each rank."""
-    below = "str(rank)" if layout != "one folder" else "''"
+    below = "str(rank)" if layout != SHARED else "''"
     cluster.run(
         "import os\nfolder = os.path.join("
         f"{str(folder)!r}, {below})\nos.makedirs(folder, exist_ok=True)\nos.chdir(folder)"
@@ -84,7 +90,7 @@ def test_loaded_model_continues_as_in_one_process(
     cluster: nbdist.Cluster, tmp_path: Path, reference: Any
 ) -> None:
     """Check the weights after more training, so that the optimizer's state is included."""
-    work_in(cluster, tmp_path, "a folder for each rank")
+    work_in(cluster, tmp_path, SEPARATE)
     cluster.run("model.save('m.keras')")
     cluster.run("other = keras.models.load_model('m.keras')\nfit(other, epochs=3)")
     cluster.run("outcome = [w.tolist() for w in other.get_weights()]")
@@ -93,7 +99,7 @@ def test_loaded_model_continues_as_in_one_process(
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-@LAYOUTS
+@SEPARATE_FOLDERS
 def test_keras_saves_and_loads_in_one_cell(
     cluster: nbdist.Cluster, tmp_path: Path, layout: str
 ) -> None:
@@ -125,7 +131,7 @@ found
 """)
     assert shared_result(run.results) == str([True] * 10)
     names = {"model.keras", "model.h5", "m.weights.h5", "s.weights.json", "exported", "saved"}
-    folders = [tmp_path] if layout == "one folder" else [tmp_path / "0", tmp_path / "1"]
+    folders = [tmp_path] if layout == SHARED else [tmp_path / "0", tmp_path / "1"]
     for folder in folders:
         assert names | {"s_00000.weights.h5"} == {path.name for path in folder.iterdir()}
     assert not temporary_files(tmp_path)
@@ -154,7 +160,7 @@ type(other.optimizer).__name__, type(clone.optimizer).__name__
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-@LAYOUTS
+@ONE_FOLDER
 def test_tensorflow_checkpoints_are_restored(
     cluster: nbdist.Cluster, tmp_path: Path, layout: str
 ) -> None:
@@ -182,7 +188,7 @@ path, restored, written, read, newest, managed, manager.checkpoints, there
     kept = ["three/ckpt-4", "three/ckpt-5"]
     expected = ("one/c-1", True, "two/w", True, "three/ckpt-5", True, kept)
     assert eval(shared_result(run.results)) == (*expected, ["ckpt-4.index", "ckpt-5.index"])
-    folder = tmp_path if layout == "one folder" else tmp_path / "1"
+    folder = tmp_path if layout == SHARED else tmp_path / "1"
     assert (folder / "three" / "checkpoint").is_file()
     assert not temporary_files(tmp_path)
 
@@ -190,7 +196,7 @@ path, restored, written, read, newest, managed, manager.checkpoints, there
 def test_manager_continues_from_existing_checkpoints(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
-    work_in(cluster, tmp_path, "a folder for each rank")
+    work_in(cluster, tmp_path, SEPARATE)
     cell = """
 checkpoint = tf.train.Checkpoint(model=model)
 manager = tf.train.CheckpointManager(checkpoint, "c", max_to_keep=3)
@@ -202,7 +208,7 @@ manager.latest_checkpoint
     assert shared_result(cluster.run(cell).results) == "'c/ckpt-2'"
 
 
-@LAYOUTS
+@ONE_FOLDER
 def test_callbacks_write_one_file(
     cluster: nbdist.Cluster, tmp_path: Path, layout: str, reference: Any
 ) -> None:
@@ -231,8 +237,8 @@ losses = logged.history["loss"]
         assert objects["same"]
         for ours, theirs in zip(objects["outcome"], reference, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-    chief = tmp_path if layout == "one folder" else tmp_path / "0"
-    other = tmp_path if layout == "one folder" else tmp_path / "1"
+    chief = tmp_path if layout == SHARED else tmp_path / "0"
+    other = tmp_path if layout == SHARED else tmp_path / "1"
     names = {f"{epoch}{end}" for epoch in (1, 2, 3) for end in (".keras", ".weights.h5")}
     for folder in (chief, other):
         assert {path.name for path in (folder / "c").iterdir()} == names | {"best.keras"}
@@ -243,11 +249,11 @@ losses = logged.history["loss"]
             losses = [float(row.split(",")[1]) for row in rows]
             assert losses == pytest.approx(found[0]["losses"])
     assert len([*(chief / "events" / "train").glob("events*")]) == 1
-    assert (other / "events").exists() == (layout == "one folder")
+    assert (other / "events").exists() == (layout == SHARED)
     assert not temporary_files(tmp_path)
 
 
-@LAYOUTS
+@SEPARATE_FOLDERS
 def test_failed_fit_continues_from_its_backup(
     cluster: nbdist.Cluster, tmp_path: Path, layout: str
 ) -> None:
@@ -274,7 +280,7 @@ epochs, all(map(np.allclose, again.get_weights(), whole.get_weights())), os.path
     assert shared_result(run.results) == "([2, 3], True, False)"
 
 
-@pytest.mark.parametrize("saver", [0, 1])
+@pytest.mark.parametrize("saver", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_save_on_one_rank_needs_no_other_rank(
     cluster: nbdist.Cluster, tmp_path: Path, saver: int
 ) -> None:
@@ -308,7 +314,7 @@ same, np.allclose(tf.saved_model.load("e").serve(x), model(x), atol=1e-6), len(o
 
 
 def test_file_saved_by_rank_0_is_loaded_by_all(cluster: nbdist.Cluster, tmp_path: Path) -> None:
-    work_in(cluster, tmp_path, "a folder for each rank")
+    work_in(cluster, tmp_path, SEPARATE)
     cluster.run("old = made()")
     cluster.run("if rank == 1:\n    old.save('m.keras')\n    old.save_weights('m.weights.h5')")
     cluster.run("""
@@ -354,7 +360,7 @@ def test_failed_save_on_rank_0_fails_on_all_ranks(cluster: nbdist.Cluster, tmp_p
     assert shared_result(cluster.run("alike(model, model)").results) == "True"
 
 
-@LAYOUTS
+@ONE_FOLDER
 def test_path_is_saved_after_a_failed_save(
     cluster: nbdist.Cluster, tmp_path: Path, layout: str
 ) -> None:
@@ -382,7 +388,7 @@ def test_exports_to_other_formats_match_rank_0(cluster: nbdist.Cluster, tmp_path
 
     Ranks have different weights on purpose. All use the file of rank 0.
     """
-    work_in(cluster, tmp_path, "a folder for each rank")
+    work_in(cluster, tmp_path, SEPARATE)
     run = cluster.run(
         """
 other = made()
@@ -407,9 +413,10 @@ outcome, all(map(np.array_equal, before, other.get_weights()))
     assert [path.read_bytes() for path in own] == [path.read_bytes() for path in theirs]
 
 
+@pytest.mark.full  # rare
 def test_weights_file_of_an_export_is_copied(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """OpenVINO writes them to a file beside the model's file."""
-    work_in(cluster, tmp_path, "a folder for each rank")
+    work_in(cluster, tmp_path, SEPARATE)
     run = cluster.run("""
 from nbdist.worker.tensorflow.saving import coordination as saving
 def export(model, filepath):
@@ -432,7 +439,7 @@ def test_four_ranks_save_and_load(tmp_path: Path, reference: Any) -> None:
     """All ranks save to one path, and one rank saves alone."""
     with clusters.cluster(hosts=4, framework="tensorflow") as four:
         four.run(MODEL)
-        work_in(four, tmp_path / "own", "a folder for each rank")
+        work_in(four, tmp_path / "own", SEPARATE)
         four.run("model.save('all.keras')")
         run = four.run("""
 backup = tf.train.Checkpoint(model=model)
@@ -457,9 +464,10 @@ same
         assert not temporary_files(tmp_path)
 
 
+@pytest.mark.full
 def test_libraries_still_need_the_patch(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """If this fails, Keras or TensorFlow has changed: remove the unnecessary parts."""
-    work_in(cluster, tmp_path, "a folder for each rank")
+    work_in(cluster, tmp_path, SEPARATE)
     run = cluster.run("""
 from keras.src.saving import saving_lib
 from nbdist.worker.tensorflow.saving import tensorflow_patch as t
