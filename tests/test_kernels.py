@@ -13,7 +13,7 @@ from tests.kernels import Kernel
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.full  # a helper of tests
 
 
 @pytest.fixture(scope="module")

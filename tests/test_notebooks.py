@@ -38,7 +38,7 @@ def executed(name: str, folder: Path, source: Path = ROOT / "notebooks") -> list
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("framework", ["tensorflow", "jax"])
+@pytest.mark.parametrize("framework", [pytest.param("tensorflow", marks=pytest.mark.full), "jax"])
 def test_an_example_of_the_launcher_learns(tmp_path: Path, framework: str) -> None:
     outputs = executed(f"{framework}.ipynb", tmp_path, EXAMPLES)
     (table,) = [text for text in outputs if text.startswith("loss by rank")]
@@ -65,7 +65,7 @@ def pictures_of_runs(notebook: Path) -> Iterator[set[str]]:
                 yield set(output.data)
 
 
-@pytest.mark.processes
+@pytest.mark.full  # `test_documents.py` trains on both frameworks
 def test_the_tour_trains_on_both_frameworks(tmp_path: Path) -> None:
     outputs = executed("00_tour.ipynb", tmp_path)
     tables = [text for text in outputs if text.startswith("loss by rank")]

@@ -262,6 +262,9 @@ outcome = loaded.serve(x).numpy().tolist()
 """
 
 
+@pytest.mark.parametrize(
+    "framework", ["tensorflow", pytest.param("jax", marks=pytest.mark.full)], indirect=True
+)
 def test_keras_model_predicts_the_same_in_one_process(
     cluster: nbdist.Cluster, framework: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -370,6 +373,9 @@ count = tf.Variable(0)
 }
 
 
+@pytest.mark.parametrize(
+    "framework", [pytest.param("tensorflow", marks=pytest.mark.full), "jax"], indirect=True
+)
 def test_newest_checkpoint_is_exported_without_workers(
     cluster: nbdist.Cluster, framework: str, tmp_path: Path
 ) -> None:
@@ -576,7 +582,7 @@ most
 
 
 @pytest.mark.parametrize("framework", ["jax"], indirect=True)
-@pytest.mark.parametrize("kind", ["safetensors", "orbax"])
+@pytest.mark.parametrize("kind", [pytest.param("safetensors", marks=pytest.mark.full), "orbax"])
 def test_devices_contain_one_whole_array_at_a_time(
     cluster: nbdist.Cluster, tmp_path: Path, kind: str
 ) -> None:

@@ -48,7 +48,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
-@pytest.fixture(params=["own", "common"])
+@pytest.fixture(params=[pytest.param("own", marks=pytest.mark.full), "common"])
 def folder(request: pytest.FixtureRequest, cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """Give each rank a folder: one of its own, or the same."""
     path = "tempfile.mkdtemp()" if request.param == "own" else repr(str(tmp_path))
@@ -88,6 +88,7 @@ def test_sharded_arrays_are_saved_and_restored(cluster: nbdist.Cluster) -> None:
         np.testing.assert_array_equal(objects["restored"]["w"], EXPECTED)
 
 
+@pytest.mark.full
 def test_orbax_still_refuses_arrays_of_one_process(cluster: nbdist.Cluster) -> None:
     """If this test fails, Orbax accepts them itself, and a part of the patch can be removed."""
     cluster.run("alone = jnp.ones(3)")

@@ -50,7 +50,7 @@ def verified_plan(on: str, *, wide: int = 64, rows: int = 32, **options: Any) ->
 @pytest.mark.parametrize(
     "fixed",
     [
-        {"data": 8, "zero": 0},
+        pytest.param({"data": 8, "zero": 0}, marks=pytest.mark.full),
         pytest.param({"data": 8, "zero": 3}, marks=pytest.mark.full),
         {"data": 4, "model": 2, "zero": 1},
     ],
@@ -106,7 +106,7 @@ def test_best_three_plans_are_compiled() -> None:
     assert all(one.compiled_bytes > plan.verified.arguments / 8 for one in compiled)
 
 
-@pytest.mark.parametrize("how", ["selective", "full"])
+@pytest.mark.parametrize("how", [pytest.param("selective", marks=pytest.mark.full), "full"])
 def test_remat_is_compiled(how: Remat) -> None:
     plan = verified_plan("8xCPU", fixed={"data": 8, "zero": 0}, remat=how)
     assert plan.verified is not None
@@ -115,7 +115,8 @@ def test_remat_is_compiled(how: Remat) -> None:
 
 
 @pytest.mark.parametrize(
-    ("remat", "rounds"), [pytest.param("", 1, marks=pytest.mark.full), ("full", 1), ("full", 2)]
+    ("remat", "rounds"),
+    [("full", 1), *(pytest.param(*own, marks=pytest.mark.full) for own in (("", 1), ("full", 2)))],
 )
 def test_stages_are_compiled(remat: Remat, rounds: int) -> None:
     """Stages send activations to the next stage, and layers if a stage has several blocks."""
@@ -167,11 +168,11 @@ def test_missing_compiler_is_named() -> None:
     "on",
     [
         pytest.param("v5e:4x4", marks=there("tpu")),
-        pytest.param("v5p:4x4x4", marks=there("tpu")),
-        pytest.param("2 x v5e:4x4", marks=there("tpu")),
+        pytest.param("v5p:4x4x4", marks=(there("tpu"), pytest.mark.full)),
+        pytest.param("2 x v5e:4x4", marks=(there("tpu"), pytest.mark.full)),
         pytest.param("16xH100", marks=there("cuda")),
-        pytest.param("8xA100-40GB", marks=there("cuda")),
-        pytest.param("72xGB200", marks=there("cuda")),
+        pytest.param("8xA100-40GB", marks=(there("cuda"), pytest.mark.full)),
+        pytest.param("72xGB200", marks=(there("cuda"), pytest.mark.full)),
     ],
 )
 def test_plans_compile_for_absent_hardware(on: str) -> None:

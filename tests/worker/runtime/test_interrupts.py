@@ -29,7 +29,13 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("cell", CELLS.values(), ids=list(CELLS))
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, id=name, marks=pytest.mark.full if name == "cleans up" else ())
+        for name, cell in CELLS.items()
+    ],
+)
 def test_many_interrupts_end_the_cell_but_not_the_engine(
     cluster: nbdist.Cluster, cell: str
 ) -> None:

@@ -89,7 +89,8 @@ KINDS = {
 
 
 @pytest.fixture(
-    scope="module", params=["2 x 1", "2 x 2", pytest.param("4 x 1", marks=pytest.mark.full)]
+    scope="module",
+    params=["2 x 2", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("2 x 1", "4 x 1"))],
 )
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
     with clusters.cluster(**KINDS[request.param], framework="jax") as running:
@@ -169,6 +170,7 @@ callbacks_patch.apply()
 """
 
 
+@pytest.mark.full
 def test_upstream_runs_callbacks_only_on_rank_0(cluster: nbdist.Cluster) -> None:
     """If this fails, JAX has fixed the issue: remove the patch."""
     cluster.run(SETUP, strategy="pjrt")

@@ -79,6 +79,7 @@ def test_gradients_of_each_sample_are_those_of_one_device() -> None:
     assert max(outcome.values()) < 1e-4
 
 
+@pytest.mark.full
 def test_patch_is_needed() -> None:
     outcome = run("upstream")
     assert outcome["rows"] > 0.1

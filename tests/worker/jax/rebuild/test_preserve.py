@@ -332,6 +332,7 @@ def test_unusual_objects_are_unchanged() -> None:
     """)
 
 
+@pytest.mark.full  # the test above has such names
 def test_names_of_ipython_and_nbdist_are_skipped() -> None:
     run_in_process("""
     array = jnp.ones(2)
