@@ -25,8 +25,6 @@ from tests.runs import LOSS, new_run, new_state, read, reports, writing_process
 if TYPE_CHECKING:
     from nbdist.telemetry.run_reader import StoredRun
 
-KILLS = 12
-
 
 @pytest.mark.parametrize(
     "name", ["", "..", "../../etc", "20260101-000000-ABCDEF", "20260101-000000-abcdef\n", "a/b"]
@@ -204,9 +202,10 @@ for number in range(10**9):
 
 
 @pytest.mark.processes
-def test_a_run_killed_at_any_time_can_be_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [6, pytest.param(12, marks=pytest.mark.full)])
+def test_a_run_killed_at_any_time_can_be_read(tmp_path: Path, kills: int) -> None:
     lost = 0
-    for _ in range(KILLS):
+    for _ in range(kills):
         with writing_process(WRITE_FOREVER, tmp_path) as process:
             assert process.stdout
             process.stdout.readline()  # the process has created a run
@@ -215,7 +214,7 @@ def test_a_run_killed_at_any_time_can_be_read(tmp_path: Path) -> None:
         for path in tmp_path.glob("[!.]*"):
             lost += opened(find(tmp_path, path.name)) == "lost"
             shutil.rmtree(path)
-    assert 0 < lost <= KILLS
+    assert 0 < lost <= kills
 
 
 def opened(run: StoredRun) -> str:
