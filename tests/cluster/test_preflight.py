@@ -120,6 +120,7 @@ def test_a_slow_link_is_reported(cluster: nbdist.Cluster, hosts: Hosts) -> None:
 
 
 @needs_hosts
+@pytest.mark.full  # test_diagnosis.py names them
 def test_bench_names_a_slow_host_and_a_slow_link(cluster: nbdist.Cluster, hosts: Hosts) -> None:
     """All links have 50 MB/s, because the speed of links without a limit depends on the load."""
     first, second, third = hosts.each

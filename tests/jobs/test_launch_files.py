@@ -114,7 +114,10 @@ def test_slurm_script_contains_the_options() -> None:
     assert '\' sh --checkpoint checkpoints "$@"' in lines
 
 
-@pytest.mark.parametrize(("status", "requeued"), [(0, False), (75, True), (3, False)])
+@pytest.mark.parametrize(
+    ("status", "requeued"),
+    [(75, True), *(pytest.param(s, False, marks=pytest.mark.full) for s in (0, 3))],
+)
 def test_slurm_script_requeues_a_program_that_continues(
     tmp_path: Path, status: int, requeued: bool
 ) -> None:
@@ -154,6 +157,7 @@ def test_ranks_on_other_hosts_have_the_variables_of_nbdist(tmp_path: Path) -> No
     assert " -x NBDIST_JOB " in (tmp_path / "words").read_text()
 
 
+@pytest.mark.full  # end_to_end/test_submitted_jobs.py runs it
 def test_local_script_runs_the_program_on_this_machine(tmp_path: Path) -> None:
     text = files("local")["run.sh"]
     ended = start(tmp_path, text, "sh", "--note", "a b", PYTHON=sys.executable)

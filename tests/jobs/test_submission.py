@@ -109,11 +109,18 @@ def test_state_of_a_job_of_another_host(stubborn: ProgramJob, tmp_path: Path) ->
     assert submission.state_of(there, tmp_path) == ("finished", "")
 
 
-def test_supervisor_shows_other_hosts_that_it_runs(tmp_path: Path, stubborn: ProgramJob) -> None:
+@pytest.mark.parametrize("early", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_supervisor_shows_other_hosts_that_it_runs(
+    tmp_path: Path, stubborn: ProgramJob, *, early: bool
+) -> None:
+    """The test sends the signal of the supervisor's timer, or waits for it."""
     path = tmp_path / PROGRAM
     program = msgspec.json.decode(path.read_bytes(), type=Writer)
     assert program != stubborn.process
     os.utime(path, (0, 0))
+    assert stubborn.process is not None
+    if early:
+        os.kill(stubborn.process.pid, signal.SIGALRM)
     assert repeat_until(lambda: path.stat().st_mtime > 0, LIMIT_S)
 
 

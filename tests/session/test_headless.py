@@ -155,6 +155,7 @@ def test_failed_cell_is_the_exit_status_and_ends_the_workers(tmp_path: Path) -> 
 
 
 @pytest.mark.processes
+@pytest.mark.full  # rare
 def test_sigterm_interrupts_the_cell_and_ends_the_workers(tmp_path: Path) -> None:
     path = notebook(
         tmp_path,
