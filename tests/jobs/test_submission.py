@@ -11,6 +11,7 @@ import stat
 import subprocess
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,7 +30,6 @@ from tests.runs import new_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from nbdist.records import ProgramJob
     from nbdist.session.submission import SubmittedJob
@@ -109,6 +109,13 @@ def test_state_of_a_job_of_another_host(stubborn: ProgramJob, tmp_path: Path) ->
     assert submission.state_of(there, tmp_path) == ("finished", "")
 
 
+def handles(pid: int, number: int) -> bool:
+    """Return True if a process has a handler of a signal."""
+    caught = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert caught is not None
+    return bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
 @pytest.mark.parametrize("early", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_supervisor_shows_other_hosts_that_it_runs(
     tmp_path: Path, stubborn: ProgramJob, *, early: bool
@@ -119,8 +126,10 @@ def test_supervisor_shows_other_hosts_that_it_runs(
     assert program != stubborn.process
     os.utime(path, (0, 0))
     assert stubborn.process is not None
+    supervisor = stubborn.process.pid
+    assert repeat_until(lambda: handles(supervisor, signal.SIGALRM), LIMIT_S)
     if early:
-        os.kill(stubborn.process.pid, signal.SIGALRM)
+        os.kill(supervisor, signal.SIGALRM)
     assert repeat_until(lambda: path.stat().st_mtime > 0, LIMIT_S)
 
 
