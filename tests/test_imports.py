@@ -38,6 +38,7 @@ def test_the_notebook_side_loads_no_framework_and_no_widgets(name: str) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.full  # a helper of tests
 def test_libraries_find_no_optional_packages_and_cells_do() -> None:
     """If this test fails with loaded packages, a library imports them later: shorten `HIDDEN`."""
     program = (

@@ -87,7 +87,10 @@ def test_sets_have_one_order_on_all_hosts(cluster: nbdist.Cluster) -> None:
 
 
 @needs_hosts
-def test_hosts_that_cannot_connect_are_reported(cluster: nbdist.Cluster, hosts: Hosts) -> None:
+@pytest.mark.parametrize("framework", ["jax", pytest.param("tensorflow", marks=pytest.mark.full)])
+def test_hosts_that_cannot_connect_are_reported(
+    cluster: nbdist.Cluster, hosts: Hosts, framework: str
+) -> None:
     """Without the check, TensorFlow's chief would wait for more than a minute."""
     for host in hosts.each[:2]:
         host.wall_off(on=True)
@@ -95,7 +98,7 @@ def test_hosts_that_cannot_connect_are_reported(cluster: nbdist.Cluster, hosts: 
         first, second, *_ = problems(cluster)
         began = time.monotonic()
         with pytest.raises(StartError, match=rf"cannot connect to {hosts.names[1]} at .*timed out"):
-            nbdist.Cluster(hosts=hosts.names[:2], framework="tensorflow")
+            nbdist.Cluster(hosts=hosts.names[:2], framework=framework)
         assert time.monotonic() - began < 20
     finally:
         for host in hosts.each[:2]:
