@@ -49,12 +49,11 @@ NO_DROPOUT = MODEL.replace("keras.layers.Dropout(0.2),", "")
 
 SINGLE = textwrap.dedent("""
     losses = [model.train_on_batch(images[i : i + 97], labels[i : i + 97])[0] for i in range(3)]
-    outcome = {
-        "losses": [float(v) for v in losses],
-        "test": [float(v) for v in model.test_on_batch(images[:97], labels[:97])],
-        "predict": model.predict_on_batch(images[:97]).tolist(),
-    }
+    outcome["losses"] = [float(v) for v in losses]
+    outcome["test"] = [float(v) for v in model.test_on_batch(images[:97], labels[:97])]
+    outcome["predict_on_batch"] = model.predict_on_batch(images[:97]).tolist()
 """)
+"""Single batches after `OUTCOME`."""
 
 TENSORFLOW = textwrap.dedent("""
     import tensorflow as tf
@@ -97,9 +96,8 @@ DATASETS = {
 }
 
 REFERENCES = {
-    "arrays": MODEL + FIT + OUTCOME,
+    "arrays": MODEL + FIT + OUTCOME + SINGLE,
     "without dropout": NO_DROPOUT + FIXED + OUTCOME,
-    "single batches": MODEL + SINGLE,
 }
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+AFTER_FIT = ("history", "evaluate", "predict", "weights")
 ONE_DEVICE = pytest.param(1, marks=pytest.mark.full, id="one_device")
 BOTH = pytest.mark.parametrize(
     "cluster", [ONE_DEVICE, pytest.param(2, id="two_devices")], indirect=True
@@ -59,6 +60,11 @@ def assert_same(ours: Any, theirs: Any) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+def after_fit() -> dict[str, Any]:
+    """Return the outcome of one process before its single batches."""
+    return {name: references()["arrays"][name] for name in AFTER_FIT}
+
+
 def test_keras_uses_jax_with_framework_jax(cluster: nbdist.Cluster) -> None:
     run = cluster.run("import keras\nkeras.backend.backend()")
     assert set(run.results.values()) == {"'jax'"}
@@ -66,8 +72,11 @@ def test_keras_uses_jax_with_framework_jax(cluster: nbdist.Cluster) -> None:
 
 @BOTH
 def test_arrays_give_the_results_of_one_process(cluster: nbdist.Cluster) -> None:
-    """Include shuffling, dropout, batch normalization and a last batch that does not divide."""
-    for outcome in outcomes(cluster, MODEL + FIT + OUTCOME):
+    """Include shuffling, dropout, batch normalization and a last batch that does not divide.
+
+    Single batches follow.
+    """
+    for outcome in outcomes(cluster, MODEL + FIT + OUTCOME + SINGLE):
         assert_same(outcome, references()["arrays"])
 
 
@@ -79,7 +88,7 @@ def test_scope_of_the_user_gives_the_same_results(cluster: nbdist.Cluster) -> No
         f"{head}import nbdist\nstrategy = nbdist.PjRTStrategy()\nwith strategy.scope():\n{scoped}"
     )
     for outcome in outcomes(cluster, code + FIT + OUTCOME):
-        assert_same(outcome, references()["arrays"])
+        assert_same(outcome, after_fit())
 
 
 @pytest.mark.parametrize(
@@ -113,11 +122,6 @@ def test_global_batches_give_results_of_one_process(cluster: nbdist.Cluster, def
     fit = FIT.replace("images, labels, batch_size=96", "data, shuffle=False", 1)
     for outcome in outcomes(cluster, NO_DROPOUT + define + fit + OUTCOME):
         assert_same(outcome, references()["without dropout"])
-
-
-def test_single_batches_give_results_of_one_process(cluster: nbdist.Cluster) -> None:
-    for outcome in outcomes(cluster, MODEL + SINGLE):
-        assert_same(outcome, references()["single batches"])
 
 
 @BOTH
@@ -220,6 +224,7 @@ def test_only_rank_0_writes(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"0.keras", "alone.keras"}
 
 
+@pytest.mark.full  # the test above saves a model
 def test_fit_writes_a_checkpoint(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     callback = f"callbacks=[keras.callbacks.ModelCheckpoint({str(tmp_path / 'm.keras')!r})]"
     run = cluster.run(
@@ -248,7 +253,7 @@ def test_scope_restores_previous_distribution(cluster: nbdist.Cluster) -> None:
 @pytest.mark.full  # `worker/tensorflow/keras/test_fit.py` trains on one rank of several
 def test_single_rank_trains_alone(cluster: nbdist.Cluster) -> None:
     run = cluster.run(MODEL + FIT + OUTCOME, ranks="1")
-    assert_same(cluster.pull(["outcome"], ranks="1")[1]["outcome"], references()["arrays"])
+    assert_same(cluster.pull(["outcome"], ranks="1")[1]["outcome"], after_fit())
     assert not run.results
 
 
@@ -257,7 +262,7 @@ def test_cleared_session_still_trains_on_all_ranks(cluster: nbdist.Cluster) -> N
     for outcome in outcomes(
         cluster, "import keras\nkeras.utils.clear_session()\n" + MODEL + FIT + OUTCOME
     ):
-        assert_same(outcome, references()["arrays"])
+        assert_same(outcome, after_fit())
     run = cluster.run("model.layers[0].kernel.value.sharding.is_fully_addressable")
     assert set(run.results.values()) == {"False"}
 
@@ -379,6 +384,7 @@ model.compile(keras.optimizers.Adam(0.01))
 """
 
 
+@pytest.mark.full  # rare
 def test_model_without_call_trains_if_it_is_built(cluster: nbdist.Cluster) -> None:
     code = (
         WITHOUT_CALL + "model.built = True\nhistory = model.fit(x, epochs=2, verbose=0)\n"
