@@ -140,6 +140,7 @@ def test_unset_distribution_is_noted(restarted: nbdist.Cluster) -> None:
         ("jax", "tensorflow", "pjrt", "%dist_start 2 hosts --framework tensorflow"),
     ],
 )
+@pytest.mark.full  # magics/test_dist.py names a missing framework
 def test_missing_framework_is_named(
     framework: str, backend: str, strategy: str, message: str
 ) -> None:

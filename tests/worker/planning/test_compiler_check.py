@@ -78,6 +78,7 @@ def test_plan_that_does_not_fit_when_compiled_is_refused() -> None:
         verified_plan("8xCPU", fixed=fixed, given=expected, budget=budget)
 
 
+@pytest.mark.full  # rare
 def test_next_best_plan_is_compiled_after_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The TPU compiler reports exhausted memory and compiles nothing."""
     compile_, jobs, job_ = compiler_check._compile, [], compiler_check._job
@@ -106,7 +107,8 @@ def test_best_three_plans_are_compiled() -> None:
     assert all(one.compiled_bytes > plan.verified.arguments / 8 for one in compiled)
 
 
-@pytest.mark.parametrize("how", [pytest.param("selective", marks=pytest.mark.full), "full"])
+@pytest.mark.full  # the next test compiles with remat
+@pytest.mark.parametrize("how", ["selective", "full"])
 def test_remat_is_compiled(how: Remat) -> None:
     plan = verified_plan("8xCPU", fixed={"data": 8, "zero": 0}, remat=how)
     assert plan.verified is not None

@@ -77,17 +77,24 @@ def found_on_eight_devices(code: str) -> Any:
 
 
 def test_gradients_are_added_once_after_the_last_microbatch() -> None:
-    """Before that, check a batch whose rows do not divide: the compiler sums it."""
-    once, each_time = found_on_eight_devices(
+    """The compiler adds the rows of a batch that does not divide."""
+    once = found_on_eight_devices(
         """
         few = tuple(rows[:24] for rows in batch)
         on((8,), {}, micro=2, given_batch=few)
-        print(json.dumps([list(reduces(on((8,), {}))), list(reduces(on((8,), {}, places=1)))]))
+        print(json.dumps(list(reduces(on((8,), {})))))
         """
     )
     assert [one for one in once if one[1]] == [], "no collective in a loop"
     assert {kind for kind, _, _ in once} == {"all-reduce"}
-    assert any(is_within for _, is_within, _ in each_time), "the comparison finds those in loops"
+
+
+@pytest.mark.full
+def test_gradients_of_one_place_are_added_in_the_loop() -> None:
+    each_time = found_on_eight_devices(
+        """print(json.dumps(list(reduces(on((8,), {}, places=1)))))"""
+    )
+    assert any(is_within for _, is_within, _ in each_time)
 
 
 @pytest.mark.full  # with remat
