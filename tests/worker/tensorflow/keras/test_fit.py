@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SIZES = [2, pytest.param(4, marks=pytest.mark.full)]
 REPEATED = {
+    "a GAN without call()",
     "a loss that a layer adds",
     "a model of the batch's mean within a model",
     "a model that takes its shape from the data",
@@ -33,7 +34,6 @@ REPEATED = {
     "a subclassed model",
     "a term that comes in the second epoch",
     "a train_step compiled with tf.function",
-    "a train_step that uses layers without call()",
     "drop_remainder and repeat",
     "embeddings of positions",
     "float64",
@@ -339,6 +339,7 @@ def test_each_worker_maps_its_own_samples(cluster: nbdist.Cluster) -> None:
     assert latest(cluster).state().split == "by element: each worker maps its own samples only"
 
 
+@pytest.mark.full  # rare
 def test_model_of_the_user_reads_whole_batches(cluster: nbdist.Cluster) -> None:
     own = "class Own(keras.Sequential):\n    pass\nmodel = Own([layers.Dense(1)])\n"
     code = FITS["maps of samples"].replace("model = dense", f"{own}dense")
@@ -382,6 +383,7 @@ outcome = {"loss": history["loss"], "weights": [w.tolist() for w in model.get_we
 """
 
 
+@pytest.mark.full  # test_map_pushdown.py has such samples
 def test_samples_may_have_another_form_on_each_rank_below_the_maps(cluster: nbdist.Cluster) -> None:
     own, equal = (
         outcomes(cluster, f"{START}parsed = {parsed}\n{OWN_RECORDS}") for parsed in (True, False)
