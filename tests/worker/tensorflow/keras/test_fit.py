@@ -401,6 +401,7 @@ class Breaks(keras.callbacks.Callback):
 """
 
 
+@pytest.mark.full  # the next test resumes too
 def test_resumed_run_maps_the_samples_after_its_checkpoint(
     cluster: nbdist.Cluster, tmp_path: Path
 ) -> None:
