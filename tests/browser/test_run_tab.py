@@ -333,6 +333,7 @@ def test_a_new_name_appears_in_open_views(lab: Lab, tab: Page) -> None:
     tab.locator(".lm-TabBar-tabLabel", has_text="wide model").wait_for()
 
 
+@pytest.mark.full  # session/test_tensorboard.py shows a run, the next test opens the tab
 def test_tensorboard_shows_a_run_in_a_tab(lab: Lab, tab: Page, pictures: Path) -> None:
     run = new_run(lab.server.runs)
     run.take(steps(1, 200))

@@ -261,6 +261,7 @@ def test_epochs_continue_over_several_fits(
 
 
 @with_frameworks("tensorflow")
+@pytest.mark.full  # rare
 def test_failed_fit_and_single_batches_leave_no_open_step(
     cluster: nbdist.Cluster, sent_rows: SentRows
 ) -> None:

@@ -257,6 +257,7 @@ def test_matching_resolver_is_accepted(cluster: nbdist.Cluster) -> None:
     assert set(run.results.values()) == {"(True, 4)"}
 
 
+@pytest.mark.full  # rare
 def test_tensorflow_resolver_is_accepted(cluster: nbdist.Cluster) -> None:
     code = (
         "import tensorflow as tf\n"
@@ -270,6 +271,7 @@ def test_tensorflow_resolver_is_accepted(cluster: nbdist.Cluster) -> None:
         cluster.run(code.replace("RANK", "1 - rank"))
 
 
+@pytest.mark.full  # rare
 def test_tensorflow_reduce_op_is_accepted(cluster: nbdist.Cluster) -> None:
     code = "import tensorflow as tf\nresult = strategy.run(lambda: 2.0)\n"
     code += "float(strategy.reduce(tf.distribute.ReduceOp.SUM, result, axis=None))"
@@ -294,6 +296,7 @@ def test_plain_script_uses_its_own_devices() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.full  # test_fit.py trains models
 def test_keras_in_a_plain_script_needs_no_tensorflow() -> None:
     done = run_without_cluster(
         """

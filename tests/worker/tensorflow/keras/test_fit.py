@@ -40,7 +40,7 @@ REPEATED = {
     "global_clipnorm and class weights",  # test_fit_property.py has both
     "maps of samples",  # test_each_worker_maps_its_own_samples runs it
     "rows that are compared with each other",
-    "steps_per_execution of a PyDataset",  # test_fit_property.py has both
+    "several outputs",
     "triplets, of which call() cannot take the first alone",
     "a mask that begins in a later batch",  # the test of late falls back runs it
 }
@@ -95,11 +95,11 @@ def test_fit_gives_the_results_of_one_process(cluster: nbdist.Cluster, name: str
         assert_close(objects["outcome"], reference(name), TOLERANCES.get(name, 1e-5))
 
 
-@pytest.mark.processes
+@pytest.mark.full  # another size
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("everything", marks=pytest.mark.full),
+        "everything",
         "accumulated gradients and an average of weights",
     ],
 )
@@ -473,9 +473,10 @@ def test_dataset_distributed_by_the_user_is_accepted(cluster: nbdist.Cluster) ->
         "outcome = [history.history['loss'], history.history['mae']]\n" + PLAIN
     )
     distributed = fit.replace("DATA", "strategy.experimental_distribute_dataset(data)")
-    for ours in outcomes(cluster, compiled + distributed):
-        for one in outcomes(cluster, compiled + fit.replace("DATA", "data"))[:1]:
-            np.testing.assert_allclose(ours, one, rtol=1e-5)
+    each = outcomes(cluster, compiled + distributed)
+    one, *_ = outcomes(cluster, compiled + fit.replace("DATA", "data"))
+    for ours in each:
+        np.testing.assert_allclose(ours, one, rtol=1e-5)
 
 
 @pytest.mark.parametrize("drops", ["True", pytest.param("False", marks=pytest.mark.full)])

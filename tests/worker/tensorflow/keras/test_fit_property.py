@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     import nbdist
 
-CASES, IN_SUITE = 200, (3, 7, 9)
-"""Number of cases, and those of `make test`: one for each kind of data and clipping."""
+CASES, IN_SUITE = 200, (3, 7)
+"""Number of cases, and those of `make test`: a data set, and arrays with weights of classes."""
 
 AT_ONCE = 12
 """Number of cases with references from one process in `make test-full`."""
