@@ -147,6 +147,7 @@ class TestMirrored:
             assert 0 < median(sent_rows.column(rank, "collective_s")) < 0.5 * SLEEP_S
         assert "network" not in sent_rows.findings("mirrored")
 
+    @pytest.mark.full  # rare
     def test_all_reduce_of_the_user_is_timed(
         self, cluster: nbdist.Cluster, sent_rows: SentRows
     ) -> None:
