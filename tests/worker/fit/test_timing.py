@@ -131,6 +131,7 @@ def test_rank_with_slow_data_is_starved(
 
 
 @with_frameworks("jax")
+@pytest.mark.full  # test_collective_timing.py finds stragglers
 def test_slow_rank_is_the_straggler_but_not_starved(
     cluster: nbdist.Cluster, sent_rows: SentRows, framework: str
 ) -> None:
