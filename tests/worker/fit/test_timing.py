@@ -165,6 +165,7 @@ def test_share_of_the_network_is_reported(
     assert "of a step is spent in collectives" in found["network"].text
 
 
+@pytest.mark.full  # one rank
 @with_frameworks("tensorflow")
 @pytest.mark.parametrize("jit", ["'auto'", pytest.param("True", marks=pytest.mark.full)])
 @pytest.mark.parametrize("several", [pytest.param(1, marks=pytest.mark.full), 4])

@@ -383,7 +383,6 @@ alike(fussy, keras.models.load_model("f.keras", custom_objects={"Fussy": Fussy})
     assert not temporary_files(tmp_path)
 
 
-@pytest.mark.full  # rare
 def test_exports_to_other_formats_match_rank_0(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     """If a format's package is missing, all ranks raise the error of one process.
 
