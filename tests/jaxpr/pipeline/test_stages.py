@@ -92,6 +92,7 @@ def test_only_neighbours_send_and_no_parameter_moves() -> None:
         assert ("all-reduce", [1, 4, WIDTH, 2 * WIDTH]) in after
 
 
+@pytest.mark.full  # test_one_f_one_b.py has a head
 def test_head_is_computed_once() -> None:
     """Each stage computes the head for its own rows."""
     shapes = run_on_eight_devices(

@@ -36,6 +36,7 @@ REPEATED = {
     "a train_step compiled with tf.function",
     "drop_remainder and repeat",
     "embeddings of positions",
+    "embeddings, a mask and a recurrent layer",
     "float64",
     "global_clipnorm and class weights",  # test_fit_property.py has both
     "maps of samples",  # test_each_worker_maps_its_own_samples runs it
@@ -464,6 +465,7 @@ def test_own_data_of_different_sizes_are_refused(cluster: nbdist.Cluster) -> Non
         )
 
 
+@pytest.mark.full  # the next test distributes one
 def test_dataset_distributed_by_the_user_is_accepted(cluster: nbdist.Cluster) -> None:
     """On 2 replicas, the parts of the last batch have 4 and 3 rows. Each row has equal weight."""
     compiled = START + "model = dense()\nmodel.compile('sgd', 'mse', metrics=['mae'])\n"
