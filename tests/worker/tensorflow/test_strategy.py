@@ -48,7 +48,8 @@ def assert_close(ours: Any, reference: Any) -> None:
     np.testing.assert_allclose(np.asarray(ours), np.asarray(reference), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["adam", pytest.param("sgd", marks=pytest.mark.full)])
+@pytest.mark.full  # keras/test_fit.py compares fits on two ranks
+@pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_keras_gives_the_results_of_one_process(cluster: nbdist.Cluster, name: str) -> None:
     code = training(name) + OUTCOME
     reference = plainly({name: code}, "tensorflow", "sklearn.datasets")[name]
