@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +17,9 @@ from benchmarks.__main__ import NAMES
 from benchmarks.case import Case, Scale, Skipped
 from benchmarks.limits import limited, wait_until
 from benchmarks.turns import Turn, in_turns, sides
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[1]
 SMOKE_S = 560
@@ -26,10 +30,14 @@ def line(case: str, ours: float, peer: float = 1.0, **more: object) -> results.L
     return Case(case, ours, peer, "s", 1.0, 3).line("step") | more
 
 
-@pytest.mark.full
-def test_every_benchmark_runs_at_a_tiny_size() -> None:
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "options", [("--strategy", "pjrt"), pytest.param((), marks=pytest.mark.full)], ids=" ".join
+)
+def test_every_benchmark_runs_at_a_tiny_size(options: Sequence[str]) -> None:
+    """The default suite measures one strategy, and all benchmarks without a strategy."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "--smoke", "all"],
+        [sys.executable, "-m", "benchmarks", "--smoke", *options, "all"],
         cwd=ROOT,
         capture_output=True,
         text=True,

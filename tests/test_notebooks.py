@@ -65,7 +65,7 @@ def pictures_of_runs(notebook: Path) -> Iterator[set[str]]:
                 yield set(output.data)
 
 
-@pytest.mark.full  # `test_documents.py` trains on both frameworks
+@pytest.mark.processes
 def test_the_tour_trains_on_both_frameworks(tmp_path: Path) -> None:
     outputs = executed("00_tour.ipynb", tmp_path)
     tables = [text for text in outputs if text.startswith("loss by rank")]
