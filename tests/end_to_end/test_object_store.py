@@ -62,7 +62,9 @@ def store(tmp_path: Path) -> Iterator[ObjectStore]:
     running.stop()
 
 
-@pytest.mark.parametrize(("order", "reads"), [("exact", 2), ("source", 1)])
+@pytest.mark.parametrize(
+    ("order", "reads"), [pytest.param("exact", 2, marks=pytest.mark.full), ("source", 1)]
+)
 def test_a_step_reads_parquet_of_an_object_store(
     cluster: nbdist.Cluster,
     store: ObjectStore,

@@ -18,7 +18,7 @@ FRAMEWORKS: dict[StrategyName, str] = {"mirrored": "tensorflow", "pjrt": "jax"}
 @pytest.mark.parametrize(
     ("strategy", "hosts", "seed", "count"),
     [
-        ("mirrored", 2, 1, 10),
+        pytest.param("mirrored", 2, 1, 10, marks=pytest.mark.full),
         ("pjrt", 2, 2, 10),
         pytest.param("mirrored", 4, 3, 250, marks=pytest.mark.full),
         pytest.param("pjrt", 4, 4, 250, marks=pytest.mark.full),

@@ -73,7 +73,7 @@ def pulled(cluster: nbdist.Cluster, name: str) -> list[Any]:
 # Plain cells.
 
 
-@pytest.mark.parametrize("kind", ["explicit", "auto"])
+@pytest.mark.parametrize("kind", ["explicit", pytest.param("auto", marks=pytest.mark.full)])
 def test_cell_computes_on_a_mesh_of_its_own(cluster: nbdist.Cluster, kind: str) -> None:
     cluster.run(
         f"m = jax.make_mesh((jax.device_count(),), ('i',), axis_types={kind}.axis_types)\n"
@@ -136,12 +136,17 @@ def test_initialize_returns_with_a_note(
 @pytest.mark.parametrize(
     ("mesh", "spec"),
     [
-        ("explicit", "P()"),
         ("explicit", "P('i')"),
-        ("auto", "P()"),
-        ("auto", "P('i')"),
-        ("grid", "P(None, 'columns')"),
         ("auto_grid", "P(None, 'columns')"),
+        *(
+            pytest.param(mesh, spec, marks=pytest.mark.full)
+            for mesh, spec in (
+                ("explicit", "P()"),
+                ("auto", "P()"),
+                ("auto", "P('i')"),
+                ("grid", "P(None, 'columns')"),
+            )
+        ),
     ],
 )
 def test_step_uses_the_mesh_of_its_arrays(cluster: nbdist.Cluster, mesh: str, spec: str) -> None:
@@ -183,9 +188,10 @@ def test_step_is_checked_on_one_device(cluster: nbdist.Cluster) -> None:
             "jax.device_put(np.ones(8, 'f4'), NamedSharding(mesh, P('data')))",
             r"`w` over the mesh \(i: \d; Explicit\) and `scale` over the mesh \(data: \d; Auto\)",
         ),
-        (
+        pytest.param(
             "jax.device_put(np.ones(8, 'f4'), NamedSharding(auto, P()))",
             r"`w` over the mesh \(i: \d; Explicit\) and `scale` over the mesh \(i: \d; Auto\)",
+            marks=pytest.mark.full,
         ),
     ],
     ids=["ours", "two"],
@@ -223,6 +229,7 @@ def test_values_that_differ_are_refused(cluster: nbdist.Cluster) -> None:
         cluster.run("jax.device_put(np.array([0.1 + rank]), NamedSharding(explicit, P()))")
 
 
+@pytest.mark.full  # a test of JAX
 def test_patch_of_device_put_is_needed(cluster: nbdist.Cluster) -> None:
     check = "multihost_utils.assert_equal.__wrapped__"
     for values in ("[0.1]", "[np.nan]"):

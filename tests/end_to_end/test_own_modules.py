@@ -397,6 +397,7 @@ def test_training_loops_of_tensorflow_use_the_edited_model(write: Write) -> None
         assert losses("train_step") == losses("compiled") == [250.0, 250.0, 6.0, True]
 
 
+@pytest.mark.full  # the same under mirrored
 def test_functions_of_tensorflow_outside_of_loops_use_edited_functions(write: Write) -> None:
     text = """
         import tensorflow as tf

@@ -174,6 +174,7 @@ def test_further_folders_are_sent_whole(apart: Hosts, write: Write) -> None:
         assert values(cluster, cell) == {"'plugin'"}
 
 
+@pytest.mark.full  # tests/execution/test_module_sync.py covers it
 def test_nothing_is_sent_without_sync(apart: Hosts, write: Write) -> None:
     with nbdist.Cluster(hosts=apart.names, framework="none", sync=False) as cluster:
         with pytest.raises(CellError, match="No module named 'oh_pack'"):
@@ -181,6 +182,7 @@ def test_nothing_is_sent_without_sync(apart: Hosts, write: Write) -> None:
         assert not any(map(os.path.exists, folders(cluster)))
 
 
+@pytest.mark.full  # test_own_modules.py covers a recovery
 def test_lost_rank_is_replaced_with_the_modules(apart: Hosts, write: Write, tmp_path: Path) -> None:
     text = """
         import os, pathlib, signal

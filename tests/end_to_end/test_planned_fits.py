@@ -190,6 +190,7 @@ def test_next_cell_changes_the_layout_of_the_model(
     np.testing.assert_allclose(losses, several, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.full  # rare
 def test_cell_without_options_has_a_plan(cluster: nbdist.Cluster) -> None:
     """Without options the layout is pure data parallelism, and each run stores its plan."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
@@ -305,6 +306,7 @@ def test_resume_at_a_smaller_last_batch_keeps_the_layout(
     assert run.plan.rows == 16
 
 
+@pytest.mark.full  # rare
 def test_raising_generator_leaves_the_weights_unchanged(cluster: nbdist.Cluster) -> None:
     """At the time of the error Keras has already moved the values out of the variables."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")

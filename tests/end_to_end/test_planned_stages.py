@@ -57,7 +57,7 @@ CASES = [
     pytest.param(hosts, degrees, marks=marks, id=f"{hosts}x{DEVICES // hosts}-{degrees}")
     for hosts, degrees, marks in (
         (1, Degrees(2, 2, 2, 1, 4), pytest.mark.full),
-        (1, Degrees(4, 2, 1, 0, 8, "full"), ()),
+        (1, Degrees(4, 2, 1, 0, 8, "full"), pytest.mark.full),
         (1, Degrees(4, 1, 2, 0, 4), pytest.mark.full),
         (1, Degrees(2, 2, 2, 1, 4, "full", sequence=True), pytest.mark.full),
         (1, Degrees(2, 4, 1, 0, 2, "selective"), pytest.mark.full),

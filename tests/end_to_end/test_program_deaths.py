@@ -172,12 +172,12 @@ FULL = pytest.mark.full
 @pytest.mark.parametrize(
     ("launcher", "strategy", "waiting", "killed"),
     [
-        ("hand", "pjrt", {1}, 1),
+        pytest.param("hand", "pjrt", {1}, 1, marks=FULL),
         ("hand", "pjrt", {0, 1}, 1),
         ("hand", "pjrt", {0}, 0),
         ("hand", "mirrored", {1}, 1),
         ("nbdist run", "pjrt", {1}, 1),
-        ("mpirun", "pjrt", {1}, 1),
+        pytest.param("mpirun", "pjrt", {1}, 1, marks=FULL),
         pytest.param("hand", "mirrored", {0, 1}, 1, marks=FULL),
         pytest.param("hand", "mirrored", {0}, 0, marks=FULL),
         pytest.param("nbdist run", "mirrored", {1}, 1, marks=FULL),

@@ -151,7 +151,7 @@ def storing() -> Iterator[psutil.Process]:
             yield process
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("hosts", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_a_program_stores_its_run_with_the_rows_of_all_ranks(tmp_path: Path, hosts: int) -> None:
     process = started(tmp_path, JAX + CLOSE, hosts)
     out = result(process)
@@ -196,6 +196,7 @@ def test_an_error_of_a_rank_is_the_error_of_the_run(tmp_path: Path) -> None:
     assert finished.state.status == "finished"
 
 
+@pytest.mark.full  # test_program_deaths.py kills rank 0
 def test_a_killed_rank_0_ends_the_run(tmp_path: Path) -> None:
     process = started(tmp_path, JAX + KILL)
     assert repeat_until(lambda: newest_line(tmp_path).count("step 2, loss 2"), LIMIT_S, POLL_S)
@@ -238,6 +239,7 @@ def test_without_telemetry_a_program_stores_nothing(tmp_path: Path) -> None:
     assert np.load(tmp_path / "loss1.npy").shape == (12,)
 
 
+@pytest.mark.full  # rare
 def test_a_folder_that_cannot_be_written_does_not_stop_the_program(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     process = started(tmp_path, JAX + CLOSE, hosts=1)

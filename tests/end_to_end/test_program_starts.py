@@ -122,6 +122,7 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+@pytest.mark.full  # test_program_deaths.py starts ranks by this variable
 def test_ranks_find_each_other_by_the_variable_of_tensorflow(program: Path) -> None:
     ports = free_ports(HOSTS)
     ranks = [
@@ -260,7 +261,7 @@ def test_job_continues_after_the_eviction_of_a_pod(
     assert_weights_are(expected, image)
 
 
-@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+@pytest.mark.parametrize("kind", ["jobset", pytest.param("trainjob", marks=pytest.mark.full)])
 def test_a_jobset_starts_all_ranks_again_after_a_death(
     program: Path,
     tmp_path: Path,
@@ -331,7 +332,8 @@ def test_open_mpi_starts_a_program(program: Path) -> None:
     assert_results_are_equal(program)
 
 
-@pytest.mark.parametrize("receiver", ["rank 1", pytest.param("nbdist run", marks=pytest.mark.full)])
+@pytest.mark.full  # test_two_trainings.py stops a program and continues it
+@pytest.mark.parametrize("receiver", ["rank 1", "nbdist run"])
 def test_program_saves_and_exits_after_sigterm(
     program: Path, tmp_path: Path, receiver: str
 ) -> None:
@@ -387,7 +389,7 @@ job.close()
 """Program whose steps carry no arrays, so that it has no checkpoint to continue from."""
 
 
-@pytest.mark.parametrize("receiver", ["rank 1", "nbdist run"])
+@pytest.mark.parametrize("receiver", ["rank 1", pytest.param("nbdist run", marks=pytest.mark.full)])
 def test_program_without_a_checkpoint_does_not_ask_for_another_start(
     tmp_path: Path, receiver: str
 ) -> None:
@@ -408,6 +410,7 @@ def test_program_without_a_checkpoint_does_not_ask_for_another_start(
     assert "failed" not in err
 
 
+@pytest.mark.full  # test_two_trainings.py continues a program too
 def test_program_continues_from_its_checkpoint(program: Path, tmp_path: Path) -> None:
     """One epoch, and then two from its checkpoint, give the weights of two epochs."""
     target = tmp_path / "train"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import nbdist
+from nbdist.errors import UsageError
 from nbdist.records import RunList, RunTable, StateMessage, TableMessage
 from nbdist.session.tensorboard import Boards
 from nbdist.utils.polling import repeat_until
@@ -172,6 +173,7 @@ def test_tensorboard_has_the_values(
         boards.close()
 
 
+@pytest.mark.full  # the next test follows the run in a shell
 def test_a_notebook_follows_the_run_to_its_end(program: Program) -> None:
     with Kernel() as kernel:
         kernel.run("%load_ext nbdist").check()
@@ -186,14 +188,16 @@ def test_a_notebook_follows_the_run_to_its_end(program: Program) -> None:
         assert (status, run) == ("finished", program.id)
         log = kernel.run("print(run.output(0) + run.output(1))").check().stdout
         assert f"step {steps} of rank" in log
-        refused = kernel.run("%dist_attach abcdef012345 --run runs")
-        assert "--run follows a job, not a cluster: leave out the id" in refused.traceback
 
 
 def test_a_shell_follows_the_run(
     program: Program, shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (program.folder / "go").touch()
-    shell.run_line_magic("dist_attach", f"--run {program.runs / program.id}")
+    shell.run_line_magic("dist_attach", f"--run {program.runs / program.id} -o run")
     assert f"({program.id[-6:]}): finished in" in capsys.readouterr().out
     program.end()
+    run = shell.user_ns["run"]
+    assert (run.state.status, run.id) == ("finished", program.id)
+    with pytest.raises(UsageError, match="--run follows a job, not a cluster: leave out the id"):
+        shell.run_line_magic("dist_attach", "abcdef012345 --run runs")

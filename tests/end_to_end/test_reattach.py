@@ -321,16 +321,28 @@ def write_state(folder: Path, fields: Mapping[str, object]) -> Path:
 @pytest.mark.parametrize(
     ("fields", "started_by", "own"),
     [
-        ({"nbdist": "0.1.9"}, "nbdist 0.1.9", f"nbdist {nbdist.__version__}"),
-        (
+        pytest.param(
+            {"nbdist": "0.1.9"},
+            "nbdist 0.1.9",
+            f"nbdist {nbdist.__version__}",
+            id="version",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
             {"version": 2},
             f"nbdist {nbdist.__version__} (state format 2)",
             OWN_WITH_FORMAT,
+            id="format",
+            marks=pytest.mark.full,
         ),
-        ({"version": 1}, "a version of nbdist before 0.2.0 (state format 1)", OWN_WITH_FORMAT),
+        pytest.param(
+            {"version": 1},
+            "a version of nbdist before 0.2.0 (state format 1)",
+            OWN_WITH_FORMAT,
+            id="before 0.2.0",
+        ),
     ],
-    ids=["version", "format", "before 0.2.0"],
-)
+)  # tests/cluster/test_handover.py covers all formats
 def test_cluster_of_another_version_is_refused(
     tmp_path: Path, fields: dict[str, object], started_by: str, own: str
 ) -> None:
@@ -347,6 +359,7 @@ def test_cluster_of_another_version_is_refused(
         assert not await_ends(family, 10)
 
 
+@pytest.mark.full  # tests/session/test_discovery.py covers it
 def test_free_cluster_of_another_version_is_named_beside_other_clusters(tmp_path: Path) -> None:
     with owner() as (live, _):
         (owned,) = (tmp_path / "nbdist").iterdir()
@@ -368,6 +381,7 @@ def test_free_cluster_of_another_version_is_named_beside_other_clusters(tmp_path
             assert not owned.exists()
 
 
+@pytest.mark.full  # tests/session/test_discovery.py covers it
 def test_cluster_of_another_version_in_use_is_not_offered(tmp_path: Path) -> None:
     with owner() as (process, family):
         pause(process)  # it writes its state no more

@@ -62,7 +62,7 @@ for batch in batches:
 }
 
 
-@pytest.fixture(params=["pjrt", "mirrored"])
+@pytest.fixture(params=["pjrt", pytest.param("mirrored", marks=pytest.mark.full)])
 def strategy(request: pytest.FixtureRequest) -> StrategyName:
     return request.param
 

@@ -175,6 +175,7 @@ def test_rank_lost_between_cells_is_replaced(
     assert run.recoveries[0].step == 0
 
 
+@FULL  # test_session.py covers errors, and test_step_objects.py a resumed run
 @training.forms("pjrt step")
 @pytest.mark.parametrize(
     ("rank", "step"),

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from _pytest.mark.structures import ParameterSet
+
     import nbdist
 
 DATA = {
@@ -80,7 +82,7 @@ TRAINED = "history.epoch, history.history, later.epoch, later.history, digest(fi
 RESULTS = f"{TRAINED}, np.random.randint(1 << 30)"
 
 
-@pytest.fixture(scope="module", params=["jax", pytest.param("tensorflow", marks=pytest.mark.full)])
+@pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
     with clusters.cluster(hosts=2, framework=request.param) as running:
         yield running
@@ -103,48 +105,65 @@ def results_of(
     return cluster.run(results, strategy=strategy).results
 
 
-def kinds_of(cluster: nbdist.Cluster) -> list[str]:
-    if strategy_of(cluster) == "mirrored":
-        return ["dataset", "shuffled", "arrays"]  # Keras reads ahead in generators
-    return ["dataset", "generator", "arrays"]
+def kinds(*params: ParameterSet | tuple[str, str]) -> pytest.MarkDecorator:
+    """Parametrize a test with frameworks and kinds of data."""
+    return pytest.mark.parametrize(("cluster", "kind"), params, indirect=["cluster"])
 
 
+def full(framework: str, kind: str) -> ParameterSet:
+    return pytest.param(framework, kind, marks=pytest.mark.full)
+
+
+@kinds(
+    ("jax", "dataset"),
+    full("jax", "generator"),
+    full("jax", "arrays"),
+    full("tensorflow", "dataset"),
+    full("tensorflow", "shuffled"),
+    full("tensorflow", "arrays"),
+)  # Keras on TensorFlow reads ahead in generators
 def test_fit_of_an_earlier_cell_is_repeated_with_its_data_and_history(
-    cluster: nbdist.Cluster, tmp_path: Path
+    cluster: nbdist.Cluster, kind: str, tmp_path: Path
 ) -> None:
-    for kind in kinds_of(cluster):
-        kill = KILL.format(mark=str(tmp_path / kind))
-        undisturbed = results_of(cluster, [SETUP + DATA[kind], FIRST, SECOND])
-        saving = Saving(str(tmp_path / f"kept {kind}"), every_steps=3)
-        cells = [SETUP + DATA[kind] + kill, FIRST, SECOND]
-        assert results_of(cluster, cells, saving, recoveries=1) == undisturbed, kind
+    undisturbed = results_of(cluster, [SETUP + DATA[kind], FIRST, SECOND])
+    saving = Saving(str(tmp_path / "kept"), every_steps=3)
+    cells = [SETUP + DATA[kind] + KILL.format(mark=str(tmp_path / "mark")), FIRST, SECOND]
+    assert results_of(cluster, cells, saving, recoveries=1) == undisturbed
 
 
+@kinds(
+    ("jax", "generator"),
+    full("jax", "dataset"),
+    full("tensorflow", "dataset"),
+    full("tensorflow", "shuffled"),
+)
 def test_fits_of_one_cell_are_repeated_with_their_data_and_history(
-    cluster: nbdist.Cluster, tmp_path: Path
+    cluster: nbdist.Cluster, kind: str, tmp_path: Path
 ) -> None:
     """A callback ended the first fit within an epoch."""
-    for kind in kinds_of(cluster)[:2]:
-        kill = KILL.format(mark=str(tmp_path / kind))
-        undisturbed = results_of(cluster, [SETUP + DATA[kind], STOPPED + SECOND])
-        saving = Saving(str(tmp_path / f"kept {kind}"), every_steps=3)
-        cells = [SETUP + DATA[kind] + kill, STOPPED + SECOND]
-        assert results_of(cluster, cells, saving, recoveries=1) == undisturbed, kind
-        resuming = Saving(saving.folder, every_steps=3, resume=True)
-        assert results_of(cluster, cells, resuming) == undisturbed, kind
+    undisturbed = results_of(cluster, [SETUP + DATA[kind], STOPPED + SECOND])
+    saving = Saving(str(tmp_path / "kept"), every_steps=3)
+    cells = [SETUP + DATA[kind] + KILL.format(mark=str(tmp_path / "mark")), STOPPED + SECOND]
+    assert results_of(cluster, cells, saving, recoveries=1) == undisturbed
+    resuming = Saving(saving.folder, every_steps=3, resume=True)
+    assert results_of(cluster, cells, resuming) == undisturbed
 
 
+@kinds(
+    ("jax", "global generator"),
+    full("jax", "generator"),
+    full("tensorflow", "generator"),
+    full("tensorflow", "global generator"),
+)
 def test_fit_with_an_initial_epoch_resumes_at_its_position_in_a_generator(
-    cluster: nbdist.Cluster, tmp_path: Path
+    cluster: nbdist.Cluster, kind: str, tmp_path: Path
 ) -> None:
     cell = (
         "history = later = first.fit(data, steps_per_epoch=4, initial_epoch=3, epochs=7, verbose=0,"
         " callbacks=[At()])"
     )
-    for kind in ("generator", "global generator"):
-        kill = KILL.format(mark=str(tmp_path / kind))
-        undisturbed = results_of(cluster, [SETUP + DATA[kind], cell], results=TRAINED)
-        saving = Saving(str(tmp_path / f"kept {kind}"), every_steps=3)
-        cells = [SETUP + DATA[kind] + kill, cell]
-        found = results_of(cluster, cells, saving, recoveries=1, results=TRAINED)
-        assert found == undisturbed, kind
+    undisturbed = results_of(cluster, [SETUP + DATA[kind], cell], results=TRAINED)
+    saving = Saving(str(tmp_path / "kept"), every_steps=3)
+    cells = [SETUP + DATA[kind] + KILL.format(mark=str(tmp_path / "mark")), cell]
+    found = results_of(cluster, cells, saving, recoveries=1, results=TRAINED)
+    assert found == undisturbed

@@ -355,6 +355,15 @@ outcome = [weights(), scores]
 FAILS_AT = 10
 
 
+def cells(texts: dict[str, str], *short: str) -> pytest.MarkDecorator:
+    """Parametrize a test with cells. Cells other than `short` run only with `--full`."""
+    params = [
+        pytest.param(text, id=name, marks=() if name in short else pytest.mark.full)
+        for name, text in texts.items()
+    ]
+    return pytest.mark.parametrize("cell", params)
+
+
 @pytest.fixture(scope="module")
 def tensorflow() -> Iterator[nbdist.Cluster]:
     with clusters.cluster(2, framework="tensorflow") as running:
@@ -393,12 +402,20 @@ def compare(cluster: nbdist.Cluster, setup: str, cell: str, folder: Path) -> Non
     assert outcome(cluster) == expected
 
 
-@pytest.mark.parametrize("cell", TENSORFLOW_CELLS.values(), ids=TENSORFLOW_CELLS)
+@cells(
+    TENSORFLOW_CELLS, "sums of an epoch, and the best loss", "generators of TensorFlow and Keras"
+)
 def test_tensorflow_loop(tensorflow: nbdist.Cluster, cell: str, tmp_path: Path) -> None:
     compare(tensorflow, TENSORFLOW, cell, tmp_path / "run")
 
 
-@pytest.mark.parametrize("cell", JAX_CELLS.values(), ids=JAX_CELLS)
+@cells(
+    JAX_CELLS,
+    "generator of Flax NNX",
+    "function with a generator of batches",
+    "index loop with the best parameters",
+    "folds that stop early, and a break at the begin of an epoch",
+)
 def test_jax_loop(jax: nbdist.Cluster, cell: str, tmp_path: Path) -> None:
     compare(jax, JAX, cell, tmp_path / "run")
 
@@ -415,6 +432,7 @@ def replace_worker(cluster: nbdist.Cluster, setup: str, cell: str, folder: Path)
     assert outcome(cluster) == expected
 
 
+@pytest.mark.full  # the same under mirrored
 def test_tensorflow_loop_goes_on_with_a_replaced_worker(
     tensorflow: nbdist.Cluster, tmp_path: Path
 ) -> None:

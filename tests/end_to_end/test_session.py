@@ -163,7 +163,13 @@ def test_different_errors_are_distinguished(cluster: nbdist.Cluster) -> None:
     assert error.value.notes == ("rank 1: stopped",)
 
 
-@pytest.mark.parametrize("code", ["import sys; sys.exit(3)", "raise SystemExit", "exit()"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; sys.exit(3)",
+        *(pytest.param(code, marks=pytest.mark.full) for code in ("raise SystemExit", "exit()")),
+    ],
+)
 def test_cell_cannot_end_its_engine(cluster: nbdist.Cluster, code: str) -> None:
     with pytest.raises(nbdist.CellError, match="SystemExit"):
         cluster.run(code)
@@ -190,6 +196,7 @@ def test_interrupt_stops_every_rank(cluster: nbdist.Cluster) -> None:
     assert set(cluster.run("stopped").results.values()) == {"True"}
 
 
+@pytest.mark.full  # the test with blocking code interrupts such a cell
 def test_interrupt_stops_an_awaiting_cell(cluster: nbdist.Cluster) -> None:
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
@@ -197,7 +204,10 @@ def test_interrupt_stops_an_awaiting_cell(cluster: nbdist.Cluster) -> None:
     assert cluster.run("rank").results[0] == "0"
 
 
-@pytest.mark.parametrize("cell", ["rank", "import asyncio\nawait asyncio.sleep(0, rank)"])
+@pytest.mark.parametrize(
+    "cell",
+    ["rank", pytest.param("import asyncio\nawait asyncio.sleep(0, rank)", marks=pytest.mark.full)],
+)
 def test_cell_is_not_skipped_after_a_failed_request(cluster: nbdist.Cluster, cell: str) -> None:
     """After an error ipykernel aborts queued requests, and ipyparallel reports success."""
     view = cluster._worker_group.engines._view([0])
@@ -206,6 +216,7 @@ def test_cell_is_not_skipped_after_a_failed_request(cluster: nbdist.Cluster, cel
     assert failing.wait(10)
 
 
+@pytest.mark.full  # a test of ipyparallel
 def test_ipyparallel_still_reports_success_for_skipped_cells(
     cluster: nbdist.Cluster,
 ) -> None:

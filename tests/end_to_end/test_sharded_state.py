@@ -77,7 +77,7 @@ def test_sharded_step_is_checked_and_guarded(cluster: nbdist.Cluster, whole: np.
     assert {"params['up']", "moments['down']"} <= {d.name for d in run.checked.differences}
 
 
-@pytest.mark.parametrize("degrees", [{"model": 4}, {}])
+@pytest.mark.parametrize("degrees", [{"model": 4}, pytest.param({}, marks=pytest.mark.full)])
 def test_run_resumes_with_another_layout(
     cluster: nbdist.Cluster, whole: np.ndarray, tmp_path: Path, degrees: dict[str, int]
 ) -> None:

@@ -102,7 +102,9 @@ def steps_of(run: StoredRun, name: str) -> np.ndarray:
 CELLS = {"step": STEP, "loop": LOOP, "fit": FIT}
 
 
-@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize(
+    "kind", ["step", pytest.param("loop", marks=pytest.mark.full), "fit"]
+)  # a loop is trained as a step
 def test_signals_are_those_of_one_process(
     cluster: nbdist.Cluster, expected: list[Any], kind: str
 ) -> None:
@@ -166,6 +168,7 @@ def test_a_signal_that_cannot_be_recorded_is_left_out_with_a_line(cluster: nbdis
     assert not names & set(SIGNALS)
 
 
+@pytest.mark.full  # another form of a fit
 def test_an_own_train_step_has_signals(cluster: nbdist.Cluster, expected: list[Any]) -> None:
     cluster.run(SETUP)
     cluster.run(OWN_TRAIN_STEP, watch=True)
@@ -174,6 +177,7 @@ def test_an_own_train_step_has_signals(cluster: nbdist.Cluster, expected: list[A
     np.testing.assert_allclose(found, expected[0][:4], rtol=1e-4)
 
 
+@pytest.mark.full  # test_signals_jax.py fits a model that has been fitted
 def test_a_model_that_has_been_fitted_is_fitted_with_signals(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP + FIT)
     cluster.run("model.fit(data, verbose=0);")

@@ -78,7 +78,9 @@ def expected() -> list[Any]:
     return outcome
 
 
-@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param("jitted step", marks=pytest.mark.full), "plain step"]
+)
 def test_signals_are_those_of_one_process(
     cluster: nbdist.Cluster, expected: list[Any], kind: str
 ) -> None:
@@ -181,7 +183,10 @@ for xb, yb in batches:
 }
 
 
-@pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.parametrize(
+    "kind",
+    [*(pytest.param(kind, marks=pytest.mark.full) for kind in ("jitted", "eager")), "donated"],
+)
 def test_signals_of_a_loop_are_those_of_one_process(
     cluster: nbdist.Cluster, expected: list[Any], kind: str
 ) -> None:

@@ -128,6 +128,7 @@ def assert_weights_are_equal(program: Program, target: Path) -> None:
         np.testing.assert_array_equal(values["weights"], program.expected[rank]["weights"])
 
 
+@pytest.mark.full  # the next test compares the numbers of two hosts
 def test_ranks_on_one_host_give_the_numbers_of_the_program(
     slurm: Slurm, program: Program, copied: Path
 ) -> None:
@@ -170,6 +171,7 @@ def test_job_is_requeued_before_its_time_limit(slurm: Slurm, copied: Path) -> No
     assert list((copied / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.full  # test_program_deaths.py kills ranks
 def test_killed_rank_ends_the_job_with_one_error(slurm: Slurm, copied: Path) -> None:
     number = submit(copied, "train.sbatch", *FOREVER)
     await_epoch(number, copied)

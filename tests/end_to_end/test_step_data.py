@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from _pytest.mark.structures import ParameterSet
 
 STRATEGIES = ("mirrored", "pjrt")
+ONLY_PJRT = pytest.mark.parametrize(
+    "strategy", [pytest.param("mirrored", marks=pytest.mark.full), "pjrt"]
+)
+"""Parametrize a test with both strategies. `make test` runs it under pjrt only."""
+
 SUM = {"mirrored": "tf.reduce_sum", "pjrt": "jnp.sum"}
 
 
@@ -67,17 +72,19 @@ def step(cluster: nbdist.Cluster, cell: str, strategy: str, **options: Any) -> n
     return cluster.run(cell, step=chosen, strategy=strategy)
 
 
-@pytest.mark.parametrize(
-    "strategy", [pytest.param("mirrored", marks=pytest.mark.full), "pjrt"]
-)  # sharding by file does not depend on the strategy
+@ONLY_PJRT  # sharding by file does not depend on the strategy
 @pytest.mark.parametrize(
     ("define", "batch"),
     [
-        ("read(files)", 8),
-        ("tf.data.Dataset.from_tensor_slices(files).interleave(read, cycle_length=3)", 8),
-        ("read(files).batch(4)", 0),
+        pytest.param("read(files)", 8, id="records"),
+        pytest.param(
+            "tf.data.Dataset.from_tensor_slices(files).interleave(read, cycle_length=3)",
+            8,
+            id="interleaved",
+            marks=pytest.mark.full,
+        ),
+        pytest.param("read(files).batch(4)", 0, id="batched", marks=pytest.mark.full),
     ],
-    ids=["records", "interleaved", "batched"],
 )
 def test_sharded_files_give_every_sample_once(
     cluster: nbdist.Cluster,
@@ -101,7 +108,7 @@ def test_sharded_files_give_every_sample_once(
         np.testing.assert_allclose(np.mean(shares, axis=0), 1 / len(NUMBERS), rtol=1e-5)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@ONLY_PJRT
 def test_fewer_files_than_workers_are_sharded_by_element(
     cluster: nbdist.Cluster, strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,13 +124,17 @@ def test_fewer_files_than_workers_are_sharded_by_element(
 @pytest.mark.parametrize(
     "define",
     [
-        "tf.data.Dataset.range(64).map(lambda i: tf.cast(i, tf.float32)).batch(32)",
-        (
+        pytest.param(
+            "tf.data.Dataset.range(64).map(lambda i: tf.cast(i, tf.float32)).batch(32)",
+            id="in memory",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
             "tf.data.Dataset.zip((read(files), tf.data.Dataset.range(64))).map(lambda x, i: x)"
-            ".batch(32)"
+            ".batch(32)",
+            id="partly in memory",
         ),
     ],
-    ids=["in memory", "partly in memory"],
 )
 def test_sharding_by_element_logs_no_library_warnings(
     cluster: nbdist.Cluster, define: str, capsys: pytest.CaptureFixture[str]
@@ -181,7 +192,7 @@ stream = samples.shuffle(19, seed=3).map(noted).batch(8).prefetch(2)
 """
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@ONLY_PJRT
 @pytest.mark.parametrize("prefetch", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_each_worker_maps_its_own_samples(
     cluster: nbdist.Cluster, strategy: str, prefetch: int, capsys: pytest.CaptureFixture[str]
@@ -220,7 +231,7 @@ stream = paths.map(parsed, 2).batch(8)
 """
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["mirrored", pytest.param("pjrt", marks=pytest.mark.full)])
 def test_own_samples_may_come_from_a_folder_of_each_rank(
     cluster: nbdist.Cluster, strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,18 +276,25 @@ SINGLE = "the elements of stream are single samples: set the batch size with --b
     ("define", "options", "message"),
     [
         ("tf.data.Dataset.range(8)", {}, SINGLE),
-        ("read(files)", {}, SINGLE),
-        ("tf.data.Dataset.from_tensor_slices((np.ones((8, 3)), np.ones(8)))", {}, SINGLE),
-        ("tf.data.Dataset.from_tensor_slices((np.ones((8, 3)), np.ones((8, 2))))", {}, SINGLE),
-        ("[1.0, 2.0, 3.0]", {}, SINGLE),
-        ("[(np.ones(3), 1.0)] * 8", {}, SINGLE),
-        ("lambda: ((np.ones(3), np.ones(2)) for _ in range(8))", {}, SINGLE),
+        *(
+            pytest.param(define, {}, SINGLE, marks=pytest.mark.full)
+            for define in (
+                "read(files)",
+                "tf.data.Dataset.from_tensor_slices((np.ones((8, 3)), np.ones(8)))",
+                "tf.data.Dataset.from_tensor_slices((np.ones((8, 3)), np.ones((8, 2))))",
+                "[1.0, 2.0, 3.0]",
+                "[(np.ones(3), 1.0)] * 8",
+                "lambda: ((np.ones(3), np.ones(2)) for _ in range(8))",
+            )
+        ),
         (
             "tf.data.Dataset.range(8).repeat()",
             {"batch": 4},
             "stream never ends: set the number of steps with --steps N",
         ),
-        ("read(files).repeat().batch(4)", {}, "stream never ends"),
+        pytest.param(
+            "read(files).repeat().batch(4)", {}, "stream never ends", marks=pytest.mark.full
+        ),
         (
             "[np.ones((8, 3)), np.ones(8)]",
             {"batch": 4},
@@ -362,6 +380,7 @@ def test_columns_are_accepted(cluster: nbdist.Cluster, strategy: str, define: st
     np.testing.assert_allclose(run.loss, [1.5, 5.5, 8.5])
 
 
+@pytest.mark.full  # another form of columns
 def test_pair_of_columns_is_accepted(cluster: nbdist.Cluster) -> None:
     cluster.run(
         "import pandas as pd, datasets\nframe = pd.DataFrame({'x': np.arange(10.0)})\n"
@@ -410,7 +429,11 @@ class TestBuckets:
         np.testing.assert_allclose(history["loss"], (lengths * (lengths + 1) // 2).sum(1) / divisor)
 
     @pytest.mark.parametrize(
-        ("suffix", "batch"), [(".batch(2)", 0), ("", 2)], ids=["batches", "samples"]
+        ("suffix", "batch"),
+        [
+            pytest.param(".batch(2)", 0, id="batches", marks=pytest.mark.full),
+            pytest.param("", 2, id="samples"),
+        ],
     )
     def test_ragged_tensors_in_a_dataset_are_padded(
         self, cluster: nbdist.Cluster, suffix: str, batch: int
@@ -459,7 +482,7 @@ class TestBuckets:
             step(cluster, "loss = batch.mean()", "pjrt", batch=4, bucket=(4,))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@ONLY_PJRT
 def test_recompilations_are_reported(
     cluster: nbdist.Cluster, strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

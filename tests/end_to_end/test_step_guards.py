@@ -79,6 +79,7 @@ def test_valid_step_prints_no_warnings(
     assert "WARNING" not in shown.out
 
 
+@pytest.mark.full  # test_notebooks_brought.py has a model with two optimizers
 def test_two_optimizers_train_in_one_step(prepared: nbdist.Cluster) -> None:
     """The cell trains a critic twice for each step of the model."""
     cell = """
@@ -135,7 +136,10 @@ def test_replicas_synchronize_within_a_function(prepared: nbdist.Cluster) -> Non
         np.testing.assert_allclose(ours, reference, rtol=1e-6)
 
 
-@pytest.mark.parametrize("cell", [LOOP, BRANCH], ids=["tf.range", "if"])
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(LOOP, id="tf.range", marks=pytest.mark.full), pytest.param(BRANCH, id="if")],
+)
 def test_synchronization_within_control_flow_is_refused(
     prepared: nbdist.Cluster, cell: str
 ) -> None:
@@ -164,7 +168,7 @@ UNSEEDED = (  # the seed of Keras above also seeds tf.data
 )
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
+@pytest.mark.parametrize("strategy", [pytest.param("mirrored", marks=pytest.mark.full), "pjrt"])
 @pytest.mark.parametrize(
     ("define", "message"),
     [
@@ -196,16 +200,16 @@ def test_different_state_on_ranks_is_refused(prepared: nbdist.Cluster) -> None:
         step(prepared, "params = params * 0.5 + same\nloss = batch.mean()", "pjrt")
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
+@pytest.mark.parametrize("strategy", [pytest.param("mirrored", marks=pytest.mark.full), "pjrt"])
 @pytest.mark.parametrize(
     ("report", "message"),
     [
         ("{'a': None}", "reports `a` as None"),
-        ("{'a': 'x'}", "reports `a` as 'x'"),
-        ("{'a': {'b': 1.0}}", "reports `a` as {'b': 1.0}"),
-        ("{3: 1.0}", "under 3: names must be strings"),
+        pytest.param("{'a': 'x'}", "reports `a` as 'x'", marks=pytest.mark.full),
+        pytest.param("{'a': {'b': 1.0}}", "reports `a` as {'b': 1.0}", marks=pytest.mark.full),
+        pytest.param("{3: 1.0}", "under 3: names must be strings", marks=pytest.mark.full),
     ],
-)
+)  # test_step_contract.py covers all messages
 def test_reports_of_non_scalars_are_refused(
     prepared: nbdist.Cluster, strategy: str, report: str, message: str
 ) -> None:

@@ -87,8 +87,17 @@ def has_reported(step: int) -> Callable[[AnyEvent], bool]:
     )
 
 
-@pytest.mark.parametrize("strategy", ["pjrt", "mirrored"])
-@pytest.mark.parametrize("step", [1, pytest.param(40, marks=pytest.mark.full), 300])
+@pytest.mark.parametrize(
+    ("strategy", "step"),
+    [
+        ("pjrt", 300),
+        ("mirrored", 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (("pjrt", 1), ("mirrored", 300), ("pjrt", 40), ("mirrored", 40))
+        ),
+    ],
+)
 def test_interrupted_ranks_stop_at_the_same_step(
     cluster: nbdist.Cluster, interrupt_on: Any, strategy: str, step: int
 ) -> None:

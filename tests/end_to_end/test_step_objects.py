@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from tests.references import Outcome
 
+FULL = pytest.mark.full
 TRACERS = """
 import gc, types
 shell = {"In", "Out", "exit", "quit", "get_ipython", "strategy", "mesh"}
@@ -69,7 +70,10 @@ def _numbers(value: Any) -> Iterator[Any]:
         yield value
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=FULL if name == "trainer" else ()) for name in TRAININGS],
+)  # the resumed run trains the trainer
 def test_objects_give_the_numbers_of_one_device(cluster: nbdist.Cluster, name: str) -> None:
     training = TRAININGS[name]
     cluster.run(training.setup, strategy="pjrt")
@@ -129,30 +133,40 @@ MODEL_STATE = (
             "loss = loss_of(model.params, batch)\nmodel.history.append(loss)",
             r"`model\.history\[0\]` \(line 2\) is new, .* float64\[\].*report",
         ),
-        (
+        pytest.param(
             "loss = loss_of(model.params, batch)\nmodel.last = loss",
             r"`model\.last` \(line 2\) is new, and the step sets it to float64\[\]",
+            marks=FULL,
         ),
-        ("loss = model.later()", r"`model\.moments` \(line 2\) is new, .* a dict with arrays"),
-        (
+        pytest.param(
+            "loss = model.later()",
+            r"`model\.moments` \(line 2\) is new, .* a dict with arrays",
+            marks=FULL,
+        ),
+        pytest.param(
             "loss = loss_of(model.params, batch)\nmodel.none = loss",
             r"`model\.none` \(line 2\) changes from None to float64\[\] in the step",
+            marks=FULL,
         ),
-        (
+        pytest.param(
             "loss = loss_of(model.params, batch)\nmodel.wide = jnp.append(model.wide, 1)",
             r"`model\.wide` \(line 2\) .* the value changes from float32\[2\] to float32\[3\]",
+            marks=FULL,
         ),
-        (
+        pytest.param(
             "loss = loss_of(model.params, batch)\nmodel.params['c'] = loss",
             r"`model\.params\['c'\]` \(line 2\) is new, and the step",
+            marks=FULL,
         ),
-        (
+        pytest.param(
             "loss = loss_of(model.params, batch)\nmodel.params = {**model.params, 'c': loss}",
             r"`model\.params` \(line 2\) .* its structure changes \(\['c'\] is new\)",
+            marks=FULL,
         ),
-        (
+        pytest.param(
             "loss = loss_of(model.params, batch)\nmodel.name = 'b'",
             r"`model\.name` \(line 2\) .* the value changes from 'a' to 'b'",
+            marks=FULL,
         ),
         (
             "loss = loss_of(model.params, batch)\ndel model.wide",
@@ -166,19 +180,23 @@ MODEL_STATE = (
             "loss = jax.grad(model.noting)(1.0, batch[1])",
             r"`model\.wide` \(line 2\) is set inside of jax\.grad, .* has_aux=True",
         ),
-        ("loss = model.flip(batch)", r"TracerBoolConversionError.*jax\.lax\.cond"),
+        pytest.param(
+            "loss = model.flip(batch)", r"TracerBoolConversionError.*jax\.lax\.cond", marks=FULL
+        ),
         ("loss = model.sized(batch)", r"`model\.params` is changed by the step for some batches"),
         (
             "loss, by_name = descend(by_name, batch)\nloss = loss + reads_name(batch)",
             r"`reads_name` \(line 3\) reads `by_name` from outside",
         ),
-        (
+        pytest.param(
             "loss, by_name = descend(by_name, batch)\nloss = loss + sets_name(batch)",
             r"`sets_name` \(line 3\) reads `by_name` from outside",
+            marks=FULL,
         ),
-        (
+        pytest.param(
             "loss, by_name = descend(by_name, batch)\nloss = loss + reader.loss(batch)",
             r"`reader` \(line 3\) reads `by_name` from outside",
+            marks=FULL,
         ),
     ],
 )

@@ -104,20 +104,22 @@ class TestCheck:
                 "loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x)))",
                 "2 times too small.*Take the mean",
             ),
-            (
+            pytest.param(
                 "optimizer.apply(",
                 (
                     "gradients = tf.distribute.get_replica_context().all_reduce('SUM', gradients)\n"
                     "optimizer.apply("
                 ),
                 "2 times too large.*averaged",
+                marks=pytest.mark.full,
             ),
-            (
+            pytest.param(
                 "loss = loss_of(y, model(x, training=True))",
                 "loss = loss_of(y, model(tf.random.shuffle(x)))",
                 "depends on the order of the rows.*tf.random.stateless_",
+                marks=pytest.mark.full,
             ),
-        ],
+        ],  # test_parity.py covers all causes
         ids=["sum over the batch", "summed gradients", "shuffled rows"],
     )
     def test_common_mistake_is_named_before_training(
@@ -162,6 +164,7 @@ class TestCheck:
         ):
             step(cluster, STEP + "seen.assign(tf.reduce_mean(x))", check=True)
 
+    @pytest.mark.full  # test_parity.py covers this cause
     def test_manual_batch_statistics_are_named(self, cluster: nbdist.Cluster) -> None:
         cluster.run(
             MODEL + "moving_mean = tf.Variable(tf.zeros(64, 'float64'), trainable=False,\n"
@@ -264,7 +267,7 @@ spoiled.layers[0].compute_dtype, bool(moved)
 class TestScope:
     """Errors before the first step name variables created outside of the strategy's scope."""
 
-    @pytest.mark.parametrize("name", ["model", "optimizer"])
+    @pytest.mark.parametrize("name", ["model", pytest.param("optimizer", marks=pytest.mark.full)])
     def test_object_created_outside_of_the_scope_is_refused(
         self, cluster: nbdist.Cluster, name: str
     ) -> None:
@@ -277,6 +280,7 @@ class TestScope:
             step(cluster, STEP)
         assert cluster.run("1").results[0] == "1"
 
+    @pytest.mark.full  # another variable outside of the scope
     def test_variables_of_a_function_are_checked(self, cluster: nbdist.Cluster) -> None:
         cluster.run(MODEL)
         for rank in ("0", "1"):
@@ -299,6 +303,7 @@ class Pair(keras.Model):
         self.decode = keras.Sequential([keras.Input((8,)), keras.layers.Dense(64)])
 """
 
+    @pytest.mark.full  # rare
     def test_model_without_call_trains_if_its_parts_have_variables(
         self, cluster: nbdist.Cluster
     ) -> None:
@@ -314,9 +319,8 @@ class Pair(keras.Model):
         losses = step(cluster, cell, steps=3).loss
         assert losses[2] < losses[0]
 
-    @pytest.mark.parametrize(
-        "made", ["Pair()", *(pytest.param(m, marks=pytest.mark.full) for m in ("Model()", "Own()"))]
-    )
+    @pytest.mark.full  # rare
+    @pytest.mark.parametrize("made", ["Pair()", "Model()", "Own()"])
     def test_model_without_call_is_refused_without_variables(
         self, cluster: nbdist.Cluster, made: str
     ) -> None:
@@ -381,6 +385,7 @@ loss
         with pytest.raises(nbdist.CellError, match="`loss` is not finite at step 2"):
             step(cluster, "loss = jnp.log(batch).sum()", "pjrt", data="numbers", batch=2)
 
+    @pytest.mark.full  # the other tests with nan cover the message
     def test_nan_without_a_gradient_stops_the_run(self, cluster: nbdist.Cluster) -> None:
         cluster.run("import tensorflow as tf\nnumbers = np.array([1.0, 1.0, 1.0, -1.0])")
         with pytest.raises(nbdist.CellError, match="`loss` is not finite at step 2 on rank 1"):
@@ -391,7 +396,11 @@ class TestScaledRates:
     """`--scale-lr` multiplies learning rates by the number of replicas after a warm-up."""
 
     @pytest.mark.parametrize(
-        "rate", ["0.1", "keras.optimizers.schedules.PiecewiseConstantDecay([100], [0.1, 0.01])"]
+        "rate",
+        [
+            pytest.param("0.1", marks=pytest.mark.full),
+            "keras.optimizers.schedules.PiecewiseConstantDecay([100], [0.1, 0.01])",
+        ],
     )
     def test_rate_grows_to_the_number_of_replicas(
         self, cluster: nbdist.Cluster, rate: str, capsys: pytest.CaptureFixture[str]
@@ -419,7 +428,7 @@ class TestScaledRates:
         assert latest(cluster).state().hyperparameters["learning_rate"] == 0.1
         assert cluster.run("learning_rate").results[0] == "0.1"
 
-    @pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
+    @pytest.mark.parametrize("strategy", [pytest.param("mirrored", marks=pytest.mark.full), "pjrt"])
     def test_missing_learning_rate_is_refused(self, cluster: nbdist.Cluster, strategy: str) -> None:
         cluster.run("import tensorflow as tf")
         with pytest.raises(nbdist.CellError, match="--scale-lr"):

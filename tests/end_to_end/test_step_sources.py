@@ -71,7 +71,10 @@ def expected(define: str) -> list[float]:
     return [float(np.mean(batch)) for batch in namespace["stream"]]
 
 
-@pytest.mark.parametrize("kind", GRAIN)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind == "map" else pytest.mark.full) for kind in GRAIN],
+)  # tests/worker/data/test_grain_rows.py covers all kinds
 def test_grain_reads_the_rows_of_each_worker(
     cluster: nbdist.Cluster, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,7 +88,7 @@ def test_grain_reads_the_rows_of_each_worker(
     assert [*read.values()] == [str(ROWS // 2 + 1 + 2 * BATCH)] * 2
 
 
-@pytest.mark.parametrize("kind", ["map", "loader"])
+@pytest.mark.parametrize("kind", [pytest.param("map", marks=pytest.mark.full), "loader"])
 def test_resumed_run_continues_at_its_sample(
     cluster: nbdist.Cluster, kind: str, tmp_path: Path
 ) -> None:
@@ -104,7 +107,7 @@ def test_resumed_run_continues_at_its_sample(
     assert [*read.values()] == [str(6 * BATCH // 2 + 1 + 2 * BATCH)] * 2
 
 
-@pytest.mark.parametrize("strategy", ["pjrt", "mirrored"])
+@pytest.mark.parametrize("strategy", ["pjrt", pytest.param("mirrored", marks=pytest.mark.full)])
 def test_stored_arrays_are_read_by_rows(
     cluster: nbdist.Cluster, tmp_path: Path, strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,8 +27,15 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
         yield running
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
-@pytest.mark.parametrize("shuffle", [None, 7])
+@pytest.mark.parametrize(
+    ("strategy", "shuffle"),
+    [
+        pytest.param("mirrored", None, marks=pytest.mark.full),
+        ("mirrored", 7),
+        ("pjrt", None),
+        pytest.param("pjrt", 7, marks=pytest.mark.full),
+    ],
+)
 def test_every_sample_is_seen_once_in_each_epoch(
     cluster: nbdist.Cluster, strategy: str, shuffle: int | None
 ) -> None:
@@ -90,7 +97,7 @@ print("traced")
 }
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
+@pytest.mark.parametrize("strategy", [pytest.param("mirrored", marks=pytest.mark.full), "pjrt"])
 def test_step_without_a_report_runs_and_a_loss_of_any_name_is_reported(
     cluster: nbdist.Cluster, strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,9 +119,13 @@ def test_step_without_a_report_runs_and_a_loss_of_any_name_is_reported(
     ("definition", "batch"),
     [
         ("stream = tf.data.Dataset.range(10).map(lambda i: tf.cast(i, tf.float32))", 4),
-        ("stream = tf.data.Dataset.range(10).map(lambda i: tf.cast(i, tf.float32)).batch(4)", 0),
+        pytest.param(
+            "stream = tf.data.Dataset.range(10).map(lambda i: tf.cast(i, tf.float32)).batch(4)",
+            0,
+            marks=pytest.mark.full,
+        ),
         ("def stream():\n    for i in range(10):\n        yield np.float32(i)", 4),
-        ("stream = [np.float32(i) for i in range(10)]", 4),
+        pytest.param("stream = [np.float32(i) for i in range(10)]", 4, marks=pytest.mark.full),
     ],
 )
 def test_supported_data_are_accepted(cluster: nbdist.Cluster, definition: str, batch: int) -> None:
@@ -127,9 +138,19 @@ def test_supported_data_are_accepted(cluster: nbdist.Cluster, definition: str, b
 INVALID = [
     ("loss = batch.mean()", {"data": "nowhere"}, "not defined on the workers: `nowhere`"),
     ("loss = thing(batch)", {}, r"`thing` \(line 2\)"),
-    ("loss = batch.mean()", {"data": "scalars", "batch": 0}, "set the batch size with --batch"),
+    pytest.param(
+        "loss = batch.mean()",
+        {"data": "scalars", "batch": 0},
+        "set the batch size with --batch",
+        marks=pytest.mark.full,
+    ),
     ("loss = batch.mean()", {"data": "nothing"}, "the data are empty"),
-    ("loss = batch.mean()", {"data": "none_at_all"}, "the data are empty"),
+    pytest.param(
+        "loss = batch.mean()",
+        {"data": "none_at_all"},
+        "the data are empty",
+        marks=pytest.mark.full,
+    ),
     ("loss = batch[0].mean()", {"data": "uneven"}, r"different numbers of samples: \[3, 4\]"),
     ("loss = batch.mean()", {"data": "once", "epochs": 2}, "can be read only once"),
     ("loss = batch.mean()", {"data": "number"}, "--data number has type int"),

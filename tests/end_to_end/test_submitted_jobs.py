@@ -186,6 +186,7 @@ def test_killed_supervisor_ends_the_program(started: SubmittedJob) -> None:
     assert repeat_until(lambda: not any(map(is_alive, ranks)), LIMIT_S, POLL_S)
 
 
+@pytest.mark.full  # rare
 def test_job_that_is_cancelled_at_once_is_stopped(cluster: nbdist.Cluster, tmp_path: Path) -> None:
     job = cluster.submit(str(tmp_path / "train"), arguments=FOREVER)
     job.cancel()
@@ -195,6 +196,7 @@ def test_job_that_is_cancelled_at_once_is_stopped(cluster: nbdist.Cluster, tmp_p
         nbdist.job(job.folder)
 
 
+@pytest.mark.full  # rare
 def test_job_without_a_record_is_cancelled(
     cluster: nbdist.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +269,7 @@ def test_wrong_requests_write_nothing(
         cluster.submit(str(target))
 
 
+@pytest.mark.full  # test_program_starts.py starts a program with Open MPI
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun not installed (openmpi-bin)")
 def test_open_mpi_runs_a_job(
     cluster: nbdist.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -315,6 +318,7 @@ exec sleep 60
 
 
 @needs_slurm
+@pytest.mark.full  # tests/jobs/test_submission.py cancels such a job
 def test_job_of_an_sbatch_that_does_not_respond_is_cancelled(
     cluster: nbdist.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

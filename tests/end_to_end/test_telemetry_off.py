@@ -52,7 +52,10 @@ ends = context.current().reporter.step_ends
 """
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["on", "off"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(True, id="on", marks=pytest.mark.full), pytest.param(False, id="off")],
+)
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
     """Start workers with both frameworks. Telemetry is on by default."""
     silent = msgspec.structs.replace(Settings.from_environment(), telemetry=False)

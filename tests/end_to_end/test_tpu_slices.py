@@ -130,6 +130,7 @@ def test_the_hosts_of_a_slice_train_together(
         shell.run_line_magic("dist_stop", "")
 
 
+@pytest.mark.full  # a start needs them too
 def test_a_restart_needs_all_hosts_of_the_slice(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,8 +92,13 @@ def totals_agree(trace: Trace) -> bool:
     )
 
 
-def test_each_line_has_the_time_of_its_operations(cluster: nbdist.Cluster) -> None:
-    trace = cluster.trace(PRODUCT_AND_SUM)
+@pytest.fixture(scope="module")
+def trace(cluster: nbdist.Cluster) -> Trace:
+    """Provide a trace of a cell with a product and a sum over all ranks."""
+    return cluster.trace(PRODUCT_AND_SUM)
+
+
+def test_each_line_has_the_time_of_its_operations(trace: Trace) -> None:
     product, total = line_time(trace, PRODUCT), line_time(trace, SUM)
     assert product.text == "return a @ b"
     assert total.text == "return jax.lax.psum("
@@ -105,8 +110,7 @@ def test_each_line_has_the_time_of_its_operations(cluster: nbdist.Cluster) -> No
     assert not any(one.cell for one in trace.by_line)
 
 
-def test_tables_have_equal_totals(cluster: nbdist.Cluster) -> None:
-    trace = cluster.trace(PRODUCT_AND_SUM)
+def test_tables_have_equal_totals(trace: Trace) -> None:
     assert totals_agree(trace)
     devices = [one for one in trace.by_device if one.device != HOST_COPIES]
     assert [(one.rank, one.device) for one in devices] == [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -122,8 +126,7 @@ def test_tables_have_equal_totals(cluster: nbdist.Cluster) -> None:
     assert any("dot" in name for name in names)
 
 
-def test_timeline_has_the_busy_times_of_the_devices(cluster: nbdist.Cluster) -> None:
-    trace = cluster.trace(PRODUCT_AND_SUM)
+def test_timeline_has_the_busy_times_of_the_devices(trace: Trace) -> None:
     lanes = {(one.rank, one.device, one.kind): one for one in trace.timeline.lanes}
     for one in trace.by_device:
         for kind, seconds in (("compute", one.compute_s), ("collective", one.collective_s)):
@@ -133,9 +136,9 @@ def test_timeline_has_the_busy_times_of_the_devices(cluster: nbdist.Cluster) -> 
     assert 0 < trace.timeline.end_us < 1e6 * trace.seconds + 1e5
 
 
+@pytest.mark.usefixtures("trace")
 def test_repeated_trace_gives_the_same_lines(cluster: nbdist.Cluster) -> None:
     """The second trace must not reuse the cached programs of the first."""
-    cluster.trace(PRODUCT_AND_SUM)
     repeated = cluster.trace(PRODUCT_AND_SUM)
     assert line_time(repeated, PRODUCT).compute_s > 0
     assert line_time(repeated, SUM).collective_s == pytest.approx(collective_s(repeated))
@@ -151,6 +154,7 @@ def test_cached_program_counts_at_the_launching_line(
     assert {one.line for one in trace.by_line if one.compute_s} == {1, 2, 4}
 
 
+@pytest.mark.full  # test_trace_tables.py covers it
 def test_function_of_an_earlier_cell_counts_at_its_call(cluster: nbdist.Cluster) -> None:
     trace = cluster.trace("a = 1\ntotal = earlier(x)\n")
     assert line_time(trace, 2).collective_s == pytest.approx(collective_s(trace))
@@ -207,6 +211,7 @@ def test_trace_of_a_failing_cell_is_shown(cluster: nbdist.Cluster) -> None:
     assert cluster.trace("w @ w").by_line  # the profiler is available again
 
 
+@pytest.mark.full  # rare
 def test_pending_work_is_awaited(cluster: nbdist.Cluster) -> None:
     cell = f"""
 def nap(value):
@@ -237,6 +242,7 @@ def test_cell_without_device_work_is_noted(cluster: nbdist.Cluster) -> None:
     assert {one.compute_s for one in trace.by_device} == {0.0}
 
 
+@pytest.mark.full  # tests/session/test_tracing.py covers it
 def test_trace_in_progress_is_refused(cluster: nbdist.Cluster) -> None:
     cluster.run("import tempfile\nif rank: jax.profiler.start_trace(tempfile.mkdtemp())")
     with pytest.raises(UsageError, match="another trace is in progress on rank 1"):
@@ -245,17 +251,20 @@ def test_trace_in_progress_is_refused(cluster: nbdist.Cluster) -> None:
     assert cluster.trace("w @ w").ranks == (0, 1)
 
 
+@pytest.mark.full  # rare
 def test_cell_may_stop_the_profiler(cluster: nbdist.Cluster) -> None:
     trace = cluster.trace("(w @ w).block_until_ready()\njax.profiler.stop_trace()\nw.T @ w")
     assert sum(one.seconds for one in trace.by_line) > 0
     assert cluster.trace("w @ w").ranks == (0, 1)
 
 
+@pytest.mark.full  # rare
 def test_active_debugger_is_noted(cluster: nbdist.Cluster) -> None:
     trace = cluster.trace("import sys\nsys.settrace(None)\nw @ w")
     assert any("lines" in note for note in trace.notes)
 
 
+@pytest.mark.full  # tests/session/test_tracing.py covers it
 def test_trace_under_tensorflow_is_refused(cluster: nbdist.Cluster) -> None:
     with pytest.raises(UsageError, match="TensorFlow's own profiler does not work in workers"):
         cluster.trace("w @ w", strategy="mirrored")
@@ -269,6 +278,7 @@ def test_files_of_all_ranks_are_kept(cluster: nbdist.Cluster, tmp_path: Path) ->
     assert all(file.stat().st_size for file in files)
 
 
+@pytest.mark.full  # rare
 def test_compilation_cache_is_enabled_after_a_trace(cluster: nbdist.Cluster) -> None:
     cluster.trace("w @ w")
     assert cluster.run("jax.config.jax_enable_compilation_cache").results[0] == "True"
@@ -286,6 +296,7 @@ def test_kernel_without_workers_traces_itself(plain_kernel: Kernel) -> None:
     assert value == "[(2, 'y = w @ w'), (3, 'z = jnp.tanh(y)')]"
 
 
+@pytest.mark.full  # tests/session/test_tracing.py covers it
 def test_error_without_workers_is_shown_with_the_trace(plain_kernel: Kernel) -> None:
     done = plain_kernel.run("%%dist_trace\ny = w @ w\nraise KeyError('lost')\n")
     assert done.status == "error"
@@ -294,6 +305,7 @@ def test_error_without_workers_is_shown_with_the_trace(plain_kernel: Kernel) -> 
     assert plain_kernel.run("%%dist_trace\nw @ w\n").check().plain
 
 
+@pytest.mark.full  # tests/magics/test_trace.py covers them
 def test_invalid_options_without_workers_are_all_named(plain_kernel: Kernel) -> None:
     done = plain_kernel.run("%%dist_trace --steps 3 -o 1x\nw @ w\n")
     assert "--steps without --data" in done.traceback
