@@ -160,9 +160,14 @@ len(kept), all(kept), len(optimizer), all(optimizer), all(back)
 
 
 def test_sharded_model_is_saved_and_loaded(cluster: nbdist.Cluster, tmp_path: Path) -> None:
-    """No rank holds the whole model; rank 0 writes the file."""
+    """No rank holds the whole model; rank 0 writes the file.
+
+    A read needs a collective, so a single rank that reads would wait forever.
+    """
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
     run_fit(cluster, Planning(fixed={MODEL: 2, "zero": 3}))
+    with pytest.raises(CellError, match="is sharded over the ranks, and only this rank reads it"):
+        cluster.run("model.get_weights()", ranks="0")
     assert value_on_all_ranks(cluster, SAVE.format(folder=str(tmp_path))) == (
         10,
         True,
@@ -190,7 +195,7 @@ def test_next_cell_changes_the_layout_of_the_model(
     np.testing.assert_allclose(losses, several, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.full  # rare
+@pytest.mark.full  # test_sharded_state.py has a run without options
 def test_cell_without_options_has_a_plan(cluster: nbdist.Cluster) -> None:
     """Without options the layout is pure data parallelism, and each run stores its plan."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
@@ -201,6 +206,7 @@ def test_cell_without_options_has_a_plan(cluster: nbdist.Cluster) -> None:
         assert run.plan.rows == 16
 
 
+@pytest.mark.full  # tests/worker/planning/test_plan_step.py covers the budget
 def test_fit_over_the_memory_budget_is_refused(cluster: nbdist.Cluster) -> None:
     """The refused fit leaves the model unchanged."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
@@ -306,7 +312,6 @@ def test_resume_at_a_smaller_last_batch_keeps_the_layout(
     assert run.plan.rows == 16
 
 
-@pytest.mark.full  # rare
 def test_raising_generator_leaves_the_weights_unchanged(cluster: nbdist.Cluster) -> None:
     """At the time of the error Keras has already moved the values out of the variables."""
     cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
@@ -355,14 +360,6 @@ other.save({path!r})
 again = keras.models.load_model({path!r})
 [all((a == b).all() for a, b in zip(other.get_weights(), again.get_weights(), strict=True))]
 """
-
-
-def test_sharded_weights_cannot_be_read_on_one_rank(cluster: nbdist.Cluster) -> None:
-    """The read needs a collective, so a single rank would wait forever."""
-    cluster.run(DATA_SETS + MODEL_, strategy="pjrt")
-    run_fit(cluster, Planning(fixed={"zero": 3}))
-    with pytest.raises(CellError, match="is sharded over the ranks, and only this rank reads it"):
-        cluster.run("model.get_weights()", ranks="0")
 
 
 @pytest.mark.full

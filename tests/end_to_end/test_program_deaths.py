@@ -175,7 +175,7 @@ FULL = pytest.mark.full
         pytest.param("hand", "pjrt", {1}, 1, marks=FULL),
         ("hand", "pjrt", {0, 1}, 1),
         ("hand", "pjrt", {0}, 0),
-        ("hand", "mirrored", {1}, 1),
+        pytest.param("hand", "mirrored", {1}, 1, marks=FULL),
         ("nbdist run", "pjrt", {1}, 1),
         pytest.param("mpirun", "pjrt", {1}, 1, marks=FULL),
         pytest.param("hand", "mirrored", {0, 1}, 1, marks=FULL),

@@ -248,6 +248,7 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_program(tmp_path: Pat
     assert "nbdist: this run is not stored" in out
 
 
+@pytest.mark.full  # test_program_views.py follows a run
 def test_a_notebook_follows_a_run_to_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -261,7 +261,8 @@ def test_job_continues_after_the_eviction_of_a_pod(
     assert_weights_are(expected, image)
 
 
-@pytest.mark.parametrize("kind", ["jobset", pytest.param("trainjob", marks=pytest.mark.full)])
+@pytest.mark.full  # tests/jobs/test_launch_files.py covers both kinds
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
 def test_a_jobset_starts_all_ranks_again_after_a_death(
     program: Path,
     tmp_path: Path,

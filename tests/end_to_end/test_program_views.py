@@ -142,6 +142,7 @@ def test_the_page_lists_and_streams_the_run(server: JupyterServer, program: Prog
     asyncio.run(watch())
 
 
+@pytest.mark.full  # tests/session/test_tensorboard.py covers TensorBoard
 def test_tensorboard_has_the_values(
     server: JupyterServer, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:

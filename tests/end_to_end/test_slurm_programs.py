@@ -32,7 +32,10 @@ from tests.slurm import Slurm, needs_slurm
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = needs_slurm
+pytestmark = [
+    needs_slurm,
+    pytest.mark.full,  # test_submitted_jobs.py runs a job; test_launch_files.py requeues
+]
 
 HOSTS = 2
 LIMIT_S = 180
@@ -66,9 +69,7 @@ def slurm(network: Slurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
     assert repeat_until(lambda: not network.jobs(), LIMIT_S, POLL_S)
 
 
-@pytest.fixture(
-    scope="module", params=["pjrt step", pytest.param("mirrored step", marks=pytest.mark.full)]
-)
+@pytest.fixture(scope="module", params=["pjrt step", "mirrored step"])
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Program:
     training = TRAININGS[request.param]
     target = tmp_path_factory.mktemp("exported") / "train"
@@ -128,7 +129,6 @@ def assert_weights_are_equal(program: Program, target: Path) -> None:
         np.testing.assert_array_equal(values["weights"], program.expected[rank]["weights"])
 
 
-@pytest.mark.full  # the next test compares the numbers of two hosts
 def test_ranks_on_one_host_give_the_numbers_of_the_program(
     slurm: Slurm, program: Program, copied: Path
 ) -> None:
@@ -139,7 +139,7 @@ def test_ranks_on_one_host_give_the_numbers_of_the_program(
         np.testing.assert_array_equal(values["loss"], program.expected[rank]["loss"])
 
 
-@pytest.mark.parametrize("reason", ["signal", pytest.param("requeue", marks=pytest.mark.full)])
+@pytest.mark.parametrize("reason", ["signal", "requeue"])
 def test_stopped_job_is_requeued_and_continues_from_its_checkpoint(
     slurm: Slurm, program: Program, copied: Path, reason: str
 ) -> None:
@@ -162,7 +162,6 @@ def test_stopped_job_is_requeued_and_continues_from_its_checkpoint(
     assert not list(copied.glob(".continues*"))
 
 
-@pytest.mark.full  # Slurm sends SIGTERM after one minute
 def test_job_is_requeued_before_its_time_limit(slurm: Slurm, copied: Path) -> None:
     number = submit(copied, "--time=3", "train.sbatch", *FOREVER)
     await_epoch(number, copied)
@@ -171,7 +170,6 @@ def test_job_is_requeued_before_its_time_limit(slurm: Slurm, copied: Path) -> No
     assert list((copied / "checkpoints").glob("step-*"))
 
 
-@pytest.mark.full  # test_program_deaths.py kills ranks
 def test_killed_rank_ends_the_job_with_one_error(slurm: Slurm, copied: Path) -> None:
     number = submit(copied, "train.sbatch", *FOREVER)
     await_epoch(number, copied)

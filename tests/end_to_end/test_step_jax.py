@@ -206,11 +206,7 @@ def test_functional_nnx_with_optax_gives_the_numbers_of_one_device(
             r"\['total'\]\.value changes from float64\[\]",
             marks=pytest.mark.full,
         ),
-        pytest.param(
-            "del count.total\nloss = batch.sum()",
-            r"`count` \(line 2\) .*\.total is missing",
-            marks=pytest.mark.full,
-        ),
+        ("del count.total\nloss = batch.sum()", r"`count` \(line 2\) .*\.total is missing"),
         (
             "count.add(batch)\nloss = holder.count.add(batch)",
             r"`holder` \(line 3\) contains NNX obj",

@@ -143,10 +143,9 @@ MODEL_STATE = (
             r"`model\.moments` \(line 2\) is new, .* a dict with arrays",
             marks=FULL,
         ),
-        pytest.param(
+        (
             "loss = loss_of(model.params, batch)\nmodel.none = loss",
             r"`model\.none` \(line 2\) changes from None to float64\[\] in the step",
-            marks=FULL,
         ),
         pytest.param(
             "loss = loss_of(model.params, batch)\nmodel.wide = jnp.append(model.wide, 1)",

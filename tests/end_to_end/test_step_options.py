@@ -153,6 +153,7 @@ class TestCheck:
         assert found is not None
         assert all(d.passes for d in found.differences)
 
+    @pytest.mark.full  # test_parity.py covers this cause
     def test_missing_reduction_is_named(self, cluster: nbdist.Cluster) -> None:
         cluster.run(
             MODEL + "seen = tf.Variable(0.0, trainable=False, dtype='float64',\n"
@@ -335,6 +336,7 @@ Model = keras.Model
         with pytest.raises(nbdist.CellError, match="no variables yet: `lazy`"):
             step(cluster, "loss = tf.reduce_mean(lazy.encode(batch[0]))")
 
+    @pytest.mark.full  # notebooks of test_notebooks_brought.py build no optimizers
     def test_optimizer_is_built_for_the_step(self, cluster: nbdist.Cluster) -> None:
         cluster.run(MODEL.replace("optimizer.build(model.trainable_variables)", ""))
         run = step(cluster, STEP, steps=2)

@@ -128,19 +128,11 @@ def resumed(job: SubmittedJob) -> SubmittedJob:
     return job
 
 
-def test_cancelled_job_saves_a_checkpoint_and_continues(started: SubmittedJob) -> None:
-    started.cancel()
-    assert started.wait(LIMIT_S) == "stopped", started.logs()
-    assert ": stopped (it can continue from its checkpoint)" in repr(started)
-    assert list((started.folder / "checkpoints").glob("step-*"))
-    assert started.run.state.status in ("stopped", "interrupted")
-    last = started.run.to_dataframe()["step"].max()
-    assert resumed(started).run.to_dataframe()["step"].min() == last + 1
-
-
-def test_interrupt_ends_the_view_and_not_the_job(
+def test_job_outlives_its_view_and_continues_after_a_cancellation(
     started: SubmittedJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """An interrupt ends the view only. A cancelled job saves a checkpoint."""
+
     def interrupt() -> None:
         shown = repeat_until(lambda: "(last step)" in seen(), LIMIT_S, POLL_S)
         os.kill(os.getpid(), signal.SIGINT)
@@ -158,6 +150,13 @@ def test_interrupt_ends_the_view_and_not_the_job(
     thread.join()
     assert "the view has ended, and local job in train/ goes on" in seen()
     assert started.state == "running"
+    started.cancel()
+    assert started.wait(LIMIT_S) == "stopped", started.logs()
+    assert ": stopped (it can continue from its checkpoint)" in repr(started)
+    assert list((started.folder / "checkpoints").glob("step-*"))
+    assert started.run.state.status in ("stopped", "interrupted")
+    last = started.run.to_dataframe()["step"].max()
+    assert resumed(started).run.to_dataframe()["step"].min() == last + 1
 
 
 def test_failed_program_is_a_failed_job(
@@ -290,7 +289,7 @@ def test_open_mpi_runs_a_job(
 def test_slurm_runs_a_job(
     cluster: nbdist.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One job is queued on a partition that is down, one finishes, and one is cancelled."""
+    """One job is queued on a partition that is down, and one finishes."""
     with Hosts(2) as hosts, Slurm(hosts) as slurm:
         monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
         waiting = cluster.submit(str(tmp_path / "w"), launch=nbdist.Batch("slurm", queue="shut"))
@@ -301,6 +300,15 @@ def test_slurm_runs_a_job(
         assert job.wait(LIMIT_S) == "finished", job.logs()
         assert len(job.run.state.workers) == 2
         assert "epoch 2 " in job.logs()
+
+
+@needs_slurm
+@pytest.mark.full  # the same without Slurm
+def test_cancelled_job_of_slurm_continues(
+    cluster: nbdist.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Hosts(2) as hosts, Slurm(hosts) as slurm:
+        monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
         launch = nbdist.Batch("slurm", time="10")
         long = cluster.submit(str(tmp_path / "long"), launch=launch, arguments=FOREVER)
         ended_first_steps(long)
