@@ -81,6 +81,7 @@ def test_edited_functions_and_classes_are_used_by_the_next_cell(
     assert value(cluster, "Net is om_plain.Net") == "True"
 
 
+@pytest.mark.full  # tests/worker/own_modules/test_reload.py covers it
 def test_edited_method_may_use_super(cluster: nbdist.Cluster, write: Write) -> None:
     text = """
         class Base:
@@ -431,6 +432,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.full  # tests/execution/test_module_sync.py covers it
 @pytest.mark.usefixtures("own_folders")
 def test_attached_cluster_has_the_modules(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -132,10 +132,9 @@ params["layers"]["up"] = jax.device_put(params["layers"]["up"], sharding)
 """
 
 
+@pytest.mark.full  # test_sharded_state.py keeps a sharding of the user
 @pytest.mark.parametrize("cluster", [1], indirect=True)
-@pytest.mark.parametrize(
-    "axes", [{STAGE: 4, "micro": 4}, pytest.param({DATA: 4, MODEL: 2}, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("axes", [{STAGE: 4, "micro": 4}, {DATA: 4, MODEL: 2}])
 def test_manual_sharding_is_kept_and_its_memory_is_exact(
     cluster: nbdist.Cluster, axes: dict[str, int]
 ) -> None:

@@ -185,6 +185,7 @@ def test_slices_of_different_programs_are_refused(
         nbdist.Cluster(["tpu", hosts.names[2]])
 
 
+@pytest.mark.full  # tests/cluster/test_tpu_slices.py covers them
 def test_variables_of_a_pod_reach_the_workers(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -324,6 +324,7 @@ def test_magic_traces_the_ranks_of_a_cluster(kernel: Kernel) -> None:
     assert value == "((0, 1), [2])"
 
 
+@pytest.mark.full  # the method traces a step too
 def test_magic_traces_a_step(kernel: Kernel) -> None:
     kernel.run("import numpy as np\nrows = [np.ones((4, 100), 'float32')] * 9").check()
     step = "hidden = batch @ w\nloss = (hidden ** 2).mean()\nloss\n"
