@@ -187,9 +187,9 @@ history = model.fit(x, y, batch_size=64, epochs=2, verbose=0, shuffle=False).his
 @pytest.mark.parametrize(
     ("stages", "staging"),
     [
-        pytest.param(4, Staging(), marks=pytest.mark.full),
+        (4, Staging()),
         pytest.param(4, Staging("1f1b"), marks=pytest.mark.full),
-        (2, Staging("1f1b", 2)),
+        pytest.param(2, Staging("1f1b", 2), marks=pytest.mark.full),
     ],
 )
 def test_keras_layer_with_a_scan_is_split_into_stages(
