@@ -126,7 +126,7 @@ def set_up(cluster: nbdist.Cluster, form: training.Form, pace_s: float) -> None:
 @pytest.mark.parametrize(
     ("form", "max_kills", "epochs"),
     [
-        ("pjrt step", 3, 15),
+        ("pjrt step", 2, 15),
         pytest.param("mirrored step", KILLS, EPOCHS, marks=pytest.mark.full),
         pytest.param("pjrt step", KILLS, EPOCHS, marks=pytest.mark.full),
     ],

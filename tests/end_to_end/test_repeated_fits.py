@@ -150,11 +150,11 @@ def test_fits_of_one_cell_are_repeated_with_their_data_and_history(
 
 
 @kinds(
-    ("jax", "global generator"),
     full("jax", "generator"),
+    full("jax", "global generator"),
     full("tensorflow", "generator"),
     full("tensorflow", "global generator"),
-)
+)  # the second fits above have an initial epoch too
 def test_fit_with_an_initial_epoch_resumes_at_its_position_in_a_generator(
     cluster: nbdist.Cluster, kind: str, tmp_path: Path
 ) -> None:
