@@ -440,6 +440,7 @@ def test_tensorflow_loop_goes_on_with_a_replaced_worker(
     replace_worker(tensorflow, TENSORFLOW, cell, tmp_path)
 
 
+@pytest.mark.full  # test_recovered_inputs.py replaces a worker in a loop
 def test_jax_loop_goes_on_with_a_replaced_worker(jax: nbdist.Cluster, tmp_path: Path) -> None:
     replace_worker(jax, JAX, JAX_CELLS["permutation in each epoch"], tmp_path)
 
