@@ -223,6 +223,7 @@ def test_output_of_all_ranks_belongs_to_the_run(tmp_path: Path) -> None:
     assert "[0] from a fork\n" in out
 
 
+@pytest.mark.full  # rare
 def test_a_program_goes_on_when_its_store_has_ended(tmp_path: Path) -> None:
     process = started(tmp_path, JAX + FLOOD + CLOSE, hosts=1)
     out = result(process)

@@ -414,7 +414,6 @@ def test_tensorflow_loop(tensorflow: nbdist.Cluster, cell: str, tmp_path: Path) 
     "generator of Flax NNX",
     "function with a generator of batches",
     "index loop with the best parameters",
-    "folds that stop early, and a break at the begin of an epoch",
 )
 def test_jax_loop(jax: nbdist.Cluster, cell: str, tmp_path: Path) -> None:
     compare(jax, JAX, cell, tmp_path / "run")

@@ -177,7 +177,6 @@ def test_an_own_train_step_has_signals(cluster: nbdist.Cluster, expected: list[A
     np.testing.assert_allclose(found, expected[0][:4], rtol=1e-4)
 
 
-@pytest.mark.full  # test_signals_jax.py fits a model that has been fitted
 def test_a_model_that_has_been_fitted_is_fitted_with_signals(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP + FIT)
     cluster.run("model.fit(data, verbose=0);")

@@ -140,6 +140,7 @@ for i in range(0, 40, 8):
 FIT = "model.fit(x, y, batch_size=8, shuffle=False, verbose=0);"
 
 
+@pytest.mark.full  # test_signals.py has fits
 def test_signals_of_a_fit_with_keras_on_jax(cluster: nbdist.Cluster) -> None:
     programs = {"signals": KERAS + KERAS_REFERENCE}
     expected = references.plainly(programs, "jax", "keras", KERAS_BACKEND="jax")["signals"]
