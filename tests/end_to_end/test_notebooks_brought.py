@@ -23,8 +23,10 @@ MODULES = {"tensorflow": ("tensorflow", "keras"), "jax": ("jax", "optax", "flax.
 """Modules that most notebooks of a framework import."""
 
 QUICK = {
+    "jax/optax_multisteps_ema",
     "jax/trainer_class",
     "tensorflow/gan_two_optimizers",
+    "tensorflow/loop_top_level",
 }
 """Notebooks of `make test`; `make test-full` runs all, in all sizes."""
 
