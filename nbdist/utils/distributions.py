@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
+import sys
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 def found() -> dict[str, importlib.metadata.Distribution]:
@@ -50,8 +53,22 @@ def editable() -> set[str]:
 
 def owners(modules: Iterable[str]) -> set[str]:
     """Return the normalized names of the distributions that contain modules at the top level."""
-    known = importlib.metadata.packages_distributions()
+    known = _distributions_of_modules(tuple(_metadata_folders()))
     return {canonicalize_name(name) for module in modules for name in known.get(module, ())}
+
+
+def _metadata_folders() -> Iterator[tuple[Path, int]]:
+    """Yield the folders of metadata on the path of imports, with the times of their changes."""
+    for folder in map(Path, sys.path):
+        for path in sorted((*folder.glob("*.dist-info"), *folder.glob("*.egg-info"))):
+            with contextlib.suppress(FileNotFoundError):  # pip removes it now
+                yield path, path.stat().st_mtime_ns
+
+
+@lru_cache(maxsize=1)
+def _distributions_of_modules(_key: tuple[tuple[Path, int], ...]) -> Mapping[str, Sequence[str]]:
+    """Return the distributions of each module at the top level. Reading them takes a second."""
+    return importlib.metadata.packages_distributions()
 
 
 def with_requirements(names: Iterable[str]) -> set[str]:

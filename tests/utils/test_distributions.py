@@ -27,6 +27,17 @@ def test_owner_and_requirements_of_a_module() -> None:
     assert "colorama" not in needed, "only required on Windows"
 
 
+def test_a_distribution_that_is_installed_later_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not distributions.owners(["aged_module"])
+    (tmp_path / "aged-1.dist-info").mkdir()
+    (tmp_path / "aged-1.dist-info" / "METADATA").write_text("Name: aged\nVersion: 1\n")
+    (tmp_path / "aged-1.dist-info" / "top_level.txt").write_text("aged_module\n")
+    assert distributions.owners(["aged_module"]) == {"aged"}
+
+
 def test_lines_that_are_no_requirements_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
