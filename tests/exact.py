@@ -20,8 +20,14 @@ if TYPE_CHECKING:
 
 STEP = "w = w + batch.mean(0) / 64\nloss = w.sum()"
 BATCH = 4
-FAULT_STEP = 60
-"""Number of steps before a fault."""
+HELD_STEP = 102
+"""Step before which a run waits for a fault. The next checkpoint is 20 steps after the last one."""
+
+AHEAD = 2
+"""Number of batches that a run reads ahead."""
+
+FAULT_STEP = HELD_STEP - AHEAD
+"""Number of steps before a fault. Their losses are reported, so none dies with a rank."""
 
 HELD = """
 import os, time
@@ -65,9 +71,9 @@ def train(
     Args:
         cluster: cluster to use.
         folder: folder of the checkpoints and runs.
-        steps: number of steps, more than `2 * FAULT_STEP` with `meanwhile`.
-        meanwhile: called once the run has more than `FAULT_STEP` steps. The run waits for it
-            before the step `2 * FAULT_STEP`, so a slow thread is not too late.
+        steps: number of steps, more than `HELD_STEP` with `meanwhile`.
+        meanwhile: called once all ranks have reported `FAULT_STEP` steps. The run waits for it
+            before the next step, so a slow thread is not too late.
         **saving: further fields of `Saving`.
     """
     cluster.run(setup(BATCH))
@@ -75,7 +81,7 @@ def train(
     if meanwhile is None:
         options = StepOptions(data="xs", batch=BATCH, steps=steps)
         return cluster.run(STEP, step=options, saving=saved)
-    assert steps > 2 * FAULT_STEP
+    assert steps > HELD_STEP
     mark = folder / "meanwhile"
 
     def act() -> None:
@@ -84,9 +90,10 @@ def train(
         finally:
             mark.touch()
 
-    cluster.run(HELD.format(batch=BATCH, step=2 * FAULT_STEP, path=str(mark)))
+    cluster.run(HELD.format(batch=BATCH, step=HELD_STEP, path=str(mark)))
     with contextlib.ExitStack() as done:
-        done.callback(after(folder, FAULT_STEP, act).join)
+        rows = FAULT_STEP * cluster.world_size
+        done.callback(after(folder, rows - 1, act).join)
         return cluster.run(STEP, step=StepOptions(data="held", steps=steps), saving=saved)
 
 

@@ -102,11 +102,14 @@ class StoredRun:
 
         Returns False if `run.json` does not contain this information.
         """
+        written = self.written()
         try:
-            ending = msgspec.json.decode(self.written(), type=_Ending)
+            ending = msgspec.json.decode(written, type=_Ending)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return False
-        return ending.status in _ENDED or self._is_left(ending)
+        if ending.status in _ENDED:
+            return True
+        return self._is_left(ending) and self.written() == written  # no other process continues it
 
     def state(self) -> RunState:
         """Return the state of the run.
@@ -115,12 +118,12 @@ class StoredRun:
         end is the time of the last write.
         """
         state = self.written_state()
-        if state.is_over or not self._is_left(state):
-            return state
-        state = self.written_state()  # the writer may have ended the run just before it exited
-        if state.is_over:
-            return state
-        return msgspec.structs.replace(state, status="lost", ended=self._last_written())
+        while not state.is_over and self._is_left(state):
+            later = self.written_state()
+            if later == state:
+                return msgspec.structs.replace(state, status="lost", ended=self._last_written())
+            state = later  # the writer has ended the run, or another process continues it
+        return state
 
     def tables(self) -> tuple[Table, ...]:
         """Return the existing tables, in order of creation."""

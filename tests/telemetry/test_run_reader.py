@@ -16,10 +16,11 @@ import pytest
 from nbdist.errors import UsageError
 from nbdist.records import Writer
 from nbdist.settings import Settings
+from nbdist.telemetry import run_reader
 from nbdist.telemetry.annotations import annotate
 from nbdist.telemetry.run_reader import find, prune, search, stored_runs, whole_id
 from nbdist.telemetry.run_writer import RUN_FILE, new_id
-from nbdist.utils.processes import this_process
+from nbdist.utils.processes import is_gone, this_process
 from tests.runs import LOSS, new_run, new_state, read, reports, writing_process
 
 if TYPE_CHECKING:
@@ -162,6 +163,25 @@ def test_a_run_of_a_later_process_with_the_same_pid_is_lost(tmp_path: Path) -> N
     earlier = new_state().writer
     run.update(writer=type(earlier)(host=earlier.host, pid=earlier.pid, started=1.0))
     assert read(run).state().status == "lost"
+
+
+def test_a_run_that_another_process_takes_over_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process writes its name after the reader has read that of the dead one."""
+    run = new_run(tmp_path)
+    own = run.state.writer
+    for is_left in (lambda run: run.state().status == "lost", lambda run: run.has_ended()):
+        run.update(writer=type(own)(host=own.host, pid=own.pid, started=1.0))
+        assert is_left(read(run))
+
+        def take_over(writer: Writer) -> bool:
+            run.update(writer=own)
+            return is_gone(writer)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(run_reader, "is_gone", take_over)
+            assert not is_left(read(run))
 
 
 def test_a_run_on_another_host_is_assumed_to_be_running(tmp_path: Path) -> None:
