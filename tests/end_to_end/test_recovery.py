@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from queue import Queue
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from nbdist.execution.alerts import Alert
     from nbdist.execution.result import Run
-    from nbdist.records import RecoveryRecord
 
 FULL = pytest.mark.full
 RANKS, LAST = 3, training.STEPS
@@ -68,12 +66,6 @@ def undisturbed(cluster: nbdist.Cluster, form: training.Form) -> str:
     return form.digest_of(cluster)
 
 
-def may_lack_rows(recovery: RecoveryRecord, step: int) -> bool:
-    """Return True if the lost rank had saved a step, but not yet reported it."""
-    reported = re.search(r"after step (\d+)", recovery.reason)
-    return (int(reported[1]) if reported else 0) < step <= recovery.step
-
-
 class Trial:
     """Training with one injected fault."""
 
@@ -103,8 +95,9 @@ class Trial:
         assert len(run.recoveries) == recoveries
         assert self.form.digest_of(self.cluster) == undisturbed
         assert not list(self.folder.glob(".*.part-*"))
-        for step in np.flatnonzero(~np.isfinite(run.loss)) + 1:
-            assert any(may_lack_rows(recovery, step) for recovery in run.recoveries), step
+        # A lost rank may have saved steps that it has not reported. All later steps have a loss.
+        resumed = max((recovery.step for recovery in run.recoveries), default=0)
+        assert np.isfinite(run.loss[resumed:]).all()
 
 
 @pytest.fixture
