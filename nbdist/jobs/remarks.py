@@ -76,47 +76,44 @@ def remarks(
     ]
 
 
-def later_loops(chosen: Entry, every: Sequence[Entry]) -> list[str]:
+def later_loops(before: Sequence[Entry], later: Sequence[Entry]) -> list[str]:
     """Return a remark about training loops that ran as written after an exported training.
 
     Args:
-        chosen: the entry that trains.
-        every: all entries of the notebook.
+        before: all entries until the exported training.
+        later: all entries after it.
     """
-    trees = [
-        ast.Module([], []) if e.request is None else tree_of_cell(e.request.source) for e in every
-    ]
-    loops = GradientLoops(trees)
-    runs = {
+    left = [e for e in later if not (e.trained or e.failed or e.names.trains)]
+    if not left:
+        return []
+    trees = {
+        id(e): tree_of_cell(e.request.source) for e in (*before, *later) if e.request is not None
+    }
+    loops = GradientLoops([*trees.values()])
+    functions = {
         node.name
-        for tree in trees
+        for tree in trees.values()
         for node in ast.walk(tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and loops.within(node)
     }
-    after = next(i for i, entry in enumerate(every) if entry is chosen) + 1
-    places = [
-        entry.place
-        for entry, tree in zip(every[after:], trees[after:], strict=True)
-        if not (entry.trained or entry.failed or entry.names.trains) and _loops(tree, loops, runs)
-    ]
+    places = [e.place for e in left if id(e) in trees and _trains(trees[id(e)], loops, functions)]
     if not places:
         return []
-    cells = "cell" if len(places) == 1 else "cells"
-    verb, be = ("loop", "is") if len(places) == 1 else ("loops", "are")
+    start, be = ("loop of cell", "is") if len(places) == 1 else ("loops of cells", "are")
     text = (
-        f"the training {verb} of {cells} {', '.join(places)} ran later, as written on every "
-        f"worker, and {be} not in the program: only steps on all replicas can be exported"
+        f"the training {start} {', '.join(places)} ran later, as written on every worker, and {be} "
+        "not in the program: only steps on all replicas can be exported"
     )
     return [text]
 
 
-def _loops(tree: ast.Module, loops: GradientLoops, runs: set[str]) -> bool:
-    """Return True if a cell runs a loop that may take gradients, or calls one of `runs`."""
+def _trains(tree: ast.Module, loops: GradientLoops, functions: set[str]) -> bool:
+    """Return True if a cell runs a loop that may take gradients, or a function with one."""
     for node in outside_functions(tree):
         match node:
             case ast.For() | ast.While() if loops.within(node):
                 return True
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in runs:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in functions:
                 return True
     return False
 

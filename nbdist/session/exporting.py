@@ -81,10 +81,10 @@ def export(
         entries, program = _chosen(journal, cluster, texts, cell, run, careful=True)
     except UsageError:  # without the cells that only may matter; remarks name these
         entries, program = _chosen(journal, cluster, texts, cell, run, careful=False)
-    own = modules.of_program(program.imports)
+    own, before = modules.of_program(program.imports), journal.until(entries)
     found = (
-        *remarks(entries, journal.until(entries), texts),
-        *([] if cell or run else later_loops(entries[-1], journal.entries)),
+        *remarks(entries, before, texts),
+        *([] if cell or run else later_loops(before, journal.entries[len(before) :])),
         *edited_cells(entries, journal.entries),
         *files_beside(entries, own.files),
         *edits(entries, own.files, modules.digests()),

@@ -218,8 +218,7 @@ def test_broken_connection_is_restored(hosts: Hosts, tmp_path: Path) -> None:
     with nbdist.Cluster(hosts=hosts.names[:2], framework="jax") as cluster:
         run = train(cluster, tmp_path, meanwhile=lambda: break_connection(hosts.each[1]))
         np.testing.assert_array_equal(run.loss, LOSSES)
-        (recovery,) = run.recoveries
-        assert 1 in recovery.ranks  # ranks that do not respond in time are replaced too
+        assert [recover.ranks for recover in run.recoveries] == [(1,)]
         cluster.restart()
         assert cluster.run("rank").results == {0: "0", 1: "1"}
 

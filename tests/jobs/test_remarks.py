@@ -101,7 +101,7 @@ EPOCHS = "def run(n):\n    for x in range(n):\n        update(x)"
 def test_a_later_training_loop_that_ran_as_written_is_named() -> None:
     defined, chosen = entry(f"{STEP}\n{EPOCHS}"), entry("model.fit(x)", trained=True)
     loops = [entry("for x in data:\n    update(x)"), entry("losses = run(3)")]
-    (text,) = later_loops(chosen, [defined, chosen, *loops])
+    (text,) = later_loops([defined, chosen], loops)
     assert text == (
         f"the training loops of cells {loops[0].place}, {loops[1].place} ran later, as written on "
         "every worker, and are not in the program: only steps on all replicas can be exported"
@@ -118,4 +118,4 @@ def test_other_later_cells_need_no_remark() -> None:
         entry("%time"),
         entry("run(3)", trained=True),
     ]
-    assert not later_loops(chosen, [defined, earlier, chosen, *later])
+    assert not later_loops([defined, earlier, chosen], later)
