@@ -1,6 +1,6 @@
-"""64 workers with 100 reports per second each, against ipyparallel's `publish_data`.
+"""4 and 64 workers with 100 reports per second each, against ipyparallel's `publish_data`.
 
-Reports take the whole path: 64 reporters in one process, the notebook's receiver, the run
+Reports take the whole path: all reporters in one process, the notebook's receiver, the run
 directory, a Jupyter server, a page in Chromium. `publish_data` is called on 2 engines and ends in
 the notebook's client, which stores only the latest data of each.
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from benchmarks.case import Scale
     from nbdist.records import AnyEvent
 
-WORKERS, RATE = 64, 100
+FEW, MANY, RATE = 4, 64, 100
 SECONDS = 60
 PEER_ENGINES, PEER_SECONDS = 2, 15
 MOST_LATENCY_S = 0.150
@@ -105,7 +105,7 @@ class Load:
         peer_seconds: duration for the peer.
     """
 
-    workers: int = WORKERS
+    workers: int
     rate: int = RATE
     seconds: int = SECONDS
     peer_engines: int = PEER_ENGINES
@@ -117,30 +117,35 @@ class Load:
 
 
 def cases(scale: Scale) -> Iterator[Case | Skipped]:
-    load = scale.of(Load(), Load(2, 20, 1, 1, 1))
-    lost = (
-        f"lost reports of {load.workers} workers x {load.rate} reports per second for "
-        f"{load.seconds} s, against those sent"
-    )
-    latency = "median time of a report from engine to page, against publish_data to the client"
-    receiver = "processor time of the receiver's thread for a report, against the client's thread"
-    storage = (
-        "processor time of the receiver's thread, of writing and of findings for a report, against "
-        "the client's thread"
-    )
+    loads = scale.of((Load(FEW), Load(MANY)), (Load(2, 20, 1, 1, 1),))
     if chromium() is None:
-        for name in (lost, latency, receiver, storage):
-            yield Skipped(name, "no Chromium on the path")
+        yield Skipped("reports of workers on their way to the page", "no Chromium on the path")
         return
-    ours, peer = _ours(load), _peer(load)
+    peer = _peer(loads[0])
+    for load in loads:
+        yield from _cases_of(load, peer)
+
+
+def _cases_of(load: Load, peer: dict[str, float]) -> Iterator[Case]:
+    ours = _ours(load)
+    sent = f"{load.workers} workers x {load.rate} reports per second for {load.seconds} s"
+    lost = f"lost reports of {sent}, against those sent"
     yield Case(lost, load.reports - ours["kept"], load.reports, "reports", 0.0, 1)
+    latency = "median time of a report from engine to page, against publish_data to the client"
     target = round(MOST_LATENCY_S / peer["lag_s"], 3)
-    yield Case(latency, ours["lag_s"], peer["lag_s"], "s", target, 1)
+    yield Case(f"{latency}, {load.workers} workers", ours["lag_s"], peer["lag_s"], "s", target, 1)
     each = peer["cpu_s"] / peer["reports"]
     target = round(MOST_OF_A_CORE / (load.workers * load.rate) / each, 3)
-    for name, cpu_s in ((receiver, ours["cpu_s"]), (storage, ours["cpu_s"] + ours["tick_s"])):
+    both_s = ours["cpu_s"] + ours["tick_s"]
+    parts = (
+        ("the receiver's thread", ours["cpu_s"]),
+        ("the receiver's thread, of writing and of findings", both_s),
+    )
+    for part, cpu_s in parts:
         share = f"{cpu_s / load.seconds:.1%} of a core"
-        yield Case(name, cpu_s / load.reports, each, "s", target, 1, share)
+        name = f"processor time of {part} for a report of {load.workers} workers"
+        against = f"{name}, against the client's thread"
+        yield Case(against, cpu_s / load.reports, each, "s", target, 1, share)
 
 
 def _ours(load: Load) -> dict[str, float]:

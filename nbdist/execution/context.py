@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from nbdist.execution.recorder import Recorder
     from nbdist.execution.recovery import RecoveryLog
     from nbdist.records import RunningCell
+    from nbdist.telemetry.receiver import Repeats
     from nbdist.views.run.cell_output import View
 
 
@@ -24,6 +25,7 @@ class RunContext(NamedTuple):
         host_of: the host of each rank that runs the cell.
         recorder: collects the result of the run.
         recoveries: counts recoveries, and stores the names that the checkpoint contains.
+        repeats: removes reports that ranks send again, in all attempts.
     """
 
     cell: RunningCell
@@ -32,3 +34,4 @@ class RunContext(NamedTuple):
     host_of: Mapping[int, str]
     recorder: Recorder
     recoveries: RecoveryLog
+    repeats: Repeats

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from nbdist.errors import CellInterrupt
     from nbdist.execution.context import RunContext
     from nbdist.execution.resume import ResumedRun
-    from nbdist.records import CellRequest, Rows
+    from nbdist.records import CellRequest
     from nbdist.settings import Settings
     from nbdist.views.run.cell_output import Shareable
 
@@ -61,7 +61,6 @@ class CellMonitor:
         context: the cell, its view and its storage.
         worker_group: the workers. The monitor marks cancelled collectives there.
         settings: the time limits.
-        received: reports that another process received.
     """
 
     def __init__(
@@ -70,7 +69,6 @@ class CellMonitor:
         context: RunContext,
         worker_group: WorkerGroup,
         settings: Settings,
-        received: Iterable[Rows] = (),
     ) -> None:
         request, view = context.cell.request, context.view
         engines, collectives, show = worker_group.engines, worker_group.collectives, self._show_for
@@ -94,7 +92,7 @@ class CellMonitor:
         self._is_over = self._may_kill = False
         self._interrupt_requested = threading.Event()  # the kernel was interrupted
         self._takes_interrupts = True
-        self._stream = CellStream(worker_group.receiver, number, received)
+        self._stream = CellStream(worker_group.receiver, number, context.repeats)
         self._stream.subscribers.add(*context.live.subscribers, self._receive)
 
     def _receive(self, record: AnyEvent) -> None:

@@ -28,6 +28,7 @@ from nbdist.execution.recorder import Recorder
 from nbdist.execution.recovery import Recovery, RecoveryLog
 from nbdist.execution.result import Run
 from nbdist.records import RunningCell
+from nbdist.telemetry.receiver import Repeats
 from nbdist.utils.signals import interrupt_held
 from nbdist.views import formatting
 from nbdist.views.run.cell_output import SilentView
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from nbdist.execution.live_run import LiveRun
     from nbdist.execution.replay_journal import Journal
     from nbdist.execution.resume import ResumedRun
-    from nbdist.records import CellEnded, CellRequest, Rows
+    from nbdist.records import CellEnded, CellRequest
     from nbdist.settings import Settings
     from nbdist.views.cluster.workers import StartView
     from nbdist.views.run.cell_output import View
@@ -220,7 +221,9 @@ class Runner:
             CellError, WorkerError, KeyboardInterrupt: see `Cluster.run`.
             LeftError: the cell continues, and another process follows it.
         """
-        recorder = Recorder(self.number + 1, is_step=cell.request.step is not None)
+        run = self.number + 1
+        cell = structs.replace(cell, request=structs.replace(cell.request, run=run))
+        recorder = Recorder(run, is_step=cell.request.step is not None)
         recoveries = RecoveryLog(
             recorder, live, view, self._handover, cell.options.max_heals, self._pids
         )
@@ -228,7 +231,7 @@ class Runner:
         if saving is not None and saving.resume:
             recoveries.saved = names_in(Path(saving.folder))
             self._handover.opened(recoveries.saved)
-        context = RunContext(cell, view, live, host_of, recorder, recoveries)
+        context = RunContext(cell, view, live, host_of, recorder, recoveries, Repeats())
         monitor = self._new_monitor(context)
         sending = self._sending(context, monitor, cell.request)
 
@@ -262,9 +265,10 @@ class Runner:
         for recovery in resumed.recoveries:
             recorder.recovered(recovery)
         recoveries.take_over(cell, resumed)
-        context = RunContext(cell, view, resumed.live, host_of, recorder, recoveries)
+        repeats = Repeats(resumed.reports)
+        context = RunContext(cell, view, resumed.live, host_of, recorder, recoveries, repeats)
         self.number = cell.request.number - 1
-        monitor = self._new_monitor(context, resumed.reports)
+        monitor = self._new_monitor(context)
         resume_recovery = self._resume_recovery()
         monitor.expect(cell.request, resumed, () if resume_recovery else host_of)
         if resumed.begun is not None:
@@ -398,9 +402,9 @@ class Runner:
             names = ", ".join(f"`{name}`" for name in gone)
             raise RanksLostError((), f"{names} missing after a failed step")
 
-    def _new_monitor(self, context: RunContext, received: Sequence[Rows] = ()) -> CellMonitor:
+    def _new_monitor(self, context: RunContext) -> CellMonitor:
         self.number += 1
-        monitor = CellMonitor(self.number, context, self._worker_group, self._settings, received)
+        monitor = CellMonitor(self.number, context, self._worker_group, self._settings)
         self._keep_monitors(*(w for w in self._monitors if w.running), monitor)
         return monitor
 
@@ -497,7 +501,7 @@ class Runner:
         recorder = Recorder(self.number, is_step=False)
         recoveries = RecoveryLog(recorder, live, view, self._handover, 0, self._pids)
         hosts = {rank: self._worker_group.hellos[rank].host for rank in ranks}
-        context = RunContext(cell, view, live, hosts, recorder, recoveries)
+        context = RunContext(cell, view, live, hosts, recorder, recoveries, Repeats())
         monitor = CellMonitor(self.number, context, self._worker_group, self._settings)
         self._keep_monitors(monitor)
         monitor.follow(again)

@@ -115,6 +115,7 @@ class CellRequest(Command, frozen=True):
         makes: those names that the cell binds before it reads them.
         replays: nbdist repeats the cell for the names that it binds. `fit` does not train again.
         seconds: duration of the run before a recovery; 0 for a new run.
+        run: number of the run: that of the cell in the first attempt.
         generators: states of the generators at the start of the cell, packed by
             `worker/runtime/rng_alignment.py`; empty to keep the states.
         fits: records of the fits of each rank in the first run of a cell that nbdist repeats,
@@ -131,6 +132,7 @@ class CellRequest(Command, frozen=True):
     makes: tuple[str, ...] = ()
     replays: bool = False
     seconds: float = 0.0
+    run: int = 0
     generators: bytes = b""
     fits: dict[int, bytes] = {}
 

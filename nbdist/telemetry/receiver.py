@@ -125,25 +125,23 @@ class Receiver:
 class CellStream:
     """Records of one cell without repeated reports.
 
-    A rank that loses its connection sends its last reports again.
+    A rank that loses its connection sends its last reports again. One that replaces a lost rank
+    sends those of the lost one.
 
     Args:
         receiver: receiver of the records of all cells.
         number: number of the cell.
-        received: reports that are already stored. Each item contains at least one row of one rank,
-            either all of steps or all of epochs.
+        repeats: filter of the run.
 
     Attributes:
         subscribers: subscribers to the records of the cell.
     """
 
-    def __init__(self, receiver: Receiver, number: int, received: Iterable[Rows] = ()) -> None:
+    def __init__(self, receiver: Receiver, number: int, repeats: Repeats) -> None:
         self.subscribers = Subscribers()
         self._receiver = receiver
         self._number = number
-        self._repeats = Repeats()
-        for rows in received:
-            self._repeats.note(rows)
+        self._repeats = repeats
         receiver.subscribers.add(self._take)
 
     def close(self) -> None:
@@ -164,15 +162,18 @@ class _Source(NamedTuple):
 
 
 class Repeats:
-    """Filter that removes repeated reports of each rank."""
+    """Filter that removes repeated reports of each rank.
 
-    def __init__(self) -> None:
+    Args:
+        received: reports that are already stored. Each item contains at least one row of one rank,
+            either all of steps or all of epochs.
+    """
+
+    def __init__(self, received: Iterable[Rows] = ()) -> None:
         self._last_times: dict[_Source, float] = {}
-
-    def note(self, rows: Rows) -> None:
-        """Note stored rows of one rank: at least one, all of steps or all of epochs."""
-        last = rows.last()
-        self._last_times[_Source(last.rank, rows.columns, last.step >= 0)] = last.time_s
+        for rows in received:
+            last = rows.last()
+            self._last_times[_Source(last.rank, rows.columns, last.step >= 0)] = last.time_s
 
     def fresh(self, record: AnyEvent) -> AnyEvent | None:
         """Return the new part of a record. None if there is none."""

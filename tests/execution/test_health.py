@@ -78,7 +78,7 @@ class Watched:
         self.cancellation = CancellationDouble(self.sender.running)
         cell: Any = RunningCell(request=request(), ranks=tuple(host_of))
         unused: Any = None
-        context = RunContext(cell, self.view, self.live, host_of, unused, unused)
+        context = RunContext(cell, self.view, self.live, host_of, unused, unused, unused)
         self.on_show: Callable[[], None] = lambda: None
         self.settings = Settings()
         self.health = RankHealth(

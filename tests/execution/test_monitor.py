@@ -38,7 +38,7 @@ from nbdist.records import (
     Stopping,
 )
 from nbdist.settings import Settings
-from nbdist.telemetry.receiver import Subscribers
+from nbdist.telemetry.receiver import Repeats, Subscribers
 from tests.execution.doubles import (
     CELL,
     DispatcherDouble,
@@ -104,7 +104,9 @@ class Cell:
         recoveries: Any = SimpleNamespace(opened=self.opened.append)
         running = RunningCell(request=one, ranks=(0, 1))
         hosts = {0: "a", 1: "a"}
-        context = RunContext(running, self.view, self.live, hosts, self.recorder, recoveries)
+        context = RunContext(
+            running, self.view, self.live, hosts, self.recorder, recoveries, Repeats()
+        )
         self.monitor = CellMonitor(CELL, context, self.workers, SETTINGS)
 
     def receive(self, command: Command, rank: int) -> None:

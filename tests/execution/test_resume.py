@@ -68,9 +68,7 @@ def test_stored_rows_count_as_received(tmp_path: Path) -> None:
     run.close()
     resumed = reopen(running_cell(tmp_path, run.state.id), Settings())
     assert isinstance(resumed.begun, StepBegun)
-    repeats = Repeats()
-    for report in resumed.reports:
-        repeats.note(report)
+    repeats = Repeats(resumed.reports)
     assert repeats.fresh(losses(2, 4)) is None
     assert repeats.fresh(losses(2, 4, rank=1)) == losses(4, 4, rank=1)
     resumed.live.leave()

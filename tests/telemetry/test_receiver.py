@@ -13,7 +13,7 @@ import zmq
 
 from nbdist.records import AnyEvent, Columns, Output, Rows, SocketAddress
 from nbdist.telemetry.output_logs import OutputLogs
-from nbdist.telemetry.receiver import CellStream, Receiver
+from nbdist.telemetry.receiver import CellStream, Receiver, Repeats
 from nbdist.worker.runtime.memory import MemoryGauge
 from nbdist.worker.runtime.reporter import PENDING_LIMIT_BYTES, Reporter
 from nbdist.worker.runtime.row_buffer import ROOM_ROWS, RowBuffer
@@ -141,7 +141,7 @@ def test_subscribers_of_a_cell_get_each_record_once_until_its_end() -> None:
         raise OSError("disk is full")
 
     receiver = Receiver()
-    stream = CellStream(receiver, 1, [losses(1, 3)])
+    stream = CellStream(receiver, 1, Repeats([losses(1, 3)]))
     stream.subscribers.add(fails, of_cell.append)
     receiver.subscribers.add(everything.append)
     other = text(0, 1)

@@ -33,6 +33,9 @@ BUILD_S = 3600.0
 REMEDY = 'free space there, or set another folder by `env = {XDG_CACHE_HOME = "..."}` in hosts.toml'
 """Remedy for a folder of environments that is full, or not writable."""
 
+KEPT_S = 30 * 24 * 3600.0
+"""Time after the last start that used an environment or a wheel, until it is removed."""
+
 _PROBE_S = 30.0
 _PROBE = {"UV_HTTP_TIMEOUT": "5", "UV_HTTP_CONNECT_TIMEOUT": "5", "UV_HTTP_RETRIES": "0"}
 _CHUNK_BYTES = 1 << 20
@@ -62,9 +65,12 @@ def main() -> None:
     try:
         (root / "wheels").mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(Path(f"{place}.lock")):
+            os.utime(f"{place}.lock")
             if _works(place):
                 _answer(python=str(place / "bin" / "python"))
+                _prune(root)
                 return
+            _prune(root)
             _answer(
                 platform=sysconfig.get_platform(),
                 uv=shutil.which("uv") or "",
@@ -83,13 +89,55 @@ def _serve(message: Any, root: Path, place: Path) -> None:
             lacking={
                 name: _part(place, name).stat().st_size if _part(place, name).exists() else 0
                 for name in message["names"]
-                if not (root / "wheels" / name).exists()
+                if not _keep(root / "wheels" / name)
             }
         )
     elif message["op"] == "store":
         _store(message, _part(place, message["name"]), root / "wheels" / message["name"])
     else:
         _answer(**_built(message, root, place))
+
+
+def _keep(wheel: Path) -> bool:
+    """Note that a start uses a wheel. Return False if it is not there."""
+    try:
+        os.utime(wheel)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _prune(root: Path) -> None:
+    """Remove what no start has used for `KEPT_S`: environments without processes, and wheels.
+
+    Renames environments first, because the notebook may end this program at any time.
+    """
+    for lock in root.glob("*.lock"):
+        place = lock.with_suffix("")
+        if place.exists() and _is_old(lock) and not _is_in_use(place):
+            with lock.open("r+") as file, contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                place.rename(f"{place}.old")
+    for path in [*root.glob("*.old"), *filter(_is_old, root.glob("*.new"))]:
+        shutil.rmtree(path, ignore_errors=True)
+    for path in filter(_is_old, [*root.glob("*.part"), *(root / "wheels").iterdir()]):
+        path.unlink(missing_ok=True)
+
+
+def _is_old(path: Path) -> bool:
+    return path.stat().st_mtime < time.time() - KEPT_S
+
+
+def _is_in_use(place: Path) -> bool:
+    """Return True if a process runs the environment's Python, or if that cannot be known."""
+    processes = Path("/proc")
+    if not (processes / "self" / "cmdline").exists():
+        return True
+    for command in processes.glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # the process has ended
+            if command.read_bytes().startswith(f"{place}/".encode()):
+                return True
+    return False
 
 
 def _part(place: Path, name: str) -> Path:

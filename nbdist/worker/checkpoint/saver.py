@@ -37,6 +37,7 @@ from nbdist.worker.checkpoint.folder import (
     sweep,
     unpack,
 )
+from nbdist.worker.runtime.rank_reporter import RecentReports
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -203,13 +204,15 @@ class _OwnState(NamedTuple):
     fits: bytes
     loop: bytes
 
-    def encode(self) -> bytes:
+    def encode(self, reports: RecentReports) -> bytes:
+        """Return it with the rank's reports, which may be lost on their way to the notebook."""
         state = {
             "arrays": pack(self.arrays),
             "random": _packed(self.generators),
             "sums": self.sums,
             "fits": self.fits,
             "loop": self.loop,
+            "reports": reports,
         }
         return msgspec.msgpack.encode(state)
 
@@ -327,11 +330,15 @@ class Saved:
         rank, before = self._reporter.rank, manifest.world_size
         state = checkpoint.own(min(rank, before - 1))
         gone = range(self._ranks, before) if rank == 0 else ()
+        orphans = [checkpoint.own(other) for other in gone]
         own = Own(
             values=unpack(state["arrays"]),
             is_new=rank >= before,
-            orphans=tuple(unpack(checkpoint.own(other)["arrays"]) for other in gone),
+            orphans=tuple(unpack(orphan["arrays"]) for orphan in orphans),
         )
+        for one in (state, *orphans):
+            if "reports" in one:  # not in checkpoints of nbdist before 2026-11-29
+                self._reporter.repeat(msgspec.convert(one["reports"], RecentReports))
         self._state.restore(checkpoint.path / self._state.kind, own)
         # A loop restores them at the begin of its pass.
         if not state.get("loop") and not keeps_generators:
@@ -401,8 +408,8 @@ class Saved:
         """Write the checkpoint, on the thread. Report an error instead of raising it."""
         try:
             self._refuse_full()
-            self._reporter.flush()  # a run that resumes here does not report these steps again
-            draft.write_own(self._reporter.rank, own.encode())
+            reports = self._reporter.recent()  # a run that resumes here does not compute them again
+            draft.write_own(self._reporter.rank, own.encode(reports))
             if self._reporter.rank == 0:
                 write(draft.path / self._state.kind)
                 draft.write_manifest(msgspec.json.format(msgspec.json.encode(manifest)))

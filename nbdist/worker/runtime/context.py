@@ -107,7 +107,7 @@ class Worker:
     ) -> None:
         """Begin a cell; `CellState` describes the arguments."""
         self.cell_state = CellState(request, stop_point)
-        self.reporter.begin_cell(request.number, request.seconds)
+        self.reporter.begin_cell(request.number, request.seconds, request.run)
         self.memory.begin()
 
     def end_cell(self, error: BaseException | None = None) -> None:

@@ -5,7 +5,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nbdist.records import Columns, Compiled, FitBegun, Media, Metrics, Note, StepBegun
+import msgspec
+
+from nbdist.records import (
+    AnyEvent,
+    Columns,
+    Compiled,
+    FitBegun,
+    Media,
+    Metrics,
+    Note,
+    Rows,
+    StepBegun,
+)
 from nbdist.worker.runtime import media
 from nbdist.worker.runtime.reporter import Reporter
 from nbdist.worker.runtime.row_buffer import RowBuffer
@@ -13,11 +25,29 @@ from nbdist.worker.runtime.row_buffer import RowBuffer
 if TYPE_CHECKING:
     import contextlib
 
-    from nbdist.records import AnyEvent, AnyMedia, NoteTopic, WorkerIdentity
+    from nbdist.records import AnyMedia, NoteTopic, WorkerIdentity
     from nbdist.worker.runtime.memory import MemoryGauge
 
 
 _INTERVAL = Columns(measures=("report_s",))
+
+_decoder = msgspec.msgpack.Decoder(AnyEvent)
+
+
+class RecentReports(msgspec.Struct, frozen=True):
+    """Reports of the last seconds of one rank, as a checkpoint contains them.
+
+    Attributes:
+        stream: key of the notebook's stream, which no other cluster has.
+        run: number of the run.
+        cell: number of the cell.
+        frames: encoded records of this cell and of earlier ones.
+    """
+
+    stream: bytes
+    run: int
+    cell: int
+    frames: list[bytes]
 
 
 class Recipient(Protocol):
@@ -33,6 +63,10 @@ class Recipient(Protocol):
 
     def flush(self) -> None:
         """Pass on all records."""
+        ...
+
+    def recent(self) -> list[bytes]:
+        """Pass on all records; return the reports of the last seconds, encoded."""
         ...
 
     def close(self) -> None:
@@ -67,6 +101,8 @@ class RankReporter:
         self.cell = 0
         self.step_ends: list[float] = []
         self._telemetry = identity.telemetry
+        self._stream = identity.stream.server_key
+        self._run = 0
         self._shield = shield
         self._reporter = recipient or Reporter(
             identity.stream, RowBuffer(identity.rank, gauge), identity.world_size
@@ -77,14 +113,16 @@ class RankReporter:
         self._last_report: tuple[int, int, float] | None = None
         self._cell_started = time.perf_counter()
 
-    def begin_cell(self, cell: int, seconds: float) -> None:
+    def begin_cell(self, cell: int, seconds: float, run: int = 0) -> None:
         """Report for this cell from now on.
 
         Args:
             cell: number of the cell.
             seconds: time that earlier attempts of its run have taken.
+            run: number of the run, the same in all attempts.
         """
         self.cell = cell
+        self._run = run
         self._noted.clear()
         self._reported_steps = 0
         self._times_steps = False
@@ -236,6 +274,24 @@ class RankReporter:
         """Pass all records to ZeroMQ, so that none is lost when this process ends."""
         with self._shield:
             self._reporter.flush()
+
+    def recent(self) -> RecentReports:
+        """Pass all records to ZeroMQ; return the reports of the last seconds."""
+        with self._shield:
+            frames = self._reporter.recent()
+        return RecentReports(stream=self._stream, run=self._run, cell=self.cell, frames=frames)
+
+    def repeat(self, reports: RecentReports) -> None:
+        """Send the values of a lost rank again if they belong to this run of the same notebook.
+
+        The notebook drops those that it has received.
+        """
+        if (reports.stream, reports.run) != (self._stream, self._run):
+            return
+        for record in map(_decoder.decode, reports.frames):
+            if isinstance(record, Rows | Metrics) and record.cell == reports.cell:
+                self.send(msgspec.structs.replace(record, cell=self.cell))
+        self.flush()  # before later values: the notebook takes older ones for duplicates
 
     def close(self) -> None:
         """Send the pending records before the process ends."""

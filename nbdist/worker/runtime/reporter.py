@@ -4,9 +4,10 @@ Records are batched, at most 20 messages a second of each rank and 400 of all ra
 a CURVE-encrypted ZeroMQ socket. Text is never lost: a writer waits when too much is pending, like
 on a pipe. Reports of steps never wait: `RowBuffer` drops and counts those that exceed its size.
 
-If the notebook's kernel is killed, messages on the way to it are lost. The reporter therefore keeps
-the reports of the last seconds and repeats them to the next kernel. That kernel drops duplicates
-(`Repeats`).
+If the notebook's kernel or this process is killed, messages on the way are lost. The reporter
+therefore keeps the reports of the last seconds, and repeats them to the next kernel. A checkpoint
+contains them too, so that the process that resumes the run can repeat them. The notebook drops
+duplicates (`Repeats`).
 """
 
 from __future__ import annotations
@@ -152,6 +153,15 @@ class Reporter:
         with self._changed:
             self._pass_on()
 
+    def recent(self) -> list[bytes]:
+        """Pass all records and rows to ZeroMQ; return the encoded reports of the last seconds."""
+        with self._changed:
+            self._pass_on()
+            return self._kept()
+
+    def _kept(self) -> list[bytes]:
+        return [frame for frames in self._sent for frame in frames]
+
     def _pass_on(self) -> None:
         """Wait until the sending thread has passed all that is queued to ZeroMQ."""
         self._requested += 1
@@ -186,8 +196,7 @@ class Reporter:
         connect(socket, self._address)
         with socket, ends:
             while self._await_records() and self._await_room(socket):
-                sent = [frame for frames in self._sent for frame in frames]
-                repeated = sent if _has_ended(ends) else []
+                repeated = self._kept() if _has_ended(ends) else []
                 request = self._requested
                 if frames := [*repeated, *self._take()]:
                     socket.send_multipart(frames)
@@ -224,7 +233,8 @@ class Reporter:
             self._changed.notify_all()
         rows = [*map(self._encode, self._row_buffer.take())]
         if rows or reports:
-            self._sent.append([*rows, *reports])
+            with self._changed:
+                self._sent.append([*rows, *reports])
         return [*rows, *batch]
 
 

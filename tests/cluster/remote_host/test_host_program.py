@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
+import os
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -83,3 +86,48 @@ def test_folder_that_cannot_be_written_is_reported_with_the_remedy(tmp_path: Pat
     with started(tmp_path) as (_, answer):
         assert answer["error"].startswith(f"{tmp_path}/nbdist/environments/wheels: Not a directory")
         assert "XDG_CACHE_HOME" in answer["error"]
+
+
+def test_environments_and_wheels_that_nothing_uses_are_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "nbdist/environments"
+    (folder / "wheels").mkdir(parents=True)
+    before = time.time() - host_program.KEPT_S - 60
+
+    def age(*paths: Path) -> None:
+        for path in paths:
+            os.utime(path, (before, before))
+
+    for digest in ("recent", "old", "running", "locked"):
+        python = folder / f"{digest}-linux" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.symlink_to("/bin/sleep")  # double: the environment's Python
+        (folder / f"{digest}-linux.lock").touch()
+    age(*(folder / f"{digest}-linux.lock" for digest in ("old", "running", "locked")))
+    for name in ("old", "recent"):
+        (folder / "wheels" / name).write_text(name)
+    age(folder / "wheels" / "old")
+    running = folder / "running-linux" / "bin" / "python"
+    with subprocess.Popen([str(running), "60"]) as process:
+        try:
+            with (folder / "locked-linux.lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                with started(tmp_path):
+                    pass
+            left = {path.name for path in folder.iterdir() if path.is_dir()}
+        finally:
+            process.kill()
+    assert left == {"recent-linux", "running-linux", "locked-linux", "wheels"}
+    assert {path.name for path in (folder / "wheels").iterdir()} == {"recent"}
+
+
+def test_wheels_that_a_start_uses_are_kept(tmp_path: Path) -> None:
+    wheel = tmp_path / "nbdist/environments/wheels/used"
+    wheel.parent.mkdir(parents=True)
+    with started(tmp_path) as (program, _):
+        wheel.write_text("wheel")
+        before = time.time() - host_program.KEPT_S - 60
+        os.utime(wheel, (before, before))
+        assert program.ask(op="lacking", names=["used"]) == {"lacking": {}}
+    with started(tmp_path):
+        pass
+    assert wheel.exists()

@@ -70,6 +70,7 @@ class Notebook:
             rank=2, world_size=4, stream=address, dispatch=address, telemetry=telemetry
         )
         self.shield = Shield()
+        self.identity = identity
         self.reporter = RankReporter(identity, MemoryGauge(), self.shield)
         self.reporter.begin_cell(7, 0.0)
 
@@ -258,6 +259,9 @@ def test_only_rank_0_reports_a_compilation(rank: int) -> None:
 
         def flush(self) -> None: ...
 
+        def recent(self) -> list[bytes]:
+            return []
+
         def close(self) -> None: ...
 
     address = SocketAddress(url="inproc://none", server_key=b"")
@@ -267,3 +271,32 @@ def test_only_rank_0_reports_a_compilation(rank: int) -> None:
     reporter.compiled(1, 2, 0.5)
     expected = Compiled(rank=0, cell=3, arguments=1, temporaries=2, seconds=0.5)
     assert sent == ([] if rank else [expected])
+
+
+def test_values_of_a_lost_rank_are_repeated() -> None:
+    with opened() as notebook, opened() as other:
+        notebook.reporter.begin_cell(7, 0.0, run=7)
+        notebook.reporter.note("batch", "not repeated")
+        notebook.reporter.report(loss=1.5)
+        notebook.reporter.report(epoch=1, loss=2.5)
+        reports = notebook.reporter.recent()
+        notebook.received()
+        fresh = RankReporter(notebook.identity, MemoryGauge(), contextlib.nullcontext())
+        try:
+            for cell, run in ((8, 8), (9, 7)):  # the reports belong to run 7
+                fresh.begin_cell(cell, 30.0, run)
+                fresh.repeat(reports)
+            fresh.report(loss=3.5)
+            fresh.flush()
+        finally:
+            fresh.close()
+        found = [r for r in notebook.received() if isinstance(r, Rows | Metrics)]
+        values = [m for r in found for m in (metrics_of(r) if isinstance(r, Rows) else [r])]
+        assert [(m.rank, m.cell, m.own["loss"]) for m in values] == [
+            (2, 9, 1.5),
+            (2, 9, 2.5),
+            (2, 9, 3.5),
+        ]
+        other.reporter.begin_cell(9, 30.0, run=7)  # of another cluster
+        other.reporter.repeat(reports)
+        assert not other.received()

@@ -4,7 +4,7 @@ A step cell is one program. Values of an inner trace cannot leave it, so a mark 
 operation with a name (`checkpoint_name`). `evaluated` traces the step
 and runs its jaxpr, with the functions inlined that contain marks, and returns the marked values.
 
-A training loop calls compiled functions of the user. There, `received` adds a callback to them that
+A training loop calls compiled functions of the user. `receiving` adds a callback to them, which
 sends sums of squares to the host. Other calls of these functions are unchanged.
 
 `value_and_grad` and `grad` call `vjp` of their module, which this module replaces (JAX 0.10.2;
@@ -100,18 +100,22 @@ class Received(NamedTuple):
 
 
 @contextlib.contextmanager
-def received(*, histograms: bool) -> Iterator[list[Received]]:
-    """Provide a list that contains the gradients taken in this context, after it has ended.
+def receiving(*, histograms: bool) -> Iterator[None]:
+    """Receive the gradients taken in this context, for `take_received`.
 
     The gradients of nested functions and of `vmap` are left out.
     """
     _received.clear()
-    found: list[Received] = []
     with _differentiating("histograms" if histograms else "numbers"):
-        yield found
+        yield
+
+
+def take_received() -> list[Received]:
+    """Wait for the programs that ran in the last context of `receiving`; return its gradients."""
     jax.effects_barrier()
-    found += _received
+    found = _received.copy()
     _received.clear()
+    return found
 
 
 @contextlib.contextmanager

@@ -9,22 +9,23 @@ same shapes and sums are the parameters.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from nbdist.worker.jax.runtime.array_counts import counted, real, square
-from nbdist.worker.jax.runtime.gradient_marks import received
+from nbdist.worker.jax.runtime.gradient_marks import receiving, take_received
 from nbdist.worker.jax.runtime.step_signals import NAME
 from nbdist.worker.jax.runtime.watched_step import RATE_PATH
 from nbdist.worker.runtime import signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from nbdist.records import Histogram
     from nbdist.worker.jax.runtime.gradient_marks import Received
@@ -58,16 +59,52 @@ class Leaves(Protocol):
         ...
 
 
+class _Compared(NamedTuple):
+    """Parameters before and after a step, compared without waiting for the step.
+
+    Attributes:
+        update: sum of the squares of the update.
+        rows: rows of the histograms of the parameters; empty if not requested.
+    """
+
+    update: jax.Array
+    rows: Sequence[jax.Array]
+
+
+class _Arrays(NamedTuple):
+    """Arrays of floats of one step.
+
+    Attributes:
+        before: arrays of the state before the step, by path.
+        after: those after it.
+        rates: learning rates by name.
+        is_due: True if the step has histograms.
+    """
+
+    before: dict[str, jax.Array]
+    after: dict[str, jax.Array]
+    rates: dict[str, jax.Array]
+    is_due: bool
+
+    def compared(self, places: Places) -> _Compared:
+        """Compare the arrays at these places."""
+        old, new = ([arrays[path] for path in places.values()] for arrays in self[:2])
+        return _Compared(_update(new, old), _rows(old) if self.is_due else ())
+
+
 class LoopSignals:
     """Signals of the steps of a loop."""
 
     def __init__(self) -> None:
         self._shapes: list[Any] = []
         self._places: Places = {}
+        self._read_last: Callable[[], object] = lambda: None
 
     @contextlib.contextmanager
     def recorded(self, state: Leaves) -> Iterator[dict[str, Any]]:
-        """Provide a dict that contains the signals of the step in this context, as `NAME`.
+        """Provide a dict that contains a function `NAME`, which returns the signals of the step.
+
+        The function waits for the step. Without it, the next steps begin before this one has ended.
 
         Args:
             state: state of the loop; changed by the step.
@@ -76,46 +113,47 @@ class LoopSignals:
         if not signals.is_recorded():
             yield found
             return
+        self._read_last()  # the gradients of two steps must not mix
         is_due = signals.is_due()
         before = _floats(state)
         if self._places:
             before = {path: before[path] for path in self._places.values() if path in before}
-        before = dict(zip(before, _copies(list(before.values())), strict=True))  # donated ones end
-        with received(histograms=is_due) as calls:
+        before = _copied(before)  # donated arrays end
+        with receiving(histograms=is_due):
             yield found
         after = _floats(state)
-        rates = _rates(after)
-        if not rates:
+        arrays = _Arrays(before, after, _rates(after), is_due)
+        if not arrays.rates:
             signals.note_missing("learning rate", "use optax.inject_hyperparams")
-        found[NAME] = self._signals(calls, before, after, rates, is_due=is_due)
+        if not set(self._places.values()) <= before.keys() & arrays.after.keys():
+            self._places = {}
+        compared = arrays.compared(self._places) if self._places else None
+        if compared is not None:
+            arrays = arrays._replace(before={}, after={})
+        read = functools.cache(functools.partial(self._signals, arrays, compared))
+        found[NAME] = self._read_last = read
+        if compared is None:
+            read()  # the next step may change the arrays
 
-    def _signals(
-        self,
-        calls: Sequence[Received],
-        before: dict[str, jax.Array],
-        after: dict[str, jax.Array],
-        rates: dict[str, float],
-        *,
-        is_due: bool,
-    ) -> signals.Signals:
+    def _signals(self, arrays: _Arrays, compared: _Compared | None) -> signals.Signals:
+        calls, rates = take_received(), {n: float(rate) for n, rate in arrays.rates.items()}
         shapes = [call.shapes for call in calls]
-        if self._places and shapes != self._shapes:  # of another kind of step
+        if compared is not None and shapes != self._shapes:  # of another kind of step
             self._places = {}
             return signals.Signals(rates)
-        places = self._places or _places(calls, before)
+        places = self._places or _places(calls, arrays.before)
         why = _SEVERAL if len(set(places.values())) < len(places) else _NO_GRADIENTS
         if not places or why == _SEVERAL:
             signals.note_missing("gradient norm, parameter norm and update ratio", why)
             return signals.Signals(rates)
         self._shapes, self._places = shapes, places
-        old, new = ([arrays[path] for path in places.values()] for arrays in (before, after))
+        update, rows = compared or arrays.compared(places)
         squares = [
             sum(float(calls[call].gradients[i]) for call, i in places),
             sum(float(calls[call].sources[i]) for call, i in places),
-            float(_update(new, old)),
+            float(update),
         ]
         histograms: dict[str, Histogram] = {}
-        rows = _rows(old) if is_due else ()
         for ((call, i), path), row in zip(places.items(), rows, strict=False):
             pair = {"parameters": np.asarray(row), "gradients": calls[call].rows[i]}
             made = {f"{kind}/{path}": signals.histogram_of(values) for kind, values in pair.items()}
@@ -145,10 +183,14 @@ def _floats(state: Leaves) -> dict[str, jax.Array]:
     }
 
 
-def _rates(state: dict[str, jax.Array]) -> dict[str, float]:
+def _copied(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return dict(zip(arrays, _copies(list(arrays.values())), strict=True))
+
+
+def _rates(state: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Return the learning rate in the state of `optax.inject_hyperparams`; empty without one."""
     found = [array for path, array in state.items() if RATE_PATH.search(path)]
-    return {signals.RATE: float(found[0])} if found else {}
+    return _copied({signals.RATE: found[0]}) if found else {}
 
 
 def _places(calls: Sequence[Received], before: dict[str, jax.Array]) -> Places:

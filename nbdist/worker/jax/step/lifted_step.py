@@ -352,7 +352,7 @@ class JaxLoopStep:
         return jax.make_array_from_callback(whole.shape, self._by_rows, rows)
 
     def read(self, report: Any) -> StepResult:
-        found = report.get(SIGNALS, NO_SIGNALS)
+        found = report[SIGNALS]() if SIGNALS in report else NO_SIGNALS
         values = {name: float(value) for name, value in report.items() if name != SIGNALS}
         return StepResult(values, all(map(math.isfinite, values.values())), signals=found)
 

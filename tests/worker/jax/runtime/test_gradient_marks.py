@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nbdist.worker.jax.runtime.gradient_marks import Evaluated, evaluated, received
+from nbdist.worker.jax.runtime.gradient_marks import Evaluated, evaluated, receiving, take_received
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,9 +100,9 @@ def test_parts_of_a_gradient_are_no_gradient(step: Callable[[Any, Any], Any]) ->
 
 @pytest.mark.parametrize("step", [plain, jitted, with_penalty])
 def test_sums_of_squares_are_received(step: Callable[[Any, Any], Any]) -> None:
-    with received(histograms=False) as calls:
+    with receiving(histograms=False):
         step(W, X)
-    (call,) = calls
+    (call,) = take_received()
     assert call.shapes == ((3,),)
     np.testing.assert_allclose(call.sources, [14])
     np.testing.assert_allclose(call.gradients, [np.sum(EXPECTED**2)], rtol=1e-6)
@@ -110,21 +110,21 @@ def test_sums_of_squares_are_received(step: Callable[[Any, Any], Any]) -> None:
 
 
 def test_histograms_are_received_on_request() -> None:
-    with received(histograms=True) as calls:
+    with receiving(histograms=True):
         jitted(W, X)
-    (row,) = calls[0].rows
+    (row,) = take_received()[0].rows
     assert row[6:].sum() == 3
 
 
 def test_gradients_of_rows_are_not_received() -> None:
-    with received(histograms=False) as calls:
+    with receiving(histograms=False):
         of_rows(W, X)
-    assert calls == []
+    assert take_received() == []
 
 
 def test_functions_are_unchanged_afterwards() -> None:
     upstream = jax.vjp
-    with received(histograms=False):
+    with receiving(histograms=False):
         jitted(W, X)
     assert jax.vjp is upstream
     assert "name" not in str(jax.make_jaxpr(plain)(W, X))
