@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from nbdist.records import Compiled, Note
+from nbdist.worker.runtime.rank_reporter import RecentReports
 from nbdist.worker.training.parity import Findings
 from nbdist.worker.training.step_contract import StepResult
 
@@ -40,7 +41,7 @@ class Recorder:
         self.cell = 3
         self.records: list[AnyEvent] = []
         self.values: list[Reported] = []
-        self.flushes = 0
+        self.repeated: list[RecentReports] = []
 
     def record_fields(self) -> dict[str, Any]:
         return {"rank": self.rank, "cell": self.cell}
@@ -71,8 +72,11 @@ class Recorder:
     ) -> None:
         self.values.append(Reported(epoch, step, own, shared, measured or {}))
 
-    def flush(self) -> None:
-        self.flushes += 1
+    def recent(self) -> RecentReports:
+        return RecentReports(stream=b"key", run=1, cell=2, frames=[f"rank {self.rank}".encode()])
+
+    def repeat(self, reports: RecentReports) -> None:
+        self.repeated.append(reports)
 
     def of(self, kind: type) -> list[Any]:
         """Return the records of one type."""

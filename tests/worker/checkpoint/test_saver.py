@@ -174,6 +174,7 @@ class TestRestore:
         own = msgspec.msgpack.decode((path / "rank-0.msgpack").read_bytes())
         for rank in range(3):
             own["arrays"] = pack({"own": np.array(10 + rank)})
+            own["reports"]["frames"] = [b"of %d" % rank]
             (path / f"rank-{rank}.msgpack").write_bytes(msgspec.msgpack.encode(own))
         manifest = msgspec.json.decode((path / "manifest.json").read_bytes())
         manifest["world_size"] = 3
@@ -200,6 +201,8 @@ class TestRestore:
         (restored,) = resumed.state.restored
         assert (int(restored.values["own"]), restored.is_new) == (own, is_new)
         assert [int(values["own"]) for values in restored.orphans] == orphans
+        frames = [reports.frames for reports in resumed.reporter.repeated]
+        assert frames == [[b"of %d" % (number - 10)] for number in (own, *orphans)]
 
     def test_random_generators_continue(self, tmp_path: Path) -> None:
         def draw() -> list[float]:
@@ -273,7 +276,6 @@ class TestWriting:
         assert manifest.position == at(5)
         assert (manifest.world_size, manifest.batch, manifest.names) == (1, 8, ("w",))
         assert manifest.parts == ("numbers",)
-        assert rank.reporter.flushes == 1
         assert rank.failures == []
 
     def test_other_ranks_write_only_their_own_state(self, tmp_path: Path) -> None:
@@ -359,7 +361,7 @@ class TestWriting:
         rank = Rank(tmp_path)
         rank.begin()
         with monkeypatch.context() as patch:
-            patch.setattr(rank.reporter, "flush", lambda: 1 / 0)
+            patch.setattr(rank.reporter, "recent", lambda: 1 / 0)
             rank.save(5)
         assert rank.failures == ["!step 5 was not saved: division by zero"]
         rank.save(7)
@@ -373,7 +375,7 @@ class TestWriting:
 
         rank = Rank(tmp_path, 1, 2, chief=[-1, ATTEMPT])
         rank.begin()
-        monkeypatch.setattr(rank.reporter, "flush", fail)
+        monkeypatch.setattr(rank.reporter, "recent", fail)
         rank.save(5)
         assert Draft(tmp_path, 5, ATTEMPT).given_up()
         assert rank.failures == ["!step 5 was not saved: KeyError"]
