@@ -37,6 +37,7 @@ LIMIT_S = 150
 POLL_S = 0.1
 EPOCHS = ("--epochs", "400")
 FOREVER = ("--epochs", "100000")
+SHOW_INTERFACE = """print("NCCL uses", __import__("os").environ.get("NCCL_SOCKET_IFNAME"))"""
 MPI = nbdist.Batch("mpi", options=("-x PATH -x PYTHONPATH",))
 
 
@@ -130,6 +131,8 @@ def test_killed_rank_ends_the_program_on_all_hosts(
     target = tmp_path / "train"
     export(cluster, target, launch="ssh" if launcher == "ssh" else MPI)
     (target / "hosts.txt").write_text("".join(f"{name} slots=1\n" for name in network.names))
+    path = target / folder.PROGRAM
+    path.write_text(path.read_text().replace("job.train(", f"{SHOW_INTERFACE} or job.train("))
     script = ("bash", "hosts.sh", "--") if launcher == "ssh" else ("sh", "mpirun.sh")
     running = start(target, *script, *FOREVER, HOSTFILE="hosts.txt")
     await_epoch(running, target)
@@ -141,6 +144,7 @@ def test_killed_rank_ends_the_program_on_all_hosts(
     named = r"rank 1 on (?:node )?\S+ failed with|process rank 1 with PID \d+ on node \S+ exited"
     assert len(re.findall(named, shown)) == 1, shown
     assert "Traceback" not in shown
+    assert shown.count("NCCL uses =eth0") == HOSTS
     assert repeat_until(lambda: not ranks(network), LIMIT_S, POLL_S)
 
 

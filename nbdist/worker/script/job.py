@@ -18,6 +18,7 @@ from nbdist.cells.parse import parse_cell
 from nbdist.cells.step_function import cell_of
 from nbdist.errors import UsageError
 from nbdist.records import SocketAddress, WorkerIdentity
+from nbdist.utils import host_topology
 from nbdist.utils.processes import CONTINUES, TERMINATED
 from nbdist.worker import cell_scope
 from nbdist.worker.checkpoint.folder import steps_in
@@ -83,7 +84,9 @@ def script(
         raise UsageError(f"unknown strategy {strategy!r}: choose from mirrored, pjrt")
     placement = places.find(os.environ)
     shorten_errors(placement.rank)
-    storing = None if placement.rank else StoreProcess(rendezvous.own_address(placement))
+    address = rendezvous.own_address(placement)
+    host_topology.choose_interface(address)
+    storing = None if placement.rank else StoreProcess(address)
     progress = Progress(placement.rank, placement.world_size)
     key = SocketAddress(url="", server_key=_key(placement))
     identity = WorkerIdentity(
