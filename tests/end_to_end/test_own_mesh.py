@@ -229,6 +229,28 @@ def test_values_that_differ_are_refused(cluster: nbdist.Cluster) -> None:
         cluster.run("jax.device_put(np.array([0.1 + rank]), NamedSharding(explicit, P()))")
 
 
+FIRST_DEVICE = {
+    "context": "with jax.default_device(jax.devices()[0]):\n    first = jnp.arange(4.0) * 2\n",
+    "option": (
+        "jax.config.update('jax_default_device', jax.devices('cpu')[0])\n"
+        "first = jnp.arange(4.0) * 2\n"
+        "jax.config.update('jax_default_device', None)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FIRST_DEVICE)
+def test_default_device_of_rank_0_is_the_own_one_on_each_rank(
+    cluster: nbdist.Cluster, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.run(f"{FIRST_DEVICE[form]}print(first)")
+    assert "each rank uses its own default device: " in capsys.readouterr().out
+    for first in pulled(cluster, "first"):
+        np.testing.assert_array_equal(first, [0, 2, 4, 6])
+    own = "first.devices() == {jax.local_devices()[0]}"
+    assert set(cluster.run(own).results.values()) == {"True"}
+
+
 @pytest.mark.full  # a test of JAX
 def test_patch_of_device_put_is_needed(cluster: nbdist.Cluster) -> None:
     check = "multihost_utils.assert_equal.__wrapped__"

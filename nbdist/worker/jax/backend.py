@@ -25,7 +25,12 @@ from jax._src.lib import _jax
 from nbdist.errors import StartError
 from nbdist.records import CollectiveState, Device
 from nbdist.utils.processes import batch_scheduling
-from nbdist.worker.jax.arrays import callbacks_patch, convolution_patch, device_put_patch
+from nbdist.worker.jax.arrays import (
+    callbacks_patch,
+    convolution_patch,
+    default_device_patch,
+    device_put_patch,
+)
 from nbdist.worker.jax.rebuild.arrays import Devices
 from nbdist.worker.jax.rebuild.preserve import PreservedArrays
 from nbdist.worker.jax.rebuild.walk import LostValue
@@ -226,6 +231,7 @@ def _configure(wiring: PjrtWiring) -> None:
     callbacks_patch.apply()
     convolution_patch.apply()
     device_put_patch.apply()
+    default_device_patch.apply()
     _patch_orbax_once_imported()
     initialize_patch.apply()
     jax.config.update("jax_enable_preemption_service", False)  # the service swallows SIGTERM
