@@ -32,7 +32,7 @@ class Folder(Generic[Item]):
 
     Args:
         ranks: ranks that may write items.
-        wait_s: maximum seconds that an item waits for the same item of silent ranks.
+        wait_s: maximum seconds that an item waits for the same item of other ranks.
     """
 
     def __init__(self, ranks: Iterable[int], wait_s: float) -> None:
@@ -46,12 +46,12 @@ class Folder(Generic[Item]):
     def take(self, *, everything: bool = False) -> Iterator[Folded[Item]]:
         """Yield the items that are ready, or all items with `everything`."""
         while heads := {rank: queue[0] for rank, queue in self._queues.items() if queue}:
-            complete = len(heads) == len(self._queues)
+            leader = self._leader({rank: item for rank, (_, item) in heads.items()})
+            together = tuple(rank for rank, (_, item) in heads.items() if item == leader)
+            complete = len(together) == len(self._queues)
             oldest = min(since for since, _ in heads.values())
             if not (complete or everything or time.monotonic() - oldest >= self._wait_s):
                 return
-            leader = self._leader({rank: item for rank, (_, item) in heads.items()})
-            together = tuple(rank for rank, (_, item) in heads.items() if item == leader)
             for rank in together:
                 self._queues[rank].popleft()
                 self._shown[rank] += 1

@@ -42,6 +42,16 @@ def test_a_line_waits_for_ranks_that_may_print_the_same() -> None:
     assert [folded.ranks for folded in folder.take()] == [(0, 1)]
 
 
+def test_a_line_waits_for_ranks_that_print_another_line_first() -> None:
+    folder: Folder[str] = Folder([0, 1], wait_s=60)
+    folder.add(0, "a")
+    folder.add(1, "saving")
+    assert list(folder.take()) == []
+    folder.add(1, "a")
+    shown = [(folded.ranks, folded.item) for folded in folder.take(everything=True)]
+    assert shown == [((1,), "saving"), ((0, 1), "a")]
+
+
 def test_a_silent_rank_delays_others_for_a_limited_time() -> None:
     folder: Folder[str] = Folder([0, 1], wait_s=0)
     folder.add(0, "a")
