@@ -125,17 +125,18 @@ def _panels(plan: Plan) -> str:
     memory = _panel(words.memory_title(plan), words.memory_parts(plan), formatting.size)
     time = _panel(words.time_title(plan), words.time_parts(plan), formatting.duration)
     style = "display:flex;flex-wrap:wrap;gap:0 44px;max-width:900px"
-    return f'<div style="{style}">{memory}{time}</div>{_note(words.EXACT)}'
+    notes = "".join(map(_note, words.notes(plan)))
+    return f'<div style="{style}">{memory}{time}</div>{notes}'
 
 
 def _panel(title: str, parts: Sequence[Part], written: Callable[[float], str]) -> str:
     """Return a bar of all parts, and one line per part."""
-    whole = sum(part.shown for part in parts) or 1
+    whole = sum(part.amount for part in parts) or 1
     colours = _colours(parts)
     bar = "".join(
-        _slice(part, colour, part.shown / whole, written)
+        _slice(part, colour, part.amount / whole, written)
         for part, colour in zip(parts, colours, strict=True)
-        if part.shown and colour
+        if part.amount and colour
     )
     lines = "".join(
         _line(part, colour, part.amount / whole, written(part.amount))
@@ -154,13 +155,13 @@ def _colours(parts: Sequence[Part]) -> list[str]:
     """Return the colour of each part. Parts that are free or not in the bar have none."""
     links = iter(_LINKS * len(parts))
     return [
-        _COLOURS.get(part.name) or next(links) if part.shown and part.name != words.FREE else ""
+        _COLOURS.get(part.name) or next(links) if part.amount and part.name != words.FREE else ""
         for part in parts
     ]
 
 
 def _slice(part: Part, colour: str, share: float, written: Callable[[float], str]) -> str:
-    tip = escape(f"{part.name}: {written(part.shown)}")
+    tip = escape(f"{part.name}: {written(part.amount)}")
     style = f"width:{100 * share:.2f}%;min-width:2px;background:{colour}"
     return f'<div style="{style};box-sizing:border-box" title="{tip}"></div>'
 

@@ -30,7 +30,9 @@ SHOWN_ROWS = 48
 SHOWN_LAYOUTS = 3
 SHOWN_BLOCKS = 4
 
-_BAR = 44
+_BAR, _FIGURES = 44, 24
+"""Columns: largest width of a bar, and width of the figures and gaps of its line."""
+
 _LAST = 44
 """Maximum width of a last column. Longer texts continue in the lines below."""
 
@@ -97,7 +99,8 @@ class PlanPicture(ResultTable[PlannedTensor]):
         yield from _bars(words.memory_parts(plan), formatting.size)
         yield from ("", words.time_title(plan))
         yield from _bars(words.time_parts(plan), formatting.duration)
-        yield f"  ({words.EXACT})"
+        for text in words.notes(plan):
+            yield f"  ({text})"
         yield from ("", *self._tree_lines(), "")
         yield from self._block_lines()
         yield from self._rest()
@@ -145,15 +148,16 @@ def wrapped(text: str, indent: str = "") -> list[str]:
 
 def _bars(parts: Sequence[Part], written: Callable[[float], str]) -> Iterator[str]:
     """Yield one line per part. Each bar starts at the end of the one above."""
-    whole = sum(part.shown for part in parts) or 1
+    whole = sum(part.amount for part in parts) or 1
     names = max(len(part.name) for part in parts)
+    width = min(_BAR, WIDTH - _FIGURES - names - max(len(part.detail) for part in parts))
     before = 0.0
     for part in parts:
-        start, end = (round(_BAR * n / whole) for n in (before, before + part.shown))
-        before += part.shown
-        bar = " " * start + ("█" * (end - start) or "▏" * (part.shown > 0))
+        start, end = (round(width * n / whole) for n in (before, before + part.amount))
+        before += part.amount
+        bar = " " * start + ("█" * (end - start) or "▏" * (part.amount > 0))
         figure = f"{written(part.amount):>10}  {formatting.share(part.amount / whole):>5}"
-        yield f"  {part.name.ljust(names)}  {bar.ljust(_BAR + 1)}{figure}  {part.detail}".rstrip()
+        yield f"  {part.name.ljust(names)}  {bar.ljust(width + 1)}{figure}  {part.detail}".rstrip()
 
 
 def _table(

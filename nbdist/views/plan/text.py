@@ -13,9 +13,9 @@ from nbdist.views.placement.tree import Leaf
 from nbdist.views.plan.tensors import ROLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from nbdist.records import Layout, PlacedArray, Placement, Plan, RunnerUp
+    from nbdist.records import Layout, PlacedArray, Placement, Plan, RunnerUp, Traffic
     from nbdist.views.placement.tree import Row
 
 FREE = "free"
@@ -62,13 +62,11 @@ class Part:
 
     Attributes:
         amount: bytes or seconds.
-        shown: length of its bar, in the same unit.
         detail: additional text.
     """
 
     name: str
     amount: float
-    shown: float
     detail: str = ""
 
 
@@ -236,29 +234,35 @@ def memory_parts(plan: Plan) -> list[Part]:
     sizes["activations"] = taken.activations
     sizes["margin"] = taken.margin
     sizes[FREE] = max(0, taken.free)
-    return [Part(name, nbytes, nbytes) for name, nbytes in sizes.items() if nbytes]
+    return [Part(name, nbytes) for name, nbytes in sizes.items() if nbytes]
 
 
 def time_parts(plan: Plan) -> list[Part]:
-    """Return the seconds of a step: operations, collectives by level, and their hidden part."""
-    time = plan.time
-    seconds: dict[str, float] = {}
-    exposed: dict[str, float] = {}
-    nbytes: dict[str, float] = {}
-    for traffic in time.traffic:
-        level, seen_s = traffic.level, traffic.seconds - traffic.hidden
-        seconds[level] = seconds.get(level, 0.0) + traffic.seconds
-        exposed[level] = exposed.get(level, 0.0) + seen_s
-        nbytes[level] = nbytes.get(level, 0.0) + traffic.bytes
-    hidden = sum(traffic.hidden for traffic in time.traffic)
-    parts = [Part(COMPUTE, time.compute, time.compute)]
-    parts += [
-        Part(f"{level} links", spell, exposed[level], f"{formatting.size(nbytes[level])} sent")
-        for level, spell in seconds.items()
-    ]
-    if hidden > _ROUNDING * time.step:
-        parts.append(Part("hidden", -hidden, 0.0, "behind operations"))
-    return parts
+    """Return the seconds of a step: operations, and the exposed part of collectives by level."""
+    by_level: dict[str, list[Traffic]] = {}
+    for traffic in plan.time.traffic:
+        by_level.setdefault(traffic.level, []).append(traffic)
+    links = (_links(level, traffic, plan) for level, traffic in by_level.items())
+    return [Part(COMPUTE, plan.time.compute), *links]
+
+
+def _links(level: str, traffic: Sequence[Traffic], plan: Plan) -> Part:
+    hidden = _known(sum(one.hidden for one in traffic), plan)
+    exposed = _known(sum(one.seconds - one.hidden for one in traffic), plan)
+    texts = [f"{formatting.size(sum(one.bytes for one in traffic))} sent"]
+    texts += [f"{formatting.duration(hidden)} hidden"] * bool(hidden)
+    return Part(f"{level} links", exposed, ", ".join(texts))
+
+
+def _known(seconds: float, plan: Plan) -> float:
+    return seconds if seconds > _ROUNDING * plan.time.step else 0.0
+
+
+def notes(plan: Plan) -> Iterator[str]:
+    """Yield the texts below the bars."""
+    yield EXACT
+    if any(_known(one.hidden, plan) for one in plan.time.traffic):
+        yield HIDDEN
 
 
 def time_title(plan: Plan) -> str:
@@ -270,6 +274,7 @@ def memory_title(plan: Plan) -> str:
 
 
 EXACT = "parameters, state and batch are exact; gradients, activations and times are estimates"
+HIDDEN = "hidden: collectives during operations, in addition to the time in the bar"
 
 
 def runners_up(plan: Plan) -> list[list[str]]:

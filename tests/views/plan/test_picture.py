@@ -44,7 +44,7 @@ def bars(lines: list[str], title: str) -> dict[str, tuple[float, float]]:
             break
         number, unit = match[2].replace(",", ""), match[3]
         digits = len(number.partition(".")[2])
-        if unit in SECONDS:  # three digits, without trailing zeros
+        if unit in SECONDS and float(number):  # three digits, without trailing zeros
             digits = 2 - math.floor(math.log10(abs(float(number))))
         scale = (SIZES | SECONDS)[unit]
         found[match[1]] = float(number) * scale, 0.51 * scale * 10.0**-digits
@@ -210,7 +210,7 @@ def test_a_plan_that_does_not_fit_shows_the_excess() -> None:
     assert words.FREE not in [part.name for part in words.memory_parts(shown)]
 
 
-def test_hidden_collectives_are_subtracted() -> None:
+def test_bars_contain_exposed_collectives_and_name_hidden_ones() -> None:
     time = PlannedTime(
         compute=1.0,
         exposed=0.25,
@@ -218,17 +218,23 @@ def test_hidden_collectives_are_subtracted() -> None:
             Traffic(axis="data", level="host", bytes=1e9, seconds=0.3, hidden=0.3),
             Traffic(axis="data", level="network", bytes=2e9, seconds=0.4, hidden=0.2),
             Traffic(axis="model", level="host", bytes=3e9, seconds=0.3, hidden=0.25),
+            Traffic(axis="stage", level="rack", bytes=1e12, seconds=0.1, hidden=0.1),
         ),
         mfu=0.3,
     )
     shown = msgspec.structs.replace(by_hand(), time=time)
     parts = {part.name: part for part in words.time_parts(shown)}
     assert sum(part.amount for part in parts.values()) == pytest.approx(time.step)
-    assert sum(part.shown for part in parts.values()) == pytest.approx(time.step)
-    assert parts["host links"].detail == "3.7 GiB sent"
-    assert parts["hidden"].amount == pytest.approx(-0.75)
+    assert parts["host links"].detail == "3.7 GiB sent, 550 ms hidden"
+    assert parts["rack links"].amount == 0
     lines = PlanPicture(shown).lines()
     assert_sum(bars(lines, "time of a step"), time.step)
+    assert max(map(len, lines)) <= WIDTH
+    assert f"  ({words.HIDDEN})" in lines
+    assert words.HIDDEN in Page(PlanPicture(shown).html()).text
+    seen = tuple(msgspec.structs.replace(one, hidden=0.0) for one in time.traffic)
+    open_time = msgspec.structs.replace(time, traffic=seen, exposed=1.1)
+    assert words.HIDDEN not in repr(PlanPicture(msgspec.structs.replace(shown, time=open_time)))
 
 
 def test_figures_have_units_and_three_digits() -> None:

@@ -206,11 +206,11 @@ def test_parts_of_memory_add_up_to_that_of_the_device() -> None:
     assert "free" not in [part.name for part in full]
 
 
-def spent(exposed: float, *traffic: Traffic) -> list[tuple[str, float, float, str]]:
+def spent(exposed: float, *traffic: Traffic) -> list[tuple[str, float, str]]:
     """Return the parts of a step that computes for one second."""
     time = replace(PLAN.time, compute=1.0, exposed=exposed, traffic=traffic)
     parts = text.time_parts(plan(time=time))
-    return [(part.name, part.amount, part.shown, part.detail) for part in parts]
+    return [(part.name, part.amount, part.detail) for part in parts]
 
 
 def test_seconds_of_collectives_are_added_up_by_level() -> None:
@@ -220,14 +220,13 @@ def test_seconds_of_collectives_are_added_up_by_level() -> None:
         Traffic("model", "host", 2000, 0.25),
     )
     assert spent(0.5, *links) == [
-        ("compute", 1.0, 1.0, ""),
-        ("host links", 0.5, 0.375, "2.9 KiB sent"),
-        ("rack links", 0.5, 0.125, "500 B sent"),
-        ("hidden", -0.5, 0.0, "behind operations"),
+        ("compute", 1.0, ""),
+        ("host links", 0.375, "2.9 KiB sent, 125 ms hidden"),
+        ("rack links", 0.125, "500 B sent, 375 ms hidden"),
     ]
     seen = (replace(traffic, hidden=0.0) for traffic in links)
     assert [name for name, *_ in spent(1.0, *seen)] == ["compute", "host links", "rack links"]
-    assert spent(0.0) == [("compute", 1.0, 1.0, "")]
+    assert spent(0.0) == [("compute", 1.0, "")]
 
 
 def test_alternatives_contain_compiled_bytes() -> None:
