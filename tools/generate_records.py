@@ -44,6 +44,7 @@ CONSTANTS = (
     "PLACE",
     "MEASURES",
     "SYSTEM",
+    "SIGNALS",
     "RUN_MIME",
     "TIMELINE_MIME",
     "RUN_ID",

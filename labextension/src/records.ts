@@ -26,6 +26,8 @@ export const SYSTEM = [
   'gpu_watts'
 ] as const;
 
+export const SIGNALS = ['grad_norm', 'param_norm', 'update_ratio', 'learning_rate'] as const;
+
 export const RUN_MIME = 'application/vnd.nbdist.run.v1+json';
 
 export const TIMELINE_MIME = 'application/vnd.nbdist.timeline.v1+json';
@@ -204,6 +206,7 @@ export interface IPlanCheck {
  *     cell_seed: seed of the generators at the start of the cell (`--seed`); None if not given.
  *     hyperparameters: options of the cell, numbers that it assigns, and its optimizers, by name.
  *     notebook: path of the notebook in the file system; empty if unknown.
+ *     signal_steps: steps between two steps with `SIGNALS`; 0 without signals.
  */
 export interface IRunState {
   readonly id: string;
@@ -241,6 +244,7 @@ export interface IRunState {
   readonly cell_seed: number | null;
   readonly hyperparameters: Readonly<Record<string, number | string>>;
   readonly notebook: string;
+  readonly signal_steps: number;
   readonly version: number;
 }
 

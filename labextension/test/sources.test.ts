@@ -133,6 +133,23 @@ test('a metric that comes by step and by epoch has two charts', () => {
   );
 });
 
+test('charts of signals show the interval of their steps', () => {
+  const model = new RunModel();
+  const shared = ['loss', 'grad_norm', 'learning_rate of head'];
+  model.onTable({ number: 0, columns: { measures: [], own: [], shared, system: [] } });
+  model.onRows(Float64Array.from([0, 0, 1, 1, 0.5, 4, 3, 2]));
+  const titles = (change: Partial<IRunState>): string[] => {
+    model.onState(state(change));
+    return metricSources(model).map(source => source.title);
+  };
+  assert.deepEqual(titles({ kind: 'fit', signal_steps: 20 }), [
+    'loss (by step, as Keras logs it)',
+    'grad_norm (every 20 steps)',
+    'learning_rate of head (every 20 steps)'
+  ]);
+  assert.deepEqual(titles({}), shared); // metrics that the user reports
+});
+
 /** Of two colours, as WCAG 2.2 defines it. */
 function contrast(a: string, b: string): number {
   const [low, high] = [luminance(a), luminance(b)].sort((x, y) => x - y);

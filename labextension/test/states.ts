@@ -36,6 +36,7 @@ export function runState(change: Partial<IRunState>): IRunState {
     cell_seed: null,
     hyperparameters: {},
     notebook: '',
+    signal_steps: 0,
     version: 1,
     name: 'Cell 1, 20:27',
     kind: '',

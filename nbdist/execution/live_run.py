@@ -10,7 +10,16 @@ from msgspec.structs import replace
 
 from nbdist.cells.hyperparameters import hyperparameters
 from nbdist.execution.alerts import RunAlerts
-from nbdist.records import Finding, Media, Metrics, Rows, RunState, RunWorker, run_name
+from nbdist.records import (
+    SIGNAL_STEPS,
+    Finding,
+    Media,
+    Metrics,
+    Rows,
+    RunState,
+    RunWorker,
+    run_name,
+)
 from nbdist.telemetry.diagnostics import Pace
 from nbdist.telemetry.frontend_request import notebook_path, this_request
 from nbdist.telemetry.run_reader import StoredRun, prune
@@ -421,6 +430,7 @@ def begin(
         cell_seed=request.options.seed,
         hyperparameters=hyperparameters(request),
         notebook=notebook_path(),
+        signal_steps=0 if request.options.watch is None else SIGNAL_STEPS,
     )
     if not settings.telemetry:
         reason = "this run is not stored: telemetry is off (the setting NBDIST_TELEMETRY)"

@@ -12,6 +12,7 @@ from nbdist.records.base import (
     SampleOrder,
     StrategyName,
 )
+from nbdist.records.events import SIGNAL_STEPS
 from nbdist.records.options import Option
 from nbdist.records.plan import Planning
 
@@ -256,7 +257,8 @@ class CellOptions(Record, frozen=True):
             bare=0,
             least=0,
             default="off; without N, no histograms",
-            help="Record norms of gradients and parameters, the update ratio and learning rates.",
+            help="Record norms of gradients and parameters, the update ratio and learning rates "
+            f"every {SIGNAL_STEPS} steps.",
             details="With N, also histograms of parameters and gradients every N steps. See "
             "[training signals](runs.md#training-signals).",
         ),

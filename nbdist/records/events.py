@@ -47,6 +47,12 @@ resident memory, disk. `host_cpu`, `host_memory` and `gpu_use` are shares from 0
 is that of the host. GPUs are those of the process. Unknown values are missing.
 """
 
+SIGNALS = ("grad_norm", "param_norm", "update_ratio", "learning_rate")
+"""Metrics of `--watch`. With several optimizers, `learning_rate of NAME` replaces the last one."""
+
+SIGNAL_STEPS = 20
+"""Steps between two steps with signals."""
+
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An event of rank `rank` in cell number `cell`; 0 between cells."""

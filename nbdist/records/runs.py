@@ -220,6 +220,7 @@ class RunState(Record, frozen=True):
         cell_seed: seed of the generators at the start of the cell (`--seed`); None if not given.
         hyperparameters: options of the cell, numbers that it assigns, and its optimizers, by name.
         notebook: path of the notebook in the file system; empty if unknown.
+        signal_steps: steps between two steps with `SIGNALS`; 0 without signals.
     """
 
     id: str
@@ -257,6 +258,7 @@ class RunState(Record, frozen=True):
     cell_seed: int | None = None
     hyperparameters: dict[str, float | str] = msgspec.field(default_factory=dict)
     notebook: str = ""
+    signal_steps: int = 0
     version: int = RUN_VERSION
 
     @property

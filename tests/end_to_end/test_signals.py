@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from nbdist.records import Histogram
+from nbdist.records import SIGNAL_STEPS, SIGNALS, Histogram
 from tests import clusters, references
 from tests.runs import latest
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 RECORDED = (1, 2, 4)
 """Steps with signals: the first one, and those with histograms."""
-
-SIGNALS = ("grad_norm", "param_norm", "update_ratio", "learning_rate")
 
 SETUP = """
 import keras, numpy as np, tensorflow as tf
@@ -110,6 +108,7 @@ def test_signals_are_those_of_one_process(
 ) -> None:
     cluster.run(SETUP)
     cluster.run(CELLS[kind], watch=2, **({"data": "data"} if kind == "step" else {}))
+    assert latest(cluster).state().signal_steps == SIGNAL_STEPS
     for i, name in enumerate(SIGNALS):
         values = steps_of(latest(cluster), name)
         np.testing.assert_allclose(
@@ -180,6 +179,7 @@ def test_an_own_train_step_has_signals(cluster: nbdist.Cluster, expected: list[A
 def test_a_model_that_has_been_fitted_is_fitted_with_signals(cluster: nbdist.Cluster) -> None:
     cluster.run(SETUP + FIT)
     cluster.run("model.fit(data, verbose=0);")
+    assert not latest(cluster).state().signal_steps
     assert not steps_of(latest(cluster), "grad_norm").size
     cluster.run("model.fit(data, verbose=0);", watch=True)
     assert steps_of(latest(cluster), "grad_norm").size == 1

@@ -1,3 +1,4 @@
+import { SIGNALS } from '../records';
 import type { Axis, Grid } from './grid';
 import type { Metric, RunModel } from './model';
 import type { ITrace } from './series';
@@ -304,10 +305,17 @@ export function metricSources(model: RunModel): ISource[] {
   return metrics.map(metric => {
     const { axis } = metric.grid;
     const isTwice = metrics.some(other => other !== metric && other.name === metric.name);
-    const place = isFit && axis === 'step' ? LOGGED_BY_KERAS : isTwice ? PLACES[axis] : '';
+    const usual = isFit && axis === 'step' ? LOGGED_BY_KERAS : isTwice ? PLACES[axis] : '';
+    const every = axis === 'step' && isSignal(metric.name) ? (model.state?.signal_steps ?? 0) : 0;
+    const place = every > 0 ? `every ${every} steps` : usual;
     const title = place === '' ? metric.name : `${metric.name} (${place})`;
     return new MetricSource(metric, title, 'number', false);
   });
+}
+
+/** The metric is a signal of training in runs that record them. */
+function isSignal(name: string): boolean {
+  return SIGNALS.some(signal => name === signal || name.startsWith(`${signal} of `));
 }
 
 export function stepTimeSources(model: RunModel): ISource[] {

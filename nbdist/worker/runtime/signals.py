@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from nbdist.records import Histogram
+from nbdist.records import SIGNAL_STEPS, SIGNALS, Histogram
 from nbdist.worker.runtime import context
 
 if TYPE_CHECKING:
@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
     from nbdist.worker.runtime.rank_reporter import RankReporter
 
-GRADIENTS, PARAMETERS, UPDATE = "grad_norm", "param_norm", "update_ratio"
-RATE = "learning_rate"
-EVERY = 20
-"""Steps between two steps with signals. They have programs of their own: others are unchanged."""
-
+GRADIENTS, PARAMETERS, UPDATE, RATE = SIGNALS
 BINS = 64
 MOMENTS = ("low", "high", "sum", "square", "size", "bad")
 """Numbers before the counts in a row of `histogram_of`."""
@@ -75,13 +71,15 @@ def is_due(steps: int = 1) -> bool:
 def is_recorded(steps: int = 1) -> bool:
     """Return True if the next steps of the cell have signals. The first step has them.
 
+    Steps with signals have a program of their own, so other steps are unchanged.
+
     Args:
         steps: number of steps that run together.
     """
     if not is_watched():
         return False
     is_first = context.current().progress.step == 1
-    return is_first or _includes(EVERY, steps) or is_due(steps)
+    return is_first or _includes(SIGNAL_STEPS, steps) or is_due(steps)
 
 
 def _includes(every: int, steps: int) -> bool:
