@@ -4,6 +4,7 @@ import { test } from 'node:test';
 
 import type { IFinding, IRunState } from '../src/records';
 import { Bands } from '../src/run/bands';
+import { entries } from '../src/run/describe';
 import { figures } from '../src/run/figures';
 import { RunModel } from '../src/run/model';
 import { Picture } from '../src/run/picture';
@@ -148,6 +149,27 @@ test('charts of signals show the interval of their steps', () => {
     'learning_rate of head (every 20 steps)'
   ]);
   assert.deepEqual(titles({}), shared); // metrics that the user reports
+});
+
+test('a chart of values every few steps shows the last one before the pointer', () => {
+  const model = new RunModel();
+  model.onState(state({}));
+  model.onTable({ number: 0, columns: { measures: [], own: [], shared: ['loss'], system: [] } });
+  const shared = ['loss', 'grad_norm'];
+  model.onTable({ number: 1, columns: { measures: [], own: [], shared, system: [] } });
+  for (let step = 1; step <= 40; step++) {
+    const values = step % 20 === 0 ? [step, 10 * step] : [step];
+    model.onRows(Float64Array.from([Number(values.length > 1), 0, 1, step, step, ...values]));
+  }
+  const [loss, norm] = metricSources(model).map(source => new Picture(source, new Set()));
+  const at = (picture: Picture, x: number): unknown => {
+    picture.update({ x: 'place', smoothing: 0 }, false, null, 400);
+    const column = picture.filled(picture.columnAt(x));
+    return [picture.x[column], entries(picture, column, text => text)[0]!.value];
+  };
+  assert.deepEqual(at(loss!, 33), [33, '33']);
+  assert.deepEqual(at(norm!, 33), [20, '200']);
+  assert.deepEqual(at(norm!, 7), [7, '–']);
 });
 
 /** Of two colours, as WCAG 2.2 defines it. */

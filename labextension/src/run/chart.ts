@@ -222,7 +222,7 @@ export class Chart {
     this.pointer = at;
     cursor.x = at === null ? NaN : at.x;
     cursor.axis = this.axisName;
-    this.near = at === null ? -1 : this.nearest(this.picture.columnAt(at.x), at.y);
+    this.near = at === null ? -1 : this.nearest(this.columnAt(at.x), at.y);
     this.context.request();
   }
 
@@ -256,7 +256,11 @@ export class Chart {
   private column(): number {
     const { x, axis } = this.context.cursor;
     const { min, max } = this.picture.shown;
-    return axis === this.axisName && x >= min && x <= max ? this.picture.columnAt(x) : -1;
+    return axis === this.axisName && x >= min && x <= max ? this.columnAt(x) : -1;
+  }
+
+  private columnAt(x: number): number {
+    return this.picture.filled(this.picture.columnAt(x));
   }
 
   private drawLegend(column: number): void {

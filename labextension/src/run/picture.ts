@@ -108,6 +108,23 @@ export class Picture {
     return best;
   }
 
+  /**
+   * Return the last column up to this one with a value, because some metrics come every few steps.
+   * This column if there is none.
+   */
+  filled(column: number): number {
+    const strips = [...this.lines.map(({ strip }) => strip), ...(this.bands?.strips ?? [])];
+    if (this.whole !== null) {
+      strips.push(this.whole);
+    }
+    for (let i = column; i >= 0; i--) {
+      if (strips.some(({ mean, bad }) => !Number.isNaN(mean[i]!) || bad[i] !== 0)) {
+        return i;
+      }
+    }
+    return column;
+  }
+
   /** Return the position of a recovery in the visible span, from 0 (left) to 1 (right). */
   partOf({ step, time_s: time }: IRecoveryRecord, { x }: ISettings): number {
     const { grid } = this.source;
