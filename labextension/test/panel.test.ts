@@ -7,6 +7,7 @@ import { newsOf, shortProgress } from '../src/panel/news';
 import { RunEvents } from '../src/panel/runevents';
 import { Runs } from '../src/panel/runs';
 import { progress, when } from '../src/panel/words';
+import type { IRunState } from '../src/records';
 import { figures } from '../src/run/figures';
 import { RunModel } from '../src/run/model';
 import { recovery, runState } from './states';
@@ -98,8 +99,8 @@ test('a new name appears in an open view', () => {
 });
 
 /** Return the row of a stopping run in the list, as JSON. */
-function stoppingRow(program: string, folder: string): string {
-  const run = runState({ status: 'stopping', program, job_folder: folder });
+function stoppingRow(change: Partial<IRunState>): string {
+  const run = runState({ status: 'stopping', ...change });
   const list = Runs({
     runs: [run],
     refused: {},
@@ -114,9 +115,12 @@ function stoppingRow(program: string, folder: string): string {
   return JSON.stringify(draw(row.props));
 }
 
-test('the tooltip of a stopping job is not that of a stopping run', () => {
-  assert.match(stoppingRow('', ''), /"title":"The run stops after the current step"/);
-  const ofJob = stoppingRow('train.py', '/shared/train');
+test('the tooltip of the button tells how the run stops', () => {
+  assert.match(stoppingRow({}), /"title":"The run stops after the current step"/);
+  const ofCell = { stoppable: false };
+  assert.match(stoppingRow(ofCell), /"title":"The cell is being interrupted"/);
+  assert.match(stoppingRow({ ...ofCell, status: 'running' }), /"title":"Interrupt the cell"/);
+  const ofJob = stoppingRow({ program: 'train.py', job_folder: '/shared/train' });
   assert.match(ofJob, /"title":"The job ends. With --checkpoint, it saves its state first."/);
   assert.doesNotMatch(ofJob, /current step/);
 });

@@ -72,6 +72,7 @@ class RunChanges:
         self._notes = {note.text: note for note in state.findings if note.topic in _NOTED}
         self._changes: dict[str, object] = {}
         self._is_step = state.kind == "step"
+        self._is_program = bool(state.program)
         self._default_name = partial(
             run_name, state.label, began=state.began, program=state.program
         )
@@ -142,6 +143,7 @@ class RunChanges:
     def _change(self, kind: RunKind, **changes: object) -> None:
         self.reported = True
         self._changes["kind"] = kind
+        self._changes["stoppable"] = not self._is_program
         if not self._is_named:
             self._changes["name"] = self._default_name(kind)
         self._changes |= changes

@@ -76,3 +76,12 @@ def test_hyperparameters_of_the_workers_are_added() -> None:
         changes.receive(FitBegun(rank=rank, cell=1, epochs=1, steps=1, hyperparameters=found))
     written = changes.take((), (), Pace())
     assert written["hyperparameters"] == {"width": 64, "optimizer": "Adam", "learning_rate": 0.1}
+
+
+@pytest.mark.parametrize("program", ["", "train.py"])
+def test_a_fit_of_a_cell_stops_at_the_end_of_a_step(program: str) -> None:
+    state = new_state(kind="", program=program)
+    changes = RunChanges(state, reported=False)
+    assert "stoppable" not in changes.take((), (), Pace())
+    changes.receive(FitBegun(rank=0, cell=1, epochs=1, steps=1))
+    assert changes.take((), (), Pace())["stoppable"] is not bool(program)

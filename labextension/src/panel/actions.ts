@@ -3,6 +3,7 @@ import { InputDialog } from '@jupyterlab/apputils';
 import type { ReadonlyJSONObject, ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import type { LiveRuns } from '../live';
 import type { IClusterState, IRunState } from '../records';
+import { stopWords } from '../run/status';
 import { STOP_CLUSTER, filled, resizeCode, startCode } from './code';
 import { Commands, labelled } from './commands';
 import type { IPanelParts } from './panel';
@@ -79,10 +80,12 @@ export class Actions {
       ID,
       args => this.stopRun(args),
       isRunning,
-      args =>
-        isRunning(args)
-          ? trans.__('Stop the run after the current step')
-          : trans.__('No run is active')
+      args => {
+        const run = this.run(args);
+        return run?.status === 'running'
+          ? trans.__(stopWords(run).tooltip)
+          : trans.__('No run is active');
+      }
     );
     add(
       Commands.insertSnippet,

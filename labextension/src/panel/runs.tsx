@@ -3,7 +3,7 @@ import * as React from 'react';
 import type { IRunState } from '../records';
 import { summaryOf } from '../run/errors';
 import type { IFigures } from '../run/figures';
-import { canStop, isJob, isOpen } from '../run/status';
+import { canStop, isOpen, stopWords } from '../run/status';
 import type { Refused } from './model';
 import { progress, runTitle, statusName, when } from './words';
 
@@ -46,13 +46,8 @@ export function Runs(props: IRunsProps): React.JSX.Element {
 function Run(props: IRunsProps & { readonly run: IRunState }): React.JSX.Element {
   const { run, figuresOf, trans, onOpen, onStop } = props;
   const title = runTitle(run, trans);
-  const stop = isJob(run) ? trans.__('Stop job') : trans.__('Stop run');
-  const stops = isJob(run)
-    ? trans.__('Cancel the job. With --checkpoint, it saves its state first.')
-    : trans.__('Stop the run after the current step');
-  const stopping = isJob(run)
-    ? trans.__('The job ends. With --checkpoint, it saves its state first.')
-    : trans.__('The run stops after the current step');
+  const { label, tooltip, stopping } = stopWords(run);
+  const stop = trans.__(label);
   const workers = trans._n('%1 worker', '%1 workers', run.workers.length);
   return (
     <li>
@@ -76,7 +71,7 @@ function Run(props: IRunsProps & { readonly run: IRunState }): React.JSX.Element
               type="button"
               className="jp-mod-styled jp-mod-reject"
               aria-label={`${stop} ${title}`}
-              title={run.status === 'running' ? stops : stopping}
+              title={trans.__(run.status === 'running' ? tooltip : stopping)}
               disabled={run.status !== 'running'}
               onClick={() => onStop(run.id)}
             >

@@ -3,7 +3,7 @@ import { Disposables, make, setAttribute, setText } from './dom';
 import type { IFigures } from './figures';
 import { figures } from './figures';
 import type { Connection, RunModel } from './model';
-import { RECOVERING, canStop, isJob, isOpen, RUN_LOOKS } from './status';
+import { RECOVERING, canStop, isOpen, RUN_LOOKS, stopWords } from './status';
 import type { Translate } from './words';
 import { amount, count, duration, fill, plain, refusal } from './words';
 
@@ -22,20 +22,15 @@ interface IFigure {
 /** The button offers to cancel the step after this time: a step may never end. */
 const CANCEL_AFTER_S = 3;
 
-/** Text and tooltip of the button. */
-const STOP_STEPS = ['Stop run', 'Stop the run after the current step'] as const;
-const STOP_CELL = ['Stop run', 'Interrupt the cell'] as const;
-const STOP_JOB = [
-  'Stop job',
-  'Cancel the job. With --checkpoint, it saves its state first.'
-] as const;
 /** Text in place of the button, for a program that is no job. */
 const STOP_ELSEWHERE = 'Stop the program where it was started.';
-/** Tooltips of the disabled button. */
-const STOPPING = 'The run stops after the current step';
-const STOPPING_JOB = 'The job ends. With --checkpoint, it saves its state first.';
+/** Tooltip of the disabled button. */
 const NOT_CONNECTED = 'Not connected to the run';
-const CANCEL_STEP = ['Cancel step', 'Cancel the current step: its variables may be lost'] as const;
+/** Texts of the button if the run does not stop. */
+const CANCEL_STEP = {
+  label: 'Cancel step',
+  tooltip: 'Cancel the current step: its variables may be lost'
+};
 
 /** Status, progress and figures of the run, and the button that stops it. */
 export class Header {
@@ -152,12 +147,10 @@ export class Header {
     setAttribute(this.stop, 'aria-disabled', String(isBusy || this.model.connection !== 'live'));
     const isElsewhere = isOpen(state.status) && !canStop(state);
     setText(this.elsewhere, isElsewhere ? this.translate(STOP_ELSEWHERE) : '');
-    const usual = isJob(state) ? STOP_JOB : state.stoppable ? STOP_STEPS : STOP_CELL;
-    const [word, how] = this.canCancel ? CANCEL_STEP : usual;
+    const { label, tooltip } = this.canCancel ? CANCEL_STEP : stopWords(state);
     const isCut = this.model.connection !== 'live';
-    const stopping = isJob(state) ? STOPPING_JOB : STOPPING;
-    const title = isBusy ? stopping : isCut ? NOT_CONNECTED : how;
-    setText(this.stop, this.translate(isBusy ? 'Stopping …' : word));
+    const title = isBusy ? stopWords(state).stopping : isCut ? NOT_CONNECTED : tooltip;
+    setText(this.stop, this.translate(isBusy ? 'Stopping …' : label));
     setAttribute(this.stop, 'title', this.translate(title));
   }
 

@@ -43,6 +43,35 @@ export function canStop(state: IRunState): boolean {
   return isOpen(state.status) && (state.program === '' || isJob(state));
 }
 
+/** Texts of the button that stops a run. */
+export interface IStopWords {
+  readonly label: string;
+  readonly tooltip: string;
+  /** Tooltip while the run stops. */
+  readonly stopping: string;
+}
+
+const STOP_STEPS: IStopWords = {
+  label: 'Stop run',
+  tooltip: 'Stop the run after the current step',
+  stopping: 'The run stops after the current step'
+};
+const STOP_CELL: IStopWords = {
+  label: 'Stop run',
+  tooltip: 'Interrupt the cell',
+  stopping: 'The cell is being interrupted'
+};
+const STOP_JOB: IStopWords = {
+  label: 'Stop job',
+  tooltip: 'Cancel the job. With --checkpoint, it saves its state first.',
+  stopping: 'The job ends. With --checkpoint, it saves its state first.'
+};
+
+/** Return the texts of the button that stops this run. */
+export function stopWords(state: IRunState): IStopWords {
+  return isJob(state) ? STOP_JOB : state.stoppable ? STOP_STEPS : STOP_CELL;
+}
+
 /** Return true if a submitted job runs the program of the run. */
 export function isJob({ job_folder: folder }: IRunState): boolean {
   return folder !== '';
