@@ -63,7 +63,7 @@ class RunRows:
                 if known is None or known[0] != signature or not known[1].state.is_over:
                     known = signature, self._row(StoredRun(self._root / name))
                 yield name, known
-            except (OSError, ValueError):  # `msgspec.DecodeError` is a ValueError
+            except (OSError, msgspec.DecodeError):
                 continue
 
     def _row(self, run: StoredRun) -> RunRow:
@@ -171,9 +171,9 @@ def _axis(places: np.ndarray) -> tuple[CurveAxis, np.ndarray]:
 def _metrics(table: Table, rows: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """Return the columns of the metrics of rows. A rank's own value takes precedence."""
     columns = table.columns
-    first_own = len(PLACE) + len(columns.measures)
-    own = zip(columns.own, rows[:, first_own:].T, strict=False)
-    shared = zip(columns.shared, rows[:, first_own + len(columns.own) :].T, strict=True)
+    first = len(PLACE) + len(columns.measures)
+    own = zip(columns.own, rows[:, first:].T, strict=False)
+    shared = zip(columns.shared, rows[:, first + len(columns.own) :].T, strict=False)
     return [*shared, *own]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nbdist.records import Annotations, Columns, RunRow
+from nbdist.records import SYSTEM, Annotations, Columns, RunRow
 from nbdist.telemetry.annotations import annotate
 from nbdist.telemetry.run_table import RunRows, curve, last_values
 from tests.runs import losses, new_run, read, recover, rows
@@ -104,6 +104,13 @@ def test_only_notebooks_of_the_server_are_named(tmp_path: Path, notebook: str, s
 def test_last_values_are_those_that_no_recovery_superseded(tmp_path: Path) -> None:
     run = stored(tmp_path, losses(1, 6), recoveries=(recover(6, 4, time_s=1.0),))
     assert last_values(read(run), run.state) == (4, {"loss": 4.0})
+
+
+def test_a_run_with_samples_of_its_hosts_is_listed(tmp_path: Path) -> None:
+    sample = rows([[0, -1, -1, 2.0, 0.5, 0.25]], Columns(system=SYSTEM[:2]))
+    stored(tmp_path, losses(1, 3), sample)
+    row = only(RunRows(tmp_path, tmp_path))
+    assert (row.step, row.metrics) == (3, {"loss": 3.0})
 
 
 def test_values_that_are_not_finite_are_none(tmp_path: Path) -> None:
