@@ -13,7 +13,11 @@ export const nbdistIcon = new LabIcon({
     '</g></svg>'
 });
 
-/** Return the address of the icon as a picture: a card of a notebook shows no other icon. */
+/**
+ * Return the address of the icon as a picture: a card of a notebook shows no other icon. Its colour
+ * does not follow the theme, so it is one for light and dark themes.
+ */
 export function cardPicture(): string {
-  return `data:image/svg+xml,${encodeURIComponent(nbdistIcon.svgstr)}`;
+  const svg = nbdistIcon.svgstr.replace('#616161', '#2b87e3');
+  return `data:image/svg+xml,${encodeURIComponent(svg)}`;
 }

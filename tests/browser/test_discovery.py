@@ -83,6 +83,8 @@ def test_the_panel_starts_a_cluster_in_a_new_notebook_and_opens_the_documents(
     tab.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-panel')")
     panel = tab.get_by_role("region", name="nbdist clusters and runs")
     panel.get_by_role("heading", name="nbdist", exact=True).wait_for()
+    snippet = panel.get_by_role("button", name="Cell that stops the cluster")
+    assert snippet.get_attribute("title") == "Open a notebook first"
     for theme in themes:
         change_theme(tab, theme)
         assert violations(tab, "#nbdist-panel") == []

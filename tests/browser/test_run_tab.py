@@ -15,7 +15,7 @@ import pytest
 
 import nbdist
 from nbdist.jobs import submission
-from nbdist.records import Columns, Finding, Rows
+from nbdist.records import SIGNALS, Columns, Finding, Rows
 from nbdist.telemetry.annotations import annotate
 from nbdist.utils.polling import repeat_until
 from tests.browser.lab import PIXELS, TIMEOUT_MS, until
@@ -247,6 +247,31 @@ def test_metrics_share_a_cursor_and_keep_their_layout_after_a_reload(
     titles = [button.get_attribute("title") for button in pressed.all()]
     assert titles == ["Logarithmic scale of loss", "Full width for accuracy"]
     assert shown.get_by_label("Smoothing").input_value() == "20"
+
+
+def test_charts_of_signals_show_their_interval_and_last_value(
+    lab: Lab, tab: Page, pictures: Path
+) -> None:
+    run = new_run(lab.server.runs, kind="fit", signal_steps=20)
+    seldom = Columns(shared=("loss", *SIGNALS))
+    for step in range(1, 201):
+        values = [0, 1, step, 0.1 * step, 8 / step]
+        if step % 20 == 0:
+            run.take(rows([[*values, *(0.5 for _ in SIGNALS)]], seldom))
+        else:
+            run.take(rows([values], Columns(shared=("loss",))))
+    run.flush()
+    end(run)
+    shown = show(tab, run.state.id)
+    signals = [f"{name} (every 20 steps)" for name in SIGNALS]
+    until(tab, lambda: charts(shown) == ["loss (by step, as Keras logs it)", *signals])
+    headings = shown.locator(".nbdist-chart .nbdist-heading")
+    assert headings.evaluate_all("all => all.every(one => one.scrollWidth <= one.clientWidth)")
+    shown.locator(".nbdist-over").first.hover()
+    norm = shown.get_by_role("figure").nth(1)
+    norm.get_by_text("step 100", exact=True).wait_for()
+    assert norm.locator(".nbdist-chip-value").inner_text() == "0.5000"
+    tab.screenshot(path=pictures / "signals.png")
 
 
 def test_unusual_metrics_and_times_are_shown(lab: Lab, tab: Page) -> None:

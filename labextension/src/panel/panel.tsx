@@ -153,7 +153,9 @@ export class Panel extends ReactWidget {
           type="button"
           className="nbdist-Link"
           disabled={!notebook.isThere}
-          title={trans.__('Insert as a cell')}
+          title={
+            notebook.isThere ? trans.__('Insert as a cell') : trans.__('Open a notebook first')
+          }
           onClick={() => this.execute(Commands.insertSnippet, { label: snippet.label })}
         >
           {snippet.label}

@@ -149,7 +149,7 @@ export class Chart {
       'figcaption',
       'caption',
       {},
-      make('span', 'heading', { id }, this.source.title),
+      headingOf(this.source.title, id),
       this.readout,
       make('span', 'switches', {}, this.reset, this.log, this.wide)
     );
@@ -377,4 +377,11 @@ export class Chart {
       painter.marks(this.picture.whole, error);
     }
   }
+}
+
+/** Return the heading of a chart. What the title adds in parentheses is small, so that it fits. */
+function headingOf(title: string, id: string): HTMLElement {
+  const name = title.split(' (', 1)[0]!;
+  const rest = make('span', 'heading-rest', {}, title.slice(name.length));
+  return make('span', 'heading', { id, title }, name, rest);
 }
