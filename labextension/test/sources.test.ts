@@ -17,6 +17,7 @@ import {
   stepTimeSources,
   throughputSources
 } from '../src/run/sources';
+import { rankLook } from '../src/run/status';
 import { LINE_COLOURS } from '../src/run/theme';
 import { amount, duration, recovered, plain, ranks, ticks } from '../src/run/words';
 import { stragglersOf } from '../src/run/workers';
@@ -254,6 +255,12 @@ test('of many ranks those far from the others are named, the farthest first', ()
   bands.dispose();
 });
 
+test('ranks of a stopped run are stopped, not interrupted', () => {
+  assert.equal(rankLook('interrupted', 'stopped').word, 'stopped');
+  assert.equal(rankLook('interrupted', 'interrupted').word, 'interrupted');
+  assert.equal(rankLook('running', 'lost').word, 'unknown');
+});
+
 test('stragglers are those of the findings', () => {
   const finding = (topic: IFinding['topic'], ...found: number[]): IFinding => ({
     topic,
@@ -360,8 +367,8 @@ test('a measurement far from the plan is explained', () => {
   const near = { ...planned, step_s: 0.015, collectives: null };
   const same = (text: string): string => text;
   assert.equal(explanation({ planned, measured: near }, same), '');
-  const slow = explanation({ planned, measured: { ...near, step_s: 0.04 } }, same);
-  assert.match(slow, /^Measured step time \/ plan = 4: .*--bench/);
+  const slow = explanation({ planned, measured: { ...near, step_s: 0.9665 } }, same);
+  assert.match(slow, /^Measured step time \/ plan = 97: .*--bench/);
   const small = explanation({ planned, measured: { ...near, memory: 25 } }, same);
   assert.match(small, /^Measured memory \/ plan = 0\.25/);
 });

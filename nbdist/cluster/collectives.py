@@ -251,7 +251,7 @@ class Collectives:
         }
         devices = self._engines.apply(engine_setup.build_pjrt, wired)
         self.devices = dict(enumerate(devices))
-        return f"mesh of {sum(map(len, devices))} devices over {len(devices)} processes"
+        return f"mesh of {sum(map(len, devices))} devices over {formatting.count(len(devices), 'worker')}"
 
 
 def mirrored_wiring(

@@ -51,12 +51,12 @@ function isToday(then: Date): boolean {
   return then.toDateString() === new Date().toDateString();
 }
 
-/** Format a time of day. Includes the date if that is not today. */
+/** Format a time of day as names of runs do. Includes the date if that is not today. */
 export function moment(seconds: number): string {
   const then = new Date(1000 * seconds);
   return isToday(then)
-    ? then.toLocaleTimeString(undefined, { timeStyle: 'short' })
-    : then.toLocaleString(undefined, { dateStyle: 'short', timeStyle: 'short' });
+    ? then.toLocaleTimeString(undefined, { timeStyle: 'short', hourCycle: 'h23' })
+    : then.toLocaleString(undefined, { dateStyle: 'short', timeStyle: 'short', hourCycle: 'h23' });
 }
 
 /**

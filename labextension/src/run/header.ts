@@ -182,6 +182,8 @@ export class Header {
     );
     const time = this.translate(this.model.timesReports ? 'between reports' : 'step time');
     this.number('time', time, known.stepSeconds, value => amount(value, 'seconds'));
+    const { name } = this.figures.get('time')!;
+    setAttribute(name, 'title', this.translate('Mean of the last steps or reports'));
     this.number('rate', this.translate('samples/s'), known.samplesPerSecond, plain);
     this.number('elapsed', this.translate('elapsed'), known.elapsed, duration);
     this.number('left', this.translate('remaining'), known.left, duration);

@@ -11,6 +11,9 @@ const ROWS: readonly (readonly [keyof IStepFigures, Unit, string])[] = [
   ['memory', 'bytes', 'memory per device']
 ];
 
+/** Definition of the measured step time. The one above the charts is a mean. */
+const MEDIAN = 'Measured: the median of the last steps';
+
 /** Reasons for a measurement that differs from the plan by more than this factor. */
 const LARGE_FACTOR = 2;
 
@@ -41,7 +44,7 @@ export function explanation(
     const [before, after] = [planned[key], measured[key]];
     const factor = before && after ? after / before : 1;
     if (factor > LARGE_FACTOR || factor < 1 / LARGE_FACTOR) {
-      return fill(translate(reason), amount(factor, 'number'));
+      return fill(translate(reason), Number(factor.toPrecision(2)));
     }
   }
   return '';
@@ -85,7 +88,9 @@ export class Planned {
   private row(name: string, figures: IStepFigures): HTMLElement {
     const cells = ROWS.map(([key, unit]) => {
       const value = figures[key];
-      return this.cell('td', value === null ? '–' : amount(value, unit));
+      const cell = this.cell('td', value === null ? '–' : amount(value, unit));
+      cell.title = key === 'step_s' ? this.translate(MEDIAN) : '';
+      return cell;
     });
     return make('tr', '', {}, this.cell('th', name, 'row'), ...cells);
   }

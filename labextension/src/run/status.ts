@@ -29,9 +29,17 @@ export const RANK_LOOKS: Readonly<Record<RankStatus, ILook>> = {
 };
 
 /** Look of a rank whose state is unknown because the run is lost. */
-export const RANK_UNKNOWN: ILook = { sign: '?', word: 'unknown', tone: 'bad' };
+const RANK_UNKNOWN: ILook = { sign: '?', word: 'unknown', tone: 'bad' };
 
 export const STRAGGLER: ILook = { sign: '▲', word: 'straggler', tone: 'bad' };
+
+/** Return the look of a rank in a run. A stop interrupts the ranks, which is no event of its own. */
+export function rankLook(rank: RankStatus, run: RunStatus): ILook {
+  if (rank === 'running' && run === 'lost') {
+    return RANK_UNKNOWN;
+  }
+  return rank === 'interrupted' && run === 'stopped' ? RUN_LOOKS.stopped : RANK_LOOKS[rank];
+}
 
 /** Return true if the run may still change. */
 export function isOpen(status: RunStatus): boolean {

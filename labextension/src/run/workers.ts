@@ -4,7 +4,7 @@ import { summaryOf } from './errors';
 import { stepSecondsOf } from './figures';
 import type { RunModel } from './model';
 import type { ILook } from './status';
-import { RANK_LOOKS, RANK_UNKNOWN, STRAGGLER } from './status';
+import { RANK_LOOKS, rankLook, STRAGGLER } from './status';
 import { lineColour } from './theme';
 import type { Translate } from './words';
 import { amount, count, fill, plain } from './words';
@@ -104,10 +104,8 @@ export class Workers {
   }
 
   private lookOf({ rank, status }: IRunWorker): ILook {
-    if (status === 'running' && this.model.state?.status === 'lost') {
-      return RANK_UNKNOWN;
-    }
-    return status === 'running' && this.stragglers.has(rank) ? STRAGGLER : RANK_LOOKS[status];
+    const look = rankLook(status, this.model.state?.status ?? 'running');
+    return look === RANK_LOOKS.running && this.stragglers.has(rank) ? STRAGGLER : look;
   }
 
   private allColumns(): IColumn[] {

@@ -6,7 +6,7 @@ import { Layout } from '../run/layout';
 import type { RunModel } from '../run/model';
 import { shareSources, stepTimeSources } from '../run/sources';
 import type { ILook } from '../run/status';
-import { isOpen, RANK_LOOKS, RANK_UNKNOWN } from '../run/status';
+import { isOpen, rankLook } from '../run/status';
 import { Tabs } from '../run/tabs';
 import { Theme } from '../run/theme';
 import type { Translate } from '../run/words';
@@ -52,9 +52,8 @@ export function headOf({ state }: RunModel, rank: number): IHead | null {
   if (state === null || worker === undefined) {
     return null;
   }
-  const isLost = state.status === 'lost' && worker.status === 'running';
   const place = `${worker.host} · pid ${worker.pid} · ${worker.devices}`;
-  return { look: isLost ? RANK_UNKNOWN : RANK_LOOKS[worker.status], place, error: worker.said };
+  return { look: rankLook(worker.status, state.status), place, error: worker.said };
 }
 
 /** Page of one worker: its log, and its stack, times of steps and use of the host in a run. */
