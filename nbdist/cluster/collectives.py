@@ -251,7 +251,8 @@ class Collectives:
         }
         devices = self._engines.apply(engine_setup.build_pjrt, wired)
         self.devices = dict(enumerate(devices))
-        return f"mesh of {sum(map(len, devices))} devices over {formatting.count(len(devices), 'worker')}"
+        workers = formatting.count(len(devices), "worker")
+        return f"mesh of {formatting.count(sum(map(len, devices)), 'device')} over {workers}"
 
 
 def mirrored_wiring(
