@@ -44,6 +44,17 @@ SETTLES = """([id, ms]) => Promise.race([
   window.jupyterapp.commands.execute('nbdist:stop-run', {id}).then(() => true),
   new Promise(resolve => setTimeout(() => resolve(false), ms)),
 ])"""
+APART = """figures => {
+  const all = figures.getBoundingClientRect();
+  const boxes = [...figures.querySelectorAll('bdi')].map(one => one.getBoundingClientRect());
+  const isApart = (a, b) =>
+    a.right < b.left || b.right < a.left || a.bottom < b.top || b.bottom < a.top;
+  const shown = boxes.filter(box => box.width > 0);
+  return shown.length > 5 && shown.every((box, i) => box.right <= all.right &&
+    box.bottom <= all.bottom && shown.slice(i + 1).every(other => isApart(box, other)));
+}"""
+"""Script that returns true if all figures are in view and none is above another one."""
+
 CELLS = "table => [...table.rows].map(row => [...row.cells].map(cell => cell.textContent))"
 
 
@@ -272,6 +283,19 @@ def test_charts_of_signals_show_their_interval_and_last_value(
     norm.get_by_text("step 100", exact=True).wait_for()
     assert norm.locator(".nbdist-chip-value").inner_text() == "0.5000"
     tab.screenshot(path=pictures / "signals.png")
+
+
+def test_figures_of_a_long_run_fit_into_a_narrow_view(lab: Lab, tab: Page) -> None:
+    run = new_run(lab.server.runs, batch=64, epochs=4000, steps=512_000, began=time.time() - 60)
+    run.take(steps(101_001, 101_200))
+    run.flush()
+    shown = show(tab, run.state.id)
+    figures = shown.locator(".nbdist-figures")
+    figures.get_by_text("remaining").wait_for()
+    tab.set_viewport_size({"width": 1000, "height": 700})
+    assert figures.evaluate(APART)
+    tab.set_viewport_size({"width": 1400, "height": 900})
+    end(run)
 
 
 def test_unusual_metrics_and_times_are_shown(lab: Lab, tab: Page) -> None:
