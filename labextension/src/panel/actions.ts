@@ -4,6 +4,7 @@ import type { ReadonlyJSONObject, ReadonlyPartialJSONObject } from '@lumino/core
 import type { LiveRuns } from '../live';
 import type { IClusterState, IRunState } from '../records';
 import { stopWords } from '../run/status';
+import { translateWith } from '../translate';
 import { STOP_CLUSTER, filled, resizeCode, startCode } from './code';
 import { Commands, labelled } from './commands';
 import type { IPanelParts } from './panel';
@@ -83,7 +84,7 @@ export class Actions {
       args => {
         const run = this.run(args);
         return run?.status === 'running'
-          ? trans.__(stopWords(run).tooltip)
+          ? translateWith(trans)(stopWords(run).how)
           : trans.__('No run is active');
       }
     );

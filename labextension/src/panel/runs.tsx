@@ -4,6 +4,7 @@ import type { IRunState } from '../records';
 import { summaryOf } from '../run/errors';
 import type { IFigures } from '../run/figures';
 import { canStop, isOpen, stopWords } from '../run/status';
+import { translateWith } from '../translate';
 import type { Refused } from './model';
 import { progress, runTitle, statusName, when } from './words';
 
@@ -46,8 +47,9 @@ export function Runs(props: IRunsProps): React.JSX.Element {
 function Run(props: IRunsProps & { readonly run: IRunState }): React.JSX.Element {
   const { run, figuresOf, trans, onOpen, onStop } = props;
   const title = runTitle(run, trans);
-  const { label, tooltip, stopping } = stopWords(run);
-  const stop = trans.__(label);
+  const { word, how, stopping } = stopWords(run);
+  const translate = translateWith(trans);
+  const stop = translate(word);
   const workers = trans._n('%1 worker', '%1 workers', run.workers.length);
   return (
     <li>
@@ -71,7 +73,7 @@ function Run(props: IRunsProps & { readonly run: IRunState }): React.JSX.Element
               type="button"
               className="jp-mod-styled jp-mod-reject"
               aria-label={`${stop} ${title}`}
-              title={trans.__(run.status === 'running' ? tooltip : stopping)}
+              title={translate(run.status === 'running' ? how : stopping)}
               disabled={run.status !== 'running'}
               onClick={() => onStop(run.id)}
             >

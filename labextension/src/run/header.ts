@@ -28,8 +28,8 @@ const STOP_ELSEWHERE = 'Stop the program where it was started.';
 const NOT_CONNECTED = 'Not connected to the run';
 /** Texts of the button if the run does not stop. */
 const CANCEL_STEP = {
-  label: 'Cancel step',
-  tooltip: 'Cancel the current step: its variables may be lost'
+  word: 'Cancel step',
+  how: 'Cancel the current step: its variables may be lost'
 };
 
 /** Status, progress and figures of the run, and the button that stops it. */
@@ -147,10 +147,10 @@ export class Header {
     setAttribute(this.stop, 'aria-disabled', String(isBusy || this.model.connection !== 'live'));
     const isElsewhere = isOpen(state.status) && !canStop(state);
     setText(this.elsewhere, isElsewhere ? this.translate(STOP_ELSEWHERE) : '');
-    const { label, tooltip } = this.canCancel ? CANCEL_STEP : stopWords(state);
+    const { word, how } = this.canCancel ? CANCEL_STEP : stopWords(state);
     const isCut = this.model.connection !== 'live';
-    const title = isBusy ? stopWords(state).stopping : isCut ? NOT_CONNECTED : tooltip;
-    setText(this.stop, this.translate(isBusy ? 'Stopping …' : label));
+    const title = isBusy ? stopWords(state).stopping : isCut ? NOT_CONNECTED : how;
+    setText(this.stop, this.translate(isBusy ? 'Stopping …' : word));
     setAttribute(this.stop, 'title', this.translate(title));
   }
 

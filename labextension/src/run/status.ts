@@ -53,25 +53,26 @@ export function canStop(state: IRunState): boolean {
 
 /** Texts of the button that stops a run. */
 export interface IStopWords {
-  readonly label: string;
-  readonly tooltip: string;
+  readonly word: string;
+  /** Tooltip. */
+  readonly how: string;
   /** Tooltip while the run stops. */
   readonly stopping: string;
 }
 
 const STOP_STEPS: IStopWords = {
-  label: 'Stop run',
-  tooltip: 'Stop the run after the current step',
+  word: 'Stop run',
+  how: 'Stop the run after the current step',
   stopping: 'The run stops after the current step'
 };
 const STOP_CELL: IStopWords = {
-  label: 'Stop run',
-  tooltip: 'Interrupt the cell',
+  word: 'Stop run',
+  how: 'Interrupt the cell',
   stopping: 'The cell is being interrupted'
 };
 const STOP_JOB: IStopWords = {
-  label: 'Stop job',
-  tooltip: 'Cancel the job. With --checkpoint, it saves its state first.',
+  word: 'Stop job',
+  how: 'Cancel the job. With --checkpoint, it saves its state first.',
   stopping: 'The job ends. With --checkpoint, it saves its state first.'
 };
 
