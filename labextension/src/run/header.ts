@@ -5,7 +5,7 @@ import { figures } from './figures';
 import type { Connection, RunModel } from './model';
 import { RECOVERING, canStop, isOpen, RUN_LOOKS, stopWords } from './status';
 import type { Translate } from './words';
-import { amount, count, duration, fill, plain, refusal } from './words';
+import { amount, count, counted, duration, fill, plain, refusal } from './words';
 
 const CONNECTIONS: Readonly<Partial<Record<Connection, string>>> = {
   connecting: 'connecting …',
@@ -220,8 +220,7 @@ export function nameOf({ name, label }: IRunState, translate: Translate): string
 }
 
 function aboutOf(state: IRunState, translate: Translate): string {
-  const ranks = state.workers.length;
-  const who = fill(ranks === 1 ? translate('{0} rank') : translate('{0} ranks'), count(ranks));
+  const who = counted(state.workers.length, translate('{0} worker'), translate('{0} workers'));
   const batch = state.batch > 0 ? fill(translate('batch {0}'), count(state.batch)) : '';
   return [who, state.framework, state.strategy ?? '', batch]
     .filter(part => part !== '')

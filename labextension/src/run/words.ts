@@ -36,7 +36,7 @@ export function count(value: number): string {
   return COUNT.format(value);
 }
 
-/** Format a count, as in `1 rank` or `1,200 ranks`. Both texts contain `{0}`. */
+/** Format a count, as in `1 worker` or `1,200 workers`. Both texts contain `{0}`. */
 export function counted(value: number, one: string, several: string): string {
   return fill(value === 1 ? one : several, count(value));
 }
