@@ -269,6 +269,41 @@ def test_resumed_run_continues_at_its_sample(cluster: nbdist.Cluster, tmp_path: 
     assert clusters.evaluate(cluster, "int(steps)") == "9"
 
 
+NUMBERED = """
+import datasets
+seen, steps = [], jnp.zeros(())
+
+def noted(rows):
+    seen.extend(rows["y"])
+    return {"x": [np.float32(2 * y) for y in rows["y"]]}
+
+stream = datasets.Dataset.from_dict({"y": np.arange(19.0)}).shuffle(seed=1).with_transform(noted)
+"""
+
+
+def test_rows_are_read_by_their_numbers(
+    cluster: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run stops in the second of two epochs, and another one continues it."""
+    datasets = pytest.importorskip("datasets")
+    rows = 2 * np.array(datasets.Dataset.from_dict({"y": np.arange(19.0)}).shuffle(seed=1)["y"])
+    expected = [rows[start : start + 4].mean() for start in range(0, 19, 4)] * 2
+    saving = Saving(folder=str(tmp_path / "kept"), every_steps=1)
+    losses: list[float] = []
+    for steps in (7, 10):
+        cluster.run(NUMBERED, strategy="pjrt")
+        options = StepOptions(data="stream", batch=4, epochs=2, steps=steps, prefetch=2)
+        cell = "loss = jnp.mean(batch['x'])\nsteps = steps + 1"
+        kept = structs.replace(saving, resume=steps == 10)
+        losses += cluster.run(cell, step=options, strategy="pjrt", saving=kept).loss.tolist()
+        assert "by row: each worker reads its own rows only" in capsys.readouterr().out
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    own, compared, probed = 2 + 2 + 3, 4, 2 + 1  # the last batch of three rows is not divided
+    planned = compared
+    counts = [len(objects["seen"]) for objects in cluster.pull(["seen"]).values()]
+    assert counts == [own + compared + planned + probed] * 2
+
+
 SINGLE = "the elements of stream are single samples: set the batch size with --batch N"
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
+from nbdist.errors import StepError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -132,6 +134,27 @@ def kind_of(tree: Tree) -> Any:
     if isinstance(tree, (tuple, list)):
         return tuple(map(kind_of, tree))
     return tree.shape, tree.dtype
+
+
+def refuse_other_rows(first: Tree, own: Tree) -> None:
+    """Raise StepError if rows have other shapes or types than the first sample of the data set.
+
+    Args:
+        first: batch of the first sample.
+        own: batch of rows of this rank.
+    """
+    kinds = map_arrays(_row_kind, first), map_arrays(_row_kind, own)
+    if kinds[0] != kinds[1]:
+        one, other = (", ".join(map(_row_kind, leaves(tree))) for tree in (first, own))
+        raise StepError(
+            f"the samples have different shapes or types, such as {one} and {other}: pad them in a "
+            "map, or choose lengths with --batch N --bucket L"
+        )
+
+
+def _row_kind(column: Any) -> str:
+    kind = "text" if column.dtype.kind in "US" else column.dtype
+    return f"{tuple(column.shape[1:])} {kind}"
 
 
 def rows_of(tree: Tree, rows: Any) -> Tree:

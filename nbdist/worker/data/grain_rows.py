@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import Struct
 
 from nbdist.errors import StepError
-from nbdist.worker.data.batches import Batch, described, kind_of, map_arrays, rows_of
+from nbdist.worker.data.batches import Batch, map_arrays, refuse_other_rows
 from nbdist.worker.data.map_pushdown import BY_ELEMENT
 from nbdist.worker.data.padding import Padding, stack
 from nbdist.worker.data.stores import BY_ROW
@@ -79,7 +79,7 @@ class GrainRows:
             share = rank_rows.share(len(rows), rows.__getitem__)
             tree = self._stacked(itertools.islice(own, len(share.values)))
             if rank_rows.ranks > 1:
-                self._refuse_others(tree)
+                refuse_other_rows(self._first, tree)
             everything = functools.partial(self._whole, rows)
             yield Batch((tree,), share.rows, share.whole, everything)
 
@@ -92,22 +92,9 @@ class GrainRows:
         return (self._stacked(self._samples.read(rows)),)
 
     @functools.cached_property
-    def _sample(self) -> Tree:
-        """First sample of the data set."""
-        return rows_of(self._whole(range(1))[0], 0)
-
-    def _refuse_others(self, own: Tree) -> None:
-        """Raise StepError if samples have other shapes or types than the first of the data set.
-
-        A rank does not see the samples of the others, and rows of one batch must be alike.
-        """
-        sample = rows_of(own, 0)
-        if kind_of(sample) != kind_of(self._sample):
-            raise StepError(
-                f"the samples have different shapes or types, such as {described(self._sample)} "
-                f"and {described(sample)}: pad them in a map, or choose lengths with --batch N "
-                "--bucket L"
-            )
+    def _first(self) -> Tree:
+        """Batch of the first sample. A rank does not see the samples of the others."""
+        return self._whole(range(1))[0]
 
     def _stacked(self, samples: Iterable[Tree]) -> Tree:
         return map_arrays(np.asarray, self._samples.stack(list(samples)))

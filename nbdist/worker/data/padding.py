@@ -112,6 +112,18 @@ class Padding:
         return np.pad(column, width), mask
 
 
+def column_of(values: Any) -> np.ndarray | Ragged:
+    """Return the samples of a column as an array, `Ragged` if they differ in their lengths."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        return Ragged(values)
+    has_sequences = (
+        array.dtype == object and array.size and isinstance(array.flat[0], (list, np.ndarray))
+    )
+    return Ragged(list(array)) if has_sequences else array
+
+
 def stack(samples: list[Tree]) -> Tree:
     """Stack samples to a batch. A column is `Ragged` if its samples differ in their shapes."""
     return map_trees(_stack, samples)

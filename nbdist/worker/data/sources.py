@@ -12,11 +12,12 @@ from msgspec import structs
 from nbdist.errors import StepError
 from nbdist.worker.data import grain_rows
 from nbdist.worker.data.batches import leaves, map_arrays, rows_of, slicer
+from nbdist.worker.data.indexed_rows import Indexed, IndexedRows, open_rows
 from nbdist.worker.data.map_pushdown import BY_ELEMENT, find
-from nbdist.worker.data.padding import Padding, Ragged, stack
+from nbdist.worker.data.padding import Padding, Ragged, column_of, stack
 from nbdist.worker.data.rank_shards import Parts, SelectedRows, own_files, rows_of_files
 from nbdist.worker.data.source_shards import Parquet, is_parquet, split_source
-from nbdist.worker.data.stores import BY_ROW, StoredColumn, is_of, is_stored, stored_columns
+from nbdist.worker.data.stores import StoredColumn, is_of, is_stored, stored_columns
 
 if TYPE_CHECKING:
     from nbdist.records import StepOptions
@@ -97,8 +98,8 @@ class Arrays:
         if not self.samples:
             raise StepError("the data are empty")
         self.steps = -(-self.samples // batch)
-        is_read = any(isinstance(column, StoredColumn) for column in leaves(tree))
-        self.sharding = BY_ROW if is_read else BY_ELEMENT
+        read = [c for c in leaves(tree) if isinstance(c, (StoredColumn, IndexedRows))]
+        self.sharding = read[0].sharding if read else BY_ELEMENT
 
     def epoch(self, number: int, rank_rows: RankRows, first: int = 0) -> Iterator[Batch]:
         order = np.arange(self.samples)
@@ -110,9 +111,13 @@ class Arrays:
 
     def _taker(self, rows: np.ndarray) -> Callable[[slice], tuple[Tree, ...]]:
         """Return a function that takes some of the rows; all rows determine the padded length."""
-        if any(isinstance(column, Ragged) for column in leaves(self._tree)):
+        if any(map(_needs_whole_batch, leaves(self._tree))):
             return slicer(self._padding.of(rows_of(self._tree, rows)))
         return lambda part: self._padding.of(rows_of(self._tree, rows[part]))
+
+
+def _needs_whole_batch(column: Any) -> bool:
+    return isinstance(column, Ragged) or (isinstance(column, IndexedRows) and not column.alike)
 
 
 class Elements:
@@ -213,8 +218,9 @@ def open_source(
         if options.batch < 1:
             raise StepError(f"--data {name} names arrays: set the batch size with --batch N")
         return Arrays(columns, options.batch, options.shuffle, padding)
-    if options.shuffle is not None:
-        raise StepError(f"--shuffle is only for arrays: shuffle {name} itself, with a seed")
+    if is_of(value, "datasets", "Dataset"):
+        return _of_indexed(value, options)
+    _refuse_shuffle(options)
     if grain_rows.is_grain(value):
         rows, sharding = grain_rows.find(value, options)
         return rows or Elements(lambda: value, options, sharding=sharding, reuses=True)
@@ -227,6 +233,26 @@ def open_source(
     if is_of(value, "nbdist.worker.jax.arrays.distributed_dataset", "DistributedDataset"):
         return Parts(value.own_parts, 0, DISTRIBUTED, gather)
     return _of_python(value, options)
+
+
+def _refuse_shuffle(options: StepOptions) -> None:
+    if options.shuffle is not None:
+        name = options.data
+        raise StepError(f"--shuffle is only for arrays: shuffle {name} itself, with a seed")
+
+
+def _of_indexed(value: Indexed, options: StepOptions) -> Source:
+    """Return the source of a data set whose samples have numbers."""
+    if not options.batch:
+        raise StepError(f"--data {options.data} names samples: set the batch size with --batch N")
+    found = open_rows(value, options)
+    if isinstance(found, IndexedRows):
+        return Arrays(found, options.batch, options.shuffle, Padding(options.bucket))
+    _refuse_shuffle(options)
+    samples = range(len(value))
+    return Elements(
+        lambda: map(value.__getitem__, samples), options, len(samples), found, reuses=True
+    )
 
 
 def _of_parquet(files: Parquet, options: StepOptions) -> Elements:
@@ -245,6 +271,12 @@ def _of_python(value: Any, options: StepOptions) -> Source:
     name = options.data
     if isinstance(value, list) and _are_columns(value):
         raise StepError(f"{name} is a list of arrays: for columns use a tuple, {name} = (a, b)")
+    if isinstance(value, dict) and value:
+        key, part = next(iter(value.items()))
+        raise StepError(
+            f"{name} is a dict of {type(part).__name__}, not of arrays: name one of its values, "
+            f"for example part = {name}[{key!r}]"
+        )
     if isinstance(value, Iterator):
         if options.epochs > 1:
             raise StepError(
@@ -344,14 +376,12 @@ def _local_rows(value: Any) -> np.ndarray:
 def _columns(value: object) -> Tree | None:
     """Return the arrays of a value: one array, or a tuple or dict of arrays; None for others.
 
-    A pandas DataFrame, a Hugging Face dataset and a group of arrays count as dicts of their
-    columns. A list counts as a column in a tuple or dict, and otherwise as an iterable of elements.
+    A pandas DataFrame and a group of arrays count as dicts of their columns. A list counts as a
+    column in a tuple or dict, and otherwise as an iterable of elements.
     """
     value = stored_columns(value)
     if is_of(value, "pandas", "DataFrame"):
         value = dict(value.items())  # type: ignore[attr-defined]
-    elif is_of(value, "datasets", "Dataset"):
-        value = value.with_format("numpy")[:]  # type: ignore[attr-defined]
     if not isinstance(value, (tuple, dict)):
         return _listed(value) if _is_column(value) else None
     parts = value.values() if isinstance(value, dict) else value
@@ -379,14 +409,7 @@ def _column(value: Any) -> np.ndarray | Ragged:
         return _of_ragged_tensor(value)
     if is_of(value, "datasets", "arrow_dataset", "Column"):
         value = value[:]
-    try:
-        array = np.asarray(value)
-    except ValueError:  # lists of different lengths
-        return Ragged(value)
-    has_sequences = (
-        array.dtype == object and array.size and isinstance(array.flat[0], (list, np.ndarray))
-    )
-    return Ragged(list(array)) if has_sequences else array
+    return column_of(value)
 
 
 def _of_ragged_tensor(value: Any) -> Ragged:

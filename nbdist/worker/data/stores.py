@@ -28,6 +28,8 @@ class StoredColumn:
         array: a Zarr array or an HDF5 data set, shape `(samples, ...)`.
     """
 
+    sharding = BY_ROW
+
     def __init__(self, array: Any) -> None:
         self._array = array
         self.shape: tuple[int, ...] = tuple(array.shape)

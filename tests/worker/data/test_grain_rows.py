@@ -245,7 +245,7 @@ def test_loader_with_processes_needs_all_samples() -> None:
         (
             lambda r: grain.MapDataset.source(r).map(Longer()),
             {"batch": 4},
-            r"different shapes or types, such as \(1,\) and \(2,\): pad them in a map",
+            r"different shapes or types, such as \(1,\) float64 and \(2,\) float64: pad them",
         ),
     ],
 )
