@@ -114,6 +114,8 @@ class Padding:
 
 def column_of(values: Any) -> np.ndarray | Ragged:
     """Return the samples of a column as an array, `Ragged` if they differ in their lengths."""
+    if isinstance(values, Ragged):
+        return values
     try:
         array = np.asarray(values)
     except ValueError:  # lists of different lengths

@@ -1,10 +1,11 @@
-"""Sources that each rank reads in part, for `--order source`.
+"""Sources that each rank reads in part, for `--order source`, and row groups of Parquet files.
 
 They are data sets of Hugging Face, grain and webdataset, and Parquet files.
 
-Each rank reads shards of its own. A global batch contains samples of the shards of all ranks, so
-the order differs from that of one device, and depends on the number of ranks. Every sample counts
-once. Without the option, every rank reads all samples in the order of one device.
+For `--order source`, each rank reads shards of its own. A global batch contains samples of the
+shards of all ranks, so the order differs from that of one device, and depends on the number of
+ranks. Every sample counts once. Without the option, samples are in the order of one device. A rank
+then skips row groups without rows of its own, and reads all samples of the other data sets.
 """
 
 from __future__ import annotations
@@ -22,15 +23,21 @@ import numpy as np
 from nbdist.errors import StepError
 from nbdist.worker.data import grain_rows
 from nbdist.worker.data.batches import leaves, map_trees, rows_of
+from nbdist.worker.data.indexed_rows import IndexedRows
+from nbdist.worker.data.map_pushdown import BY_ELEMENT
+from nbdist.worker.data.padding import Ragged, column_of
 from nbdist.worker.data.rank_shards import Parts
 from nbdist.worker.data.stores import reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from nbdist.records import StepOptions
     from nbdist.worker.data.batches import Tree
 
+ALL_GROUPS = (
+    "by element: each worker reads all row groups, because each group has rows of every worker"
+)
 BY_SOURCE = "by source: each worker reads shards of its own, in another order than one device"
 
 
@@ -51,9 +58,12 @@ class Parquet:
         self._value = value
         self._name = name
 
-    def count_rows(self) -> int:
-        """Return the number of samples."""
-        return int(self._read(lambda: sum(rows for rows, _ in self._groups())))
+    def rows(self, options: StepOptions, ranks: int) -> IndexedRows:
+        """Return the samples in the order of the files."""
+        groups = RowGroups(self._read(self._groups))
+        sharding = groups.sharding(options.batch, ranks)
+        alike = not options.bucket
+        return IndexedRows(len(groups), groups.read, self._name, alike=alike, sharding=sharding)
 
     def batches(self, rows: int, rank: int = 0, ranks: int = 1) -> Iterator[dict[str, np.ndarray]]:
         """Yield columns of `rows` rows each, the last ones of fewer.
@@ -66,7 +76,7 @@ class Parquet:
         pool: dict[str, np.ndarray] | None = None
         for _, read in self._read(self._groups)[rank::ranks]:
             table = self._read(read)
-            columns = {name: _array(table[name], name) for name in table.column_names}
+            columns = {name: _array_of(part, name) for name, part in _columns(table).items()}
             pool = columns if pool is None else _joined(pool, columns)
             while _rows(pool) >= rows:
                 yield rows_of(pool, slice(rows))
@@ -88,6 +98,66 @@ class Parquet:
     def _read(self, function: Callable[[], Any]) -> Any:
         with reading(self._name):
             return function()
+
+
+class RowGroups:
+    """Row groups in the order of their rows.
+
+    A rank keeps the groups of the rows that it has read last, for the next ones.
+
+    Args:
+        groups: number of rows of each group, and a function that reads it as a table of PyArrow.
+    """
+
+    def __init__(self, groups: Sequence[tuple[int, Callable[[], Any]]]) -> None:
+        filled = [(rows, read) for rows, read in groups if rows]
+        self._starts = np.cumsum([0, *(rows for rows, _ in filled)])
+        self._reads = [read for _, read in filled]
+        self._kept: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return int(self._starts[-1])
+
+    def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the columns of consecutive rows."""
+        first, last = int(rows[0]), int(rows[-1])
+        numbers = range(self._group_of(first), self._group_of(last) + 1)
+        kept = self._kept
+        self._kept = {n: kept[n] if n in kept else self._reads[n]() for n in numbers}
+        parts = []
+        for number, table in self._kept.items():
+            start = int(self._starts[number])
+            begin = max(first - start, 0)
+            parts.append(table.slice(begin, last + 1 - start - begin))
+        return _columns(sys.modules["pyarrow"].concat_tables(parts))
+
+    def sharding(self, batch: int, ranks: int) -> str:
+        """Describe the row groups that ranks read for global batches of `batch` rows."""
+        counts = [self._count(batch, rank, ranks) for rank in range(ranks)]
+        if ranks == 1 or not counts[0]:
+            return BY_ELEMENT
+        total = len(self._reads)
+        if min(counts) == total:
+            return ALL_GROUPS
+        each = f"{min(counts)} to {max(counts)}" if len(set(counts)) > 1 else counts[0]
+        own = "those of its own rows"
+        return f"by row group: each worker reads {each} of {total} row groups, {own}"
+
+    def _count(self, batch: int, rank: int, ranks: int) -> int:
+        """Return the number of groups with rows of a rank."""
+        begins = np.arange(0, len(self), batch)
+        sizes = np.minimum(batch, len(self) - begins)
+        whole = sizes % ranks > 0
+        each = np.where(whole, sizes, sizes // ranks)
+        firsts = begins + np.where(whole, 0, rank * each)
+        changes = np.zeros(len(self._starts), int)
+        np.add.at(changes, self._group_of(firsts), 1)
+        np.add.at(changes, self._group_of(firsts + each - 1) + 1, -1)
+        return int(np.count_nonzero(np.cumsum(changes)))
+
+    def _group_of(self, rows: Any) -> Any:
+        return np.searchsorted(self._starts, rows, side="right") - 1
 
 
 def split_source(
@@ -201,8 +271,8 @@ def _groups_of(samples: Any, rows: int) -> Iterator[Tree]:
 
 
 def _array_of(column: Any, name: str) -> np.ndarray:
-    array = np.asarray(column)
-    if array.dtype == object:
+    array = column_of(column)
+    if isinstance(array, Ragged) or array.dtype == object:
         raise StepError(
             f"the samples of column `{name}` have different shapes: map them to arrays of one "
             "shape, or remove the column"
@@ -210,14 +280,18 @@ def _array_of(column: Any, name: str) -> np.ndarray:
     return array
 
 
-def _array(column: Any, name: str) -> np.ndarray:
-    """Return a column of a table of PyArrow: shape `(rows,)`, or `(rows, ...)` for lists."""
+def _columns(table: Any) -> dict[str, Any]:
+    """Return the columns of a table of PyArrow: shape `(rows,)`, or `(rows, ...)` for lists."""
+    return {name: _column(table[name], name) for name in table.column_names}
+
+
+def _column(column: Any, name: str) -> np.ndarray | Ragged:
     if column.null_count:
         raise StepError(f"column `{name}` has missing values: fill them, or remove the column")
     array = column.to_numpy()
     if array.dtype == object and len({np.shape(row) for row in array}) == 1:
         array = np.stack(array)
-    return _array_of(array, name)
+    return column_of(array)
 
 
 def _rows(tree: Tree) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-from msgspec import structs
 
 from nbdist.errors import StepError
 from nbdist.worker.data import grain_rows
@@ -225,7 +224,7 @@ def open_source(
         rows, sharding = grain_rows.find(value, options)
         return rows or Elements(lambda: value, options, sharding=sharding, reuses=True)
     if is_parquet(value):
-        return _of_parquet(Parquet(value, name), options)
+        return _of_parquet(Parquet(value, name), options, ranks)
     if is_of(value, "tensorflow", "data", "Dataset"):
         return _of_tensorflow(value, options, rank, ranks, gather)
     if is_of(value, "tensorflow", "distribute", "DistributedDataset"):
@@ -255,16 +254,12 @@ def _of_indexed(value: Indexed, options: StepOptions) -> Source:
     )
 
 
-def _of_parquet(files: Parquet, options: StepOptions) -> Elements:
-    """Return the source of which every rank reads all row groups, in the order of the files."""
+def _of_parquet(files: Parquet, options: StepOptions, ranks: int) -> Arrays:
+    """Return the source of the rows in the order of the files."""
     batch = options.batch
     if not batch:
         raise StepError(f"--data {options.data} names files: set the batch size with --batch N")
-    samples = files.count_rows()
-    options = structs.replace(options, batch=0)  # the elements are batches
-    source = Elements(lambda: files.batches(batch), options, -(-samples // batch))
-    source.samples = samples
-    return source
+    return Arrays(files.rows(options, ranks), batch, None, Padding(options.bucket))
 
 
 def _of_python(value: Any, options: StepOptions) -> Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -15,11 +16,16 @@ import pyarrow.parquet
 import pytest
 import webdataset
 from fsspec.implementations.local import LocalFileSystem
+from hypothesis import given
+from hypothesis import strategies as some
 
 from nbdist.errors import StepError
 from nbdist.records import StepOptions
 from nbdist.worker.data.batches import RankRows
-from nbdist.worker.data.sources import open_source
+from nbdist.worker.data.indexed_rows import IndexedRows
+from nbdist.worker.data.padding import Padding
+from nbdist.worker.data.source_shards import ALL_GROUPS, RowGroups
+from nbdist.worker.data.sources import Arrays, open_source
 from tests.worker.data.test_rank_shards import RANKS, Collectives, on_ranks
 
 if TYPE_CHECKING:
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from nbdist.worker.data.sources import Source
 
 ROWS, GROUP = 22, 3
+OWN = "those of its own rows"
 TABLE = pa.table(
     {
         "x": pa.array([[float(n), float(-n)] for n in range(ROWS)], pa.list_(pa.float32())),
@@ -73,7 +80,8 @@ def files_of(folder: Path) -> Any:
 class TestParquet:
     def test_exact_order_is_that_of_the_files(self, folder: Path) -> None:
         source = source_of(files_of(folder), batch=4)
-        assert (source.samples, source.steps, source.sharding) == (ROWS, 6, "by element")
+        assert (source.samples, source.steps) == (ROWS, 6)
+        assert source.sharding == "by row group: each worker reads 7 to 8 of 8 row groups, " + OWN
         first, second = read(lambda: files_of(folder), "auto")
         assert numbers(first) == [[n, n + 1] for n in range(0, 20, 4)] + [[20]]
         assert numbers(second) == [[n + 2, n + 3] for n in range(0, 20, 4)] + [[21]]
@@ -117,6 +125,17 @@ class TestParquet:
         with pytest.raises(StepError, match=r"cannot read train: .*AWS_ACCESS_KEY_ID"):
             source_of(files, batch=4)
 
+    def test_rows_before_a_checkpoint_are_not_read(self, folder: Path) -> None:
+        source = source_of(files_of(folder), batch=4)
+        for first in (0, 3):
+            found = list(source.epoch(2, RankRows(1, 2, 2), first))
+            assert numbers(found) == [[n + 2, n + 3] for n in range(4 * first, 20, 4)] + [[21]]
+
+    def test_fewer_rows_than_ranks(self, tmp_path: Path) -> None:
+        pyarrow.parquet.write_table(TABLE.slice(0, 3), tmp_path / "a.parquet", row_group_size=1)
+        (batch,) = source_of(files_of(tmp_path), batch=8).epoch(1, RankRows(3, 4, 4))
+        assert (batch.whole, batch.values[0]["y"].tolist()) == (True, [0, 1, 2])
+
     def test_columns_of_partitions_are_read(self, tmp_path: Path) -> None:
         parts = pyarrow.dataset.partitioning(flavor="hive")
         table = pa.table({"y": np.arange(4), "part": [0, 0, 1, 1]})
@@ -131,16 +150,25 @@ class TestParquet:
         ("table", "message"),
         [
             (pa.table({"y": [1, None]}), "column `y` has missing values: fill them"),
-            (pa.table({"y": [[1], [1, 2]]}), "column `y` have different shapes: map them"),
+            (pa.table({"y": [[1], [1, 2]]}), r"such as \(1,\) int64 and \(2,\) int64: pad them"),
+            (pa.table({"y": [[1]] * 3 + [[1, 2]]}), "have different lengths: choose .* --bucket"),
+            (TABLE.slice(0, 0), "the data are empty"),
         ],
     )
     def test_unsuitable_columns_are_refused(
         self, tmp_path: Path, table: pa.Table, message: str
     ) -> None:
         pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-        source = source_of(files_of(tmp_path), batch=2)
         with pytest.raises(StepError, match=message):
-            list(source.epoch(1, RankRows(0, 1, 1)))
+            list(source_of(files_of(tmp_path), batch=4).epoch(1, RankRows(1, 2, 2)))
+
+    def test_lists_are_padded_to_a_bucket(self, tmp_path: Path) -> None:
+        table = pa.table({"y": [[1], [2], [3], [4, 5]]})
+        pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=1)
+        source = source_of(files_of(tmp_path), batch=4, bucket=(2,))
+        assert source.sharding == "by element"
+        (batch,) = source.epoch(1, RankRows(1, 2, 2))
+        assert batch.values[0]["y"].tolist() == [[3, 0], [4, 5]]
 
     def test_filter_is_refused(self, folder: Path) -> None:
         files = files_of(folder).filter(pyarrow.dataset.field("y") > 3)
@@ -333,6 +361,47 @@ def test_data_without_shards_are_refused(data: Any, options: dict[str, Any], mes
         source_of(data, order="source", **options)
 
 
+@given(
+    counts=some.lists(some.integers(0, 6), min_size=1, max_size=8).filter(any),
+    batch=some.integers(1, 12),
+    ranks=some.sampled_from([1, 2, 4]),
+    first=some.integers(0, 3),
+)
+def test_a_rank_reads_the_row_groups_of_its_rows(
+    counts: list[int], batch: int, ranks: int, first: int
+) -> None:
+    values = np.arange(sum(counts))
+    of_row = np.repeat(np.arange(len(counts)), counts)
+    parts = [pa.table({"y": part}) for part in np.split(values, np.cumsum(counts)[:-1])]
+    numbers_read = []
+    for rank in range(ranks):
+        seen: list[int] = []
+
+        def read_group(number: int, seen: list[int] = seen) -> pa.Table:
+            seen.append(number)
+            return parts[number]
+
+        groups = RowGroups([(n, partial(read_group, i)) for i, n in enumerate(counts)])
+        rows = IndexedRows(len(groups), groups.read, "train", alike=True)
+        found = Arrays(rows, batch, None, Padding(()))
+        whole = Arrays({"y": values}, batch, None, Padding(()))
+        rank_rows = RankRows(rank, ranks, ranks)
+        expected = list(whole.epoch(1, rank_rows, first))
+        own = numbers(list(found.epoch(1, rank_rows, first)))
+        assert own == numbers(expected)
+        needed = {int(of_row[row]) for part in own for row in part}
+        assert sorted(seen) == sorted(needed | ({int(of_row[0])} if own else set()))
+        needed = {int(of_row[row]) for b in whole.epoch(1, rank_rows) for row in b.values[0]["y"]}
+        numbers_read.append(len(needed))
+    low, high, total = min(numbers_read), max(numbers_read), np.count_nonzero(counts)
+    each = f"reads {low} of" if low == high else f"reads {low} to {high} of"
+    shown = groups.sharding(batch, ranks)
+    if ranks == 1:
+        assert shown == "by element"
+    else:
+        assert shown == ALL_GROUPS if low == total else f"{each} {total} row groups" in shown
+
+
 class CountingFiles(LocalFileSystem):  # type: ignore[misc]
     """Local files of fsspec that count the bytes that are read."""
 
@@ -366,9 +435,14 @@ def test_a_rank_reads_the_bytes_of_its_row_groups(tmp_path: Path) -> None:
         counters.append(CountingFiles())
         return pyarrow.dataset.dataset(str(path), filesystem=counters[-1], format="parquet")
 
-    for order, share in (("exact", 1.0), ("source", 0.5)):
+    # A rank also reads the first sample, to compare the others with it.
+    for order, batch, shares in (
+        ("exact", 1000, [1.0, 1.0]),
+        ("exact", 200_000, [0.5, 0.625]),
+        ("source", 1000, [0.5, 0.5]),
+    ):
         counters.clear()
-        read(make, order, batch=1000)
+        read(make, order, batch=batch)
         size = path.stat().st_size
-        for counter in counters:
-            assert share * size * 0.9 < counter.read_bytes < share * size * 1.1
+        found = sorted(counter.read_bytes / size for counter in counters)
+        assert found == pytest.approx(shares, rel=0.1)
