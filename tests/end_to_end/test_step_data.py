@@ -389,6 +389,18 @@ HUGGING_FACE = (
 )
 
 
+SAMPLES = """
+class Samples:
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, number):
+        return {"x": float(number), "y": number}
+
+stream = Samples()
+"""
+
+
 @pytest.mark.parametrize(
     ("strategy", "define"),
     alternating(
@@ -398,6 +410,7 @@ HUGGING_FACE = (
             ),
             "Hugging Face": HUGGING_FACE,
             "lists": "stream = {'x': list(np.arange(10.0)), 'y': np.arange(10)}",
+            "samples": SAMPLES,
         }
     ),
 )

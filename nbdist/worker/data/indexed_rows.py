@@ -1,6 +1,7 @@
 """Data sets whose samples are read by their numbers: each rank reads its own rows only.
 
-They are map-style data sets of Hugging Face. A sample depends on its number only. If reading one
+They are map-style data sets of Hugging Face and PyTorch, and other objects with `__len__` and
+`__getitem__` that are not iterable. A sample depends on its number only. If reading one
 draws random numbers, each rank reads all samples in the order of one device, as it does for an
 iterable.
 """
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import pickle
 import random
+import sys
 import threading
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -20,8 +23,6 @@ from nbdist.worker.data.padding import Ragged, column_of, stack
 from nbdist.worker.data.stores import BY_ROW, is_of, reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from nbdist.records import StepOptions
     from nbdist.worker.data.batches import Tree
 
@@ -37,6 +38,13 @@ class Indexed(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, number: Any) -> Any: ...
+
+
+def is_indexed(value: object) -> bool:
+    """Return True for data sets whose samples have numbers, and that are not only iterables."""
+    if isinstance(value, (Iterable, type)):
+        return is_of(value, "datasets", "Dataset")
+    return isinstance(value, Indexed)
 
 
 class IndexedRows:
@@ -134,18 +142,23 @@ def _is_random(dataset: Indexed) -> bool:
 
     The global generators keep their states.
     """
-    python, numpy = random.getstate(), np.random.get_state()
+    python, numpy, torch = random.getstate(), np.random.get_state(), sys.modules.get("torch")
+    torchs = None if torch is None else torch.get_rng_state()
     try:
         before, first = _states(), _bytes(dataset[0])
         return before != _states() or first != _bytes(dataset[0])
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+        if torch is not None:
+            torch.set_rng_state(torchs)
 
 
 def _states() -> bytes:
     """Return the states of the global generators."""
-    return pickle.dumps((random.getstate(), np.random.get_state()))
+    torch = sys.modules.get("torch")
+    torchs = b"" if torch is None else torch.get_rng_state().numpy().tobytes()
+    return pickle.dumps((random.getstate(), np.random.get_state(), torchs))
 
 
 def _bytes(sample: Tree) -> list[bytes]:

@@ -11,7 +11,7 @@ import numpy as np
 from nbdist.errors import StepError
 from nbdist.worker.data import grain_rows
 from nbdist.worker.data.batches import leaves, map_arrays, rows_of, slicer
-from nbdist.worker.data.indexed_rows import Indexed, IndexedRows, open_rows
+from nbdist.worker.data.indexed_rows import Indexed, IndexedRows, is_indexed, open_rows
 from nbdist.worker.data.map_pushdown import BY_ELEMENT, find
 from nbdist.worker.data.padding import Padding, Ragged, column_of, stack
 from nbdist.worker.data.rank_shards import Parts, SelectedRows, own_files, rows_of_files
@@ -217,7 +217,7 @@ def open_source(
         if options.batch < 1:
             raise StepError(f"--data {name} names arrays: set the batch size with --batch N")
         return Arrays(columns, options.batch, options.shuffle, padding)
-    if is_of(value, "datasets", "Dataset"):
+    if is_indexed(value):
         return _of_indexed(value, options)
     _refuse_shuffle(options)
     if grain_rows.is_grain(value):
@@ -242,9 +242,9 @@ def _refuse_shuffle(options: StepOptions) -> None:
 
 def _of_indexed(value: Indexed, options: StepOptions) -> Source:
     """Return the source of a data set whose samples have numbers."""
-    if not options.batch:
+    if not options.batch and is_of(value, "datasets", "Dataset"):
         raise StepError(f"--data {options.data} names samples: set the batch size with --batch N")
-    found = open_rows(value, options)
+    found = open_rows(value, options) if options.batch else BY_ELEMENT
     if isinstance(found, IndexedRows):
         return Arrays(found, options.batch, options.shuffle, Padding(options.bucket))
     _refuse_shuffle(options)
@@ -280,14 +280,22 @@ def _of_python(value: Any, options: StepOptions) -> Source:
             )
         return Elements(lambda: value, options, reuses=True)
     if isinstance(value, Iterable):
-        length = len(value) if isinstance(value, Sized) else -1
-        return Elements(lambda: value, options, length, reuses=not isinstance(value, list))
+        reuses = not isinstance(value, list)
+        return Elements(lambda: value, options, _length(value), reuses=reuses)
     if callable(value):
         return Elements(value, options, reuses=True)
     raise StepError(
         f"--data {name} has type {type(value).__name__}: name arrays, a tf.data.Dataset, an "
         "iterable or a function that creates one"
     )
+
+
+def _length(value: Iterable[Any]) -> int:
+    """Return the number of elements; -1 if unknown, as for a loader of a stream in PyTorch."""
+    try:
+        return len(value) if isinstance(value, Sized) else -1
+    except TypeError:
+        return -1
 
 
 def _of_tensorflow(

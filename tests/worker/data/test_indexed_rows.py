@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -16,7 +17,7 @@ from nbdist.worker.data.sources import open_source
 from nbdist.worker.data.stores import BY_ROW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from nbdist.worker.data.sources import Source
 
@@ -170,3 +171,132 @@ class TestHuggingFace:
     def test_fewer_rows_than_ranks(self) -> None:
         (batch,) = batches(source_of(table({"y": [5, 6, 7]}), batch=8), 3, 4)
         assert (batch.whole, batch.values[0]["y"].tolist()) == (True, [5, 6, 7])
+
+
+class Samples:
+    """Map-style data set that notes the samples that are read."""
+
+    def __init__(self, noise: Callable[[], Any] = lambda: 0.0) -> None:
+        self.read: list[int] = []
+        self._noise = noise
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        self.read.append(number)
+        return {"x": X[number] + np.float32(self._noise()), "y": int(Y[number])}
+
+
+class TestMapStyle:
+    @pytest.mark.parametrize("ranks", [1, 2, 4])
+    def test_rows_are_those_of_one_device(self, ranks: int) -> None:
+        assert_rows_of_one_device(Samples, {"x": X, "y": Y}, ranks, batch=5)
+        assert_rows_of_one_device(Samples, {"x": X, "y": Y}, ranks, batch=5, shuffle=2)
+
+    def test_a_rank_reads_its_own_rows_only(self) -> None:
+        data = Samples()
+        source = source_of(data, batch=4)
+        data.read.clear()
+        batches(source, 1, 2, first=3)
+        assert data.read == [0, 14, 15, 18, 19, 21]
+
+    def test_without_a_batch_size_items_are_batches(self) -> None:
+        class Batches:
+            def __len__(self) -> int:
+                return 2
+
+            def __getitem__(self, number: int) -> tuple[np.ndarray, list[int]]:
+                return X[4 * number : 4 * number + 4], [4 * number + n for n in range(4)]
+
+        source = source_of(Batches())
+        assert (source.steps, source.sharding) == (2, "by element")
+        assert [b.values[0][1].tolist() for b in batches(source, 1, 2)] == [[2, 3], [6, 7]]
+        with pytest.raises(StepError, match="are single samples: set the batch size with --batch"):
+            batches(source_of(Samples()))
+
+    def test_samples_that_draw_random_numbers_are_read_by_all_ranks(self) -> None:
+        own = np.random.default_rng(0)
+        for noise in (random.random, np.random.random, own.random):
+            states = random.getstate(), np.random.get_state()[1].tolist()
+            source = source_of(Samples(noise), batch=4)
+            assert (random.getstate(), np.random.get_state()[1].tolist()) == states
+            assert source.sharding == IS_RANDOM
+            (first, *_) = batches(source, 1, 2)
+            assert first.values[0]["y"].tolist() == [2, 3]
+
+    def test_a_class_that_makes_an_iterable_is_a_function(self) -> None:
+        class Stream:
+            def __iter__(self) -> Iterator[int]:
+                return iter(range(4))
+
+            def __len__(self) -> int:
+                return 4
+
+            def __getitem__(self, number: int) -> int:
+                raise NotImplementedError
+
+        assert [b.values[0].tolist() for b in batches(source_of(Stream, batch=2))] == [
+            [0, 1],
+            [2, 3],
+        ]
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+class TestTorch:
+    def test_rows_of_a_data_set(self, torch: Any) -> None:
+        class Rows(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
+            def __len__(self) -> int:
+                return SAMPLES
+
+            def __getitem__(self, number: int) -> dict[str, Any]:
+                return {"x": torch.from_numpy(X[number]), "y": torch.tensor(int(Y[number]))}
+
+        def chosen() -> Any:
+            return torch.utils.data.Subset(Rows(), ORDER.tolist())
+
+        for ranks in (1, 2, 4):
+            assert_rows_of_one_device(Rows, {"x": X, "y": Y}, ranks, batch=5)
+            assert_rows_of_one_device(chosen, {"x": X[ORDER], "y": Y[ORDER]}, ranks, batch=5)
+
+    def test_samples_that_draw_random_numbers(self, torch: Any) -> None:
+        state = torch.get_rng_state()
+        source = source_of(Samples(lambda: torch.rand(())), batch=4)
+        assert source.sharding == IS_RANDOM
+        assert torch.equal(torch.get_rng_state(), state)
+
+    @pytest.mark.parametrize("shuffle", [False, True])
+    def test_batches_of_a_loader_are_arrays(self, torch: Any, shuffle: bool) -> None:
+        def loader() -> Any:
+            return torch.utils.data.DataLoader(
+                torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)),
+                batch_size=4,
+                shuffle=shuffle,
+                generator=torch.Generator().manual_seed(3),
+            )
+
+        whole = [[part.numpy() for part in batch] for batch in loader()]
+        for rank in range(2):
+            source = source_of(loader())
+            assert (source.steps, source.sharding) == (6, "by element")
+            for found, parts in zip(batches(source, rank, 2), whole, strict=True):
+                half = len(parts[0]) // 2
+                for own, part in zip(found.values[0], parts, strict=True):
+                    assert isinstance(own, np.ndarray)
+                    np.testing.assert_array_equal(own, part[rank * half : (rank + 1) * half])
+
+    def test_loader_of_a_stream(self, torch: Any) -> None:
+        class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defined]
+            def __iter__(self) -> Iterator[Any]:
+                return iter(torch.arange(6))
+
+        source = source_of(torch.utils.data.DataLoader(Stream(), batch_size=4))
+        assert source.steps == -1
+        assert [b.values[0].tolist() for b in batches(source, 1, 2)] == [[2, 3], [5]]
+        assert [b.values[0].tolist() for b in batches(source_of(Stream(), batch=6))] == [
+            [0, 1, 2, 3, 4, 5]
+        ]
