@@ -1,7 +1,7 @@
 """Double of an object store: files of a folder under the part of S3's protocol that readers use.
 
 The servers of S3 for Python need another version of python-dateutil than the development tools.
-The client in the tests is that of PyArrow.
+The clients in the tests are PyArrow's and, if it is installed, s3fs, which needs that version too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KEY = "key"
-"""Access key that requests must have."""
+"""Access key of a new store."""
 
 
 class ObjectStore(ThreadingHTTPServer):
@@ -27,6 +27,7 @@ class ObjectStore(ThreadingHTTPServer):
 
     Attributes:
         address: host and port.
+        key: access key that requests must have.
         sent_bytes: bytes of objects that were sent.
     """
 
@@ -35,6 +36,7 @@ class ObjectStore(ThreadingHTTPServer):
     def __init__(self, root: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.root = root
+        self.key = KEY
         self.sent_bytes = 0
         self.address = f"127.0.0.1:{self.server_port}"
         self._thread = threading.Thread(target=self.serve_forever, daemon=True)
@@ -57,10 +59,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         path, query = self.server.root / url.path.strip("/"), parse_qs(url.query)
-        if f"Credential={KEY}/" not in self.headers.get("Authorization", ""):
+        if f"Credential={self.server.key}/" not in self.headers.get("Authorization", ""):
             self._send(403, _error("AccessDenied"))
         elif "list-type" in query:
-            self._send(200, _listing(path, query.get("prefix", [""])[0]))
+            prefix, delimiter = (query.get(key, [""])[0] for key in ("prefix", "delimiter"))
+            self._send(200, _listing(path, prefix, delimiter))
         elif path.is_file():
             self._send_file(path.read_bytes())
         else:
@@ -94,18 +97,28 @@ def _error(code: str) -> bytes:
     return f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
 
 
-def _listing(bucket: Path, prefix: str) -> bytes:
+def _listing(bucket: Path, prefix: str, delimiter: str) -> bytes:
     """Return the objects of a bucket whose keys begin with the prefix, as S3 lists them."""
-    files = {str(file.relative_to(bucket)): file for file in sorted(bucket.rglob("*.*"))}
-    objects = "".join(
-        f"<Contents><Key>{escape(key)}</Key><Size>{file.stat().st_size}</Size>"
-        "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
-        for key, file in files.items()
-        if key.startswith(prefix)
-    )
+    objects, folders = [], set()
+    for file in sorted(bucket.rglob("*")):
+        key = str(file.relative_to(bucket))
+        if not file.is_file() or not key.startswith(prefix):
+            continue
+        first, found, _ = key.removeprefix(prefix).partition(delimiter or "\n")
+        if found:
+            folders.add(f"{prefix}{first}{delimiter}")
+            continue
+        objects.append(
+            f"<Contents><Key>{escape(key)}</Key><Size>{file.stat().st_size}</Size>"
+            "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+        )
+    objects += [
+        f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>"
+        for folder in sorted(folders)
+    ]
     return (
         '<?xml version="1.0" encoding="UTF-8"?>'
         '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-        f"<Name>{bucket.name}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(files)}"
-        f"</KeyCount><IsTruncated>false</IsTruncated>{objects}</ListBucketResult>"
+        f"<Name>{bucket.name}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(objects)}"
+        f"</KeyCount><IsTruncated>false</IsTruncated>{''.join(objects)}</ListBucketResult>"
     ).encode()

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import h5py
 import numpy as np
+import pyarrow.fs
 import pytest
 import zarr
+from fsspec.implementations.arrow import ArrowFSWrapper
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 
 from nbdist.errors import StepError
 from nbdist.records import StepOptions
 from nbdist.worker.data.batches import RankRows
 from nbdist.worker.data.sources import open_source
 from nbdist.worker.data.stores import BY_ROW
+from tests.object_store import KEY, ObjectStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -130,3 +134,58 @@ def test_unreadable_chunk_is_an_error_with_a_remedy() -> None:
     source = source_of({"x": array}, batch=4)
     with pytest.raises(StepError, match=r"cannot read <Array .*access denied: .*AWS_ACCESS_KEY_ID"):
         list(source.epoch(1, RankRows(0, 2, 2)))
+
+
+class ArrowStore(ArrowFSWrapper):  # type: ignore[misc]
+    fsid = "s3"  # fsspec takes it from the host of HDFS
+
+
+def opened_with_pyarrow(address: str) -> Any:
+    files = pyarrow.fs.S3FileSystem(
+        endpoint_override=address, scheme="http", region="test", access_key=KEY, secret_key="-"
+    )
+    wrapped = AsyncFileSystemWrapper(ArrowStore(files), asynchronous=True)
+    store = zarr.storage.FsspecStore(wrapped, path="bucket/train.zarr", read_only=True)
+    return zarr.open(store, mode="r")
+
+
+def opened_with_s3fs(address: str) -> Any:
+    pytest.importorskip("s3fs", reason="s3fs needs another python-dateutil than the dev tools")
+    options = {"key": KEY, "secret": "-", "endpoint_url": f"http://{address}"}
+    return zarr.open("s3://bucket/train.zarr", mode="r", storage_options=options)
+
+
+@pytest.fixture
+def object_store(tmp_path: Path) -> Iterator[ObjectStore]:
+    """Start an object store with a group of arrays `x` and `y`, in chunks of four rows."""
+    group = zarr.open_group(tmp_path / "bucket" / "train.zarr", mode="w")
+    group.create_array("x", data=X, chunks=(4, 3), compressors=None)
+    group.create_array("y", data=Y, chunks=(4,), compressors=None)
+    store = ObjectStore(tmp_path)
+    yield store
+    store.stop()
+
+
+@pytest.mark.parametrize("opened", [opened_with_pyarrow, opened_with_s3fs])
+class TestObjectStore:
+    def test_a_rank_reads_its_own_chunks(
+        self, object_store: ObjectStore, opened: Callable[[str], Any]
+    ) -> None:
+        source = source_of(opened(object_store.address), batch=8)
+        assert source.sharding == BY_ROW
+        for rank, chunks in ((0, 3), (1, 4)):
+            before = object_store.sent_bytes
+            own = list(source.epoch(1, RankRows(rank, 2, 2)))
+            assert object_store.sent_bytes - before == chunks * 4 * (3 * 4 + 8)
+            whole = source_of({"x": X, "y": Y}, batch=8).epoch(1, RankRows(rank, 2, 2))
+            for found, expected in zip(own, whole, strict=True):
+                for name, column in expected.values[0].items():
+                    np.testing.assert_array_equal(found.values[0][name], column)
+
+    def test_lost_access_is_an_error_with_a_remedy(
+        self, object_store: ObjectStore, opened: Callable[[str], Any]
+    ) -> None:
+        source = source_of(opened(object_store.address), batch=8)
+        object_store.key = "other"
+        with pytest.raises(StepError, match=r"cannot read <Array .*/[xy] .*: .*AWS_ACCESS_KEY_ID"):
+            list(source.epoch(1, RankRows(0, 2, 2)))
