@@ -302,6 +302,10 @@ def test_rows_are_read_by_their_numbers(
     planned = compared
     counts = [len(objects["seen"]) for objects in cluster.pull(["seen"]).values()]
     assert counts == [own + compared + planned + probed] * 2
+    run = step(cluster, "loss = jnp.mean(batch['x'])", "pjrt", batch=5)
+    np.testing.assert_allclose(run.loss, [rows[n : n + 5].mean() for n in range(0, 19, 5)])
+    shown = capsys.readouterr().out
+    assert "each worker reads all samples, because a batch of 5 does not divide over" in shown
 
 
 SINGLE = "the elements of stream are single samples: set the batch size with --batch N"

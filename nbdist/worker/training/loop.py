@@ -99,6 +99,14 @@ def _plans(worker: Worker, options: StepOptions, tracer: Tracer) -> tuple[Plan, 
     return tuple(plans)
 
 
+def _sharding(extent: Extent, rows: int, replicas: int) -> str:
+    """Return the distribution of samples to ranks for batches of `rows` rows."""
+    if extent.sharding.startswith("by row") and rows % replicas:
+        reason = f"a batch of {rows} does not divide over {replicas} replicas"
+        return f"by element: each worker reads all samples, because {reason}"
+    return extent.sharding
+
+
 class _Loop:
     """Steps of a run, for all batches of a source."""
 
@@ -333,7 +341,7 @@ class StepRunner:
             samples=extent.samples,
             epochs=options.epochs,
             steps=steps,
-            sharding=extent.sharding,
+            sharding=_sharding(extent, options.batch or batch.rows, self.rank_rows.replicas),
             rates=rates,
             changes=self._step_strategy.changes,
             hyperparameters=hyperparameters,
