@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from nbdist.planner.hardware.lookup import host_of
@@ -157,6 +158,14 @@ def gib(nbytes: float) -> str:
     return f"{size:,.0f} {unit}" if size >= 100 else f"{size:.3g} {unit}"
 
 
+def _slowest(time: PlannedTime) -> str:
+    """Return the level of links with the most exposed seconds."""
+    exposed: dict[str, float] = defaultdict(float)
+    for traffic in time.traffic:
+        exposed[traffic.level] += traffic.seconds - traffic.hidden
+    return max(exposed, key=exposed.__getitem__)
+
+
 def warnings_of(sharded: ShardedModel, time: PlannedTime, topology: Topology) -> tuple[str, ...]:
     """Return warnings about a plan, to be shown before it runs."""
     found = [*_gaps(sharded.model, sharded.layout.axes[DATA], topology)]
@@ -166,8 +175,9 @@ def warnings_of(sharded: ShardedModel, time: PlannedTime, topology: Topology) ->
         found.append(f"each device has {each:.0f} {samples} of a batch of {sharded.model.rows}")
     share = time.exposed / time.step if time.step else 0.0
     if share > MUCH_TRAFFIC:
-        slowest = max(time.traffic, key=lambda traffic: traffic.seconds)
-        found.append(f"{share:.0%} of a step is spent in collectives, mostly over {slowest.level}")
+        found.append(
+            f"{share:.0%} of a step is spent in collectives, mostly over {_slowest(time)} links"
+        )
     if time.bubble > MUCH_BUBBLE:
         found.append(
             f"stages are idle for {time.bubble:.0%} of a step (the pipeline's "

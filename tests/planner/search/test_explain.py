@@ -233,8 +233,19 @@ def test_few_rows_on_a_device_are_noted() -> None:
 
 def test_much_traffic_names_its_links() -> None:
     (found,) = warnings(1, compute=0.75, exposed=0.25)
-    assert found == "25% of a step is spent in collectives, mostly over network"
+    assert found == "25% of a step is spent in collectives, mostly over network links"
     assert warnings(1, compute=1 - MUCH_TRAFFIC, exposed=MUCH_TRAFFIC) == ()
+
+
+def test_links_are_named_by_their_exposed_time() -> None:
+    traffic = (
+        Traffic(axis=DATA, level="network", bytes=1.0, seconds=0.4, hidden=0.3),
+        Traffic(axis=MODEL, level="host", bytes=1.0, seconds=0.1),
+        Traffic(axis=STAGE, level="host", bytes=1.0, seconds=0.05),
+    )
+    sharded = ShardedModel(LINEAR, Layout(1, 1), STATES)
+    (found,) = warnings_of(sharded, PlannedTime(0.75, 0.25, traffic, 0.0), devices(8).topology)
+    assert found == "25% of a step is spent in collectives, mostly over host links"
 
 
 def test_long_bubble_is_noted() -> None:
