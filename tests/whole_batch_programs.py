@@ -257,5 +257,39 @@ WHOLE: dict[str, tuple[str, str]] = {
             """
         ),
     ),
+    "an update inside of a condition": (
+        "Accumulating updates variables inside of a condition or loop of TensorFlow",
+        program(
+            """
+            class Accumulating(keras.Model):
+                def __init__(self, every, **options):
+                    super().__init__(**options)
+                    self.every, self.steps = every, tf.Variable(0, trainable=False)
+                    self.sums = [tf.Variable(tf.zeros_like(v)) for v in self.trainable_variables]
+                def train_step(self, data):
+                    rows, targets = data
+                    self.steps.assign_add(1)
+                    with tf.GradientTape() as tape:
+                        loss = self.compute_loss(y=targets, y_pred=self(rows, training=True))
+                    gradients = tape.gradient(loss, self.trainable_variables)
+                    for total, gradient in zip(self.sums, gradients):
+                        total.assign_add(gradient)
+                    tf.cond(tf.equal(self.steps, self.every), self.update, lambda: None)
+                    for metric in self.metrics:
+                        metric.update_state(loss)
+                    return {metric.name: metric.result() for metric in self.metrics}
+                def update(self):
+                    self.optimizer.apply_gradients(zip(self.sums, self.trainable_variables))
+                    self.steps.assign(0)
+                    for total in self.sums:
+                        total.assign(tf.zeros_like(total))
+            inputs = keras.Input((8,))
+            hidden = layers.Dropout(0.2, seed=1)(layers.Dense(16, "tanh")(inputs))
+            model = Accumulating(3, inputs=inputs, outputs=layers.Dense(1)(hidden))
+            model.compile(keras.optimizers.Adam(0.05), "mse")
+            history = model.fit(x, y, batch_size=16, epochs=3, verbose=0)
+            """
+        ),
+    ),
 }
 """Programs with the reason in the note that every replica computes all rows."""

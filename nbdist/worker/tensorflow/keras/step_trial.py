@@ -12,8 +12,10 @@ import tensorflow as tf
 from keras.src import tree
 from tensorflow.python.ops import gen_random_ops
 
+from nbdist.errors import StepError
 from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.tensorflow.keras.batches import Batch, rows_of
+from nbdist.worker.tensorflow.replica import nested_merge
 from nbdist.worker.tensorflow.replica.finite import FiniteWatch
 from nbdist.worker.tensorflow.runtime.rank_gather import gather_over
 
@@ -37,8 +39,10 @@ Results = dict[str, np.ndarray]
 Trace = Callable[[Batch, bool], Callable[[Any], Results]]
 """Trace a step for a batch, split or whole. Returns a function of the batch's data."""
 
-_REFUSED = (ValueError, TypeError, tf.errors.InvalidArgumentError)
-"""Errors of TensorFlow for shapes that an operation does not accept."""
+_REFUSED = (ValueError, TypeError, RuntimeError, tf.errors.InvalidArgumentError)
+"""Errors of TensorFlow for shapes that an operation does not accept, and for `_IN_BRANCH`."""
+
+_IN_BRANCH = "updates variables inside of a condition or loop of TensorFlow"
 
 
 class Trials:
@@ -53,6 +57,7 @@ class Trials:
         self._strategy = strategy
         self._trace = trace
         self._traced: dict[tuple[int, str], list[Callable[[Any], Results]]] = {}
+        self._refusal = "does not accept a part of a batch"
 
     def difference(self, batch: Batch, order: np.ndarray | None = None) -> str:
         """Describe the first value that differs by more than rounding.
@@ -68,7 +73,7 @@ class Trials:
         few = self._few(batch, order)
         functions = self._functions(few)
         if not functions:
-            return "does not accept a part of a batch"
+            return self._refusal
         parts, every = (function(few.data) for function in functions)
         names = list(every)
         found = first_difference(parts, every)
@@ -82,6 +87,18 @@ class Trials:
     def agree(self, number: int) -> int:
         """Return the largest number of all ranks."""
         return int(gather_over(self._strategy)(np.array([number], np.int32)).max())
+
+    def _whole(self, few: Batch) -> Callable[[Any], Results]:
+        try:
+            with repeatable():
+                return self._trace(few, True)
+        except RuntimeError as error:
+            if not nested_merge.is_refused(error):
+                raise
+            raise StepError(
+                f"the model {_IN_BRANCH}, where the replicas of one worker cannot synchronize: "
+                "move the update out of it, or start workers with one device each"
+            ) from error
 
     def _few(self, batch: Batch, order: np.ndarray | None) -> Batch:
         """Return the first rows of the order.
@@ -105,11 +122,16 @@ class Trials:
         """Trace the step on parts and as a whole. Empty if a rank cannot trace it on parts."""
         key = few.total, str(tree.map_structure(tf.type_spec_from_value, few.data))
         if key not in self._traced:
-            with repeatable():
-                every = self._trace(few, True)
+            every = self._whole(few)
             functions = []
-            with contextlib.suppress(*_REFUSED), repeatable():
-                functions = [self._trace(few, False), every]
+            try:
+                with repeatable():
+                    functions = [self._trace(few, False), every]
+            except _REFUSED as error:
+                if nested_merge.is_refused(error):
+                    self._refusal = _IN_BRANCH
+                elif isinstance(error, RuntimeError):
+                    raise
             self._traced[key] = [] if self.agree(not functions) else functions
         return self._traced[key]
 

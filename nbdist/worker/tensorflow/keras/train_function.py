@@ -191,7 +191,7 @@ class ReplicatedStep:
         recorder: signals.AnySignals = signals.NO_SIGNALS,
     ) -> Any:
         if shares.replicas == 1:
-            with nested_merge.allowed(self._strategy), recorder.installed():
+            with nested_merge.allowed(self._strategy, equal_rows=True), recorder.installed():
                 return self._strategy.run(self._recorded, args=(data, recorder))
         results = Results(shares)
         self._clock.begin()
@@ -214,7 +214,7 @@ class ReplicatedStep:
             ),
             self._clock.installed(),
             inlined_functions(),
-            nested_merge.allowed(self._strategy),
+            nested_merge.allowed(self._strategy, equal_rows=shares.whole),
             layer_state.separate_replicas(self._strategy),
             recorder.installed(),
         ):

@@ -7,8 +7,8 @@ cannot accumulate gradients or overwrite weights by their average.
 
 A condition of an optimizer is the same on all replicas. If a process has several replicas, they
 synchronize before it, and one condition contains the branch of each replica. A user's condition or
-loop is rejected as upstream: it may depend on the rows of the replica, and the other replicas would
-wait. Written for TensorFlow 2.21.
+loop is rejected as upstream unless all replicas compute the same rows: it may depend on the rows of
+the replica, and the other replicas would wait. Written for TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -39,13 +39,21 @@ _merge_upstream = mirrored_run._MirroredReplicaContext._merge_call
 _BRANCHES = (CondBranchFuncGraph, WhileBodyFuncGraph)
 
 
-def allowed(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:
-    """Allow synchronization while a step is traced: anywhere if each process has one replica."""
+def allowed(
+    strategy: tf.distribute.Strategy, *, equal_rows: bool = False
+) -> contextlib.AbstractContextManager[None]:
+    """Allow synchronization while a step is traced: anywhere if each process has one replica.
+
+    Args:
+        strategy: strategy of the step.
+        equal_rows: True if all replicas compute the same rows. The user's conditions may then
+            synchronize too.
+    """
     if isinstance(strategy.extended, distribute_lib._DefaultDistributionExtended):
         return contextlib.nullcontext()
     if len(strategy.extended.worker_devices) > 1:
         return _joint_conditions()
-    return _allowed()
+    return _allowed(equal_rows=equal_rows)
 
 
 @contextlib.contextmanager
@@ -88,8 +96,13 @@ def _called(function: Callable[[], Any]) -> Any:
     return function()
 
 
+def is_refused(error: Exception) -> bool:
+    """Return True for TensorFlow's error for replicas that synchronize in a condition or loop."""
+    return "merge_call" in str(error)
+
+
 @contextlib.contextmanager
-def _allowed() -> Iterator[None]:
+def _allowed(*, equal_rows: bool) -> Iterator[None]:
     updated: list[Any] = []
 
     def update(self: Any, *args: Any) -> Any:
@@ -100,7 +113,7 @@ def _allowed() -> Iterator[None]:
             updated.pop()
 
     def merge(self: Any, *args: Any) -> Any:
-        return _merge_call(self, *args, updated=updated)
+        return _merge_call(self, *args, updated=updated, equal_rows=equal_rows)
 
     with (
         replaced(mirrored_run._MirroredReplicaContext, "_merge_call", merge),
@@ -109,12 +122,14 @@ def _allowed() -> Iterator[None]:
         yield
 
 
-def _merge_call(self: Any, function: Any, args: Any, kwargs: Any, *, updated: list[Any]) -> Any:
+def _merge_call(
+    self: Any, function: Any, args: Any, kwargs: Any, *, updated: list[Any], equal_rows: bool
+) -> Any:
     graph = updated[-1] if updated else tf.compat.v1.get_default_graph()
     while graph is not _own_graph() and not isinstance(graph, _BRANCHES):
         graph = graph.outer_graph
     in_branch = graph is not _own_graph() and isinstance(graph, _BRANCHES)
-    if in_branch or tf.compat.v1.get_default_graph() is _own_graph():
+    if (in_branch and not equal_rows) or tf.compat.v1.get_default_graph() is _own_graph():
         return _merge_upstream(self, function, args, kwargs)
     (device,) = self._strategy.extended.worker_devices
     placed = [_on(device, given) for given in (args, kwargs)]

@@ -14,6 +14,7 @@ import pytest
 
 from tests.fit_programs import AFTER, FITS, program
 from tests.references import plainly
+from tests.whole_batch_programs import WHOLE
 from tests.worker.tensorflow.keras.test_fit import assert_close
 
 START = """
@@ -175,3 +176,10 @@ def test_keras_mixes_the_losses_of_replicas_in_one_process() -> None:
     mixed = plainly({name: code}, "tensorflow", "keras")[name]
     with pytest.raises(AssertionError):
         assert_close(mixed, outcomes(of_process_programs=True)[1][name], 1e-3)
+
+
+@pytest.mark.full  # rare
+def test_update_inside_of_a_condition_is_refused_with_the_remedy() -> None:
+    code = START + textwrap.indent(WHOLE["an update inside of a condition"][1], "    ")
+    with pytest.raises(AssertionError, match="move the update out of it, or start workers with"):
+        plainly({"own": code}, "tensorflow", "keras")
