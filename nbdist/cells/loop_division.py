@@ -151,9 +151,33 @@ class _Division:
                 self._after.append(statement)
             else:
                 self._add(statement)
-        self._add_tail(block[seeds[-1] + 1 :])
+        self._add_tail(self._without_managers(block[seeds[-1] + 1 :]))
         self._hoist()
         return self._described()
+
+    def _without_managers(self, tail: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Leave out `del tape` after the step: only the step has the name."""
+        managers = self._managers()
+        kept: list[ast.stmt] = []
+        for statement in tail:
+            if isinstance(statement, ast.Delete):
+                targets = [t for t in statement.targets if not _is_one_of(t, managers)]
+                others = ast.Delete(targets) if targets else ast.Pass()
+                kept.append(ast.copy_location(others, statement))
+            else:
+                kept.append(statement)
+        return kept
+
+    def _managers(self) -> set[str]:
+        """Return the names that the step binds in `with ... as name`."""
+        return {
+            inner.id
+            for statement in self._step
+            for node in within(statement)
+            if isinstance(node, ast.withitem) and node.optional_vars is not None
+            for inner in ast.walk(node.optional_vars)
+            if isinstance(inner, ast.Name)
+        }
 
     def _add_tail(self, tail: Sequence[ast.stmt]) -> None:
         """Add the statements after the last gradient to the step, or to those after it."""
@@ -376,14 +400,7 @@ class _Division:
         carried = tuple(sorted(name for name in own if name in names.assigned))
         bound = self._bound_outside()
         given = [n for n in names.read if n in bound and n not in carried and n not in self._given]
-        managers = {
-            inner.id
-            for statement in self._step
-            for node in within(statement)
-            if isinstance(node, ast.withitem) and node.optional_vars is not None
-            for inner in ast.walk(node.optional_vars)
-            if isinstance(inner, ast.Name)
-        }
+        managers = self._managers()
         outputs = tuple(
             name
             for name in names.bound
@@ -481,6 +498,10 @@ class _Division:
             if isinstance(value, ast.Tuple):
                 values += value.elts
         return all(isinstance(value, (*known, ast.Tuple)) or id(value) in given for value in values)
+
+
+def _is_one_of(target: ast.expr, names: Set[str]) -> bool:
+    return isinstance(target, ast.Name) and target.id in names
 
 
 def _empty(statement: ast.stmt) -> ast.stmt:

@@ -209,6 +209,19 @@ losses.append(float(penalty))
 """,
         "on 2 replicas",
     ),
+    "tape that the loop deletes": (
+        "",
+        """
+with tf.GradientTape(persistent=True) as tape:
+    loss = tf.reduce_mean((model(xb, training=True) - yb) ** 2)
+gradients = tape.gradient(loss, model.trainable_variables)
+slopes = tape.gradient(loss, model.trainable_variables[0])
+del tape
+optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+losses.append(float(loss) + float(tf.reduce_sum(slopes)))
+""",
+        "on 2 replicas",
+    ),
     "gradient of an embedding": (
         """
 layers = [keras.layers.Embedding(5, 4), keras.layers.Flatten(), keras.layers.Dense(1)]

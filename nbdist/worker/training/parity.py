@@ -285,7 +285,7 @@ def _at_least(sizes: dict[str, float], groups: Mapping[str, str]) -> dict[str, f
         if np.isfinite(size):
             largest[group] = max(size, largest.get(group, 0.0))
     return {
-        name: max(size, _OF_GROUP * largest[groups[name]]) if name in groups else size
+        name: max(size, _OF_GROUP * largest.get(groups.get(name, ""), 0.0))
         for name, size in sizes.items()
     }
 

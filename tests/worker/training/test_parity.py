@@ -132,6 +132,13 @@ def test_infinite_element_does_not_hide_other_elements(part: float, passes: bool
     assert findings(subject).differences[1].passes is passes
 
 
+def test_group_without_finite_changes_is_compared() -> None:
+    subject = Descent(alone=lambda rows: np.inf * rows.mean())
+    batch = RankRows(rank=0, ranks=2, replicas=2).batch(len(ROWS), slicer((ROWS,)))
+    found = compare(subject, batch, 2, coarse=False, groups={"w": "variables of optimizer 0"})
+    assert [d.passes for d in found.differences] == [True, True]
+
+
 def test_imaginary_parts_are_compared() -> None:
     subject = Descent(lambda w, loss: (w + 1j, loss), "complex128")
     (_, weight) = findings(subject).differences
