@@ -335,8 +335,14 @@ writer = tf.summary.create_file_writer(tempfile.mkdtemp())
     ),
     "array of a list": (
         "",
-        "rows = xb.numpy().tolist()\n" + STEP.replace("model(xb", "model(np.array(rows)"),
-        "every worker computes the whole loop as written, because nbdist cannot compile its step",
+        "rows = xb.numpy().tolist()\n"
+        + STEP.replace("model(xb", "model(np.array(rows, 'float32')"),
+        "on 2 replicas",
+    ),
+    "tensors in the call of the step": (
+        COMPILED,
+        "rows = xb.numpy()\nlosses.append(float(train_step(tf.constant(rows), yb)))\n",
+        "on 2 replicas",
     ),
     "ragged rows": (
         "",

@@ -43,6 +43,9 @@ _NEXT = {"next", "get_next"}
 _WRAPPERS = {"function", "partial", "jit", "filter_jit"}
 """Functions that return a function which calls another."""
 
+_CONVERSIONS = {"tf.constant", "np.array", "np.asarray", "numpy.array", "numpy.asarray"}
+"""Functions that do not accept the tensors of a compiled step."""
+
 _MOST_FUNCTIONS = 20
 """Number of items of a dict or list that are searched for functions."""
 
@@ -399,9 +402,11 @@ class Callees:
         return isinstance(self._value(call.func), keras.metrics.Metric)
 
     def is_input(self, call: ast.Call, outside: set[str], *, is_first: bool) -> bool:
-        """Return True for draws. Other calls of a step are compiled with it."""
-        del outside
-        return is_first and self.draws(call)
+        """Return True for draws, and for arrays of values of the loop.
+
+        A compiled step cannot make them. It compiles other calls.
+        """
+        return is_first and (self.draws(call) or _converts(call, outside))
 
     def _value(self, node: ast.expr) -> Any:
         """Return the object behind a name or an attribute of one; None if it is unknown."""
@@ -411,6 +416,12 @@ class Callees:
             owner = self._value(node.value)
             return None if owner is None else inspect.getattr_static(owner, node.attr, None)
         return None
+
+
+def _converts(call: ast.Call, outside: set[str]) -> bool:
+    """Return True for a call such as `tf.constant(x)` of a value that the loop binds."""
+    names = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
+    return ast.unparse(call.func) in _CONVERSIONS and bool(names & outside)
 
 
 def _other_name(value: ast.expr) -> str:
