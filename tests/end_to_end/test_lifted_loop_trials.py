@@ -222,6 +222,28 @@ losses.append(float(loss) + float(tf.reduce_sum(slopes)))
 """,
         "on 2 replicas",
     ),
+    "flags of the rows": (
+        "",
+        STEP.replace("weights =", "large = tf.greater(xb[:, 0], 0.0)\nweights =")
+        + "losses += large.numpy().tolist()\n",
+        "on 2 replicas",
+    ),
+    "model that the step does not call": (
+        """
+class Trainer:
+    def __init__(self):
+        self.model, self.both = model, keras.Sequential([model])
+    def train_step(self, xb, yb):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.model(xb, training=True) - yb) ** 2)
+        gradients = tape.gradient(loss, self.model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, self.model.trainable_variables))
+        return loss
+trainer = Trainer()
+""",
+        "losses.append(float(trainer.train_step(xb, yb)))\n",
+        "on 2 replicas",
+    ),
     "gradient of an embedding": (
         """
 layers = [keras.layers.Embedding(5, 4), keras.layers.Flatten(), keras.layers.Dense(1)]

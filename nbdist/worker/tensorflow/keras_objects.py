@@ -83,12 +83,12 @@ class KerasObjects:
             yield [*map(tensorflow_variable, slots)], [*map(tensorflow_variable, trained)]
 
     def check_scope(self) -> None:
-        """Check that all objects were created in the strategy's scope and have variables.
+        """Check that all objects were created in the strategy's scope.
 
-        Each worker would train other objects separately, or not at all.
+        Each worker would train other objects separately.
 
         Raises:
-            StepError: an object was created outside of the scope, or has no variables yet.
+            StepError: an object was created outside of the scope.
         """
         made_here = self._strategy.extended.variable_created_in_scope
         wrong = {
@@ -105,6 +105,13 @@ class KerasObjects:
                 f"made outside of strategy.scope(): {named}; each worker would train it "
                 "separately. Create it in a %%dist_run cell on all ranks with --strategy mirrored"
             )
+
+    def check_built(self) -> None:
+        """Check that all models have variables, because a step cannot create them.
+
+        Raises:
+            StepError: a model has no variables yet.
+        """
         unbuilt = [
             f"`{name}`{self._line(name)}"
             for name, value in self._owners

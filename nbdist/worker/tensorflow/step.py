@@ -69,6 +69,8 @@ class MirroredStep:
         self._strategy = strategy
         self._objects = KerasObjects(request, namespace, strategy)
         self._objects.check_scope()
+        if outputs is None:  # a loop has built the models that its step calls
+            self._objects.check_built()
         self._objects.build_optimizers()
         _refuse_jit(request, self.replicas)
         self._flags = flags(self._objects.roots())

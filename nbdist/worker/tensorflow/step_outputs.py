@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from nbdist.worker.tensorflow.replica.batch_share import Shares
 
 
+_GATHERED_AS = {
+    **dict.fromkeys((tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32),
+    tf.bfloat16: tf.float32,
+}
+"""Wider types for those that collectives do not gather."""
+
+
 class StepOutputs:
     """Outputs of a step: those that the loop's body reads are combined in each step.
 
@@ -111,7 +118,8 @@ class StepOutputs:
             return leaf
         replica, own = tf.distribute.get_replica_context(), tf.identity(leaf)
         if path in self._with_rows and leaf.shape[0] == shares.total // shares.replicas:
-            return replica.all_gather(own, axis=0)
+            kind = _GATHERED_AS.get(own.dtype, own.dtype)
+            return tf.cast(replica.all_gather(tf.cast(own, kind), axis=0), own.dtype)
         is_sum = path in self._summed or (leaf.dtype.is_integer and not leaf.shape.rank)
         if is_sum:
             return replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
