@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
+_CREATED = {"trainable_variables", "trainable_weights"}
+"""Attributes of models whose variables the first step may create."""
+
+
 def independent(host: ast.stmt, statement: ast.stmt) -> bool:
     """Return True if `statement` may run before `host`, which is written before it."""
     if _ends_pass(host) or _ends_pass(statement):
@@ -73,8 +77,8 @@ def _roots(statement: ast.stmt) -> Iterator[str]:
 def counts(statement: ast.stmt, step: Sequence[ast.stmt]) -> bool:
     """Return True for an assignment without calls that has no part in the step, as `count += 1`.
 
-    `weights = model.trainable_variables` has one if the step calls the model, which may create
-    them.
+    `weights = model.trainable_variables` has one: the step may create them, also in a function that
+    calls the model.
     """
     if not isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
         return False
@@ -83,9 +87,8 @@ def counts(statement: ast.stmt, step: Sequence[ast.stmt]) -> bool:
     called = {
         ast.unparse(node.func) for s in step for node in within(s) if isinstance(node, ast.Call)
     }
-    if any(
-        isinstance(n, ast.Attribute) and ast.unparse(n.value) in called for n in within(statement)
-    ):
+    attributes = [node for node in within(statement) if isinstance(node, ast.Attribute)]
+    if any(n.attr in _CREATED or ast.unparse(n.value) in called for n in attributes):
         return False
     made, names = Names(), names_in(statement)
     made.scan(step)

@@ -244,6 +244,16 @@ trainer = Trainer()
         "losses.append(float(trainer.train_step(xb, yb)))\n",
         "on 2 replicas",
     ),
+    "large array that the loop changes in place": (
+        """
+bank = np.ones((1 << 14, 4), "float32")
+def error(xb, yb):
+    return tf.reduce_mean((model(xb, training=True) * tf.reduce_mean(bank) - yb) ** 2)
+""",
+        STEP.replace("tf.reduce_mean((model(xb, training=True) - yb) ** 2)", "error(xb, yb)")
+        + "bank *= 0.9\n",
+        "the step is compiled again for each value of `bank`",
+    ),
     "gradient of an embedding": (
         """
 layers = [keras.layers.Embedding(5, 4), keras.layers.Flatten(), keras.layers.Dense(1)]

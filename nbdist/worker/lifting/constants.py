@@ -31,6 +31,9 @@ _MISSING = object()
 _SMALL = 1 << 16
 """Bytes of arrays whose contents are compared in each step, which takes 20 µs."""
 
+_SAMPLED = 1 << 14
+"""Number of elements of a large array that are compared in each step."""
+
 MOST_ITEMS = 100
 """Length of lists whose items are compared. A longer one contains results or data."""
 
@@ -62,6 +65,13 @@ def contents(value: np.ndarray | list[Any]) -> Any:
     return tuple(item if isinstance(item, PLAIN) else id(item) for item in value)
 
 
+def _sample(value: np.ndarray | list[Any]) -> Any:
+    """Return the contents of at most `_SAMPLED` elements of an array, at equal distances."""
+    if isinstance(value, np.ndarray):
+        return contents(value.reshape(-1)[:: -(-value.size // _SAMPLED) or 1])
+    return contents(value)
+
+
 class Constants:
     """Globals, closures, attributes and items of dicts that the functions of a step read.
 
@@ -90,16 +100,19 @@ class Constants:
         arrays = (v.nbytes for v in self._filled.values() if isinstance(v, np.ndarray))
         self._are_small = sum(arrays) <= _SMALL
         self._contents: dict[str, Any] = {}
+        self._samples: list[Any] = []
 
     def __call__(self, *, begins: bool = True) -> dict[str, Any]:
         """Return the current values by path, such as `trainer.beta` or `train_step:beta`.
 
         Args:
-            begins: True at the first step of a pass through the loop. In other steps, only the
-                contents of small arrays are read.
+            begins: True at the first step of a pass through the loop. In other steps, large
+                arrays are read in full only if a sample of them has changed.
         """
-        if begins or self._are_small:
+        samples = [] if self._are_small else list(map(_sample, self._filled.values()))
+        if begins or self._are_small or samples != self._samples:
             self._contents = {f"{path}{CONTENTS}": contents(v) for path, v in self._filled.items()}
+            self._samples = samples
         return {path: read() for path, read in self._reads.items()} | self._contents
 
     def _follow(self, path: str, value: Any) -> None:
