@@ -171,5 +171,5 @@ def test_the_placement_is_stale_after_a_resize(notebook: Page, pictures: Path) -
     notebook.wait_for_function("() => window.jupyterapp.shell.currentWidget === window.notebook")
 
 
-def test_the_stop_says_what_it_ended(notebook: Page) -> None:
+def test_stop_names_the_ended_workers(notebook: Page) -> None:
     assert re.search(r"ended \d workers? on 1 host", run(notebook, STOP))
