@@ -160,6 +160,23 @@ class Lab:
         page.wait_for_selector(waits_for)
 
 
+def open_panel(page: Page) -> Locator:
+    """Open the panel and return it."""
+    page.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-panel')")
+    return page.get_by_role("region", name="nbdist clusters and runs")
+
+
+def keep(page: Page) -> None:
+    """Keep the current notebook as `window.notebook`, for `activate`."""
+    page.evaluate("() => { window.notebook = window.jupyterapp.shell.currentWidget; }")
+
+
+def activate(page: Page) -> None:
+    """Show the notebook that `keep` has kept."""
+    page.evaluate("() => window.jupyterapp.shell.activateById(window.notebook.id)")
+    page.wait_for_function("() => window.jupyterapp.shell.currentWidget === window.notebook")
+
+
 def revert(page: Page) -> None:
     """Reload the notebook from its file and wait until its kernel is ready."""
     page.wait_for_function(_IDLE)

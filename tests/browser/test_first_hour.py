@@ -13,7 +13,7 @@ import nbformat
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.lab import TIMEOUT_MS, run, start, view, wait
+from tests.browser.lab import TIMEOUT_MS, activate, keep, open_panel, run, start, view, wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,20 +155,16 @@ def test_a_host_has_one_line(notebook: Page) -> None:
 
 def test_the_placement_is_stale_after_a_resize(notebook: Page, pictures: Path) -> None:
     run(notebook, SHOW)
-    notebook.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-panel')")
-    panel = notebook.get_by_role("region", name="nbdist clusters and runs")
-    notebook.evaluate("() => { window.notebook = window.jupyterapp.shell.currentWidget; }")
-    panel.get_by_role("button", name="Show array placement").click()
+    keep(notebook)
+    open_panel(notebook).get_by_role("button", name="Show array placement").click()
     tab = notebook.get_by_role("region", name="Array placement")
     expect(tab).to_contain_text("Output of %dist_show model at")
-    notebook.evaluate("() => window.jupyterapp.shell.activateById(window.notebook.id)")
-    notebook.wait_for_function("() => window.jupyterapp.shell.currentWidget === window.notebook")
+    activate(notebook)
     assert "1 worker is ready" in run(notebook, RESIZE)
     notebook.get_by_role("tab", name="Array placement").click()
     expect(tab.get_by_role("status")).to_contain_text("Stale: the workers were replaced.")
     notebook.screenshot(path=pictures / "first-hour.png")
-    notebook.evaluate("() => window.jupyterapp.shell.activateById(window.notebook.id)")
-    notebook.wait_for_function("() => window.jupyterapp.shell.currentWidget === window.notebook")
+    activate(notebook)
 
 
 def test_stop_names_the_ended_workers(notebook: Page) -> None:

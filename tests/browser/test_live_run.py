@@ -12,6 +12,7 @@ from nbconvert import HTMLExporter
 from tests.browser.lab import (
     PIXELS,
     change_theme,
+    open_panel,
     run,
     sources,
     start,
@@ -92,11 +93,6 @@ def interrupt_remaining_run(notebook: Page) -> Iterator[None]:
     yield
     if is_busy(notebook):
         notebook.evaluate("() => window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
-
-
-def open_panel(page: Page) -> Locator:
-    page.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-panel')")
-    return page.get_by_role("region", name="nbdist clusters and runs")
 
 
 def figure(view: Locator, name: str) -> Locator:
@@ -284,7 +280,7 @@ def test_run_view_and_panel_have_no_accessibility_violations(notebook: Page) -> 
     run(notebook, SHORT)
     view(notebook, SHORT).scroll_into_view_if_needed()
     assert violations(notebook, ".nbdist-run") == []
-    notebook.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-panel')")
+    open_panel(notebook)
     assert violations(notebook, ".nbdist-Panel") == []
 
 

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.lab import TIMEOUT_MS, Lab, change_theme, run, violations
+from tests.browser.lab import (
+    TIMEOUT_MS,
+    Lab,
+    activate,
+    change_theme,
+    keep,
+    open_panel,
+    run,
+    violations,
+)
 from tests.server.jupyter import BASE, TOKEN
 
 if TYPE_CHECKING:
@@ -70,7 +79,7 @@ def notebook(lab: Lab, window: BrowserContext) -> Iterator[Page]:
     lab.open(page, "arrays.ipynb")
     assert "2 workers are ready" in run(page, START)
     assert "Error" not in run(page, SET_UP)
-    page.evaluate("() => { window.notebook = window.jupyterapp.shell.currentWidget; }")
+    keep(page)
     yield page
     page.close()
 
@@ -78,9 +87,7 @@ def notebook(lab: Lab, window: BrowserContext) -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def tab(notebook: Page) -> Locator:
     """Open the tab from the panel and place it beside its notebook."""
-    notebook.evaluate("() => window.jupyterapp.commands.execute('nbdist:open-panel')")
-    panel = notebook.get_by_role("region", name="nbdist clusters and runs")
-    panel.get_by_role("button", name="Show array placement").click()
+    open_panel(notebook).get_by_role("button", name="Show array placement").click()
     tab = notebook.get_by_role("region", name="Array placement")
     expect(tab).to_contain_text("No placement yet")
     notebook.evaluate(
@@ -137,11 +144,6 @@ def test_tab_and_panel_have_no_accessibility_violations(
     change_theme(notebook, "JupyterLab Dark")
     tab.screenshot(path=pictures / "placement-dark.png")
     assert violations(notebook, ".nbdist-PlacementTab") == []
-
-
-def activate(page: Page) -> None:
-    page.evaluate("() => window.jupyterapp.shell.activateById(window.notebook.id)")
-    page.wait_for_function("() => window.jupyterapp.shell.currentWidget === window.notebook")
 
 
 def test_a_restart_makes_the_tab_stale_until_a_refresh(

@@ -110,7 +110,7 @@ export class Picture {
 
   /**
    * Return the last column up to this one with a value, because some metrics come every few steps.
-   * This column if there is none.
+   * Return this column if none of them has a value.
    */
   filled(column: number): number {
     const strips = [...this.lines.map(({ strip }) => strip), ...(this.bands?.strips ?? [])];

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 _INTERVAL = Columns(measures=("report_s",))
 
-_decoder = msgspec.msgpack.Decoder(AnyEvent)
-
 
 class RecentReports(msgspec.Struct, frozen=True):
     """Reports of the last seconds of one rank, as a checkpoint contains them.
@@ -288,7 +286,8 @@ class RankReporter:
         """
         if (reports.stream, reports.run) != (self._stream, self._run):
             return
-        for record in map(_decoder.decode, reports.frames):
+        decoder = msgspec.msgpack.Decoder(AnyEvent)
+        for record in map(decoder.decode, reports.frames):
             if isinstance(record, Rows | Metrics) and record.cell == reports.cell:
                 self.send(msgspec.structs.replace(record, cell=self.cell))
         self.flush()  # before later values: the notebook takes older ones for duplicates

@@ -44,9 +44,9 @@ def _own(device: jax.Device) -> jax.Device:
     """Return the device of this process at the same place as a device of another process."""
     if device.process_index == jax.process_index():
         return device
-    devices, owner = jax.devices(device.platform), device.process_index
-    place = [one for one in devices if one.process_index == owner].index(device)
-    own = [one for one in devices if one.process_index == jax.process_index()]
+    owner = device.process_index
+    place = jax.local_devices(owner, device.platform).index(device)
+    own = jax.local_devices(backend=device.platform)
     text = f"each rank uses its own default device: {device} is a device of rank {owner}"
     context.current().reporter.note_once("strategy", text)
     return own[place % len(own)]
