@@ -37,7 +37,9 @@ def sleep(args: dict[str, float], announce: object) -> None:
 
     announce({"event": "hello", "variable": os.environ.get("SAID", "")})  # type: ignore[operator]
     print("a line for the log", flush=True)
-    time.sleep(args["seconds"])
+    deadline = time.monotonic() + args["seconds"]
+    while time.monotonic() < deadline:
+        time.sleep(0.02)  # a signal that arrives just before a sleep does not shorten it
 
 
 def collections(args: dict[str, float], announce: object) -> None:
