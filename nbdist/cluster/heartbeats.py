@@ -40,6 +40,7 @@ class Heartbeats:
         self._hang_after_s = hang_after_s
         self._received_at = dict.fromkeys(ranks, time.monotonic())
         self._beats: dict[int, tuple[int, int]] = {}
+        self._training = set(self._received_at)
         self._moved_at: float | None = None
         self._steps = dict.fromkeys(self._received_at, 0)
         self._stepped_at = 0.0
@@ -52,13 +53,17 @@ class Heartbeats:
             self._moved_at = self._stepped_at = time.monotonic()
 
     def receive(self, record: Event) -> None:
-        """Process a record of a rank. Every record counts as progress, except signs of life."""
+        """Process a record of a rank. Every record counts as progress, except signs of life.
+
+        Between two trainings of the cell, no rank is expected to make progress.
+        """
         now = time.monotonic()
         self._received_at[record.rank] = now
         self._reported.discard(record.rank)
         if isinstance(record, Beat):
             beat = record.step, record.tested
-            moved = self._beats.get(record.rank) != beat
+            (self._training.discard if record.trained else self._training.add)(record.rank)
+            moved = self._beats.get(record.rank) != beat or not self._training
             self._beats[record.rank] = beat
             self._record_step(record.rank, record.step, now)
         else:

@@ -464,10 +464,12 @@ class Beat(Event, frozen=True):
     Attributes:
         step: last step that it started; 0 for none.
         tested: batches of evaluation and prediction so far.
+        trained: True between trainings of the cell, when no step is expected.
     """
 
     step: int
     tested: int
+    trained: bool = False
 
 
 class SystemSample(Event, frozen=True):

@@ -111,7 +111,12 @@ def _run(worker: Worker, address: SocketAddress, main: int, preempted: int) -> N
 
 def _beat(worker: Worker) -> Beat:
     progress = worker.progress
-    return Beat(step=progress.step, tested=progress.tested, **worker.reporter.record_fields())
+    return Beat(
+        step=progress.step,
+        tested=progress.tested,
+        trained=progress.trained,
+        **worker.reporter.record_fields(),
+    )
 
 
 def _take(worker: Worker, frame: bytes, main: int) -> None:

@@ -87,6 +87,18 @@ def test_a_cell_without_steps_never_hangs(advance: Callable[[float], None]) -> N
     assert not vitals.stalled_s()
 
 
+def test_no_step_is_expected_between_trainings(advance: Callable[[float], None]) -> None:
+    vitals = after_ten_steps(advance, 0.1)
+    for trained in ([1], [0, 1]):
+        advance(HANG_S + 1)
+        for rank in (0, 1):
+            vitals.receive(Beat(rank=rank, cell=1, step=10, tested=0, trained=rank in trained))
+        assert bool(vitals.stalled_s()) == (trained == [1])
+    vitals.receive(beat(0, 10))
+    advance(HANG_S + 1)
+    assert vitals.stalled_s()
+
+
 def test_each_message_except_heartbeats_is_progress(
     advance: Callable[[float], None],
 ) -> None:

@@ -269,6 +269,37 @@ def test_hang_is_reported_and_cancelled(cluster: nbdist.Cluster, strategy: str) 
     check_next_cells(cluster, strategy)
 
 
+LOOP_THEN_WAIT = """
+import time
+import jax, jax.numpy as jnp, numpy as np
+w = jnp.zeros(3)
+rows = np.ones((8, 3), "float32")
+for x in [rows] * 4:
+    loss, g = jax.value_and_grad(lambda w, x: ((x @ w - 1) ** 2).mean())(w, x)
+    w = w - 0.1 * g
+time.sleep(7)  # like a download
+done = True
+"""
+FIT_THEN_WAIT = """
+import time
+import keras, numpy as np
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((32, 3)), np.ones((32, 1)), batch_size=8, epochs=2, verbose=0)
+time.sleep(7)
+done = True
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "cell"), [("pjrt", LOOP_THEN_WAIT), ("mirrored", FIT_THEN_WAIT)]
+)
+def test_code_after_the_steps_may_wait(cluster: nbdist.Cluster, strategy: str, cell: str) -> None:
+    """After a training, a cell runs like any plain cell: its waits are no hang of a step."""
+    cluster.run(cell, strategy=strategy, hang_after_s=3)
+    assert all(values["done"] for values in cluster.pull(["done"]).values())
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
 def test_second_interrupt_cancels_a_hung_collective(

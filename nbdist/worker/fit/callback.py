@@ -98,6 +98,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         self._saver = FitSaver(worker, self.model, self.params["epochs"])
         self._guard = _FitGuard(worker, self.model)
         self._made = worker.progress.batches
+        worker.progress.trained = False
         self._pace = Pace(worker, self.model)
         self._note_step_count(worker)
         self._passed = PassedEpochs(
@@ -129,6 +130,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
             self._saver.close()
         self._fitting.close()
         self._stop = None
+        context.current().progress.trained = True
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self._stop is None or self._passed.is_under_way:

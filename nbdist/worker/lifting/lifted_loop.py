@@ -205,6 +205,7 @@ class LiftedLoop:
             self._runner.at = Position(
                 step=self._runner.at.step, epoch=self._passes.epoch, batches=0
             )
+        worker.progress.trained = self._written is not None
         self._ended_at = time.perf_counter()
         return self
 
@@ -213,6 +214,7 @@ class LiftedLoop:
         self._passes.exit()
         if kind is None and self._runner is not None and self.ran and self._written is None:
             self._runner.end_epoch(self._passes.epoch)
+        self._worker.progress.trained = True
 
     @property
     def restored(self) -> dict[str, Any]:
@@ -354,6 +356,7 @@ class LiftedLoop:
         if self._step is not None:
             self._step.finish()
         self._passing.close()  # the cell stops at once, as without steps
+        self._worker.progress.trained = True
         text = (
             f"{self._program.place}: every worker computes the whole loop as written, because "
             f"nbdist cannot compile its step ({error})"

@@ -31,6 +31,7 @@ class Progress:
         batches: batches that `fit` has trained on.
         epochs: last epoch that a `fit` has begun.
         passed_rows: rows of the batches that a resumed `fit` has skipped; 0 if none.
+        trained: True after a `fit` or a loop, until the next one begins.
     """
 
     step: int = 0
@@ -38,6 +39,7 @@ class Progress:
     batches: int = 0
     epochs: int = 0
     passed_rows: int = 0
+    trained: bool = False
 
 
 @dataclass(slots=True)
