@@ -73,20 +73,28 @@ class Positions:
         while not running <= self.where.keys() and time.monotonic() < deadline:
             self._show(POLL_S)
 
-    def computing(self, seconds: float = _COMPUTES_S) -> list[int]:
-        """Return the ranks whose own code computes. Other ranks may wait for them."""
+    def computing(self, seconds: float = _COMPUTES_S, *, on_any_thread: bool = False) -> list[int]:
+        """Return the ranks whose own code computes. Other ranks may wait for them.
+
+        Args:
+            seconds: the time for which nbdist observes the ranks.
+            on_any_thread: count other threads than the main thread too, if devices are CPUs.
+        """
         self.request()
         before = self.where.copy()
         deadline = time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0:
             self._show(min(left_s, POLL_S))
         self.request()
+        least_s = seconds / 10
         return [
             rank
             for rank, where in self.where.items()
-            if not where.waits
-            and rank in before
-            and where.cpu_s - before[rank].cpu_s > seconds / 10
+            if rank in before
+            and (
+                (not where.waits and where.cpu_s - before[rank].cpu_s > least_s)
+                or (on_any_thread and where.process_s - before[rank].process_s > 2 * least_s)
+            )
         ]
 
     def waiting(self) -> list[int]:

@@ -225,7 +225,7 @@ class RankHealth:
                 self._sender.request_status([rank])
         stalled_s = self.heartbeats.stalled_s()
         if stalled_s:
-            slow = self._cancellation.positions.computing()
+            slow = self._cancellation.positions.computing(on_any_thread=True)
             host_of = {rank: self._context.host_of[rank] for rank in running}
             where = hang(self._cancellation.positions.where, host_of)
             if not slow:

@@ -7,6 +7,7 @@ answers.
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,17 @@ def under_way(worker: Worker) -> bool:
 
         return jax_backend.has_unready()
     return False
+
+
+def processor_s(worker: Worker) -> float:
+    """Return the processor seconds of the process; 0 if a wait for its devices also uses them."""
+    mirrored = worker.strategies.get("mirrored")
+    on_cpus = mirrored is None or all("CPU" in d for d in mirrored.extended.worker_devices)
+    if "pjrt" in worker.strategies:
+        from nbdist.worker.jax import backend as jax_backend
+
+        on_cpus = on_cpus and jax_backend.on_cpus()
+    return time.process_time() if on_cpus else 0.0
 
 
 def _in_callback(frames: Mapping[int, FrameType]) -> bool:

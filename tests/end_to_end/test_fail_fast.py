@@ -300,6 +300,28 @@ def test_code_after_the_steps_may_wait(cluster: nbdist.Cluster, strategy: str, c
     assert all(values["done"] for values in cluster.pull(["done"]).values())
 
 
+def test_a_long_evaluation_between_steps_is_no_hang(cluster: nbdist.Cluster) -> None:
+    """The main thread waits for a computation on another thread."""
+    cell = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+import jax, jax.numpy as jnp, numpy as np
+def evaluate(w):
+    end = time.monotonic() + 12
+    while time.monotonic() < end: pass
+    return w.sum()
+w, rows, evaluated = jnp.zeros(3), np.ones((6, 3), "float32"), []
+for i in range(8):
+    loss, g = jax.value_and_grad(lambda w, x: ((x @ w - 1) ** 2).mean())(w, rows)
+    w = w - 0.1 * g
+    if i == 4:
+        with ThreadPoolExecutor() as pool:
+            evaluated.append(float(pool.submit(evaluate, np.asarray(w)).result()))
+"""
+    cluster.run(cell, strategy="pjrt", hang_after_s=3)
+    assert all(len(values["evaluated"]) == 1 for values in cluster.pull(["evaluated"]).values())
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", ["mirrored", "pjrt"])
 def test_second_interrupt_cancels_a_hung_collective(

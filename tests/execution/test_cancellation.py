@@ -145,6 +145,22 @@ def test_a_rank_that_uses_a_tenth_of_the_time_waits(clock: Clock) -> None:
     assert ranks.cancellation.positions.computing(0.5) == [0]
 
 
+def test_threads_of_a_rank_that_waits_may_compute(clock: Clock) -> None:
+    ranks = Ranks(clock, 1)
+    ranks.where = {0: where(0)}
+    used = iter((0.0, 0.11, 0.0, 0.11, 0.0, 0.1))
+
+    def receive(command: Command, rank: int) -> None:
+        if isinstance(command, Diagnose):
+            answer = where(rank, waits=True, process_s=next(used))
+            ranks.cancellation.positions.receive(answer)
+
+    ranks.dispatcher.deliver = receive
+    assert ranks.cancellation.positions.computing(0.5) == []
+    assert ranks.cancellation.positions.computing(0.5, on_any_thread=True) == [0]
+    assert ranks.cancellation.positions.computing(0.5, on_any_thread=True) == []
+
+
 def test_waiting_ranks_are_sorted(clock: Clock) -> None:
     ranks = Ranks(clock, 3)
     ranks.where = {2: where(2, waits=True), 0: where(0, waits=True), 1: where(1)}

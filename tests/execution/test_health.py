@@ -52,7 +52,8 @@ class CancellationDouble:
     def receive(self, where: RankPosition) -> None:
         self.where[where.rank] = where
 
-    def computing(self) -> list[int]:
+    def computing(self, *, on_any_thread: bool) -> list[int]:
+        assert on_any_thread
         return self.slow
 
     def end(self, bound_s: float, *, at_once: bool = False) -> None:
