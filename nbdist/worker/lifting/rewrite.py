@@ -427,10 +427,7 @@ def step_source(loop: TrainingLoop, cell: str) -> str:
     for statement in loop.step:
         if statement not in loop.texts:
             body |= {number: lines[number - 1] for number in _lines(statement)}
-    for statement, leaves_empty in loop.hidden:
-        indent = " " * statement.col_offset
-        body |= dict.fromkeys(_lines(statement), "")
-        body[statement.lineno] = f"{indent}pass" if leaves_empty else ""
+    _hide(body, loop)
     for other in (*loop.before, *loop.after):
         if not isinstance(other, ast.If):
             _remove(body, other)
@@ -451,6 +448,24 @@ def step_source(loop: TrainingLoop, cell: str) -> str:
     text = "\n".join(body.get(number, "") for number in range(first, max(body) + 1))
     head = "\n" * (first - 2)
     return f"{head}def step({parameters}):\n{text}\n    return None, {{{outputs}}}\n"
+
+
+def _hide(body: dict[int, str], loop: TrainingLoop) -> None:
+    """Remove statements below the conditions of the step that the body runs."""
+    for statement, leaves_empty in loop.hidden:
+        if _shares_a_line(body, statement):
+            _remove(body, statement)
+            continue
+        indent = " " * statement.col_offset
+        body |= dict.fromkeys(_lines(statement), "")
+        body[statement.lineno] = f"{indent}pass" if leaves_empty else ""
+
+
+def _shares_a_line(body: dict[int, str], statement: ast.stmt) -> bool:
+    """Return True if other code is on a line of the statement: `if done: print(x); step(x)`."""
+    before = body[statement.lineno].encode()[: statement.col_offset]
+    after = body[_end(statement)].encode()[statement.end_col_offset :].lstrip(b" \t;")
+    return bool(before.strip()) or (bool(after) and not after.startswith(b"#"))
 
 
 def _remove(body: dict[int, str], other: ast.stmt) -> None:

@@ -126,6 +126,26 @@ CELLS = {
         else:
             seen.append("else")
         """,
+    "conditional update and host statement on one line": """
+        for epoch in range(2):
+            for n, (x, y) in enumerate(data):
+                with GradientTape() as tape:
+                    loss = x + y
+                grads = tape.gradient(loss, variables)
+                if n % 2 == 0: seen.append("é"); optimizer.apply_gradients(grads); losses.append(n)
+                if n % 3 == 0: other.apply_gradients(grads);
+                else: seen.append(n)
+        """,
+    "conditional host statement on one line before an update": """
+        for n, (x, y) in enumerate(data):
+            with GradientTape() as tape:
+                loss = x + y
+            grads = tape.gradient(loss, variables)
+            if n % 3 == 0: seen.append(n)
+            else: optimizer.apply_gradients(grads); seen.append("other")
+            if n % 2 == 0:
+                other.apply_gradients(grads); losses.append(loss)
+        """,
     "results of the step for the host": """
         def train_step(x, y):
             with GradientTape() as tape:
