@@ -94,14 +94,18 @@ FITS: dict[str, str] = {
             x = tf.numpy_function(counted, [x], tf.float32, stateful=False)
             return tf.reshape(x, [8]) * 2 + 1, y
         pairs = tf.data.Dataset.from_tensor_slices((x, y))
-        data = pairs.shuffle(71, seed=4).map(doubled, tf.data.AUTOTUNE).batch(16).prefetch(2)
+        data = pairs.map(doubled, tf.data.AUTOTUNE).shuffle(71, seed=4).batch(16).prefetch(2)
         model = dense(layers.BatchNormalization(), layers.Dropout(0.3))
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
         next(iter(data))  # counts for the order of the epochs
         calls.clear()
         history = model.fit(data, epochs=3, verbose=0,
                             validation_data=pairs.map(doubled).batch(33).cache())
-        """
+        fitted = len(calls)
+        predictions = model.predict(pairs.map(doubled).batch(33), verbose=0)
+        scores = model.predict(data, verbose=0, steps=3)
+        """,
+        after=AFTER + "outcome['predictions'] = predictions\noutcome['scores'] = scores\n",
     ),
     "drop_remainder and repeat": program(
         """

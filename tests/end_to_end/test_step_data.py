@@ -188,7 +188,7 @@ def noted(x, y):  # TensorFlow knows of no effect
 
 x = np.arange(38, dtype="float32").reshape(19, 2)
 samples = tf.data.Dataset.from_tensor_slices((x, np.arange(19.0)))
-stream = samples.shuffle(19, seed=3).map(noted).batch(8).prefetch(2)
+stream = samples.map(noted).shuffle(19, seed=3).batch(8).prefetch(2)
 """
 
 

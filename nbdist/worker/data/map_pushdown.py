@@ -5,8 +5,8 @@ each global batch there, and the functions of `map` run for these samples only. 
 the rank's rows of the batches of the original data set, bit for bit.
 
 A function moves above the selection if it has no effect and draws no random numbers, and if only
-operations that keep or select whole elements are between it and the batches. Operations that depend
-on values (`filter`, `flat_map`), that mix elements (`shuffle`, `cache`) or that are unknown stay
+operations that keep, select or shuffle whole elements are between it and the batches. Operations
+that depend on values (`filter`, `flat_map`), that keep values (`cache`) or that are unknown stay
 below the selection. The selection reads the original data set below it, so an earlier pass through
 this data set counts for its shuffles. Written for TensorFlow 2.21.
 """
@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from nbdist.worker.data.batches import Checksums
+from nbdist.worker.data.reshuffle import can_move, reshuffled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,7 +83,7 @@ class Pushdown(msgspec.Struct, frozen=True):
         """
         dataset = self.between[-1]._input_dataset
         for operation in reversed(self.between):
-            if (again := _SAME_ELEMENTS.get(type(operation).__name__)) is not None:
+            if (again := _ON_SAMPLES.get(type(operation).__name__)) is not None:
                 dataset = again(operation, dataset)
         dataset = self._mapped(self._own_samples(dataset, division))
         dataset = _batched(dataset, self.batch, division)
@@ -163,15 +164,17 @@ def find(dataset: Any) -> tuple[Pushdown | None, str]:
         dataset = dataset._input_dataset
     if not _is_exact_batch(dataset):
         return None, BY_ELEMENT
-    batch, lowest, reason = dataset, 0, ""
+    batch, lowest, reason, is_shuffled = dataset, 0, "", False
     between: list[Any] = []
     dataset = batch._input_dataset
     while True:
         kind = type(dataset).__name__
         if kind in _MAPS:
-            if reason := _obstacle(dataset):
+            if reason := _obstacle(dataset, is_shuffled=is_shuffled):
                 break
             lowest = len(between) + 1
+        elif kind == "_ShuffleDataset" and can_move(dataset):
+            is_shuffled = True
         elif kind not in _SAME_ELEMENTS and kind != "_PrefetchDataset":
             break
         between.append(dataset)
@@ -263,6 +266,8 @@ _SAME_ELEMENTS: dict[str, Callable[[Any, Any], Any]] = {
 }
 """Operations that select or repeat elements by their position; each is applied to another input."""
 
+_ON_SAMPLES = {**_SAME_ELEMENTS, "_ShuffleDataset": reshuffled}
+
 _ON_BATCHES: dict[str, Callable[[Any, Any], Any]] = {
     **_SAME_ELEMENTS,
     "_PrefetchDataset": lambda operation, dataset: dataset.prefetch(int(operation._buffer_size)),
@@ -286,13 +291,20 @@ def _is_exact_batch(dataset: Any) -> bool:
     return all((shape.numpy() >= 0).all() for shape in shapes)
 
 
-def _obstacle(operation: Any) -> str:
-    """Return the reason why a map stays below the selection; empty if it does not."""
+def _obstacle(operation: Any, *, is_shuffled: bool) -> str:
+    """Return the reason why a map stays below the selection; empty if it does not.
+
+    Args:
+        operation: the map.
+        is_shuffled: True if a shuffle follows. Its buffer would contain samples before the map.
+    """
     if getattr(operation, "_deterministic", "") == "false":
         return "may change the order of the samples (deterministic=False)"
     stateful = _stateful(operation._map_func)
     if others := sorted(stateful - _READS):
         return f"has a state or an effect ({others[0]})"
+    if stateful and is_shuffled:
+        return f"reads a value that may change while samples are shuffled ({min(stateful)})"
     if stateful and _has_effects(operation._input_dataset):
         return f"reads a value that an operation below it may change ({min(stateful)})"
     return ""

@@ -18,8 +18,10 @@ PROGRAM = '''
 import os, tempfile
 import numpy as np, tensorflow as tf
 from nbdist.worker.data.batches import RankRows
+from nbdist.worker.data import reshuffle
 from nbdist.worker.data.map_pushdown import OwnRows, find, rows_of_rank
 
+reshuffle.MOST_BYTES = 1 << 20
 tf.random.set_seed(1)
 ROWS = 28
 x = np.random.default_rng(0).normal(size=(ROWS, 5)).astype(np.float32)
@@ -125,6 +127,22 @@ CHAINS = {
     "table": lambda: slices(y).map(lambda n: table.lookup(counted(n))).batch(12),
     "map over batches": lambda: both().map(changed).batch(12).map(lambda x, y: (x - x[0], y)),
     "shuffle above": lambda: both().map(changed).shuffle(10, seed=1).batch(12),
+    "shuffle above once": lambda: both().map(changed).shuffle(
+        10, 3, reshuffle_each_iteration=False).repeat(2).batch(12),
+    "shuffle above by global seed": lambda: both().map(changed).shuffle(40).batch(12),
+    "shuffle above and repeat": lambda: both().map(changed).shuffle(10, 3).repeat(2).batch(12),
+    "shuffle between maps": lambda: both().repeat(2).map(lambda x, y: (x + 1, y)).prefetch(1)
+        .shuffle(10, 3).take(41).map(changed).shuffle(5, 4).batch(12),
+    "shuffled generator": lambda: data.from_generator(
+        lambda: zip(x, y), output_signature=(tf.TensorSpec([5]), tf.TensorSpec([], tf.int64))
+    ).map(changed).shuffle(10, 4).batch(12),
+    "shuffled records": lambda: data.from_tensor_slices(paths).shuffle(3, 5).interleave(
+        tf.data.TFRecordDataset, cycle_length=2).map(
+        lambda r: tf.io.decode_raw(counted(r), tf.float32), 2).shuffle(7, seed=1).batch(12),
+    "a variable below a shuffle": lambda: slices(y).map(
+        lambda n: counted(n) + counter).shuffle(10, 3).batch(12),
+    "large arrays below a shuffle": lambda: data.zip((both(), data.from_tensors(
+        tf.zeros(1 << 18, tf.float64)).repeat())).map(lambda x, _: x).shuffle(10, 3).batch(12),
     "cache above": lambda: both().map(changed).cache().batch(12),
     "cache in a file": lambda: both().map(changed).batch(12).cache(tempfile.mktemp()),
     "random map": lambda: both().map(drawn).batch(12),
@@ -186,6 +204,9 @@ def of_chain(name, make):
                 own = list(selected)
                 result["calls"][ranks].append(len(calls))
                 sums.append(same(own, expected, rank_rows))
+            for mine_now, one_now in zip(mine, one, strict=True):  # a later pass
+                for left, right in zip(flat(mine_now), flat(one_now), strict=True):
+                    assert left.tobytes() == right.tobytes() or left.tolist() == right.tolist()
         result["sums"][ranks] = sums
     return result
 
@@ -215,6 +236,10 @@ COMPARED = 4
 ELEMENTS = {
     "parallel map, even": 24,
     "shuffle and repeat": 56,
+    "shuffle above once": 56,
+    "shuffle above and repeat": 56,
+    "shuffle between maps": 41,
+    "shuffled records": 18,
     "positions": 30,
     "positions of batches": 56,
     "filter below": 18,
@@ -229,7 +254,8 @@ ELEMENTS = {
 
 STAYS = {
     "map over batches": "by element",
-    "shuffle above": "by element",
+    "a variable below a shuffle": "while samples are shuffled (ReadVariableOp)",
+    "large arrays below a shuffle": "by element",
     "cache above": "by element",
     "cache in a file": "because cache() has a file",
     "random map": "because a map function has a state or an effect (RandomUniform)",

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -47,6 +48,10 @@ _make_upstream = {
     kind: getattr(keras_trainer.TensorFlowTrainer, f"make_{kind}_function")
     for kind in ("train", "test", "predict")
 }
+_predict_upstream = keras_trainer.TensorFlowTrainer.predict
+_predicting: ContextVar[Any] = ContextVar("_predicting", default=None)
+"""Model whose `predict` has not opened its data yet; None outside of `predict`."""
+
 _init_upstream = keras_trainer.TFEpochIterator.__init__
 _build_upstream = keras_trainer.TensorFlowTrainer._maybe_symbolic_build
 _scale_upstream = keras_loss.scale_loss_for_distribution
@@ -66,6 +71,7 @@ def apply() -> None:
     trainer.make_train_function = functools.partialmethod(_make, "train", _replicated_train)
     trainer.make_test_function = functools.partialmethod(_make, "test", _replicated_test)
     trainer.make_predict_function = functools.partialmethod(_make, "predict", ReplicatedPredict)
+    trainer.predict = _predict
     trainer._maybe_symbolic_build = _maybe_symbolic_build
     keras_trainer.TFEpochIterator.__init__ = _init_iterator
     keras.optimizers.LossScaleOptimizer.check_finite = _check_finite
@@ -153,9 +159,30 @@ def _init_iterator(self: Any, distribute_strategy: Any = None, *args: Any, **kwa
     if not _is_ours(distribute_strategy):
         _init_upstream(self, distribute_strategy, *args, **kwargs)
         return
+    model = _predicting.get()
+    _predicting.set(None)
     EpochIterator.__init__(self, *args, **kwargs)
     self._distribute_strategy = distribute_strategy
-    self._distributed_dataset = keras_inputs.batches_of(self.data_adapter, distribute_strategy)
+    batches = self._distributed_dataset = keras_inputs.batches_of(
+        self.data_adapter, distribute_strategy
+    )
+    if model is not None and model.built and treats_rows_independently(model, predicts=True):
+        _select(batches)
+
+
+def _select(batches: Any) -> None:
+    """Map this rank's samples only, if that is possible."""
+    if isinstance(batches, GlobalBatches) and batches.select():
+        context.current().cell_state.order.sharding = SELECTED
+
+
+@functools.wraps(_predict_upstream)
+def _predict(self: Any, *args: Any, **kwargs: Any) -> Any:
+    token = _predicting.set(self)
+    try:
+        return _predict_upstream(self, *args, **kwargs)
+    finally:
+        _predicting.reset(token)
 
 
 def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
@@ -174,8 +201,8 @@ def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = Non
         data_batch = train_function.first_of(strategy, next(elements))
     with strategy.scope():
         _build(self, data_batch)
-    if isinstance(batches, GlobalBatches) and treats_rows_independently(self) and batches.select():
-        context.current().cell_state.order.sharding = SELECTED
+    if treats_rows_independently(self):
+        _select(batches)
 
 
 def _build(model: Any, data_batch: Any) -> None:

@@ -21,6 +21,7 @@ from keras.src import tree
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from nbdist.errors import StepError
+from nbdist.worker.runtime import context
 from nbdist.worker.runtime.signals import Signals, note_missing
 from nbdist.worker.tensorflow.keras.batches import (
     Batch,
@@ -293,14 +294,15 @@ class ReplicatedPredict:
             return self._compiled(batch, None, gathers=_is_distributed(batch))
         total = batch.total
         replicas = self._place.replicas
-        if batch.is_part:
+        if batch.is_part and context.current().request.options.own_data:
             if self._place.local > 1:
                 raise StepError(
                     "--own-data: predict needs one replica on each rank: remove --own-data"
                 )
             return self._compiled(batch.data, None, gathers=False)
         gathers = 1 < replicas <= total and not self._rows.are_all_needed(batch)
-        data = self._place.rank_rows(batch.data, total) if gathers else batch.data
+        takes = gathers and not batch.is_part
+        data = self._place.rank_rows(batch.data, total) if takes else batch.data
         return _call(self._compiled, self._traced, batch, data, gathers=gathers)
 
     def _on_replicas(self, data: Any, total: Any, *, gathers: bool) -> Any:

@@ -326,17 +326,23 @@ def test_inputs_augmented_at_random_may_differ(cluster: nbdist.Cluster) -> None:
 def test_each_worker_maps_its_own_samples(cluster: nbdist.Cluster) -> None:
     """The last of five batches has 7 rows, and the cached validation data 33, 33 and 5."""
     cluster.run(FITS["maps of samples"])
-    found = cluster.pull(["calls", "outcome"]).values()
+    found = cluster.pull(["calls", "fitted", "outcome"]).values()
     for objects in found:
         assert_close(objects["outcome"], reference("maps of samples"), 1e-5)
-    calls = [len(objects["calls"]) for objects in found]
-    ranks = len(calls)
-    sizes = [16, 16, 16, 16, 7] * 3 + [33, 33, 5]
+    ranks = len(found)
+
+    def mapped(*sizes: int) -> list[int]:
+        return [
+            sum(size // ranks + (rank < size % ranks) for size in sizes) for rank in range(ranks)
+        ]
+
     compared = 4 * (3 + 1)  # four samples in each pass
-    assert calls == [
-        compared + sum(size // ranks + (rank < size % ranks) for size in sizes)
-        for rank in range(ranks)
-    ]
+    fitted = mapped(*[16, 16, 16, 16, 7] * 3, 33, 33, 5)
+    assert [objects["fitted"] for objects in found] == [compared + own for own in fitted]
+    predicted = [len(objects["calls"]) - objects["fitted"] for objects in found]
+    least, most = mapped(33, 33, 5, 16, 16, 16), mapped(33, 33, 5, 16, 16, 16, 16, 7)
+    for made, low, high in zip(predicted, least, most, strict=True):
+        assert 8 + low <= made <= 8 + high  # `prefetch` may map batches after `steps`
     assert latest(cluster).state().split == "by element: each worker maps its own samples only"
 
 
