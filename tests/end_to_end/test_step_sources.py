@@ -11,14 +11,13 @@ import webdataset
 import zarr
 from msgspec import structs
 
-from nbdist.records import Saving, StepOptions
+import nbdist
+from nbdist.records import Planning, Saving, StepOptions
 from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    import nbdist
 
 ROWS, BATCH = 200, 20
 ROW = re.compile(r"each worker reads its own rows only")
@@ -82,10 +81,33 @@ def test_grain_reads_the_rows_of_each_worker(
     found = run(cluster)
     np.testing.assert_allclose(found.loss, expected(GRAIN[kind]), rtol=1e-6)
     assert ROW.search(capsys.readouterr().out)
-    # Besides its half, a worker reads the first sample, and the first batch twice: for the layout
-    # of the step and for the comparison with the other workers.
+    # Besides its half, a worker reads the first sample, and the first batch once: for the layout of
+    # the step and for the comparison with the other workers.
     read = cluster.run("len(records.read)", strategy="pjrt").results
-    assert [*read.values()] == [str(ROWS // 2 + 1 + 2 * BATCH)] * 2
+    assert [*read.values()] == [str(ROWS // 2 + 1 + BATCH)] * 2
+
+
+GENERATED = """
+made = []
+def batches():
+    for number in range(4):
+        made.append(number)
+        yield np.full(BATCH, number, np.float32)
+stream = batches()
+"""
+
+
+def test_generator_is_read_once_and_in_order(cluster: nbdist.Cluster) -> None:
+    cluster.run(GENERATED.replace("BATCH", str(BATCH)), strategy="pjrt")
+    assert run(cluster).loss.tolist() == [0, 1, 2, 3]
+    assert clusters.evaluate(cluster, "made") == "[0, 1, 2, 3]"
+
+
+def test_plan_takes_no_batch_from_an_iterator(cluster: nbdist.Cluster) -> None:
+    cluster.run(GENERATED.replace("BATCH", str(BATCH)), strategy="pjrt")
+    with pytest.raises(nbdist.CellError, match="a plan would take its first batch"):
+        run(cluster, planning=Planning(only=True))
+    assert run(cluster).loss.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("kind", [pytest.param("map", marks=pytest.mark.full), "loader"])
@@ -104,7 +126,7 @@ def test_resumed_run_continues_at_its_sample(
     np.testing.assert_array_equal(losses[18], losses[0][14:18])
     assert clusters.evaluate(cluster, "int(steps)") == "18"
     read = cluster.run("len(records.read)", strategy="pjrt").results
-    assert [*read.values()] == [str(6 * BATCH // 2 + 1 + 2 * BATCH)] * 2
+    assert [*read.values()] == [str(6 * BATCH // 2 + 1 + BATCH)] * 2
 
 
 @pytest.mark.parametrize("strategy", ["pjrt", pytest.param("mirrored", marks=pytest.mark.full)])

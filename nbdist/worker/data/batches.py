@@ -8,6 +8,7 @@ with its weight, and nothing is dropped or padded.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -64,7 +65,7 @@ class Batch(Share, frozen=True):
     """Data of one step on one rank: `values` are the arguments of the step.
 
     Attributes:
-        everything: returns the arguments with all rows.
+        everything: returns the arguments with all rows. Reads them once.
         divided: number of arguments that contain rows; the others are equal on all replicas. None
             if all contain rows.
         checksums: checksums of the global batch if this rank does not have all rows, although all
@@ -94,7 +95,8 @@ class RankRows(msgspec.Struct, frozen=True):
     def batch(self, rows: int, part: Callable[[slice], tuple[Tree, ...]]) -> Batch:
         """Return this rank's batch of a step; `part` returns some rows of the arguments."""
         share = self.share(rows, part)
-        return Batch(share.values, rows, share.whole, everything=lambda: part(slice(0, rows)))
+        everything = functools.cache(functools.partial(part, slice(0, rows)))
+        return Batch(share.values, rows, share.whole, everything)
 
 
 def is_branch(tree: Tree) -> bool:

@@ -80,7 +80,7 @@ class GrainRows:
             tree = self._stacked(itertools.islice(own, len(share.values)))
             if rank_rows.ranks > 1:
                 refuse_other_rows(self._first, tree)
-            everything = functools.partial(self._whole, rows)
+            everything = functools.cache(functools.partial(self._whole, rows))
             yield Batch((tree,), share.rows, share.whole, everything)
 
     def _rows(self, step: int) -> range:

@@ -8,6 +8,7 @@ rank waits, and none computes the mean of an empty batch.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import pickle
@@ -138,7 +139,7 @@ def _all_rows(
     own: Tree, gather: Callable[[np.ndarray], np.ndarray]
 ) -> Callable[[], tuple[Tree, ...]]:
     """Return a function that joins the rows of all ranks. All ranks must call it."""
-    return lambda: (_joined(_exchanged(own, gather)),)
+    return functools.cache(lambda: (_joined(_exchanged(own, gather)),))
 
 
 def _exchanged(own: Tree | None, gather: Callable[[np.ndarray], np.ndarray]) -> list[Tree]:

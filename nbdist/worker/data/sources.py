@@ -273,6 +273,11 @@ def _of_python(value: Any, options: StepOptions) -> Source:
             f"for example part = {name}[{key!r}]"
         )
     if isinstance(value, Iterator):
+        if options.planning.only:
+            raise StepError(
+                f"{name} is an iterator, which can be read only once, and a plan would take its "
+                "first batch from the training: name a function that creates the iterator"
+            )
         if options.epochs > 1:
             raise StepError(
                 f"{name} is an iterator, which can be read only once, but --epochs is "
