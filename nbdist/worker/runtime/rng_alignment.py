@@ -12,7 +12,7 @@ import numpy as np
 
 from nbdist.worker.runtime.seeding import ClusterSeed
 
-LIBRARIES = ("random", "NumPy", "TensorFlow")
+LIBRARIES = ("random", "NumPy", "TensorFlow", "PyTorch")
 """Libraries with global generators."""
 
 _NUMPYS = "MT19937"
@@ -59,15 +59,16 @@ class States(msgspec.Struct, frozen=True):
     python: _Words
     numpy: _Numpy | None
     eager: _Eager | None
+    torch: bytes | None = None
 
     @classmethod
     def now(cls) -> States:
         """Return the current states."""
-        return cls(_words(random.getstate()), _of_numpy(), _of_eager())
+        return cls(_words(random.getstate()), _of_numpy(), _of_eager(), _of_torch())
 
     def digests(self) -> dict[str, int]:
         """Return a digest for each generator, by the name of its library."""
-        states = (self.python, self.numpy, self.eager)
+        states = (self.python, self.numpy, self.eager, self.torch)
         return {
             name: zlib.crc32(msgspec.msgpack.encode(state))
             for name, state in zip(LIBRARIES, states, strict=True)
@@ -91,6 +92,9 @@ def restore(packed: bytes) -> None:
         seed = states.eager.seed
         context._set_global_seed(ClusterSeed(seed) if states.eager.is_of_cluster else seed)
         context._rng.setstate(_state(states.eager.words))
+    torch = sys.modules.get("torch")
+    if states.torch is not None and torch is not None:
+        torch.set_rng_state(torch.from_numpy(np.frombuffer(states.torch, np.uint8).copy()))
 
 
 def _words(state: tuple[Any, ...]) -> _Words:
@@ -117,6 +121,12 @@ def _of_eager() -> _Eager | None:
         return None
     is_of_cluster = isinstance(context._seed, ClusterSeed)
     return _Eager(int(context._seed), is_of_cluster, _words(context._rng.getstate()))
+
+
+def _of_torch() -> bytes | None:
+    """Return the state of the CPU's generator of PyTorch; None if PyTorch is not imported."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else torch.get_rng_state().numpy().tobytes()
 
 
 def _context() -> Any:

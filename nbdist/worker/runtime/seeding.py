@@ -44,7 +44,7 @@ def _same_on_all_ranks(
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators of Python, NumPy, TensorFlow and Keras.
+    """Seed the global generators of Python, NumPy, TensorFlow, Keras and PyTorch.
 
     `np.random.default_rng()` without a seed gets one that is equal on all ranks.
 
@@ -64,6 +64,7 @@ def seed_generators(seed: int) -> None:
         "tensorflow", lambda: importlib.import_module("tensorflow").random.set_seed(seed)
     )
     import_hooks.once_imported("keras", functools.partial(_seed_keras, seed))
+    import_hooks.once_imported("torch", lambda: sys.modules["torch"].manual_seed(seed))
 
 
 def _seed_keras(seed: int) -> None:

@@ -71,3 +71,14 @@ def test_other_kind_of_generator_is_left_alone() -> None:
         assert np.random.get_bit_generator().state == np.random.PCG64(5).state
     finally:
         np.random.set_bit_generator(usual)
+
+
+def test_generator_of_pytorch() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    torch.manual_seed(1)
+    states = States.now()
+    expected = torch.rand(2).tolist()
+    other = States.now().digests()
+    assert {name for name, own in states.digests().items() if own != other[name]} == {"PyTorch"}
+    restore(states.packed())
+    assert torch.rand(2).tolist() == expected
