@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import nbdist
 from nbdist.records import StepOptions
 from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import nbdist
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
