@@ -42,15 +42,24 @@ def test_ranks_that_draw_differently_are_aligned(
 
 
 def test_shuffled_loader_without_a_seed(cluster: nbdist.Cluster) -> None:
+    """Workers read their own rows, the first batch, the first sample, and two samples on trial."""
     cluster.run(
-        "data = torch.utils.data.TensorDataset(torch.arange(32.0))\n"
-        "stream = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)\n"
+        "read = []\n"
+        "class Rows(torch.utils.data.Dataset):\n"
+        "    def __len__(self):\n"
+        "        return 32\n"
+        "    def __getitem__(self, number):\n"
+        "        read.append(number)\n"
+        "        return torch.tensor(float(number)),\n"
+        "stream = torch.utils.data.DataLoader(Rows(), batch_size=8, shuffle=True)\n"
         "torch.manual_seed(3)\n"
-        "expected = [float(x.mean()) for x, in stream]\n"
-        "torch.manual_seed(3)",
+        "expected = [float(x.mean()) for _ in range(2) for x, in stream]\n"
+        "torch.manual_seed(3)\n"
+        "read.clear()",
         strategy="pjrt",
     )
-    found = cluster.run(
-        "loss = jnp.mean(batch[0])", step=StepOptions(data="stream"), strategy="pjrt"
-    )
+    step = StepOptions(data="stream", epochs=2)
+    found = cluster.run("loss = jnp.mean(batch[0])", step=step, strategy="pjrt")
     assert found.loss.tolist() == json.loads(clusters.evaluate(cluster, "expected"))
+    read = [len(objects["read"]) for objects in cluster.pull(["read"]).values()]
+    assert read == [2 + 1 + 2 * 32 // len(read) + 8] * len(read)

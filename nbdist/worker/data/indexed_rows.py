@@ -104,7 +104,7 @@ def open_rows(dataset: Indexed, options: StepOptions) -> IndexedRows | str:
     """
     read = _reader_of(dataset)
     if read is None:
-        if len(dataset) and _is_random(dataset):
+        if len(dataset) and is_random(dataset):
             return IS_RANDOM
 
         def read(rows: np.ndarray) -> Tree:
@@ -137,7 +137,7 @@ def _reader_of(dataset: Any) -> Callable[[np.ndarray], Tree] | None:
     return read
 
 
-def _is_random(dataset: Indexed) -> bool:
+def is_random(dataset: Indexed) -> bool:
     """Return True if the first sample differs when it is read again, or draws random numbers.
 
     The global generators keep their states.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from nbdist.errors import StepError
-from nbdist.worker.data import grain_rows
+from nbdist.worker.data import grain_rows, torch_rows
 from nbdist.worker.data.batches import leaves, map_arrays, rows_of, slicer
 from nbdist.worker.data.indexed_rows import Indexed, IndexedRows, is_indexed, open_rows
 from nbdist.worker.data.map_pushdown import BY_ELEMENT, find
@@ -220,9 +220,8 @@ def open_source(
     if is_indexed(value):
         return _of_indexed(value, options)
     _refuse_shuffle(options)
-    if grain_rows.is_grain(value):
-        rows, sharding = grain_rows.find(value, options)
-        return rows or Elements(lambda: value, options, sharding=sharding, reuses=True)
+    if grain_rows.is_grain(value) or torch_rows.is_loader(value):
+        return _of_loader(value, options)
     if is_parquet(value):
         return _of_parquet(Parquet(value, name), options, ranks)
     if is_of(value, "tensorflow", "data", "Dataset"):
@@ -252,6 +251,17 @@ def _of_indexed(value: Indexed, options: StepOptions) -> Source:
     return Elements(
         lambda: map(value.__getitem__, samples), options, len(samples), found, reuses=True
     )
+
+
+def _of_loader(value: Any, options: StepOptions) -> Source:
+    """Return the source of a loader of PyTorch, or of a loader or data set of grain."""
+    if grain_rows.is_grain(value):
+        rows, sharding = grain_rows.find(value, options)
+        return rows or Elements(lambda: value, options, sharding=sharding, reuses=True)
+    if options.batch or options.bucket:
+        return _of_python(value, options)
+    batches, sharding = torch_rows.find(value)
+    return batches or Elements(lambda: value, options, _length(value), sharding, reuses=True)
 
 
 def _of_parquet(files: Parquet, options: StepOptions, ranks: int) -> Arrays:

@@ -11,7 +11,7 @@ import pytest
 
 from nbdist.errors import StepError
 from nbdist.records import StepOptions
-from nbdist.worker.data.batches import RankRows
+from nbdist.worker.data.batches import RankRows, leaves
 from nbdist.worker.data.indexed_rows import IS_RANDOM
 from nbdist.worker.data.sources import open_source
 from nbdist.worker.data.stores import BY_ROW
@@ -269,25 +269,88 @@ class TestTorch:
         assert source.sharding == IS_RANDOM
         assert torch.equal(torch.get_rng_state(), state)
 
-    @pytest.mark.parametrize("shuffle", [False, True])
-    def test_batches_of_a_loader_are_arrays(self, torch: Any, shuffle: bool) -> None:
+    @pytest.mark.parametrize("ranks", [1, 2, 4])
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"shuffle": True},
+            {"shuffle": True, "drop_last": True},
+            pytest.param(
+                {"num_workers": 2, "shuffle": True},
+                marks=[
+                    pytest.mark.processes,
+                    pytest.mark.filterwarnings("ignore:.*fork"),  # JAX may be loaded
+                ],
+            ),
+        ],
+    )
+    def test_rank_reads_its_rows_of_a_loader(
+        self, torch: Any, settings: dict[str, Any], ranks: int
+    ) -> None:
+        """Two epochs, with a generator that the loader draws from. The last batch has 2 rows."""
+
+        class Rows(torch.utils.data.Dataset):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                self.read: list[int] = []
+
+            def __len__(self) -> int:
+                return 22
+
+            def __getitem__(self, number: int) -> Any:
+                self.read.append(number)
+                return torch.from_numpy(X[number]), {"y": int(Y[number])}
+
         def loader() -> Any:
+            generator = torch.Generator().manual_seed(3)
             return torch.utils.data.DataLoader(
-                torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)),
-                batch_size=4,
-                shuffle=shuffle,
-                generator=torch.Generator().manual_seed(3),
+                Rows(), batch_size=4, generator=generator, **settings
             )
 
-        whole = [[part.numpy() for part in batch] for batch in loader()]
-        for rank in range(2):
-            source = source_of(loader())
-            assert (source.steps, source.sharding) == (6, "by element")
-            for found, parts in zip(batches(source, rank, 2), whole, strict=True):
-                half = len(parts[0]) // 2
-                for own, part in zip(found.values[0], parts, strict=True):
-                    assert isinstance(own, np.ndarray)
-                    np.testing.assert_array_equal(own, part[rank * half : (rank + 1) * half])
+        whole = loader()
+        expected = [[x.numpy(), y["y"].numpy()] for _ in range(2) for x, y in whole]
+        for rank in range(ranks):
+            mine = loader()
+            source = source_of(mine)
+            assert source.sharding == "by row: each worker reads its own rows only"
+            assert source.steps == len(expected) // 2
+            mine.dataset.read.clear()
+            rows = RankRows(rank=rank, ranks=ranks, replicas=ranks)
+            found = [batch for epoch in (1, 2) for batch in source.epoch(epoch, rows)]
+            read = len(mine.dataset.read)
+            for batch, parts in zip(found, expected, strict=True):
+                part = rows.share(len(parts[0]), range(len(parts[0])).__getitem__).values
+                x, others = batch.values[0]
+                np.testing.assert_array_equal(x, parts[0][part])
+                np.testing.assert_array_equal(others["y"], parts[1][part])
+                np.testing.assert_array_equal(batch.everything()[0][0], parts[0])
+            if "num_workers" not in settings:
+                first = int(ranks > 1)
+                assert read == first + sum(len(batch.values[0][0]) for batch in found)
+            assert torch.equal(mine.generator.get_state(), whole.generator.get_state())
+
+    def test_batches_of_other_loaders_are_read_by_all_ranks(self, torch: Any) -> None:
+        data = torch.utils.data
+        rows = data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+
+        def collate(samples: Any) -> Any:
+            return data.default_collate(samples)
+
+        noisy = Samples(lambda: torch.rand(()))
+        others = {
+            "own collation": data.DataLoader(rows, batch_size=4, collate_fn=collate),
+            "own batches": data.DataLoader(rows, batch_sampler=[[0, 2, 4, 6], [1, 3]]),
+            "random": data.DataLoader(noisy, batch_size=4),
+        }
+        for name, loader in others.items():
+            source = source_of(loader)
+            assert source.sharding == (IS_RANDOM if name == "random" else "by element")
+            torch.manual_seed(0)
+            whole = [np.asarray(leaves(batch)[0]) for batch in loader]
+            torch.manual_seed(0)
+            for found, expected in zip(batches(source, 1, 2), whole, strict=True):
+                half = len(expected) // 2
+                np.testing.assert_array_equal(leaves(found.values)[0], expected[half:])
 
     def test_loader_of_a_stream(self, torch: Any) -> None:
         class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc, name-defined]
