@@ -156,11 +156,11 @@ def _replicated_test(model: Any) -> Any:
 
 def _init_iterator(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
     """Iterate over global batches that all ranks have."""
+    model = _predicting.get()
+    _predicting.set(None)
     if not _is_ours(distribute_strategy):
         _init_upstream(self, distribute_strategy, *args, **kwargs)
         return
-    model = _predicting.get()
-    _predicting.set(None)
     EpochIterator.__init__(self, *args, **kwargs)
     self._distribute_strategy = distribute_strategy
     batches = self._distributed_dataset = keras_inputs.batches_of(
