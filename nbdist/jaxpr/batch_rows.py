@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from jax.extend.core import Literal
 
 from nbdist.jaxpr.fused_attention import PRODUCTS
-from nbdist.jaxpr.rules import ELEMENTWISE, named_dimensions
+from nbdist.jaxpr.pallas_calls import NAME, split_axes, with_parts
+from nbdist.jaxpr.rules import ELEMENTWISE, PLAIN, named_dimensions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,13 @@ def is_by_row(eqn: Any, rows: Rows) -> bool:
         return len({rows[var] for var in (*eqn.invars, *eqn.outvars) if _has(var, rows)}) == 1
     rule = _RULES.get(name)
     return rule is not None and rule(eqn, rows)
+
+
+def why_not_by_row(eqn: Any) -> str:
+    """Return the known reason why an operation does not treat each row alike; empty if none."""
+    if eqn.primitive.name != NAME:
+        return ""
+    return split_axes(eqn, PLAIN).obstacle or "rows of the batch are not a grid axis"
 
 
 def is_sum_over_rows(eqn: Any, rows: Rows) -> bool:
@@ -103,6 +111,8 @@ def with_fewer(eqn: Any, shapes: Sequence[tuple[int, ...]], given: Sequence[Any]
     """
     params = dict(eqn.params)
     name = eqn.primitive.name
+    if name == NAME:
+        return _kernel_with_fewer(eqn, shapes)
     if name == "broadcast_in_dim":
         params["shape"] = shapes[0]
     elif name == "reshape":
@@ -122,6 +132,14 @@ def with_fewer(eqn: Any, shapes: Sequence[tuple[int, ...]], given: Sequence[Any]
             for now, before, size in zip(given[0], whole, eqn.params["slice_sizes"], strict=True)
         )
     return params
+
+
+def _kernel_with_fewer(eqn: Any, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+    """Return the parameters of a Pallas call for results of these shapes."""
+    whole = [var.aval.shape for var in eqn.outvars]
+    axes = split_axes(eqn, PLAIN).axes if list(shapes) != whole else ()
+    parts = {axis: axis.size // shapes[0][axis.outs[0]] for axis in axes}
+    return with_parts(eqn.params, {axis: number for axis, number in parts.items() if number > 1})
 
 
 def _has(var: Any, rows: Rows) -> bool:
@@ -171,6 +189,15 @@ def _attention(eqn: Any, rows: Rows) -> bool:
     """Return True if rows are whole sequences in all inputs and results."""
     arrays = (var for var in (*eqn.invars, *eqn.outvars) if 0 not in var.aval.shape)
     return all(_dims(var, rows) == {0} for var in arrays)
+
+
+def _kernel(eqn: Any, rows: Rows) -> bool:
+    """Return True if rows are a grid axis of a Pallas call, along which it may be split."""
+    own = [_dims(var, rows) for var in (*eqn.invars, *eqn.outvars)]
+    return any(
+        own == [set() if dim is None else {dim} for dim in (*axis.ins, *axis.outs)]
+        for axis in split_axes(eqn, PLAIN).axes
+    )
 
 
 def _whole(eqn: Any, rows: Rows) -> bool:
@@ -243,6 +270,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("argmax", "argmin"), _without("axes")),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _without("axis")),
     **dict.fromkeys(PRODUCTS, _attention),
+    NAME: _kernel,
     "rev": _without("dimensions"),
     "sort": _without("dimension"),
     "split": _without("axis"),

@@ -28,6 +28,7 @@ from nbdist.jaxpr.batch_rows import (
     is_by_row,
     is_linear,
     is_sum_over_rows,
+    why_not_by_row,
     with_fewer,
 )
 from nbdist.jaxpr.core import jaxprs_in_params
@@ -299,7 +300,11 @@ class Kinds:
             return ["sum"]
         has_rows = [var in self._dims for var in eqn.outvars]
         if not (is_by_row(eqn, self._dims) if all(has_rows) else is_sum_over_rows(eqn, self._dims)):
-            raise PlanError(f"{with_line(eqn)} is not known to treat rows of the batch separately")
+            why = why_not_by_row(eqn)
+            raise PlanError(
+                f"{with_line(eqn)} is not known to treat rows of the batch separately"
+                f"{why and f' ({why})'}"
+            )
         return ["rows" if has else "sum" for has in has_rows]
 
     def _without_rows(self, eqn: Any, ins: list[Kind]) -> list[Kind] | None:

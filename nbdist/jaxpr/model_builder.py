@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 class Builder:
     """Values, tied dimensions and operations of a program, collected equation by equation.
 
+    Attributes:
+        dims: the dimensions of all values.
+        known: the value of each variable.
+        is_in_while: True in the body of a while loop, which nbdist does not rewrite.
+
     Args:
         rules: the rule of each primitive, by its name.
         unknown: the rule of other primitives.
@@ -34,6 +39,7 @@ class Builder:
         self._rules, self._unknown = rules, unknown
         self.dims = Dims()
         self.known: dict[Any, Value] = {}
+        self.is_in_while = False
         self._ops: list[Op] = []
         self._count = 0
         self._name = ""

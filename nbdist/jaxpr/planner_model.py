@@ -8,6 +8,8 @@ from weakref import WeakKeyDictionary
 from jax.interpreters import partial_eval
 
 from nbdist.jaxpr.model_builder import Builder
+from nbdist.jaxpr.pallas_calls import NAME
+from nbdist.jaxpr.pallas_products import pallas_rule
 from nbdist.jaxpr.rules import PLAIN, unknown
 from nbdist.planner.graph.model import Tensor
 
@@ -116,7 +118,9 @@ def _while(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     conds, bodies = params["cond_nconsts"], params["body_nconsts"]
     carry = ins[conds + bodies :]
     build.inline(params["cond_jaxpr"], [*ins[:conds], *carry])
+    around, build.is_in_while = build.is_in_while, True
     outs = build.loop(params["body_jaxpr"], [*ins[conds : conds + bodies], *carry], 1)
+    build.is_in_while = around
     build.close(ins, outs)
     for before, after in zip(carry, outs, strict=True):
         build.dims.tie_all(before.groups, after.groups)
@@ -147,6 +151,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), _call("call_jaxpr")
     ),
+    NAME: pallas_rule(PLAIN),
     "cond": _cond,
     "scan": _scan,
     "while": _while,

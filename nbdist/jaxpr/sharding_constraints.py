@@ -48,12 +48,16 @@ class MeshLayout(NamedTuple):
         specs: specs of the step's first inputs; the others are sharded by rows only.
         rows: True if more than rows and optimizer state is sharded; XLA infers these two.
         sequence: True if `model` shards results of products along the sequence.
+        products: True if products need constraints.
+        kernels: True if the step has Pallas kernels, which run on the shards of each device.
     """
 
     mesh: Mesh | AbstractMesh
     specs: Sequence[Spec] = ()
     rows: bool = True
     sequence: bool = False
+    products: bool = True
+    kernels: bool = False
 
 
 def axes_of(spec: jax.P) -> Spec:

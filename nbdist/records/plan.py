@@ -197,6 +197,7 @@ class Plan(Record, frozen=True):
         schedule: pipeline schedule, if there are stages.
         rounds: blocks of layers in each stage (interleaving).
         loss_stages: stages that compute the loss; with `last`, no rows leave the last stage for it.
+        kernels: True if the step has Pallas kernels, which run on the shards of each device.
     """
 
     axes: dict[str, int]
@@ -216,6 +217,7 @@ class Plan(Record, frozen=True):
     schedule: Schedule = "gpipe"
     rounds: int = 1
     loss_stages: LossStages = "all"
+    kernels: bool = False
 
     @property
     def staging(self) -> Staging:

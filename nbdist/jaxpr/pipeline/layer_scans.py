@@ -16,6 +16,7 @@ from nbdist.errors import PlanError
 from nbdist.jaxpr.core import jaxprs_in_params
 from nbdist.jaxpr.flatten import OPEN, inline_checkpoints, variables
 from nbdist.jaxpr.microbatches import Kinds
+from nbdist.jaxpr.pallas_calls import NAME, every_eqn
 from nbdist.jaxpr.pipeline.random_draws import without_draws
 from nbdist.jaxpr.remat_scans import Scan, is_scan, scan_of
 from nbdist.planner.graph.fusion import ADDS
@@ -36,6 +37,10 @@ _NONE = (
 _WITHIN = (
     "the scan over layers is inside a jax.checkpoint: checkpoint the layer "
     "instead, jax.lax.scan(jax.checkpoint(layer), x, stacked)"
+)
+_KERNELS = (
+    "a step with Pallas kernels is not divided into stages: use no stages, or attention without "
+    "such a kernel"
 )
 
 
@@ -116,6 +121,8 @@ def over_layers(
     own = [v for v, (_, role) in zip(jaxpr.invars, inputs, strict=True) if role != "batch"]
     learned = {*own, *jaxpr.constvars}.difference(dims)
     found = _scans(jaxpr, dims, learned)
+    if any(eqn.primitive.name == NAME for eqn in every_eqn(jaxpr)):
+        raise PlanError(_KERNELS)
     if any(_holds_layers(eqn, dims, learned) for eqn in jaxpr.eqns):
         raise PlanError(_WITHIN)
     if not found:

@@ -178,7 +178,7 @@ class Cost:
             return matmul_s(batch, m, n, k, dtype, chip, calibration)
         if op.kind == "attention":
             around = self.sharded.around(op)
-            flops = op.flops / around.parts(op.ins[0])
+            flops = op.flops / max(map(around.parts, op.outs))
             return attention_s(flops, _moved(op, around), _dtype(op, chip), chip, calibration)
         return memory_s(_moved(op, self.sharded.around(op)), chip, calibration)
 
@@ -490,9 +490,9 @@ def _moved(op: Op, sharded: ShardedModel) -> float:
 
 
 def _dtype(op: Op, chip: Chip) -> str:
-    """Return the type of a product's first operand; float32 if the chip has no units for it."""
-    dtype = op.ins[0].dtype
-    return dtype if "float" in dtype and (dtype != "float64" or dtype in chip.flops) else "float32"
+    """Return the type of a product's operands; float32 if the chip has no units for it."""
+    dtype = next((value.dtype for value in op.ins if "float" in value.dtype), "float32")
+    return dtype if dtype != "float64" or dtype in chip.flops else "float32"
 
 
 def _whole(number: float) -> int:

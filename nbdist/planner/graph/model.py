@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 Role = Literal["carried", "read", "batch"]
 
 Kind = Literal["dot", "conv", "attention", "lookup", "scatter", "reduce", "stream", "loop"]
-"""Kinds of operations. `attention`: products whose scores stay on the chip. `lookup`: rows are
-taken by index. `scatter`: rows are added by index. `stream`: element by element. `loop`: the body
-runs `times` times."""
+"""Kinds of operations. `attention`: one kernel, as of fused attention; its scores stay on the chip.
+`lookup`: rows are taken by index. `scatter`: rows are added by index. `stream`: element by element.
+`loop`: the body runs `times` times."""
 
 
 class Table(NamedTuple):

@@ -292,6 +292,7 @@ def _plan(best: Candidate, others: list[Candidate], target: Target) -> Plan:
         schedule=sharded.layout.schedule,
         rounds=sharded.layout.rounds,
         loss_stages=sharded.layout.loss_stages,
+        kernels="pallas_call" in model.primitives,
         rows=model.rows,
         on=describe(target.topology),
         tensors=tensors,

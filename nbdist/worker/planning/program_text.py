@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from nbdist.jaxpr.pallas_calls import NAME, index_maps
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -38,6 +40,10 @@ class _Text:
                 programs = _programs(value)
                 inner += programs
                 params.append(f"{name}={self._numbers(programs) or self._text(value)}")
+            if eqn.primitive.name == NAME:
+                maps = index_maps(eqn)
+                inner += maps
+                params.append(f"index_maps={self._numbers(maps)}")
             for program in inner:
                 if self._programs[id(program)] < 0:
                     self._programs[id(program)] *= -1

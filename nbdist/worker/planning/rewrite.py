@@ -12,6 +12,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from nbdist.jaxpr.microbatches import in_parts
+from nbdist.jaxpr.pallas_shards import with_sharded_kernels
 from nbdist.jaxpr.pipeline.build import as_pipeline
 from nbdist.jaxpr.remat import rematerialised
 from nbdist.jaxpr.sharding_constraints import with_sharded_products
@@ -43,7 +44,7 @@ def rewritten(
         remat: Rematerialization of activations.
         micro: Number of microbatches; with several stages, those of the pipeline.
         stages: Number of pipeline stages.
-        layout: Shardings of products; None for no constraints.
+        layout: Shardings of products and kernels; None if XLA needs none.
         staging: Pipeline schedule.
         places: Size of the data axis of the context mesh, to add sums over microbatches once.
 
@@ -54,8 +55,10 @@ def rewritten(
         closed = in_parts(closed, inputs, micro, places)
     if remat:
         closed = rematerialised(closed, inputs, remat)
-    if layout is not None:
+    if layout is not None and layout.products:
         closed = with_sharded_products(closed, inputs, layout)
+    if layout is not None and layout.kernels:
+        closed = with_sharded_kernels(closed, inputs, layout.mesh, layout.specs)
     return as_pipeline(closed, inputs, stages, micro, staging) if stages > 1 else closed
 
 

@@ -98,9 +98,12 @@ class Lowered:
 def mesh_layout_of(
     plan: Plan, mesh: Mesh | AbstractMesh, specs: Sequence[Spec]
 ) -> MeshLayout | None:
-    """Return the shardings that constrain a step's products; None if XLA needs no constraints."""
+    """Return the shardings of a step's products and kernels; None if XLA needs none."""
     by_rows = plan.zero == 3 or plan.devices > plan.axes[DATA]
-    return MeshLayout(mesh, specs, by_rows, plan.sequence) if by_rows or plan.zero else None
+    products, kernels = by_rows or plan.zero > 0, plan.kernels and STAGE not in mesh.shape
+    is_needed = products or (kernels and plan.devices > 1)
+    layout = MeshLayout(mesh, specs, by_rows, plan.sequence, products, kernels)
+    return layout if is_needed else None
 
 
 def places_of(plan: Plan, mesh: Mesh | AbstractMesh) -> int:

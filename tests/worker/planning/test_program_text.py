@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
 
 from nbdist.worker.planning.program_text import program_text
 
@@ -54,6 +55,25 @@ def test_order_of_operands_and_results_matters() -> None:
         of(lambda a, b: (a, a - b)),
     ]
     assert len(set(texts)) == len(texts)
+
+
+def test_kernels_that_read_other_blocks_have_other_texts() -> None:
+    def of(index_map: Any) -> str:
+        def copied(x_ref: Any, o_ref: Any) -> None:
+            o_ref[...] = x_ref[...]
+
+        def run(x: Any) -> Any:
+            spec = pl.BlockSpec((1, 8), lambda row: (row, 0))
+            read = pl.BlockSpec((1, 8), index_map)
+            return pl.pallas_call(
+                copied, grid=(4,), in_specs=[read], out_specs=spec, out_shape=X, interpret=True
+            )(x)
+
+        return program_text(jax.make_jaxpr(run)(X))
+
+    maps = (lambda row: (row, 0)), (lambda row: (row ^ 1, 0)), (lambda _: (0, 0))
+    assert len({of(one) for one in maps}) == len(maps)
+    assert of(maps[1]) == of(maps[1])
 
 
 def test_inner_programs_are_written_once_and_differ() -> None:
