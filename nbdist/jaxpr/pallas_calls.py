@@ -205,10 +205,15 @@ def _check_call(eqn: Any, pure: Mapping[str, Any]) -> None:
         raise _NotSplitError("it reads references from outside")
     if any(block.transforms or block.index_map_jaxpr.consts for block in grid.block_mappings):
         raise _NotSplitError("its blocks are transformed")
-    names = {inner.primitive.name for inner in every_eqn(params["jaxpr"])}
+    kernel = params["jaxpr"]
+    names = {inner.primitive.name for inner in every_eqn(kernel)}
     other = names.difference(pure, INNER, READS, WRITES, _IDS, _HINTS)
     if eqn.effects or other:
         raise _NotSplitError(f"the kernel uses {', '.join(sorted(other)) or 'side effects'}")
+    own = kernel.invars[grid.num_index_operands + grid.num_inputs :]
+    changes = (each for each in kernel.effects if type(each).__name__ != "ReadEffect")
+    if any(getattr(each, "input", None) not in own for each in changes):
+        raise _NotSplitError("the kernel writes to an input")
 
 
 def _split_axis(eqn: Any, axis: int, size: int) -> SplitAxis:
@@ -352,10 +357,22 @@ def _program(value: Any, context: Any) -> Any:
         if "ctx_mesh" in inner:
             inner["ctx_mesh"] = context.cur_abstract_mesh
         ins, outs = list(map(made, eqn.invars)), list(map(made, eqn.outvars))
-        eqns.append(eqn.replace(invars=ins, outvars=outs, params=inner, ctx=context))
+        effects = _effects(eqn.effects, names)
+        eqns.append(
+            eqn.replace(invars=ins, outvars=outs, params=inner, effects=effects, ctx=context)
+        )
     return value.replace(
+        effects=_effects(value.effects, names),
         constvars=list(map(made, value.constvars)),
         invars=list(map(made, value.invars)),
         eqns=eqns,
         outvars=list(map(made, value.outvars)),
+    )
+
+
+def _effects(effects: Any, names: Mapping[Any, Any]) -> frozenset[Any]:
+    """Return effects on references under their new variables."""
+    return frozenset(
+        type(each)(names[each.input]) if getattr(each, "input", None) in names else each
+        for each in effects
     )

@@ -13,6 +13,7 @@ from jax.experimental.pallas import tpu
 from jax.experimental.pallas.ops.gpu.attention import mha
 from jax.experimental.pallas.ops.gpu.layer_norm import layer_norm
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+from jax.experimental.pallas.ops.tpu.megablox import gmm
 from jax.experimental.pallas.ops.tpu.splash_attention import make_splash_mha
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -150,6 +151,11 @@ def printed(x_ref: Any, o_ref: Any) -> None:
     o_ref[...] = x_ref[...]
 
 
+def stashed(x_ref: Any, o_ref: Any) -> None:
+    o_ref[...] = x_ref[...]
+    x_ref[...] = x_ref[...] * 2
+
+
 def by_row(kernel: Any, out: Any = lambda row: (row, 0), rows: int = 1, **given: Any) -> Any:
     def run(x: Any) -> Any:
         return pl.pallas_call(
@@ -174,6 +180,7 @@ def by_row(kernel: Any, out: Any = lambda row: (row, 0), rows: int = 1, **given:
         (by_row(plain, rows=2), 2, "its blocks have several rows"),
         (by_row(shared, scratch_shapes=[SCRATCH]), 1, "share scratch memory"),
         (by_row(printed), 1, "the kernel uses debug_print"),
+        (by_row(stashed), 1, "the kernel writes to an input"),
     ],
 )
 def test_a_kernel_that_cannot_be_split_is_whole(step: Any, rows: int, reason: str) -> None:
@@ -182,6 +189,62 @@ def test_a_kernel_that_cannot_be_split_is_whole(step: Any, rows: int, reason: st
     assert note.startswith("the Pallas kernel ")
     assert reason in note
     assert all(found.groups[group].blocked for group in kernels(found)[0].outs[0].groups)
+
+
+def test_a_kernel_in_a_while_loop_is_whole() -> None:
+    def step(x: Any) -> Any:
+        return jax.lax.while_loop(lambda x: x.sum() < 1, by_row(plain), x)
+
+    assert any("it is in a while loop" in note for note in model(step, (ROWS, WIDTH)).notes)
+
+
+def test_heads_that_share_keys_stay_whole_and_rows_do_not() -> None:
+    def step(q: Any, k: Any) -> Any:
+        own = pl.BlockSpec((None, LENGTH, None, WIDTH), lambda row, head: (row, 0, head, 0))
+        shared = pl.BlockSpec((None, LENGTH, None, WIDTH), lambda row, head: (row, 0, head // 2, 0))
+
+        def product(q_ref: Any, k_ref: Any, o_ref: Any) -> None:
+            o_ref[...] = (q_ref[...] @ k_ref[...].T)[:, :WIDTH]
+
+        return pl.pallas_call(
+            product,
+            grid=(ROWS, HEADS),
+            in_specs=[own, shared],
+            out_specs=own,
+            out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+            interpret=True,
+        )(q, k)
+
+    found = model(step, (ROWS, LENGTH, HEADS, WIDTH), (ROWS, LENGTH, HEADS // 2, WIDTH))
+    blocked = [bool(found.groups[g].blocked) for g in kernels(found)[0].outs[0].groups]
+    assert blocked == [False, True, True, True]
+
+
+def test_a_grid_of_unknown_size_counts_with_the_estimate_of_the_kernel() -> None:
+    shapes = [(256, 256), (4, 256, 256)]
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    sizes = jax.ShapeDtypeStruct((4,), jnp.int32)
+    closed = jax.make_jaxpr(lambda a, b, n: gmm(a, b, n, jnp.float32))(*arrays, sizes)
+    found = model_of(closed, [("a", "batch"), ("b", "carried"), ("n", "carried")])
+    (op,) = kernels(found)
+    assert op.flops == 2 * 256**3
+    assert found.unpriced == ()
+
+
+def test_a_call_of_another_version_of_jax_is_whole_and_has_no_price() -> None:
+    closed = jax.make_jaxpr(by_row(plain))(jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32))
+    (call,) = closed.eqns
+    changed = call.replace(params={**call.params, "backend": None})  # as in JAX 0.9
+    found = model_of(closed.replace(jaxpr=closed.jaxpr.replace(eqns=[changed])), [("x", "batch")])
+    assert found.unpriced == ("pallas_call",)
+    assert "this form of a Pallas call is not known" in found.notes[0]
+
+
+def test_a_loop_that_depends_on_data_has_no_price() -> None:
+    def halved(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = jax.lax.while_loop(lambda x: x.sum() > 1, lambda x: x / 2, x_ref[...])
+
+    assert model(by_row(halved), (ROWS, WIDTH)).unpriced == ("pallas_call",)
 
 
 def test_a_kernel_with_scratch_memory_of_each_step_may_be_split() -> None:
