@@ -101,7 +101,7 @@ class SplitAxes(NamedTuple):
 
     Attributes:
         axes: the axes along which it may be split.
-        obstacle: why the others may not; empty if all may.
+        obstacle: reason why the others may not be split; empty if all may.
     """
 
     axes: tuple[SplitAxis, ...]

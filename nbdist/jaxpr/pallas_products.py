@@ -92,7 +92,7 @@ class _Products:
         Args:
             jaxpr: the program.
             args: its inputs.
-            share: how often each step runs it.
+            share: number of times that each step runs it.
         """
         known: dict[Any, Known] = dict(zip(jaxpr.invars, args, strict=True))
         total = 0.0
