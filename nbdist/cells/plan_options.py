@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from nbdist.errors import UsageError
-from nbdist.records import DATA, MODEL, STAGE, Plan, Remat, Schedule
+from nbdist.records import DATA, MODEL, REPLICATE, STAGE, Plan, Remat, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +22,7 @@ _AXES = {
     **dict.fromkeys(("data", "dp"), DATA),
     **dict.fromkeys(("tensor", "tp", "model"), MODEL),
     **dict.fromkeys(("stage", "pp"), STAGE),
+    REPLICATE: REPLICATE,
     "zero": "zero",
     "micro": "micro",
     "rounds": "rounds",

@@ -35,7 +35,7 @@ from nbdist.jaxpr.core import jaxprs_in_params
 from nbdist.jaxpr.flatten import OPEN, flat, make, renamed, variables, with_bodies
 from nbdist.jaxpr.planner_model import of_rows
 from nbdist.planner.graph.layout import SUMMED_EACH_TIME
-from nbdist.records import DATA
+from nbdist.records import batch_axes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -431,8 +431,9 @@ def _apart(sums: list[Any], rows: Rows) -> list[Any]:
     """Return the sums of each place, constrained to be on their place."""
     if rows.places == 1:
         return sums
+    axes = batch_axes(jax.sharding.get_abstract_mesh().shape)
     return [
-        jax.lax.with_sharding_constraint(each, jax.P(DATA, *[_OPEN_DIMENSION] * (each.ndim - 1)))
+        jax.lax.with_sharding_constraint(each, jax.P(axes, *[_OPEN_DIMENSION] * (each.ndim - 1)))
         for each in sums
     ]
 

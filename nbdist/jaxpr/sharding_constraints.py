@@ -14,6 +14,7 @@ images once more in another order.
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -23,7 +24,7 @@ from nbdist.jaxpr.flatten import flat, renamed, with_bodies
 from nbdist.jaxpr.planner_model import values_of
 from nbdist.planner.graph.layout import split_by
 from nbdist.planner.graph.sequence import sequence_of
-from nbdist.records import DATA, MODEL, STAGE
+from nbdist.records import MODEL, STAGE, batch_axes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -128,11 +129,13 @@ class _ShardedProducts:
             return None
         along = self._sequence if self._is_sum(eqn, value) else frozenset[int]()
         spec: list[Any] = [_OPEN] * len(value.groups)
-        for axis, groups in ((DATA, self._rows), (MODEL, self._split), (MODEL, along)):
+        sizes = self._mesh.shape
+        rows = batch_axes(sizes)
+        for axes, groups in ((rows, self._rows), ((MODEL,), self._split), ((MODEL,), along)):
             place = next((n for n, group in enumerate(value.groups) if group in groups), -1)
-            is_open = axis not in spec and place >= 0
-            if is_open and value.sizes[place] % self._mesh.shape[axis] == 0:
-                spec[place] = axis
+            is_open = axes not in spec and place >= 0
+            if is_open and value.sizes[place] % prod(sizes[axis] for axis in axes) == 0:
+                spec[place] = axes
         return None if spec == [_OPEN] * len(spec) else jax.P(*spec)
 
     def _is_gradient_of_kernel(self, eqn: Any) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from nbdist.records.base import Record, ResultRow
 from nbdist.records.options import Option
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Spec = tuple[tuple[str, ...], ...]
 """Mesh axes of each dimension of an array, outermost first."""
@@ -229,6 +232,11 @@ class Plan(Record, frozen=True):
         return sums_once(self)
 
     @property
+    def replicas(self) -> int:
+        """Number of replicas that share the batch."""
+        return replicas_of(self.axes)
+
+    @property
     def devices(self) -> int:
         return math.prod(self.axes.values())
 
@@ -266,12 +274,23 @@ def sums_once(layout: _Degrees) -> bool:
     memory that ZeRO-3 saves. A pipeline has its own sums.
     """
     has_stages = layout.axes.get(STAGE, 1) > 1
-    return layout.micro > 1 and layout.axes[DATA] > 1 and layout.zero != 3 and not has_stages
+    is_shared = replicas_of(layout.axes) > 1
+    return layout.micro > 1 and is_shared and layout.zero != 3 and not has_stages
+
+
+def replicas_of(axes: Mapping[str, int]) -> int:
+    """Return the number of replicas that share the batch, from the sizes of mesh axes."""
+    return axes.get(REPLICATE, 1) * axes[DATA]
+
+
+def batch_axes(axes: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the mesh axes that shard the batch, outermost first, from the sizes of mesh axes."""
+    return tuple(axis for axis in (REPLICATE, DATA) if axis in axes)
 
 
 def title_of(layout: _Degrees) -> str:
     """Return the short form of a layout."""
-    axes, words = layout.axes, {DATA: "data", MODEL: "tensor"}
+    axes, words = layout.axes, {REPLICATE: "replicate", DATA: "data", MODEL: "tensor"}
     stages = axes.get(STAGE, 1)
     parts = [f"{words[axis]} {size}" for axis, size in axes.items() if axis in words and size > 1]
     parts += [f"{stages} stages"] * (stages > 1)
@@ -325,8 +344,9 @@ class Planning(Record, frozen=True):
             metavar="tensor=2,zero=3",
             help="Fixed parts of the layout: data, tensor, stage, zero, remat, micro and others.",
             details="The layout is that of a step, or of the `fit` in a cell, under pjrt. `data`, "
-            "`tensor` and `stage` are sizes of mesh axes, `zero` is 0, 1 or 3. `micro=4` splits a "
-            "batch into microbatches. `stage=4` runs the layers of a scan as a pipeline. "
+            "`tensor`, `stage` and `replicate` are sizes of mesh axes, `zero` is 0, 1 or 3. "
+            "`replicate=2` keeps two copies of what ZeRO shards. `micro=4` splits a batch into "
+            "microbatches. `stage=4` runs the layers of a scan as a pipeline. "
             "`schedule` is `gpipe` or `1f1b`, which keeps few microbatches, and `rounds=2` "
             "interleaves stages. `sequence=1` adds sequence parallelism to `tensor`, and "
             "`sequence=0` excludes it. `remat=full` and `remat=selective` recompute activations; "
@@ -357,3 +377,6 @@ class Planning(Record, frozen=True):
 
 DATA, MODEL, STAGE = "data", "model", "stage"
 """Mesh axes of the batch, of parameters, and of layers."""
+
+REPLICATE = "replicate"
+"""Mesh axis of the batch over which ZeRO shards nothing (hybrid sharding, HSDP)."""

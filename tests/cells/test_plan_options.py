@@ -79,7 +79,7 @@ def test_all_errors_of_fixed_parts_are_reported() -> None:
     with pytest.raises(UsageError) as refused:
         parse_fixed("pipe=2,tensor=x,zero=2,data=0,dp=2,data=4,sp=2")
     for fault in (
-        "unknown name 'pipe': use data, dp, tensor, tp, model, stage, pp, zero, micro, rounds, ",
+        "unknown name 'pipe': use data, dp, tensor, tp, model, stage, pp, replicate, zero, micro, ",
         "tensor=x is not a number",
         "zero=2: use 0, 1 (XLA turns it into ZeRO-2: docs/planner.md) or 3",
         "data=0 is not a number",

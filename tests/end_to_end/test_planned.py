@@ -12,7 +12,7 @@ import pytest
 
 from nbdist.planner.search.search import layouts
 from nbdist.planner.search.step_variants import REMATS
-from nbdist.records import DATA, MODEL, Planning, StepOptions
+from nbdist.records import DATA, MODEL, REPLICATE, Planning, StepOptions
 from tests import clusters, references
 from tests.plan_models import engines, model_of_program
 from tests.plan_programs import BATCH, PROGRAMS, STEPS
@@ -36,22 +36,30 @@ class Degrees(NamedTuple):
     remat: Remat = ""
     micro: int = 1
     sequence: bool = False
+    replicate: int = 1
 
     def __str__(self) -> str:
         extra = [self.remat] * bool(self.remat) + [f"micro{self.micro}"] * (self.micro > 1)
         extra += ["sequence"] * self.sequence
+        extra += [f"replicate{self.replicate}"] * (self.replicate > 1)
         return "-".join(map(str, (*self[:3], *extra)))
+
+    @property
+    def axes(self) -> dict[str, int]:
+        return {DATA: self.data, MODEL: self.model, REPLICATE: self.replicate}
 
     @property
     def planning(self) -> Planning:
         """Planning options that fix exactly these degrees."""
-        axes = {DATA: self.data, MODEL: self.model}
         extra = {"zero": self.zero, "micro": self.micro, "sequence": int(self.sequence)}
-        return Planning(fixed={**axes, **extra}, remat=self.remat)
+        return Planning(fixed={**self.axes, **extra}, remat=self.remat)
 
 
 GROUPED_CONVOLUTION = "depthwise CNN"
 """XLA computes wrong gradients of grouped convolutions on a mesh of two axes."""
+
+MIXED_ROWS = "experts"
+"""Its rows share the slots of experts, so that it has no microbatches."""
 
 SEQUENCE_DEGREES = {
     "transformer": {1: (2, 4), 2: (2, 4), 4: (2,)},
@@ -75,13 +83,19 @@ LAYOUTS += [
     for extra in (*((remat,) for remat in REMATS[1:]), ("", 2), ("full", 2))
 ]
 LAYOUTS += [Degrees(2, 4, 3, "full", 2, sequence=True)]
+LAYOUTS += [
+    Degrees(4, 1, 3, replicate=2),
+    Degrees(2, 1, 1, micro=2, replicate=4),
+    Degrees(2, 2, 3, "full", 2, replicate=2),
+]
 
 
 def possible(hosts: int, name: str) -> list[Degrees]:
     return [
         d
         for d in LAYOUTS
-        if (name != GROUPED_CONVOLUTION or 1 in (d.data, d.model))
+        if (name != GROUPED_CONVOLUTION or (1 in (d.data, d.model) and d.replicate == 1))
+        and (name != MIXED_ROWS or d.micro == 1)
         and (not d.sequence or d.model in SEQUENCE_DEGREES.get(name, {}).get(hosts, ()))
     ]
 
@@ -90,6 +104,7 @@ QUICK = {
     (1, "tied transformer", Degrees(2, 4, 3, "full", 2, sequence=True)),
     (1, "experts", Degrees(4, 2, 1)),
     (1, "recommender", Degrees(8, 1, 3)),
+    (1, "tied transformer", Degrees(2, 2, 3, "full", 2, replicate=2)),
 }
 """Cases of `make test`, as hosts, program and layout; `make test-full` runs all.
 
@@ -144,8 +159,8 @@ def test_layout_trains_as_one_device(cluster: nbdist.Cluster, name: str, degrees
     quick = any(name == one for _, one, _ in QUICK)
     np.testing.assert_allclose(losses, plain_losses(quick)[name], rtol=1e-5)
     assert run.plan is not None
-    assert run.plan.axes == {DATA: degrees.data, MODEL: degrees.model}
-    assert (run.plan.zero, run.plan.remat, run.plan.micro, run.plan.sequence) == degrees[2:]
+    assert {REPLICATE: 1, **run.plan.axes} == degrees.axes
+    assert (run.plan.zero, run.plan.remat, run.plan.micro, run.plan.sequence) == degrees[2:6]
     assert any(MODEL in axes for t in carried(run.plan) for axes in t.spec) == (degrees.model > 1)
     assert run.compiled is not None
     assert run.compiled.arguments == run.plan.memory.arguments
@@ -163,7 +178,11 @@ def test_layout_trains_as_one_device(cluster: nbdist.Cluster, name: str, degrees
 )
 def test_tested_layouts_are_all_of_the_search(hosts: int, name: str) -> None:
     search_result = layouts(model_of_program(name), engines(hosts, DEVICES // hosts), Planning())
-    plain = [degrees for degrees in possible(hosts, name) if degrees[3:5] == ("", 1)]
+    plain = [
+        degrees
+        for degrees in possible(hosts, name)
+        if (degrees.remat, degrees.micro, degrees.replicate) == ("", 1, 1)
+    ]
     assert [
         Degrees(layout.data, layout.model, layout.zero, sequence=layout.sequence)
         for layout in search_result

@@ -23,7 +23,7 @@ from nbdist.jaxpr.core import jaxprs_in_params
 from nbdist.jaxpr.pipeline.interleaving import deinterleaved, interleaved
 from nbdist.jaxpr.sharding_constraints import axes_of
 from nbdist.planner.graph.pipeline_schedule import ticks
-from nbdist.records import DATA, STAGE
+from nbdist.records import DATA, REPLICATE, STAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -319,7 +319,7 @@ def row_axes(rows: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
         sizes: sizes of the mesh's axes.
     """
     axes: tuple[str, ...] = ()
-    for axis in (DATA, STAGE):
+    for axis in (REPLICATE, DATA, STAGE):
         size = sizes.get(axis, 1)
         if rows % size:
             break

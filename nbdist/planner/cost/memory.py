@@ -215,12 +215,12 @@ def _bytes_of(value: Value, maker: Op, sharded: ShardedModel) -> float:
         return sharded.summed_bytes(value)
     nbytes = sharded.bytes_of(value)
     if sharded.is_table_gradient(value):
-        return nbytes / sharded.layout.data
+        return nbytes / sharded.layout.shards
     if maker.kind != "loop" or sharded.layout.zero == 0 or sharded.sums_once:
         return nbytes
     if sharded.by_data(set(value.groups)) > 1:
         return nbytes
-    return nbytes / sharded.layout.data
+    return nbytes / sharded.layout.shards
 
 
 def _is_other(value: Value, batch: Collection[int]) -> bool:

@@ -28,7 +28,7 @@ from nbdist.planner.cost.roofline import attention_s, issued_s, matmul_s, memory
 from nbdist.planner.graph.one_f_one_b import PIPELINE_1F1B, parts_of
 from nbdist.planner.graph.pipeline_schedule import bubble
 from nbdist.planner.hardware.lookup import computed_as, peak
-from nbdist.records import DATA, MODEL, STAGE, PlannedTime, Traffic
+from nbdist.records import DATA, MODEL, REPLICATE, STAGE, PlannedTime, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,6 +78,9 @@ class _CostTotals:
             of_data, of_model = section.hidden_s(chip)
             found[DATA] += of_data
             found[MODEL] += of_model
+        over = {axis: self.axes[axis] for axis in (DATA, REPLICATE) if self.axes.get(axis)}
+        hidden, whole = found.pop(DATA, 0.0), sum(over.values())
+        found.update((axis, hidden * seconds / whole) for axis, seconds in over.items())
         return found
 
 
@@ -312,15 +315,15 @@ class Cost:
     ) -> None:
         """Add a sum over the data axis. See `_add` for `together`."""
         layout, is_step = self.sharded.layout, section is totals.sections[0]
-        result = nbytes / (layout.data if layout.zero else 1)  # ZeRO scatters it
+        result = nbytes / (layout.shards if layout.zero else 1)  # ZeRO scatters it
         if together:
             totals.gradients += together * nbytes  # a few large messages at the end
             if is_step:
                 section.sums.add(0.0, result)
             return
-        # XLA for CPUs all-reduces a gradient that it needs in parts.
-        is_half = layout.zero == 3 and self._target.topology.chip.platform != "cpu"
+        is_half = layout.zero == 3 and self._scatters_sums
         spent_s = self._add_collective(totals, DATA, nbytes, times, is_half=is_half)
+        spent_s += self._add_replicated(totals, nbytes, times)
         section.sums.add(spent_s * _scattered(layout), result)
 
     def _add_exchange(self, totals: _CostTotals, op: Op, times: int) -> None:
@@ -335,6 +338,32 @@ class Cost:
         totals.axes[DATA] += times * one_s
         totals.bytes[DATA] += times * sent.nbytes
         totals.collectives[prod(extent)] += times
+        if op.kind == "scatter":
+            self._add_replicated(totals, self.sharded.bytes_of(op.outs[0]), times)
+
+    @property
+    def _scatters_sums(self) -> bool:
+        """True if XLA reduce-scatters a gradient that each device needs a part of.
+
+        XLA for CPUs all-reduces it. XLA for TPUs does so within a slice if other slices have
+        copies. Seen in compiled programs (docs/planner_internals.md, "Hybrid sharding").
+        """
+        platform = self._target.topology.chip.platform
+        return platform == "gpu" or (platform == "tpu" and self.sharded.layout.replicate == 1)
+
+    def _add_replicated(self, totals: _CostTotals, nbytes: float, times: int) -> float:
+        """Add all-reduces of each device's share of arrays over `replicate`; return their seconds.
+
+        Args:
+            totals: the sums so far.
+            nbytes: bytes of the whole arrays.
+            times: number of all-reduces.
+        """
+        layout = self.sharded.layout
+        if layout.replicate == 1:
+            return 0.0
+        share = nbytes / layout.shards
+        return self._add_collective(totals, REPLICATE, share, times, is_half=False)
 
     def _add_collective(
         self, totals: _CostTotals, axis: str, nbytes: float, times: int, *, is_half: bool
@@ -417,12 +446,16 @@ class Cost:
         if sharded.layout.data == 1:
             return
         step = totals.sections[0]
-        add_s = all_reduce_s if sharded.layout.zero != 3 else reduce_scatter_s
+        is_half = sharded.layout.zero == 3 and (
+            sharded.layout.replicate == 1 or self._scatters_sums
+        )
+        add_s = reduce_scatter_s if is_half else all_reduce_s
         sum_s = add_s(totals.gradients, extent, topology, calibration)
         totals.axes[DATA] += sum_s
-        totals.bytes[DATA] += totals.gradients / (1 if sharded.layout.zero != 3 else 2)
+        totals.bytes[DATA] += totals.gradients / (2 if is_half else 1)
         if totals.gradients:
-            whole = step.sums.nbytes * (sharded.layout.data if sharded.layout.zero else 1)
+            sum_s += self._add_replicated(totals, totals.gradients, 1)
+            whole = step.sums.nbytes * (sharded.layout.shards if sharded.layout.zero else 1)
             step.sums.seconds += sum_s * whole / totals.gradients * _scattered(sharded.layout)
         if sharded.layout.zero != 3:
             return

@@ -2,9 +2,10 @@
 
 `data` shards the batch. `model` shards groups of dimensions. If a summed group is sharded, each
 device has a part of the sum (tensor parallelism, arXiv:1909.08053). Carried arrays may also be
-sharded over `data`, and are gathered for their use (ZeRO, arXiv:1910.02054). `stage` splits the
-layers of scans into stages, which the batch passes in microbatches (GPipe, arXiv:1811.06965; 1F1B,
-arXiv:2104.04473). Values between layers may be sharded along the sequence
+sharded over `data`, and are gathered for their use (ZeRO, arXiv:1910.02054). `replicate` shards
+the batch as `data` does, and nothing else (HSDP, arXiv:2304.11277, section 3.2.2). `stage` splits
+the layers of scans into stages, which the batch passes in microbatches (GPipe, arXiv:1811.06965;
+1F1B, arXiv:2104.04473). Values between layers may be sharded along the sequence
 (`planner/graph/sequence.py`).
 """
 
@@ -20,7 +21,7 @@ from nbdist.planner.graph.pipeline_schedule import room, ticks
 from nbdist.planner.graph.program import Program
 from nbdist.planner.graph.sequence import sequence_of
 from nbdist.planner.graph.tpu_padding import padded
-from nbdist.records import DATA, MODEL, STAGE, sums_once
+from nbdist.records import DATA, MODEL, REPLICATE, STAGE, sums_once
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
@@ -62,6 +63,7 @@ class Layout:
         rounds: passes of a microbatch through all stages; each stage has as many blocks of layers.
         loss_stages: stages that compute the loss section. With `last`, operations outside of layers
             run where their rows are, and only sums over rows are sent to other stages.
+        replicate: groups of devices that each have all arrays; a divisor of `data`.
     """
 
     data: int
@@ -75,12 +77,19 @@ class Layout:
     schedule: Schedule = "gpipe"
     rounds: int = 1
     loss_stages: LossStages = "all"
+    replicate: int = 1
 
     @property
     def axes(self) -> dict[str, int]:
         """Sizes of the mesh's axes, outermost first: stages send least."""
         stages = {STAGE: self.stage} if self.stage > 1 else {}
-        return {**stages, DATA: self.data, MODEL: self.model}
+        groups = {REPLICATE: self.replicate} if self.replicate > 1 else {}
+        return {**stages, **groups, DATA: self.shards, MODEL: self.model}
+
+    @property
+    def shards(self) -> int:
+        """Devices over which ZeRO shards: the size of the axis `data`."""
+        return self.data // self.replicate
 
     @property
     def sums_once(self) -> bool:
@@ -115,7 +124,8 @@ class Exchange(NamedTuple):
 
     Attributes:
         nbytes: bytes of rows on each device: its own, or those of all.
-        is_by_rows: True if the table is sharded by rows; then the rows are those of all devices.
+        is_by_rows: True if the table is sharded by rows; then the rows are those of all devices of
+            the axis.
     """
 
     nbytes: float
@@ -225,7 +235,7 @@ class ShardedModel:
         """Return the classes of operations that cost the same in this layout."""
         program = ops if isinstance(ops, Program) else Program(ops)
         layout = self.layout
-        zero = layout.zero if layout.data > 1 else 0
+        zero = layout.zero if layout.shards > 1 else 0
         of_model = self._rows, self.model.layers, self._states
         key = layout.split, self.sequence, zero, *of_model
         return program.classes(key, self._value_key, self._group_key)
@@ -407,7 +417,7 @@ class ShardedModel:
         rows = max(sent, key=lambda value: value.nbytes, default=None)
         if rows is None:
             return None
-        whole = self.bytes_of(rows) * self.by_data(set(rows.groups))
+        whole = self.bytes_of(rows) * self.by_data(set(rows.groups)) / self.layout.replicate
         is_by_rows = self._sharded_tables[groups] in self.model.tables[groups].rows
         return Exchange(whole if is_by_rows else self.bytes_of(rows), is_by_rows)
 
@@ -429,7 +439,7 @@ class ShardedModel:
             return self.bytes_of(value)
         has_rows = any(map(self.has_rows, (*op.ins, *op.outs)))
         is_apart = not has_rows or (value in op.outs and self.exchanged(op) is not None)
-        return self.bytes_of(value) / (self.layout.data if is_apart else 1)
+        return self.bytes_of(value) / (self.layout.shards if is_apart else 1)
 
     @cached_property
     def _sharded_states(self) -> frozenset[tuple[int, ...]]:
@@ -453,7 +463,7 @@ class ShardedModel:
 
     def _is_sharded(self, tensor: Tensor) -> bool:
         """Return True if an input other than the batch is sharded over the data axis."""
-        if self.layout.data == 1 or tensor.value.size < SMALLEST or tensor.role != "carried":
+        if self.layout.shards == 1 or tensor.value.size < SMALLEST or tensor.role != "carried":
             return False
         return self.layout.zero == 3 or (self.layout.zero == 1 and self.role(tensor) == "state")
 
@@ -468,7 +478,7 @@ class ShardedModel:
         fitting = [
             dim
             for dim, size in enumerate(value.sizes)
-            if not size % (self.layout.data * prod(axes[axis] for axis in spec[dim]))
+            if not size % (self.layout.shards * prod(axes[axis] for axis in spec[dim]))
         ]
 
         def worth(dim: int) -> tuple[bool, bool, int, int]:

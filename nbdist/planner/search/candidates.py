@@ -10,7 +10,7 @@ from nbdist.planner.cost.time import time_of
 from nbdist.planner.hardware.topology import extents
 from nbdist.planner.search.mesh_sizes import slow_links
 from nbdist.planner.search.step_variants import REMATS
-from nbdist.records import DATA, MODEL, title_of
+from nbdist.records import DATA, MODEL, REPLICATE, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,7 +57,8 @@ class Candidate:
     @property
     def half_overlapped_s(self) -> float:
         """Seconds of a step if half of the data axis's exposed collectives overlap too."""
-        data_s = sum(t.seconds - t.hidden for t in self.time.traffic if t.axis == DATA)
+        own = (DATA, REPLICATE)
+        data_s = sum(t.seconds - t.hidden for t in self.time.traffic if t.axis in own)
         least = max(self.time.step - data_s, data_s)
         return (self.time.step + least) / 2
 
@@ -74,7 +75,7 @@ class Candidate:
         remat = REMATS.index(layout.remat)
         order = layout.schedule != "gpipe", layout.rounds, layout.loss_stages != "all"
         sizes = layout.stage, layout.model, layout.sequence
-        return *sizes, remat, *order, layout.micro, layout.zero
+        return *sizes, remat, *order, layout.micro, layout.zero, layout.replicate
 
 
 def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:

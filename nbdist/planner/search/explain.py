@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.planner.hardware.lookup import host_of
 from nbdist.planner.search.mesh_sizes import STAGED, wants_stages
-from nbdist.records import DATA, MODEL, STAGE
+from nbdist.records import DATA, MODEL, REPLICATE, STAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -47,15 +47,17 @@ def no_layout_message(steps: Steps, target: Target, request: Planning) -> str:
     devices = target.topology.devices
     head = f"no layout over {devices} devices fulfils the request ({asked}): "
     faults = list(_faults_of_request(steps, devices, request))
-    others = math.prod(request.fixed.get(axis, 1) for axis in (DATA, STAGE))
+    others = math.prod(request.fixed.get(axis, 1) for axis in (REPLICATE, DATA, STAGE))
     is_whole = request.fixed.get(MODEL) == 1 or others == devices
     if request.fixed.get("sequence") and is_whole:
         faults.append(f"sequence is 1: {NO_TENSOR}")
     if faults:
         return head + "; ".join(faults)
-    parts = request.fixed.get(DATA, 1) * request.fixed.get("micro", 1)
-    if parts > 0 and devices % max(1, request.fixed.get(DATA, 1)) == 0 and model.rows % parts:
-        words = " x ".join(f"{n} {request.fixed[n]}" for n in (DATA, "micro") if n in request.fixed)
+    copies = request.fixed.get(REPLICATE, 1) * request.fixed.get(DATA, 1)
+    parts = copies * request.fixed.get("micro", 1)
+    if parts > 0 and devices % max(1, copies) == 0 and model.rows % parts:
+        names = (REPLICATE, DATA, "micro")
+        words = " x ".join(f"{n} {request.fixed[n]}" for n in names if n in request.fixed)
         near = _next_to(model.rows, parts)
         return f"{head}a batch of {model.rows} does not divide into {words}: use {near} rows"
     rows = "data times micro" if "micro" in request.fixed else "data"
@@ -100,6 +102,25 @@ def faults_of_stages(
         yield f"zero is {asked['zero']}: with stages, ZeRO is 0 or 1"
 
 
+def faults_of_copies(axes: Mapping[str, int], zero: int | None) -> Iterator[str]:
+    """Yield the faults of a requested axis `replicate`.
+
+    Args:
+        axes: requested sizes of axes.
+        zero: requested ZeRO stage, if any.
+    """
+    copies = axes.get(REPLICATE, 1)
+    if copies == 1:
+        return
+    if axes.get(STAGE, 1) > 1:
+        yield f"{REPLICATE} is {copies}: it is not possible with stages"
+    if zero == 0 or axes.get(DATA, 2) == 1:
+        yield (
+            f"{REPLICATE} is {copies}, and ZeRO shards nothing over {DATA}: use {DATA} alone, or "
+            f"zero=1 or 3 with {DATA}=2 or more"
+        )
+
+
 def _faults_of_splits(
     steps: Steps, asked: Mapping[str, int], fitting: Sequence[int]
 ) -> Iterator[str]:
@@ -136,6 +157,7 @@ def _faults_of_rounds(
 def _faults_of_request(steps: Steps, devices: int, request: Planning) -> Iterator[str]:
     """Yield the faults of requested stages; other faults are described in general."""
     asked = request.fixed
+    yield from faults_of_copies(asked, asked.get("zero"))
     if asked.get(STAGE, 1) == 1 and not wants_stages(request):
         return
     yield from faults_of_stages(steps, asked, request.remat, request.schedule)
@@ -168,8 +190,8 @@ def _slowest(time: PlannedTime) -> str:
 
 def warnings_of(sharded: ShardedModel, time: PlannedTime, topology: Topology) -> tuple[str, ...]:
     """Return warnings about a plan, to be shown before it runs."""
-    found = [*_gaps(sharded.model, sharded.layout.axes[DATA], topology)]
-    each = sharded.model.rows / sharded.layout.axes[DATA]
+    found = [*_gaps(sharded.model, sharded.layout.data, topology)]
+    each = sharded.model.rows / sharded.layout.data
     if each <= FEW_ROWS and sharded.layout.data > 1:
         samples = "sample" if round(each) == 1 else "samples"
         found.append(f"each device has {each:.0f} {samples} of a batch of {sharded.model.rows}")

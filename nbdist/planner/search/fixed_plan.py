@@ -11,8 +11,13 @@ import msgspec
 from nbdist.errors import PlanError
 from nbdist.planner.graph.layout import Layout, ShardedModel, split_by
 from nbdist.planner.graph.optimizer_state import states_of
-from nbdist.planner.search.explain import NO_SEQUENCE, NO_TENSOR, faults_of_stages
-from nbdist.records import DATA, MODEL, STAGE
+from nbdist.planner.search.explain import (
+    NO_SEQUENCE,
+    NO_TENSOR,
+    faults_of_copies,
+    faults_of_stages,
+)
+from nbdist.records import DATA, MODEL, REPLICATE, STAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,12 +35,12 @@ def sharded_as(given: Plan, steps: Steps, devices: int) -> ShardedModel:
     Raises:
         PlanError: the plan is impossible; all faults are listed.
     """
-    given = _without_one_stage(given)
+    given = _without_axes_of_one(given)
     faults = list(_faults(given, steps, devices))
     if faults:
         raise _refused(faults)
     layout = Layout(
-        given.axes[DATA],
+        given.replicas,
         given.axes[MODEL],
         zero=given.zero,
         remat=given.remat,
@@ -44,6 +49,7 @@ def sharded_as(given: Plan, steps: Steps, devices: int) -> ShardedModel:
         schedule=given.schedule,
         rounds=given.rounds,
         loss_stages=given.loss_stages,
+        replicate=given.axes.get(REPLICATE, 1),
     )
     model = steps.of(layout).model
     ours = {tensor.path for tensor in model.tensors if tensor.role != "batch"}
@@ -61,15 +67,16 @@ def _refused(faults: list[str]) -> PlanError:
     return PlanError("the plan is impossible:\n" + "\n".join(f"  - {fault}" for fault in faults))
 
 
-def _without_one_stage(given: Plan) -> Plan:
-    """Return the plan without an axis of one stage."""
-    if given.axes.get(STAGE) != 1:
+def _without_axes_of_one(given: Plan) -> Plan:
+    """Return the plan without optional axes of size 1."""
+    without = {axis for axis in (STAGE, REPLICATE) if given.axes.get(axis) == 1}
+    if not without:
         return given
-    axes = {axis: size for axis, size in given.axes.items() if axis != STAGE}
+    axes = {axis: size for axis, size in given.axes.items() if axis not in without}
     tensors = tuple(
         msgspec.structs.replace(
             tensor,
-            spec=tuple(tuple(axis for axis in dim if axis != STAGE) for dim in tensor.spec),
+            spec=tuple(tuple(axis for axis in dim if axis not in without) for dim in tensor.spec),
         )
         for tensor in given.tensors
     )
@@ -78,23 +85,24 @@ def _without_one_stage(given: Plan) -> Plan:
 
 def _faults(given: Plan, steps: Steps, devices: int) -> Iterator[str]:
     model = steps.plain
-    if set(given.axes) - {STAGE} != {DATA, MODEL}:
+    if set(given.axes) - {STAGE, REPLICATE} != {DATA, MODEL}:
         yield (
             f"its axes are {', '.join(given.axes) or 'none'}: use {DATA} and {MODEL}, "
-            f"and {STAGE} for stages"
+            f"{STAGE} for stages, and {REPLICATE} for copies of what ZeRO shards"
         )
         return
+    yield from faults_of_copies(given.axes, given.zero)
     sizes = " x ".join(f"{axis} {size}" for axis, size in given.axes.items())
     if math.prod(given.axes.values()) != devices or min(given.axes.values()) < 1:
         yield f"{sizes} is {given.devices} devices, and there are {devices}"
     if given.micro < 1:
         yield f"micro is {given.micro}: use 1 or more"
-    elif given.axes[DATA] >= 1 and model.rows % (given.axes[DATA] * given.micro):
+    elif given.replicas >= 1 and model.rows % (given.replicas * given.micro):
         parts = f" in {given.micro} microbatches" if given.micro > 1 else ""
-        yield f"a batch of {model.rows} cannot be divided into {given.axes[DATA]}{parts}"
+        yield f"a batch of {model.rows} cannot be divided into {given.replicas}{parts}"
     yield from _faults_in_stages(given, steps)
-    if model.apart and min(given.axes[DATA], given.axes[MODEL]) > 1:
-        yield f"{sizes} shards both the batch and the model: {model.apart}"
+    if model.apart and sum(size > 1 for size in given.axes.values()) > 1:
+        yield f"{sizes} shards over several axes: {model.apart}"
     known = {tensor.path: tensor for tensor in model.tensors}
     for planned in given.tensors:
         if planned.path not in known:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from nbdist.planner.graph.layout import Layout
 from nbdist.planner.hardware.topology import extents
-from nbdist.records import DATA, MODEL, STAGE
+from nbdist.records import DATA, MODEL, REPLICATE, STAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,11 +51,34 @@ def bare_layouts(
             first = stage > 1 or not any(t.role == "carried" for t in steps.plain.tensors)
             for zero in _levels(data, stage, request)[: 1 if first else None]:
                 rounds = request.fixed.get("rounds", 1)
-                own = {DATA: data, MODEL: size, STAGE: stage}
-                own |= {"zero": zero, "micro": micro, "rounds": rounds}
                 layout = Layout(data, size, zero=zero, micro=micro, stage=stage, rounds=rounds)
-                if asked.items() <= own.items() and _crosses(layout, target.topology) == crossing:
-                    yield layout
+                if _crosses(layout, target.topology) != crossing:
+                    continue
+                for copies in _copies(layout, steps, target, request):
+                    one = replace(layout, replicate=copies)
+                    own = {DATA: one.shards, MODEL: size, STAGE: stage, REPLICATE: copies}
+                    own |= {"zero": zero, "micro": micro, "rounds": rounds}
+                    if asked.items() <= own.items():
+                        yield one
+
+
+def _copies(layout: Layout, steps: Steps, target: Target, request: Planning) -> tuple[int, ...]:
+    """Return possible sizes of the axis `replicate`.
+
+    Without a request, ZeRO-3 may shard within faster links only, so that parameters are not
+    gathered over the slower ones. ZeRO-1 sends as much with and without copies.
+    """
+    asked = request.fixed.get(REPLICATE)
+    if asked is not None:
+        divides = 1 < asked < layout.data and not layout.data % asked
+        is_staged = layout.stage > 1 or steps.plain.apart
+        return (asked,) if asked == 1 or (divides and layout.zero and not is_staged) else ()
+    if layout.zero != 3 or target.cautious or steps.plain.apart:
+        return (1,)
+    extent = extents(layout.axes, target.topology)[DATA]
+    levels = zip(extent, target.topology.levels, strict=True)
+    across = prod(size for size, level in levels if level.alone_bytes_per_s is not None)
+    return (1, across) if 1 < across < layout.data else (1,)
 
 
 def staged(layout: Layout, steps: Steps, request: Planning) -> Iterator[Layout]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbdist.records import DATA, MODEL, STAGE
+from nbdist.records import DATA, MODEL, REPLICATE, STAGE
 
 if TYPE_CHECKING:
     from nbdist.records import Plan
@@ -28,14 +28,14 @@ def flags(plan: Plan) -> dict[str, str]:
 
     Empty if a device alone runs the plan, or its rows cannot be divided.
     """
-    data = plan.axes.get(DATA, 1)
+    data = plan.axes.get(DATA, 1) * plan.axes.get(REPLICATE, 1)
     if plan.devices == 1 or plan.rows % (data * plan.micro):
         return {}
     return {"Megatron-LM": _megatron(plan, data), "MaxText": _maxtext(plan, data)}
 
 
 def _megatron(plan: Plan, data: int) -> str:
-    stages = plan.axes.get(STAGE, 1)
+    stages, copies = plan.axes.get(STAGE, 1), plan.axes.get(REPLICATE, 1)
     words = [
         f"--tensor-model-parallel-size {plan.axes.get(MODEL, 1)}",
         f"--pipeline-model-parallel-size {stages}",
@@ -43,6 +43,7 @@ def _megatron(plan: Plan, data: int) -> str:
         f"--micro-batch-size {plan.rows // (data * plan.micro)}",
         f"--global-batch-size {plan.rows}",
         {0: "", 1: "--use-distributed-optimizer", 3: _FSDP}[plan.zero],
+        f"--num-distributed-optimizer-instances {copies}" if copies > 1 else "",
         "--sequence-parallel" if plan.sequence else "",
         _RECOMPUTE[plan.remat],
     ]
@@ -51,10 +52,10 @@ def _megatron(plan: Plan, data: int) -> str:
 
 def _maxtext(plan: Plan, data: int) -> str:
     stages, tensor = plan.axes.get(STAGE, 1), plan.axes.get(MODEL, 1)
-    is_fsdp = plan.zero == 3
+    is_fsdp, copies = plan.zero == 3, plan.axes.get(REPLICATE, 1)
     words = [
-        f"ici_data_parallelism={1 if is_fsdp else data}",
-        f"ici_fsdp_parallelism={data if is_fsdp else 1}",
+        f"ici_data_parallelism={copies if is_fsdp else data}",
+        f"ici_fsdp_parallelism={data // copies if is_fsdp else 1}",
         f"ici_tensor_parallelism={tensor}",
         f"ici_pipeline_parallelism={stages}" if stages > 1 else "",
         f"num_pipeline_microbatches={plan.micro}" if stages > 1 else "",

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nbdist.records import DATA, MODEL, STAGE
+from nbdist.records import DATA, MODEL, REPLICATE, STAGE
 from nbdist.views import formatting
 from nbdist.views.placement import text as words
 from nbdist.views.placement.tree import Leaf
@@ -173,13 +173,13 @@ def verified(plan: Plan) -> Iterator[str]:
 
 def degrees(plan: Plan) -> list[tuple[str, str, str]]:
     """Return name, size and meaning of each sharded axis, of microbatches and of remat."""
-    describe = {DATA: _data, MODEL: _model, STAGE: _stages}
+    describe = {REPLICATE: _replicate, DATA: _data, MODEL: _model, STAGE: _stages}
     found = [
         (axis, f"{size:,}", describe[axis](plan)) for axis, size in plan.axes.items() if size > 1
     ]
     found = found or [("none", "1", "one device contains all arrays")]
     if plan.micro > 1:
-        rows = plan.rows / plan.axes[DATA] / plan.micro
+        rows = plan.rows / plan.replicas / plan.micro
         noun = "sample" if rows == 1 else "samples"
         way = _WAY[plan.schedule if STAGE in plan.axes else ""]
         around = f"{plan.rounds} times " * (plan.rounds > 1)
@@ -190,8 +190,12 @@ def degrees(plan: Plan) -> list[tuple[str, str, str]]:
     return found
 
 
+def _replicate(plan: Plan) -> str:
+    return f"{plan.axes[REPLICATE]:,} copies of the arrays that ZeRO shards (hybrid sharding)"
+
+
 def _data(plan: Plan) -> str:
-    size = plan.axes[DATA]
+    size = plan.replicas
     whom = "device" if plan.devices == size else f"group of {plan.devices // size:,} devices"
     text = f"{plan.rows / size:,.4g} of {formatting.count(plan.rows, 'sample')} on each {whom}"
     return f"{text}; {_ZERO[plan.zero]}" if plan.zero else text

@@ -41,7 +41,7 @@ class Lowered:
 
     def __init__(self, plan: Plan, whole: Mesh) -> None:
         self.mesh = whole
-        self.replicas = plan.axes[DATA]
+        self.replicas = plan.replicas
         rows: Any = DATA
         self._is_split = plan.devices > plan.axes[DATA]
         if self._is_split:
@@ -107,12 +107,12 @@ def mesh_layout_of(
 
 
 def places_of(plan: Plan, mesh: Mesh | AbstractMesh) -> int:
-    """Return the size of the data axis if its places keep their own sums over microbatches.
+    """Return the number of replicas if each keeps its own sums over microbatches; otherwise 1.
 
     XLA decides about the places only if the axes of the mesh are automatic.
     """
     is_auto = all(kind == jax.sharding.AxisType.Auto for kind in mesh.axis_types)
-    return plan.axes[DATA] if plan.sums_once and is_auto else 1
+    return plan.replicas if plan.sums_once and is_auto else 1
 
 
 def put_together(array: jax.Array, sizes: Mapping[str, int]) -> jax.Array:

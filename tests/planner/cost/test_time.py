@@ -21,7 +21,7 @@ from nbdist.planner.graph.layout import Layout, ShardedModel
 from nbdist.planner.graph.model import Op
 from nbdist.planner.graph.one_f_one_b import as_1f1b
 from nbdist.planner.search.search import plan
-from nbdist.records import DATA, MODEL, STAGE
+from nbdist.records import DATA, MODEL, REPLICATE, STAGE
 from tests import plans
 from tests.plan_models import hardware
 from tests.planner.steps import (
@@ -203,6 +203,28 @@ def test_zero_3_scatters_gradients_and_gathers_parameters_twice() -> None:
         assert sent(found) == {DATA: GRADIENT.nbytes / 2 + micro * W.nbytes}
         totals = cost(Layout(4, 1, zero=3, micro=micro)).totals(LINEAR.ops)
         assert totals.collectives == {4: 2 * micro}
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_copies_add_their_shares_of_gradients(platform: str) -> None:
+    """Two hosts of four devices have a copy each. TPUs all-reduce within it."""
+    target = devices(4, 2)
+    chip = msgspec.structs.replace(target.topology.chip, platform=platform)
+    target = replace(target, topology=msgspec.structs.replace(target.topology, chip=chip))
+    within, own = (4, 1), (target.topology, target.calibration)
+    found = timed(Layout(8, 1, zero=3, replicate=2), target=target)
+    add_s, parts = (reduce_scatter_s, 2) if platform == "gpu" else (all_reduce_s, 1)
+    once = add_s(GRADIENT.nbytes, within, *own) + 2 * all_gather_s(W.nbytes, within, *own)
+    once += all_reduce_s(GRADIENT.nbytes / 4, (1, 2), *own)
+    assert sum(traffic.seconds for traffic in found.traffic) == pytest.approx(once)
+    expected = {DATA: GRADIENT.nbytes / parts + W.nbytes, REPLICATE: GRADIENT.nbytes / 4}
+    assert sent(found) == expected
+
+
+def test_copies_add_gradients_of_sharded_tables() -> None:
+    target, layout = devices(4, 2), Layout(8, 1, zero=3, replicate=2)
+    totals = cost(layout, target, table_step()).totals((SCATTER,))
+    assert totals.bytes[REPLICATE] == SCATTER.outs[0].nbytes / 4
 
 
 def test_loops_repeat_their_operations() -> None:

@@ -16,6 +16,7 @@ from nbdist.planner.search.step_variants import Steps
 from nbdist.records import (
     DATA,
     MODEL,
+    REPLICATE,
     STAGE,
     Plan,
     PlannedMemory,
@@ -98,12 +99,26 @@ def test_axis_of_one_stage_is_removed() -> None:
     assert sharded.spec(LINEAR.tensors[0]) == ((DATA,), ())
 
 
+def test_axis_of_copies_is_taken() -> None:
+    sharded = taken(edited(axes={REPLICATE: 2, DATA: 4, MODEL: 1}, zero=3))
+    assert (sharded.layout.data, sharded.layout.replicate, sharded.layout.shards) == (8, 2, 4)
+    whole = taken(edited(axes={REPLICATE: 1, DATA: 8, MODEL: 1}))
+    assert list(whole.layout.axes) == [DATA, MODEL]
+
+
 @pytest.mark.parametrize(
     ("axes", "named"), [({"rows": 8}, "rows"), ({DATA: 8}, "data"), ({}, "none")]
 )
 def test_other_axes_are_the_only_fault(axes: dict[str, int], named: str) -> None:
-    expected = f"its axes are {named}: use data and model, and stage for stages"
+    expected = f"its axes are {named}: use data and model, "
+    expected += "stage for stages, and replicate for copies of what ZeRO shards"
     assert faults(edited(axes=axes, micro=0)) == [expected]
+
+
+NO_COPIES = (
+    "replicate is 2, and ZeRO shards nothing over data: use data alone, or zero=1 or 3 "
+    "with data=2 or more"
+)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +130,7 @@ def test_other_axes_are_the_only_fault(axes: dict[str, int], named: str) -> None
         ({"micro": 3}, "a batch of 32 cannot be divided into 8 in 3 microbatches"),
         ({"schedule": "1f1b"}, "schedule is 1f1b, and there are no stages: use gpipe"),
         ({"rounds": 2}, "rounds is 2, and there are no stages: use 1"),
+        ({"axes": {REPLICATE: 2, DATA: 4, MODEL: 1}}, NO_COPIES),
         ({"specs": {"w": ((),)}}, "w has 2 dimensions, and its spec has 1"),
         ({"specs": {"w": (("rows",), ())}}, "w is sharded over rows: the axes are data, model"),
         ({"specs": {"w": ((DATA,), (DATA,))}}, "w is sharded twice over data"),
@@ -154,7 +170,7 @@ def test_every_fault_is_listed() -> None:
 def test_batch_and_model_stay_apart_if_they_must() -> None:
     apart = replace(LINEAR, apart="a reason")
     plan = edited(axes={DATA: 2, MODEL: 4})
-    assert faults(plan, apart) == ["data 2 x model 4 shards both the batch and the model: a reason"]
+    assert faults(plan, apart) == ["data 2 x model 4 shards over several axes: a reason"]
     assert taken(edited(axes={DATA: 1, MODEL: 8}), apart).layout.model == 8
 
 

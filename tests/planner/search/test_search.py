@@ -14,7 +14,7 @@ from nbdist.errors import PlanError
 from nbdist.planner.cost.memory import MARGIN
 from nbdist.planner.search.search import layouts, plan
 from nbdist.planner.search.step_variants import Steps
-from nbdist.records import DATA, MODEL, STAGE, Plan, PlannedTensor, Planning, Remat
+from nbdist.records import DATA, MODEL, REPLICATE, STAGE, Plan, PlannedTensor, Planning, Remat
 from tests import plans, references
 from tests.plan_models import (
     engines,
@@ -169,7 +169,7 @@ def test_grouped_convolutions_use_only_one_axis() -> None:
     )
     mlp = plan(model_of_program("MLP"), hardware("8xA100"), Planning(fixed={DATA: 2, MODEL: 4}))
     given = msgspec.structs.replace(mlp, tensors=())
-    assert "data 2 x model 4 shards both the batch and the model" in refusal(
+    assert "data 2 x model 4 shards over several axes" in refusal(
         Planning(given=given), "depthwise CNN"
     )
 
@@ -291,6 +291,56 @@ def test_tables_may_be_sharded_over_slow_links() -> None:
     """Each looked-up row is sent once; the rows are few compared with the table."""
     found = plan(table(TABLE // 100), hardware("4 hosts x 1 A100, 10 Gbps"), Planning())
     assert found.axes[MODEL] == 4
+
+
+HOSTS_OVER_25_GBPS = "4 hosts x 8 A100-80GB, 25 Gbps"
+
+
+@pytest.mark.parametrize("on", [HOSTS_OVER_25_GBPS, "4 x v5e:2x4"])
+def test_parameters_are_not_gathered_over_slow_links(on: str) -> None:
+    """Each host or slice has a copy of all arrays. Shares of gradients cross the slow links."""
+    model, target = cached_transformer(4096, 2, 64), hardware(on)
+    found = plan(model, target, Planning(fixed={"zero": 3, REPLICATE: 4, MODEL: 1}))
+    assert list(found.axes) == [REPLICATE, DATA, MODEL]
+    for tensor in found.tensors:
+        used = {axis for axes in tensor.spec for axis in axes}
+        assert used <= ({REPLICATE, DATA} if tensor.role == "batch" else {DATA})
+    levels = {traffic.axis: traffic.level for traffic in found.time.traffic}
+    slow, fast = target.topology.levels[-1].name, {lv.name for lv in target.topology.levels[:-1]}
+    assert levels[REPLICATE] == slow
+    assert levels[DATA] in fast
+
+
+def test_copies_are_chosen_over_slow_links() -> None:
+    model, target = cached_transformer(4096, 2, 64), hardware(HOSTS_OVER_25_GBPS)
+    found = plan(model, target, Planning())
+    assert found.title == "replicate 4 x data 8, ZeRO-3"
+    flat = plan(model, target, Planning(fixed={"zero": 3, REPLICATE: 1, MODEL: 1}))
+    assert flat.time.step > 1.3 * found.time.step
+    assert flat.memory.arguments < found.memory.arguments
+
+
+def test_equal_links_need_no_copies() -> None:
+    found = layouts(cached_transformer(4096, 2, 64), hardware("8xA100"), Planning())
+    assert {layout.replicate for layout in found} == {1}
+
+
+@pytest.mark.parametrize(
+    ("fixed", "reason"),
+    [
+        ({REPLICATE: 2, "zero": 0}, "replicate is 2, and ZeRO shards nothing over data"),
+        ({REPLICATE: 8, DATA: 1}, "replicate is 8, and ZeRO shards nothing over data"),
+        ({REPLICATE: 2, STAGE: 2}, "replicate is 2: it is not possible with stages"),
+        ({REPLICATE: 3}, "the product of the axes must be 8"),
+    ],
+)
+def test_impossible_copies_are_refused(fixed: dict[str, int], reason: str) -> None:
+    assert reason in refusal(Planning(fixed=fixed))
+
+
+def test_grouped_convolutions_have_no_copies() -> None:
+    found = layouts(model_of_program("depthwise CNN"), hardware("2 hosts x 4 A100"), Planning())
+    assert {layout.replicate for layout in found} == {1}
 
 
 def test_batch_rows_limit_the_data_axis() -> None:

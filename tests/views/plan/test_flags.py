@@ -53,6 +53,18 @@ def test_fully_sharded_layers_with_accumulation() -> None:
     )
 
 
+def test_copies_of_sharded_layers() -> None:
+    found = of(axes={"replicate": 4, "data": 8, "model": 2}, rows=128, zero=3)
+    assert found["Megatron-LM"].endswith(
+        "--micro-batch-size 4 --global-batch-size 128 --use-megatron-fsdp "
+        "--data-parallel-sharding-strategy optim_grads_params "
+        "--num-distributed-optimizer-instances 4"
+    )
+    assert found["MaxText"].startswith(
+        "ici_data_parallelism=4 ici_fsdp_parallelism=8 ici_tensor_parallelism=2 "
+    )
+
+
 def test_a_plan_that_they_cannot_run_has_none() -> None:
     assert of(axes={"data": 1}, rows=8) == {}
     assert of(axes={"data": 3}, rows=8) == {}

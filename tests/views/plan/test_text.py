@@ -127,6 +127,9 @@ def test_degrees_describe_each_sharded_axis() -> None:
 def test_the_batch_is_divided_over_devices() -> None:
     ((_, _, whole),) = text.degrees(plan(axes={"data": 3}, rows=10))
     assert whole == "3.333 of 10 samples on each device"
+    copies, (_, _, part) = text.degrees(plan(axes={"replicate": 2, "data": 4}, rows=16, zero=3))
+    assert copies == ("replicate", "2", "2 copies of the arrays that ZeRO shards (hybrid sharding)")
+    assert part.startswith("2 of 16 samples on each device; ")
     ((_, _, sharded),) = text.degrees(plan(axes={"data": 4}, zero=3))
     assert sharded.startswith("2 of 8 samples on each device; optimizer state and parameters")
 

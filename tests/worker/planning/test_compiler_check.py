@@ -184,6 +184,29 @@ def test_plans_compile_for_absent_hardware(on: str) -> None:
     assert found.arguments == pytest.approx(plan.memory.arguments, rel=0.02)  # TPUs pad to tiles
 
 
+@pytest.mark.parametrize(
+    "on",
+    [
+        pytest.param("2 hosts x 8 H100", marks=there("cuda")),
+        pytest.param("2 x v5e:2x4", marks=there("tpu")),
+    ],
+)
+def test_copies_send_what_their_plan_states(on: str) -> None:
+    """On TPUs, the text contains only the all-reduces within a slice. Others are host transfers."""
+    fixed = {"zero": 3, "data": 8, "replicate": 2}
+    plan = verified_plan(on, wide=1024, rows=4608, fixed=fixed)
+    found = plan.verified
+    assert found is not None
+    assert found.arguments == pytest.approx(plan.memory.arguments, rel=0.02)
+    sent = {one.kind: one.bytes for one in found.collectives}
+    planned = {traffic.axis: traffic.bytes for traffic in plan.time.traffic}
+    if "H100" in on:
+        assert sent["all-reduce"] == pytest.approx(planned["replicate"], rel=0.01)
+        assert sent["reduce-scatter"] == pytest.approx(planned["replicate"], rel=0.01)
+    else:
+        assert sent["all-reduce"] == pytest.approx(8 * planned["replicate"], rel=0.01)
+
+
 @there("tpu")
 def test_plan_accepted_by_tpu_compiler_fits_in_memory() -> None:
     """XLA counts 19 GiB of temporaries here, but allocates 14.9 GiB in all."""

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 from nbdist.errors import StepError
-from nbdist.records import DATA, MODEL, STAGE
+from nbdist.records import DATA, MODEL, REPLICATE, STAGE
 from nbdist.worker.data.batches import map_arrays
 from nbdist.worker.jax.arrays.leaves import Spread
 from nbdist.worker.jax.runtime.platforms import by_process
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from nbdist.worker.data.batches import Batch
 
-_PLANNED_AXES = {DATA, MODEL, STAGE}
+_PLANNED_AXES = {DATA, MODEL, REPLICATE, STAGE}
 
 
 class OwnMesh:
