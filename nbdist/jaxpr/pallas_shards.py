@@ -6,6 +6,7 @@ refuse the program. So each call is put into a `jax.shard_map` over the mesh axe
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,7 +17,7 @@ from nbdist.jaxpr.pallas_calls import NAME, in_context, split_axes, with_parts
 from nbdist.jaxpr.planner_model import values_of
 from nbdist.jaxpr.rules import PLAIN
 from nbdist.planner.graph.layout import split_by
-from nbdist.records import DATA, MODEL
+from nbdist.records import MODEL, batch_axes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,14 +41,17 @@ def with_sharded_kernels(
     Args:
         closed: the step's jaxpr.
         inputs: path and role of each input.
-        mesh: with the axes `data` and, if the model is sharded, `model`.
+        mesh: with the axes of the batch and, if the model is sharded, `model`.
         specs: specs of the step's first inputs; the others are sharded by rows only.
     """
     program = flat(closed)
     model, values = values_of(program, inputs)
-    axes = {DATA: model.batch_groups, MODEL: split_by(model, specs) - model.batch_groups}
-    own = {axis: groups for axis, groups in axes.items() if mesh.shape.get(axis, 1) > 1}
-    made = _ShardedKernels(mesh, own, values)
+    rows = batch_axes(mesh.shape)
+    made = _ShardedKernels(
+        mesh,
+        {rows: model.batch_groups, (MODEL,): split_by(model, specs) - model.batch_groups},
+        values,
+    )
     return ClosedJaxpr(made.program(program.jaxpr), program.consts)
 
 
@@ -56,17 +60,19 @@ class _ShardedKernels:
 
     Args:
         mesh: the mesh.
-        groups: groups of dimensions that each mesh axis shards.
+        groups: groups of dimensions that mesh axes shard, by the names of the axes.
         values: the model's value of each variable.
     """
 
     def __init__(
         self,
         mesh: Mesh | AbstractMesh,
-        groups: Mapping[str, frozenset[int]],
+        groups: Mapping[tuple[str, ...], frozenset[int]],
         values: Mapping[Var, Value],
     ) -> None:
-        self._mesh, self._groups, self._values = mesh, groups, values
+        self._mesh, self._values = mesh, values
+        self._sizes = {axes: prod(mesh.shape.get(axis, 1) for axis in axes) for axes in groups}
+        self._groups = {axes: own for axes, own in groups.items() if self._sizes[axes] > 1}
 
     def program(self, jaxpr: Jaxpr) -> Jaxpr:
         """Return a flat program and its inner programs with sharded kernels."""
@@ -77,22 +83,21 @@ class _ShardedKernels:
             eqns.append(self._sharded(eqn, axes) if axes else eqn.replace(params=params))
         return jaxpr.replace(eqns=eqns)
 
-    def _axes(self, eqn: Any) -> dict[str, SplitAxis]:
-        """Return the grid axis that each mesh axis shards."""
-        found: dict[str, SplitAxis] = {}
-        sizes = self._mesh.shape
+    def _axes(self, eqn: Any) -> dict[tuple[str, ...], SplitAxis]:
+        """Return the grid axes that mesh axes shard, by the names of the mesh axes."""
+        found: dict[tuple[str, ...], SplitAxis] = {}
         for axis in split_axes(eqn, PLAIN).axes:
             group = self._values[eqn.outvars[0]].groups[axis.outs[0]]
             for name, groups in self._groups.items():
-                if group in groups and name not in found and axis.size % sizes[name] == 0:
+                if group in groups and name not in found and axis.size % self._sizes[name] == 0:
                     found[name] = axis
         return found
 
-    def _sharded(self, eqn: Any, axes: Mapping[str, SplitAxis]) -> Any:
+    def _sharded(self, eqn: Any, axes: Mapping[tuple[str, ...], SplitAxis]) -> Any:
         """Return a call on the shards of each device, for the equation of a call."""
-        own = with_parts(eqn.params, {axis: self._mesh.shape[n] for n, axis in axes.items()})
+        own = with_parts(eqn.params, {axis: self._sizes[n] for n, axis in axes.items()})
 
-        def spec(rank: int, dims: Mapping[str, int | None]) -> jax.P:
+        def spec(rank: int, dims: Mapping[tuple[str, ...], int | None]) -> jax.P:
             names = {dim: name for name, dim in dims.items()}
             return jax.P(*(names.get(dim) for dim in range(rank)))
 

@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from nbdist.errors import PlanError
 from nbdist.jaxpr.pallas_shards import with_sharded_kernels
 from nbdist.jaxpr.sharding_constraints import MeshLayout
+from nbdist.records import batch_axes
 from nbdist.worker.planning.rewrite import rewriting, rewritten
 from tests import pallas_steps
 
@@ -59,7 +60,7 @@ def given() -> tuple[dict[str, Any], Any]:
 
 
 def mesh_of(*sizes: int) -> Any:
-    names = ("data", "model")[: len(sizes)]
+    names = [("data",), ("data", "model"), ("replicate", "data", "model")][len(sizes) - 1]
     devices = np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes)
     return jax.sharding.Mesh(devices, names, axis_types=(jax.sharding.AxisType.Auto,) * len(sizes))
 
@@ -80,7 +81,7 @@ def run(
         for name, spec in zip(sorted(params), specs, strict=True)
     }
     with jax.set_mesh(mesh):
-        by_rows = jax.NamedSharding(mesh, jax.P("data"))
+        by_rows = jax.NamedSharding(mesh, jax.P(batch_axes(mesh.shape)))
         placed = jax.device_put(params, at), jax.device_put(rows, by_rows)
         own = jax.jit(rewriting(step, remat, micro, layout=layout), out_shardings=(None, at))
         compiled = own.lower(*placed).compile()
@@ -101,6 +102,7 @@ def assert_same(made: Any, wanted: Any) -> None:
         ((2, 2), 1, ""),
         ((2, 4), 1, ""),
         ((1, 4), 1, ""),
+        ((2, 2, 2), 1, ""),
         ((2,), 2, ""),
         ((2, 2), 4, "full"),
     ],
@@ -135,7 +137,7 @@ def test_microbatches_on_one_device_have_its_numbers(micro: int) -> None:
     assert_same(made, jax.jit(pallas_steps.step)(*given()))
 
 
-@pytest.mark.parametrize("sizes", [(4,), (2, 2)])
+@pytest.mark.parametrize("sizes", [(4,), (2, 2), (2, 2, 2)])
 def test_rows_and_heads_are_not_gathered_for_a_kernel(sizes: tuple[int, ...]) -> None:
     _, text = run(sizes)
     assert "all-gather" not in text
