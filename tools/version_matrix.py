@@ -1,9 +1,10 @@
 """Run a smoke set with the oldest, middle and newest versions, and write docs/versions.md.
 
-Run `python -m tools.version_matrix [oldest] [middle] [newest]`. Without arguments, all three run.
-The first two get environments of their own under `build/versions`, with the versions of
-`tools/versions`. The newest versions are those of the running Python. An environment that did not
-run keeps the results of its last run.
+Run `python -m tools.version_matrix [oldest] [middle] [newest] [python3.12] [python3.13]`. Without
+arguments, all run. The first two get environments of their own under `build/versions`, with the
+versions of `tools/versions`. The newest versions are those of the running Python. `python3.12` and
+`python3.13` run the newest versions on another Python, if it is on the path. An environment that did
+not run keeps the results of its last run.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 import tomllib
-import venv
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "versions.md"
 BUILD = ROOT / "build" / "versions"
 PINS = ROOT / "tools" / "versions"
-NAMES = ("oldest", "middle", "newest")
+PYTHONS = ("python3.12", "python3.13")
+"""Further interpreters for the newest versions."""
+
+NAMES = ("oldest", "middle", "newest", *PYTHONS)
 TITLE = "## Results"
 
 SMOKE = {
@@ -63,7 +67,7 @@ LIBRARIES = ("Python", *PACKAGES)
 
 
 def main(names: list[str]) -> int:
-    for name in names or NAMES:
+    for name in names or filter(is_installed, NAMES):
         python = environment(name)
         result = {**versions(python), "tests": run(name, python)}
         (BUILD / f"{name}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
@@ -79,6 +83,10 @@ def main(names: list[str]) -> int:
     return any(failed for one in results.values() for _, failed in one["tests"].values())
 
 
+def is_installed(name: str) -> bool:
+    return name not in PYTHONS or shutil.which(name) is not None
+
+
 def environment(name: str) -> Path:
     """Return the Python of an environment, with nbdist and the packages installed."""
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -86,8 +94,10 @@ def environment(name: str) -> Path:
         return Path(sys.executable)
     python = BUILD / name / "bin" / "python"
     if not python.exists():
-        venv.create(BUILD / name, with_pip=True)
-    options = ["--quiet", "--disable-pip-version-check", "-c", str(PINS / f"{name}.txt")]
+        interpreter = name if name in PYTHONS else sys.executable
+        subprocess.run([interpreter, "-m", "venv", BUILD / name], check=True)
+    pins = ROOT / "constraints.txt" if name in PYTHONS else PINS / f"{name}.txt"
+    options = ["--quiet", "--disable-pip-version-check", "-c", str(pins)]
     packages = ["-e", str(ROOT), *requirements()]
     subprocess.run([python, "-m", "pip", "install", *options, *packages], check=True)
     return python

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -47,6 +48,12 @@ def test_versions_of_an_environment_are_within_the_bounds(name: str) -> None:
     for one in REQUIREMENTS:
         if one.name in pinned:
             assert one.specifier.contains(pinned[one.name]), one
+
+
+def test_every_supported_python_has_an_environment() -> None:
+    text = (version_matrix.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    supported = re.findall(r"Programming Language :: Python :: (3\.\d+)", text)
+    assert {f"python{version}" for version in supported[1:]} == set(version_matrix.PYTHONS)
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
