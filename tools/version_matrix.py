@@ -3,8 +3,8 @@
 Run `python -m tools.version_matrix [oldest] [middle] [newest] [python3.12] [python3.13]`. Without
 arguments, all run. The first two get environments of their own under `build/versions`, with the
 versions of `tools/versions`. The newest versions are those of the running Python. `python3.12` and
-`python3.13` run the newest versions on another Python, if it is on the path. An environment that did
-not run keeps the results of its last run.
+`python3.13` run the newest versions on another Python, if it is on the path. An environment that
+did not run keeps the results of its last run.
 """
 
 from __future__ import annotations
