@@ -62,7 +62,10 @@ class Heartbeats:
         self._reported.discard(record.rank)
         if isinstance(record, Beat):
             beat = record.step, record.tested
-            (self._training.discard if record.trained else self._training.add)(record.rank)
+            if record.trained:
+                self._training.discard(record.rank)
+            else:
+                self._training.add(record.rank)
             moved = self._beats.get(record.rank) != beat or not self._training
             self._beats[record.rank] = beat
             self._record_step(record.rank, record.step, now)

@@ -12,7 +12,7 @@ from jax.extend.core import Literal
 
 from nbdist.jaxpr.fused_attention import PRODUCTS
 from nbdist.jaxpr.pallas_calls import NAME, split_axes, with_parts
-from nbdist.jaxpr.rules import ELEMENTWISE, PLAIN, named_dimensions
+from nbdist.jaxpr.rules import ELEMENTWISE, named_dimensions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ def why_not_by_row(eqn: Any) -> str:
     """Return the known reason why an operation does not treat each row alike; empty if none."""
     if eqn.primitive.name != NAME:
         return ""
-    return split_axes(eqn, PLAIN).obstacle or "rows of the batch are not a grid axis"
+    return split_axes(eqn).obstacle or "rows of the batch are not a grid axis"
 
 
 def is_sum_over_rows(eqn: Any, rows: Rows) -> bool:
@@ -137,7 +137,7 @@ def with_fewer(eqn: Any, shapes: Sequence[tuple[int, ...]], given: Sequence[Any]
 def _kernel_with_fewer(eqn: Any, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     """Return the parameters of a Pallas call for results of these shapes."""
     whole = [var.aval.shape for var in eqn.outvars]
-    axes = split_axes(eqn, PLAIN).axes if list(shapes) != whole else ()
+    axes = split_axes(eqn).axes if list(shapes) != whole else ()
     parts = {axis: axis.size // shapes[0][axis.outs[0]] for axis in axes}
     return with_parts(eqn.params, {axis: number for axis, number in parts.items() if number > 1})
 
@@ -196,7 +196,7 @@ def _kernel(eqn: Any, rows: Rows) -> bool:
     own = [_dims(var, rows) for var in (*eqn.invars, *eqn.outvars)]
     return any(
         own == [set() if dim is None else {dim} for dim in (*axis.ins, *axis.outs)]
-        for axis in split_axes(eqn, PLAIN).axes
+        for axis in split_axes(eqn).axes
     )
 
 

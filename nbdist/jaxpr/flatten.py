@@ -14,10 +14,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 from jax.interpreters import partial_eval
 from jax.sharding import Sharding
 
-from nbdist.jaxpr.core import DropVar, new_jaxpr_eqn
+from nbdist.jaxpr.core import DropVar, jaxprs_in_params, new_jaxpr_eqn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _CALLS = {
     **dict.fromkeys(("jit", "pjit"), "jaxpr"),
@@ -221,3 +221,11 @@ def nbytes(var: Var) -> int:
     """Return the size of a variable's value in bytes."""
     aval: Any = var.aval
     return int(math.prod(aval.shape)) * int(aval.dtype.itemsize)
+
+
+def inner_equations(jaxpr: Jaxpr) -> Iterator[Any]:
+    """Yield the equations of all inner programs."""
+    for eqn in jaxpr.eqns:
+        for body in jaxprs_in_params(eqn.params):
+            yield from body.eqns
+            yield from inner_equations(body)

@@ -9,15 +9,18 @@ split.
 from __future__ import annotations
 
 import dataclasses
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
-from nbdist.jaxpr.core import DropVar, jaxprs_in_params
+from nbdist.jaxpr.core import DropVar
+from nbdist.jaxpr.flatten import inner_equations
+from nbdist.jaxpr.rules import PLAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 NAME = "pallas_call"
 """Name of the primitive."""
@@ -135,15 +138,10 @@ def index_maps(eqn: Any) -> list[Jaxpr]:
     return [block.index_map_jaxpr.jaxpr for block in grid.block_mappings] if is_known(eqn) else []
 
 
-def split_axes(eqn: Any, pure: Mapping[str, Any]) -> SplitAxes:
-    """Return the grid axes along which a call may be split.
-
-    Args:
-        eqn: the call.
-        pure: primitives whose results depend on their inputs alone, by name.
-    """
+def split_axes(eqn: Any) -> SplitAxes:
+    """Return the grid axes along which a call may be split."""
     try:
-        _check_call(eqn, pure)
+        _check_call(eqn)
     except _NotSplitError as error:
         return SplitAxes((), str(error))
     found, faults = [], []
@@ -193,7 +191,7 @@ def _fields(record: Any) -> frozenset[str]:
     return frozenset(each.name for each in dataclasses.fields(record)) if is_record else frozenset()
 
 
-def _check_call(eqn: Any, pure: Mapping[str, Any]) -> None:
+def _check_call(eqn: Any) -> None:
     """Raise an error if no axis of a call may be split."""
     if not is_known(eqn):
         raise _NotSplitError("this form of a Pallas call is not known")
@@ -206,8 +204,8 @@ def _check_call(eqn: Any, pure: Mapping[str, Any]) -> None:
     if any(block.transforms or block.index_map_jaxpr.consts for block in grid.block_mappings):
         raise _NotSplitError("its blocks are transformed")
     kernel = params["jaxpr"]
-    names = {inner.primitive.name for inner in every_eqn(kernel)}
-    other = names.difference(pure, INNER, READS, WRITES, _IDS, _HINTS)
+    names = {inner.primitive.name for inner in chain(kernel.eqns, inner_equations(kernel))}
+    other = names.difference(PLAIN, INNER, READS, WRITES, _IDS, _HINTS)
     if eqn.effects or other:
         raise _NotSplitError(f"the kernel uses {', '.join(sorted(other)) or 'side effects'}")
     own = kernel.invars[grid.num_index_operands + grid.num_inputs :]
@@ -242,9 +240,10 @@ def _check_kernel(eqn: Any, axis: int) -> None:
     if axis in grid.vmapped_dims:  # the kernel does not know of it
         return
     own = own_axes(grid).index(axis)
+    kernel = eqn.params["jaxpr"]
     if any(
         inner.primitive.name in _IDS and inner.params["axis"] == own
-        for inner in every_eqn(eqn.params["jaxpr"])
+        for inner in chain(kernel.eqns, inner_equations(kernel))
     ):
         raise _NotSplitError("the kernel reads its program_id")
     declared = getattr(eqn.params["compiler_params"], "dimension_semantics", None) or ()
@@ -285,14 +284,6 @@ def _own_dimension(block: Any, axis: int, size: int) -> int | None:
 def own_axes(grid: Any) -> list[int]:
     """Return the axes that `program_id` numbers: those that `jax.vmap` did not add."""
     return [axis for axis in range(len(grid.grid)) if axis not in grid.vmapped_dims]
-
-
-def every_eqn(jaxpr: Jaxpr) -> Iterator[Any]:
-    """Yield all operations of a kernel."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in jaxprs_in_params(eqn.params):
-            yield from every_eqn(getattr(inner, "jaxpr", inner))
 
 
 def in_context(params: Mapping[str, Any], context: Any) -> dict[str, Any]:

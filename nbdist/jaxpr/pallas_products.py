@@ -22,13 +22,14 @@ from nbdist.jaxpr.pallas_calls import (
     own_axes,
     split_axes,
 )
+from nbdist.jaxpr.rules import PLAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from jax.extend.core import Jaxpr
 
-    from nbdist.jaxpr.model_builder import Builder, Rule
+    from nbdist.jaxpr.model_builder import Builder
     from nbdist.planner.graph.model import Value
 
     Known = np.ndarray[Any, Any] | None
@@ -77,11 +78,10 @@ class _Products:
 
     Args:
         sizes: the grid without axes of `jax.vmap`.
-        pure: names of other primitives that are known; they count no products.
     """
 
-    def __init__(self, sizes: Sequence[int], pure: Mapping[str, Any]) -> None:
-        self._sizes, self._pure = sizes, pure
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
         self._is_small = math.prod(sizes) <= _MOST
 
     def count(
@@ -122,7 +122,7 @@ class _Products:
             return self._cond(eqn, ins, share), unknown
         if name == "while":
             return self._while(eqn, ins, share), unknown
-        if name not in self._pure and name not in _CHEAP:
+        if name not in PLAIN and name not in _CHEAP:
             raise _UnknownError(name)
         return 0.0, [self._number(eqn, ins)] if len(unknown) == 1 else unknown
 
@@ -209,7 +209,7 @@ def _dot(eqn: Any) -> float:
     return 2.0 * float(math.prod(out.shape) * math.prod(left.shape[dim] for dim in left_sum))
 
 
-def products_of(eqn: Any, pure: Mapping[str, Any]) -> float | None:
+def products_of(eqn: Any) -> float | None:
     """Return the floating-point operations of a call's products; None if they are not known.
 
     A call whose kernel is not known counts with the estimate that it gives to JAX.
@@ -220,7 +220,7 @@ def products_of(eqn: Any, pure: Mapping[str, Any]) -> float | None:
         sizes = [grid.grid[axis] for axis in own_axes(grid)]
         share = np.ones([1] * len(sizes))
         try:
-            mean, _ = _Products(sizes, pure).count(jaxpr, [None] * len(jaxpr.invars), share)
+            mean, _ = _Products(sizes).count(jaxpr, [None] * len(jaxpr.invars), share)
             steps: int = math.prod(grid.grid)
             return mean * steps
         except _UnknownError:
@@ -228,35 +228,27 @@ def products_of(eqn: Any, pure: Mapping[str, Any]) -> float | None:
     return None if estimate is None else float(estimate.flops)
 
 
-def pallas_rule(pure: Mapping[str, Any]) -> Rule:
-    """Make the rule of Pallas calls: tie what each step of a grid axis has for itself.
-
-    Args:
-        pure: primitives whose results depend on their inputs alone, by name.
-    """
-
-    def rule(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
-        outs = build.outs(eqn)
-        axes, obstacle = split_axes(eqn, pure)
-        if build.is_in_while:
-            axes, obstacle = (), "it is in a while loop"
-        dims = [[*axis.ins, *axis.outs] for axis in axes]
-        for of_axis in dims:
-            pairs = zip((*ins, *outs), of_axis, strict=True)
-            own = [value.groups[dim] for value, dim in pairs if dim is not None]
-            for group in own:
-                build.dims.tie(own[0], group)
-        for n, value in enumerate((*ins, *outs)):
-            split = {of_axis[n] for of_axis in dims}
-            for dim, group in enumerate(value.groups):
-                if dim not in split:
-                    build.dims.block(group, "a Pallas kernel needs it whole")
-        if not axes:
-            build.note(f"the Pallas kernel {label(eqn)} is not split: {obstacle}")
-        flops = products_of(eqn, pure)
-        if flops is None:
-            build.leave_unpriced(NAME)
-        build.emit("attention", ins, outs, flops=flops or 0.0)
-        return outs
-
-    return rule
+def pallas_rule(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
+    """Tie what each step of a grid axis has for itself."""
+    outs = build.outs(eqn)
+    axes, obstacle = split_axes(eqn)
+    if build.is_in_while:
+        axes, obstacle = (), "it is in a while loop"
+    dims = [[*axis.ins, *axis.outs] for axis in axes]
+    for of_axis in dims:
+        pairs = zip((*ins, *outs), of_axis, strict=True)
+        own = [value.groups[dim] for value, dim in pairs if dim is not None]
+        for group in own:
+            build.dims.tie(own[0], group)
+    for n, value in enumerate((*ins, *outs)):
+        split = {of_axis[n] for of_axis in dims}
+        for dim, group in enumerate(value.groups):
+            if dim not in split:
+                build.dims.block(group, "a Pallas kernel needs it whole")
+    if not axes:
+        build.note(f"the Pallas kernel {label(eqn)} is not split: {obstacle}")
+    flops = products_of(eqn)
+    if flops is None:
+        build.leave_unpriced(NAME)
+    build.emit("attention", ins, outs, flops=flops or 0.0)
+    return outs

@@ -15,7 +15,6 @@ from jax.extend.core import ClosedJaxpr
 from nbdist.jaxpr.flatten import flat, with_bodies
 from nbdist.jaxpr.pallas_calls import NAME, in_context, split_axes, with_parts
 from nbdist.jaxpr.planner_model import values_of
-from nbdist.jaxpr.rules import PLAIN
 from nbdist.planner.graph.layout import split_by
 from nbdist.records import MODEL, batch_axes
 
@@ -86,7 +85,7 @@ class _ShardedKernels:
     def _axes(self, eqn: Any) -> dict[tuple[str, ...], SplitAxis]:
         """Return the grid axes that mesh axes shard, by the names of the mesh axes."""
         found: dict[tuple[str, ...], SplitAxis] = {}
-        for axis in split_axes(eqn, PLAIN).axes:
+        for axis in split_axes(eqn).axes:
             group = self._values[eqn.outvars[0]].groups[axis.outs[0]]
             for name, groups in self._groups.items():
                 if group in groups and name not in found and axis.size % self._sizes[name] == 0:

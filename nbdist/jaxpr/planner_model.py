@@ -151,7 +151,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), _call("call_jaxpr")
     ),
-    NAME: pallas_rule(PLAIN),
+    NAME: pallas_rule,
     "cond": _cond,
     "scan": _scan,
     "while": _while,

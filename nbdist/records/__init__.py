@@ -125,6 +125,7 @@ from nbdist.records.placement import (
     PlacementReport,
 )
 from nbdist.records.plan import (
+    BATCH_AXES,
     DATA,
     GPIPE,
     MODEL,
@@ -238,6 +239,7 @@ from nbdist.records.variables import (
 
 __all__ = [
     "BAD_MESSAGE",
+    "BATCH_AXES",
     "BATCH_NAME",
     "CLUSTER_ID",
     "DATA",

@@ -285,7 +285,7 @@ def replicas_of(axes: Mapping[str, int]) -> int:
 
 def batch_axes(axes: Mapping[str, int]) -> tuple[str, ...]:
     """Return the mesh axes that shard the batch, outermost first, from the sizes of mesh axes."""
-    return tuple(axis for axis in (REPLICATE, DATA) if axis in axes)
+    return tuple(axis for axis in BATCH_AXES if axis in axes)
 
 
 def title_of(layout: _Degrees) -> str:
@@ -380,3 +380,6 @@ DATA, MODEL, STAGE = "data", "model", "stage"
 
 REPLICATE = "replicate"
 """Mesh axis of the batch over which ZeRO shards nothing (hybrid sharding, HSDP)."""
+
+BATCH_AXES = (REPLICATE, DATA)
+"""Mesh axes that shard the batch, outermost first."""

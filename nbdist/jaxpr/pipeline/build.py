@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from nbdist.errors import PlanError
-from nbdist.jaxpr.flatten import flat, make
+from nbdist.jaxpr.flatten import flat, inner_equations, make
 from nbdist.jaxpr.microbatches import Rows
 from nbdist.jaxpr.pipeline.layer_scans import check_has_scan, over_layers, read
 from nbdist.jaxpr.pipeline.loss_section import divide_step, without_early_barriers
@@ -28,7 +28,6 @@ from nbdist.jaxpr.pipeline.schedule import (
     Skewed,
     StageRows,
     constrains_axis,
-    inner_equations,
     of_stage,
     parts_of,
 )

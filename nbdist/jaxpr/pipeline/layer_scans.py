@@ -7,6 +7,7 @@ over time, by contrast, each iteration has its own rows.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -14,9 +15,9 @@ from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from nbdist.errors import PlanError
 from nbdist.jaxpr.core import jaxprs_in_params
-from nbdist.jaxpr.flatten import OPEN, inline_checkpoints, variables
+from nbdist.jaxpr.flatten import OPEN, inline_checkpoints, inner_equations, variables
 from nbdist.jaxpr.microbatches import Kinds
-from nbdist.jaxpr.pallas_calls import NAME, every_eqn
+from nbdist.jaxpr.pallas_calls import NAME
 from nbdist.jaxpr.pipeline.random_draws import without_draws
 from nbdist.jaxpr.remat_scans import Scan, is_scan, scan_of
 from nbdist.planner.graph.fusion import ADDS
@@ -121,7 +122,7 @@ def over_layers(
     own = [v for v, (_, role) in zip(jaxpr.invars, inputs, strict=True) if role != "batch"]
     learned = {*own, *jaxpr.constvars}.difference(dims)
     found = _scans(jaxpr, dims, learned)
-    if any(eqn.primitive.name == NAME for eqn in every_eqn(jaxpr)):
+    if any(eqn.primitive.name == NAME for eqn in chain(jaxpr.eqns, inner_equations(jaxpr))):
         raise PlanError(_KERNELS)
     if any(_holds_layers(eqn, dims, learned) for eqn in jaxpr.eqns):
         raise PlanError(_WITHIN)

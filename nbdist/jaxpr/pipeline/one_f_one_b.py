@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 
-from nbdist.jaxpr.flatten import variables
+from nbdist.jaxpr.flatten import inner_equations, variables
 from nbdist.jaxpr.microbatches import Rows, accumulator_dtype
-from nbdist.jaxpr.pipeline.schedule import StageRows, constrains_axis, inner_equations, of_stage
+from nbdist.jaxpr.pipeline.schedule import StageRows, constrains_axis, of_stage
 from nbdist.jaxpr.pipeline.stages import Stages
 from nbdist.planner.graph.pipeline_schedule import room
 from nbdist.records import DATA, STAGE

@@ -19,16 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from nbdist.jaxpr.core import jaxprs_in_params
 from nbdist.jaxpr.pipeline.interleaving import deinterleaved, interleaved
 from nbdist.jaxpr.sharding_constraints import axes_of
 from nbdist.planner.graph.pipeline_schedule import ticks
-from nbdist.records import DATA, REPLICATE, STAGE
+from nbdist.records import BATCH_AXES, DATA, STAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from jax.extend.core import Jaxpr
+    from collections.abc import Mapping
 
     from nbdist.jaxpr.microbatches import Rows
 
@@ -287,14 +284,6 @@ class Schedule:
         return self.sharded(run(array, items.micro, items.round), 1)
 
 
-def inner_equations(jaxpr: Jaxpr) -> Iterator[Any]:
-    """Yield the equations of all inner programs."""
-    for eqn in jaxpr.eqns:
-        for body in jaxprs_in_params(eqn.params):
-            yield from body.eqns
-            yield from inner_equations(body)
-
-
 def constrains_axis(eqn: Any, axis: str) -> bool:
     """Return True if an equation constrains how an array is sharded over a mesh axis, or may."""
     if eqn.primitive.name != "sharding_constraint":
@@ -319,7 +308,7 @@ def row_axes(rows: int, sizes: Mapping[str, int]) -> tuple[str, ...]:
         sizes: sizes of the mesh's axes.
     """
     axes: tuple[str, ...] = ()
-    for axis in (REPLICATE, DATA, STAGE):
+    for axis in (*BATCH_AXES, STAGE):
         size = sizes.get(axis, 1)
         if rows % size:
             break

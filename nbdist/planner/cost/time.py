@@ -28,7 +28,7 @@ from nbdist.planner.cost.roofline import attention_s, issued_s, matmul_s, memory
 from nbdist.planner.graph.one_f_one_b import PIPELINE_1F1B, parts_of
 from nbdist.planner.graph.pipeline_schedule import bubble
 from nbdist.planner.hardware.lookup import computed_as, peak
-from nbdist.records import DATA, MODEL, REPLICATE, STAGE, PlannedTime, Traffic
+from nbdist.records import BATCH_AXES, DATA, MODEL, REPLICATE, STAGE, PlannedTime, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +78,7 @@ class _CostTotals:
             of_data, of_model = section.hidden_s(chip)
             found[DATA] += of_data
             found[MODEL] += of_model
-        over = {axis: self.axes[axis] for axis in (DATA, REPLICATE) if self.axes.get(axis)}
+        over = {axis: self.axes[axis] for axis in BATCH_AXES if self.axes.get(axis)}
         hidden, whole = found.pop(DATA, 0.0), sum(over.values())
         found.update((axis, hidden * seconds / whole) for axis, seconds in over.items())
         return found

@@ -10,7 +10,7 @@ from nbdist.planner.cost.time import time_of
 from nbdist.planner.hardware.topology import extents
 from nbdist.planner.search.mesh_sizes import slow_links
 from nbdist.planner.search.step_variants import REMATS
-from nbdist.records import DATA, MODEL, REPLICATE, title_of
+from nbdist.records import BATCH_AXES, MODEL, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,8 +57,7 @@ class Candidate:
     @property
     def half_overlapped_s(self) -> float:
         """Seconds of a step if half of the data axis's exposed collectives overlap too."""
-        own = (DATA, REPLICATE)
-        data_s = sum(t.seconds - t.hidden for t in self.time.traffic if t.axis in own)
+        data_s = sum(t.seconds - t.hidden for t in self.time.traffic if t.axis in BATCH_AXES)
         least = max(self.time.step - data_s, data_s)
         return (self.time.step + least) / 2
 

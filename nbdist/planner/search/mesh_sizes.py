@@ -71,8 +71,8 @@ def _copies(layout: Layout, steps: Steps, target: Target, request: Planning) -> 
     asked = request.fixed.get(REPLICATE)
     if asked is not None:
         divides = 1 < asked < layout.data and not layout.data % asked
-        is_staged = layout.stage > 1 or steps.plain.apart
-        return (asked,) if asked == 1 or (divides and layout.zero and not is_staged) else ()
+        is_possible = divides and layout.zero and layout.stage == 1 and not steps.plain.apart
+        return (asked,) if asked == 1 or is_possible else ()
     if layout.zero != 3 or target.cautious or steps.plain.apart:
         return (1,)
     extent = extents(layout.axes, target.topology)[DATA]

@@ -28,19 +28,18 @@ def flags(plan: Plan) -> dict[str, str]:
 
     Empty if a device alone runs the plan, or its rows cannot be divided.
     """
-    data = plan.axes.get(DATA, 1) * plan.axes.get(REPLICATE, 1)
-    if plan.devices == 1 or plan.rows % (data * plan.micro):
+    if plan.devices == 1 or plan.rows % (plan.replicas * plan.micro):
         return {}
-    return {"Megatron-LM": _megatron(plan, data), "MaxText": _maxtext(plan, data)}
+    return {"Megatron-LM": _megatron(plan), "MaxText": _maxtext(plan)}
 
 
-def _megatron(plan: Plan, data: int) -> str:
+def _megatron(plan: Plan) -> str:
     stages, copies = plan.axes.get(STAGE, 1), plan.axes.get(REPLICATE, 1)
     words = [
         f"--tensor-model-parallel-size {plan.axes.get(MODEL, 1)}",
         f"--pipeline-model-parallel-size {stages}",
         f"--num-virtual-stages-per-pipeline-rank {plan.rounds}" if plan.rounds > 1 else "",
-        f"--micro-batch-size {plan.rows // (data * plan.micro)}",
+        f"--micro-batch-size {plan.rows // (plan.replicas * plan.micro)}",
         f"--global-batch-size {plan.rows}",
         {0: "", 1: "--use-distributed-optimizer", 3: _FSDP}[plan.zero],
         f"--num-distributed-optimizer-instances {copies}" if copies > 1 else "",
@@ -50,12 +49,12 @@ def _megatron(plan: Plan, data: int) -> str:
     return " ".join(filter(None, words))
 
 
-def _maxtext(plan: Plan, data: int) -> str:
+def _maxtext(plan: Plan) -> str:
     stages, tensor = plan.axes.get(STAGE, 1), plan.axes.get(MODEL, 1)
     is_fsdp, copies = plan.zero == 3, plan.axes.get(REPLICATE, 1)
     words = [
-        f"ici_data_parallelism={copies if is_fsdp else data}",
-        f"ici_fsdp_parallelism={data // copies if is_fsdp else 1}",
+        f"ici_data_parallelism={copies if is_fsdp else plan.replicas}",
+        f"ici_fsdp_parallelism={plan.axes[DATA] if is_fsdp else 1}",
         f"ici_tensor_parallelism={tensor}",
         f"ici_pipeline_parallelism={stages}" if stages > 1 else "",
         f"num_pipeline_microbatches={plan.micro}" if stages > 1 else "",

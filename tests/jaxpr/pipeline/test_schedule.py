@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from nbdist.jaxpr.flatten import inner_equations
 from nbdist.jaxpr.microbatches import Rows
 from nbdist.jaxpr.pipeline.schedule import (
     Schedule,
     StageRows,
     chosen,
     constrains_axis,
-    inner_equations,
     of_stage,
     parts_of,
     row_axes,
