@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 _ARRIVAL_S = 1.0
 """The time that the last record of a process may take to arrive."""
 
+_QUIET_LOOKS = 2
+"""Successive looks at which no rank computes, before steps without progress count as a hang."""
+
+_LONGER_WAITS = "if the ranks may wait longer between two steps: --hang-after SECONDS"
+
 _EVERY_S = 0.25
 _FIRST_S = 1.0
 """Time after the first end of a rank before nbdist asks. Usually, the others end too."""
@@ -223,15 +228,29 @@ class RankHealth:
             show_message(f"{self._outcome.name(rank)} does not respond {self.after(rank)}; {why}")
             if not self._engines.is_unreachable(rank):  # the cell may not have reached it
                 self._sender.request_status([rank])
-        stalled_s = self.heartbeats.stalled_s()
-        if stalled_s:
-            slow = self._cancellation.positions.computing(on_any_thread=True)
-            host_of = {rank: self._context.host_of[rank] for rank in running}
-            where = hang(self._cancellation.positions.where, host_of)
-            if not slow:
-                self._give_up(f"no step for {stalled_s:.0f} s: {where}")
-            show_message(f"no step for {stalled_s:.0f} s: {where.splitlines()[0]}, computing")
-            self.heartbeats.restart_wait()
+        if self.heartbeats.stalled_s():
+            self._check_stall()
+
+    def _check_stall(self) -> None:
+        """End the cell if no rank computes and none makes a step while nbdist looks.
+
+        On a busy machine, a rank that computes may get no processor for as long as one look lasts.
+        """
+        positions = self._cancellation.positions
+        for _ in range(_QUIET_LOOKS):
+            computes = bool(positions.computing(on_any_thread=True))
+            stalled_s, running = self.heartbeats.stalled_s(), self._sender.running
+            if not stalled_s or not running:
+                return
+            if computes:
+                break
+        host_of = {rank: self._context.host_of[rank] for rank in running}
+        where = hang(positions.where, host_of)
+        if not computes:
+            self._give_up(f"no step for {stalled_s:.0f} s: {where}\n{_LONGER_WAITS}")
+        message = f"no step for {stalled_s:.0f} s: {where.splitlines()[0]}, computing"
+        self._context.view.show_message(message)
+        self.heartbeats.restart_wait()
 
     def _give_up(self, reason: str) -> NoReturn:
         self._cancellation.end(self._settings.cell_grace_s)

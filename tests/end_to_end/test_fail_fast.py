@@ -262,7 +262,7 @@ def test_hang_is_reported_and_cancelled(cluster: nbdist.Cluster, strategy: str) 
         cluster.run(STEP[strategy], step=step_options("hanging"), strategy=strategy, hang_after_s=3)
     assert time.monotonic() - started < 2 * ENDS_S + 10
     text = str(error.value)
-    assert text.startswith("no step for 3 s: rank 2@")
+    assert re.match(r"no step for [3-9] s: rank 2@", text)
     assert ", line " in text
     assert "the others wait in a collective of step" in text
     assert "time.sleep(wait_s)" in text

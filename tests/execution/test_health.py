@@ -43,6 +43,7 @@ class CancellationDouble:
         self.broken: set[str] = set()
         self.stuck: set[int] = set()
         self.slow: list[int] = []
+        self.on_look: Callable[[], None] = lambda: None
         self.where: dict[int, RankPosition] = {}
 
     @property
@@ -54,6 +55,7 @@ class CancellationDouble:
 
     def computing(self, *, on_any_thread: bool) -> list[int]:
         assert on_any_thread
+        self.on_look()
         return self.slow
 
     def end(self, bound_s: float, *, at_once: bool = False) -> None:
@@ -364,7 +366,10 @@ def test_steps_without_progress_end_the_cell(watched: Watched, clock: Clock) -> 
     watched.cancellation.where.pop(0)
     with pytest.raises(RanksLostError) as raised:
         watched.health.check_progress()
-    assert str(raised.value) == "no step for 601 s: all ranks wait in a collective of step 1"
+    assert str(raised.value) == (
+        "no step for 601 s: all ranks wait in a collective of step 1\n"
+        "if the ranks may wait longer between two steps: --hang-after SECONDS"
+    )
     assert raised.value.ranks == ()
 
 
@@ -379,6 +384,31 @@ def test_computing_ranks_may_continue(watched: Watched, clock: Clock) -> None:
     )
     watched.health.check_progress()  # the wait begins again
     assert len(watched.view.messages) == 1
+
+
+def test_a_rank_without_a_processor_for_one_look_may_continue(
+    watched: Watched, clock: Clock
+) -> None:
+    stalled(watched, clock)
+    looks = iter(([], [0]))
+
+    def look() -> None:
+        watched.cancellation.slow = next(looks)
+
+    watched.cancellation.on_look = look
+    watched.health.check_progress()
+    assert watched.view.messages[0].endswith(", computing")
+
+
+def test_ranks_that_end_or_step_during_the_look_do_not_hang(watched: Watched, clock: Clock) -> None:
+    stalled(watched, clock)
+    watched.cancellation.on_look = lambda: watched.beat(0, 2)
+    watched.health.check_progress()
+    clock.now += 601
+    watched.cancellation.on_look = watched.sender.running.clear
+    watched.health.check_progress()
+    assert not any("no step" in message for message in watched.view.messages)
+    assert watched.cancellation.ends == []
 
 
 def test_the_last_step_in_words(watched: Watched) -> None:
