@@ -172,7 +172,7 @@ def nothing_left_behind() -> Iterator[None]:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become our children
     before = Held.now()
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while (left := _left_behind(before)) and time.monotonic() < deadline:
         time.sleep(0.05)  # ZeroMQ closes its sockets on its own thread
     assert not left, f"left behind: {left}"

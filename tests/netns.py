@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _PROGRAMS = ("ip", "ss", "tc", "unshare", "nsenter", "ssh", "sshd", "ssh-keygen")
 _SBIN = ("/usr/sbin", "/sbin")
-_BEGIN_S = 10.0
+_BEGIN_S = 30.0
 _NETNS_ETC = Path("/etc/netns")
 
 _ALONE = ("unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")

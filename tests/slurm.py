@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "nsenter")
 _BEGIN_S = 30.0
-_END_S = 10.0
+_END_S = 30.0
 
 CONF = """
 ClusterName=nbdist

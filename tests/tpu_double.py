@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _ROOT = "/computeMetadata/v1/instance/attributes/"
 _ADDRESS, _PORT = "169.254.169.254", 80
-_START_S = 10.0
+_START_S = 30.0
 
 
 class MetadataServer(ThreadingHTTPServer):

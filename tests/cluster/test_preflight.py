@@ -24,7 +24,7 @@ from tests.netns import Hosts, needs_hosts
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BOUND_S = 5.0
+BOUND_S = 30.0
 INSTALLED_HERE = (sysconfig.get_path("purelib"), Path(nbdist.__file__).parents[1])
 
 
@@ -70,7 +70,7 @@ def test_healthy_hosts_have_no_problems(
     assert [one.host for one in examination.facts] == hosts.names
     for rank, reached in examination.reaches.items():
         assert {reach.rank for reach in reached} == {0, 1, 2} - {rank}
-        assert all(0 < reach.latency_s < 0.1 for reach in reached)
+        assert all(0 < reach.latency_s < 1 for reach in reached)
         assert sum(reach.bytes_per_s > 1e6 for reach in reached) == 1
     assert "✓ no problems" in picture.lines()
     assert "no problems" in picture.html()
@@ -99,7 +99,7 @@ def test_hosts_that_cannot_connect_are_reported(
         began = time.monotonic()
         with pytest.raises(StartError, match=rf"cannot connect to {hosts.names[1]} at .*timed out"):
             nbdist.Cluster(hosts=hosts.names[:2], framework=framework)
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 50
     finally:
         for host in hosts.each[:2]:
             host.wall_off(on=False)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from nbdist.records import AnyEvent
 
 RANKS = 3
-ENDS_S = 3.0
-"""Seconds until a failed cell ends: usually one, more on busy machines."""
+ENDS_S = 20.0
+"""Seconds until a failed cell ends: usually one, more on busy machines. A hang takes minutes."""
 
 NUMBERS = """
 import numpy as np, time

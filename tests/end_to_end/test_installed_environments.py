@@ -43,7 +43,7 @@ CACHE = Path.home() / ".cache"
 FOLDER = CACHE / "nbdist/environments"
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 PROGRAM_S = 240.0
-END_S = 10.0
+END_S = 30.0
 
 CLOSED = "http://127.0.0.1:1/"
 """Index that nobody can reach."""

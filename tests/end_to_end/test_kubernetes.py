@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("own_folders")
 
 STEPS = 600
-END_S = 10.0
+END_S = 30.0
 CANCEL_S = 60.0
 
 

@@ -36,7 +36,7 @@ STEPS = 400
 LOSSES = losses(STEPS)
 
 SLOW = "import time; time.sleep(0.02)\n"
-END_S = 3.0
+END_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_unreachable_host_is_refused_or_left_out(hosts: Hosts, min_hosts: int) -
             started = time.monotonic()
             with pytest.raises(StartError, match=rf"(?s){unreachable}: .*--min-hosts 1"):
                 nbdist.Cluster(hosts=[first, unreachable], framework="jax")
-            assert time.monotonic() - started < 15
+            assert time.monotonic() - started < 60
     finally:
         hosts.each[1].power_on()
 

@@ -34,7 +34,7 @@ pytestmark = [needs_slurm, pytest.mark.usefixtures("own_folders")]
 RANK_AND_HOST = "import socket\n(rank, socket.gethostname())"
 STEPS = 400
 LOSSES = losses(STEPS)
-END_S = 10.0
+END_S = 30.0
 CANCEL_S = 60.0
 
 

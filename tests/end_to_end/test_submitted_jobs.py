@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 120
 POLL_S = 0.1
-HOST_DIED_S = 15.0
+HOST_DIED_S = 60.0
 FOREVER = ("--epochs", "100000")
 
 

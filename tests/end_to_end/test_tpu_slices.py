@@ -40,7 +40,7 @@ view = (
 )
 view
 """
-END_S = 10.0
+END_S = 30.0
 DOUBLE = "tests.tpu_double"
 
 

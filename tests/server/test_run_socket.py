@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.processes
 
 TABS = 20
-NOTICED_S = 4.0
+NOTICED_S = 30.0
 STOP = msgspec.json.encode(StopRun()).decode()
 
 

@@ -81,7 +81,7 @@ finally:
         cluster.run(cell)
     check = """
 def take():
-    if changed.acquire(timeout=5):
+    if changed.acquire(timeout=30):
         got.append(changed.release())
 got, thread = [], threading.Thread(target=take)
 thread.start()

@@ -254,7 +254,7 @@ def test_a_killed_owner_leaves_no_processes(monkeypatch: pytest.MonkeyPatch) -> 
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    _, alive = psutil.wait_procs(list(family), timeout=15)
+    _, alive = psutil.wait_procs(list(family), timeout=30)
     assert not alive, f"left behind: {alive}"
 
 

@@ -109,7 +109,7 @@ def test_time_is_attributed_and_trace_is_kept(
             assert list((events / f"rank-{rank}").rglob("*.xplane.pb"))
     assert profiles[0].compute_s > 0.9 * SLEEP_S  # it sleeps during its computation
     assert profiles[1].collective_s > profiles[0].collective_s  # it waits for rank 0
-    assert profiles[1].compute_s < 0.5 * SLEEP_S
+    assert profiles[1].compute_s < 0.5 * profiles[0].compute_s
     assert profiles[0].collective_s < profiles[1].collective_s
     shown = capsys.readouterr().out
     assert f"--profile: {STEPS} steps traced; milliseconds per step" in shown
