@@ -27,7 +27,7 @@ from nbdist.worker.data.indexed_rows import IndexedRows
 from nbdist.worker.data.map_pushdown import BY_ELEMENT
 from nbdist.worker.data.padding import Ragged, column_of
 from nbdist.worker.data.rank_shards import Parts
-from nbdist.worker.data.stores import reading
+from nbdist.worker.data.stores import is_of, reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,7 +53,7 @@ class Parquet:
     """
 
     def __init__(self, value: Any, name: str) -> None:
-        if isinstance(value, _classes("pyarrow.dataset", "FileSystemDataset")):
+        if is_of(value, "pyarrow.dataset", "FileSystemDataset"):
             _refuse_filter(value, name)
         self._value = value
         self._name = name
@@ -87,7 +87,7 @@ class Parquet:
     def _groups(self) -> list[tuple[int, Callable[[], Any]]]:
         """Return the number of rows of each row group, and a function that reads it."""
         value: Any = self._value
-        if isinstance(self._value, _classes("pyarrow.parquet", "ParquetFile")):
+        if is_of(value, "pyarrow.parquet", "ParquetFile"):
             rows = [value.metadata.row_group(n).num_rows for n in range(value.num_row_groups)]
             return [(count, partial(value.read_row_group, n)) for n, count in enumerate(rows)]
         pieces = [p for f in value.get_fragments() for p in f.split_by_row_group()]
@@ -191,11 +191,11 @@ def split_source(
     if grain_rows.is_grain(value):
         with contextlib.suppress(AttributeError, KeyError):  # the private names of another version
             part = grain_rows.own_part(value, options, rank, ranks)
-    elif isinstance(value, _classes("webdataset", "DataPipeline")):
+    elif is_of(value, "webdataset", "DataPipeline"):
         part = _own_tar_files(value, name, rank, ranks)
     if part is not None:
         return Parts(lambda: _stacked(part, each, name), options.batch, BY_SOURCE, gather)
-    if not isinstance(value, _classes("datasets", "Dataset", "IterableDataset")):
+    if not any(is_of(value, "datasets", kind) for kind in ("Dataset", "IterableDataset")):
         raise StepError(
             f"--order source: {name} has type {type(value).__name__}, which nbdist cannot divide "
             "at its source: use a data set of Hugging Face, grain or webdataset, Parquet files or "
@@ -215,7 +215,7 @@ def _own_tar_files(pipeline: Any, name: str, rank: int, ranks: int) -> Any:
         StepError: there are fewer files than ranks, or the pipeline counts samples of all ranks.
     """
     files, *stages = pipeline.pipeline
-    if not isinstance(files, _classes("webdataset", "SimpleShardList")):
+    if not is_of(files, "webdataset", "SimpleShardList"):
         return None
     count = len(pipeline.pipeline[0].urls)
     if count < ranks:
@@ -248,20 +248,15 @@ def _stacked(samples: Iterable[Tree], rows: int, name: str) -> Iterator[Tree]:
 
 def is_parquet(value: object) -> bool:
     """Return True for files of PyArrow that have row groups."""
-    files = _classes("pyarrow.parquet", "ParquetFile")
-    return isinstance(value, (*files, *_classes("pyarrow.dataset", "FileSystemDataset")))
+    return is_of(value, "pyarrow.parquet", "ParquetFile") or is_of(
+        value, "pyarrow.dataset", "FileSystemDataset"
+    )
 
 
 def _refuse_filter(dataset: Any, name: str) -> None:
     """Raise StepError for a filter, which row groups do not apply."""
     if dataset._scan_options:
         raise StepError(f"{name} has a filter: use arrays, such as those of {name}.to_table()")
-
-
-def _classes(module: str, *names: str) -> tuple[type, ...]:
-    """Return classes of a module, none if the module is not imported."""
-    found = sys.modules.get(module)
-    return () if found is None else tuple(getattr(found, name) for name in names)
 
 
 def _groups_of(samples: Any, rows: int) -> Iterator[Tree]:
