@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from playwright.sync_api import Error, expect
 
 from tests.browser.lab import TIMEOUT_MS
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,9 +54,7 @@ def _(cluster, pathlib):
 def address(tmp_path: Path) -> Iterator[str]:
     """Serve a notebook that has not run yet, and provide its URL."""
     (tmp_path / "app.py").write_text(APP.replace("{end!r}", repr(str(tmp_path / "end"))))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     arguments = ["--headless", "--no-token", "--skip-update-check", "--port", port]
     environment = {
         "PYTHONPATH": str(Path(__file__).parents[2]),

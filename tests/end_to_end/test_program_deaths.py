@@ -20,7 +20,8 @@ from nbdist.jobs.launch_files import launch_files
 from nbdist.records import Batch
 from nbdist.utils.polling import repeat_until
 from tests.end_to_end.test_exported_programs import command
-from tests.end_to_end.test_program_starts import free_ports, of_tensorflow
+from tests.end_to_end.test_program_starts import of_tensorflow
+from tests.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

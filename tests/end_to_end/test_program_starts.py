@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +36,7 @@ from tests.end_to_end.test_exported_programs import (
 )
 from tests.jobset_double import JobSetServer
 from tests.kubernetes_double import Server
+from tests.ports import free_port, free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -114,14 +114,6 @@ def assert_weights_are(expected: Sequence[dict[str, Any]], target: Path) -> None
         np.testing.assert_array_equal(found["weights"], values["weights"])
 
 
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
 @pytest.mark.full  # test_program_deaths.py starts ranks by this variable
 def test_ranks_find_each_other_by_the_variable_of_tensorflow(program: Path) -> None:
     ports = free_ports(HOSTS)
@@ -152,7 +144,7 @@ def test_hosts_with_different_texts_are_named(tmp_path: Path) -> None:
         (place / "models").mkdir(parents=True)
         (place / folder.PROGRAM).write_text(f"import models\n{STATELESS}")
         (place / "models" / "__init__.py").write_text(f"rate = {rate}\n")
-    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started = [
         subprocess.Popen(
             [sys.executable, folder.PROGRAM],
@@ -199,7 +191,7 @@ def pods_of(
         words: further arguments of the program.
         failed: number of pods that must fail before others complete the Job.
     """
-    (port,) = free_ports(1)  # a pod has its own network
+    port = free_port()  # a pod has its own network
     path = image / "job.yaml"
     service, job = yaml.safe_load_all(
         path.read_text().replace(str(kubernetes_files.PORT), str(port))
@@ -276,7 +268,7 @@ def test_a_jobset_starts_all_ranks_again_after_a_death(
     batch = nbdist.Batch("kubernetes", image=IMAGE, kind=kind)
     common = {"name": "train", "hosts": [""] * HOSTS, "checkpoint": True, "python": "3.11"}
     written = launch_files(batch, **common)["job.yaml"]
-    (port,) = free_ports(1)
+    port = free_port()
     objects = [*yaml.safe_load_all(written.replace(str(kubernetes_files.PORT), str(port)))]
     for container in containers_of(objects[0]):
         container["args"] += epochs
@@ -321,7 +313,7 @@ def test_open_mpi_starts_a_program(program: Path) -> None:
             **os.environ,
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "MASTER_PORT": str(free_ports(1)[0]),
+            "MASTER_PORT": str(free_port()),
             "PATH": f"{folder_of_python}{os.pathsep}{os.environ['PATH']}",
         },
         capture_output=True,

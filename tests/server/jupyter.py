@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from tornado.httpclient import HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from nbdist.records import AnyServerMessage, CaughtUp, StateMessage, TableMessage, TextMessage
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -63,9 +63,7 @@ class JupyterServer:
         self.home = folder / "home"
         self.runs = folder / "runs"
         self.clusters = folder / "runtime" / "nbdist"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.at = f"127.0.0.1:{free.getsockname()[1]}"
+        self.at = f"127.0.0.1:{free_port()}"
         self.home.mkdir(parents=True)
         self.log = folder / "server.log"
         arguments = {

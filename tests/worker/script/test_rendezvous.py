@@ -10,13 +10,12 @@ import pytest
 from nbdist.errors import StartError
 from nbdist.worker.script import rendezvous
 from nbdist.worker.script.placement import Placement
+from tests.ports import free_port
 
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 def test_all_ranks_receive_all_addresses(port: int) -> None:
