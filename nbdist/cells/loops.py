@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 Loop = ast.For | ast.While
 
+_TRAINED = {"trainable_variables", "trainable_weights", "apply_gradients", "minimize"}
+"""Attributes of models and optimizers, which batches do not have."""
+
 Scan = Literal["", "batches", "inside"]
 """Loop of JAX around the gradients of a compiled function: none, over batches that the function
 receives along their first axis, or over batches that it takes from its data itself.
@@ -129,26 +132,60 @@ def training_loops(tree: ast.AST, callees: Callees) -> Iterator[Loop]:
 
 def _repeats_within(outer: Loop, inner: Sequence[Loop]) -> bool:
     """Return True if the inner loops repeat an update on one batch of the outer loop."""
-    if not isinstance(outer, ast.For) or _is_range(outer.iter):
+    if not isinstance(outer, ast.For) or _has_no_batches(outer):
         return False
-    return all(map(repeats_batch, inner))
+    return all(map(repeats_batch, inner)) and not _begins_training(outer, inner)
+
+
+def _begins_training(outer: ast.For, inner: Sequence[Loop]) -> bool:
+    """Return True if each pass of the outer loop creates what its inner loops train."""
+    created: set[str] = set()
+    for statement in outer.body:
+        match statement:
+            case ast.Assign(value=ast.Call(func=ast.Attribute(attr="Variable"))):
+                return True
+            case ast.Assign(targets=[target], value=ast.Call() | ast.Tuple()):
+                created |= _names(target)
+    return any(created & _trained(loop.body) for loop in inner)
 
 
 def repeats_batch(loop: Loop) -> bool:
     """Return True if a loop repeats its body on one batch, as `for _ in range(3)`."""
-    return isinstance(loop, ast.For) and _is_range(loop.iter) and not _takes_next(loop.body)
+    return isinstance(loop, ast.For) and _has_no_batches(loop) and not _takes_next(loop.body)
+
+
+def _has_no_batches(loop: ast.For) -> bool:
+    """Return True for a loop over numbers, or over models or optimizers."""
+    if _is_range(loop.iter):
+        return True
+    return bool(_names(loop.target) & _trained(loop.body))
+
+
+def _names(target: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+def _trained(statements: Sequence[ast.stmt]) -> set[str]:
+    """Return the names of models and optimizers that statements train."""
+    nodes = (node for statement in statements for node in within(statement))
+    return {
+        node.value.id
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if node.attr in _TRAINED
+    }
 
 
 def _is_range(iterable: ast.expr) -> bool:
-    call = iterable
-    while isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[-1] in (
-        *("tqdm", "enumerate", "trange", "range", "count"),
-    ):
-        if ast.unparse(call.func).split(".")[-1] in ("trange", "range", "count"):
-            return True
-        if not call.args:
-            return False
-        call = call.args[0]
+    """Return True for `range(3)`, also in `enumerate` and `tqdm`, and for numbers in the code."""
+    match iterable:
+        case ast.Call(func=function, args=arguments):
+            name = ast.unparse(function).split(".")[-1]
+            if name in ("tqdm", "enumerate") and arguments:
+                return _is_range(arguments[0])
+            return name in ("trange", "range", "count")
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            return all(isinstance(item, ast.Constant) for item in items)
     return False
 
 
