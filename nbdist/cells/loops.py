@@ -122,7 +122,7 @@ def training_loops(tree: ast.AST, callees: Callees) -> Iterator[Loop]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.For, ast.While)) and takes_gradient(node.body, callees):
             inner = [loop for loop in _loops(node.body) if takes_gradient(loop.body, callees)]
-            if inner and not _repeats_within(node, inner):
+            if inner and not _repeats_within(node, inner, callees):
                 yield from training_loops(node, callees)
             else:
                 yield node
@@ -130,14 +130,17 @@ def training_loops(tree: ast.AST, callees: Callees) -> Iterator[Loop]:
             yield from training_loops(node, callees)
 
 
-def _repeats_within(outer: Loop, inner: Sequence[Loop]) -> bool:
+def _repeats_within(outer: Loop, inner: Sequence[Loop], callees: Callees) -> bool:
     """Return True if the inner loops repeat an update on one batch of the outer loop."""
-    if not isinstance(outer, ast.For) or _has_no_batches(outer):
+    if not isinstance(outer, ast.For) or _has_no_batches(outer, callees):
         return False
-    return all(map(repeats_batch, inner)) and not _begins_training(outer, inner)
+    if not all(repeats_batch(loop, callees) for loop in inner):
+        return False
+    others = [statement for statement in outer.body if statement not in inner]
+    return takes_gradient(others, callees) or not _begins_training(outer, inner, callees)
 
 
-def _begins_training(outer: ast.For, inner: Sequence[Loop]) -> bool:
+def _begins_training(outer: ast.For, inner: Sequence[Loop], callees: Callees) -> bool:
     """Return True if each pass of the outer loop creates what its inner loops train."""
     created: set[str] = set()
     for statement in outer.body:
@@ -146,34 +149,38 @@ def _begins_training(outer: ast.For, inner: Sequence[Loop]) -> bool:
                 return True
             case ast.Assign(targets=[target], value=ast.Call() | ast.Tuple()):
                 created |= _names(target)
-    return any(created & _trained(loop.body) for loop in inner)
+    return any(created & _trained(loop.body, callees) for loop in inner)
 
 
-def repeats_batch(loop: Loop) -> bool:
+def repeats_batch(loop: Loop, callees: Callees) -> bool:
     """Return True if a loop repeats its body on one batch, as `for _ in range(3)`."""
-    return isinstance(loop, ast.For) and _has_no_batches(loop) and not _takes_next(loop.body)
+    if not isinstance(loop, ast.For) or _takes_next(loop.body):
+        return False
+    return _has_no_batches(loop, callees)
 
 
-def _has_no_batches(loop: ast.For) -> bool:
+def _has_no_batches(loop: ast.For, callees: Callees) -> bool:
     """Return True for a loop over numbers, or over models or optimizers."""
     if _is_range(loop.iter):
         return True
-    return bool(_names(loop.target) & _trained(loop.body))
+    return bool(_names(loop.target) & _trained(loop.body, callees))
 
 
 def _names(target: ast.expr) -> set[str]:
     return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
 
 
-def _trained(statements: Sequence[ast.stmt]) -> set[str]:
-    """Return the names of models and optimizers that statements train."""
-    nodes = (node for statement in statements for node in within(statement))
-    return {
-        node.value.id
-        for node in nodes
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-        if node.attr in _TRAINED
-    }
+def _trained(statements: Sequence[ast.stmt], callees: Callees) -> set[str]:
+    """Return the names of models and optimizers that statements train, or that train themselves."""
+    found: set[str] = set()
+    for node in (node for statement in statements for node in within(statement)):
+        match node:
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if attribute in _TRAINED:
+                found.add(name)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name))):
+                if callees.takes_gradient(node):
+                    found.add(name)
+    return found
 
 
 def _is_range(iterable: ast.expr) -> bool:
@@ -217,7 +224,7 @@ def undivided(tree: ast.Module, callees: Callees) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and (compiler := _compiler(node, callees)):
             for loop in training_loops(node, callees):
-                if not repeats_batch(loop):
+                if not repeats_batch(loop, callees):
                     yield loop.lineno, f"a loop inside of `{compiler}`: decorate its step instead"
     for statement in tree.body:
         if isinstance(statement, (ast.For, ast.While)) and takes_gradient(statement.body, callees):

@@ -52,6 +52,47 @@ for xb, yb in data:
     losses.append(train_step(xb, yb).numpy().tolist())
 outcome = losses
 """
+LAYERS = """
+class Part(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3, kernel_initializer="ones")
+        self.rule = keras.optimizers.SGD(0.02)
+    def learn(self, rows):
+        with tf.GradientTape() as tape:
+            made = tf.tanh(self.dense(rows))
+            loss = tf.reduce_mean(tf.reduce_sum(made ** 2, 1))
+        variables = self.dense.trainable_variables
+        self.rule.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        return tf.stop_gradient(made), loss
+parts = [Part(), Part()]
+parts[1].dense.build((None, 3))
+parts[0].dense.build((None, 4))
+@tf.function
+def train_step(xb):
+    for part in parts:
+        xb, loss = part.learn(xb)
+    return loss
+for xb, yb in data:
+    losses.append(float(train_step(xb)))
+outcome = losses
+"""
+ATTACK = """
+net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+rule = keras.optimizers.SGD(0.02)
+for xb, yb in data:
+    attacked = tf.Variable(xb)
+    for step in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(attacked) - yb) ** 2)
+        attacked.assign_add(0.1 * tf.sign(tape.gradient(loss, attacked)))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((net(attacked) - yb) ** 2)
+    gradients = tape.gradient(loss, net.trainable_variables)
+    rule.apply_gradients(zip(gradients, net.trainable_variables))
+    losses.append(float(loss))
+outcome = losses
+"""
 RATES = """
 for rate in [0.01, 0.05]:
     w = tf.Variable(tf.fill((4, 1), 0.1))
@@ -83,7 +124,7 @@ def cluster() -> Iterator[nbdist.Cluster]:
         yield running
 
 
-@pytest.mark.parametrize("cell", [PAIR, ENSEMBLE], ids=["pair", "ensemble"])
+@pytest.mark.parametrize("cell", [PAIR, ENSEMBLE, LAYERS], ids=["pair", "ensemble", "layers"])
 def test_step_that_loops_over_models_is_divided(
     cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str], cell: str
 ) -> None:
@@ -103,3 +144,13 @@ def test_loop_around_trainings_is_no_loop_over_batches(
     text = capsys.readouterr()
     assert "is inside the statement that takes the gradient" not in text.out + text.err
     assert "the loop passes no batch to them" in text.out + text.err
+
+
+def test_loop_that_attacks_its_batches_is_the_loop_of_the_steps(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each pass creates a variable, which an inner loop changes, but trains a model that stays."""
+    cluster.run(SETUP)
+    np.testing.assert_allclose(outcome(cluster, ATTACK), expected(ATTACK), rtol=1e-5)
+    text = capsys.readouterr()
+    assert "line 3: " in text.out + text.err, "the line of the outer loop"

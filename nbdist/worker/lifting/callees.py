@@ -256,7 +256,7 @@ class Callees:
         """Return True if a function takes gradients, but not in a training loop of its own."""
         if not self._body_takes(function):
             return False
-        return all(repeats_batch(loop) for loop in training_loops(function, self))
+        return all(repeats_batch(loop, self) for loop in training_loops(function, self))
 
     def _body_takes(self, function: ast.AST) -> bool:
         calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
