@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nbdist.planner.hardware.lookup import host_of
 from nbdist.planner.search.mesh_sizes import STAGED, wants_stages
-from nbdist.records import DATA, MODEL, REPLICATE, STAGE
+from nbdist.records import BATCH_AXES, DATA, MODEL, REPLICATE, STAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -53,14 +53,15 @@ def no_layout_message(steps: Steps, target: Target, request: Planning) -> str:
         faults.append(f"sequence is 1: {NO_TENSOR}")
     if faults:
         return head + "; ".join(faults)
-    copies = request.fixed.get(REPLICATE, 1) * request.fixed.get(DATA, 1)
-    parts = copies * request.fixed.get("micro", 1)
+    own = request.fixed | _data_of_copies(request.fixed, devices)
+    names = [name for name in (REPLICATE, DATA, "micro") if name in own]
+    parts = math.prod(own[name] for name in names)
+    copies = math.prod(own.get(axis, 1) for axis in BATCH_AXES)
     if parts > 0 and devices % max(1, copies) == 0 and model.rows % parts:
-        names = (REPLICATE, DATA, "micro")
-        words = " x ".join(f"{n} {request.fixed[n]}" for n in names if n in request.fixed)
+        words = " x ".join(f"{name} {own[name]}" for name in names)
         near = _next_to(model.rows, parts)
         return f"{head}a batch of {model.rows} does not divide into {words}: use {near} rows"
-    rows = "data times micro" if "micro" in request.fixed else "data"
+    rows = " times ".join(n for n in (REPLICATE, DATA, "micro") if n == DATA or n in request.fixed)
     sequence = f"; no sequence parallelism: {NO_SEQUENCE}" * request.fixed.get("sequence", 0)
     apart = (
         f"; the batch and the model cannot both be sharded: {model.apart}" if model.apart else ""
@@ -116,8 +117,8 @@ def faults_of_copies(axes: Mapping[str, int], zero: int | None) -> Iterator[str]
         yield f"{REPLICATE} is {copies}: it is not possible with stages"
     if zero == 0 or axes.get(DATA, 2) == 1:
         yield (
-            f"{REPLICATE} is {copies}, and ZeRO shards nothing over {DATA}: use {DATA} alone, or "
-            f"zero=1 or 3 with {DATA}=2 or more"
+            f"{REPLICATE} is {copies}, and ZeRO shards nothing over {DATA}: use {DATA} in its "
+            f"place, or zero=1 or 3 with {DATA}=2 or more"
         )
 
 
@@ -155,18 +156,23 @@ def _faults_of_rounds(
 
 
 def _faults_of_request(steps: Steps, devices: int, request: Planning) -> Iterator[str]:
-    """Yield the faults of requested stages; other faults are described in general."""
-    asked = request.fixed
-    yield from faults_of_copies(asked, asked.get("zero"))
-    if asked.get(STAGE, 1) == 1 and not wants_stages(request):
-        return
-    yield from faults_of_stages(steps, asked, request.remat, request.schedule)
-    sizes = {axis: asked[axis] for axis in (STAGE, DATA, MODEL) if axis in asked}
+    """Yield the faults of requested stages and copies; others are described in general."""
+    asked, copies = request.fixed, request.fixed.get(REPLICATE, 1)
+    sizes = {axis: asked[axis] for axis in (REPLICATE, STAGE, DATA, MODEL) if axis in asked}
+    product, is_staged = math.prod(sizes.values()), asked.get(STAGE, 1) > 1 or wants_stages(request)
+    is_whole = copies > 1 and product == devices
+    yield from faults_of_copies({DATA: 1} | asked if is_whole else asked, asked.get("zero"))
+    if copies > 1 and steps.plain.apart:
+        yield f"{REPLICATE} is {copies}: {steps.plain.apart}"
+    if is_staged:
+        yield from faults_of_stages(steps, asked, request.remat, request.schedule)
     if min(sizes.values(), default=1) < 1:
         return
-    if devices % math.prod(sizes.values()):
+    if (copies > 1 or is_staged) and devices % product:
         words = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
         yield f"{words} does not divide {devices} devices"
+    if not is_staged:
+        return
     parts = asked.get(DATA, 1) * asked.get("micro", 1)
     if steps.plain.rows % parts:
         words = " x ".join(f"{name} {asked[name]}" for name in (DATA, "micro") if name in asked)
@@ -231,6 +237,17 @@ def _gaps(model: Model, data: int, topology: Topology) -> Iterator[str]:
             f"all devices receive each row: use {_next_to(model.rows, topology.devices)} rows to "
             "shard the batch"
         )
+
+
+def _data_of_copies(asked: Mapping[str, int], devices: int) -> dict[str, int]:
+    """Return a number that divides each possible size of `data` beside requested copies, if any."""
+    copies, model = asked.get(REPLICATE, 1), asked.get(MODEL, 1)
+    if copies <= 1 or model < 1 or DATA in asked:
+        return {}
+    rest = devices // (copies * model)
+    sizes = [n for n in range(2, rest + 1) if not rest % n]
+    size = rest if MODEL in asked else math.gcd(*sizes)
+    return {DATA: size} if size > 1 else {}
 
 
 def _next_to(rows: int, parts: int) -> str:

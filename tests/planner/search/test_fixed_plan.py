@@ -116,7 +116,7 @@ def test_other_axes_are_the_only_fault(axes: dict[str, int], named: str) -> None
 
 
 NO_COPIES = (
-    "replicate is 2, and ZeRO shards nothing over data: use data alone, or zero=1 or 3 "
+    "replicate is 2, and ZeRO shards nothing over data: use data in its place, or zero=1 or 3 "
     "with data=2 or more"
 )
 

@@ -331,14 +331,41 @@ def test_equal_links_need_no_copies() -> None:
         ({REPLICATE: 2, "zero": 0}, "replicate is 2, and ZeRO shards nothing over data"),
         ({REPLICATE: 8, DATA: 1}, "replicate is 8, and ZeRO shards nothing over data"),
         ({REPLICATE: 2, STAGE: 2}, "replicate is 2: it is not possible with stages"),
-        ({REPLICATE: 3}, "the product of the axes must be 8"),
+        ({REPLICATE: 8}, "replicate is 8, and ZeRO shards nothing over data"),
+        ({REPLICATE: 4, MODEL: 2}, "replicate is 4, and ZeRO shards nothing over data"),
+        ({REPLICATE: 3}, "replicate 3 does not divide 8 devices"),
+        ({REPLICATE: 16}, "replicate 16 does not divide 8 devices"),
+        ({REPLICATE: 2, DATA: 8}, "replicate 2 x data 8 does not divide 8 devices"),
+        ({REPLICATE: 2, DATA: 2, MODEL: 1}, "the product of the axes must be 8"),
     ],
 )
 def test_impossible_copies_are_refused(fixed: dict[str, int], reason: str) -> None:
-    assert reason in refusal(Planning(fixed=fixed))
+    message = refusal(Planning(fixed=fixed))
+    assert reason in message
+    assert ("the product of the axes" in message) == ("the product of the axes" in reason)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "hosts", "rows", "reason"),
+    [
+        ({}, 1, 18, "a batch of 18 does not divide into replicate 2 x data 2: use 16 or 20 rows"),
+        ({MODEL: 1}, 2, 12, "a batch of 12 does not divide into replicate 2 x data 4: use 8 or 16"),
+        ({"micro": 2}, 1, 6, "into replicate 2 x data 2 x micro 2: use 8 rows"),
+        ({}, 3, 7, "a batch of 7 does not divide into replicate 2: use 6 or 8 rows"),
+    ],
+)
+def test_rows_that_copies_cannot_share(
+    fixed: dict[str, int], hosts: int, rows: int, reason: str
+) -> None:
+    planning = Planning(fixed={REPLICATE: 2, "zero": 3, **fixed})
+    with pytest.raises(PlanError, match=reason):
+        plan(plans.stacked(rows=rows), hardware(f"{hosts} hosts x 4 A100"), planning)
 
 
 def test_grouped_convolutions_have_no_copies() -> None:
+    message = refusal(Planning(fixed={REPLICATE: 2}), "depthwise CNN")
+    assert "replicate is 2: " in message
+    assert "convolution" in message
     found = layouts(model_of_program("depthwise CNN"), hardware("2 hosts x 4 A100"), Planning())
     assert {layout.replicate for layout in found} == {1}
 
