@@ -30,10 +30,14 @@ INNER = frozenset(
 )
 """Primitives with inner programs that kernels may contain."""
 
-READS = frozenset(("get", "load", "masked_load"))
-WRITES = frozenset(("swap", "addupdate", "masked_swap"))
 _IDS = frozenset(("program_id", "num_programs"))
-_HINTS = frozenset(("broadcast_to", "max_contiguous", "multiple_of", "repeat", "roll"))
+
+OF_KERNELS = _IDS.union(
+    ("get", "load", "masked_load"),
+    ("swap", "addupdate", "masked_swap"),
+    ("broadcast_to", "max_contiguous", "multiple_of", "roll"),
+)
+"""Primitives of kernels alone: none computes a product."""
 
 _PARAMS = frozenset(
     (
@@ -205,7 +209,7 @@ def _check_call(eqn: Any) -> None:
         raise _NotSplitError("its blocks are transformed")
     kernel = params["jaxpr"]
     names = {inner.primitive.name for inner in chain(kernel.eqns, inner_equations(kernel))}
-    other = names.difference(PLAIN, INNER, READS, WRITES, _IDS, _HINTS)
+    other = names.difference(PLAIN, INNER, OF_KERNELS)
     if eqn.effects or other:
         raise _NotSplitError(f"the kernel uses {', '.join(sorted(other)) or 'side effects'}")
     own = kernel.invars[grid.num_index_operands + grid.num_inputs :]

@@ -15,8 +15,7 @@ from jax.extend.core import Literal
 
 from nbdist.jaxpr.pallas_calls import (
     NAME,
-    READS,
-    WRITES,
+    OF_KERNELS,
     is_known,
     label,
     own_axes,
@@ -122,7 +121,7 @@ class _Products:
             return self._cond(eqn, ins, share), unknown
         if name == "while":
             return self._while(eqn, ins, share), unknown
-        if name not in PLAIN and name not in _CHEAP:
+        if name not in PLAIN and name not in OF_KERNELS:
             raise _UnknownError(name)
         return 0.0, [self._number(eqn, ins)] if len(unknown) == 1 else unknown
 
@@ -172,9 +171,6 @@ class _Products:
         times = np.maximum(end - start, 0)
         inside: list[Known] = [*ins[conds : conds + bodies], *[None] * len(carry)]
         return self.count(body, inside, share * times)[0]
-
-
-_CHEAP = frozenset((*READS, *WRITES, "program_id", "num_programs", "multiple_of", "max_contiguous"))
 
 
 def _has_literal(eqn: Any) -> bool:

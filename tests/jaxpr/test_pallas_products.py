@@ -191,6 +191,22 @@ def test_a_kernel_that_cannot_be_split_is_whole(step: Any, rows: int, reason: st
     assert all(found.groups[group].blocked for group in kernels(found)[0].outs[0].groups)
 
 
+def test_products_of_rolled_elements_are_counted() -> None:
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        x = tpu.roll(x_ref[...], 1, 0)
+        o_ref[...] = jnp.dot(x, x.T)
+
+    def step(x: Any) -> Any:
+        spec = pl.BlockSpec((None, WIDTH, WIDTH), lambda row: (row, 0, 0))
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        call = pl.pallas_call(kernel, grid=ROWS, in_specs=[spec], out_specs=spec, out_shape=like)
+        return call(x)
+
+    found = model(step, (ROWS, WIDTH, WIDTH))
+    assert [op.flops for op in kernels(found)] == [2.0 * ROWS * WIDTH**3]
+    assert (found.unpriced, found.notes) == ((), ())
+
+
 def test_a_kernel_in_a_while_loop_is_whole() -> None:
     def step(x: Any) -> Any:
         return jax.lax.while_loop(lambda x: x.sum() < 1, by_row(plain), x)
