@@ -77,7 +77,7 @@ class _Flat:
 
         for eqn in jaxpr.eqns:
             ins = [now(atom) for atom in eqn.invars]
-            called = _called_program(eqn)
+            called = called_program(eqn)
             if called is not None:
                 outs = self.add(called, ins)
             else:
@@ -95,7 +95,7 @@ class _Flat:
         return self.constants[-1]
 
 
-def _called_program(eqn: Any) -> Any:
+def called_program(eqn: Any) -> Any:
     """Return the program that an equation calls; None if it does more, such as set shardings."""
     name = _CALLS.get(eqn.primitive.name)
     asked = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))

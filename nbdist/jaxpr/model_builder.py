@@ -28,7 +28,7 @@ class Builder:
     Attributes:
         dims: the dimensions of all values.
         known: the value of each variable.
-        is_in_while: True in the body of a while loop, which nbdist does not rewrite.
+        unrewritten: reason why nbdist does not rewrite the operations; empty if it does.
 
     Args:
         rules: the rule of each primitive, by its name.
@@ -39,7 +39,7 @@ class Builder:
         self._rules, self._unknown = rules, unknown
         self.dims = Dims()
         self.known: dict[Any, Value] = {}
-        self.is_in_while = False
+        self.unrewritten = ""
         self._ops: list[Op] = []
         self._count = 0
         self._name = ""

@@ -228,8 +228,8 @@ def pallas_rule(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     """Tie what each step of a grid axis has for itself."""
     outs = build.outs(eqn)
     axes, obstacle = split_axes(eqn)
-    if build.is_in_while:
-        axes, obstacle = (), "it is in a while loop"
+    if build.unrewritten:
+        axes, obstacle = (), build.unrewritten
     dims = [[*axis.ins, *axis.outs] for axis in axes]
     for of_axis in dims:
         pairs = zip((*ins, *outs), of_axis, strict=True)

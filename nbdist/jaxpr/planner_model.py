@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 from jax.interpreters import partial_eval
 
+from nbdist.jaxpr.flatten import called_program
 from nbdist.jaxpr.model_builder import Builder
 from nbdist.jaxpr.pallas_calls import NAME
 from nbdist.jaxpr.pallas_products import pallas_rule
@@ -90,6 +91,15 @@ def _call(name: str) -> Rule:
     return nested
 
 
+def _jit(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
+    around = build.unrewritten
+    if called_program(eqn) is None:
+        build.unrewritten = "it is in a jit that sets shardings"
+    outs = build.inline(eqn.params["jaxpr"], ins)
+    build.unrewritten = around
+    return outs
+
+
 def _scan(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     params = eqn.params
     consts, carries = params["num_consts"], params["num_carry"]
@@ -118,9 +128,9 @@ def _while(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     conds, bodies = params["cond_nconsts"], params["body_nconsts"]
     carry = ins[conds + bodies :]
     build.inline(params["cond_jaxpr"], [*ins[:conds], *carry])
-    around, build.is_in_while = build.is_in_while, True
+    around, build.unrewritten = build.unrewritten, "it is in a while loop"
     outs = build.loop(params["body_jaxpr"], [*ins[conds : conds + bodies], *carry], 1)
-    build.is_in_while = around
+    build.unrewritten = around
     build.close(ins, outs)
     for before, after in zip(carry, outs, strict=True):
         build.dims.tie_all(before.groups, after.groups)
@@ -146,7 +156,8 @@ def _tie_slices(build: Builder, whole: Value, part: Value) -> None:
 
 _RULES: dict[str, Rule] = {
     **PLAIN,
-    **dict.fromkeys(("jit", "pjit", "remat2", "checkpoint"), _call("jaxpr")),
+    **dict.fromkeys(("jit", "pjit"), _jit),
+    **dict.fromkeys(("remat2", "checkpoint"), _call("jaxpr")),
     **dict.fromkeys(("closed_call", "core_call"), _call("call_jaxpr")),
     **dict.fromkeys(
         ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), _call("call_jaxpr")

@@ -214,6 +214,16 @@ def test_a_kernel_in_a_while_loop_is_whole() -> None:
     assert any("it is in a while loop" in note for note in model(step, (ROWS, WIDTH)).notes)
 
 
+def test_a_kernel_in_a_jit_that_sets_shardings_is_whole() -> None:
+    mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))
+    place = jax.NamedSharding(mesh, jax.P("data"))
+    for own, is_whole in (({}, False), ({"out_shardings": place}, True)):
+        found = model(jax.jit(by_row(plain), **own), (ROWS, WIDTH))
+        assert any("in a jit that sets shardings" in note for note in found.notes) == is_whole
+        (op,) = kernels(found)
+        assert bool(found.groups[op.outs[0].groups[0]].blocked) == is_whole
+
+
 def test_heads_that_share_keys_stay_whole_and_rows_do_not() -> None:
     def step(q: Any, k: Any) -> Any:
         own = pl.BlockSpec((None, LENGTH, None, WIDTH), lambda row, head: (row, 0, head, 0))
