@@ -26,11 +26,14 @@ _POLICIES = {"": "minimal_with_context", "selective": "minimal", "full": "full"}
 def flags(plan: Plan) -> dict[str, str]:
     """Return options for Megatron-LM and MaxText, by the name of the trainer.
 
-    Empty if a device alone runs the plan, or its rows cannot be divided.
+    Empty if a device alone runs the plan, or its rows cannot be divided. MaxText shards the state
+    over all replicas with ZeRO-1, so that it cannot keep copies of it.
     """
     if plan.devices == 1 or plan.rows % (plan.replicas * plan.micro):
         return {}
-    return {"Megatron-LM": _megatron(plan), "MaxText": _maxtext(plan)}
+    has_copied_state = plan.zero == 1 and plan.axes.get(REPLICATE, 1) > 1
+    found = {"Megatron-LM": _megatron(plan)}
+    return found if has_copied_state else found | {"MaxText": _maxtext(plan)}
 
 
 def _megatron(plan: Plan) -> str:

@@ -65,6 +65,14 @@ def test_copies_of_sharded_layers() -> None:
     )
 
 
+def test_maxtext_has_no_copies_of_sharded_state() -> None:
+    found = of(axes={"replicate": 4, "data": 8, "model": 1}, rows=128, zero=1)
+    assert list(found) == ["Megatron-LM"]
+    assert found["Megatron-LM"].endswith(
+        "--use-distributed-optimizer --num-distributed-optimizer-instances 4"
+    )
+
+
 def test_a_plan_that_they_cannot_run_has_none() -> None:
     assert of(axes={"data": 1}, rows=8) == {}
     assert of(axes={"data": 3}, rows=8) == {}
