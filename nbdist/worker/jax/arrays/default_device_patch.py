@@ -23,6 +23,8 @@ from nbdist.worker.runtime import context
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_USE = "each rank uses its own default device"
+
 
 @functools.cache
 def apply() -> None:
@@ -35,18 +37,24 @@ def apply() -> None:
 def _parser(upstream: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(upstream)
     def parser(value: Any) -> Any:
-        return upstream(_own(value) if isinstance(value, jax.Device) else value)
+        own = own_device(value, _USE) if isinstance(value, jax.Device) else value
+        return upstream(own)
 
     return parser
 
 
-def _own(device: jax.Device) -> jax.Device:
-    """Return the device of this process at the same place as a device of another process."""
+def own_device(device: jax.Device, use: str) -> jax.Device:
+    """Return the device of this process at the same place as a device of another process.
+
+    Args:
+        device: a device of any process.
+        use: beginning of the message about a device of another process.
+    """
     if device.process_index == jax.process_index():
         return device
     owner = device.process_index
     place = jax.local_devices(owner, device.platform).index(device)
     own = jax.local_devices(backend=device.platform)
-    text = f"each rank uses its own default device: {device} is a device of rank {owner}"
+    text = f"{use}: {device} is a device of rank {owner}"
     context.current().reporter.note_once("strategy", text)
     return own[place % len(own)]

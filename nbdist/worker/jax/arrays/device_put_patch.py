@@ -7,7 +7,8 @@ passes the bits of the values, in the type that JAX stores, to the same check.
 
 `jax.device_put(values, device)` refuses arrays that a training loop has replicated over all
 processes, and a device of another process gives arrays without values. This module puts the own
-copy of such arrays on the device, and warns of devices of other processes.
+copy of such arrays on the device. For a device of another process, such as `jax.devices()[0]`, it
+takes the own device at the same place.
 
 `tests/end_to_end/test_own_mesh.py` and `test_lifted_loops_jax.py` fail when the patches are no
 longer needed.
@@ -22,7 +23,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from nbdist.worker.runtime import context
+from nbdist.worker.jax.arrays.default_device_patch import own_device
 from nbdist.worker.runtime.tested_versions import is_tested
 
 if TYPE_CHECKING:
@@ -41,14 +42,8 @@ def _on_own_device(upstream: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(upstream)
     def device_put(x: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
         if isinstance(device, jax.Device) and jax.process_count() > 1:
-            if device.process_index == jax.process_index():
-                x = jax.tree.map(_own_copy, x)
-            else:
-                text = (
-                    f"jax.device_put: {device} is a device of another rank, and the array has no "
-                    "values on this one: use jax.local_devices()[0]"
-                )
-                context.current().reporter.note_once("strategy", text, warning=True)
+            x = jax.tree.map(_own_copy, x)
+            device = own_device(device, "jax.device_put: each rank uses its own device")
         return upstream(x, device, *args, **kwargs)
 
     return device_put
