@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from nbdist.worker.tensorflow.variables import is_mirrored
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Set
 
@@ -120,6 +122,39 @@ def depends_on_kinds(graph: tf.Graph, rows: int) -> bool:
         if operation.type.startswith("Assign"):
             reached.add(operation.inputs[0].name)  # the variable, which later operations read
     return False
+
+
+def unequal_slice(graph: tf.Graph) -> tf.Operation | None:
+    """Return an operation that makes the copies of a variable differ between replicas.
+
+    Args:
+        graph: graph of the step on one part. Its arguments are the arrays of the batch.
+
+    Returns:
+        The first operation that writes to a slice of a mirrored variable a value of the replica's
+        own rows, not combined by a collective; None without one. Branches and loops are not
+        searched.
+    """
+    outside = {inside.name: handle for handle, inside in graph.captures}
+    reached = {tensor.name for tensor in graph.inputs} - outside.keys()
+    for operation in graph.get_operations():
+        kind = operation.type
+        given = {tensor.name for tensor in operation.inputs} & reached
+        if not given or kind in _SHAPES or kind.startswith("Collective"):
+            continue
+        reached |= _outputs(operation, given)
+        if kind == "ResourceStridedSliceAssign":
+            if _is_mirrored(outside.get(operation.inputs[0].name)):
+                return operation
+        elif kind.startswith("Assign"):
+            reached.add(operation.inputs[0].name)  # the variable, which later operations read
+    return None
+
+
+def _is_mirrored(handle: tf.Tensor | None) -> bool:
+    """Return True if a resource is a copy of a variable that is equal on all replicas."""
+    container = getattr(handle, "_distributed_container", lambda: None)()
+    return container is not None and is_mirrored(container)
 
 
 def kink(graph: tf.Graph, rows: int, decisions: Iterable[str] = ()) -> str:

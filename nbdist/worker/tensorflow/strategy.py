@@ -33,6 +33,7 @@ from nbdist.worker.tensorflow.replica import summed_variables
 from nbdist.worker.tensorflow.runtime import (
     dataset_shuffle,
     running_strategy,
+    slice_assignments,
     variable_scalars,
 )
 from nbdist.worker.tensorflow.saving import coordination as saving
@@ -91,6 +92,7 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     dataset_shuffle.apply()
     tensorflow_save_patch.apply()
     variable_scalars.apply()
+    slice_assignments.apply()
     summed_variables.apply()
     if worker.rank > 0:
         _await_server(json.loads(wiring.tf_config)["cluster"]["worker"][0])
