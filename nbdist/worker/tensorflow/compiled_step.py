@@ -353,8 +353,9 @@ def _refuse_unequal_slices(graph: tf.Graph) -> None:
     where = f"line {frames[-1].lineno}: " if frames else ""
     raise StepError(
         f"{where}each replica would assign to a slice a value of its own rows of the batch, so the "
-        "copies of the variable would differ: write the step as a training loop in a plain cell, or, for a "
-        "mean over the rows, create it by tf.Variable(..., aggregation=tf.VariableAggregation.MEAN)"
+        "copies of the variable would differ: write the step as a training loop in a plain cell, "
+        "or, for a mean over the rows, create the variable by "
+        "tf.Variable(..., aggregation=tf.VariableAggregation.MEAN)"
     )
 
 
