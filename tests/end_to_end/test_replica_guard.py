@@ -185,6 +185,33 @@ def test_rank_local_state_raises_no_error(name: str, epochs: int) -> None:
     assert run.summary.epochs == epochs
 
 
+AVERAGES = {
+    "variable": "average = tf.Variable(0.0, trainable=False)",
+    "module": """
+class Average(tf.Module):
+    def __init__(self):
+        self.value = tf.Variable(0.0, trainable=False, name="value")
+    def assign(self, value):
+        self.value.assign(value)
+average = Average()
+""",
+}
+
+
+@pytest.mark.parametrize("kind", AVERAGES)
+def test_an_average_of_own_rows_is_named(kind: str) -> None:
+    """Each replica would keep another average. Values that replicas have in common pass."""
+    with clusters.cluster(**OPTIONS["mirrored"]) as cluster:
+        cluster.run(f"import numpy as np, tensorflow as tf\n{AVERAGES[kind]}")
+        cluster.run("data = np.arange(24.0, dtype='float32')[:, None]")
+        step = StepOptions(data="data", batch=8)
+        cell = "loss = tf.reduce_mean(batch)\naverage.assign({})"
+        cluster.run(cell.format("3.0"), step=step)
+        with pytest.raises(nbdist.CellError, match=r"different `average.* after step 1") as raised:
+            cluster.run(cell.format("loss"), step=step)
+        assert "a value assigned from the rank's own samples" in str(raised.value)
+
+
 def trainings(*quick: str) -> pytest.MarkDecorator:
     """Parametrize over all trainings, and mark those not in `quick` as full."""
     params = [pytest.param(n, marks=() if n in quick else pytest.mark.full) for n in SPOILED]

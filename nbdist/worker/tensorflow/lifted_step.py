@@ -163,6 +163,7 @@ class MirroredLoopStep(MirroredStep):
     """
 
     common = True
+    _is_cell = False
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ import tensorflow as tf
 from nbdist.worker.checkpoint.digest import WHOLE_BYTES, chunks, of_array, of_sample
 from nbdist.worker.inspection.digests import KnownNumbers, digest_of, found_under
 from nbdist.worker.tensorflow.user_objects import objects_behind
-from nbdist.worker.tensorflow.variables import is_mirrored, read, variables_of
+from nbdist.worker.tensorflow.variables import is_compared, read, variables_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -93,13 +93,9 @@ def _variables(name: str, namespace: dict[str, Any]) -> Iterator[tuple[str, Any]
     seen = set()
     for path, owner in objects_behind([name], namespace):
         for label, variable in described(path, owner) if isinstance(owner, kinds) else ():
-            if _is_compared(variable) and id(variable) not in seen:
+            if is_compared(variable) and id(variable) not in seen:
                 seen.add(id(variable))
                 yield label, variable
-
-
-def _is_compared(variable: Any) -> bool:
-    return is_mirrored(variable) and (variable.dtype.is_numeric or variable.dtype.is_bool)
 
 
 def _of_tensorflow(path: str, owner: Any) -> Iterator[tuple[str, Any]]:

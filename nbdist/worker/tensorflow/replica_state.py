@@ -14,7 +14,13 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from nbdist.worker.checkpoint.digest import Digest, of_array
 from nbdist.worker.tensorflow.keras_objects import WITH_VARIABLES, tensorflow_variable
-from nbdist.worker.tensorflow.variables import is_mirrored, read, variables_of
+from nbdist.worker.tensorflow.variables import (
+    is_compared,
+    is_mirrored,
+    read,
+    untrained_of,
+    variables_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -29,9 +35,17 @@ class EqualVariables:
     Args:
         owners: variables, models, optimizers and similar objects by name.
         extra: further variables with their names.
+        of_step: True for a step cell. It also compares variables that no optimizer trains, such as
+            `tf.Variable(0.0, trainable=False)`: an average in it would be that of own rows.
     """
 
-    def __init__(self, owners: Mapping[str, Any], extra: Iterable[tuple[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        owners: Mapping[str, Any],
+        extra: Iterable[tuple[str, Any]] = (),
+        *,
+        of_step: bool = False,
+    ) -> None:
         listed = (
             each
             for name, owner in owners.items()
@@ -40,6 +54,13 @@ class EqualVariables:
         unlike = {id(v): (name, v) for name, v in (*listed, *extra) if is_mirrored(v)}
         self._components = [(name, value.values[0]) for name, value in unlike.values()]
         self._ids = unlike.keys()
+        if of_step:
+            self._components += [
+                (label, variable.values[0])
+                for name, owner in owners.items()
+                for label, variable in _described(name, owner, untrained_of(owner))
+                if is_compared(variable)
+            ]
 
     def holds(self, value: Any) -> bool:
         """Return True if a TensorFlow variable is one of them."""

@@ -54,6 +54,7 @@ class MirroredStep:
     reduced = False
     plan: Plan | None = None
     footprint: step_contract.Footprint | None = None
+    _is_cell = True
 
     def __init__(
         self,
@@ -128,7 +129,8 @@ class MirroredStep:
     def state(self) -> TensorFlowState:
         extra = self._watch.variables()
         roots = self._objects.roots()
-        alike = EqualVariables(roots, (("loss scale", variable) for variable in extra))
+        scales = (("loss scale", variable) for variable in extra)
+        alike = EqualVariables(roots, scales, of_step=self._is_cell)
         return TensorFlowState(roots | self._beside(roots), extra, alike=alike, facts=self._facts)
 
     def _beside(self, roots: dict[str, Any]) -> dict[str, Any]:
