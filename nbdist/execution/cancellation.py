@@ -29,8 +29,11 @@ _SAME_AT_MOST_S = 1.0
 A rank that is interrupted while it traces a function has created fewer collectives than the others.
 """
 
-_QUIET_LOOKS = 2
-"""Successive looks at which no rank computes, before nbdist interrupts the ranks."""
+QUIET_LOOKS = 2
+"""Successive looks at which no rank computes, before nbdist interrupts the ranks.
+
+On a busy machine, a rank that computes may get no processor for as long as one look lasts.
+"""
 
 _AGAIN_S = 4.0
 _SAME_STOP_S = 2.0
@@ -184,7 +187,7 @@ class Cancellation:
         self.wait(_SAME_S)
         deadline = time.monotonic() + _SAME_AT_MOST_S
         quiet_looks = 0
-        while self.running and time.monotonic() < deadline and quiet_looks < _QUIET_LOOKS:
+        while self.running and time.monotonic() < deadline and quiet_looks < QUIET_LOOKS:
             computing = self.positions.computing(_SAME_S)
             quiet = not computing and self.running <= self.positions.where.keys()
             quiet_looks = quiet_looks + 1 if quiet else 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from nbdist.cluster.heartbeats import Heartbeats
-from nbdist.execution.cancellation import POLL_S
+from nbdist.execution.cancellation import POLL_S, QUIET_LOOKS
 from nbdist.execution.failures import hang, lone_collective_error, lost_error, stuck_error
 from nbdist.records import Diagnose, RankPosition
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 _ARRIVAL_S = 1.0
 """The time that the last record of a process may take to arrive."""
-
-_QUIET_LOOKS = 2
-"""Successive looks at which no rank computes, before steps without progress count as a hang."""
 
 _LONGER_WAITS = "if the ranks may wait longer between two steps: --hang-after SECONDS"
 
@@ -232,12 +229,9 @@ class RankHealth:
             self._check_stall()
 
     def _check_stall(self) -> None:
-        """End the cell if no rank computes and none makes a step while nbdist looks.
-
-        On a busy machine, a rank that computes may get no processor for as long as one look lasts.
-        """
+        """End the cell if no rank computes and none makes a step while nbdist looks."""
         positions = self._cancellation.positions
-        for _ in range(_QUIET_LOOKS):
+        for _ in range(QUIET_LOOKS):
             computes = bool(positions.computing(on_any_thread=True))
             stalled_s, running = self.heartbeats.stalled_s(), self._sender.running
             if not stalled_s or not running:
