@@ -181,8 +181,7 @@ class Cancellation:
     def wait_for_same(self) -> None:
         """Wait for ranks that may still raise the same error as the first rank.
 
-        A rank that does not report its position may compute and hold the interpreter's lock. On a
-        busy machine, a rank that computes may get no processor for as long as one look lasts.
+        A rank that does not report its position may compute and hold the interpreter's lock.
         """
         self.wait(_SAME_S)
         deadline = time.monotonic() + _SAME_AT_MOST_S

@@ -20,7 +20,7 @@ import tensorflow as tf
 from nbdist.worker.tensorflow.variables import is_mirrored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Set
+    from collections.abc import Iterable, Iterator, Set
 
 _SHAPES = frozenset({"Rank", "Shape", "ShapeN", "Size", "ZerosLike", "OnesLike"})
 """Operations whose results do not depend on values."""
@@ -110,18 +110,7 @@ def depends_on_kinds(graph: tf.Graph, rows: int) -> bool:
     Returns:
         True too for operations that are not known.
     """
-    captured = {tensor.name for tensor in graph.internal_captures}
-    reached = {tensor.name for tensor in graph.inputs} - captured
-    for operation in graph.get_operations():  # in the order of the data flow
-        tensors = [tensor for tensor in operation.inputs if tensor.name in reached]
-        if not tensors or operation.type in _SHAPES or operation.type.startswith("Collective"):
-            continue
-        if not _is_safe(operation, tensors, rows):
-            return True
-        reached |= _outputs(operation, reached)
-        if operation.type.startswith("Assign"):
-            reached.add(operation.inputs[0].name)  # the variable, which later operations read
-    return False
+    return any(not _is_safe(operation, given, rows) for operation, given in _on_own_rows(graph))
 
 
 def unequal_slice(graph: tf.Graph) -> tf.Operation | None:
@@ -136,19 +125,27 @@ def unequal_slice(graph: tf.Graph) -> tf.Operation | None:
         searched.
     """
     outside = {inside.name: handle for handle, inside in graph.captures}
-    reached = {tensor.name for tensor in graph.inputs} - outside.keys()
-    for operation in graph.get_operations():
-        kind = operation.type
-        given = {tensor.name for tensor in operation.inputs} & reached
-        if not given or kind in _SHAPES or kind.startswith("Collective"):
+    writes = (
+        operation
+        for operation, _ in _on_own_rows(graph)
+        if operation.type == "ResourceStridedSliceAssign"
+        and _is_mirrored(outside.get(operation.inputs[0].name))
+    )
+    return next(writes, None)
+
+
+def _on_own_rows(graph: tf.Graph) -> Iterator[tuple[tf.Operation, list[tf.Tensor]]]:
+    """Yield the operations on values of the replica's own rows, with these inputs."""
+    captured = {tensor.name for tensor in graph.internal_captures}
+    reached = {tensor.name for tensor in graph.inputs} - captured
+    for operation in graph.get_operations():  # in the order of the data flow
+        given = [tensor for tensor in operation.inputs if tensor.name in reached]
+        if not given or operation.type in _SHAPES or operation.type.startswith("Collective"):
             continue
-        reached |= _outputs(operation, given)
-        if kind == "ResourceStridedSliceAssign":
-            if _is_mirrored(outside.get(operation.inputs[0].name)):
-                return operation
-        elif kind.startswith("Assign"):
+        yield operation, given
+        reached |= _outputs(operation, reached)
+        if operation.type.startswith("Assign"):
             reached.add(operation.inputs[0].name)  # the variable, which later operations read
-    return None
 
 
 def _is_mirrored(handle: tf.Tensor | None) -> bool:
