@@ -25,6 +25,7 @@ from tests.ports import free_port
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+ROOT = Path(__file__).parents[2]
 TOKEN = "of-the-tests"
 TIMEOUT_S = 60
 BASE = "user/somebody"  # same form as under JupyterHub
@@ -76,12 +77,16 @@ class JupyterServer:
             "root_dir": str(self.home),
             "jpserver_extensions": "{'nbdist': True}",
         }
+        extensions = folder / "share" / "labextensions"
+        extensions.mkdir(parents=True)
+        (extensions / "nbdist").symlink_to(ROOT / "nbdist" / "labextension")
         self._environment = {
             "JUPYTER_CONFIG_DIR": str(folder / "config"),
             "JUPYTER_DATA_DIR": str(folder / "data"),
+            "JUPYTER_PATH": str(extensions.parent),
             "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
             "NBDIST_RUNS_FOLDER": str(self.runs),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONPATH": str(ROOT),
         }
         self._command = [
             *(sys.executable, "-m", app),

@@ -19,6 +19,7 @@ export class RevivedCell implements IDisposable {
   ) {
     this.outputs = new RevivedOutputs(cell.model, state.id);
     cell.model.executionState = 'running';
+    cell.setPrompt('*'); // JupyterLab 4.2 has no executionState
     this.onState(state);
     panel.sessionContext.iopubMessage.connect(this.onMessage, this);
     panel.sessionContext.statusChanged.connect(this.endWhenAllIsIn, this);
