@@ -79,7 +79,7 @@ class GrainRows:
             share = rank_rows.share(len(rows), rows.__getitem__)
             tree = self._stacked(itertools.islice(own, len(share.values)))
             if rank_rows.ranks > 1:
-                refuse_other_rows(self._first, tree)
+                refuse_other_rows(self.first, tree)
             everything = functools.cache(functools.partial(self._whole, rows))
             yield Batch((tree,), share.rows, share.whole, everything)
 
@@ -91,8 +91,13 @@ class GrainRows:
     def _whole(self, rows: range) -> tuple[Tree, ...]:
         return (self._stacked(self._samples.read(rows)),)
 
+    def sample(self, position: int) -> Tree:
+        """Return the sample at a position."""
+        (found,) = self._samples.read([position])
+        return found
+
     @functools.cached_property
-    def _first(self) -> Tree:
+    def first(self) -> Tree:
         """Batch of the first sample. A rank does not see the samples of the others."""
         return self._whole(range(1))[0]
 

@@ -138,15 +138,20 @@ def _reader_of(dataset: Any) -> Callable[[np.ndarray], Tree] | None:
 
 
 def is_random(dataset: Indexed) -> bool:
-    """Return True if the first sample differs when it is read again, or draws random numbers.
+    """Return True if the first sample differs when it is read again, or draws random numbers."""
+    return draws(lambda: dataset[0])
+
+
+def draws(read: Callable[[], Tree]) -> bool:
+    """Return True if a sample differs when it is read again, or draws random numbers.
 
     The global generators keep their states.
     """
     python, numpy, torch = random.getstate(), np.random.get_state(), sys.modules.get("torch")
     torchs = None if torch is None else torch.get_rng_state()
     try:
-        before, first = _states(), _bytes(dataset[0])
-        return before != _states() or first != _bytes(dataset[0])
+        before, first = generator_states(), _bytes(read())
+        return before != generator_states() or first != _bytes(read())
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
@@ -154,7 +159,7 @@ def is_random(dataset: Indexed) -> bool:
             torch.set_rng_state(torchs)
 
 
-def _states() -> bytes:
+def generator_states() -> bytes:
     """Return the states of the global generators."""
     torch = sys.modules.get("torch")
     torchs = b"" if torch is None else torch.get_rng_state().numpy().tobytes()

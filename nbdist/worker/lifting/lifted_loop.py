@@ -13,6 +13,9 @@ from msgspec import structs
 
 from nbdist.records import StepOptions, StepProgram, StepRequest
 from nbdist.worker.checkpoint.folder import Position
+from nbdist.worker.data.loop_batches import LoopBatches, whole
+from nbdist.worker.data.map_pushdown import BY_ELEMENT
+from nbdist.worker.data.stores import BY_ROW
 from nbdist.worker.lifting.constants import CONTENTS, MOST_ITEMS, PLAIN, is_same
 from nbdist.worker.lifting.passes import LoopPasses, of_cell
 from nbdist.worker.lifting.rewrite import LoopProgram
@@ -23,10 +26,10 @@ from nbdist.worker.training.loop import StepRunner
 from nbdist.worker.training.step_contract import StepStrategy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from types import FrameType
 
-    from nbdist.worker.data.batches import Batch
+    from nbdist.worker.data.batches import Batch, RankRows
     from nbdist.worker.runtime.context import Worker
     from nbdist.worker.runtime.stop_point import StopPoint
 
@@ -148,13 +151,14 @@ class Unlimited:
 
     Args:
         common: True if all ranks must have the same first batch.
+        sharding: description of the distribution of samples to ranks.
     """
 
     samples = steps = -1
-    sharding = "by element"
 
-    def __init__(self, *, common: bool) -> None:
+    def __init__(self, *, common: bool, sharding: str) -> None:
         self.common = common
+        self.sharding = sharding
 
 
 class LiftedLoop:
@@ -164,6 +168,7 @@ class LiftedLoop:
         worker: this rank.
         program: the loop.
         make: creates the step.
+        rank_rows: rows of this rank in a batch; None if it reads whole batches.
 
     Attributes:
         ran: True if the last pass ran a step.
@@ -174,6 +179,7 @@ class LiftedLoop:
         worker: Worker,
         program: LoopProgram,
         make: MakeStep,
+        rank_rows: RankRows | None = None,
     ) -> None:
         self.ran = False
         self._worker = worker
@@ -184,6 +190,9 @@ class LiftedLoop:
         self._step: LiftedStep | None = None
         self._written: _WrittenStep | None = None
         self._values: dict[str, Any] = {}
+        every = program.batches.every
+        self._batches = LoopBatches(program.place, rank_rows if every else None, every)
+        worker.ending.callback(self._batches.finish)
         # Only the first training of a cell saves its state.
         state = worker.cell_state
         is_first = not state.loops and state.fits is None
@@ -255,6 +264,15 @@ class LiftedLoop:
                 self._worker.reporter.note_once("checkpoint", text, warning=True)
                 return
 
+    def batches(self, data: Any) -> Iterable[Any]:
+        """Return the batches of the loop, which contain this rank's rows if it reads its own only.
+
+        The caller is the user's function or cell.
+        """
+        return self._batches.of(data, sys._getframe(1).f_globals)
+
+    whole = staticmethod(whole)
+
     def is_over(self, *, begins: bool) -> bool:
         """Return True if a resumed run must leave the loop, as the saved run did."""
         return self._passes.is_over(begins=begins)
@@ -289,6 +307,8 @@ class LiftedLoop:
             carried: values of the carried names.
             reads: functions that return the values of the names that the step reads.
         """
+        if self._runner is None:  # ranks compare the first batch
+            given = tuple(map(whole, given))
         arguments = Arguments(given, carried)
         if self._written is None:
             try:
@@ -314,12 +334,20 @@ class LiftedLoop:
             self._warn_of_checkpoints()
         self._count_steps(runner)
         runner.run(batch, waited_s, stops=self._stops)
-        if is_first and (header := step.header()):  # an error of the first step comes alone
-            self._worker.reporter.note("strategy", header)
+        if is_first:
+            self._note_first(step)
         self.ran = True
         outputs = step.outputs(self._program.returned)
         self._ended_at = time.perf_counter()
         return outputs
+
+    def _note_first(self, step: LiftedStep) -> None:
+        """Describe the first step after it has run: an error of it comes alone."""
+        if not step.reduced:  # the first step has failed on parts of a batch
+            self._batches.stop()
+        if header := step.header():
+            own = "" if self._batches.sharding == BY_ELEMENT else f", {BY_ROW}"
+            self._worker.reporter.note("strategy", header + own)
 
     def _warn_of_checkpoints(self) -> None:
         """Warn before the first step of values that checkpoints would lack."""
@@ -410,7 +438,9 @@ class LiftedLoop:
         namespace = {**self._program.namespace, **values}
         self._step = step = self._make(request, self._program, namespace, arguments, like)
         self._values = values | step.constants()
-        extent = Unlimited(common=step.common)
+        if not step.reduced:
+            self._batches.stop()
+        extent = Unlimited(common=step.common, sharding=self._batches.sharding)
         return step, StepRunner(
             self._worker,
             request.options,

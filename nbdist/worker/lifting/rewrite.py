@@ -43,6 +43,7 @@ from nbdist.cells.loop_division import TrainingLoop, divide
 from nbdist.cells.loops import Loop, LoopError, place_of, training_loops
 from nbdist.cells.names import Names
 from nbdist.cells.step_program import logical_lines
+from nbdist.worker.lifting.batch_names import BatchNames, batch_names, with_data
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -74,6 +75,7 @@ class LoopProgram:
         late_read: first statement after the step that takes the next item of an iterator; or empty.
         read_before: names that a pass reads before its step.
         own_names: names whose values belong to the step, or that the loop binds in each pass.
+        batches: names of batches whose rows only the step reads.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class LoopProgram:
         self.loop = loop
         self.namespace = namespace
         self.late_read = ""
+        self.batches = BatchNames()
         self.file = file
         self.place = place_of(file, loop.line)
         self.source = step_source(loop, cell)
@@ -129,6 +132,7 @@ def lift(
             program = LoopProgram(divide(node, callees), cell, callees.namespace, file)
             late = (s for s in program.loop.after if _reads(s, callees))
             program.late_read = next(map(ast.unparse, late), "")
+            program.batches = batch_names(program.loop, tree, callees)
             programs[number] = program
         except LoopError as error:
             error.file = file
@@ -312,6 +316,8 @@ def _choice(number: int, program: LoopProgram, local: Sequence[str], callees: Ca
     chosen = _conditional_assignments(name, loop.conditional, line)
     block = [*loop.before, *tests, *_parsed(assign, line), *chosen, *loop.after]
     lifted = _with_block(loop.node, loop.block, block)
+    if program.batches.every:
+        lifted.iter = with_data(lifted.iter, lambda data: _batches(name, data))
     reads = _reads_of_iterators(loop.node.body, loop, callees)
     (skip,) = _parsed(
         f"if {name}.skips():\n if {name}.is_over(begins=True): break\n"
@@ -333,9 +339,19 @@ def _choice(number: int, program: LoopProgram, local: Sequence[str], callees: Ca
     assert isinstance(choice, ast.If)
     within = choice.body[0]
     assert isinstance(within, ast.With)
-    within.body = [lifted, *within.body]
+    later = "".join(
+        f"try: {n} = {name}.whole({n})\nexcept NameError: pass\n"
+        for n in program.batches.read_later
+    )
+    within.body = [lifted, *_parsed(later, loop.line), *within.body]
     choice.orelse = [loop.node]
     return choice
+
+
+def _batches(name: str, data: ast.expr) -> ast.expr:
+    """Return an expression for the batches of a loop over these data."""
+    function = ast.Attribute(ast.Name(name, ast.Load()), "batches", ast.Load())
+    return ast.copy_location(ast.Call(function, args=[data], keywords=[]), data)
 
 
 def _reads_of_iterators(

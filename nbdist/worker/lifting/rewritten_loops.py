@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from nbdist.cells.loops import LoopError, place_of, undivided
+from nbdist.worker.data.batches import RankRows
 from nbdist.worker.lifting import passes
 from nbdist.worker.lifting.callees import Callees
 from nbdist.worker.lifting.jax_callees import JaxCallees
@@ -145,9 +146,22 @@ def lifted(number: int) -> LiftedLoop:
         strategy, program, label = _programs[number]
         assert isinstance(program, LoopProgram)
         program.place = _place(program.file, label, program.loop.line)
-        loops[number] = LiftedLoop(worker, program, _makers[strategy]())
+        loops[number] = LiftedLoop(
+            worker, program, _makers[strategy](), _rank_rows(worker, strategy)
+        )
     loop: LiftedLoop = loops[number]
     return loop
+
+
+def _rank_rows(worker: context.Worker, strategy: StrategyName) -> RankRows | None:
+    """Return a rank's rows of the batches of a loop; None if it reads whole batches.
+
+    TensorFlow's steps compare parts of batches with whole ones.
+    """
+    if worker.world_size == 1 or strategy != "pjrt":
+        return None
+    replicas = worker.strategies[strategy].num_replicas_in_sync
+    return RankRows(rank=worker.rank, ranks=worker.world_size, replicas=replicas)
 
 
 def outer() -> OuterLoop:

@@ -49,8 +49,27 @@ class Optimizer:
         self.updates.append(list(gradients))
 
 
+class Unread:
+    """Value in a batch that only the step may read."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def unread(element: Any) -> Any:
+    return tuple(map(unread, element)) if isinstance(element, tuple) else Unread(element)
+
+
+def read(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(read, value))
+    return value.value if isinstance(value, Unread) else value
+
+
 class LocalLoop:
     """Double of a lifted loop that calls the step function in this process."""
+
+    whole = staticmethod(read)
 
     def __init__(self, program: LoopProgram, namespace: dict[str, Any]) -> None:
         self.ran = False
@@ -65,6 +84,9 @@ class LocalLoop:
 
     def __exit__(self, *_: object) -> None: ...
 
+    def batches(self, data: Any) -> Any:
+        return map(unread, data)
+
     def skips(self) -> bool:
         return False
 
@@ -78,7 +100,7 @@ class LocalLoop:
         scope = {**self._namespace, **{name: read() for name, read in reads.items()}}
         own: dict[str, Any] = {}
         exec(compile(self._program.source, "cell", "exec"), scope, own)
-        _, outputs = own["step"](*given, *carried)
+        _, outputs = own["step"](*map(read, given), *carried)
         self._outputs = without_unassigned(outputs)
         self.ran, self.steps = True, self.steps + 1
         return tuple(self._outputs[name] for name in self._program.returned)
@@ -431,6 +453,7 @@ def run(cell: str, *, lifted: bool) -> tuple[dict[str, Any], list[Any]]:
         assert loops, "nothing is lifted"
         namespace |= {LIFTS: lambda _number: True, LIFTED: loops.__getitem__, OUTER: outer_loop}
     exec(compile(tree, "cell", "exec"), namespace)
+    namespace |= {name: read(value) for name, value in namespace.items()}
     namespace["printed"] = printed
     namespace["optimizer"], namespace["other"] = (
         namespace["optimizer"].updates,

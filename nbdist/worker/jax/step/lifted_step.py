@@ -17,6 +17,7 @@ import numpy as np
 from nbdist.errors import PlanError, StepError
 from nbdist.worker.checkpoint.digest import of_arrays
 from nbdist.worker.data.batches import Batch, RankRows, slicer
+from nbdist.worker.data.loop_batches import BatchArray, whole
 from nbdist.worker.jax.arrays.checkpoint import JaxState
 from nbdist.worker.jax.arrays.leaves import as_data, gathered, is_array, is_own, is_spread, raw
 from nbdist.worker.jax.runtime import processes
@@ -319,7 +320,7 @@ class JaxLoopStep:
                 than this worker has.
         """
         try:
-            _, outputs = self._function(*given, *carried)
+            _, outputs = self._function(*map(whole, given), *carried)
         except (ValueError, RuntimeError) as error:
             reason, where = str(error).split(". ")[0], self._program.place
             if self._division == "pmap" and any(text in reason for text in _MAPPED):
@@ -341,15 +342,15 @@ class JaxLoopStep:
     def _place(self, array: Any) -> jax.Array:
         """Split an array that every process has over the mesh."""
         if isinstance(array, jax.Array):
-            whole = np.asarray(array.addressable_data(0))
-            rows = whole.__getitem__
+            rows = np.asarray(array.addressable_data(0)).__getitem__
         else:
-            whole = raw(array)
+            found = array if isinstance(array, BatchArray) else raw(array)
+            dtype = jax.dtypes.canonicalize_dtype(array.dtype)
 
             def rows(index: Any) -> np.ndarray:
-                return np.array(whole[index], copy=True)  # the user may change the array
+                return np.array(found[index], dtype, copy=True)  # the user may change the array
 
-        return jax.make_array_from_callback(whole.shape, self._by_rows, rows)
+        return jax.make_array_from_callback(array.shape, self._by_rows, rows)
 
     def read(self, report: Any) -> StepResult:
         found = report[SIGNALS]() if SIGNALS in report else NO_SIGNALS
@@ -460,7 +461,7 @@ def _rows_of(leaves: Sequence[Any], axis: int) -> int:
 def _has_rows(leaf: Any, axis: int) -> bool:
     """Return True if a leaf can be split by rows; a key for random numbers cannot."""
     if (
-        not is_array(leaf)
+        not (isinstance(leaf, BatchArray) or is_array(leaf))
         or leaf.ndim <= axis
         or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     ):

@@ -1,0 +1,241 @@
+"""Batches of a training loop of which each rank reads its own rows only.
+
+The loop receives the batches of one device. Their arrays contain this rank's rows and read the
+other rows if anything but the step uses them. Data that a rank cannot read by row are returned as
+they are: each rank then reads whole batches.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbdist.errors import StepError
+from nbdist.records import StepOptions
+from nbdist.worker.data import grain_rows
+from nbdist.worker.data.batches import leaves, map_arrays
+from nbdist.worker.data.indexed_rows import IndexedRows, draws, generator_states
+from nbdist.worker.data.map_pushdown import BY_ELEMENT
+from nbdist.worker.data.padding import Padding
+from nbdist.worker.data.sources import Arrays
+from nbdist.worker.data.stores import BY_ROW, is_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from nbdist.worker.data.batches import Batch, RankRows, Tree
+    from nbdist.worker.data.sources import Source
+
+_CHECKED = 8
+"""Number of first batches, and distance of later ones, around which the states of the global
+generators are compared. A comparison takes 0.1 ms.
+"""
+
+
+class BatchArray:
+    """Array of a global batch of which a rank has read its own rows.
+
+    Args:
+        own: the rows that the rank has read.
+        first: number of the first one.
+        rows: number of rows of the batch.
+        read: returns all rows.
+    """
+
+    def __init__(self, own: np.ndarray, first: int, rows: int, read: Callable[[], Any]) -> None:
+        self.dtype = own.dtype
+        self.ndim = own.ndim
+        self.shape: tuple[int, ...] = (rows, *own.shape[1:])
+        self.size = math.prod(self.shape)
+        self._own = own
+        self._first = first
+        self._read = read
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.whole(), dtype, copy=copy)
+
+    def whole(self) -> np.ndarray:
+        """Return all rows."""
+        found: np.ndarray = self._own if len(self._own) == len(self) else self._read()
+        return found
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """Return some rows, with an index of NumPy or a slice for each axis."""
+        rows, *rest = index if isinstance(index, tuple) else (index,)
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            start, stop = start - self._first, stop - self._first
+            if step == 1 and 0 <= start <= stop <= len(self._own):
+                return np.asarray(self._own[(slice(start, stop), *rest)])
+        return np.asarray(self.whole()[index])
+
+
+def whole(value: Any) -> Any:
+    """Return a value with all rows of the batches in it; other values are returned themselves."""
+    if not _has_batch(value):
+        return value
+    return map_arrays(lambda leaf: leaf.whole() if isinstance(leaf, BatchArray) else leaf, value)
+
+
+def _has_batch(value: Any) -> bool:
+    if type(value) in (dict, tuple):
+        return any(map(_has_batch, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, BatchArray)
+
+
+class LoopBatches:
+    """Data of a training loop.
+
+    Args:
+        place: line of the loop, for messages.
+        rank_rows: rows of this rank in a batch; None if each rank reads whole batches.
+        names: names that the loop assigns batches and parts of them to.
+
+    Attributes:
+        sharding: description of the distribution of samples to ranks.
+    """
+
+    def __init__(self, place: str, rank_rows: RankRows | None, names: tuple[str, ...]) -> None:
+        self.sharding = BY_ELEMENT
+        self._place = place
+        self._rank_rows = rank_rows
+        self._names = names
+        self._data: Any = None
+        self._source: Source | None = None
+        self._namespace: dict[str, Any] = {}
+
+    def of(self, data: Any, namespace: dict[str, Any]) -> Iterable[Any]:
+        """Return the batches of the loop for one pass.
+
+        Args:
+            data: iterable of the loop.
+            namespace: global names of the loop.
+        """
+        if self._rank_rows is None:
+            return data  # type: ignore[no-any-return]
+        self._namespace = namespace
+        if data is not self._data or self._source is not None:
+            self._source = _source_of(data, is_known=data is self._data)
+        self._data = data
+        self.sharding = BY_ELEMENT if self._source is None else BY_ROW
+        return data if self._source is None else _Batches(data, self._elements)
+
+    def stop(self) -> None:
+        """Read whole batches from the next pass on: the step needs them."""
+        self._rank_rows = None
+        self.sharding = BY_ELEMENT
+
+    def finish(self) -> None:
+        """Let global names of batches contain all rows, for the cells that follow."""
+        for name in self._names:
+            if name in self._namespace:
+                self._namespace[name] = whole(self._namespace[name])
+        self._data = self._source = None
+
+    def _elements(self) -> Iterator[Tree]:
+        assert self._source is not None
+        assert self._rank_rows is not None
+        rank_rows, batches = self._rank_rows, self._source.epoch(1, self._rank_rows)
+        for number in itertools.count():
+            checks = number < _CHECKED or number % _CHECKED == 0
+            before = generator_states() if checks else b""
+            batch = next(batches, None)
+            if checks and generator_states() != before:
+                raise StepError(
+                    f"{self._place}: reading a batch drew random numbers from a global generator, "
+                    "and each worker reads other rows. Draw them from a generator that is seeded "
+                    "with the number of the sample, or run the cell with --no-lift"
+                )
+            if batch is None:
+                return
+            yield _element(batch, rank_rows)
+
+
+class _Batches:
+    """Iterable of batches with the length of the user's data, for progress bars.
+
+    Args:
+        data: the user's data.
+        start: begins a pass.
+    """
+
+    def __init__(self, data: Any, start: Callable[[], Iterator[Any]]) -> None:
+        self._data = data
+        self._start = start
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._start()
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+
+def _element(batch: Batch, rank_rows: RankRows) -> Tree:
+    """Return a batch as the user's loop receives it."""
+    first = 0 if batch.whole else batch.rows // rank_rows.ranks * rank_rows.rank
+    numbers = iter(range(len(leaves(batch.values))))
+
+    def array(own: np.ndarray) -> BatchArray:
+        number = next(numbers)
+        return BatchArray(own, first, batch.rows, lambda: leaves(batch.everything())[number])
+
+    (element,) = map_arrays(array, batch.values)
+    return element
+
+
+def _source_of(data: Any, *, is_known: bool) -> Source | None:
+    """Return the source of data that a rank can read by row; None for other data.
+
+    Args:
+        data: iterable of the loop.
+        is_known: True if the last pass has read the same data by row.
+    """
+    if not grain_rows.is_grain(data):
+        return _of_table(data)
+    source, _ = grain_rows.find(data, StepOptions(data="", steps=1))
+    if source is None or not source.steps:
+        return None
+    if not is_known and (draws(lambda: source.sample(0)) or not _is_plain(source.sample(0))):
+        return None
+    return source
+
+
+def _of_table(batches: Any) -> Arrays | None:
+    """Return the source of `dataset.iter(batch_size)` of Hugging Face.
+
+    The iterator has not begun, and the format is that of NumPy. Columns with missing values may
+    have other types in other batches.
+    """
+    is_new = inspect.isgenerator(batches) and inspect.getgeneratorstate(batches) == "GEN_CREATED"
+    if not is_new or not is_of(batches.gi_frame.f_locals.get("self"), "datasets", "Dataset"):
+        return None
+    if batches.gi_code is not sys.modules["datasets"].Dataset.iter.__code__:
+        return None
+    given = batches.gi_frame.f_locals
+    dataset, size = given["self"], given["batch_size"]
+    samples = len(dataset) - (len(dataset) % size if given["drop_last_batch"] else 0)
+    lacks = any(column.null_count for column in dataset.data.columns)
+    if dataset.format["type"] != "numpy" or not samples or lacks or not _is_plain(dataset[:1]):
+        return None
+
+    def read(rows: np.ndarray) -> Tree:
+        return dataset[int(rows[0]) : int(rows[-1]) + 1]
+
+    rows = IndexedRows(samples, read, "the data set", alike=True)
+    return Arrays(rows, size, None, Padding(()))
+
+
+def _is_plain(tree: Any) -> bool:
+    """Return True for arrays and numbers in dicts and tuples, whose types nbdist keeps."""
+    if type(tree) in (dict, tuple):
+        return all(map(_is_plain, tree.values() if isinstance(tree, dict) else tree))
+    is_number = isinstance(tree, (np.generic, int, float, complex))
+    return (is_number or type(tree) is np.ndarray) and np.asarray(tree).dtype.kind in "biufcV"

@@ -1,0 +1,113 @@
+"""Names of the batches of a training loop whose rows only the step reads."""
+
+from __future__ import annotations
+
+import ast
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from nbdist.worker.lifting.batch_names import BatchNames, with_data
+from nbdist.worker.lifting.jax_callees import JaxCallees
+from nbdist.worker.lifting.rewrite import LoopProgram, lift
+
+STEP = """
+def step(w, x, y):
+    return grad(w, x, y)
+"""
+
+
+def grad(*_: Any) -> float:
+    """Double of a gradient of JAX."""
+    return 0.0
+
+
+grad.__module__ = "jax"
+
+
+def names_of(cell: str) -> BatchNames:
+    """Return the names of the batches of the only training loop in a cell."""
+    source = STEP + dedent(cell)
+    tree = ast.parse(source)
+    _, programs = lift(tree, source, JaxCallees(tree, {"grad": grad}))
+    (program,) = programs.values()
+    assert isinstance(program, LoopProgram)
+    return program.batches
+
+
+READ_BY_STEP = {
+    "two names": ("for x, y in data:\n    w = step(w, x, y)", "x y", ""),
+    "number of the step": ("for i, (x, y) in enumerate(data):\n    w = step(w, x, y)", "x y", ""),
+    "progress bar": (
+        "for i, (x, y) in enumerate(tqdm(data, total=8)):\n    w = step(w, x, y)",
+        "x y",
+        "",
+    ),
+    "sizes": (
+        "for x, y in data:\n    w = step(w, x, y)\n    n += x.shape[0] + len(y)",
+        "x y",
+        "",
+    ),
+    "parts of a batch": (
+        "for batch in data:\n    x, y = batch['x'], batch['y']\n    w = step(w, x, y)",
+        "batch x y",
+        "",
+    ),
+    "read after the loop": (
+        "for x, y in data:\n    w = step(w, x, y)\nprint(x)",
+        "x y",
+        "x",
+    ),
+    "parameter of a function": (
+        "for x, y in data:\n    w = step(w, x, y)\ndef show(x):\n    print(x)",
+        "x y",
+        "",
+    ),
+    "in a function": (
+        "def train(w, data):\n    for x, y in data:\n        w = step(w, x, y)\n    return w, y",
+        "x y",
+        "y",
+    ),
+    "condition on a size": (
+        "for x, y in data:\n    if len(x) == 8:\n        w = step(w, x, y)",
+        "x y",
+        "",
+    ),
+}
+READ_BY_OTHERS = {
+    "after the step": "for x, y in data:\n    w = step(w, x, y)\n    print(x)",
+    "before the step": "for x, y in data:\n    z = x + 1\n    w = step(w, z, y)",
+    "in the call of the step": "for i, (x, y) in enumerate(data):\n    w = step(w, x[: i + 1], y)",
+    "in a function": "def show():\n    print(x)\nfor x, y in data:\n    w = step(w, x, y)",
+    "in a lambda": "show = lambda: x\nfor x, y in data:\n    w = step(w, x, y)\n    show()",
+    "in `eval`": "for x, y in data:\n    w = step(w, x, y)\n    eval('x')",
+    "in `else`": "for x, y in data:\n    w = step(w, x, y)\nelse:\n    print(x)",
+    "changed": "for x, y in data:\n    x[0] = 1\n    w = step(w, x, y)",
+    "replaced": "for x, y in data:\n    w = step(w, x, y)\n    x = 1",
+    "deleted": "for x, y in data:\n    w = step(w, x, y)\n    del x",
+    "after an error": "try:\n    for x, y in data:\n        w = step(w, x, y)\nfinally:\n"
+    "    print(x)",
+    "global name of a function": "def train(w):\n    global x\n    for x, y in data:\n"
+    "        w = step(w, x, y)",
+    "attribute as a name": "for o.x, y in data:\n    w = step(w, o.x, y)",
+    "body of a class": "class A:\n    for x, y in data:\n        w = step(w, x, y)",
+    "rank": "for x, y in data:\n    w = step(w + rank, x, y)",
+}
+
+
+@pytest.mark.parametrize(("cell", "every", "later"), READ_BY_STEP.values(), ids=READ_BY_STEP)
+def test_rows_that_only_the_step_reads(cell: str, every: str, later: str) -> None:
+    assert names_of(cell) == (tuple(sorted(every.split())), tuple(later.split()))
+
+
+@pytest.mark.parametrize("cell", READ_BY_OTHERS.values(), ids=READ_BY_OTHERS)
+def test_rows_that_others_read(cell: str) -> None:
+    assert names_of(cell) == BatchNames()
+
+
+def test_data_of_a_loop() -> None:
+    iterable = ast.parse("enumerate(tqdm(data, total=8), 1)", mode="eval").body
+    changed = with_data(iterable, lambda _: ast.Name("other", ast.Load()))
+    assert ast.unparse(changed) == "enumerate(tqdm(other, total=8), 1)"
+    assert ast.unparse(iterable) == "enumerate(tqdm(data, total=8), 1)"
