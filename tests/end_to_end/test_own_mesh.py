@@ -238,8 +238,11 @@ FIRST_DEVICE = {
     ),
     "device_put": "first = jax.device_put(np.arange(4.0) * 2, jax.devices()[0])\n",
     "tree": "first = jax.device_put([jnp.arange(4.0) * 2], device=jax.devices()[0])[0]\n",
+    "asarray": "first = jnp.asarray(np.arange(4.0) * 2, device=jax.devices()[0])\n",
+    "zeros": "first = jnp.zeros(4, device=jax.devices()[0]) + jnp.arange(4.0) * 2\n",
+    "linspace": "first = jnp.linspace(0, 6, 4, device=jax.devices()[0])\n",
 }
-USES = {"context": "default ", "option": "default ", "device_put": "", "tree": ""}
+USES = {"context": "default ", "option": "default "}
 
 
 @pytest.mark.parametrize("form", FIRST_DEVICE)
@@ -247,7 +250,7 @@ def test_device_of_rank_0_is_the_own_one_on_each_rank(
     cluster: nbdist.Cluster, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.run(f"{FIRST_DEVICE[form]}print(first)")
-    assert f"each rank uses its own {USES[form]}device: " in capsys.readouterr().out
+    assert f"each rank uses its own {USES.get(form, '')}device: " in capsys.readouterr().out
     for first in pulled(cluster, "first"):
         np.testing.assert_array_equal(first, [0, 2, 4, 6])
     own = "first.devices() == {jax.local_devices()[0]}"

@@ -1,4 +1,4 @@
-"""Patches of `jax.device_put` on several processes.
+"""Patches of `jax.device_put` and of the argument `device` of `jax.numpy` on several processes.
 
 `jax.device_put(values, sharding)` checks that all processes pass the same values. It compares them
 with copies that were rounded to 32 bits, and by `==`. An array such as `np.array([0.1])`, which is
@@ -8,7 +8,7 @@ passes the bits of the values, in the type that JAX stores, to the same check.
 `jax.device_put(values, device)` refuses arrays that a training loop has replicated over all
 processes, and a device of another process gives arrays without values. This module puts the own
 copy of such arrays on the device. For a device of another process, such as `jax.devices()[0]`, it
-takes the own device at the same place.
+takes the own device at the same place, also in `jnp.asarray(values, device=jax.devices()[0])`.
 
 `tests/end_to_end/test_own_mesh.py` and `test_lifted_loops_jax.py` fail when the patches are no
 longer needed.
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax._src.numpy import util
 from jax.experimental import multihost_utils
 
 from nbdist.worker.jax.arrays.default_device_patch import own_device
@@ -36,6 +37,7 @@ def apply() -> None:
     if is_tested("JAX", jax.__version__, "jax.device_put compares NaN as different"):
         multihost_utils.assert_equal = _patched(multihost_utils.assert_equal)
         jax.device_put = _on_own_device(jax.device_put)
+        util.canonicalize_device_to_sharding = _of_own_device(util.canonicalize_device_to_sharding)
 
 
 def _on_own_device(upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,6 +49,16 @@ def _on_own_device(upstream: Callable[..., Any]) -> Callable[..., Any]:
         return upstream(x, device, *args, **kwargs)
 
     return device_put
+
+
+def _of_own_device(upstream: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(upstream)
+    def canonicalize_device_to_sharding(device: Any) -> Any:
+        if isinstance(device, jax.Device):
+            device = own_device(device, "jax.numpy: each rank uses its own device")
+        return upstream(device)
+
+    return canonicalize_device_to_sharding
 
 
 def _own_copy(leaf: Any) -> Any:
