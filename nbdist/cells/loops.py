@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from nbdist.cells.effects import is_compiled, within
+from nbdist.cells.names import Names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence, Set
@@ -149,7 +150,43 @@ def _begins_training(outer: ast.For, inner: Sequence[Loop], callees: Callees) ->
                 return True
             case ast.Assign(targets=[target], value=ast.Call() | ast.Tuple()):
                 created |= _names(target)
-    return any(created & _trained(loop.body, callees) for loop in inner)
+    if any(created & _trained(loop.body, callees) for loop in inner):
+        return True
+    return not callees.compiles and _begins_state(outer, inner, callees)
+
+
+def _begins_state(outer: ast.For, inner: Sequence[Loop], callees: Callees) -> bool:
+    """Return True if each pass of the outer loop assigns all that inner steps of JAX carry on.
+
+    Steps that carry nothing train objects: each pass then creates an object that they read.
+    """
+    read: set[str] = set()
+    carried: set[str] = set()
+    for loop in inner:
+        bound = Names()
+        for statement in loop.body:
+            if takes_gradient([statement], callees):
+                names = Names(bound.bound)
+                names.visit(statement)
+                read |= names.read.keys()
+            bound.visit(statement)
+        carried |= read & bound.assigned
+    around = Names()
+    around.scan(outer.body)
+    if carried:
+        return not carried & around.read.keys()
+    return bool(read & _objects(outer.body))
+
+
+def _objects(statements: Sequence[ast.stmt]) -> set[str]:
+    """Return the names to which statements assign objects of classes, as in `net = Net(seed)`."""
+    found: set[str] = set()
+    for statement in statements:
+        match statement:
+            case ast.Assign(targets=[target], value=ast.Call(func=function)):
+                if ast.unparse(function).split(".")[-1][:1].isupper():
+                    found |= _names(target)
+    return found
 
 
 def repeats_batch(loop: Loop, callees: Callees) -> bool:

@@ -224,6 +224,28 @@ def test_innermost_loops_over_data_are_training_loops(
 
 
 @pytest.mark.parametrize(
+    ("outer", "inner", "is_training"),
+    [
+        ("rates\n  p = start", "p, l = train_step(p, x)", True),
+        ("kinds\n  p, s = x()", "g = compiled(p, X)\n    s, p = s + g, p - s", True),
+        ("seeds\n  net = Net(x)", "loss = train_step(net, X)", True),
+        ("data", "p, l = train_step(p, x)", False),
+        ("data\n  h = zeros()", "p, h = train_step(p, h, x)", False),
+        ("data\n  b = jnp.asarray(x)", "loss = train_step(net, b)", False),
+        ("data\n  k, s = split(k)", "p, k = train_step(p, x, k)", False),
+        ("data\n  q, l = train_step(q, x)\n  p = q", "p, l = train_step(p, x)", False),
+    ],
+)
+def test_loop_whose_passes_begin_with_new_state_has_no_batches(
+    namespace: dict[str, Any], outer: str, inner: str, is_training: bool
+) -> None:
+    cell = f"for x in {outer}\n  for i in range(3):\n    {inner}".replace("\n", ":\n", 1)
+    tree = ast.parse(cell)
+    (loop,) = training_loops(tree, JaxCallees(tree, namespace))
+    assert loop.col_offset == (2 if is_training else 0)
+
+
+@pytest.mark.parametrize(
     ("body", "given", "late"),
     [
         ("p, loss = train_step(p, x)", ["x"], ()),
