@@ -168,6 +168,27 @@ trainer = Trainer()
 trainer.fit(batches, 2)
 outcome = [plain(nnx.state(trainer.model)), plain(trainer.history)]
 """,
+    "Flax objects whose arrays have one row for each sample": """
+from flax import nnx
+
+class Table(nnx.Module):
+    def __init__(self):
+        self.rows = nnx.Param(jnp.ones((44, 1)))
+    def __call__(self, i):
+        return self.rows[i]
+
+@nnx.jit
+def train_step(model, optimizer, i, y):
+    loss, g = nnx.value_and_grad(lambda m: ((m(i) - y) ** 2).mean())(model)
+    optimizer.update(model, g)
+    return loss
+
+table, index = Table(), np.arange(44)
+optimizer = nnx.Optimizer(table, optax.adam(0.1), wrt=nnx.Param)
+for step in range(5):
+    losses.append(train_step(table, optimizer, index, Y))
+outcome = [plain(losses), plain(table.rows[...])]
+""",
     "accumulation by hand, averaged weights, a seeded shuffle of tf.data": """
 import tensorflow as tf
 data = tf.data.Dataset.from_tensor_slices({"x": X, "y": Y}).shuffle(44, seed=1).batch(4)
@@ -287,6 +308,7 @@ def assert_near(actual: Any, expected: Any) -> None:
         "one of two steps, with other results",
         "whole data in each step, read by name",
         "trainer with a compiled method, and Flax objects",
+        "Flax objects whose arrays have one row for each sample",
         "one compiled function for each epoch, which scans over batches",
         "values of a step that functions read, in the step and after it",
         "state in global names, and losses noted by the step itself",

@@ -24,6 +24,7 @@ from nbdist.worker.jax.runtime import processes
 from nbdist.worker.jax.runtime.step_signals import NAME as SIGNALS
 from nbdist.worker.jax.step.loop_check import LoopSubject
 from nbdist.worker.jax.step.loop_state import LoopState, Snapshot
+from nbdist.worker.jax.step.object_slots import is_of_nnx
 from nbdist.worker.lifting.jax_callees import is_pmapped
 from nbdist.worker.lifting.lifted_loop import defined, split_header, without_unassigned
 from nbdist.worker.profiling.jax_profiler import PjrtTracer
@@ -437,8 +438,12 @@ class JaxLoopStep:
 
 
 def _flattened(value: Any) -> tuple[list[Any], Any]:
+    """Return the leaves and structure of a value.
+
+    An object of Flax NNX is a leaf: a step changes it in place, and a copy would take the changes.
+    """
     try:
-        leaves, structure = jax.tree.flatten(value)
+        leaves, structure = jax.tree.flatten(value, is_leaf=is_of_nnx)
         return leaves, structure
     except (TypeError, ValueError):  # keys that cannot be sorted
         return [value], jax.tree.structure(0)

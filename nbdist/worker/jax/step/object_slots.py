@@ -244,10 +244,10 @@ def is_open(value: Any) -> bool:
     root = kind.__module__.partition(".")[0]
     if root in _SKIPPED and root not in _OPEN_MODULES:
         return False
-    return not _is_of_nnx(value)
+    return not is_of_nnx(value)
 
 
-def _is_of_nnx(value: Any) -> bool:
+def is_of_nnx(value: Any) -> bool:
     """Return True if a value is an object of Flax NNX; `nnx.Objects` carries these."""
     if "flax.nnx" not in sys.modules:
         return False
