@@ -189,6 +189,35 @@ for step in range(5):
     losses.append(train_step(table, optimizer, index, Y))
 outcome = [plain(losses), plain(table.rows[...])]
 """,
+    "dicts, lists and objects that a step changes, with as many rows as the data": """
+@jax.tree_util.register_pytree_node_class
+class Line:
+    def __init__(self, w):
+        self.w = w
+    def tree_flatten(self):
+        return (self.w,), None
+    @classmethod
+    def tree_unflatten(cls, _, parts):
+        return cls(*parts)
+    def fit_step(self, x, y):
+        loss, g = value_and_grad(lambda line: ((x @ line.w - y) ** 2).mean())(self)
+        self.w = self.w - 0.05 * g.w
+        return loss
+
+def fit_step(p, x, y):
+    loss, g = value_and_grad(lambda p: ((x @ p["w"][0] + p["b"] - y) ** 2).mean())(p)
+    p["w"][0] -= 0.05 * g["w"][0]
+    p["b"] = p["b"] - 0.05 * g["b"]
+    return loss
+
+data, targets = X[:4], Y[:4]
+parts, line = {"w": [jnp.zeros((4, 1))], "b": jnp.zeros((4, 1))}, Line(jnp.zeros((4, 1)))
+for i in range(4):
+    losses.append(fit_step(parts, data, targets))
+for i in range(4):
+    losses.append(line.fit_step(data, targets))
+outcome = [plain(parts), plain(line), plain(losses)]
+""",
     "accumulation by hand, averaged weights, a seeded shuffle of tf.data": """
 import tensorflow as tf
 data = tf.data.Dataset.from_tensor_slices({"x": X, "y": Y}).shuffle(44, seed=1).batch(4)
@@ -309,6 +338,7 @@ def assert_near(actual: Any, expected: Any) -> None:
         "whole data in each step, read by name",
         "trainer with a compiled method, and Flax objects",
         "Flax objects whose arrays have one row for each sample",
+        "dicts, lists and objects that a step changes, with as many rows as the data",
         "one compiled function for each epoch, which scans over batches",
         "values of a step that functions read, in the step and after it",
         "state in global names, and losses noted by the step itself",

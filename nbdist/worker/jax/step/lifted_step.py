@@ -30,6 +30,7 @@ from nbdist.worker.lifting.lifted_loop import defined, split_header, without_una
 from nbdist.worker.profiling.jax_profiler import PjrtTracer
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.signals import NO_SIGNALS
+from nbdist.worker.runtime.user_modules import is_users
 from nbdist.worker.training.parity import Findings, compare
 from nbdist.worker.training.step_contract import StepResult
 
@@ -205,7 +206,9 @@ class JaxLoopStep:
     def _inputs_by_name(self, arguments: Arguments) -> dict[str, Any]:
         """Return what the loop gives to the step; without a batch, also what the step reads."""
         given = dict(zip(self._program.loop.given, arguments.given, strict=True))
-        return {**self._read, **given} if self._reads_batch else given
+        if not self._reads_batch:
+            return given
+        return {n: v for n, v in self._read.items() if not _may_change(v)} | given
 
     def _first_division(self) -> Division:
         inputs, state = self._inputs, self._state.saved().values()
@@ -296,7 +299,14 @@ class JaxLoopStep:
         if self._reads_batch:
             self._namespace.update({n: v for n, v in placed.items() if n in self._read})
         pairs = zip(self._program.loop.given, self._arguments.given, strict=True)
-        return self._called(tuple(placed.get(name, value) for name, value in pairs), carried)
+        leaves = {name: jax.tree.leaves(value) for name, value in placed.items()}
+        given = tuple(placed.get(name, value) for name, value in pairs)
+        outputs = self._called(given, carried)
+        values = self._inputs_by_name(self._arguments)
+        for name, copies in leaves.items():
+            own = dict(zip(map(id, copies), _flattened(values[name])[0], strict=True))
+            _repeat(values[name], placed[name], own)
+        return outputs
 
     def _tried(self, carried: tuple[Any, ...]) -> dict[str, Any]:
         """Run the first step on a split batch, or on the whole one if its code needs all rows."""
@@ -447,6 +457,38 @@ def _flattened(value: Any) -> tuple[list[Any], Any]:
         return leaves, structure
     except (TypeError, ValueError):  # keys that cannot be sorted
         return [value], jax.tree.structure(0)
+
+
+def _may_change(value: Any) -> bool:
+    """Return True for an object of a class of the user whose attributes can be assigned."""
+    kind: Any = type(value)
+    return is_users(kind.__module__) and kind.__setattr__ is object.__setattr__
+
+
+def _repeat(value: Any, copy: Any, own: dict[int, Any]) -> Any:
+    """Change dicts and lists as a step has changed a copy of them, and return the result.
+
+    Args:
+        value: a part of a value that the user has passed to the step.
+        copy: the same part of the copy.
+        own: leaves of the value, by the ids of those that the copy had before the step.
+    """
+    if id(copy) in own:
+        return own[id(copy)]
+    if isinstance(copy, dict) and isinstance(value, dict):
+        for key in value.keys() - copy.keys():
+            del value[key]
+        for key, part in copy.items():
+            value[key] = _repeat(value.get(key), part, own)
+        return value
+    if isinstance(copy, (list, tuple)) and type(copy) is type(value):
+        before = [*value, *[None] * len(copy)]
+        parts = [_repeat(*pair, own) for pair in zip(before, copy, strict=False)]
+        if isinstance(value, list):
+            value[:] = parts
+        return value
+    is_same = type(copy) is type(value) and all(id(leaf) in own for leaf in jax.tree.leaves(copy))
+    return value if is_same else _gathered(copy)
 
 
 def _are_alike(leaf: Any, other: Any) -> bool:
