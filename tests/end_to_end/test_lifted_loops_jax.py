@@ -468,6 +468,15 @@ def closed(p):
 for i in range(3):
     params, loss = closed(params)
 """,
+    "its step reads `data.train.x`: assign this array to a name before the loop": """
+from collections import namedtuple
+class Rows:
+    pass
+data = namedtuple("Data", ["train"])(Rows())
+data.train.x, data.train.y = X, Y
+for i in range(3):
+    params, loss = update(params, data.train.x, data.train.y)
+""",
     "its step needs all rows of a batch on one device": """
 for x, y in batches:
     params, loss = jit(lambda p: update(p, x, y))(params)

@@ -6,6 +6,8 @@ only places its batch, and XLA divides the work. The numbers are those of one de
 
 from __future__ import annotations
 
+import ast
+import inspect
 import itertools
 import math
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,7 +56,9 @@ _MAPPED = ("axis to squeeze out", "inconsistent sizes", "not divisible")
 _KEYS = ((2,), (4,))
 """Shapes of keys that `jax.random.PRNGKey` makes."""
 
-Division = Literal["divided", "rows", "batch", "mesh", "ranks", "rank", "code", "scan", "pmap"]
+Division = Literal[
+    "divided", "rows", "batch", "objects", "mesh", "ranks", "rank", "code", "scan", "pmap"
+]
 """Division of a batch over the replicas, or the reason why each worker computes the whole batch."""
 
 _REASONS: dict[Division, str] = {
@@ -62,6 +66,7 @@ _REASONS: dict[Division, str] = {
     "mesh": "",
     "rows": "a batch of {rows} rows does not divide over {shards} replicas",
     "batch": "its step receives no batch from the loop: pass the data to it as arguments",
+    "objects": "its step reads `{attribute}`: assign this array to a name before the loop",
     "ranks": "the first batch or the state differs between the workers: set their seeds",
     "rank": "its step uses `rank`",
     "code": "its step needs all rows of a batch on one device",
@@ -178,6 +183,7 @@ class JaxLoopStep:
         self._reads_batch = not self._inputs_of(first).rows
         self._inputs = self._inputs_of(first)
         self._kinds = {self._inputs.kind}
+        self._attribute = _array_of_object(loop.step, self._read)
         self._division = self._first_division()
         if self._division == "divided":
             self._state.adopt()
@@ -220,7 +226,7 @@ class JaxLoopStep:
         elif any(map(is_pmapped, self._read.values())):
             found = "pmap"
         elif not inputs.rows:
-            found = "batch"
+            found = "objects" if self._attribute else "batch"
         elif inputs.rows % self.shards:
             found = "rows"
         elif "rank" in self._read:
@@ -240,7 +246,9 @@ class JaxLoopStep:
         return f"{where} every worker computes the whole loop: {self._reason()}"
 
     def _reason(self) -> str:
-        return _REASONS[self._division].format(rows=self._inputs.rows, shards=self.shards)
+        return _REASONS[self._division].format(
+            rows=self._inputs.rows, shards=self.shards, attribute=self._attribute
+        )
 
     def constants(self, *, begins: bool = True) -> dict[str, Any]:
         """Return nothing: the step's functions run in Python."""
@@ -457,6 +465,28 @@ def _flattened(value: Any) -> tuple[list[Any], Any]:
         return leaves, structure
     except (TypeError, ValueError):  # keys that cannot be sorted
         return [value], jax.tree.structure(0)
+
+
+def _array_of_object(step: Sequence[ast.stmt], read: dict[str, Any]) -> str:
+    """Return the first array that a step reads, but not assigns, as an attribute; or empty."""
+    nodes = [node for part in step for node in ast.walk(part) if isinstance(node, ast.Attribute)]
+    assigned = {ast.unparse(node) for node in nodes if isinstance(node.ctx, ast.Store)}
+    for node in nodes:
+        value = _attribute(node, read)
+        if is_array(value) and value.ndim and ast.unparse(node) not in assigned:
+            return ast.unparse(node)
+    return ""
+
+
+def _attribute(node: ast.expr, read: dict[str, Any]) -> Any:
+    """Return the value of a name, or of an attribute that is no property; otherwise None."""
+    if isinstance(node, ast.Name):
+        return read.get(node.id)
+    if not isinstance(node, ast.Attribute):
+        return None
+    owner = _attribute(node.value, read)
+    of = getattr if isinstance(owner, tuple) else inspect.getattr_static
+    return of(owner, node.attr, None)
 
 
 def _may_change(value: Any) -> bool:
