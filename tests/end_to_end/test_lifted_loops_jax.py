@@ -210,13 +210,20 @@ def fit_step(p, x, y):
     p["b"] = p["b"] - 0.05 * g["b"]
     return loss
 
-data, targets = X[:4], Y[:4]
+def descend(w, x, y):
+    loss, g = value_and_grad(lambda w: ((x @ w - y) ** 2).mean())(w)
+    w -= 0.05 * np.asarray(g)
+    return loss
+
+data, targets, w = X[:4], Y[:4], np.zeros((4, 1), "float32")
 parts, line = {"w": [jnp.zeros((4, 1))], "b": jnp.zeros((4, 1))}, Line(jnp.zeros((4, 1)))
 for i in range(4):
     losses.append(fit_step(parts, data, targets))
 for i in range(4):
     losses.append(line.fit_step(data, targets))
-outcome = [plain(parts), plain(line), plain(losses)]
+for i in range(4):
+    losses.append(descend(w, data, targets))
+outcome = [plain(parts), plain(line), plain(w), plain(losses)]
 """,
     "accumulation by hand, averaged weights, a seeded shuffle of tf.data": """
 import tensorflow as tf

@@ -27,6 +27,7 @@ from nbdist.worker.jax.runtime.step_signals import NAME as SIGNALS
 from nbdist.worker.jax.step.loop_check import LoopSubject
 from nbdist.worker.jax.step.loop_state import LoopState, Snapshot
 from nbdist.worker.jax.step.object_slots import is_of_nnx
+from nbdist.worker.lifting.callees import tree_of
 from nbdist.worker.lifting.jax_callees import is_pmapped
 from nbdist.worker.lifting.lifted_loop import defined, split_header, without_unassigned
 from nbdist.worker.profiling.jax_profiler import PjrtTracer
@@ -179,6 +180,7 @@ class JaxLoopStep:
         carried = dict(zip(loop.carried, first.carried, strict=True))
         self._state = LoopState(carried, self._read, loop.mutated)
         self._arguments = first
+        self._updated = _updated_in_place(loop.step, self._read)
         self._reads_batch = False
         self._reads_batch = not self._inputs_of(first).rows
         self._inputs = self._inputs_of(first)
@@ -206,7 +208,7 @@ class JaxLoopStep:
 
     def _inputs_of(self, arguments: Arguments) -> _Inputs:
         loop = self._program.loop
-        values, late = self._inputs_by_name(arguments), (*loop.late, *loop.mutated)
+        values, late = self._inputs_by_name(arguments), (*loop.late, *loop.mutated, *self._updated)
         return _Inputs(values, late, len(self._by_rows.spec) - 1)
 
     def _inputs_by_name(self, arguments: Arguments) -> dict[str, Any]:
@@ -465,6 +467,20 @@ def _flattened(value: Any) -> tuple[list[Any], Any]:
         return leaves, structure
     except (TypeError, ValueError):  # keys that cannot be sorted
         return [value], jax.tree.structure(0)
+
+
+def _updated_in_place(step: Sequence[ast.stmt], read: dict[str, Any]) -> set[str]:
+    """Return the names of arguments that a called function updates in place, as in `w -= g`."""
+    found: set[str] = set()
+    for call in (n for part in step for n in ast.walk(part) if isinstance(n, ast.Call)):
+        function = read.get(call.func.id) if isinstance(call.func, ast.Name) else None
+        for node in tree_of(function):
+            updates = (n for n in ast.walk(node) if isinstance(n, ast.AugAssign))
+            targets = {ast.unparse(n.target) for n in updates}
+            names = [a.arg for a in node.args.args] if isinstance(node, ast.FunctionDef) else []
+            pairs = zip(names, call.args, strict=False)
+            found |= {ast.unparse(value) for name, value in pairs if name in targets}
+    return found
 
 
 def _array_of_object(step: Sequence[ast.stmt], read: dict[str, Any]) -> str:
