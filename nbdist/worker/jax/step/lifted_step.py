@@ -180,12 +180,10 @@ class JaxLoopStep:
         carried = dict(zip(loop.carried, first.carried, strict=True))
         self._state = LoopState(carried, self._read, loop.mutated)
         self._arguments = first
-        self._updated = _updated_in_place(loop.step, self._read)
         self._reads_batch = False
         self._reads_batch = not self._inputs_of(first).rows
         self._inputs = self._inputs_of(first)
         self._kinds = {self._inputs.kind}
-        self._attribute = _array_of_object(loop.step, self._read)
         self._division = self._first_division()
         if self._division == "divided":
             self._state.adopt()
@@ -208,7 +206,8 @@ class JaxLoopStep:
 
     def _inputs_of(self, arguments: Arguments) -> _Inputs:
         loop = self._program.loop
-        values, late = self._inputs_by_name(arguments), (*loop.late, *loop.mutated, *self._updated)
+        values, late = self._inputs_by_name(arguments), (*loop.late, *loop.mutated)
+        late += (*_updated_in_place(loop.step, self._read),)
         return _Inputs(values, late, len(self._by_rows.spec) - 1)
 
     def _inputs_by_name(self, arguments: Arguments) -> dict[str, Any]:
@@ -228,7 +227,7 @@ class JaxLoopStep:
         elif any(map(is_pmapped, self._read.values())):
             found = "pmap"
         elif not inputs.rows:
-            found = "objects" if self._attribute else "batch"
+            found = "objects" if self._attribute() else "batch"
         elif inputs.rows % self.shards:
             found = "rows"
         elif "rank" in self._read:
@@ -249,8 +248,11 @@ class JaxLoopStep:
 
     def _reason(self) -> str:
         return _REASONS[self._division].format(
-            rows=self._inputs.rows, shards=self.shards, attribute=self._attribute
+            rows=self._inputs.rows, shards=self.shards, attribute=self._attribute()
         )
+
+    def _attribute(self) -> str:
+        return _array_of_object(self._program.loop.step, self._read)
 
     def constants(self, *, begins: bool = True) -> dict[str, Any]:
         """Return nothing: the step's functions run in Python."""
