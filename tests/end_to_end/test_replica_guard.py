@@ -187,6 +187,7 @@ def test_rank_local_state_raises_no_error(name: str, epochs: int) -> None:
 
 AVERAGES = {
     "variable": "average = tf.Variable(0.0, trainable=False)",
+    "Keras variable": "import keras\naverage = keras.Variable(0.0, trainable=False)",
     "module": """
 class Average(tf.Module):
     def __init__(self):

@@ -58,7 +58,7 @@ class EqualVariables:
             self._components += [
                 (label, variable.values[0])
                 for name, owner in owners.items()
-                for label, variable in _described(name, owner, untrained_of(owner))
+                for label, variable in _described(name, owner, _untrained(owner))
                 if is_compared(variable)
             ]
 
@@ -94,6 +94,12 @@ def _alike(owner: Any) -> Iterable[Any]:
     if isinstance(owner, keras.metrics.Metric):
         return []
     return variables_of(owner)
+
+
+def _untrained(owner: Any) -> Iterable[Any]:
+    if isinstance(owner, keras.Variable):
+        return [] if owner.trainable else [owner]
+    return untrained_of(owner)
 
 
 def _path(name: str, variable: Any, owner: Any) -> str:
