@@ -10,7 +10,8 @@ it. TensorFlow has no setting for the class of strategy that a constructor retur
 A cell runs in the scope of the running strategy. `keras.backend.clear_session` resets the default
 graph and with it TensorFlow's list of entered scopes. The end of the cell would then raise
 IndexError, so nbdist skips the reset in a scope. The only cost: graphs that eager code never uses
-stay in memory.
+stay in memory. `import tensorflow.compat.v1`, as in Keras's `TensorBoard`, replaces the module
+`tf.compat.v1`, so nbdist patches the stack of graphs, not that module's function.
 
 A plain cell computes the whole batch on every worker. In the scope, TensorFlow refuses gradients
 with respect to mirrored variables, and Keras refuses updates. nbdist takes the gradients with
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.distribute.values import DistributedVariable
+from tensorflow.python.framework import ops
 
 from nbdist.errors import StrategyError
 from nbdist.worker.runtime import context, import_hooks
@@ -73,7 +75,8 @@ def apply() -> None:
     interim = tf.__internal__.distribute.interim
     interim.maybe_merge_call = _without_replicas(interim.maybe_merge_call)
     import_hooks.once_imported("keras", _patch_loss_scale)
-    tf.compat.v1.reset_default_graph = _reset_outside_of_scopes(tf.compat.v1.reset_default_graph)
+    graphs = type(ops._default_graph_stack)
+    graphs.reset = _outside_of_scopes(graphs.reset)
 
 
 def running() -> Any:
@@ -154,12 +157,12 @@ def _patch_loss_scale() -> None:
     kind._tf_apply = apply_scaled
 
 
-def _reset_outside_of_scopes(upstream: Callable[[], None]) -> Callable[[], None]:
-    def reset_default_graph() -> None:
+def _outside_of_scopes(upstream: Callable[[Any], None]) -> Callable[[Any], None]:
+    def reset(self: Any) -> None:
         if not tf.distribute.has_strategy():
-            upstream()
+            upstream(self)
 
-    return reset_default_graph
+    return reset
 
 
 def _answer(kind: type, answer: Callable[[type, Any], Any]) -> None:

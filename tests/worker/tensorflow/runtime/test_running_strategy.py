@@ -67,6 +67,16 @@ alike, total, isinstance(strategy, tf.distribute.MirroredStrategy)
     assert set(cluster.run(cell).results.values()) == {"(True, 2.0, False)"}
 
 
+def test_session_is_cleared_after_an_import_of_version_1(cluster: nbdist.Cluster) -> None:
+    """The import replaces the module `tf.compat.v1`, as Keras's `TensorBoard` does."""
+    cell = """
+import keras, tensorflow as tf, tensorflow.compat.v1
+keras.backend.clear_session()
+tf.distribute.get_strategy() is strategy
+"""
+    assert set(cluster.run(cell).results.values()) == {"True"}
+
+
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
