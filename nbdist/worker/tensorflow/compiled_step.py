@@ -23,9 +23,10 @@ from nbdist.worker.tensorflow.replica import (
 from nbdist.worker.tensorflow.replica.batch_share import Shares
 from nbdist.worker.tensorflow.replica.inlined_functions import converted, inlined_functions
 from nbdist.worker.tensorflow.replica.sample_random import Draws
-from nbdist.worker.tensorflow.row_dataflow import depends_on_kinds, host_effect, kink, unequal_slice
+from nbdist.worker.tensorflow.row_dataflow import depends_on_kinds, host_effect, kink
 from nbdist.worker.tensorflow.runtime import collective_timing
 from nbdist.worker.tensorflow.step_outputs import leaves_of
+from nbdist.worker.tensorflow.unequal_writes import unequal_write
 from nbdist.worker.training import step_contract
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class CompiledStep:
         with _readable_errors():
             step = self._run.get_concrete_function(values, whole=batch.whole)
             if self._outputs is None and not batch.whole and self._replicas.total > 1:
-                _refuse_unequal_slices(step.graph)
+                _refuse_unequal_writes(step.graph)
             if self._draws.is_ambiguous:
                 self._learn_draws(values)
             run = self._recording if recorded else self._run
@@ -340,19 +341,19 @@ class CompiledStep:
         return {**scalars, FINITE: finite, **self._clock.stamps(), **ours}
 
 
-def _refuse_unequal_slices(graph: tf.Graph) -> None:
-    """Refuse a step cell that assigns a value of a replica's own rows to a slice of a variable.
+def _refuse_unequal_writes(graph: tf.Graph) -> None:
+    """Refuse a step cell that assigns a value of a replica's own rows to rows of a variable.
 
     Raises:
         StepError: names the line.
     """
-    write = unequal_slice(graph)
+    write = unequal_write(graph)
     if write is None:
         return
-    frames = [f for f in write.traceback if f.name == "step"]
+    frames = [f for f in write.traceback or () if f.name == "step"]
     where = f"line {frames[-1].lineno}: " if frames else ""
     raise StepError(
-        f"{where}each replica would assign to a slice a value of its own rows of the batch, so the "
+        f"{where}each replica would assign a value of its own rows of the batch to a slice, so the "
         "copies of the variable would differ: write the step as a training loop in a plain cell, "
         "or, for a mean over the rows, create the variable by "
         "tf.Variable(..., aggregation=tf.VariableAggregation.MEAN)"

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from nbdist.worker.tensorflow.variables import is_mirrored
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Set
 
@@ -110,34 +108,19 @@ def depends_on_kinds(graph: tf.Graph, rows: int) -> bool:
     Returns:
         True too for operations that are not known.
     """
-    return any(not _is_safe(operation, given, rows) for operation, given in _on_own_rows(graph))
+    flow = on_own_rows(graph, arguments(graph))
+    return any(not _is_safe(operation, given, rows) for operation, given in flow)
 
 
-def unequal_slice(graph: tf.Graph) -> tf.Operation | None:
-    """Return an operation that makes the copies of a variable differ between replicas.
+def on_own_rows(
+    graph: tf.Graph, reached: set[str]
+) -> Iterator[tuple[tf.Operation, list[tf.Tensor]]]:
+    """Yield the operations on values of the replica's own rows, with these inputs.
 
     Args:
-        graph: graph of the step on one part. Its arguments are the arrays of the batch.
-
-    Returns:
-        The first operation that writes to a slice of a mirrored variable a value of the replica's
-        own rows, not combined by a collective; None without one. Branches and loops are not
-        searched.
+        graph: graph of the step on one part, or of a branch or loop in it.
+        reached: names of its arguments of own rows. The names of further values are added.
     """
-    outside = {inside.name: handle for handle, inside in graph.captures}
-    writes = (
-        operation
-        for operation, _ in _on_own_rows(graph)
-        if operation.type == "ResourceStridedSliceAssign"
-        and _is_mirrored(outside.get(operation.inputs[0].name))
-    )
-    return next(writes, None)
-
-
-def _on_own_rows(graph: tf.Graph) -> Iterator[tuple[tf.Operation, list[tf.Tensor]]]:
-    """Yield the operations on values of the replica's own rows, with these inputs."""
-    captured = {tensor.name for tensor in graph.internal_captures}
-    reached = {tensor.name for tensor in graph.inputs} - captured
     for operation in graph.get_operations():  # in the order of the data flow
         given = [tensor for tensor in operation.inputs if tensor.name in reached]
         if not given or operation.type in _SHAPES or operation.type.startswith("Collective"):
@@ -148,10 +131,10 @@ def _on_own_rows(graph: tf.Graph) -> Iterator[tuple[tf.Operation, list[tf.Tensor
             reached.add(operation.inputs[0].name)  # the variable, which later operations read
 
 
-def _is_mirrored(handle: tf.Tensor | None) -> bool:
-    """Return True if a resource is a copy of a variable that is equal on all replicas."""
-    container = getattr(handle, "_distributed_container", lambda: None)()
-    return container is not None and is_mirrored(container)
+def arguments(graph: tf.Graph) -> set[str]:
+    """Return the names of a graph's arguments, without values that it captures."""
+    captured = {tensor.name for tensor in graph.internal_captures}
+    return {tensor.name for tensor in graph.inputs} - captured
 
 
 def kink(graph: tf.Graph, rows: int, decisions: Iterable[str] = ()) -> str:
@@ -162,8 +145,7 @@ def kink(graph: tf.Graph, rows: int, decisions: Iterable[str] = ()) -> str:
         rows: number of rows of the part.
         decisions: names of tensors without rows that are true or false.
     """
-    captured = {tensor.name for tensor in graph.internal_captures}
-    reached = {tensor.name for tensor in graph.inputs} - captured
+    reached = arguments(graph)
     sums: set[str] = set()
     decided = set(decisions)
     for operation in graph.get_operations():
