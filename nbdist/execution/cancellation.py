@@ -46,6 +46,15 @@ A rank that begins later finds the command.
 """
 
 
+_COMPUTING = 0.2
+_WITH_QUEUES = 0.5
+"""Share of a look for which the threads of a rank compute, or compute and wait for a processor.
+
+On two cores with 15 busy threads, idle ranks waited for 0.16 of a look and computed for 0.02.
+Ranks that computed had 0.3 and waited for 2 to 4 (2026-11-30).
+"""
+
+
 class Positions:
     """Positions of the ranks, which nbdist requests from them.
 
@@ -89,14 +98,13 @@ class Positions:
         while (left_s := deadline - time.monotonic()) > 0:
             self._show(min(left_s, POLL_S))
         self.request()
-        least_s = seconds / 10
         return [
             rank
             for rank, where in self.where.items()
             if rank in before
             and (
-                (not where.waits and where.cpu_s - before[rank].cpu_s > least_s)
-                or (on_any_thread and where.process_s - before[rank].process_s > 2 * least_s)
+                (not where.waits and where.cpu_s - before[rank].cpu_s > seconds / 10)
+                or (on_any_thread and _threads_compute(before[rank], where, seconds))
             )
         ]
 
@@ -106,6 +114,12 @@ class Positions:
         if running:
             self.request()
         return [rank for rank in sorted(running & self.where.keys()) if self.where[rank].waits]
+
+
+def _threads_compute(before: RankPosition, where: RankPosition, seconds: float) -> bool:
+    used_s = where.process_s - before.process_s
+    wanted_s = used_s + where.queued_s - before.queued_s
+    return used_s > _COMPUTING * seconds or wanted_s > _WITH_QUEUES * seconds
 
 
 class Cancellation:

@@ -498,6 +498,7 @@ class RankPosition(Event, frozen=True):
             query did not ask.
         under_way: a computation or a collective of this rank is running.
         process_s: processor seconds of the process.
+        queued_s: seconds for which its threads waited for a processor, all together.
         clock_s: monotonic clock of the host, in seconds.
         threads: stacks of all Python threads, the main thread first, if the query asked for them.
     """
@@ -510,6 +511,7 @@ class RankPosition(Event, frozen=True):
     collective: StrategyName | None = None
     under_way: bool = False
     process_s: float = 0.0
+    queued_s: float = 0.0
     clock_s: float = 0.0
     threads: str = ""
 

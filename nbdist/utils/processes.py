@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -18,7 +19,6 @@ from nbdist.records import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 
 CONTINUES = 75
@@ -123,6 +123,19 @@ def await_ends(processes: Iterable[psutil.Process], timeout_s: float) -> list[ps
         time.sleep(_POLL_S)
         running = list(filter(is_alive, running))
     return running
+
+
+def queued_s() -> float:
+    """Return the seconds for which the threads of this process waited for a processor.
+
+    Returns:
+        The sum over the running threads; 0 if the machine does not count it.
+    """
+    waited_ns = 0
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            waited_ns += int(file.read_text(encoding="ascii").split()[1])
+    return waited_ns / 1e9
 
 
 def cause_of(code: int) -> str:

@@ -11,6 +11,8 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
+from nbdist.utils.processes import queued_s
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import FrameType
@@ -63,15 +65,19 @@ def under_way(worker: Worker) -> bool:
     return False
 
 
-def processor_s(worker: Worker) -> float:
-    """Return the processor seconds of the process; 0 if a wait for its devices also uses them."""
+def processor_seconds(worker: Worker) -> dict[str, float]:
+    """Return how long the process computed, and how long its threads waited for a processor.
+
+    Returns:
+        The fields of `RankPosition`; empty if a wait for devices also uses processors.
+    """
     mirrored = worker.strategies.get("mirrored")
     on_cpus = mirrored is None or all("CPU" in d for d in mirrored.extended.worker_devices)
     if "pjrt" in worker.strategies:
         from nbdist.worker.jax import backend as jax_backend
 
         on_cpus = on_cpus and jax_backend.on_cpus()
-    return time.process_time() if on_cpus else 0.0
+    return {"process_s": time.process_time(), "queued_s": queued_s()} if on_cpus else {}
 
 
 def _in_callback(frames: Mapping[int, FrameType]) -> bool:

@@ -137,7 +137,7 @@ def _execute(worker: Worker, command: _Command, main: int) -> None:
         worker.interrupts.force_interrupt()
     elif isinstance(command, Diagnose):
         where = _where(worker, main)
-        where = msgspec.structs.replace(where, process_s=waiting.processor_s(worker))
+        where = msgspec.structs.replace(where, **waiting.processor_seconds(worker))
         if command.threads:
             where = msgspec.structs.replace(where, threads=_threads(main))
         worker.reporter.send(where, urgent=True)

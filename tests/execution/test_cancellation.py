@@ -161,6 +161,25 @@ def test_threads_of_a_rank_that_waits_may_compute(clock: Clock) -> None:
     assert ranks.cancellation.positions.computing(0.5, on_any_thread=True) == []
 
 
+@pytest.mark.parametrize(("queued_s", "computing"), [(0.3, [0]), (0.2, [])])
+def test_threads_that_wait_for_a_processor_compute(
+    clock: Clock, queued_s: float, computing: list[int]
+) -> None:
+    """On a busy machine, threads that compute wait for a processor most of the time."""
+    ranks = Ranks(clock, 1)
+    ranks.where = {0: where(0)}
+    queued = iter((5.0, 5.0 + queued_s))
+    used = iter((1.0, 1.01))
+
+    def receive(command: Command, rank: int) -> None:
+        if isinstance(command, Diagnose):
+            answer = where(rank, waits=True, process_s=next(used), queued_s=next(queued))
+            ranks.cancellation.positions.receive(answer)
+
+    ranks.dispatcher.deliver = receive
+    assert ranks.cancellation.positions.computing(0.5, on_any_thread=True) == computing
+
+
 def test_waiting_ranks_are_sorted(clock: Clock) -> None:
     ranks = Ranks(clock, 3)
     ranks.where = {2: where(2, waits=True), 0: where(0, waits=True), 1: where(1)}

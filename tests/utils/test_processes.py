@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import msgspec
@@ -16,6 +18,7 @@ from nbdist.utils.processes import (
     is_alive,
     is_gone,
     process_of,
+    queued_s,
     this_process,
 )
 
@@ -105,3 +108,20 @@ def test_the_wait_ends_with_the_last_process() -> None:
 def test_the_cause_of_an_end_is_described(code: int, cause: str) -> None:
     assert cause_of(code) == cause
     assert "ran out of memory" in cause_of(-signal.SIGKILL)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux counts the time in queues")
+def test_time_in_the_queue_of_a_processor_is_counted() -> None:
+    """Two busy threads share a processor: one of them waits."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+            before, deadline = queued_s(), time.monotonic() + 60
+            while queued_s() <= before and time.monotonic() < deadline:
+                sum(range(100_000))
+            other.kill()
+        assert queued_s() > before
+    finally:
+        os.sched_setaffinity(0, allowed)
