@@ -6,8 +6,6 @@ only places its batch, and XLA divides the work. The numbers are those of one de
 
 from __future__ import annotations
 
-import ast
-import inspect
 import itertools
 import math
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,13 +25,12 @@ from nbdist.worker.jax.runtime.step_signals import NAME as SIGNALS
 from nbdist.worker.jax.step.loop_check import LoopSubject
 from nbdist.worker.jax.step.loop_state import LoopState, Snapshot
 from nbdist.worker.jax.step.object_slots import is_of_nnx
-from nbdist.worker.lifting.callees import tree_of
 from nbdist.worker.lifting.jax_callees import is_pmapped
 from nbdist.worker.lifting.lifted_loop import defined, split_header, without_unassigned
+from nbdist.worker.lifting.step_reads import array_of_object, may_change, updated_in_place
 from nbdist.worker.profiling.jax_profiler import PjrtTracer
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.signals import NO_SIGNALS
-from nbdist.worker.runtime.user_modules import is_users
 from nbdist.worker.training.parity import Findings, compare
 from nbdist.worker.training.step_contract import StepResult
 
@@ -207,7 +204,7 @@ class JaxLoopStep:
     def _inputs_of(self, arguments: Arguments) -> _Inputs:
         loop = self._program.loop
         values, late = self._inputs_by_name(arguments), (*loop.late, *loop.mutated)
-        late += (*_updated_in_place(loop.step, self._read),)
+        late += (*updated_in_place(loop.step, self._read),)
         return _Inputs(values, late, len(self._by_rows.spec) - 1)
 
     def _inputs_by_name(self, arguments: Arguments) -> dict[str, Any]:
@@ -215,7 +212,7 @@ class JaxLoopStep:
         given = dict(zip(self._program.loop.given, arguments.given, strict=True))
         if not self._reads_batch:
             return given
-        return {n: v for n, v in self._read.items() if not _may_change(v)} | given
+        return {n: v for n, v in self._read.items() if not may_change(v)} | given
 
     def _first_division(self) -> Division:
         inputs, state = self._inputs, self._state.saved().values()
@@ -252,7 +249,7 @@ class JaxLoopStep:
         )
 
     def _attribute(self) -> str:
-        return _array_of_object(self._program.loop.step, self._read)
+        return array_of_object(self._program.loop.step, self._read, is_array)
 
     def constants(self, *, begins: bool = True) -> dict[str, Any]:
         """Return nothing: the step's functions run in Python."""
@@ -469,48 +466,6 @@ def _flattened(value: Any) -> tuple[list[Any], Any]:
         return leaves, structure
     except (TypeError, ValueError):  # keys that cannot be sorted
         return [value], jax.tree.structure(0)
-
-
-def _updated_in_place(step: Sequence[ast.stmt], read: dict[str, Any]) -> set[str]:
-    """Return the names of arguments that a called function updates in place, as in `w -= g`."""
-    found: set[str] = set()
-    for call in (n for part in step for n in ast.walk(part) if isinstance(n, ast.Call)):
-        function = read.get(call.func.id) if isinstance(call.func, ast.Name) else None
-        for node in tree_of(function):
-            updates = (n for n in ast.walk(node) if isinstance(n, ast.AugAssign))
-            targets = {ast.unparse(n.target) for n in updates}
-            names = [a.arg for a in node.args.args] if isinstance(node, ast.FunctionDef) else []
-            pairs = zip(names, call.args, strict=False)
-            found |= {ast.unparse(value) for name, value in pairs if name in targets}
-    return found
-
-
-def _array_of_object(step: Sequence[ast.stmt], read: dict[str, Any]) -> str:
-    """Return the first array that a step reads, but not assigns, as an attribute; or empty."""
-    nodes = [node for part in step for node in ast.walk(part) if isinstance(node, ast.Attribute)]
-    assigned = {ast.unparse(node) for node in nodes if isinstance(node.ctx, ast.Store)}
-    for node in nodes:
-        value = _attribute(node, read)
-        if is_array(value) and value.ndim and ast.unparse(node) not in assigned:
-            return ast.unparse(node)
-    return ""
-
-
-def _attribute(node: ast.expr, read: dict[str, Any]) -> Any:
-    """Return the value of a name, or of an attribute that is no property; otherwise None."""
-    if isinstance(node, ast.Name):
-        return read.get(node.id)
-    if not isinstance(node, ast.Attribute):
-        return None
-    owner = _attribute(node.value, read)
-    of = getattr if isinstance(owner, tuple) else inspect.getattr_static
-    return of(owner, node.attr, None)
-
-
-def _may_change(value: Any) -> bool:
-    """Return True for an object of a class of the user whose attributes can be assigned."""
-    kind: Any = type(value)
-    return is_users(kind.__module__) and kind.__setattr__ is object.__setattr__
 
 
 def _repeat(value: Any, copy: Any, own: dict[int, Any]) -> Any:
