@@ -128,7 +128,8 @@ class ForkServer:
             outcomes = json.loads(self.process.stdout.readline() or "{}")
         finally:
             limit.cancel()
-        assert outcomes, self._errors.read_text(encoding="utf-8")
+        errors = self._errors.read_text(encoding="utf-8")
+        assert outcomes, errors or f"the process ended, perhaps after {LIMIT_S} s"
         return outcomes
 
     def stop(self) -> None:
@@ -231,9 +232,13 @@ def plainly(programs: dict[str, str], *modules: str, **env: str) -> dict[str, An
 def _run(programs: dict[str, str], modules: Sequence[str], env: dict[str, str]) -> Any:
     variables = {k: v for k, v in os.environ.items() if k.startswith(FRAMEWORK_VARIABLES)}
     key = (*modules, *sorted({**variables, **env}.items()))
-    if key not in _servers:
-        _servers[key] = ForkServer(modules, env)
-    return _servers[key].run(programs)
+    server = _servers.get(key)
+    if server is not None and server.process.poll() is not None:  # as after LIMIT_S
+        server.stop()
+        server = None
+    if server is None:
+        _servers[key] = server = ForkServer(modules, env)
+    return server.run(programs)
 
 
 def _key(*texts: str) -> str:

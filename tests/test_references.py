@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.references import ForkServer
+from tests.references import ForkServer, plainly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,3 +32,11 @@ def test_error_of_a_program_is_shown_and_the_next_one_runs(server: ForkServer) -
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
         server.run({"one": "outcome = 1 / 0"})
     assert server.run({"one": "outcome = 3"}) == {"one": 3}
+
+
+def test_a_server_that_was_ended_is_replaced() -> None:
+    end = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos._exit(0)"
+    with pytest.raises(AssertionError, match="the process ended"):
+        plainly({"one": end}, "decimal")
+    not_stored = "outcome = 3  # without nbdist"
+    assert plainly({"one": not_stored}, "decimal") == {"one": 3}
