@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nbdist.records import Columns, Finding, Rows
-from tests.browser.lab import violations
+from tests.browser.lab import until, violations
 from tests.browser.test_media import contents
 from tests.runs import new_run
 
@@ -184,8 +184,8 @@ def test_lines_are_toggled_by_keys(tab: Page, view: Locator) -> None:
         tab.locator(f"button.nbdist-chip[aria-pressed={hidden}]:focus").wait_for()
     tab.keyboard.press("Alt+Enter")
     view.locator("button.nbdist-chip[aria-pressed=false]").first.wait_for()
-    assert second.get_attribute("aria-pressed") == "false"
-    assert first.get_attribute("aria-pressed") == "true"
+    pressed = [first, second]
+    until(tab, lambda: [c.get_attribute("aria-pressed") for c in pressed] == ["true", "false"])
     tab.keyboard.press("Alt+Enter")
     view.locator("button.nbdist-chip[aria-pressed=false]").first.wait_for(state="detached")
 

@@ -255,8 +255,8 @@ def test_metrics_share_a_cursor_and_keep_their_layout_after_a_reload(
     shown = show(tab, run.state.id)
     shown.get_by_role("figure").nth(2).wait_for()
     pressed = shown.locator("button[aria-pressed=true][title]:not(.nbdist-chip)")
-    titles = [button.get_attribute("title") for button in pressed.all()]
-    assert titles == ["Logarithmic scale of loss", "Full width for accuracy"]
+    titles = ["Logarithmic scale of loss", "Full width for accuracy"]
+    until(tab, lambda: [button.get_attribute("title") for button in pressed.all()] == titles)
     assert shown.get_by_label("Smoothing").input_value() == "20"
 
 
@@ -293,7 +293,7 @@ def test_figures_of_a_long_run_fit_into_a_narrow_view(lab: Lab, tab: Page) -> No
     figures = shown.locator(".nbdist-figures")
     figures.get_by_text("remaining").wait_for()
     tab.set_viewport_size({"width": 1000, "height": 700})
-    assert figures.evaluate(APART)
+    until(tab, lambda: figures.evaluate(APART))
     tab.set_viewport_size({"width": 1400, "height": 900})
     end(run)
 

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import expect
 
 from nbdist.telemetry.annotations import annotate, read_annotations
-from tests.browser.lab import TIMEOUT_MS, change_theme, revert, violations
+from tests.browser.lab import TIMEOUT_MS, change_theme, revert, until, violations
 from tests.runs import losses, new_run, rows
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def test_curves_of_selected_runs_share_their_axes(tab: Locator) -> None:
     tab.get_by_label("Smoothing").fill("0.9")
     expect(value).not_to_have_text(rough)
     tab.get_by_label("Log scale").check()
-    assert chart.evaluate(pixels) != before
+    until(tab.page, lambda: chart.evaluate(pixels) != before)
     box = chart.bounding_box()
     assert box is not None
     tab.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
