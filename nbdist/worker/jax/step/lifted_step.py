@@ -204,7 +204,8 @@ class JaxLoopStep:
     def _inputs_of(self, arguments: Arguments) -> _Inputs:
         loop = self._program.loop
         values, late = self._inputs_by_name(arguments), (*loop.late, *loop.mutated)
-        late += (*updated_in_place(loop.step, self._read),)
+        updated = updated_in_place(loop.step, self._read)
+        late += tuple(n for n in updated if _contains_numpy(self._read.get(n)))
         return _Inputs(values, late, len(self._by_rows.spec) - 1)
 
     def _inputs_by_name(self, arguments: Arguments) -> dict[str, Any]:
@@ -492,6 +493,11 @@ def _repeat(value: Any, copy: Any, own: dict[int, Any]) -> Any:
         return value
     is_same = type(copy) is type(value) and all(id(leaf) in own for leaf in jax.tree.leaves(copy))
     return value if is_same else _gathered(copy)
+
+
+def _contains_numpy(value: Any) -> bool:
+    """Return True if code can change arrays of a value in place."""
+    return any(isinstance(leaf, np.ndarray) for leaf in _flattened(value)[0])
 
 
 def _are_alike(leaf: Any, other: Any) -> bool:
