@@ -1,8 +1,9 @@
 """Time to read an epoch that is limited by its samples: several workers against one.
 
-The steps compute next to nothing. One map of tf.data decodes JPEG pictures, which takes a core. The
-other one, and the records of grain on one thread, wait 3 ms for each sample, as for an object
-store: they measure more workers than the machine has cores.
+The steps of cells and of a training loop under JAX compute next to nothing. One map of tf.data
+decodes JPEG pictures, which takes a core. The other one, and the records of grain on one thread,
+wait 3 ms for each sample, as for an object store: they measure more workers than the machine has
+cores.
 """
 
 from __future__ import annotations
@@ -59,6 +60,27 @@ records = grain.MapDataset.range({samples}).map(lambda number: np.float32(wait(n
 """
 STEP = "loss = tf.reduce_mean(batch)"
 
+LOOP_DATA = """
+import time
+import grain, jax, numpy as np
+
+def waited(number):
+    time.sleep(0.003)
+    return np.float32(number)
+
+@jax.jit
+def train_step(weight, batch):
+    return weight - jax.grad(lambda w: (w * batch).mean())(weight)
+
+one_thread = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+stream = grain.MapDataset.range({samples}).map(waited).batch({batch}).to_iter_dataset(one_thread)
+"""
+LOOP = """
+weight = np.float32(1)
+for batch in stream:
+    weight = train_step(weight, batch)
+"""
+
 
 def cases(scale: Scale) -> Iterator[Case | Skipped]:
     batches = scale.of(BATCHES, SMOKE_BATCHES)
@@ -76,7 +98,10 @@ def cases(scale: Scale) -> Iterator[Case | Skipped]:
                         continue
                     for cluster in (one, several):
                         cluster.run(f"stream = {stream}")
-                    epoch_s = partial(_epoch_s, batches=batches)
+                    options = StepOptions(data="stream")
+                    epoch_s = partial(
+                        _epoch_s, batches=batches, cell=STEP, options=options, strategy="mirrored"
+                    )
                     yield compare(
                         case,
                         partial(epoch_s, several),
@@ -85,10 +110,31 @@ def cases(scale: Scale) -> Iterator[Case | Skipped]:
                         target=target,
                         runs=scale.runs(RUNS),
                     )
+    yield from _loops(scale, batches)
 
 
-def _epoch_s(cluster: nbdist.Cluster, batches: int) -> float:
+def _loops(scale: Scale, batches: int) -> Iterator[Case]:
+    """Measure training loops over records of grain."""
+    data = LOOP_DATA.format(samples=BATCH * batches, batch=BATCH)
+    epoch_s = partial(_epoch_s, batches=batches, cell=LOOP, options=None, strategy="pjrt")
+    with ours.quiet(), ours.cluster(scale, 1, "pjrt") as one:
+        one.run(data, strategy="pjrt")
+        for workers, target in TARGETS.items():
+            with ours.cluster(scale, workers, "pjrt") as several:
+                several.run(data, strategy="pjrt")
+                yield compare(
+                    f"a training loop over records of grain: {workers} workers against 1",
+                    partial(epoch_s, several),
+                    partial(epoch_s, one),
+                    unit="s",
+                    target=target,
+                    runs=scale.runs(RUNS),
+                )
+
+
+def _epoch_s(
+    cluster: nbdist.Cluster, batches: int, cell: str, options: StepOptions | None, strategy: str
+) -> float:
     """Return the seconds from the first to the last step of an epoch, for `batches` batches."""
-    options = StepOptions(data="stream")
-    ends = ours.step_ends(cluster, STEP, options, "mirrored")
+    ends = ours.step_ends(cluster, cell, options, strategy)
     return (ends[-1] - ends[0]) * batches / (batches - 1)
