@@ -73,6 +73,13 @@ _REDUCTIONS = frozenset({"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"})
 _TESTS = frozenset({"IsFinite", "IsInf", "IsNan"})
 """Operations of tests for finite numbers, which are false in no usual step."""
 
+BODIES = {
+    **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
+    **dict.fromkeys(("While", "StatelessWhile"), ("body",)),
+    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ("f",)),
+}
+"""Attributes of an operation that name the graphs which it runs."""
+
 _EFFECTS = {
     "EagerPyFunc": "calls Python by tf.py_function",
     "PyFunc": "calls Python by tf.numpy_function",
@@ -126,7 +133,7 @@ def on_own_rows(
         if not given or operation.type in _SHAPES or operation.type.startswith("Collective"):
             continue
         yield operation, given
-        reached |= _outputs(operation, reached)
+        reached |= _own_outputs(operation, reached)
         if operation.type.startswith("Assign"):
             reached.add(operation.inputs[0].name)  # the variable, which later operations read
 
@@ -162,6 +169,61 @@ def kink(graph: tf.Graph, rows: int, decisions: Iterable[str] = ()) -> str:
         if given <= sums or (kind in _REDUCTIONS and _adds_rows(operation, rows)):
             sums |= _outputs(operation, given)
     return ""
+
+
+def _own_outputs(operation: tf.Operation, own: Set[str]) -> set[str]:
+    """Return the names of the results that depend on own rows, also of branches and loops."""
+    if operation.type not in BODIES:
+        return _outputs(operation, own)
+    places: set[int] = set()
+    for name in BODIES[operation.type]:
+        given = own_arguments(operation, name, own)
+        if is_decided_by(operation, name, own):
+            return {tensor.name for tensor in operation.outputs}
+        # Without a pass of a loop, its results are its arguments.
+        places |= given if name == "body" else _own_results(body_of(operation, name), given)
+    return {tensor.name for place, tensor in enumerate(operation.outputs) if place in places}
+
+
+def body_of(operation: tf.Operation, name: str) -> tf.Graph:
+    """Return the graph that an attribute of an operation names."""
+    return operation.graph._functions[operation.get_attr(name).name].graph
+
+
+def passed_to(operation: tf.Operation, body: tf.Graph) -> list[tf.Tensor]:
+    """Return the values that an operation passes to the arguments of a graph in it."""
+    return list(operation.inputs)[-len(body.inputs) :] if body.inputs else []
+
+
+def own_arguments(operation: tf.Operation, name: str, own: Set[str]) -> set[int]:
+    """Return the places of the arguments of a branch, body or function that depend on own rows."""
+    body = body_of(operation, name)
+    places = {n for n, tensor in enumerate(passed_to(operation, body)) if tensor.name in own}
+    if name == "body":
+        while (more := places | _own_results(body, places)) != places:
+            places = more
+    return places
+
+
+def is_decided_by(operation: tf.Operation, name: str, own: Set[str]) -> bool:
+    """Return True if own rows decide whether a branch or a body runs."""
+    if name == "body":
+        places = own_arguments(operation, name, own)
+        return bool(_own_results(body_of(operation, "cond"), places))
+    return name != "f" and operation.inputs[0].name in own
+
+
+def _own_results(graph: tf.Graph, places: Set[int]) -> set[int]:
+    """Return the places of the results that depend on arguments of own rows."""
+    reached = arguments_at(graph, places)
+    for _ in on_own_rows(graph, reached):
+        pass
+    return {place for place, tensor in enumerate(graph.outputs) if tensor.name in reached}
+
+
+def arguments_at(graph: tf.Graph, places: Set[int]) -> set[str]:
+    """Return the names of the arguments of a graph at these places."""
+    return {tensor.name for place, tensor in enumerate(graph.inputs) if place in places}
 
 
 def _outputs(operation: tf.Operation, given: Set[str]) -> set[str]:

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbdist.worker.tensorflow.row_dataflow import arguments, on_own_rows
+from nbdist.worker.tensorflow.row_dataflow import (
+    BODIES,
+    arguments,
+    arguments_at,
+    body_of,
+    is_decided_by,
+    on_own_rows,
+    own_arguments,
+    passed_to,
+)
 from nbdist.worker.tensorflow.variables import is_mirrored
 
 if TYPE_CHECKING:
     from collections.abc import Set
 
     import tensorflow as tf
-
-_BODIES = {
-    **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
-    **dict.fromkeys(("While", "StatelessWhile"), ("body",)),
-    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ("f",)),
-}
-"""Attributes of an operation that name the graphs which it runs."""
 
 
 def unequal_write(graph: tf.Graph) -> tf.Operation | None:
@@ -49,7 +51,7 @@ def _first(
         names = own.get(operation.name, set())
         if (names or is_decided) and _writes_rows(operation, mirrored):
             return operation
-        for name in _BODIES.get(operation.type, ()):
+        for name in BODIES.get(operation.type, ()):
             found = _in_body(operation, name, names, mirrored, is_decided=is_decided)
             if found is not None:
                 return found
@@ -66,37 +68,13 @@ def _in_body(
     operation: tf.Operation, name: str, own: Set[str], mirrored: Set[str], *, is_decided: bool
 ) -> tf.Operation | None:
     """Return the first such operation of a branch, a loop's body or a called function."""
-    body = _graph(operation, name)
-    passed = list(operation.inputs)[-len(body.inputs) :] if body.inputs else []
-    places = {place for place, tensor in enumerate(passed) if tensor.name in own}
-    if name == "body":
-        while (more := places | _results(body, places)) != places:
-            places = more
-        is_decided = is_decided or bool(_results(_graph(operation, "cond"), places))
-    elif name != "f":
-        is_decided = is_decided or operation.inputs[0].name in own
-    inside = {
-        tensor.name
-        for outer, tensor in zip(passed, body.inputs, strict=True)
-        if outer.name in mirrored
-    }
-    return _first(body, _at(body, places), inside, is_decided=is_decided)
-
-
-def _graph(operation: tf.Operation, name: str) -> tf.Graph:
-    return operation.graph._functions[operation.get_attr(name).name].graph
-
-
-def _at(graph: tf.Graph, places: Set[int]) -> set[str]:
-    return {tensor.name for place, tensor in enumerate(graph.inputs) if place in places}
-
-
-def _results(graph: tf.Graph, places: Set[int]) -> set[int]:
-    """Return the places of the results that depend on arguments of own rows."""
-    reached = _at(graph, places)
-    for _ in on_own_rows(graph, reached):
-        pass
-    return {place for place, tensor in enumerate(graph.outputs) if tensor.name in reached}
+    body = body_of(operation, name)
+    pairs = zip(passed_to(operation, body), body.inputs, strict=True)
+    inside = {tensor.name for outer, tensor in pairs if outer.name in mirrored}
+    reached = arguments_at(body, own_arguments(operation, name, own))
+    return _first(
+        body, reached, inside, is_decided=is_decided or is_decided_by(operation, name, own)
+    )
 
 
 def _is_mirrored(handle: tf.Tensor) -> bool:
