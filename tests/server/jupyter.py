@@ -80,10 +80,11 @@ class JupyterServer:
         extensions = folder / "share" / "labextensions"
         extensions.mkdir(parents=True)
         (extensions / "nbdist").symlink_to(ROOT / "nbdist" / "labextension")
+        path = filter(None, (os.environ.get("JUPYTER_PATH"), str(extensions.parent)))
         self._environment = {
             "JUPYTER_CONFIG_DIR": str(folder / "config"),
             "JUPYTER_DATA_DIR": str(folder / "data"),
-            "JUPYTER_PATH": str(extensions.parent),
+            "JUPYTER_PATH": os.pathsep.join(path),
             "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
             "NBDIST_RUNS_FOLDER": str(self.runs),
             "PYTHONPATH": str(ROOT),
