@@ -70,7 +70,8 @@ def waited(number):
 
 @jax.jit
 def train_step(weight, batch):
-    return weight - jax.grad(lambda w: (w * batch).mean())(weight)
+    loss, gradient = jax.value_and_grad(lambda w: (w * batch).mean())(weight)
+    return weight - gradient, loss
 
 one_thread = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
 stream = grain.MapDataset.range({samples}).map(waited).batch({batch}).to_iter_dataset(one_thread)
@@ -78,7 +79,7 @@ stream = grain.MapDataset.range({samples}).map(waited).batch({batch}).to_iter_da
 LOOP = """
 weight = np.float32(1)
 for batch in stream:
-    weight = train_step(weight, batch)
+    weight, loss = train_step(weight, batch)
 """
 
 
