@@ -79,7 +79,7 @@ class GrainRows:
             share = rank_rows.share(len(rows), rows.__getitem__)
             tree = self._stacked(itertools.islice(own, len(share.values)))
             if rank_rows.ranks > 1:
-                refuse_other_rows(self.first, tree)
+                refuse_other_rows(self._first, tree)
             everything = functools.cache(functools.partial(self._whole, rows))
             yield Batch((tree,), share.rows, share.whole, everything)
 
@@ -97,7 +97,7 @@ class GrainRows:
         return found
 
     @functools.cached_property
-    def first(self) -> Tree:
+    def _first(self) -> Tree:
         """Batch of the first sample. A rank does not see the samples of the others."""
         return self._whole(range(1))[0]
 

@@ -25,7 +25,7 @@ from nbdist.worker.runtime import import_hooks
 from nbdist.worker.runtime.user_modules import behind, is_of_user, is_users
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from nbdist.cells.loops import Scan
 
@@ -410,12 +410,21 @@ class Callees:
 
     def _value(self, node: ast.expr) -> Any:
         """Return the object behind a name or an attribute of one; None if it is unknown."""
-        if isinstance(node, ast.Name):
-            return self._namespace.get(node.id)
-        if isinstance(node, ast.Attribute):
-            owner = self._value(node.value)
-            return None if owner is None else inspect.getattr_static(owner, node.attr, None)
-        return None
+        return value_of(node, self._namespace)
+
+
+def value_of(node: ast.expr, namespace: Mapping[str, Any]) -> Any:
+    """Return the object behind a name or an attribute of one; None if it is unknown.
+
+    Properties are not evaluated. Fields of a named tuple are.
+    """
+    if isinstance(node, ast.Name):
+        return namespace.get(node.id)
+    if isinstance(node, ast.Attribute):
+        owner = value_of(node.value, namespace)
+        of = getattr if isinstance(owner, tuple) else inspect.getattr_static
+        return None if owner is None else of(owner, node.attr, None)
+    return None
 
 
 def _converts(call: ast.Call, outside: set[str]) -> bool:

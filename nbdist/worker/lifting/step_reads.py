@@ -8,7 +8,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from nbdist.cells.effects import root_name
-from nbdist.worker.lifting.callees import tree_of
+from nbdist.worker.lifting.callees import tree_of, value_of
 from nbdist.worker.runtime.user_modules import is_users
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def _called(node: ast.expr, namespace: Mapping[str, Any]) -> tuple[Any, bool]:
 
     A compiled or transformed function is None: it receives tracers.
     """
-    function, is_bound = _attribute(node, namespace), False
+    function, is_bound = value_of(node, namespace), False
     if isinstance(node, ast.Attribute) and isinstance(function, FunctionType):
-        owner = _attribute(node.value, namespace)
+        owner = value_of(node.value, namespace)
         is_bound = not isinstance(owner, (ModuleType, type)) and _is_of_class(owner, function)
     elif isinstance(function, (staticmethod, classmethod)):
         function, is_bound = function.__func__, isinstance(function, classmethod)
@@ -88,18 +88,7 @@ def array_of_object(
     nodes = [node for part in step for node in ast.walk(part) if isinstance(node, ast.Attribute)]
     assigned = {ast.unparse(node) for node in nodes if isinstance(node.ctx, ast.Store)}
     for node in nodes:
-        value = _attribute(node, read)
+        value = value_of(node, read)
         if is_array(value) and value.ndim and ast.unparse(node) not in assigned:
             return ast.unparse(node)
     return ""
-
-
-def _attribute(node: ast.expr, read: Mapping[str, Any]) -> Any:
-    """Return the value of a name, or of an attribute that is no property; otherwise None."""
-    if isinstance(node, ast.Name):
-        return read.get(node.id)
-    if not isinstance(node, ast.Attribute):
-        return None
-    owner = _attribute(node.value, read)
-    of = getattr if isinstance(owner, tuple) else inspect.getattr_static
-    return of(owner, node.attr, None)

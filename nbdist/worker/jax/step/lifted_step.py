@@ -309,11 +309,12 @@ class JaxLoopStep:
         if self._reads_batch:
             self._namespace.update({n: v for n, v in placed.items() if n in self._read})
         pairs = zip(self._program.loop.given, self._arguments.given, strict=True)
-        leaves = {name: jax.tree.leaves(value) for name, value in placed.items()}
+        # A step cannot change an array itself.
+        trees = {n: jax.tree.leaves(v) for n, v in placed.items() if not isinstance(v, jax.Array)}
         given = tuple(placed.get(name, value) for name, value in pairs)
         outputs = self._called(given, carried)
-        values = self._inputs_by_name(self._arguments)
-        for name, copies in leaves.items():
+        values = self._inputs_by_name(self._arguments) if trees else {}
+        for name, copies in trees.items():
             own = dict(zip(map(id, copies), _flattened(values[name])[0], strict=True))
             _repeat(values[name], placed[name], own)
         return outputs
