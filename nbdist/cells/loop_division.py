@@ -11,7 +11,7 @@ import ast
 import builtins
 import copy
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nbdist.cells.arithmetic_updates import (
@@ -22,17 +22,19 @@ from nbdist.cells.arithmetic_updates import (
     updates,
 )
 from nbdist.cells.effects import (
-    GROWS,
-    SHOWS,
     acts_outside,
     assigned_items,
-    assigns,
     is_host,
-    own_names,
-    root_name,
     within,
 )
-from nbdist.cells.loops import LoopError, takes_gradient
+from nbdist.cells.loops import (
+    LoopError,
+    refuse_growth,
+    refuse_host,
+    refuse_leaving,
+    takes_gradient,
+    too_late,
+)
 from nbdist.cells.names import Names
 from nbdist.cells.nested_steps import separated
 from nbdist.cells.statement_order import counts, independent, names_in
@@ -65,6 +67,7 @@ class TrainingLoop:
         kept_outside: names that statements outside of the step read and assign for the next pass,
             and those that the step reads and whose items they assign.
         mutated: names in `reads` of dicts, lists and arrays whose items the step replaces.
+        perhaps: names in `given` that the loop binds in an `if` only.
         late: names in `given` of values that only statements after the step assign, such as
             averaged weights, or statements moved from there, such as counters.
         hidden: statements inside of the step's text that do not belong to it. True if they leave a
@@ -88,6 +91,7 @@ class TrainingLoop:
     hidden_reads: tuple[str, ...]
     kept_outside: tuple[str, ...]
     mutated: tuple[str, ...]
+    perhaps: tuple[str, ...]
     late: tuple[str, ...]
     hidden: list[tuple[ast.stmt, bool]]
     texts: dict[ast.stmt, str]
@@ -97,6 +101,21 @@ class TrainingLoop:
     @property
     def line(self) -> int:
         return self.node.lineno
+
+
+@dataclass
+class _Branch:
+    """Statements of a branch of an `if` that contains a part of the step.
+
+    Attributes:
+        ahead: statements that run before the step, because `ours` need them.
+        ours: statements of the step.
+        others: statements that run after the step.
+    """
+
+    ahead: list[ast.stmt] = field(default_factory=list)
+    ours: list[ast.stmt] = field(default_factory=list)
+    others: list[ast.stmt] = field(default_factory=list)
 
 
 def divide(loop: Loop, callees: Callees) -> TrainingLoop:
@@ -288,10 +307,10 @@ class _Division:
         self._add(statement)
 
     def _refuse(self, statement: ast.stmt) -> None:
-        _refuse_leaving(statement)
+        refuse_leaving(statement)
         if self._callees.compiles:
-            _refuse_host(statement)
-            _refuse_growth(statement, self._bound_in_loop())
+            refuse_host(statement)
+            refuse_growth(statement, self._bound_in_loop())
 
     def _add(self, statement: ast.stmt) -> None:
         """Add a statement to the step."""
@@ -305,11 +324,7 @@ class _Division:
         for host in self._blocking(statement, self._after if hosts is None else hosts):
             self._run_before(host, self._after[: self._after.index(host)])
             if not all(independent(other, host) for other in self._step):
-                raise LoopError(
-                    host.lineno,
-                    f"this statement must run before line {statement.lineno} of the step, and "
-                    "after an earlier line of it",
-                )
+                raise too_late(host, statement)
             self._after.remove(host)
             self._before.append(host)
 
@@ -338,32 +353,66 @@ class _Division:
         self._run_before(ast.copy_location(ast.Expr(statement.test), statement))
         name = f"_nbdist_{statement.lineno}"
         test = ast.copy_location(ast.Name(name, ast.Load()), statement.test)
-        self._given[name] = statement.test
         branches = [self._branches(part, made) for part in (statement.body, statement.orelse)]
-        (body, others), (orelse, else_others) = branches
+        self._test(name, statement, [branch.ahead for branch in branches])
+        body, orelse = (branch.ours for branch in branches)
         ours = ast.copy_location(ast.If(test, body or [_empty(statement)], orelse), statement)
+        others, else_others = (branch.others for branch in branches)
         if not others and not else_others:
             return ours, None
         rest = ast.If(test, others or [_empty(statement)], else_others)
         return ours, ast.copy_location(rest, statement)
 
-    def _branches(
-        self, statements: list[ast.stmt], made: Names
-    ) -> tuple[list[ast.stmt], list[ast.stmt]]:
-        ours: list[ast.stmt] = []
-        others: list[ast.stmt] = []
+    def _test(self, name: str, statement: ast.If, ahead: Sequence[list[ast.stmt]]) -> None:
+        """Evaluate a condition before the step, and run the statements that the step needs."""
+        self._given[name] = statement.test
+        value = ast.Call(ast.Name("bool", ast.Load()), [statement.test], [])
+        test = ast.NamedExpr(ast.Name(name, ast.Store()), value)
+        body, orelse = ahead
+        first = ast.If(test, body or [_empty(statement)], orelse)
+        ast.fix_missing_locations(ast.copy_location(first, statement))
+        if body or orelse:
+            self._run_before(first)
+            if not all(independent(other, first) for other in self._step):
+                raise too_late((body or orelse)[0], statement)
+        self._before.append(first)
+
+    def _branches(self, statements: list[ast.stmt], made: Names) -> _Branch:
+        branch = _Branch()
         known = {*made.bound, *made.read}
         for statement in statements:
             names = names_in(statement)
             is_known = names.bound and names.bound.keys() <= known & made.bound.keys()
-            is_free = all(independent(other, statement) for other in others)
+            is_free = all(independent(other, statement) for other in branch.others)
             if self._is_seed(statement) or (is_known and is_free and not self._is_host(statement)):
+                self._run_first(statement, branch)
                 self._refuse(statement)
-                ours.append(statement)
+                branch.ours.append(statement)
             else:
-                others.append(statement)
-        self._hidden += [(s, not ours and s is others[0]) for s in others]
-        return ours, others
+                branch.others.append(statement)
+        rest = [s for s in statements if s not in branch.ours]
+        self._hidden += [(s, not branch.ours and s is rest[0]) for s in rest]
+        return branch
+
+    def _run_first(self, statement: ast.stmt, branch: _Branch) -> None:
+        """Move the statements of a branch that its part of the step needs.
+
+        Those that only compute, as `key, subkey = jax.random.split(key)`, become part of the step.
+        Those that draw or act on the host run before it.
+        """
+        needed = [statement]
+        for other in reversed(branch.others):
+            if not all(independent(other, later) for later in needed):
+                needed.insert(0, other)
+        for other in needed[:-1]:
+            branch.others.remove(other)
+            if not self._is_host(other):
+                self._refuse(other)
+                branch.ours.append(other)
+            elif all(independent(earlier, other) for earlier in branch.ours):
+                branch.ahead.append(other)
+            else:
+                raise too_late(other, statement)
 
     def _hoist(self) -> None:
         """Let the step receive values that the loop computes for it, such as `x[i : i + 32]`."""
@@ -390,6 +439,13 @@ class _Division:
         outside.visit(self._loop.target if isinstance(self._loop, ast.For) else self._loop.test)
         outside.scan([*self._around, *self._before, *self._after])
         return set(outside.bound)
+
+    def _bound_always(self) -> set[str]:
+        """Return the names of `_bound_outside` that not only an `if` binds."""
+        outside = (*self._around, *self._before, *self._after)
+        always = Names()
+        always.scan([s for s in outside if not isinstance(s, ast.If)])
+        return self._targets().union(always.bound)
 
     def _described(self) -> TrainingLoop:
         replaced = {position(value): name for name, value in self._given.items()}
@@ -446,8 +502,11 @@ class _Division:
             ),
             used=tuple(name for name in outputs if name in rest.read or name in self._by_functions),
             hidden_reads=tuple(name for name in outputs if name in hidden_reads),
-            kept_outside=tuple(n for n in rest.read if n in rest.assigned or n in items),
+            kept_outside=tuple(
+                n for n in rest.read if n not in self._given and (n in rest.assigned or n in items)
+            ),
             mutated=tuple(sorted(mutated)),
+            perhaps=tuple(n for n in given if n not in self._bound_always()),
             late=tuple(late),
             hidden=self._hidden,
             texts={statement: ast.unparse(step[statement]) for statement in self._separated},
@@ -525,37 +584,6 @@ def _belongs(statement: ast.stmt, step: Sequence[ast.stmt], callees: Callees) ->
     return bool(names.read.keys() & made.bound.keys()) and all(map(callees.computes, calls))
 
 
-def _refuse_leaving(statement: ast.stmt) -> None:
-    """Raise LoopError if a statement of the step leaves the loop."""
-    for node in within(statement):
-        if isinstance(node, (ast.Break, ast.Continue, ast.Return, ast.Yield, ast.YieldFrom)):
-            raise _inside(node, statement)
-
-
-def _refuse_host(statement: ast.stmt) -> None:
-    """Raise LoopError if a statement of the step has an effect that a compiled step would lose."""
-    for node in within(statement):
-        shows = (
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SHOWS
-        )
-        reads = (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("numpy", "item", "tolist")
-        )
-        if shows or reads or assigns(node, own_names([statement])):
-            raise _inside(node, statement)
-
-
-def _refuse_growth(statement: ast.stmt, own: set[str]) -> None:
-    """Raise LoopError if a statement of the step adds to a list from outside of the loop."""
-    for node in within(statement):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            name = root_name(node.func)
-            if node.func.attr in GROWS and name and name not in own:
-                raise _inside(node, statement)
-
-
 def _drawn(statement: ast.stmt, callees: Callees, given: Container[int] = ()) -> str:
     """Return the code of a call that draws on the host; or empty.
 
@@ -566,11 +594,3 @@ def _drawn(statement: ast.stmt, callees: Callees, given: Container[int] = ()) ->
     """
     calls = (n for n in within(statement) if isinstance(n, ast.Call) and id(n) not in given)
     return next((ast.unparse(call) for call in calls if callees.draws(call)), "")
-
-
-def _inside(node: ast.AST, statement: ast.stmt) -> LoopError:
-    text = ast.unparse(node).split("\n")[0]
-    return LoopError(
-        getattr(node, "lineno", statement.lineno),
-        f"`{text}` is inside the statement that takes the gradient: move it after that",
-    )

@@ -1,11 +1,22 @@
-"""Training loops in a cell: the innermost loops over data whose body takes a gradient."""
+"""Training loops in a cell: the innermost loops over data whose body takes a gradient.
+
+The last functions refuse statements that a step cannot contain.
+"""
 
 from __future__ import annotations
 
 import ast
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from nbdist.cells.effects import is_compiled, within
+from nbdist.cells.effects import (
+    GROWS,
+    SHOWS,
+    assigns,
+    is_compiled,
+    own_names,
+    root_name,
+    within,
+)
 from nbdist.cells.names import Names
 
 if TYPE_CHECKING:
@@ -304,3 +315,51 @@ def _loops(statements: Sequence[ast.stmt]) -> Iterator[Loop]:
         for node in within(statement):
             if isinstance(node, (ast.For, ast.While)):
                 yield node
+
+
+def refuse_leaving(statement: ast.stmt) -> None:
+    """Raise LoopError if a statement of the step leaves the loop."""
+    for node in within(statement):
+        if isinstance(node, (ast.Break, ast.Continue, ast.Return, ast.Yield, ast.YieldFrom)):
+            raise _inside(node, statement)
+
+
+def refuse_host(statement: ast.stmt) -> None:
+    """Raise LoopError if a statement of the step has an effect that a compiled step would lose."""
+    for node in within(statement):
+        shows = (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SHOWS
+        )
+        reads = (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("numpy", "item", "tolist")
+        )
+        if shows or reads or assigns(node, own_names([statement])):
+            raise _inside(node, statement)
+
+
+def refuse_growth(statement: ast.stmt, own: set[str]) -> None:
+    """Raise LoopError if a statement of the step adds to a list from outside of the loop."""
+    for node in within(statement):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name = root_name(node.func)
+            if node.func.attr in GROWS and name and name not in own:
+                raise _inside(node, statement)
+
+
+def too_late(host: ast.stmt, statement: ast.stmt) -> LoopError:
+    """Return the error for a statement that a step needs and that needs the step."""
+    return LoopError(
+        host.lineno,
+        f"this statement must run before line {statement.lineno} of the step, and after an "
+        "earlier line of it",
+    )
+
+
+def _inside(node: ast.AST, statement: ast.stmt) -> LoopError:
+    text = ast.unparse(node).split("\n")[0]
+    return LoopError(
+        getattr(node, "lineno", statement.lineno),
+        f"`{text}` is inside the statement that takes the gradient: move it after that",
+    )

@@ -273,6 +273,14 @@ class LiftedLoop:
 
     whole = staticmethod(whole)
 
+    @staticmethod
+    def if_bound(read: Callable[[], Any]) -> Any:
+        """Return the value of a name that the loop binds in an `if`; None if it has not yet."""
+        try:
+            return read()
+        except NameError:
+            return None
+
     def is_over(self, *, begins: bool) -> bool:
         """Return True if a resumed run must leave the loop, as the saved run did."""
         return self._passes.is_over(begins=begins)

@@ -303,18 +303,12 @@ def _conditional_assignments(name: str, names: Sequence[str], line: int) -> list
 def _choice(number: int, program: LoopProgram, local: Sequence[str], callees: Callees) -> ast.stmt:
     """Return the statement that runs the lifted loop, or the loop as written."""
     name, loop, used = f"nbdist_{number}", program.loop, program.returned
-    given = [_value(parameter, value) for parameter, value in loop.given.items()]
+    given = [_value(parameter, value, loop, name) for parameter, value in loop.given.items()]
     call = f"{name}.step({_tuple(given)}, {_tuple(loop.carried)}, {_thunks(loop)})"
     assign = f"{_tuple(used)} = {call}" if used else call
-    tests = [
-        statement
-        for parameter, value in loop.given.items()
-        if _is_test(parameter)
-        for statement in _parsed(f"{parameter} = bool({ast.unparse(value)})", value.lineno)
-    ]
     line = loop.step[0].lineno
     chosen = _conditional_assignments(name, loop.conditional, line)
-    block = [*loop.before, *tests, *_parsed(assign, line), *chosen, *loop.after]
+    block = [*loop.before, *_parsed(assign, line), *chosen, *loop.after]
     lifted = _with_block(loop.node, loop.block, block)
     if program.batches.every:
         lifted.iter = with_data(lifted.iter, lambda data: _batches(name, data))
@@ -389,8 +383,12 @@ def _reads(statement: ast.stmt, callees: Callees) -> bool:
     return any(map(callees.takes_next, calls))
 
 
-def _value(parameter: str, value: ast.expr) -> str:
-    return parameter if _is_test(parameter) else ast.unparse(value)
+def _value(parameter: str, value: ast.expr, loop: TrainingLoop, name: str) -> str:
+    """Return the source of a value that the step receives."""
+    if _is_test(parameter):
+        return parameter
+    text = ast.unparse(value)
+    return f"{name}.if_bound(lambda: {text})" if parameter in loop.perhaps else text
 
 
 def _is_test(parameter: str) -> bool:

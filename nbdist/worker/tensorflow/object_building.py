@@ -44,6 +44,9 @@ def build_objects(
         return
     updated: list[tuple[BaseOptimizer, list[Any]]] = []
 
+    def traced() -> None:  # a step may return values that are no tensors
+        step()
+
     def apply(optimizer: BaseOptimizer, grads: Any, trainable_variables: Any = None) -> None:
         updated.append((optimizer, list(trainable_variables or ())))
 
@@ -63,7 +66,7 @@ def build_objects(
         contextlib.redirect_stdout(io.StringIO()),
     ):
         # `tf.function` cannot create variables whose copies are initialised from one another.
-        func_graph.func_graph_from_py_func("variables", step, (), {})
+        func_graph.func_graph_from_py_func("variables", traced, (), {})
     with strategy.scope():
         for optimizer, variables in updated:
             if not optimizer.built and variables:

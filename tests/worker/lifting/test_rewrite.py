@@ -18,7 +18,7 @@ import pytest
 
 from nbdist.cells.loops import LoopError
 from nbdist.worker.lifting.callees import Callees
-from nbdist.worker.lifting.lifted_loop import without_unassigned
+from nbdist.worker.lifting.lifted_loop import LiftedLoop, without_unassigned
 from nbdist.worker.lifting.passes import OuterLoop
 from nbdist.worker.lifting.rewrite import LIFTED, LIFTS, OUTER, REFUSE, SKIPPED, LoopProgram, lift
 
@@ -70,6 +70,7 @@ class LocalLoop:
     """Double of a lifted loop that calls the step function in this process."""
 
     whole = staticmethod(read)
+    if_bound = staticmethod(LiftedLoop.if_bound)
 
     def __init__(self, program: LoopProgram, namespace: dict[str, Any]) -> None:
         self.ran = False
@@ -194,6 +195,40 @@ CELLS = {
             seen.append(i), losses.append(train_step(x, x))
             print(total)
         seen.append(total)
+        """,
+    "draws of a branch for the update in it": """
+        draws = iter(range(100))
+        for n, (x, y) in enumerate(data):
+            with GradientTape() as tape:
+                loss = x + y
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+            losses.append(loss)
+            if n % 3 == 1:
+                noise = next(draws)
+                scale = noise + 1
+                seen.append(noise)
+                with GradientTape() as tape:
+                    other_loss = scale * noise
+                other.apply_gradients(tape.gradient(other_loss, variables))
+            else:
+                rate = 0.5 * n
+                other.apply_gradients([rate])
+                losses.append(rate)
+        """,
+    "values of a branch that a later step needs": """
+        for n, (x, y) in enumerate(data):
+            with GradientTape() as tape:
+                loss = x + y
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+            if n % 2 == 0:
+                with GradientTape() as tape:
+                    second = x
+                other.apply_gradients(tape.gradient(second, variables))
+                seen.append(n)
+                rate = float(n)
+            with GradientTape() as tape:
+                third = x * rate
+            optimizer.apply_gradients(tape.gradient(third, variables))
         """,
     "accumulation with a counter": """
         n, total = 0, 0.0
@@ -567,6 +602,20 @@ REFUSED = {
             optimizer.apply_gradients(tape.gradient(loss, variables))
         """,
         "line 3: `rng.normal()` is inside the statement that takes the gradient, which nbdist",
+    ),
+    "value of a branch between two gradients": (
+        """
+        for x, y in data:
+            with GradientTape() as tape:
+                loss = x + y
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+            if x > 2:
+                y = float(x)
+                with GradientTape() as tape:
+                    loss = y
+                optimizer.apply_gradients(tape.gradient(loss, variables))
+        """,
+        "line 7: this statement must run before line 6 of the step, and after an earlier line",
     ),
     "value between two gradients": (
         """
