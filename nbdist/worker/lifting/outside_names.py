@@ -23,15 +23,30 @@ def read_by(nodes: Iterable[ast.AST]) -> set[str]:
     """Return the names that functions, lambdas and generators read from outside.
 
     Args:
-        nodes: their definitions; other nodes do not count.
+        nodes: their definitions, each before those inside of it; other nodes do not count.
     """
     found: set[str] = set()
+    inner: set[int] = set()
     for node in nodes:
-        if isinstance(node, _LATER):
+        if isinstance(node, _LATER) and id(node) not in inner:
             names = Names()
             names.visit(node)
-            found |= names.read.keys()
+            found |= names.read.keys() | _read_as_global(node)
+            inner.update(map(id, ast.walk(node)))
     return found
+
+
+def _read_as_global(function: ast.AST) -> set[str]:
+    """Return the names that a function declares as global and reads, itself or in inner ones."""
+    nodes = [*ast.walk(function)]
+    declared = {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
+    read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    augmented = {
+        n.target.id
+        for n in nodes
+        if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)
+    }
+    return declared & (read | augmented)
 
 
 def read_in(namespace: dict[str, Any], skipped: Container[tuple[str, int]] = ()) -> set[str]:

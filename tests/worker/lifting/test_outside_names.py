@@ -11,8 +11,13 @@ CELL = """
 def report(value, scale=1):
     total = value * scale
     def inner():
-        return total + offset
+        return total + offset + value
     history.append(inner())
+
+def count():
+    global steps, name
+    steps += 1
+    name = ""
 
 show = lambda: loss
 later = (first for first in rows if first > limit)
@@ -22,8 +27,8 @@ now = loss_of_now
 
 def test_names_of_functions_lambdas_and_generators() -> None:
     found = read_by(ast.walk(ast.parse(CELL)))
-    assert {"offset", "history", "loss", "rows", "limit"} <= found
-    assert not {"value", "scale", "first", "loss_of_now"} & found
+    assert {"offset", "history", "loss", "rows", "limit", "steps"} <= found
+    assert not {"value", "scale", "total", "first", "name", "loss_of_now"} & found
 
 
 def test_names_of_functions_and_classes_in_a_namespace() -> None:
