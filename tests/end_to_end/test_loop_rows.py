@@ -70,7 +70,10 @@ def train_step(w, batch):
     loss, gradient = jax.value_and_grad(loss_of)(w, batch)
     return w - 0.1 * gradient, loss
 
-records = Records()
+def centered(values):
+    return values - values.mean()
+
+records, offset, key = Records(), np.float32([[0.0]] * 3), jax.random.key(0)
 w, losses, seen = jnp.zeros(3), [], []
 """
 LOOP = f"""
@@ -106,12 +109,46 @@ w, *total = train(w, stream)
 }
 """Loops that use batches besides their step, and assign `total`."""
 
+CONVERSIONS = {
+    "in the call": """w, loss = train_step(
+            w, {"x": jnp.asarray(batch["x"]), "y": jnp.array(batch["y"])}
+        )""",
+    "before the call": """x = jnp.asarray(batch["x"])
+        y = np.asarray(batch["y"]).astype(np.float32)
+        w, loss = train_step(w, {"x": x, "y": y})""",
+    "scaled and flat": """x, y = batch["x"], batch["y"]
+        x = x[..., None] / 2.0 - offset
+        x, y = jnp.array(2 * x), jnp.array(y, dtype=jnp.float32)
+        w, loss = train_step(w, {"x": x.reshape(x.shape[0], -1), "y": y})""",
+    "flat in the call": """x, y = batch["x"][:, None].astype(np.float32), batch["y"]
+        w, loss = train_step(w, {"x": x.reshape(len(x), -1), "y": y})""",
+    "on the device": """batch = jax.device_put(batch)
+        w, loss = train_step(w, batch)""",
+    "as a tree": """key, own = jax.random.split(key)
+        batch = jax.tree.map(jnp.asarray, batch)
+        w, loss = train_step(w, batch)""",
+    "as a tree by a lambda": """batch = jax.tree.map(lambda part: jnp.asarray(part) / 1.0, batch)
+        w, loss = train_step(w, batch)""",
+    "in a dict comprehension": """batch = {name: jnp.array(v) for name, v in batch.items()}
+        w, loss = train_step(w, batch)""",
+    "by `map`": """x, y = map(jnp.asarray, (batch["x"], batch["y"]))
+        w, loss = train_step(w, {"x": x, "y": y})""",
+}
+"""Statements of a loop that convert a batch for its step."""
+
 WHOLE = {
     "read by another statement": LOOP + "        seen.append(float(np.sum(batch['y'])))\n",
     "read by a function": "def look():\n    seen.append(float(np.sum(batch['y'])))\n"
     + LOOP
     + "        look()\ndel look\n",
     "read in a cell text": LOOP + "        seen.append(float(np.sum(eval('batch')['y'])))\n",
+    "number of all rows": LOOP.replace(
+        "        w, loss",
+        "        seen.append(float(jnp.asarray(batch['y']).mean()))\n        w, loss",
+    ),
+    "converted by a function of the user": LOOP.replace(
+        "        w, loss", "        batch = jax.tree.map(centered, batch)\n        w, loss"
+    ),
     "changed": LOOP.replace(
         "        w, loss", "        batch['y'] = batch['y'] + 1\n        w, loss"
     ),
@@ -123,6 +160,11 @@ WHOLE = {
 def cluster(request: pytest.FixtureRequest) -> Iterator[nbdist.Cluster]:
     with clusters.cluster(hosts=request.param) as running:
         yield running
+
+
+def loop_with(code: str) -> str:
+    """Return the loop with other statements in place of the call of its step."""
+    return LOOP.replace("w, loss = train_step(w, batch)", code)
 
 
 def run(cluster: nbdist.Cluster, *cells: str) -> list[dict[str, Any]]:
@@ -192,6 +234,55 @@ def test_batch_in_a_later_cell(cluster: nbdist.Cluster) -> None:
     }  # grain reads ahead of the last batch
 
 
+@pytest.mark.parametrize("kind", CONVERSIONS)
+def test_conversions_of_batches(
+    cluster: nbdist.Cluster, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Conversions compute a rank's rows. After the loop, names contain all rows, and types."""
+    loop = loop_with(CONVERSIONS[kind])
+    later = "seen += [float(np.sum(batch['x'])), isinstance(batch['x'], jax.Array)]"
+    cells = STREAMS["data set"], loop, later
+    found = run(cluster, *cells)
+    check(found, alone(*cells))
+    assert "by row: each worker reads its own rows only" in capsys.readouterr().out
+    assert {values["reads"] for values in found} == {own_reads(len(found))}
+
+
+def test_conversion_that_needs_all_rows(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A conversion whose form suggests rows, and whose operand has rows of its own."""
+    cell = LOOP.replace(
+        "        w, loss",
+        "        x = batch['x'] + 0.1 * np.arange(len(batch['x']))[:, None]\n        w, loss",
+    ).replace("(w, batch)", "(w, {'x': jnp.asarray(x, np.float32), 'y': batch['y']})")
+    check(run(cluster, STREAMS["data set"], cell), alone(STREAMS["data set"], cell))
+    assert "own rows" not in capsys.readouterr().out
+
+
+def test_type_that_gives_way(cluster: nbdist.Cluster) -> None:
+    """`x / 2.0` of integers in JAX takes the type of the parameters."""
+    cell = """
+kinds = []
+def weak_loss(w, x):
+    kinds.append(str((x * w).dtype))
+    return jnp.sum(x * w)
+@jax.jit
+def weak_step(w, x):
+    loss, gradient = jax.value_and_grad(weak_loss)(w, x)
+    return w - gradient, loss
+w = jnp.ones(3, jnp.bfloat16)
+for batch in stream:
+    x = jnp.asarray(batch["x"]).astype(np.uint8) / 2.0
+    w, loss = weak_step(w, x)
+    losses.append(float(loss))
+w, seen = jnp.zeros(3), [{*kinds} == {"bfloat16"}]
+"""
+    cells = STREAMS["data set"], cell
+    found = run(cluster, *cells)
+    check(found, alone(*cells))
+
+
 @pytest.mark.parametrize("loop", WHOLE)
 def test_batches_that_others_read_are_whole(cluster: nbdist.Cluster, loop: str) -> None:
     found = run(cluster, STREAMS["data set"], WHOLE[loop])
@@ -227,15 +318,28 @@ def test_iterator_of_hugging_face(
     assert "each worker reads its own rows" in capsys.readouterr().out
 
 
-def test_resumed_loop_reads_its_own_rows(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+RESUMED = {
+    "plain": LOOP,
+    "converted": loop_with(CONVERSIONS["scaled and flat"]),
+    "converted as a tree": loop_with(CONVERSIONS["as a tree"]),
+}
+
+
+@pytest.mark.parametrize("loop", RESUMED.values(), ids=RESUMED)
+def test_resumed_loop_reads_its_own_rows(
+    cluster: nbdist.Cluster, tmp_path: Path, loop: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A resumed run continues at the same batch, with the numbers of a run without a failure."""
-    expected = alone(STREAMS["data set"], LOOP)
+    expected = alone(STREAMS["data set"], loop)
     cluster.run(SETUP + STREAMS["data set"], strategy="pjrt")
-    stopped = LOOP + "        if len(losses) == 7: raise RuntimeError('stopped')\n"
+    stopped = loop + "        if len(losses) == 7: raise RuntimeError('stopped')\n"
     with pytest.raises(CellError, match="stopped"):
         cluster.run(stopped, strategy="pjrt", saving=Saving(str(tmp_path), every_steps=3))
     cluster.run("losses = []", strategy="pjrt")
-    cluster.run(LOOP, strategy="pjrt", saving=Saving(str(tmp_path), every_steps=3, resume=True))
+    cluster.run(loop, strategy="pjrt", saving=Saving(str(tmp_path), every_steps=3, resume=True))
     for values in cluster.pull(["w", "losses"]).values():
         np.testing.assert_allclose(values["w"], expected["w"], rtol=1e-5)
         np.testing.assert_allclose(values["losses"], expected["losses"], rtol=1e-5)
+    shown = capsys.readouterr()
+    assert "by row" in shown.out
+    assert "lack" not in shown.out + shown.err

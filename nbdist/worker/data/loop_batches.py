@@ -7,9 +7,9 @@ they are: each rank then reads whole batches.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
-import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from nbdist.errors import StepError
 from nbdist.records import StepOptions
 from nbdist.worker.data import grain_rows
+from nbdist.worker.data.batch_array import BatchArray, whole
 from nbdist.worker.data.batches import leaves, map_arrays
 from nbdist.worker.data.indexed_rows import IndexedRows, draws, generator_states
 from nbdist.worker.data.map_pushdown import BY_ELEMENT
@@ -37,60 +38,6 @@ generators are compared. A comparison takes 0.1 ms.
 """
 
 
-class BatchArray:
-    """Array of a global batch of which a rank has read its own rows.
-
-    Args:
-        own: the rows that the rank has read.
-        first: number of the first one.
-        rows: number of rows of the batch.
-        read: returns all rows.
-    """
-
-    def __init__(self, own: np.ndarray, first: int, rows: int, read: Callable[[], Any]) -> None:
-        self.dtype = own.dtype
-        self.ndim = own.ndim
-        self.shape: tuple[int, ...] = (rows, *own.shape[1:])
-        self.size = math.prod(self.shape)
-        self._own = own
-        self._first = first
-        self._read = read
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.whole(), dtype, copy=copy)
-
-    def whole(self) -> np.ndarray:
-        """Return all rows."""
-        found: np.ndarray = self._own if len(self._own) == len(self) else self._read()
-        return found
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        """Return some rows, with an index of NumPy or a slice for each axis."""
-        rows, *rest = index if isinstance(index, tuple) else (index,)
-        if isinstance(rows, slice):
-            start, stop, step = rows.indices(len(self))
-            start, stop = start - self._first, stop - self._first
-            if step == 1 and 0 <= start <= stop <= len(self._own):
-                return np.asarray(self._own[(slice(start, stop), *rest)])
-        return np.asarray(self.whole()[index])
-
-
-def whole(value: Any) -> Any:
-    """Return a value with all rows of the batches in it; other values are returned themselves."""
-    if not _has_batch(value):
-        return value
-    return map_arrays(lambda leaf: leaf.whole() if isinstance(leaf, BatchArray) else leaf, value)
-
-
-def _has_batch(value: Any) -> bool:
-    if type(value) in (dict, tuple):
-        return any(map(_has_batch, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, BatchArray)
-
-
 class LoopBatches:
     """Data of a training loop.
 
@@ -101,10 +48,12 @@ class LoopBatches:
 
     Attributes:
         sharding: description of the distribution of samples to ranks.
+        has_read_all: True if a statement besides the step has read all rows of a batch.
     """
 
     def __init__(self, place: str, rank_rows: RankRows | None, names: tuple[str, ...]) -> None:
         self.sharding = BY_ELEMENT
+        self.has_read_all = False
         self._place = place
         self._rank_rows = rank_rows
         self._names = names
@@ -156,7 +105,22 @@ class LoopBatches:
                 )
             if batch is None:
                 return
-            yield _element(batch, rank_rows)
+            yield self._element(batch, rank_rows)
+
+    def _element(self, batch: Batch, rank_rows: RankRows) -> Tree:
+        """Return a batch as the user's loop receives it."""
+        first = 0 if batch.whole else batch.rows // rank_rows.ranks * rank_rows.rank
+        numbers = iter(range(len(leaves(batch.values))))
+
+        def read(number: int) -> Any:
+            self.has_read_all = True
+            return leaves(batch.everything())[number]
+
+        def array(own: np.ndarray) -> BatchArray:
+            return BatchArray(own, first, batch.rows, functools.partial(read, next(numbers)))
+
+        (element,) = map_arrays(array, batch.values)
+        return element
 
 
 class _Batches:
@@ -176,19 +140,6 @@ class _Batches:
 
     def __len__(self) -> int:
         return len(self._data)
-
-
-def _element(batch: Batch, rank_rows: RankRows) -> Tree:
-    """Return a batch as the user's loop receives it."""
-    first = 0 if batch.whole else batch.rows // rank_rows.ranks * rank_rows.rank
-    numbers = iter(range(len(leaves(batch.values))))
-
-    def array(own: np.ndarray) -> BatchArray:
-        number = next(numbers)
-        return BatchArray(own, first, batch.rows, lambda: leaves(batch.everything())[number])
-
-    (element,) = map_arrays(array, batch.values)
-    return element
 
 
 def _source_of(data: Any, *, is_known: bool) -> Source | None:

@@ -1,7 +1,8 @@
 """Names of the batches of a training loop whose rows only the step reads.
 
 A rank can then read its own rows of each batch. Other statements may use sizes, such as
-`x.shape[0]` and `len(x)`, and the names of parts of a batch, as in `x, y = batch`.
+`x.shape[0]` and `len(x)`. Before the step, they may name parts of a batch, as in `x, y = batch`,
+and convert it row by row (`row_conversions.py`).
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nbdist.cells.effects import root_name
 from nbdist.cells.names import Names
+from nbdist.worker.lifting.row_conversions import converts, is_size, unpacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Set
+    from collections.abc import Callable, Iterator, Sequence, Set
 
     from nbdist.cells.loop_division import TrainingLoop
     from nbdist.cells.loops import Callees
 
-_SIZES = ("shape", "ndim", "size", "dtype")
 _WRAPPERS = ("enumerate", "tqdm")
 _REFLECTIVE = {"eval", "exec", "locals", "globals", "vars", "dir"}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -31,10 +32,12 @@ class BatchNames(NamedTuple):
     Attributes:
         every: all of them; empty if something besides the step reads rows.
         read_later: those that statements around the loop read.
+        conversions: statements before the step, and expressions in its call, that convert batches.
     """
 
     every: tuple[str, ...] = ()
     read_later: tuple[str, ...] = ()
+    conversions: tuple[ast.AST, ...] = ()
 
 
 def batch_names(loop: TrainingLoop, tree: ast.AST, callees: Callees) -> BatchNames:
@@ -52,8 +55,12 @@ def batch_names(loop: TrainingLoop, tree: ast.AST, callees: Callees) -> BatchNam
     if loop.scan or "rank" in loop.reads:
         return BatchNames()
     names = set(_bound_by(_element(node.iter, node.target)))
-    others = _without_parts(loop, names)
-    if not names or names & callees.read_by_functions(node) or _uses_rows(loop, others, names):
+    earlier = {*loop.kept_outside} - names  # of the last pass: checkpoints contain them
+    conversions = _conversions(loop, names)
+    given = [value for value in loop.given.values() if not isinstance(value, ast.Name)]
+    conversions += [value for value in given if converts(value, names)]
+    elsewhere = callees.read_by_functions(node) | earlier
+    if not names or names & elsewhere or _uses_rows(loop, conversions, names):
         return BatchNames()
     outside = [part for part in _walk(scope, node) if part is not node]
     functions = [part for part in outside if isinstance(part, _FUNCTIONS)]
@@ -66,7 +73,7 @@ def batch_names(loop: TrainingLoop, tree: ast.AST, callees: Callees) -> BatchNam
     }
     if read and any(isinstance(p, (ast.Try, ast.With)) and _contains(p, node) for p in outside):
         return BatchNames()  # a batch may be read after an error in the loop
-    return BatchNames(tuple(sorted(names)), tuple(sorted(read)))
+    return BatchNames(tuple(sorted(names)), tuple(sorted(read)), tuple(conversions))
 
 
 def with_data(iterable: ast.expr, replace: Callable[[ast.expr], ast.expr]) -> ast.expr:
@@ -106,67 +113,48 @@ def _bound_by(target: ast.expr | None) -> list[str]:
     return []
 
 
-def _without_parts(loop: TrainingLoop, names: set[str]) -> list[ast.stmt]:
-    """Return the statements of a loop without the first ones that only name parts of a batch.
+def _conversions(loop: TrainingLoop, names: set[str]) -> list[ast.AST]:
+    """Return the statements before the step that only name and convert parts of a batch.
 
     Args:
         loop: the loop.
         names: names of batches. Those of their parts are added.
     """
-    body = [*loop.node.body, *loop.node.orelse]
+    found: list[ast.AST] = []
     if loop.block is not loop.node.body:
-        return body
+        return found
     for statement in loop.before:
         match statement:
-            case ast.Assign(targets=[target], value=value) if (
-                _part_of(value, names) and body[0] is statement and (found := _bound_by(target))
+            case ast.Assign(targets=[target], value=value) if statement in loop.block and (
+                bound := _bound_by(target)
             ):
-                names.update(found)
-                body = body[1:]
-            case _:
-                break
-    return body
+                if converts(value, names) or (len(bound) > 1 and unpacks(value, names)):
+                    names.update(bound)
+                    found.append(statement)
+    return found
 
 
-def _part_of(value: ast.expr, names: Set[str]) -> bool:
-    """Return True for a batch, an item of it such as `batch["x"]`, and a tuple of them."""
-    match value:
-        case ast.Tuple(elts=[_, *_] as parts):
-            return all(_part_of(part, names) for part in parts)
-        case ast.Name(id=name):
-            return name in names
-        case ast.Subscript(value=inner, slice=ast.Constant()):
-            return _part_of(inner, names)
-    return False
-
-
-def _uses_rows(loop: TrainingLoop, statements: list[ast.stmt], names: Set[str]) -> bool:
+def _uses_rows(loop: TrainingLoop, conversions: Sequence[ast.AST], names: Set[str]) -> bool:
     """Return True if something besides the step reads rows of a batch, or changes it."""
+    body = [*loop.node.body, *loop.node.orelse]
+    statements = [statement for statement in body if statement not in conversions]
     bound = Names()
     bound.scan(statements)
     if names & {*bound.bound, *bound.deleted}:
         return True
     nodes = [node for statement in statements for node in ast.walk(statement)]
     given = {id(part) for value in loop.given.values() for part in ast.walk(value)}
-    own = {id(part) for statement in loop.step for part in ast.walk(statement)} - given
-    sizes = {id(part) for node in nodes if _is_size(node, names) for part in ast.walk(node)}
+    known = {id(part) for statement in loop.step for part in ast.walk(statement)} - given
+    known |= {id(part) for value in conversions for part in ast.walk(value)}
+    known |= {id(part) for node in nodes if is_size(node, names) for part in ast.walk(node)}
     return any(
-        node.id in _REFLECTIVE or (node.id in names and id(node) not in own | sizes)
+        node.id in _REFLECTIVE or (node.id in names and id(node) not in known)
         if isinstance(node, ast.Name)
         else isinstance(node, (ast.Subscript, ast.Attribute))
         and not isinstance(node.ctx, ast.Load)
         and root_name(node) in names
         for node in nodes
     )
-
-
-def _is_size(node: ast.AST, names: Set[str]) -> bool:
-    match node:
-        case ast.Attribute(value=value, attr=attribute):
-            return attribute in _SIZES and _part_of(value, names)
-        case ast.Call(func=ast.Name(id="len"), args=[value], keywords=[]):
-            return _part_of(value, names)
-    return False
 
 
 def _scope_of(node: ast.AST, tree: ast.AST) -> ast.AST:

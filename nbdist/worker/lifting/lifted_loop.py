@@ -13,7 +13,9 @@ from msgspec import structs
 
 from nbdist.records import StepOptions, StepProgram, StepRequest
 from nbdist.worker.checkpoint.folder import Position
-from nbdist.worker.data.loop_batches import LoopBatches, whole
+from nbdist.worker.data import row_functions
+from nbdist.worker.data.batch_array import whole
+from nbdist.worker.data.loop_batches import LoopBatches
 from nbdist.worker.data.map_pushdown import BY_ELEMENT
 from nbdist.worker.data.stores import BY_ROW
 from nbdist.worker.lifting.constants import CONTENTS, MOST_ITEMS, PLAIN, is_same
@@ -197,9 +199,8 @@ class LiftedLoop:
         state = worker.cell_state
         is_first = not state.loops and state.fits is None
         self._saving = worker.request.saving if is_first else None
-        self._passes = LoopPasses(
-            of_cell(worker) if is_first else None, program.own_names, program.loop.kept_outside
-        )
+        kept = [name for name in program.loop.kept_outside if name not in every]
+        self._passes = LoopPasses(of_cell(worker) if is_first else None, program.own_names, kept)
         self._stops: bool | None = None
         self._ended_at = 0.0
 
@@ -272,6 +273,8 @@ class LiftedLoop:
         return self._batches.of(data, sys._getframe(1).f_globals)
 
     whole = staticmethod(whole)
+    call = staticmethod(row_functions.call)
+    row_function = row_functions.RowFunction
 
     @staticmethod
     def if_bound(read: Callable[[], Any]) -> Any:
@@ -316,6 +319,8 @@ class LiftedLoop:
             reads: functions that return the values of the names that the step reads.
         """
         if self._runner is None:  # ranks compare the first batch
+            if self._batches.has_read_all:
+                self._batches.stop()
             given = tuple(map(whole, given))
         arguments = Arguments(given, carried)
         if self._written is None:

@@ -44,6 +44,7 @@ from nbdist.cells.loops import Loop, LoopError, place_of, training_loops
 from nbdist.cells.names import Names
 from nbdist.cells.step_program import logical_lines
 from nbdist.worker.lifting.batch_names import BatchNames, batch_names, with_data
+from nbdist.worker.lifting.row_conversions import RowCalls
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -303,12 +304,16 @@ def _conditional_assignments(name: str, names: Sequence[str], line: int) -> list
 def _choice(number: int, program: LoopProgram, local: Sequence[str], callees: Callees) -> ast.stmt:
     """Return the statement that runs the lifted loop, or the loop as written."""
     name, loop, used = f"nbdist_{number}", program.loop, program.returned
-    given = [_value(parameter, value, loop, name) for parameter, value in loop.given.items()]
+    before = [_by_row(name, statement, program.batches) for statement in loop.before]
+    given = [
+        _value(parameter, _by_row(name, value, program.batches), loop, name)
+        for parameter, value in loop.given.items()
+    ]
     call = f"{name}.step({_tuple(given)}, {_tuple(loop.carried)}, {_thunks(loop)})"
     assign = f"{_tuple(used)} = {call}" if used else call
     line = loop.step[0].lineno
     chosen = _conditional_assignments(name, loop.conditional, line)
-    block = [*loop.before, *_parsed(assign, line), *chosen, *loop.after]
+    block = [*before, *_parsed(assign, line), *chosen, *loop.after]
     lifted = _with_block(loop.node, loop.block, block)
     if program.batches.every:
         lifted.iter = with_data(lifted.iter, lambda data: _batches(name, data))
@@ -346,6 +351,12 @@ def _batches(name: str, data: ast.expr) -> ast.expr:
     """Return an expression for the batches of a loop over these data."""
     function = ast.Attribute(ast.Name(name, ast.Load()), "batches", ast.Load())
     return ast.copy_location(ast.Call(function, args=[data], keywords=[]), data)
+
+
+def _by_row(name: str, code: Any, batches: BatchNames) -> Any:
+    """Return code before the step, and let the loop make the calls that convert batches."""
+    is_conversion = any(code is node for node in batches.conversions)
+    return RowCalls(name).visit(copy.deepcopy(code)) if is_conversion else code
 
 
 def _reads_of_iterators(

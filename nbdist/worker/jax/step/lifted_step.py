@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.lax.lax import _convert_element_type
 
 from nbdist.errors import PlanError, StepError
 from nbdist.worker.checkpoint.digest import of_arrays
+from nbdist.worker.data.batch_array import BatchArray, whole
 from nbdist.worker.data.batches import Batch, RankRows, slicer
-from nbdist.worker.data.loop_batches import BatchArray, whole
 from nbdist.worker.jax.arrays.checkpoint import JaxState
 from nbdist.worker.jax.arrays.leaves import as_data, gathered, is_array, is_own, is_spread, raw
 from nbdist.worker.jax.runtime import processes
@@ -370,9 +371,12 @@ class JaxLoopStep:
             dtype = jax.dtypes.canonicalize_dtype(array.dtype)
 
             def rows(index: Any) -> np.ndarray:
-                return np.array(found[index], dtype, copy=True)  # the user may change the array
+                own = found.part(*index) if isinstance(found, BatchArray) else found[index]
+                return np.array(own, dtype, copy=True)  # the user may change the array
 
-        return jax.make_array_from_callback(array.shape, self._by_rows, rows)
+        placed = jax.make_array_from_callback(array.shape, self._by_rows, rows)
+        is_weak = getattr(array, "weak_type", False)
+        return _convert_element_type(placed, weak_type=True) if is_weak else placed
 
     def read(self, report: Any) -> StepResult:
         found = report[SIGNALS]() if SIGNALS in report else NO_SIGNALS
