@@ -15,7 +15,10 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-METHODS = ("astype", "copy", "reshape", "transpose")
+METHODS = (
+    *("astype", "copy", "reshape", "transpose"),
+    *("cpu", "detach", "float", "numpy", "permute"),  # of PyTorch
+)
 """Methods that may compute each row from this row only."""
 
 
@@ -23,7 +26,7 @@ class BatchArray:
     """Array of a global batch of which a rank has read its own rows.
 
     Args:
-        own: the rows that the rank has read, an array of NumPy or JAX.
+        own: the rows that the rank has read, an array of NumPy or JAX, or a tensor of PyTorch.
         first: number of the first one.
         rows: number of rows of the batch.
         read: returns all rows.
@@ -35,7 +38,8 @@ class BatchArray:
         self.dtype = own.dtype
         self.ndim: int = own.ndim
         self.shape: tuple[int, ...] = (rows, *own.shape[1:])
-        self.size = math.prod(self.shape)
+        self._is_tensor = callable(own.size)
+        self.size: Any = self._size if self._is_tensor else math.prod(self.shape)
         self._own = own
         self._first = first
         self._read = read
@@ -87,15 +91,36 @@ class BatchArray:
         sizes = [*map(operator.index, sizes)]
         if sizes.count(-1) == 1:
             known = -math.prod(sizes)
-            sizes[sizes.index(-1)] = self.size // known if known else 0
-        fits = bool(sizes) and sizes[0] == len(self) and math.prod(sizes) == self.size
-        if not fits or not self.size or min(sizes) < 0 or options:
+            sizes[sizes.index(-1)] = math.prod(self.shape) // known if known else 0
+        fits = bool(sizes) and sizes[0] == len(self) and math.prod(sizes) == math.prod(self.shape)
+        if not fits or not math.prod(sizes) or min(sizes) < 0 or options:
             return self.whole().reshape(*shape, **options)
         return self.apply(lambda rows: rows.reshape(len(rows), *sizes[1:]))
 
-    def transpose(self, *axes: Any) -> Any:
+    def _size(self, axis: int | None = None) -> Any:
+        return self.shape if axis is None else self.shape[axis]
+
+    def cpu(self) -> BatchArray:
+        return self.apply(lambda rows: rows.cpu())
+
+    def detach(self) -> BatchArray:
+        return self.apply(lambda rows: rows.detach())
+
+    def float(self) -> BatchArray:
+        return self.apply(lambda rows: rows.float())
+
+    def numpy(self) -> BatchArray:
+        return self.apply(lambda rows: rows.numpy())
+
+    def permute(self, *axes: Any) -> Any:
         order = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
         if not order or order[0] != 0:
+            return self.whole().permute(*axes)
+        return self.apply(lambda rows: rows.permute(*axes))
+
+    def transpose(self, *axes: Any) -> Any:
+        order = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
+        if self._is_tensor or not order or order[0] != 0:
             return self.whole().transpose(*axes)
         return self.apply(lambda rows: rows.transpose(*axes))
 
@@ -179,8 +204,8 @@ def _keeps_rows(index: Any, ndim: int) -> bool:
 
 
 def has_rows(value: Any) -> bool:
-    """Return True for a batch array, and for a dict or tuple that contains one."""
-    if type(value) in (dict, tuple):
+    """Return True for a batch array, and for a dict, list or tuple that contains one."""
+    if type(value) in (dict, list, tuple):
         return any(map(has_rows, value.values() if isinstance(value, dict) else value))
     return isinstance(value, BatchArray)
 
@@ -191,4 +216,4 @@ def whole(value: Any) -> Any:
         return value
     if isinstance(value, dict):
         return {key: whole(part) for key, part in value.items()}
-    return tuple(map(whole, value)) if isinstance(value, tuple) else value.whole()
+    return type(value)(map(whole, value)) if isinstance(value, (list, tuple)) else value.whole()

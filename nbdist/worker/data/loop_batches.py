@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import operator
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,14 @@ import numpy as np
 
 from nbdist.errors import StepError
 from nbdist.records import StepOptions
-from nbdist.worker.data import grain_rows
+from nbdist.worker.data import grain_rows, torch_rows
 from nbdist.worker.data.batch_array import BatchArray, whole
-from nbdist.worker.data.batches import leaves, map_arrays
 from nbdist.worker.data.indexed_rows import IndexedRows, draws, generator_states
 from nbdist.worker.data.map_pushdown import BY_ELEMENT
 from nbdist.worker.data.padding import Padding
 from nbdist.worker.data.sources import Arrays
 from nbdist.worker.data.stores import BY_ROW, is_of
+from nbdist.worker.data.torch_rows import LoaderRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -92,9 +93,15 @@ class LoopBatches:
     def _elements(self) -> Iterator[Tree]:
         assert self._source is not None
         assert self._rank_rows is not None
-        rank_rows, batches = self._rank_rows, self._source.epoch(1, self._rank_rows)
+        source, rank_rows = self._source, self._rank_rows
+        batches = (
+            source.batches(rank_rows)
+            if isinstance(source, LoaderRows)
+            else source.epoch(1, rank_rows)
+        )
+        first = int(isinstance(source, LoaderRows))  # its sampler draws before the first batch
         for number in itertools.count():
-            checks = number < _CHECKED or number % _CHECKED == 0
+            checks = first <= number < _CHECKED or (number > 0 and number % _CHECKED == 0)
             before = generator_states() if checks else b""
             batch = next(batches, None)
             if checks and generator_states() != before:
@@ -110,17 +117,27 @@ class LoopBatches:
     def _element(self, batch: Batch, rank_rows: RankRows) -> Tree:
         """Return a batch as the user's loop receives it."""
         first = 0 if batch.whole else batch.rows // rank_rows.ranks * rank_rows.rank
-        numbers = iter(range(len(leaves(batch.values))))
 
-        def read(number: int) -> Any:
+        def read(path: tuple[Any, ...]) -> Any:
             self.has_read_all = True
-            return leaves(batch.everything())[number]
+            return functools.reduce(operator.getitem, path, batch.everything())
 
-        def array(own: np.ndarray) -> BatchArray:
-            return BatchArray(own, first, batch.rows, functools.partial(read, next(numbers)))
+        def array(own: Any, path: tuple[Any, ...]) -> BatchArray:
+            return BatchArray(own, first, batch.rows, functools.partial(read, path))
 
-        (element,) = map_arrays(array, batch.values)
-        return element
+        if isinstance(self._source, LoaderRows):
+            return _mapped(array, batch.values, ())
+        return _mapped(array, batch.values[0], (0,))
+
+
+def _mapped(function: Callable[[Any, tuple[Any, ...]], Any], tree: Tree, path: Any) -> Tree:
+    """Return a tree with `function` of each leaf and of its path. Lists remain lists."""
+    if type(tree) is dict:
+        return {key: _mapped(function, part, (*path, key)) for key, part in tree.items()}
+    if type(tree) in (list, tuple):
+        parts = (_mapped(function, part, (*path, i)) for i, part in enumerate(tree))
+        return type(tree)(parts)
+    return function(tree, path)
 
 
 class _Batches:
@@ -149,6 +166,9 @@ def _source_of(data: Any, *, is_known: bool) -> Source | None:
         data: iterable of the loop.
         is_known: True if the last pass has read the same data by row.
     """
+    if torch_rows.is_loader(data):
+        loader, _ = torch_rows.find(data, is_known=is_known)
+        return loader if loader is not None and loader.steps and loader.is_plain() else None
     if not grain_rows.is_grain(data):
         return _of_table(data)
     source, _ = grain_rows.find(data, StepOptions(data="", steps=1))

@@ -12,6 +12,9 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from msgspec import structs
+
 from nbdist.worker.data.batches import Batch, map_arrays, refuse_other_rows
 from nbdist.worker.data.indexed_rows import IS_RANDOM, is_random
 from nbdist.worker.data.map_pushdown import BY_ELEMENT
@@ -34,15 +37,20 @@ def is_loader(value: object) -> bool:
     return is_of(value, "torch", "utils", "data", "DataLoader")
 
 
-def find(loader: Any) -> tuple[LoaderRows | None, str]:
+def find(loader: Any, *, is_known: bool = False) -> tuple[LoaderRows | None, str]:
     """Return the source of a loader, and a description of the sharding.
+
+    Args:
+        loader: the loader.
+        is_known: True if an earlier call has found that samples draw no random numbers.
 
     Returns:
         The source, None if each rank must read all batches, and the description.
     """
     data = sys.modules["torch"].utils.data
     is_usual = (
-        type(loader.batch_sampler) is data.BatchSampler
+        type(loader).__iter__ is data.DataLoader.__iter__
+        and type(loader.batch_sampler) is data.BatchSampler
         and not isinstance(loader.dataset, data.IterableDataset)
         and loader.collate_fn is data.default_collate
         and loader.worker_init_fn is None
@@ -50,7 +58,9 @@ def find(loader: Any) -> tuple[LoaderRows | None, str]:
     )
     if not is_usual or not len(loader.dataset):
         return None, BY_ELEMENT
-    return (None, IS_RANDOM) if is_random(loader.dataset) else (LoaderRows(loader), BY_ROW)
+    if not is_known and is_random(loader.dataset):
+        return None, IS_RANDOM
+    return LoaderRows(loader), BY_ROW
 
 
 class LoaderRows:
@@ -71,28 +81,37 @@ class LoaderRows:
 
     def epoch(self, number: int, rank_rows: RankRows, first: int = 0) -> Iterator[Batch]:
         del number, first
+        for batch in self.batches(rank_rows):
+            everything = functools.cache(functools.partial(_all_arguments, batch))
+            yield structs.replace(batch, values=_arguments(batch.values), everything=everything)
+
+    def batches(self, rank_rows: RankRows) -> Iterator[Batch]:
+        """Yield the batches of an epoch. Their values are batches as the loader returns them."""
         torch, loader = sys.modules["torch"], self._loader
         numbers = _OwnNumbers(loader.batch_sampler, rank_rows)
         settings = {name: getattr(loader, name) for name in _SETTINGS}
         for own in torch.utils.data.DataLoader(loader.dataset, batch_sampler=numbers, **settings):
             all_numbers = numbers.passed.popleft()
             share = rank_rows.share(len(all_numbers), all_numbers.__getitem__)
-            values = _arguments(own)
             if not share.whole and rank_rows.ranks > 1:
-                refuse_other_rows(self._first, values[0])
+                refuse_other_rows(_arguments(self.first)[0], _arguments(own)[0])
             everything = functools.cache(functools.partial(self._read, all_numbers))
-            yield Batch(values, share.rows, share.whole, everything)
+            yield Batch(own, share.rows, share.whole, everything)
 
     @functools.cached_property
-    def _first(self) -> Tree:
+    def first(self) -> Any:
         """Batch of the first sample. A rank does not see the samples of the others."""
-        return self._read([0])[0]
+        return self._read([0])
 
-    def _read(self, numbers: Sequence[int]) -> tuple[Tree, ...]:
+    def is_plain(self) -> bool:
+        """Return True if batches are tensors and arrays in dicts, lists and tuples."""
+        return _is_plain(self.first)
+
+    def _read(self, numbers: Sequence[int]) -> Any:
         fetch = sys.modules["torch.utils.data._utils.fetch"]
         loader = self._loader
         fetcher = fetch._MapDatasetFetcher(loader.dataset, True, loader.collate_fn, False)
-        return _arguments(fetcher.fetch(numbers))
+        return fetcher.fetch(numbers)
 
 
 class _OwnNumbers:
@@ -124,3 +143,16 @@ class _OwnNumbers:
 def _arguments(batch: Any) -> tuple[Tree, ...]:
     """Return a batch of the loader as arguments of a step."""
     return Padding(()).of(map_arrays(column_of, batch))
+
+
+def _all_arguments(batch: Batch) -> tuple[Tree, ...]:
+    return _arguments(batch.everything())
+
+
+def _is_plain(batch: Any) -> bool:
+    if type(batch) in (dict, list, tuple):
+        return all(map(_is_plain, batch.values() if isinstance(batch, dict) else batch))
+    torch = sys.modules["torch"]
+    if type(batch) is torch.Tensor:
+        return bool(batch.ndim and batch.layout == torch.strided and batch.device.type == "cpu")
+    return type(batch) is np.ndarray and bool(batch.ndim) and batch.dtype.kind in "biufcV"

@@ -522,7 +522,7 @@ def _rows_of(leaves: Sequence[Any], axis: int) -> int:
 def _has_rows(leaf: Any, axis: int) -> bool:
     """Return True if a leaf can be split by rows; a key for random numbers cannot."""
     if (
-        not (isinstance(leaf, BatchArray) or is_array(leaf))
+        not (is_array(leaf) or (isinstance(leaf, BatchArray) and isinstance(leaf.dtype, np.dtype)))
         or leaf.ndim <= axis
         or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     ):
