@@ -119,6 +119,21 @@ for epoch in range(2):
         w, loss = train_step(w, x.reshape(y.size(0), -1), y.numpy())
         losses.append(loss.item())
 """,
+    "loader of arrays": """
+from jax.tree_util import tree_map
+from torch.utils.data import DataLoader, default_collate
+def numpy_collate(batch):
+    return tree_map(np.asarray, default_collate(batch))
+class NumpyLoader(DataLoader):
+    def __init__(self, dataset, **options):
+        super().__init__(dataset, collate_fn=numpy_collate, **options)
+stream = NumpyLoader(rows, batch_size=8, shuffle=True)
+for epoch in range(2):
+    for x, y in stream:
+        x = x.astype(np.float32).reshape(len(x), -1) / 255.0
+        w, loss = train_step(w, x, y)
+        losses.append(loss.item())
+""",
     "dicts": """
 stream = loader(Named(), batch_size=8, shuffle=True)
 for epoch in range(2):

@@ -49,7 +49,7 @@ def call(function: Any, *arguments: Any, **options: Any) -> Any:
     values = (*arguments, *options.values())
     if function is len or not any(map(has_rows, values)):
         return function(*arguments, **options)
-    found = _by_row(function, arguments, options)
+    found = NotImplemented if _has_mesh() else _by_row(function, arguments, options)
     if found is NotImplemented:
         named = {name: whole(value) for name, value in options.items()}
         return function(*map(whole, arguments), **named)
@@ -77,6 +77,12 @@ def _by_row(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) 
         or (name == "expand_dims" and _is_behind_rows(first, *rest, **options))
     )
     return first.apply(lambda rows: function(rows, *rest, **options)) if is_free else NotImplemented
+
+
+def _has_mesh() -> bool:
+    """Return True under `jax.set_mesh`: a new array of JAX belongs to all processes of the mesh."""
+    jax = sys.modules.get("jax")
+    return jax is not None and not jax.sharding.get_abstract_mesh().empty
 
 
 def _mapped(function: Any, trees: Any, options: dict[str, Any], of_leaf: Any) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import structs
 
 from nbdist.worker.data.batches import Batch, map_arrays, refuse_other_rows
+from nbdist.worker.data.collation import stacks
 from nbdist.worker.data.indexed_rows import IS_RANDOM, is_random
 from nbdist.worker.data.map_pushdown import BY_ELEMENT
 from nbdist.worker.data.padding import Padding, column_of
@@ -52,7 +53,7 @@ def find(loader: Any, *, is_known: bool = False) -> tuple[LoaderRows | None, str
         type(loader).__iter__ is data.DataLoader.__iter__
         and type(loader.batch_sampler) is data.BatchSampler
         and not isinstance(loader.dataset, data.IterableDataset)
-        and loader.collate_fn is data.default_collate
+        and (loader.collate_fn is data.default_collate or stacks(loader.collate_fn))
         and loader.worker_init_fn is None
         and vars(loader).get("in_order", True)  # PyTorch 2.6 has added it
     )

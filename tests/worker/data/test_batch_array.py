@@ -152,6 +152,13 @@ def test_type_that_gives_way() -> None:
     assert not Reads(0).array(X).weak_type
 
 
+def test_arrays_under_a_mesh() -> None:
+    """An array of JAX would belong to all processes of the mesh."""
+    with jax.set_mesh(jax.make_mesh((1,), ("data",))):
+        found = call(jnp.asarray, Reads(0).array(X))
+    np.testing.assert_array_equal(found, X)
+
+
 def test_values_without_batches() -> None:
     value = {"a": (1, [2])}
     assert whole(value) is value

@@ -334,11 +334,16 @@ class TestTorch:
         rows = data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
 
         def collate(samples: Any) -> Any:
-            return data.default_collate(samples)
+            return [column.flip(0) for column in data.default_collate(samples)]
+
+        class Flipped(data.DataLoader):  # type: ignore[misc, name-defined]
+            def __iter__(self) -> Iterator[Any]:
+                return (column.flip(0) for column, _ in super().__iter__())
 
         noisy = Samples(lambda: torch.rand(()))
         others = {
             "own collation": data.DataLoader(rows, batch_size=4, collate_fn=collate),
+            "own iterator": Flipped(rows, batch_size=4),
             "own batches": data.DataLoader(rows, batch_sampler=[[0, 2, 4, 6], [1, 3]]),
             "random": data.DataLoader(noisy, batch_size=4),
         }
