@@ -22,6 +22,10 @@ METHODS = (
 """Methods that may compute each row from this row only."""
 
 
+MOST_PARTS = 100
+"""Largest number of arrays in a list of a batch."""
+
+
 class BatchArray:
     """Array of a global batch of which a rank has read its own rows.
 
@@ -51,6 +55,9 @@ class BatchArray:
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def __bool__(self) -> bool:
+        return bool(self.whole())
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.whole())
@@ -206,6 +213,8 @@ def _keeps_rows(index: Any, ndim: int) -> bool:
 def has_rows(value: Any) -> bool:
     """Return True for a batch array, and for a dict, list or tuple that contains one."""
     if type(value) in (dict, list, tuple):
+        if type(value) is list and len(value) > MOST_PARTS:
+            return False  # data of the user, not parts of a batch
         return any(map(has_rows, value.values() if isinstance(value, dict) else value))
     return isinstance(value, BatchArray)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import structs
 
+from nbdist.worker.data.batch_array import MOST_PARTS
 from nbdist.worker.data.batches import Batch, map_arrays, refuse_other_rows
 from nbdist.worker.data.collation import stacks
 from nbdist.worker.data.indexed_rows import IS_RANDOM, is_random
@@ -152,7 +153,8 @@ def _all_arguments(batch: Batch) -> tuple[Tree, ...]:
 
 def _is_plain(batch: Any) -> bool:
     if type(batch) in (dict, list, tuple):
-        return all(map(_is_plain, batch.values() if isinstance(batch, dict) else batch))
+        parts = batch.values() if isinstance(batch, dict) else batch
+        return len(batch) <= MOST_PARTS and all(map(_is_plain, parts))
     torch = sys.modules["torch"]
     if type(batch) is torch.Tensor:
         return bool(batch.ndim and batch.layout == torch.strided and batch.device.type == "cpu")

@@ -159,6 +159,21 @@ def test_arrays_under_a_mesh() -> None:
     np.testing.assert_array_equal(found, X)
 
 
+def test_truth_is_that_of_all_rows() -> None:
+    with pytest.raises(ValueError, match="ambiguous"):
+        bool(Reads(0).array(X))
+    assert not BatchArray(X[:1, 0, :1], 0, 1, lambda: X)
+
+
+def test_lists_of_arrays_remain_lists() -> None:
+    reads = Reads(0)
+    found = whole([reads.array(X), {"y": (reads.array(Y), 1)}])
+    assert type(found) is list
+    np.testing.assert_array_equal(found[0], X)
+    np.testing.assert_array_equal(found[1]["y"][0], Y)
+    assert found[1]["y"][1] == 1
+
+
 def test_values_without_batches() -> None:
     value = {"a": (1, [2])}
     assert whole(value) is value
