@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.metadata
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import hypothesis
 import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from packaging.version import Version
 
 from nbdist.session import discovery
 from tests import clusters, references, training
@@ -33,16 +35,15 @@ TESTS = Path(__file__).parent
 PR_SET_CHILD_SUBREAPER = 36
 CELL_ENDS_S = 30.0
 
-QUICK = {
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false",
-}
+QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+if Version(importlib.metadata.version("jax")) < Version("0.11"):
+    QUICK["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
 """Options that make JAX compile faster, here and on engines, with the same numbers.
 
 The first option skips LLVM's expensive passes, but XLA's fusion emitters run them anyway. The
-second option turns these emitters off. JAX reads the first option at its import, which happens at
-the start of the tests. `tests/end_to_end/test_step_options.py` resets both and tests the full
-pipeline of XLA.
+second option turns these emitters off; from JAX 0.11 on, XLA does not have it and would end the
+process. JAX reads the first option at its import, which happens at the start of the tests.
+`tests/end_to_end/test_step_options.py` resets both and tests the full pipeline of XLA.
 """
 
 

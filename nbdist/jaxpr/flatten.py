@@ -14,14 +14,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 from jax.interpreters import partial_eval
 from jax.sharding import Sharding
 
-from nbdist.jaxpr.core import DropVar, jaxprs_in_params, new_jaxpr_eqn
+from nbdist.jaxpr.core import DropVar, jaxprs_in_params, lowered, new_jaxpr_eqn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _CALLS = {
     **dict.fromkeys(("jit", "pjit"), "jaxpr"),
-    **dict.fromkeys(("closed_call", "core_call"), "call_jaxpr"),
+    **dict.fromkeys(("closed_call", "core_call", "eval_jaxpr"), "call_jaxpr"),
     **dict.fromkeys(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), "call_jaxpr"),
 }
 """Primitives that only call a program, by the parameter that holds it. Custom derivative rules are
@@ -49,6 +49,7 @@ def flat(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _flattened(closed: ClosedJaxpr) -> ClosedJaxpr:
+    closed = lowered(closed)
     used = [True] * len(closed.jaxpr.outvars)
     needed, _ = partial_eval.dce_jaxpr(closed.jaxpr, used, instantiate=True)
     made = _Flat()

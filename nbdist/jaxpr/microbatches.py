@@ -31,7 +31,7 @@ from nbdist.jaxpr.batch_rows import (
     why_not_by_row,
     with_fewer,
 )
-from nbdist.jaxpr.core import jaxprs_in_params
+from nbdist.jaxpr.core import jaxprs_in_params, scan_counts
 from nbdist.jaxpr.flatten import OPEN, flat, make, renamed, variables, with_bodies
 from nbdist.jaxpr.planner_model import of_rows
 from nbdist.planner.graph.layout import SUMMED_EACH_TIME
@@ -319,8 +319,8 @@ class Kinds:
         return ["zero" if is_zero else "same"] * count
 
     def _scan(self, eqn: Any, ins: list[Kind]) -> list[Kind]:
-        first = eqn.params["num_consts"]
-        second = first + eqn.params["num_carry"]
+        first, carried = scan_counts(eqn.params)
+        second = first + carried
         if any(0 in self._dims.get(var, ()) for var in variables(eqn.invars[second:])):
             raise PlanError(
                 "a scan iterates over rows of the batch: use jax.vmap over the rows instead"

@@ -26,7 +26,10 @@ NAME = "pallas_call"
 """Name of the primitive."""
 
 INNER = frozenset(
-    ("cond", "scan", "while", "jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
+    (
+        *("cond", "scan", "while", "jit", "pjit", "closed_call", "eval_jaxpr"),
+        *("custom_jvp_call", "custom_vjp_call"),
+    )
 )
 """Primitives with inner programs that kernels may contain."""
 
@@ -328,15 +331,19 @@ def _aval(aval: Any, context: Any) -> Any:
 
 def _program(value: Any, context: Any) -> Any:
     """Return a parameter with its programs and shardings in another context."""
-    if isinstance(value, ClosedJaxpr):
-        return ClosedJaxpr(_program(value.jaxpr, context), value.consts)
+    if isinstance(value, ClosedJaxpr):  # from JAX 0.11 on, each `Jaxpr`
+        return ClosedJaxpr(_body(value.jaxpr, context), value.consts)
+    if isinstance(value, Jaxpr):
+        return _body(value, context)
     if isinstance(value, tuple):
         parts = [_program(part, context) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if isinstance(value, jax.NamedSharding):
         return jax.NamedSharding(context.cur_abstract_mesh, value.spec)
-    if not isinstance(value, Jaxpr):
-        return value
+    return value
+
+
+def _body(jaxpr: Jaxpr, context: Any) -> Jaxpr:
     names: dict[Any, Any] = {}
 
     def made(atom: Any) -> Any:
@@ -347,7 +354,7 @@ def _program(value: Any, context: Any) -> Any:
         return names[atom]
 
     eqns = []
-    for eqn in value.eqns:
+    for eqn in jaxpr.eqns:
         inner = {name: _program(each, context) for name, each in eqn.params.items()}
         if "ctx_mesh" in inner:
             inner["ctx_mesh"] = context.cur_abstract_mesh
@@ -356,12 +363,12 @@ def _program(value: Any, context: Any) -> Any:
         eqns.append(
             eqn.replace(invars=ins, outvars=outs, params=inner, effects=effects, ctx=context)
         )
-    return value.replace(
-        effects=_effects(value.effects, names),
-        constvars=list(map(made, value.constvars)),
-        invars=list(map(made, value.invars)),
+    return jaxpr.replace(
+        effects=_effects(jaxpr.effects, names),
+        constvars=list(map(made, jaxpr.constvars)),
+        invars=list(map(made, jaxpr.invars)),
         eqns=eqns,
-        outvars=list(map(made, value.outvars)),
+        outvars=list(map(made, jaxpr.outvars)),
     )
 
 

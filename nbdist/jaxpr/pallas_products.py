@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.extend.core import Literal
 
+from nbdist.jaxpr.core import scan_counts
 from nbdist.jaxpr.pallas_calls import (
     NAME,
     OF_KERNELS,
@@ -112,7 +113,7 @@ class _Products:
             return _dot(eqn) * float(share.mean()), unknown
         inner = params.get("jaxpr", params.get("call_jaxpr"))
         if name == "scan":
-            consts = params["num_consts"]
+            consts, _ = scan_counts(params)
             given = [*ins[:consts], *[None] * (len(ins) - consts)]
             return self.count(_open(inner), given, share * params["length"])[0], unknown
         if inner is not None:

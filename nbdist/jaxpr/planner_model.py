@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 from jax.interpreters import partial_eval
 
+from nbdist.jaxpr.core import lowered, scan_counts
 from nbdist.jaxpr.flatten import called_program
 from nbdist.jaxpr.model_builder import Builder
 from nbdist.jaxpr.pallas_calls import NAME
@@ -29,6 +30,7 @@ def model_of(closed: Any, inputs: Sequence[tuple[str, Role]]) -> Model:
         inputs: path and role of each input.
     """
     build = Builder(_RULES, unknown)
+    closed = lowered(closed)
     jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
     values = build.given(closed.jaxpr.invars, inputs)
     needed = [value for value, is_used in zip(values, used, strict=True) if is_used]
@@ -102,7 +104,7 @@ def _jit(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
 
 def _scan(build: Builder, eqn: Any, ins: list[Value]) -> list[Value]:
     params = eqn.params
-    consts, carries = params["num_consts"], params["num_carry"]
+    consts, carries = scan_counts(params)
     body_vars = params["jaxpr"].jaxpr.invars
     stacked = ins[consts + carries :]
     slices = [build.new(var.aval) for var in body_vars[consts + carries :]]
@@ -158,7 +160,7 @@ _RULES: dict[str, Rule] = {
     **PLAIN,
     **dict.fromkeys(("jit", "pjit"), _jit),
     **dict.fromkeys(("remat2", "checkpoint"), _call("jaxpr")),
-    **dict.fromkeys(("closed_call", "core_call"), _call("call_jaxpr")),
+    **dict.fromkeys(("closed_call", "core_call", "eval_jaxpr"), _call("call_jaxpr")),
     **dict.fromkeys(
         ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), _call("call_jaxpr")
     ),

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Literal, Var
+from jax.extend.core import Literal, Var
 
-from nbdist.jaxpr.core import unmapped_aval
+from nbdist.jaxpr.core import scan_counts, scan_params, unmapped_aval
 from nbdist.jaxpr.flatten import barrier, is_plain_product, nbytes, renamed, variables
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _pairs(jaxpr: Jaxpr) -> dict[tuple[int, int], set[Var]]:
         var: place
         for place, eqn in enumerate(jaxpr.eqns)
         if is_scan(eqn)
-        for var in eqn.outvars[eqn.params["num_carry"] :]
+        for var in eqn.outvars[scan_counts(eqn.params)[1] :]
     }
     users: dict[Var, list[tuple[int, bool]]] = defaultdict(list)
     for place, eqn in enumerate(jaxpr.eqns):
@@ -173,7 +173,7 @@ def _forward(first: Scan, lost: set[Var], stacked: dict[Var, Var]) -> Any:
     body = first.body.replace(outvars=[*(outs[place] for place in left), *stacked])
     return first.eqn.replace(
         outvars=[*(made[place] for place in left), *stacked.values()],
-        params={**first.eqn.params, "jaxpr": ClosedJaxpr(body, [])},
+        params=scan_params(first.eqn.params, body),
     )
 
 
@@ -195,11 +195,7 @@ def _backward(first: Scan, second: Scan, recomputed: _Recomputation) -> Any:
             *recomputed.stacked.values(),
             *(outer[var] for var in over),
         ],
-        params={
-            **second.eqn.params,
-            "jaxpr": ClosedJaxpr(body, []),
-            "num_consts": second.constants + len(constants),
-        },
+        params=scan_params(second.eqn.params, body, second.constants + len(constants)),
     )
 
 
@@ -250,4 +246,4 @@ def is_scan(eqn: Any) -> bool:
 
 
 def scan_of(eqn: Any) -> Scan:
-    return Scan(eqn, eqn.params["num_consts"], eqn.params["num_carry"])
+    return Scan(eqn, *scan_counts(eqn.params))

@@ -323,10 +323,11 @@ ELEMENTWISE = """
 abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp
 clz complex conj convert_element_type copy copy_p cos cosh device_put digamma div eq erf erf_inv
 erfc exp exp2 expm1 floor ge gt igamma igammac igamma_grad_a imag integer_pow is_finite le le_to
-lgamma log log1p logistic lt lt_to max min mul name ne neg nextafter not or polygamma
-population_count pow pvary random_gamma_grad real reduce_precision regularized_incomplete_beta rem
-round rsqrt select_n sharding_constraint shift_left shift_right_arithmetic shift_right_logical sign
-sin sinh sqrt square stop_gradient sub tan tanh threefry2x32 xor zeta
+lgamma log log1p log2 logistic lt lt_to max min mul name ne neg nextafter not one_minus_square or
+polygamma population_count pow pvary random_gamma_grad real reduce_precision
+regularized_incomplete_beta rem round rsqrt select_n sharding_constraint shift_left
+shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
+threefry2x32 xor zeta
 """.split()  # noqa: SIM905 - three lines a screen, not ninety
 
 PLAIN: dict[str, Rule] = {

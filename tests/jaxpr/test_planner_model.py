@@ -245,6 +245,12 @@ def test_gradient_of_a_condition_is_known() -> None:
     assert not traced(lambda w, _, __: jax.grad(loss)(w), floats(4, 6)).notes
 
 
+def test_parts_of_a_function_that_is_one_operation_are_known() -> None:
+    """From JAX 0.12 on, JAX replaces `ldexp` by its parts when it compiles a program."""
+    model = traced(lambda x, _, __: jnp.ldexp(x, 2).sum(), floats(4, 6))
+    assert not model.notes
+
+
 def test_batch_rows_are_one_group() -> None:
     model = traced(
         lambda w, _, b: (b["x"] @ w).sum() + b["y"].sum(),

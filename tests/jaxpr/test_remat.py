@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.extend.core import jaxpr_as_fun
+from packaging.version import Version
 
 from nbdist.errors import PlanError
 from nbdist.jaxpr.planner_model import model_of
@@ -208,14 +209,19 @@ def products(closed: ClosedJaxpr) -> int:
     return sum(eqn.primitive.name == "dot_general" for eqn in closed.jaxpr.eqns)
 
 
-def test_cpu_compiler_removes_recomputation() -> None:
-    """The compiler removes barriers first. On CPUs remat saves nothing, and is not planned."""
-
+def test_cpu_compiler_of_earlier_versions_removes_recomputation() -> None:
+    """It removes barriers first. On CPUs remat then saves nothing, and is not planned."""
     params, batch = params_and_batch()
     steps = [step_of(unrolled), step_of(checkpointed), rewriting(step_of(unrolled), "full", 1)]
-    programs = [jax.jit(step).lower(params, batch).compile().as_text() for step in steps]
-    assert len({program.count(" dot(") for program in programs}) == 1
-    assert programs[0].count(" dot(")
+    programs = [jax.jit(step).lower(params, batch).compile() for step in steps]
+    whole, *others = (program.as_text().count(" dot(") for program in programs)
+    stored, *left = (program.memory_analysis().temp_size_in_bytes for program in programs)
+    assert whole
+    if Version(jax.__version__) < Version("0.11"):
+        assert [*others, *left] == [whole, whole, stored, stored]
+    else:
+        assert min(others) > whole
+        assert max(left) < stored
 
 
 def test_remat_is_planned_if_it_saves_memory() -> None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from nbdist.errors import PlanError
-from nbdist.jaxpr.core import jaxprs_in_params
+from nbdist.jaxpr.core import jaxprs_in_params, scan_counts, scan_params
 from nbdist.jaxpr.flatten import OPEN, inline_checkpoints, inner_equations, variables
 from nbdist.jaxpr.microbatches import Kinds
 from nbdist.jaxpr.pallas_calls import NAME
@@ -144,7 +144,7 @@ def _scans(jaxpr: Jaxpr, dims: Mapping[Var, Any], learned: set[Var]) -> dict[int
     for place, eqn in enumerate(jaxpr.eqns):
         if is_scan(eqn) and _is_over_layers(scan_of(eqn), dims, learned, stacks):
             found[place] = scan_of(eqn)
-            stacks.update(v for v in eqn.outvars[eqn.params["num_carry"] :] if v in dims)
+            stacks.update(v for v in eqn.outvars[scan_counts(eqn.params)[1] :] if v in dims)
         if not learned.isdisjoint(variables(eqn.invars)):
             learned.update(v for v in eqn.outvars if v not in dims)
     return found
@@ -207,8 +207,7 @@ def read(scan: Scan, rows: Rows) -> Layers:
 
 
 def _with_body(scan: Scan, body: Jaxpr) -> Scan:
-    params = {**scan.eqn.params, "jaxpr": ClosedJaxpr(body, [])}
-    return scan_of(scan.eqn.replace(params=params))
+    return scan_of(scan.eqn.replace(params=scan_params(scan.eqn.params, body)))
 
 
 def _parted(scan: Scan, mixed: set[Var]) -> Jaxpr:

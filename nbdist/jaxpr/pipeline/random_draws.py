@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Var
+from jax.extend.core import Var
 
-from nbdist.jaxpr.core import unmapped_aval
+from nbdist.jaxpr.core import scan_params, unmapped_aval
 from nbdist.jaxpr.flatten import variables
 from nbdist.jaxpr.remat_scans import Scan, scan_of
 
@@ -61,7 +61,7 @@ def without_draws(scan: Scan, dims: Mapping[Var, tuple[int, ...]], mixed: set[Va
     without = body.replace(invars=[*body.invars, *border], eqns=rest)
     eqn = scan.eqn.replace(
         invars=[*scan.eqn.invars, *stacks],
-        params={**scan.eqn.params, "jaxpr": ClosedJaxpr(without, [])},
+        params=scan_params(scan.eqn.params, without),
     )
     rows = {
         stack: tuple(dim + 1 for dim in dims[var])

@@ -30,8 +30,8 @@ ADDS = frozenset(("add", "add_any"))
 _PRODUCTS = frozenset(("dot", "conv"))
 _CHEAP = _SAME_MEMORY.union(
     ("abs", "add", "and", "broadcast_in_dim", "clamp", "convert_element_type", "copy", "eq", "ge"),
-    ("gt", "iota", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "select_n", "sign"),
-    ("square", "sub"),
+    ("gt", "iota", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "one_minus_square", "or"),
+    ("select_n", "sign", "square", "sub"),
 )
 """Primitives that XLA recomputes instead of writing their results."""
 

@@ -224,7 +224,7 @@ def _in_parts(
 
 
 def _remats(steps: Steps, target: Target) -> tuple[Remat, ...]:
-    """Return the rematerializations to try: XLA for CPUs removes barriers and undoes them."""
+    """Return the rematerializations to try: up to JAX 0.10, XLA for CPUs undoes them."""
     return steps.remats[:1] if target.topology.chip.platform == "cpu" else steps.remats
 
 

@@ -84,12 +84,16 @@ def _open(path: str) -> tuple[CacheInterface, str] | None:
 
 
 def _write(
-    key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Sequence[Any]
+    key: str, seconds: float, name: str, backend: Any, executable: Any, *callbacks: Sequence[Any]
 ) -> None:
+    """Write a program to the cache.
+
+    From JAX 0.11 on, JAX passes no callbacks: it connects them again when it reads a program.
+    """
     if not _is_used():
-        _write_upstream(key, seconds, name, backend, executable, callbacks)
+        _write_upstream(key, seconds, name, backend, executable, *callbacks)
         return
-    if callbacks:  # the program contains a function of this process
+    if any(callbacks):  # the program contains a function of this process
         return
     try:
         compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))

@@ -113,7 +113,7 @@ def _options_of(function: Any) -> dict[str, bool]:
     if not any(_OPTION in (maker.__doc__ or "") for maker in makers):
         raise StartError(
             f"JAX {jaxlib.__version__} has no option {_OPTION!r} for its coordination service, so "
-            "that a dead worker would end all others: use JAX 0.8 to 0.10 for the pjrt strategy"
+            "that a dead worker would end all others: use JAX 0.8 to 0.12 for the pjrt strategy"
         )
     return {_OPTION: True} if _OPTION in (function.__doc__ or "") else {}
 
