@@ -3,8 +3,8 @@
 Run `python -m tools.version_matrix [oldest] [middle] [newest] [python3.12] [python3.13]`. Without
 arguments, all run. The first two get environments of their own under `build/versions`, with the
 versions of `tools/versions`. The newest versions are those of the running Python. `python3.12` and
-`python3.13` run the newest versions on another Python, if it is on the path. An environment that
-did not run keeps the results of its last run.
+`python3.13` run the newest versions on another Python, if it is on the path; JAX is newer there.
+An environment that does not run keeps its column of the document.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import time
 import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
@@ -65,22 +64,24 @@ PACKAGES = ("tensorflow", "keras", "jax", "ipykernel", "ipython", "ipyparallel")
 LIBRARIES = ("Python", *PACKAGES)
 """Rows of the table with versions."""
 
+DATE = "date"
+ROWS = (*LIBRARIES, *SMOKE, DATE)
+NONE = "-"
+"""Text of a row that an environment has no result for."""
+
 
 def main(names: list[str]) -> int:
+    has_failed = False
     for name in names or filter(is_installed, NAMES):
         python = environment(name)
-        result = {**versions(python), "tests": run(name, python)}
-        (BUILD / f"{name}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
-    results = {
-        name: json.loads((BUILD / f"{name}.json").read_text(encoding="utf-8"))
-        for name in NAMES
-        if (BUILD / f"{name}.json").exists()
-    }
-    rows = "\n".join(table(results))
-    head = DOCUMENT.read_text(encoding="utf-8").partition(TITLE)[0].rstrip()
-    DOCUMENT.write_text(f"{head}\n\n{TITLE}\n\n{rows}\n", encoding="utf-8")
-    sys.stdout.write(f"{rows}\n")
-    return any(failed for one in results.values() for _, failed in one["tests"].values())
+        found, tests = versions(python), run(name, python)
+        has_failed |= any(failed for _, failed in tests.values())
+        head, _, rows = DOCUMENT.read_text(encoding="utf-8").partition(TITLE)
+        columns = {**columns_of(rows), name: column(found, tests)}
+        text = "\n".join(table(columns))
+        DOCUMENT.write_text(f"{head.rstrip()}\n\n{TITLE}\n\n{text}\n", encoding="utf-8")
+        sys.stdout.write(f"{text}\n")
+    return has_failed
 
 
 def is_installed(name: str) -> bool:
@@ -115,16 +116,13 @@ def package(requirement: str) -> str:
     return re.split(r"[<>=\[]", requirement)[0]
 
 
-def versions(python: Path) -> dict[str, Any]:
+def versions(python: Path) -> dict[str, str]:
     program = (
         "import json, platform; from importlib.metadata import version as v;"
         f"print(json.dumps([platform.python_version(), *map(v, {PACKAGES})]))"
     )
     found = subprocess.run([python, "-c", program], check=True, capture_output=True, text=True)
-    return {
-        "versions": dict(zip(LIBRARIES, json.loads(found.stdout), strict=True)),
-        "date": time.strftime("%Y-%m-%d"),
-    }
+    return dict(zip(LIBRARIES, json.loads(found.stdout), strict=True))
 
 
 def run(name: str, python: Path) -> dict[str, tuple[int, int]]:
@@ -159,15 +157,31 @@ def feature_of(module: str) -> str:
     raise ValueError(f"{module} is not in the smoke set")
 
 
-def table(results: dict[str, dict[str, Any]]) -> list[str]:
+def column(found: dict[str, str], tests: dict[str, tuple[int, int]]) -> dict[str, str]:
+    """Return the column of an environment that ran today, by row.
+
+    Args:
+        found: its versions.
+        tests: numbers of passed and failed tests of each feature.
+    """
+    outcomes = {feature: outcome(*numbers) for feature, numbers in tests.items()}
+    return {**found, **outcomes, DATE: time.strftime("%Y-%m-%d")}
+
+
+def columns_of(text: str) -> dict[str, dict[str, str]]:
+    """Return the columns of a table that `table` made, by environment and row."""
+    lines = [line[2:-2].split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    (_, *names), _, *rows = lines
+    return {name: {cells[0]: cells[i] for cells in rows} for i, name in enumerate(names, 1)}
+
+
+def table(columns: dict[str, dict[str, str]]) -> list[str]:
     """Return the lines of a table with one column for each environment."""
-    found = results.values()
+    names = [name for name in NAMES if name in columns]
     rows = [
-        ["", *results],
-        ["---"] * (len(results) + 1),
-        *([library, *(one["versions"][library] for one in found)] for library in LIBRARIES),
-        *([feature, *(outcome(*one["tests"][feature]) for one in found)] for feature in SMOKE),
-        ["date", *(one["date"] for one in found)],
+        ["", *names],
+        ["---"] * (len(names) + 1),
+        *([row, *(columns[name].get(row, NONE) for name in names)] for row in ROWS),
     ]
     return [f"| {' | '.join(row)} |" for row in rows]
 

@@ -19,14 +19,19 @@ REQUIREMENTS = tuple(map(Requirement, version_matrix.requirements()))
 ENVIRONMENTS = {
     "oldest": version_matrix.PINS / "oldest.txt",
     "middle": version_matrix.PINS / "middle.txt",
-    "newest": version_matrix.ROOT / "constraints.txt",
+    **dict.fromkeys(("newest", *version_matrix.PYTHONS), version_matrix.ROOT / "constraints.txt"),
 }
+PYTHONS = {name: name.removeprefix("python") for name in version_matrix.PYTHONS}
 DISTRIBUTIONS = {"Orbax": "orbax-checkpoint"}
 
 
 def pins(name: str) -> dict[str, str]:
     lines = ENVIRONMENTS[name].read_text(encoding="utf-8").splitlines()
-    return {package.lower(): version for package, version in (line.split("==") for line in lines)}
+    python = {"python_version": PYTHONS.get(name, "3.11")}
+    found = [
+        one for one in map(Requirement, lines) if not one.marker or one.marker.evaluate(python)
+    ]
+    return {one.name.lower(): str(one.specifier).removeprefix("==") for one in found}
 
 
 def test_lower_bounds_are_the_oldest_tested_versions() -> None:
@@ -88,14 +93,33 @@ def test_failed_tests_are_counted_by_feature(tmp_path: Path) -> None:
     }
 
 
+VERSIONS = dict.fromkeys(version_matrix.LIBRARIES, "1.2")
+
+
 def test_table_has_a_column_for_each_environment() -> None:
-    one = {
-        "versions": dict.fromkeys(version_matrix.LIBRARIES, "1.2"),
-        "date": "2026-11-29",
-        "tests": dict.fromkeys(version_matrix.SMOKE, (2, 0)),
-    }
-    failed = {**one, "tests": dict.fromkeys(version_matrix.SMOKE, (2, 1))}
-    lines = version_matrix.table({"oldest": one, "newest": failed})
+    passed = version_matrix.column(VERSIONS, dict.fromkeys(version_matrix.SMOKE, (2, 0)))
+    failed = version_matrix.column(VERSIONS, dict.fromkeys(version_matrix.SMOKE, (2, 1)))
+    lines = version_matrix.table({"newest": failed, "oldest": passed})
     assert lines[0] == "|  | oldest | newest |"
     assert "| keras | 1.2 | 1.2 |" in lines
     assert "| recovery | 2 passed | 2 passed, **1 failed** |" in lines
+
+
+def test_columns_of_other_environments_stay_in_the_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = tmp_path / "versions.md"
+    document.write_text(version_matrix.DOCUMENT.read_text(encoding="utf-8"), encoding="utf-8")
+    head, _, before = document.read_text(encoding="utf-8").partition(version_matrix.TITLE)
+    monkeypatch.setattr(version_matrix, "DOCUMENT", document)
+    monkeypatch.setattr(version_matrix, "environment", lambda _: None)
+    monkeypatch.setattr(version_matrix, "versions", lambda _: VERSIONS)
+    counts = dict.fromkeys(version_matrix.SMOKE, (3, 1))
+    monkeypatch.setattr(version_matrix, "run", lambda *_: counts)
+    assert version_matrix.main(["python3.13"])
+    made, _, after = document.read_text(encoding="utf-8").partition(version_matrix.TITLE)
+    assert made == head
+    old, new = map(version_matrix.columns_of, (before, after))
+    assert set(old) | {"python3.13"} == set(new)
+    assert new.pop("python3.13") == version_matrix.column(VERSIONS, counts)
+    assert {name: column for name, column in old.items() if name in new} == new
