@@ -140,7 +140,8 @@ def _mesh_of(context: Any) -> Any:
     for over in (context.abstract_mesh, mesh.get_abstract_mesh()):
         if over is not None and over.size == context.num_devices and not over.empty:
             return over
-    return jax.sharding.AbstractMesh((context.num_devices,), ("devices",))
+    auto = (jax.sharding.AxisType.Auto,)
+    return jax.sharding.AbstractMesh((context.num_devices,), ("devices",), axis_types=auto)
 
 
 class _OnceEach:

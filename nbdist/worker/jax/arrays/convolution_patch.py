@@ -76,7 +76,8 @@ def _constrained(
 
     XLA chooses the sharding of the other dimensions.
     """
-    mesh = jax.sharding.AbstractMesh((devices,), (_AXIS,))
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((devices,), (_AXIS,), axis_types=auto)
     entries = [axis if each == dimension else jax.P.UNCONSTRAINED for each in range(aval.ndim)]
     sharding = jax.NamedSharding(mesh, jax.P(*entries))
     if jax.config.jax_use_shardy_partitioner:
