@@ -13,29 +13,29 @@ from urllib.parse import parse_qs, urlsplit
 from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 KEY = "key"
 """Access key of a new store."""
 
 
-class ObjectStore(ThreadingHTTPServer):
-    """Server of a folder whose subfolders are buckets.
+class StoreServer(ThreadingHTTPServer):
+    """Server of objects on the loopback interface, in a thread.
 
     Args:
-        root: the folder.
+        handler: handler of requests.
 
     Attributes:
         address: host and port.
-        key: access key that requests must have.
+        key: access key or token that requests must have.
         sent_bytes: bytes of objects that were sent.
     """
 
     daemon_threads = True
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.root = root
+    def __init__(self, handler: Callable[..., BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)  # type: ignore[arg-type]
         self.key = KEY
         self.sent_bytes = 0
         self.address = f"127.0.0.1:{self.server_port}"
@@ -47,6 +47,18 @@ class ObjectStore(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
         self._thread.join(10)
+
+
+class ObjectStore(StoreServer):
+    """Server of a folder whose subfolders are buckets.
+
+    Args:
+        root: the folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        super().__init__(_Handler)
 
 
 class _Handler(BaseHTTPRequestHandler):

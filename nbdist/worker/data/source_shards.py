@@ -27,7 +27,7 @@ from nbdist.worker.data.indexed_rows import IndexedRows
 from nbdist.worker.data.map_pushdown import BY_ELEMENT
 from nbdist.worker.data.padding import Ragged, column_of
 from nbdist.worker.data.rank_shards import Parts
-from nbdist.worker.data.stores import is_of, reading
+from nbdist.worker.data.stores import is_of, read_all, reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -203,7 +203,7 @@ def split_source(
         )
     split = importlib.import_module("datasets.distributed").split_dataset_by_node
     own = split(value, rank, ranks).with_format("numpy")
-    return Parts(lambda: _groups_of(own, each), options.batch, BY_SOURCE, gather)
+    return Parts(lambda: _groups_of(own, each, name), options.batch, BY_SOURCE, gather)
 
 
 def _own_tar_files(pipeline: Any, name: str, rank: int, ranks: int) -> Any:
@@ -259,10 +259,10 @@ def _refuse_filter(dataset: Any, name: str) -> None:
         raise StepError(f"{name} has a filter: use arrays, such as those of {name}.to_table()")
 
 
-def _groups_of(samples: Any, rows: int) -> Iterator[Tree]:
+def _groups_of(samples: Any, rows: int, name: str) -> Iterator[Tree]:
     """Yield samples, stacked to parts of `rows` rows."""
-    for part in samples.iter(batch_size=rows):
-        yield {name: _array_of(column, name) for name, column in part.items()}
+    for part in read_all(samples.iter(batch_size=rows), name):
+        yield {key: _array_of(column, key) for key, column in part.items()}
 
 
 def _array_of(column: Any, name: str) -> np.ndarray:

@@ -16,7 +16,13 @@ from nbdist.worker.data.map_pushdown import BY_ELEMENT, find
 from nbdist.worker.data.padding import Padding, Ragged, column_of, stack
 from nbdist.worker.data.rank_shards import Parts, SelectedRows, own_files, rows_of_files
 from nbdist.worker.data.source_shards import Parquet, is_parquet, split_source
-from nbdist.worker.data.stores import StoredColumn, is_of, is_stored, stored_columns
+from nbdist.worker.data.stores import (
+    StoredColumn,
+    is_of,
+    is_stored,
+    read_all,
+    stored_columns,
+)
 
 if TYPE_CHECKING:
     from nbdist.records import StepOptions
@@ -233,6 +239,11 @@ def open_source(
     return _of_python(value, options)
 
 
+def _reads_files(value: object) -> bool:
+    """Return True for a stream of Hugging Face and a pipeline of webdataset."""
+    return is_of(value, "datasets", "IterableDataset") or is_of(value, "webdataset", "DataPipeline")
+
+
 def _refuse_shuffle(options: StepOptions) -> None:
     if options.shuffle is not None:
         name = options.data
@@ -295,8 +306,9 @@ def _of_python(value: Any, options: StepOptions) -> Source:
             )
         return Elements(lambda: value, options, reuses=True)
     if isinstance(value, Iterable):
-        reuses = not isinstance(value, list)
-        return Elements(lambda: value, options, _length(value), reuses=reuses)
+        reuses, files = not isinstance(value, list), _reads_files(value)
+        start = (lambda: read_all(value, name)) if files else lambda: value
+        return Elements(start, options, _length(value), reuses=reuses)
     if callable(value):
         return Elements(value, options, reuses=True)
     raise StepError(

@@ -11,14 +11,24 @@ import numpy as np
 from nbdist.errors import StepError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 BY_ROW = "by row: each worker reads its own rows only"
 
 _REMEDY = (
-    "check the path, and set the credentials of the object store on every host, for example "
-    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in a cell before the data set is created"
+    "check the path, and set the credentials of the object store on every host in a cell before "
+    "the data set is created: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3://, "
+    "GOOGLE_APPLICATION_CREDENTIALS for gs://, HF_TOKEN for hf://"
 )
+_CLIENT_ERRORS = (
+    ("aiohttp", "ClientError"),
+    ("botocore.exceptions", "BotoCoreError"),
+    ("gcsfs.retry", "HttpError"),
+    ("google.auth.exceptions", "GoogleAuthError"),
+    ("httpx", "HTTPError"),
+    ("httpx2", "HTTPError"),
+)
+"""Errors of clients of object stores that are no OSError: module and class."""
 
 
 class StoredColumn:
@@ -56,9 +66,14 @@ class StoredColumn:
 
 
 def stored_columns(value: Any) -> Any:
-    """Return a dict of the arrays of a group of Zarr or HDF5; other values as they are."""
+    """Return a dict of the arrays of a group of Zarr or HDF5; other values as they are.
+
+    Raises:
+        StepError: the store of the group cannot be read.
+    """
     if is_of(value, "zarr", "Group"):
-        return dict(value.arrays())
+        with reading(str(value)):
+            return dict(value.arrays())
     return dict(value.items()) if is_of(value, "h5py", "Group") else value
 
 
@@ -81,8 +96,21 @@ def reading(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
-        raise StepError(f"cannot read {name}: {error}: {_REMEDY}") from error
+    except _client_errors() as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise StepError(f"cannot read {name}: {reason}: {_REMEDY}") from error
+
+
+def read_all(values: Iterable[Any], name: str) -> Iterator[Any]:
+    """Yield the values of an iterable that reads files; see `reading`."""
+    with reading(name):
+        yield from values
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    """Return OSError and the classes of `_CLIENT_ERRORS` whose modules are imported."""
+    found = (getattr(sys.modules.get(module), name, None) for module, name in _CLIENT_ERRORS)
+    return (OSError, *(error for error in found if error is not None))
 
 
 def is_of(value: object, module: str, *path: str) -> bool:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import fsspec
+import gcsfs.retry
+import google.auth.exceptions
 import h5py
+import httpx2
 import numpy as np
 import pyarrow.fs
 import pytest
@@ -17,7 +21,7 @@ from nbdist.errors import StepError
 from nbdist.records import StepOptions
 from nbdist.worker.data.batches import RankRows
 from nbdist.worker.data.sources import open_source
-from nbdist.worker.data.stores import BY_ROW
+from nbdist.worker.data.stores import BY_ROW, reading
 from tests.object_store import KEY, ObjectStore
 
 if TYPE_CHECKING:
@@ -189,3 +193,24 @@ class TestObjectStore:
         object_store.key = "other"
         with pytest.raises(StepError, match=r"cannot read <Array .*/[xy] .*: .*AWS_ACCESS_KEY_ID"):
             list(source.epoch(1, RankRows(0, 2, 2)))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        gcsfs.retry.HttpError({"code": 401, "message": "Anonymous caller"}),
+        google.auth.exceptions.DefaultCredentialsError("no credentials"),
+        httpx2.ConnectError("connection refused"),
+        aiohttp.ServerDisconnectedError(),
+        FileNotFoundError("train/0.parquet"),
+    ],
+)
+def test_errors_of_clients_have_a_remedy(error: Exception) -> None:
+    remedy = f"cannot read train: {' '.join(str(error).split())}: check the path, .*HF_TOKEN"
+    with pytest.raises(StepError, match=remedy), reading("train"):
+        raise error
+
+
+def test_other_errors_are_raised_as_they_are() -> None:
+    with pytest.raises(ValueError, match="wrong"), reading("train"):
+        raise ValueError("wrong")
