@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from benchmarks.case import Scale
 
 HOSTS, RUNS = 4, 3
-SIZE_MIB, RATE_MBIT = 256, 300
+SIZE_MIB, RATE_MBIT = 1024, 300
 TIMES, MEMORY, BESIDE_SHARD = 1.3, 1.2, 0.2
 _COPY_S = 300.0
 SHARD = """

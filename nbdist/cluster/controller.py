@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 import ipyparallel
@@ -29,6 +30,7 @@ CONTROLLER_ARGS = (
     "--nodb",
     "--log-level=WARN",  # by default the hub writes a line for each request
 )
+_PROGRAM = (sys.executable, "-m", "nbdist.cluster.remote_host.heart_monitor")
 _CLUSTER_ID = "nbdist"
 _CLIENT_S = 10.0
 _SCHEDULERS_S = 0.5
@@ -54,7 +56,7 @@ class Controller:
         self.cluster = ipyparallel.Cluster(
             profile_dir=str(folder),
             load_profile=False,
-            config=Config(),
+            config=Config({"LocalControllerLauncher": {"controller_cmd": list(_PROGRAM)}}),
             log=logging.getLogger("nbdist.ipyparallel"),
             cluster_id=_CLUSTER_ID,
             delay=0,

@@ -32,6 +32,8 @@ SUM = "import zlib\nzlib.crc32(big)"
 NAMES = "sorted(name for name in globals() if name in ('big', 'other'))"
 FLOW_S = 20.0
 SEVERAL_HOSTS = 3
+SLOW_ROWS = 3_000_000
+"""Numbers of 8 bytes that take longer than 100 heartbeats at 12 Mbit/s."""
 
 
 def big(size: int = 3 * LARGE_BYTES // 2) -> np.ndarray:
@@ -271,6 +273,21 @@ def test_an_interrupt_ends_a_pull(hosts: Hosts, remote: nbdist.Cluster) -> None:
             host.throttle_sending("")
     assert bridge_bytes(hosts, "rx") - before < 160_000_000, "less than one of the arrays"
     assert remote.pull(["found"], ranks="1")[1]["found"].sum() == 20_000_000
+
+
+@needs_hosts
+def test_a_pull_that_fills_the_link_for_long_keeps_the_worker(
+    hosts: Hosts, remote: nbdist.Cluster
+) -> None:
+    """The worker responds to heartbeats late, for longer than the controller waits for one."""
+    remote.run(f"import numpy as np\nlong = np.arange({SLOW_ROWS})")
+    hosts.each[0].throttle_sending("12mbit")
+    try:
+        found = remote.pull(["long"], ranks="0")[0]["long"]
+    finally:
+        hosts.each[0].throttle_sending("")
+    np.testing.assert_array_equal(found, np.arange(SLOW_ROWS))
+    assert set(remote.run("len(long)").results.values()) == {str(SLOW_ROWS)}
 
 
 @needs_hosts
