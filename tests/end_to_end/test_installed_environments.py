@@ -28,7 +28,7 @@ from nbdist.utils.polling import repeat_until
 from tests.netns import Hosts, needs_hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from nbdist.utils.wheels import Wheel
     from tests import netns
@@ -129,8 +129,12 @@ def ended(program: subprocess.Popen[str]) -> Output:
         text, error = program.communicate(timeout=PROGRAM_S)
     finally:
         program.kill()
-    lines = [line.removeprefix(VALUE) for line in text.splitlines() if line.startswith(VALUE)]
-    return Output(text, error, [json.loads(line) for line in lines])
+    return Output(text, error, values_of(text.splitlines()))
+
+
+def values_of(lines: Iterable[str]) -> list[Any]:
+    """Return the values that a program has given in lines of its output."""
+    return [json.loads(line.removeprefix(VALUE)) for line in lines if line.startswith(VALUE)]
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +201,43 @@ def test_wheels_are_sent_to_hosts_without_an_index(apart: Hosts, notebook: Noteb
     again = notebook.run(apart, START)
     assert again.values[0] == seen.values[0]
     assert all(f"{name} reuses it" in again.text for name in apart.names)
+
+
+CHANGED = """
+import pathlib, time
+cell = "import sys, numpy, nbdist\\nsys.prefix, nbdist.__file__, numpy.__version__"
+with nbdist.Cluster(hosts=HOSTS[:1], framework="none", install=True) as cluster:
+    give(list(cluster.run(cell).results.values()))
+    cluster.resize(HOSTS)
+    give(list(cluster.run(cell).results.values()))
+    end = time.monotonic() + 60
+    while not pathlib.Path(GO).exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    cluster.restart()
+    give(list(cluster.run(cell).results.values()))
+"""
+
+
+def test_new_and_replaced_hosts_get_the_environment_of_the_start(
+    apart: Hosts, notebook: Notebook, tmp_path: Path
+) -> None:
+    """A resize adds a host, and a restart finds another machine with the name of a lost one."""
+    go = tmp_path / "go"
+    program = notebook.start(apart, f"GO = {str(go)!r}\n{CHANGED}")
+    assert program.stdout is not None
+    lines: list[str] = []
+    while len(values_of(lines)) < 2:
+        lines.append(program.stdout.readline())
+        assert lines[-1], (lines, ended(program))
+    replaced = apart.each[1]
+    replaced.power_off()
+    replaced.power_on()
+    replaced.own_disk(CACHE)
+    go.touch()
+    rest = ended(program)
+    one, two, three = [*values_of(lines), *rest.values]
+    assert one * 2 == two == three, (lines, rest)
+    assert Path(ast.literal_eval(one[0])[0]).name in files(replaced)
 
 
 @pytest.mark.full

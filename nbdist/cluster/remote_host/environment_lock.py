@@ -105,12 +105,14 @@ def pack(
         except (ValueError, OSError) as error:
             return f"  {name} {installed[name].version}: {error}"
 
+    # The largest wheel takes most of the time, and one thread: it begins first.
+    order = sorted(installed, key=lambda name: -(wheels.recorded_bytes(installed[name]) or 0))
     with ThreadPoolExecutor(os.cpu_count(), "nbdist-wheels") as pool:
-        outcomes = dict(zip(installed, pool.map(attempt, installed), strict=True))
-    if faults := [outcome for outcome in outcomes.values() if isinstance(outcome, str)]:
+        outcomes = dict(zip(order, pool.map(attempt, order), strict=True))
+    if faults := [fault for name in installed if isinstance(fault := outcomes[name], str)]:
         listed = "\n".join(faults)
         raise UsageError(f"--install: packages of the notebook cannot be sent:\n{listed}")
-    return {name: one for name, one in outcomes.items() if isinstance(one, wheels.Wheel)}
+    return {n: one for n in installed if isinstance(one := outcomes[n], wheels.Wheel)}
 
 
 def wheels_of(
