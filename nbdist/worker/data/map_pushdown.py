@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from nbdist.worker.data.batches import Checksums
+from nbdist.worker.data.dataset_passes import one_pass
 from nbdist.worker.data.reshuffle import can_move, reshuffled
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class OwnRows:
         Each item has this rank's rows, the number of rows of the global batch, and the checksums of
         the first global batch.
         """
-        return self._items(iter(self._dataset))
+        return self._items(one_pass(iter(self._dataset)))
 
     def _items(self, elements: Iterator[Any]) -> Iterator[tuple[Any, int, Checksums]]:
         for rows, (totals, below, above) in elements:

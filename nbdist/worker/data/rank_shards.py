@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbdist.worker.data.batches import Batch, leaves, map_arrays, map_trees, rows_of, slicer
+from nbdist.worker.data.dataset_passes import one_pass
 from nbdist.worker.data.map_pushdown import BY_ELEMENT, OwnRows, rows_of_rank
 
 if TYPE_CHECKING:
@@ -226,13 +227,13 @@ def rows_of_files(dataset: Any, batch: int, ranks: int) -> Callable[[], Iterator
     """
 
     def parts() -> Iterator[Tree]:
-        elements = dataset.as_numpy_iterator()
+        elements = one_pass(dataset.as_numpy_iterator())
         each = max(1, batch // ranks)
         while group := list(itertools.islice(elements, each)):
             yield map_trees(np.stack, group)
 
     def as_they_are() -> Iterator[Tree]:
-        for element in dataset.as_numpy_iterator():
+        for element in one_pass(dataset.as_numpy_iterator()):
             yield map_arrays(np.asarray, element)
 
     return parts if batch else as_they_are

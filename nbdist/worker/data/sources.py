@@ -11,6 +11,7 @@ import numpy as np
 from nbdist.errors import StepError
 from nbdist.worker.data import grain_rows, torch_rows
 from nbdist.worker.data.batches import leaves, map_arrays, rows_of, slicer
+from nbdist.worker.data.dataset_passes import one_pass
 from nbdist.worker.data.indexed_rows import Indexed, IndexedRows, is_indexed, open_rows
 from nbdist.worker.data.map_pushdown import BY_ELEMENT, find
 from nbdist.worker.data.padding import Padding, Ragged, column_of, stack
@@ -353,7 +354,7 @@ def _of_tensorflow(
         return Parts(rows_of_files(files, batch, ranks), batch, sharding, gather)
     length = max(-1, int(dataset.cardinality()))
     start = dataset.__iter__ if is_ragged else dataset.as_numpy_iterator
-    elements = Elements(start, options, length, sharding)
+    elements = Elements(lambda: one_pass(start()), options, length, sharding)
     if ranks == 1 or options.bucket or not _has_arrays(specs, batch):
         return elements
     pushdown, found = find(dataset.batch(batch) if batch else dataset)

@@ -13,6 +13,7 @@ import msgspec
 import tensorflow as tf
 from keras.src import tree
 
+from nbdist.worker.data.dataset_passes import one_pass
 from nbdist.worker.data.map_pushdown import OwnRows
 from nbdist.worker.tensorflow.replica.batch_share import Shares
 
@@ -197,7 +198,7 @@ class GlobalBatches:
         self._passes += 1
         if self._own_rows is not None:
             return self._parts(iter(self._own_rows))
-        return self._batches(iter(self._dataset))
+        return self._batches(one_pass(iter(self._dataset)))
 
     def _parts(self, parts: Iterator[Any]) -> Iterator[Batch]:
         assert self._selection is not None
