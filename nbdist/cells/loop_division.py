@@ -32,16 +32,17 @@ from nbdist.cells.loops import (
     refuse_growth,
     refuse_host,
     refuse_leaving,
+    repeats_objects,
     takes_gradient,
     too_late,
 )
 from nbdist.cells.names import Names
 from nbdist.cells.nested_steps import separated
-from nbdist.cells.statement_order import counts, independent, names_in
+from nbdist.cells.statement_order import belongs, counts, drawn, independent, names_in
 from nbdist.cells.step_inputs import Replaced, StepInputs, position
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence, Set
+    from collections.abc import Iterable, Sequence, Set
 
     from nbdist.cells.loops import Callees, Loop, Scan
 
@@ -168,6 +169,8 @@ class _Division:
                 self._add_seed(statement)
             elif self._is_host(statement):
                 self._after.append(statement)
+            elif isinstance(statement, ast.If) and self._callees.compiles:
+                self._add_if(statement)
             else:
                 self._add(statement)
         self._add_tail(self._without_managers(block[seeds[-1] + 1 :]))
@@ -218,7 +221,7 @@ class _Division:
 
         A new value for a variable of the loop, `x = x + jnp.sign(g)`, is no state.
         """
-        if not _belongs(statement, step, self._callees):
+        if not belongs(statement, step, self._callees):
             return False
         return self._callees.compiles or not roots(statement) & self._targets()
 
@@ -277,7 +280,7 @@ class _Division:
     def _is_host(self, statement: ast.stmt) -> bool:
         return (
             is_host(statement)
-            or bool(_drawn(statement, self._callees))
+            or bool(drawn(statement, self._callees))
             or counts(statement, self._step)
         )
 
@@ -292,10 +295,7 @@ class _Division:
                         "loop",
                     )
         if isinstance(statement, ast.If):
-            statement, rest = self._split(statement)
-            self._add(statement)
-            if rest is not None:
-                self._after.append(rest)
+            self._add_if(statement)
             return
         if self._callees.compiles and (parts := separated(statement, self._callees)):
             call, use = parts
@@ -305,6 +305,12 @@ class _Division:
             return
         self._refuse(statement)
         self._add(statement)
+
+    def _add_if(self, statement: ast.If) -> None:
+        statement, rest = self._split(statement)
+        self._add(statement)
+        if rest is not None:
+            self._after.append(rest)
 
     def _refuse(self, statement: ast.stmt) -> None:
         refuse_leaving(statement)
@@ -353,7 +359,9 @@ class _Division:
         self._run_before(ast.copy_location(ast.Expr(statement.test), statement))
         name = f"_nbdist_{statement.lineno}"
         test = ast.copy_location(ast.Name(name, ast.Load()), statement.test)
-        branches = [self._branches(part, made) for part in (statement.body, statement.orelse)]
+        takes_all = not self._is_seed(statement)
+        parts = (statement.body, statement.orelse)
+        branches = [self._branches(part, made, takes_all=takes_all) for part in parts]
         self._test(name, statement, [branch.ahead for branch in branches])
         body, orelse = (branch.ours for branch in branches)
         ours = ast.copy_location(ast.If(test, body or [_empty(statement)], orelse), statement)
@@ -377,12 +385,15 @@ class _Division:
                 raise too_late((body or orelse)[0], statement)
         self._before.append(first)
 
-    def _branches(self, statements: list[ast.stmt], made: Names) -> _Branch:
+    def _branches(self, statements: list[ast.stmt], made: Names, *, takes_all: bool) -> _Branch:
+        """Divide a branch. Its part of the step has all statements that only compute, or few."""
         branch = _Branch()
         known = {*made.bound, *made.read}
         for statement in statements:
             names = names_in(statement)
-            is_known = names.bound and names.bound.keys() <= known & made.bound.keys()
+            is_known = takes_all or (
+                names.bound and names.bound.keys() <= known & made.bound.keys()
+            )
             is_free = all(independent(other, statement) for other in branch.others)
             if self._is_seed(statement) or (is_known and is_free and not self._is_host(statement)):
                 self._run_first(statement, branch)
@@ -426,10 +437,10 @@ class _Division:
             self._given.setdefault(f"_nbdist_{node.lineno}_{node.col_offset}", node)
         given = {id(part) for node in inputs.found for part in ast.walk(node)}
         for statement in self._step:
-            if drawn := _drawn(statement, self._callees, given):
+            if code := drawn(statement, self._callees, given):
                 raise LoopError(
                     statement.lineno,
-                    f"`{drawn}` is inside the statement that takes the gradient, which nbdist "
+                    f"`{code}` is inside the statement that takes the gradient, which nbdist "
                     "compiles: move it before that",
                 )
 
@@ -481,6 +492,18 @@ class _Division:
             if moved & names_in(ast.Expr(value)).read.keys()
         ]
         hidden_reads = self._read_in_calls() - {*carried}
+        conditional = tuple(
+            name
+            for name in self._bound_by_python()
+            if name in names.assigned and name not in {*outputs, *managers, *names.deleted}
+        )
+        others = {*rest.read, *rest.bound, *self._by_functions}
+        for name in (names.assigned & others) - {*outputs, *conditional, *managers}:
+            raise LoopError(
+                names.bound[name],
+                f"`{name}` is assigned in an `if` or a loop inside of the step, and a statement "
+                "outside of it reads or assigns it: use another name",
+            )
         return TrainingLoop(
             node=self._loop,
             block=self._block,
@@ -495,12 +518,8 @@ class _Division:
             },
             carried=carried,
             outputs=outputs,
-            conditional=tuple(
-                name
-                for name in self._bound_by_python()
-                if name in names.assigned and name not in {*outputs, *managers, *names.deleted}
-            ),
-            used=tuple(name for name in outputs if name in rest.read or name in self._by_functions),
+            conditional=conditional,
+            used=tuple(name for name in outputs if name in others),
             hidden_reads=tuple(name for name in outputs if name in hidden_reads),
             kept_outside=tuple(
                 n for n in rest.read if n not in self._given and (n in rest.assigned or n in items)
@@ -521,12 +540,13 @@ class _Division:
         return names.bound
 
     def _is_python(self, statement: ast.stmt) -> bool:
-        """Return True for an `if` whose value the step receives, and for a loop over `range`."""
+        """Return True for an `if` whose value the step receives, and for a loop over objects."""
         match statement:
             case ast.If(test=ast.Name(id=name)):
                 return name in self._given
-            case ast.For(iter=ast.Call(func=ast.Name(id="range"))):
-                return True
+            case ast.For(iter=iterable):
+                own = self._targets() | self._bound_in_loop()
+                return repeats_objects(iterable, self._callees.namespace, own)
         return False
 
     def _read_in_calls(self) -> set[str]:
@@ -565,32 +585,3 @@ def _is_one_of(target: ast.expr, names: Set[str]) -> bool:
 
 def _empty(statement: ast.stmt) -> ast.stmt:
     return ast.copy_location(ast.Pass(), statement)
-
-
-def _belongs(statement: ast.stmt, step: Sequence[ast.stmt], callees: Callees) -> bool:
-    """Return True if a statement after the last gradient is part of the step.
-
-    It updates a metric, or computes with the framework from values of the step.
-    """
-    calls = [node for node in within(statement) if isinstance(node, ast.Call)]
-    if isinstance(statement, ast.Expr):
-        return isinstance(statement.value, ast.Call) and callees.is_metric(statement.value)
-    if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or not calls:
-        return False
-    made = Names()
-    made.scan(step)
-    names = Names()
-    names.visit(statement)
-    return bool(names.read.keys() & made.bound.keys()) and all(map(callees.computes, calls))
-
-
-def _drawn(statement: ast.stmt, callees: Callees, given: Container[int] = ()) -> str:
-    """Return the code of a call that draws on the host; or empty.
-
-    Args:
-        statement: a statement of the loop.
-        callees: knowledge about the objects that it calls.
-        given: ids of nodes that do not count.
-    """
-    calls = (n for n in within(statement) if isinstance(n, ast.Call) and id(n) not in given)
-    return next((ast.unparse(call) for call in calls if callees.draws(call)), "")

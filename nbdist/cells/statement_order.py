@@ -1,15 +1,17 @@
-"""Order of the statements of a loop: which may change places without another result."""
+"""Statements of a loop: which may change places, and which have a part in its step."""
 
 from __future__ import annotations
 
 import ast
 from typing import TYPE_CHECKING
 
-from nbdist.cells.effects import CHANGES, root_name, within
+from nbdist.cells.effects import CHANGES, SHOWS, root_name, within
 from nbdist.cells.names import Names, leaves_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
+
+    from nbdist.cells.loops import Callees
 
 
 _CREATED = {"trainable_variables", "trainable_weights"}
@@ -27,7 +29,7 @@ def independent(host: ast.stmt, statement: ast.stmt) -> bool:
         return False
     if _changed(host) & _loaded(statement) or _changed(statement) & _loaded(host):
         return False
-    return not (set(_roots(statement)) & set(_roots(host)))
+    return not (set(changed_objects(statement)) & set(changed_objects(host)))
 
 
 def names_in(statement: ast.stmt) -> Names:
@@ -65,13 +67,24 @@ def _loaded(statement: ast.stmt) -> set[str]:
     }
 
 
-def _roots(statement: ast.stmt) -> Iterator[str]:
-    """Yield the names whose objects a statement changes by a method, as `losses.append(...)`."""
-    for node in within(statement):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            name = root_name(node.func)
-            if name and name not in ("tf", "np", "jnp", "jax", "lax"):
-                yield name
+def changed_objects(code: ast.AST) -> Iterator[str]:
+    """Yield the names of the objects that code changes by a method, or takes an item of.
+
+    For example `losses.append(...)`, `next(batches)`, `np.random.rand()` for the generator, and
+    `print(...)` for the output.
+    """
+    for node in within(code):
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name in SHOWS:
+                yield "print"
+            case ast.Call(func=ast.Name(id="next"), args=[iterator, *_]):
+                yield root_name(iterator) or "next"
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="random") as owner)):
+                yield ast.unparse(owner)
+            case ast.Call(func=ast.Attribute()):
+                name = root_name(node.func)
+                if name and name not in ("tf", "np", "jnp", "jax", "lax"):
+                    yield name
 
 
 def counts(statement: ast.stmt, step: Sequence[ast.stmt]) -> bool:
@@ -93,3 +106,32 @@ def counts(statement: ast.stmt, step: Sequence[ast.stmt]) -> bool:
     made, names = Names(), names_in(statement)
     made.scan(step)
     return not (names.bound.keys() | names.read.keys()) & made.bound.keys()
+
+
+def drawn(statement: ast.stmt, callees: Callees, given: Container[int] = ()) -> str:
+    """Return the code of a call that draws on the host; or empty.
+
+    Args:
+        statement: a statement of the loop.
+        callees: knowledge about the objects that it calls.
+        given: ids of nodes that do not count.
+    """
+    calls = (n for n in within(statement) if isinstance(n, ast.Call) and id(n) not in given)
+    return next((ast.unparse(call) for call in calls if callees.draws(call)), "")
+
+
+def belongs(statement: ast.stmt, step: Sequence[ast.stmt], callees: Callees) -> bool:
+    """Return True if a statement after the last gradient is part of the step.
+
+    It updates a metric, or computes with the framework from values of the step.
+    """
+    calls = [node for node in within(statement) if isinstance(node, ast.Call)]
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Call) and callees.is_metric(statement.value)
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or not calls:
+        return False
+    made = Names()
+    made.scan(step)
+    names = Names()
+    names.visit(statement)
+    return bool(names.read.keys() & made.bound.keys()) and all(map(callees.computes, calls))

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING, Any
 
 from nbdist.cells.loops import takes_gradient
+from nbdist.cells.statement_order import changed_objects
 
 if TYPE_CHECKING:
     from nbdist.cells.loops import Callees
@@ -31,6 +32,7 @@ class StepInputs(ast.NodeVisitor):
         self._outside = outside
         self._own = own
         self._may_skip = False  # inside of code that does not always run
+        self._changed: set[str] = set()  # objects that earlier code of the step changes
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         index = _loaded(node.slice)
@@ -45,10 +47,12 @@ class StepInputs(ast.NodeVisitor):
             self.found.append(node)
         else:
             self.generic_visit(node)
+            self._changed.update(changed_objects(node))
 
     def _may_move(self, node: ast.expr) -> bool:
         """Return True if an expression always runs, and depends on nothing of the step."""
         is_free = not self._may_skip and not self._is_own(node)
+        is_free = is_free and self._changed.isdisjoint(changed_objects(node))
         return is_free and not takes_gradient([ast.Expr(node)], self._callees)
 
     def _is_own(self, node: ast.expr) -> bool:

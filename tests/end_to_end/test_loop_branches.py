@@ -1,4 +1,4 @@
-"""Training loops with a second update in an `if`, such as that of a generator in every nth step."""
+"""Training loops with updates in an `if`, such as every nth step, or in a loop over models."""
 
 from __future__ import annotations
 
@@ -98,6 +98,17 @@ for i, real in enumerate(batches):
         generator_optimizer.apply_gradients(zip(gradients, generator.trainable_variables))
         losses.append(float(value))
 """
+KERAS_ENSEMBLE = """
+models, optimizers = [critic, generator], [critic_optimizer, generator_optimizer]
+for i, real in enumerate(batches):
+    for net, rule in zip(models, optimizers):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(tf.tile(real, [1, net.input_shape[1] // 2])) - 1) ** 2)
+        gradients = tape.gradient(loss, net.trainable_variables)
+        rule.apply_gradients(zip(gradients, net.trainable_variables))
+    losses.append(float(loss))
+losses.append(float(loss))
+"""
 KERAS_RESULT = "outcome = [losses, *(w.tolist() for w in generator.get_weights())]"
 DIVIDED = "on 2 replicas, 16 samples a batch, 8 on each"
 NOISES = {
@@ -143,6 +154,13 @@ def test_mirrored_loop_has_the_numbers_of_one_device(
 ) -> None:
     loop = KERAS_LOOP.format(noise=NOISES[noise])
     assert_numbers(keras_cluster, "tensorflow", KERAS_SETUP, loop, KERAS_RESULT)
+    assert DIVIDED in capsys.readouterr().out
+
+
+def test_names_of_a_loop_over_models_have_values_after_it(
+    keras_cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_numbers(keras_cluster, "tensorflow", KERAS_SETUP, KERAS_ENSEMBLE, KERAS_RESULT)
     assert DIVIDED in capsys.readouterr().out
 
 

@@ -230,6 +230,58 @@ CELLS = {
                 third = x * rate
             optimizer.apply_gradients(tape.gradient(third, variables))
         """,
+    "items of one iterator in the step and on the host": """
+        draws = iter(range(100))
+        for x, y in data:
+            other.apply_gradients([y])
+            seen.append(next(draws))
+            rate = next(draws)
+            with GradientTape() as tape:
+                loss = x * rate
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+        """,
+    "names of an if between two updates": """
+        uses_best = True
+        for n, (x, y) in enumerate(data):
+            with GradientTape() as tape:
+                loss = x + y
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+            if uses_best:
+                best = loss * 2
+            if n % 2 == 1:
+                last = n
+            with GradientTape() as tape:
+                loss = y
+            other.apply_gradients(tape.gradient(loss, variables))
+        """,
+    "losses of a loop over optimizers": """
+        loss, rules = 0, [optimizer, other]
+        for x, y in data:
+            for rule in rules:
+                with GradientTape() as tape:
+                    loss = x + y
+                rule.apply_gradients(tape.gradient(loss, variables))
+            losses.append(loss)
+        for x, y in data:
+            for name, rule in {"a": optimizer, "b": other}.items():
+                with GradientTape() as tape:
+                    newest = x * y
+                rule.apply_gradients(tape.gradient(newest, variables))
+        losses.append(newest)
+        del rule, rules
+        """,
+    "name of the step that the host assigns again": """
+        count = 0
+        for x, y in data:
+            with GradientTape() as tape:
+                loss = x + y
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+            with GradientTape() as tape:
+                loss = x * y
+            other.apply_gradients(tape.gradient(loss, variables))
+            loss = count
+            count += 1
+        """,
     "accumulation with a counter": """
         n, total = 0, 0.0
         for x, y in data:
