@@ -258,7 +258,7 @@ def repeats_objects(iterable: ast.expr, namespace: dict[str, Any], own: Containe
     """Return True for `range`, lists and similar objects, over which no loop is compiled.
 
     Args:
-        iterable: what a loop inside of the step repeats.
+        iterable: objects over which a loop inside of the step runs.
         namespace: global names. A name without a value is one that the cell assigns.
         own: names that the training loop binds, which may be tensors.
     """

@@ -523,7 +523,9 @@ CELLS = {
 }
 
 
-def run(cell: str, *, lifted: bool) -> tuple[dict[str, Any], list[Any]]:
+def run(
+    cell: str, *, lifted: bool, loop: type[LocalLoop] = LocalLoop
+) -> tuple[dict[str, Any], list[Any]]:
     """Run a cell as written, or rewritten; return its namespace, and the loops that ran."""
     namespace: dict[str, Any] = {"GradientTape": GradientTape, "Optimizer": Optimizer}
     printed: list[Any] = []
@@ -533,7 +535,7 @@ def run(cell: str, *, lifted: bool) -> tuple[dict[str, Any], list[Any]]:
     if lifted:
         tree, programs = lift(tree, cell, Callees(tree, namespace))
         loops = {
-            number: LocalLoop(program, namespace)
+            number: loop(program, namespace)
             for number, program in programs.items()
             if isinstance(program, LoopProgram)
         }
