@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from tornado.httpclient import HTTPClientError
+from tornado.websocket import WebSocketClosedError
 
 from nbdist.records import (
     BAD_MESSAGE,
@@ -354,12 +355,16 @@ def refusal(
 
 
 def ending(server: JupyterServer, run_id: str, messages: Sequence[str | bytes] = ()) -> int | None:
-    """Send messages and return the code with which the server closes the socket."""
+    """Send messages and return the code with which the server closes the socket.
+
+    The server may close it before the last message is sent.
+    """
 
     async def watch() -> int | None:
         async with server.watch(run_id) as tab:
-            for message in messages:
-                await tab.send(message)
+            with contextlib.suppress(WebSocketClosedError):
+                for message in messages:
+                    await tab.send(message)
             return await tab.end()
 
     return asyncio.run(watch())
