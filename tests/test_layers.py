@@ -34,6 +34,7 @@ WITH_FRAMEWORKS = {"worker", "jaxpr", "parallel"}
 
 OF_SEVERAL_MODULES = {
     "worker/jax/keras/test_fit.py",
+    "worker/lifting/test_random_loops.py",
     "worker/planning/test_compiler_check_tpus.py",
     "worker/profiling/test_cell_trace.py",
     "worker/tensorflow/keras/test_fit.py",
