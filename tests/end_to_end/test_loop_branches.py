@@ -60,6 +60,16 @@ for i in range(0, 64, 16):
         losses.append(value.item())
 last = latents
 """,
+    "items of one iterator in the branch and after it": """
+noises = iter(rng.normal(size=(20, 16, 4)).astype("float32"))
+for i in range(0, 64, 16):
+    if i % 32 == 16:
+        w, value = generator_step(w, v, next(noises))
+        losses.append(value.item())
+    v, loss = critic_step(v, w, data[i : i + 16], next(noises))
+    losses.append(loss.item())
+last = next(noises)
+""",
     "a draw under a name that the first update reads": """
 for i in range(0, 64, 16):
     z = rng.normal(size=(16, 4)).astype("float32")
