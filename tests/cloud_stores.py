@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import partial
-from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -18,9 +17,10 @@ from gcp_storage_emulator.handlers.buckets import create_bucket
 from gcp_storage_emulator.server import RequestHandler
 from gcp_storage_emulator.storage import Storage
 
-from tests.object_store import StoreServer
+from tests.object_store import StoreHandler, StoreServer
 
 if TYPE_CHECKING:
+    from http.server import BaseHTTPRequestHandler
     from pathlib import Path
 
 REPO = "user/numbers"
@@ -93,18 +93,17 @@ class Hub(StoreServer):
         return [str(file.relative_to(self.root)) for file in files if file.is_file()]
 
 
-class _HubHandler(BaseHTTPRequestHandler):
+class _HubHandler(StoreHandler):
     server: Hub
-    protocol_version = "HTTP/1.1"
 
-    def do_HEAD(self) -> None:
+    def do_HEAD(self) -> None:  # noqa: N802
         self.do_GET()
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         path = unquote(urlsplit(self.path).path)
         if self.headers.get("Authorization") != f"Bearer {self.server.key}":
             code = "RepoNotFound" if path.startswith(f"/api/datasets/{REPO}") else "GatedRepo"
-            self._send(401, b"{}", {"X-Error-Code": code})
+            self.send(401, b"{}", {"X-Error-Code": code})
         elif path.startswith(f"/api/datasets/{REPO}/tree/"):
             folder = path.removeprefix(f"/api/datasets/{REPO}/tree/").partition("/")[2]
             self._send_tree(folder)
@@ -117,16 +116,13 @@ class _HubHandler(BaseHTTPRequestHandler):
             name = path.removeprefix(f"/datasets/{REPO}/resolve/").partition("/")[2]
             self._send_file(name)
         else:
-            self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-
-    def log_message(self, *_: Any) -> None:
-        """Log nothing."""
+            self.send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
 
     def _send_tree(self, folder: str) -> None:
         prefix = f"{folder}/" if folder else ""
         names = [name for name in self.server.names() if name.startswith(prefix)]
         if folder and not names:
-            self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+            self.send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
             return
         entries = {}
         for name in names:
@@ -139,30 +135,13 @@ class _HubHandler(BaseHTTPRequestHandler):
 
     def _send_file(self, name: str) -> None:
         if name not in self.server.names():
-            self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
+            self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
-        content, status = (self.server.root / name).read_bytes(), 200
-        headers = {"X-Repo-Commit": _COMMIT, "ETag": f'"{_digest(content)}"'}
-        if wanted := self.headers.get("Range"):
-            size = len(content)
-            first, last = wanted.removeprefix("bytes=").split("-")
-            content, status = content[int(first) : int(last or size - 1) + 1], 206
-            headers["Content-Range"] = f"bytes {first}-{last or size - 1}/{size}"
-        if self.command == "GET":
-            self.server.sent_bytes += len(content)
-        self._send(status, content, headers)
+        content = (self.server.root / name).read_bytes()
+        self.send_object(content, {"X-Repo-Commit": _COMMIT, "ETag": f'"{_digest(content)}"'})
 
     def _answer(self, value: object) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
-
-    def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+        self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
 
 def _entry(root: Path, name: str) -> dict[str, Any]:

@@ -61,9 +61,40 @@ class ObjectStore(StoreServer):
         super().__init__(_Handler)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: ObjectStore
+class StoreHandler(BaseHTTPRequestHandler):
+    """Handler of requests that sends objects, or ranges of them. It logs nothing."""
+
+    server: StoreServer
     protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing."""
+
+    def send_object(self, content: bytes, headers: dict[str, str]) -> None:
+        """Send the content of an object, or the range that the request wants."""
+        status = 200
+        if wanted := self.headers.get("Range"):
+            size = len(content)
+            first, last = wanted.removeprefix("bytes=").split("-")
+            content, status = content[int(first) : int(last or size - 1) + 1], 206
+            headers = {**headers, "Content-Range": f"bytes {first}-{last or size - 1}/{size}"}
+        if self.command == "GET":
+            self.server.sent_bytes += len(content)
+        self.send(status, content, headers)
+
+    def send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+        """Send an answer; to `HEAD` requests without its content."""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+
+class _Handler(StoreHandler):
+    server: ObjectStore
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -72,37 +103,14 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         path, query = self.server.root / url.path.strip("/"), parse_qs(url.query)
         if f"Credential={self.server.key}/" not in self.headers.get("Authorization", ""):
-            self._send(403, _error("AccessDenied"))
+            self.send(403, _error("AccessDenied"), {})
         elif "list-type" in query:
             prefix, delimiter = (query.get(key, [""])[0] for key in ("prefix", "delimiter"))
-            self._send(200, _listing(path, prefix, delimiter))
+            self.send(200, _listing(path, prefix, delimiter), {})
         elif path.is_file():
-            self._send_file(path.read_bytes())
+            self.send_object(path.read_bytes(), {})
         else:
-            self._send(404, _error("NoSuchKey"))
-
-    def log_message(self, *_: Any) -> None:
-        """Log nothing."""
-
-    def _send_file(self, content: bytes) -> None:
-        status, headers = 200, {}
-        if wanted := self.headers.get("Range"):
-            size = len(content)
-            first, last = wanted.removeprefix("bytes=").split("-")
-            content, status = content[int(first) : int(last or size - 1) + 1], 206
-            headers["Content-Range"] = f"bytes {first}-{last or size - 1}/{size}"
-        if self.command == "GET":
-            self.server.sent_bytes += len(content)
-        self._send(status, content, **headers)
-
-    def _send(self, status: int, content: bytes, **headers: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
+            self.send(404, _error("NoSuchKey"), {})
 
 
 def _error(code: str) -> bytes:

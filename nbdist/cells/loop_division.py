@@ -491,7 +491,7 @@ class _Division:
             for name, value in self._given.items()
             if moved & names_in(ast.Expr(value)).read.keys()
         ]
-        hidden_reads = self._read_in_calls() - {*carried}
+        hidden_reads, always = self._read_in_calls() - {*carried}, self._bound_always()
         conditional = tuple(
             name
             for name in self._bound_by_python()
@@ -525,7 +525,7 @@ class _Division:
                 n for n in rest.read if n not in self._given and (n in rest.assigned or n in items)
             ),
             mutated=tuple(sorted(mutated)),
-            perhaps=tuple(n for n in given if n not in self._bound_always()),
+            perhaps=tuple(n for n in given if n not in always),
             late=tuple(late),
             hidden=self._hidden,
             texts={statement: ast.unparse(step[statement]) for statement in self._separated},
