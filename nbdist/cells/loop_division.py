@@ -32,7 +32,6 @@ from nbdist.cells.loops import (
     refuse_growth,
     refuse_host,
     refuse_leaving,
-    repeats_objects,
     takes_gradient,
     too_late,
 )
@@ -42,7 +41,7 @@ from nbdist.cells.statement_order import belongs, counts, drawn, independent, na
 from nbdist.cells.step_inputs import Replaced, StepInputs, position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence, Set
+    from collections.abc import Sequence, Set
 
     from nbdist.cells.loops import Callees, Loop, Scan
 
@@ -61,7 +60,7 @@ class TrainingLoop:
         reads: names that the step reads from outside of the loop, with their first line.
         carried: names that the step reads and then assigns for the next step.
         outputs: names that the step assigns.
-        conditional: other names, which steps assign in an `if` or a loop of Python.
+        conditional: other names, which steps assign in an `if` or a loop.
         used: those outputs that other statements of the loop, or functions of the user, read.
         hidden_reads: those outputs that functions read which the step calls, and that it does not
             carry.
@@ -494,16 +493,10 @@ class _Division:
         hidden_reads, always = self._read_in_calls() - {*carried}, self._bound_always()
         conditional = tuple(
             name
-            for name in self._bound_by_python()
+            for name in names.bound
             if name in names.assigned and name not in {*outputs, *managers, *names.deleted}
         )
         others = {*rest.read, *rest.bound, *self._by_functions}
-        for name in (names.assigned & others) - {*outputs, *conditional, *managers}:
-            raise LoopError(
-                names.bound[name],
-                f"`{name}` is assigned in an `if` or a loop inside of the step, and a statement "
-                "outside of it reads or assigns it: use another name",
-            )
         return TrainingLoop(
             node=self._loop,
             block=self._block,
@@ -532,22 +525,6 @@ class _Division:
             effect=self._effect,
             scan=self._scan(),
         )
-
-    def _bound_by_python(self) -> Iterable[str]:
-        """Return the names that the step binds, without those in control flow of TensorFlow."""
-        names = Names()
-        names.scan([s for s in self._step if not self._callees.compiles or self._is_python(s)])
-        return names.bound
-
-    def _is_python(self, statement: ast.stmt) -> bool:
-        """Return True for an `if` whose value the step receives, and for a loop over objects."""
-        match statement:
-            case ast.If(test=ast.Name(id=name)):
-                return name in self._given
-            case ast.For(iter=iterable):
-                own = self._targets() | self._bound_in_loop()
-                return repeats_objects(iterable, self._callees.namespace, own)
-        return False
 
     def _read_in_calls(self) -> set[str]:
         """Return the names from outside that functions read which the step calls."""

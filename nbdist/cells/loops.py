@@ -20,7 +20,7 @@ from nbdist.cells.effects import (
 from nbdist.cells.names import Names
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence, Set
+    from collections.abc import Iterable, Iterator, Sequence, Set
 
 Loop = ast.For | ast.While
 
@@ -252,28 +252,6 @@ def _takes_next(statements: Sequence[ast.stmt]) -> bool:
         for statement in statements
         for node in within(statement)
     )
-
-
-def repeats_objects(iterable: ast.expr, namespace: dict[str, Any], own: Container[str]) -> bool:
-    """Return True for `range`, lists and similar objects, over which no loop is compiled.
-
-    Args:
-        iterable: objects over which a loop inside of the step runs.
-        namespace: global names. A name without a value is one that the cell assigns.
-        own: names that the training loop binds, which may be tensors.
-    """
-    match iterable:
-        case ast.Name(id=name):
-            return name not in own and isinstance(namespace.get(name, ()), (list, tuple, dict))
-        case ast.Attribute():
-            return root_name(iterable) not in own
-        case ast.Call(func=ast.Name(id="range")) | ast.List() | ast.Tuple() | ast.Dict():
-            return True
-        case ast.Call(func=ast.Name(id="zip" | "enumerate" | "reversed"), args=[_, *_] as parts):
-            return all(repeats_objects(part, namespace, own) for part in parts)
-        case ast.Call(func=ast.Attribute(value=inner, attr="items" | "keys" | "values")):
-            return repeats_objects(inner, namespace, own)
-    return False
 
 
 def takes_gradient(statements: Sequence[ast.stmt], callees: Callees) -> bool:

@@ -119,6 +119,40 @@ for i, real in enumerate(batches):
     losses.append(float(loss))
 losses.append(float(loss))
 """
+KERAS_NAMES = """
+penalty = part = sign = None
+def weights():
+    yield from (0.1, 0.2)
+
+for i, real in enumerate(batches):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((critic(real) - 1) ** 2)
+        if tf.__version__:
+            penalty = 0.01 * tf.reduce_sum(critic.weights[0] ** 2)
+            loss += penalty
+        for weight in weights():
+            part = weight * tf.reduce_mean(critic(real) ** 2)
+            loss += part
+    if i % 2:
+        sign = "odd"
+    gradients = tape.gradient(loss, critic.trainable_variables)
+    critic_optimizer.apply_gradients(zip(gradients, critic.trainable_variables))
+losses += [float(penalty), float(part), weight, len(sign)]
+"""
+KERAS_TENSORS = """
+largest = part = None
+for real in batches:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((critic(real) - 1) ** 2)
+        for k in tf.range(2):
+            part = tf.cast(k, tf.float32) * tf.reduce_mean(critic(real) ** 2)
+            loss += part
+        if loss > -1.0:
+            largest = 2 * loss
+    gradients = tape.gradient(loss, critic.trainable_variables)
+    critic_optimizer.apply_gradients(zip(gradients, critic.trainable_variables))
+losses += [float(part), float(largest)]
+"""
 KERAS_RESULT = "outcome = [losses, *(w.tolist() for w in generator.get_weights())]"
 DIVIDED = "on 2 replicas, 16 samples a batch, 8 on each"
 NOISES = {
@@ -172,6 +206,20 @@ def test_names_of_a_loop_over_models_have_values_after_it(
 ) -> None:
     assert_numbers(keras_cluster, "tensorflow", KERAS_SETUP, KERAS_ENSEMBLE, KERAS_RESULT)
     assert DIVIDED in capsys.readouterr().out
+
+
+def test_names_of_branches_and_loops_have_values_after_the_loop(
+    keras_cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_numbers(keras_cluster, "tensorflow", KERAS_SETUP, KERAS_NAMES, KERAS_RESULT)
+    assert DIVIDED in capsys.readouterr().out
+
+
+def test_names_that_only_tensors_assign_are_computed_by_every_worker(
+    keras_cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_numbers(keras_cluster, "tensorflow", KERAS_SETUP, KERAS_TENSORS, KERAS_RESULT)
+    assert "a loop over tensors assigns a name" in capsys.readouterr().err
 
 
 def test_draw_between_two_updates_under_one_name_is_computed_by_every_worker(

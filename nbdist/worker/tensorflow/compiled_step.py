@@ -206,9 +206,15 @@ class CompiledStep:
         return {
             name: tf.nest.map_structure(lambda v: local(v)[0], assigned[name])
             if name in assigned
-            else self._outputs.other(name)
+            else self._outputs.others[name]
             for name in names
         }
+
+    def assigned(self, report: Any, names: Iterable[str]) -> dict[str, Any]:
+        """Return the values of those of the names that the step has assigned."""
+        assert self._outputs is not None
+        known = {*report[OUTPUTS], *self._outputs.others}
+        return self.outputs(report, [name for name in names if name in known])
 
     def compared(self, report: Any, *, together: bool) -> dict[str, Any]:
         """Return the values of a step that a check compares, by path.
@@ -251,7 +257,7 @@ class CompiledStep:
         values = combine({name: report[OUTPUTS][name] for name in names if name in report[OUTPUTS]})
         local = self._replicas.strategy.experimental_local_results
         found = tf.nest.map_structure(lambda v: local(v)[0], values)
-        return tuple(found[n] if n in found else self._outputs.other(n) for n in names)
+        return tuple(found[n] if n in found else self._outputs.others[n] for n in names)
 
     def _combine(self, shares: Shares) -> Callable[..., Any]:
         """Return a function that combines values over replicas, traced once for each kind."""

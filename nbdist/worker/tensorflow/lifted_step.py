@@ -18,7 +18,7 @@ from nbdist.worker.lifting.lifted_loop import NotCompiledError, defined, split_h
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.reachable import of_kinds
 from nbdist.worker.runtime.shell import engine_shell
-from nbdist.worker.tensorflow.compiled_step import OUTPUTS, CompiledStep
+from nbdist.worker.tensorflow.compiled_step import CompiledStep
 from nbdist.worker.tensorflow.keras_objects import WITH_VARIABLES
 from nbdist.worker.tensorflow.loop_trials import LoopTrials
 from nbdist.worker.tensorflow.metric_exchange import BoundValues, exchange
@@ -291,8 +291,7 @@ class MirroredLoopStep(MirroredStep):
         return tuple(found[name] for name in names)
 
     def assigned(self, names: Sequence[str]) -> dict[str, Any]:
-        report = self._steps.report
-        return self._compiled.outputs(report, [n for n in names if n in report[OUTPUTS]])
+        return self._compiled.assigned(self._steps.report, names)
 
     def last(self, names: Sequence[str]) -> tuple[Any, ...]:
         return self._compiled.last(self._steps.report, names)
@@ -315,6 +314,11 @@ def _reason(error: Exception) -> str:
     """Return the sentence of an error that says what is wrong, without places in libraries."""
     if "merge_call" in str(error):
         return "an update is inside of an `if` on a tensor or a loop over tensors"
+    if "Ellipsis" in str(error):  # the value of an unassigned name, see `rewrite.step_source`
+        return (
+            "an `if` on a tensor or a loop over tensors assigns a name that has no value before: "
+            "assign it earlier in the body of the training loop"
+        )
     text = str(error).partition("Arguments received by")[0]  # of Keras
     lines = [line for line in map(str.strip, _BOLD.sub("", text).splitlines()) if line]
     kind, last = type(error).__name__, lines[-1] if lines else ""

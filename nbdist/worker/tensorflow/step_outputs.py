@@ -34,12 +34,15 @@ class StepOutputs:
 
     Args:
         loop: the loop of the step.
+
+    Attributes:
+        others: values that are no tensors, such as lists of variables, by name.
     """
 
     def __init__(self, loop: TrainingLoop) -> None:
         self._used = {*loop.used, *loop.carried, *loop.conditional}
         self._summed: set[str] = set()
-        self._others: dict[str, Any] = {}
+        self.others: dict[str, Any] = {}
         self._with_rows: set[str] = set()
 
     def continue_from(self, other: StepOutputs) -> None:
@@ -60,19 +63,11 @@ class StepOutputs:
     def over_replicas(self, assigned: dict[str, Any], shares: Shares | None) -> dict[str, Any]:
         """Return the tensors. Call it in a replica; without shares, on a single one."""
         tensors = {name: value for name, value in assigned.items() if _are_tensors(name, value)}
-        self._others |= {name: v for name, v in assigned.items() if name not in tensors}
+        self.others |= {name: v for name, v in assigned.items() if name not in tensors}
         return {
             name: self.combined(name, value, shares) if name in self._used else value
             for name, value in tensors.items()
         }
-
-    def other(self, name: str) -> Any:
-        """Return a value that is no tensor, such as a list of variables.
-
-        Raises:
-            KeyError: the step has not assigned the name.
-        """
-        return self._others[name]
 
     def find_rows(self, assigned: dict[str, Any], rows: int) -> bool:
         """Find the outputs with a row for each sample.
