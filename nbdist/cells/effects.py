@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ast
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+FORMATTED_STRINGS: tuple[type[ast.expr], ...] = (ast.JoinedStr,)
+if sys.version_info >= (3, 14):
+    FORMATTED_STRINGS += (ast.TemplateStr,)
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 

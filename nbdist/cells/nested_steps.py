@@ -6,7 +6,7 @@ import ast
 import copy
 from typing import TYPE_CHECKING
 
-from nbdist.cells.effects import acts_outside, within
+from nbdist.cells.effects import FORMATTED_STRINGS, acts_outside, within
 from nbdist.cells.loops import takes_gradient
 
 if TYPE_CHECKING:
@@ -18,10 +18,9 @@ PREFIX = "_nbdist_"
 """Beginning of the names that nbdist adds to a cell."""
 
 _STATEMENTS = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign)
-_NOT_ALWAYS = (
-    *(ast.Lambda, ast.IfExp, ast.BoolOp, ast.ListComp, ast.SetComp, ast.DictComp),
-    *(ast.GeneratorExp, ast.JoinedStr),
-)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_CONDITIONAL = (ast.Lambda, ast.IfExp, ast.BoolOp)
+_NOT_ALWAYS: tuple[type[ast.expr], ...] = (*_CONDITIONAL, *_COMPREHENSIONS, *FORMATTED_STRINGS)
 """Expressions whose parts may run several times or not at all, or have no columns (f-strings)."""
 
 

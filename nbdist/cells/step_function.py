@@ -7,13 +7,17 @@ the value that a step reports. Both directions keep the lines of the body.
 from __future__ import annotations
 
 import ast
-import symtable
+import itertools
 from typing import TYPE_CHECKING
 
+from nbdist.cells.effects import FORMATTED_STRINGS
+from nbdist.cells.names import Names
 from nbdist.cells.step_program import logical_lines, reported_expression
 from nbdist.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+
     from nbdist.records import StepProgram
 
 _INDENT = "    "
@@ -27,6 +31,7 @@ def function_of(source: str, program: StepProgram, name: str) -> str:
         program: the step that `compile_step` made of the cell.
         name: name of the function.
     """
+    source = _without_annotations(source, program.carried)
     last, report = reported_expression(source, program.given)
     lines = source.rstrip("\n").split("\n")
     if last is not None:
@@ -49,12 +54,44 @@ def function_of_statements(source: str, name: str) -> str:
         source: the statements.
         name: name of the function.
     """
-    body = indented(source)
-    table = symtable.symtable(f"def {name}():\n{body}\n", name, "exec")
-    (function,) = table.get_children()
-    assert isinstance(function, symtable.Function)
-    bound = sorted(function.get_locals())
-    return "\n".join([f"def {name}():", f"{_INDENT}global {', '.join(bound)}", body])
+    names = Names()
+    names.scan(ast.parse(source).body)
+    bound = sorted((names.bound.keys() | names.deleted) - {"*"})
+    body = indented(_without_annotations(source, bound))
+    head = [f"{_INDENT}global {', '.join(bound)}"] if bound else []
+    return "\n".join([f"def {name}():", *head, body])
+
+
+def _without_annotations(source: str, names: Container[str]) -> str:
+    """Remove the annotations of names, which Python refuses for names that are `global`.
+
+    Lines stay the same. Annotations in inner functions and classes stay too.
+    """
+    text = source.encode()
+    ends = [0, *itertools.accumulate(len(line) for line in text.splitlines(keepends=True))]
+    for node in reversed([*_statements(ast.parse(source))]):
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if name in names:
+                begin = ends[node.lineno - 1] + node.col_offset
+                until = ends[(annotation.end_lineno or 0) - 1] + (annotation.end_col_offset or 0)
+                if node.value is None:
+                    until = ends[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+                    kept = b"pass"
+                else:
+                    until = text.index(b"=", until)
+                    kept = name.encode() + b" "
+                continued = b"\\\n" * text.count(b"\n", begin, until)
+                text = text[:begin] + kept + continued + text[until:]
+    return text.decode()
+
+
+def _statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """Yield the statements in a node in order, except those of functions and classes in it."""
+    for part in ast.iter_child_nodes(node):
+        if isinstance(part, ast.stmt):
+            yield part
+        if not isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.expr)):
+            yield from _statements(part)
 
 
 def cell_of(source: str) -> str:
@@ -104,7 +141,7 @@ def _in_strings(source: str) -> set[int]:
     return {
         number
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, (ast.Constant, ast.JoinedStr))
-        and (isinstance(node, ast.JoinedStr) or isinstance(node.value, (str, bytes)))
+        if isinstance(node, FORMATTED_STRINGS)
+        or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))
         for number in range(node.lineno + 1, (node.end_lineno or node.lineno) + 1)
     }

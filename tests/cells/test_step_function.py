@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import sys
+from typing import Any
 
 import pytest
 
@@ -51,6 +53,45 @@ def test_body_keeps_the_lines_of_the_function() -> None:
 def test_strings_of_several_lines_keep_their_text() -> None:
     text = "a = '''x\ny\n'''\nb = [\n    1,\n]\n"
     assert indented(text) == "    a = '''x\ny\n'''\n    b = [\n        1,\n    ]\n"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="Python 3.14 introduces t-strings")
+def test_template_strings_of_several_lines_keep_their_text() -> None:
+    assert indented("a = t'''x\ny {b}\n'''\n") == "    a = t'''x\ny {b}\n'''\n"
+
+
+ANNOTATED = """\
+x: float = 1.5; ü: "list[int]" = [1]; y: (int) = (2)
+def f(a: int) -> int:
+    x: int = a
+    return x
+if x:
+    z: dict[
+        str, int
+    ] = {"a": 1}
+    w: tuple
+class A:
+    b: int = 3
+"""
+
+
+def test_annotations_of_global_names_are_left_out() -> None:
+    """Python refuses them: annotated name 'x' can't be global."""
+    text = function_of_statements(ANNOTATED, "train")
+    space: dict[str, Any] = {}
+    exec(compile(text, "program", "exec"), space)
+    space["train"]()
+    assert (space["x"], space["ü"], space["y"], space["z"]) == (1.5, [1], 2, {"a": 1})
+    assert space["f"](4) == 4
+    assert space["A"].b == 3
+    lines = text.splitlines()[2:]
+    cell = "# head\nloss: float = batch.sum()\nw: dict = w - loss\n{'loss': loss}\n"
+    program = compile_step(cell, given=("batch",), carries=True)
+    function = function_of(cell, program, "step")
+    assert compile(function, "program", "exec")
+    assert "    loss: float = batch.sum()\n    w = w - loss\n" in function
+    assert len(lines) == len(ANNOTATED.splitlines())
+    assert lines[2:4] == ["        x: int = a", "        return x"]
 
 
 @pytest.mark.parametrize("source", ["x = 1\n", "@jit\ndef step(batch):\n    batch\n"])

@@ -355,8 +355,15 @@ def test_only_learning_rates_are_arguments(
 
 def test_loop_that_is_no_function_is_refused(notebook: Notebook) -> None:
     notebook.cell("import jax\nw = 1.0")
-    notebook.cell("v: float = 1.0\nfor i in [1.0]:\n    w -= jax.grad(abs)(w)", loops=True)
+    loop = "for i in [1.0]:\n    from math import *\n    w -= jax.grad(abs)(w)"
+    notebook.cell(loop, loops=True)
     assert "cannot export cell [2]: its training loop becomes a function" in refusal(notebook)
+
+
+def test_annotated_names_of_a_training_loop_are_exported(notebook: Notebook) -> None:
+    notebook.cell("import jax\nw = 1.0")
+    notebook.cell("v: float = 1.0\nfor i in [v]:\n    w -= jax.grad(abs)(w)", loops=True)
+    assert compile(notebook.program().text, "train.py", "exec")
 
 
 def test_names_that_nbdist_defines_are_set(notebook: Notebook) -> None:
