@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,18 @@ def is_host_copy(span: Span) -> bool:
     return span.name in _TRANSFERS
 
 
+@contextlib.contextmanager
+def _allowing_new_types() -> Iterator[None]:
+    """Ignore Python's warning about types that JAX creates when a profile is first read.
+
+    If warnings are errors, this one ends the process (JAX 0.12, nanobind).
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+@_allowing_new_types()
 def spans_of(data: jax.profiler.ProfileData) -> list[Span]:
     """Return the device operations and the host's copies; those of CPUs belong to device 0."""
     spans: list[Span] = []
@@ -104,6 +117,7 @@ class HostThread:
     inputs: tuple[tuple[float, float], ...] = ()
 
 
+@_allowing_new_types()
 def thread_of(data: jax.profiler.ProfileData, mark: str) -> HostThread:
     """Return the thread that entered a `jax.profiler.TraceAnnotation` with a name.
 
