@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from packaging.version import Version
 
 from nbdist.session import discovery
-from tests import clusters, references, training
+from tests import clusters, references, training, without_tensorflow
 from tests.clusters import Held, kept, stop_all
 from tests.kernels import Kernel
 from tests.site import sitecustomize
@@ -123,6 +124,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("nbdist", deadline=None, max_examples=examples)
     hypothesis.settings.load_profile("nbdist")
     config.pluginmanager.register(ProcessGuard())
+    without_tensorflow.register(config.pluginmanager)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -184,6 +186,9 @@ def _left_behind(before: Held) -> list[object]:
     ours = now.processes().difference(
         references.server_processes(), *(held.processes() for held in known)
     )
+    # Python's own process, which locks of `multiprocessing` start from Python 3.14 on.
+    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    ours = {process for process in ours if process.pid != tracker}
     _, running = psutil.wait_procs(ours, timeout=0)
     return [
         *running,

@@ -1,7 +1,8 @@
 """JAX with eight virtual devices, in this process or another one.
 
 Most of the time of these tests is compilation by XLA, so this process has a cache of compiled
-programs in build/jax-cache. Call `set_up` before JAX creates its backend.
+programs in build/jax-cache. Each version of Python and JAX has its own, because one cannot read the
+files of another. Call `set_up` before JAX creates its backend.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 import jax
 
 COUNT = 8
-CACHE = Path(__file__).parents[1] / "build" / "jax-cache"
+_VERSIONS = f"python{sys.version_info[0]}.{sys.version_info[1]}-jax{jax.__version__}"
+CACHE = Path(__file__).parents[1] / "build" / "jax-cache" / _VERSIONS
 MOST_CACHED_BYTES = 1 << 30
 LEAST_COMPILE_S = 0.3
 """Programs that compile faster are not cached. A limit of the size makes JAX lock the cache."""

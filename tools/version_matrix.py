@@ -1,10 +1,11 @@
 """Run a smoke set with the oldest, middle and newest versions, and write docs/versions.md.
 
-Run `python -m tools.version_matrix [oldest] [middle] [newest] [python3.12] [python3.13]`. Without
+Run `python -m tools.version_matrix [oldest] [middle] [newest] [python3.12] ...`. Without
 arguments, all run. The first two get environments of their own under `build/versions`, with the
-versions of `tools/versions`. The newest versions are those of the running Python. `python3.12` and
-`python3.13` run the newest versions on another Python, if it is on the path; JAX is newer there.
-An environment that does not run keeps its column of the document.
+versions of `tools/versions`. The newest versions are those of the running Python. `python3.12`,
+`python3.13` and `python3.14` run the newest versions on another Python, if it is on the path. JAX
+is newer there, and TensorFlow has no version for Python 3.14. An environment that does not run
+keeps its column of the document.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import time
 import tomllib
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "versions.md"
 BUILD = ROOT / "build" / "versions"
 PINS = ROOT / "tools" / "versions"
-PYTHONS = ("python3.12", "python3.13")
+PYTHONS = ("python3.12", "python3.13", "python3.14")
 """Further interpreters for the newest versions."""
 
 NAMES = ("oldest", "middle", "newest", *PYTHONS)
@@ -69,13 +71,24 @@ ROWS = (*LIBRARIES, *SMOKE, DATE)
 NONE = "-"
 """Text of a row that an environment has no result for."""
 
+WITHOUT_TENSORFLOW = "TensorFlow has no version for Python"
+"""Text in the reason of tests that `tests/without_tensorflow.py` skips."""
+
+
+class Outcomes(NamedTuple):
+    """Numbers of the tests of a feature. `unavailable` ones need TensorFlow, which is not there."""
+
+    passed: int
+    failed: int = 0
+    unavailable: int = 0
+
 
 def main(names: list[str]) -> int:
     has_failed = False
     for name in names or filter(is_installed, NAMES):
         python = environment(name)
         found, tests = versions(python), run(name, python)
-        has_failed |= any(failed for _, failed in tests.values())
+        has_failed |= any(one.failed for one in tests.values())
         head, _, rows = DOCUMENT.read_text(encoding="utf-8").partition(TITLE)
         columns = {**columns_of(rows), name: column(found, tests)}
         text = "\n".join(table(columns))
@@ -118,15 +131,16 @@ def package(requirement: str) -> str:
 
 def versions(python: Path) -> dict[str, str]:
     program = (
-        "import json, platform; from importlib.metadata import version as v;"
-        f"print(json.dumps([platform.python_version(), *map(v, {PACKAGES})]))"
+        "import json, platform; from importlib.metadata import distributions as d;"
+        "v = {one.name: one.version for one in d()};"
+        f"print(json.dumps([platform.python_version(), *(v.get(p, {NONE!r}) for p in {PACKAGES})]))"
     )
     found = subprocess.run([python, "-c", program], check=True, capture_output=True, text=True)
     return dict(zip(LIBRARIES, json.loads(found.stdout), strict=True))
 
 
-def run(name: str, python: Path) -> dict[str, tuple[int, int]]:
-    """Run the smoke set. Return the number of passed and of failed tests of each feature."""
+def run(name: str, python: Path) -> dict[str, Outcomes]:
+    """Run the smoke set. Return the numbers of tests of each feature."""
     report = BUILD / f"{name}.xml"
     report.unlink(missing_ok=True)
     files = [file for tests in SMOKE.values() for file in tests]
@@ -139,14 +153,20 @@ def run(name: str, python: Path) -> dict[str, tuple[int, int]]:
     return counts(report)
 
 
-def counts(report: Path) -> dict[str, tuple[int, int]]:
-    """Return the number of passed and of failed tests of each feature in pytest's report."""
-    outcomes: Counter[tuple[str, bool]] = Counter()
+def counts(report: Path) -> dict[str, Outcomes]:
+    """Return the numbers of tests of each feature in pytest's report."""
+    outcomes: Counter[tuple[str, str]] = Counter()
     for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - pytest wrote it
-        if case.find("skipped") is None:
-            failed = case.find("failure") is not None or case.find("error") is not None
-            outcomes[feature_of(case.attrib["classname"]), failed] += 1
-    return {feature: (outcomes[feature, False], outcomes[feature, True]) for feature in SMOKE}
+        if (skip := case.find("skipped")) is not None:
+            kind = "unavailable" if WITHOUT_TENSORFLOW in skip.attrib["message"] else "skipped"
+        else:
+            has_failed = case.find("failure") is not None or case.find("error") is not None
+            kind = "failed" if has_failed else "passed"
+        outcomes[feature_of(case.attrib["classname"]), kind] += 1
+    return {
+        feature: Outcomes(*(outcomes[feature, kind] for kind in Outcomes._fields))
+        for feature in SMOKE
+    }
 
 
 def feature_of(module: str) -> str:
@@ -157,14 +177,14 @@ def feature_of(module: str) -> str:
     raise ValueError(f"{module} is not in the smoke set")
 
 
-def column(found: dict[str, str], tests: dict[str, tuple[int, int]]) -> dict[str, str]:
+def column(found: dict[str, str], tests: dict[str, Outcomes]) -> dict[str, str]:
     """Return the column of an environment that ran today, by row.
 
     Args:
         found: its versions.
-        tests: numbers of passed and failed tests of each feature.
+        tests: numbers of tests of each feature.
     """
-    outcomes = {feature: outcome(*numbers) for feature, numbers in tests.items()}
+    outcomes = {feature: outcome(numbers) for feature, numbers in tests.items()}
     return {**found, **outcomes, DATE: time.strftime("%Y-%m-%d")}
 
 
@@ -186,8 +206,13 @@ def table(columns: dict[str, dict[str, str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
-def outcome(passed: int, failed: int) -> str:
-    return f"{passed} passed" + (f", **{failed} failed**" if failed else "")
+def outcome(numbers: Outcomes) -> str:
+    text = f"{numbers.passed} passed"
+    if numbers.failed:
+        text += f", **{numbers.failed} failed**"
+    if numbers.unavailable:
+        text += f", {numbers.unavailable} not run (TensorFlow)"
+    return text
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
+import warnings
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 from IPython.core.inputtransformer2 import TransformerManager
@@ -23,6 +24,7 @@ from nbdist.records import (
     StrategyName,
 )
 from nbdist.records.base import STRATEGY_OF
+from nbdist.utils.installed import lacks_tensorflow
 
 STRATEGIES = tuple(STRATEGY_OF.values())
 _DEFAULTS = CellOptions()
@@ -90,10 +92,11 @@ def choose_strategy(name: str | None, cluster: ClusterRequest) -> StrategyName:
             return strategy
     for framework, strategy in STRATEGY_OF.items():
         if name == strategy:
+            reason = lacks_tensorflow() if framework == "tensorflow" else ""
+            start = f"%dist_start {len(cluster.hosts)} hosts --framework both"
             raise UsageError(
                 f"--strategy {name} needs {framework}, and the workers run "
-                f"{', '.join(built.values())}: run %dist_stop, then "
-                f"%dist_start {len(cluster.hosts)} hosts --framework both"
+                f"{', '.join(built.values())}: {reason or f'run %dist_stop, then {start}'}"
             )
     raise UsageError(f"unknown strategy {name!r}: choose from {', '.join(STRATEGIES)}")
 
@@ -102,7 +105,9 @@ def _awaits(source: str) -> bool:
     """Return True if the cell uses `await` at top level."""
     try:
         python = TransformerManager().transform_cell(source)
-        code = compile(python, "<cell>", "exec", PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        with warnings.catch_warnings():  # the workers print a SyntaxWarning
+            warnings.simplefilter("ignore", SyntaxWarning)
+            code = compile(python, "<cell>", "exec", PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         text = "".join(traceback.format_exception_only(error)).replace(
             'File "<cell>"', "In the cell"

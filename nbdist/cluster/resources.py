@@ -13,6 +13,7 @@ from nbdist.cluster.remote_host.environment_lock import find_uv
 from nbdist.errors import UsageError
 from nbdist.records import ClusterRequest, Communication, Host, options_of
 from nbdist.utils.gpus import visible_gpus
+from nbdist.utils.installed import lacks_tensorflow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,11 +61,17 @@ def choose_frameworks(
     missing = [name for name in wanted if name not in installed]
     here = here or any(not host.name for host in chosen)
     if missing and (here or choice is None):
-        raise UsageError(
-            f"{' and '.join(missing)} cannot be imported here: "
-            f'run %pip install "nbdist[{",".join(missing)}]"'
-        )
+        raise UsageError(f"{' and '.join(missing)} cannot be imported here: {_remedy(missing)}")
     return wanted
+
+
+def _remedy(missing: Sequence[Framework]) -> str:
+    reason = lacks_tensorflow() if "tensorflow" in missing else ""
+    wanted = ["jax"] if reason else missing
+    command = f'run %pip install "nbdist[{",".join(wanted)}]"'
+    if not reason:
+        return command
+    return f"{reason}. For JAX, {command}" if "jax" in missing else reason
 
 
 def check(request: ClusterRequest, worker_memory_bytes: int) -> None:

@@ -1,11 +1,13 @@
-"""Folders of installed packages, and files of the user outside of them."""
+"""Folders of installed packages, files of the user outside of them, and missing frameworks."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
 import site
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -23,6 +25,10 @@ _LIBRARIES = {
 
 _PACKAGES = {"site-packages", "dist-packages"}
 """Names of folders of packages, also of those on `PYTHONPATH`."""
+
+_PYTHON = sys.version_info[:2]
+_FIRST_WITHOUT_TENSORFLOW = (3, 14)
+"""First Python for which TensorFlow 2.21 has no wheel. `pyproject.toml` has the same limit."""
 
 
 @functools.cache
@@ -45,3 +51,15 @@ def _installed_into(folder: Path) -> frozenset[str]:
     records = (record.read_text(errors="replace") for record in folder.glob("*.dist-info/RECORD"))
     lines = (line for text in records for line in text.splitlines())
     return frozenset(re.split(r"[/,.]", line, maxsplit=1)[0] for line in lines)
+
+
+def lacks_tensorflow() -> str:
+    """Return why TensorFlow cannot be installed for this Python. Empty if it is here, or can be."""
+    if _PYTHON < _FIRST_WITHOUT_TENSORFLOW or importlib.util.find_spec("tensorflow") is not None:
+        return ""
+    major, minor = _FIRST_WITHOUT_TENSORFLOW
+    return (
+        f"TensorFlow has no version for Python {'.'.join(map(str, _PYTHON))}: use JAX "
+        "(--framework jax, --strategy pjrt), which also trains Keras models, or Python "
+        f"{major}.{minor - 1}"
+    )

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.cells.parse import parse_cell, parse_ranks
+from nbdist.cells.parse import choose_strategy, parse_cell, parse_ranks
 from nbdist.errors import UsageError
+from nbdist.records import ClusterRequest, Host
+from nbdist.utils import installed
 
 if TYPE_CHECKING:
     from nbdist.records import CellRequest
@@ -80,3 +82,27 @@ def test_an_empty_cell_is_refused(source: str) -> None:
 def test_a_null_byte_is_refused() -> None:
     with pytest.raises(UsageError, match="null bytes"):
         parse("x = 1\0")
+
+
+@pytest.mark.parametrize(
+    ("python", "remedy"),
+    [
+        ((3, 13), "run %dist_stop, then %dist_start 1 hosts --framework both"),
+        ((3, 14), "TensorFlow has no version for Python 3.14: use JAX"),
+    ],
+)
+def test_refused_strategy_names_what_helps_on_this_python(
+    monkeypatch: pytest.MonkeyPatch, python: tuple[int, int], remedy: str
+) -> None:
+    monkeypatch.setattr(installed, "_PYTHON", python)
+    monkeypatch.setattr(installed.importlib.util, "find_spec", lambda _: None)
+    cluster = ClusterRequest(hosts=(Host(),), frameworks=("jax",))
+    with pytest.raises(UsageError) as refused:
+        choose_strategy("mirrored", cluster)
+    assert "--strategy mirrored needs tensorflow, and the workers run jax: " in str(refused.value)
+    assert remedy in str(refused.value)
+
+
+def test_warnings_about_the_syntax_of_a_cell_are_left_to_the_workers() -> None:
+    """Warnings are errors here. In a notebook, they would be printed once more."""
+    assert not parse("x = 1\nx is 1").awaits

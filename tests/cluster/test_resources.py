@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 import stat
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,8 @@ from nbdist.cluster import environment, resources
 from nbdist.cluster.remote_host import environment_lock
 from nbdist.errors import UsageError
 from nbdist.records import ClusterRequest, Host
-from nbdist.utils import gpus
+from nbdist.utils import gpus, installed
+from nbdist.utils.installed import lacks_tensorflow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,3 +178,20 @@ def test_frameworks_of_an_installation_must_be_here(monkeypatch: pytest.MonkeyPa
     assert resources.choose_frameworks("jax", hosts) == ("jax",)
     with pytest.raises(UsageError, match="jax cannot be imported here"):
         resources.choose_frameworks("jax", hosts, here=True)
+
+
+def test_tensorflow_is_refused_with_its_reason_if_python_is_too_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(installed, "_PYTHON", (3, 14))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: object() if name == "jax" else None
+    )
+    assert resources.choose_frameworks(None) == ("jax",)
+    for choice in ("tensorflow", "both"):
+        with pytest.raises(UsageError) as refused:
+            resources.choose_frameworks(choice)
+        assert str(refused.value) == f"tensorflow cannot be imported here: {lacks_tensorflow()}"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=r'JAX, run %pip install "nbdist\[jax\]"$'):
+        resources.choose_frameworks(None)

@@ -41,6 +41,8 @@ def notebook(folder: Path, *cells: str) -> Path:
 def test_the_framework_is_detected_from_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[str], framework: str | None
 ) -> None:
+    both = framework_detection.resources.FRAMEWORKS  # a double of an environment with both
+    monkeypatch.setattr(framework_detection.resources, "choose_frameworks", lambda _: both)
     monkeypatch.setenv(framework_detection.NOTEBOOK_VARIABLE, str(notebook(tmp_path, *cells)))
     assert framework_detection.framework() == framework
 

@@ -33,7 +33,7 @@ def test_the_metadata_is_correct(wheel: zipfile.ZipFile) -> None:
     assert package["version"] == nbdist.__version__
     assert metadata["License-Expression"] == "BSD-3-Clause"
     assert {"tensorflow", "jax", "all", "lab"} <= set(metadata.get_all("Provides-Extra", []))
-    assert metadata["Requires-Python"] in (">=3.11,<3.14", "<3.14,>=3.11")
+    assert metadata["Requires-Python"] in (">=3.11,<3.15", "<3.15,>=3.11")
 
 
 def test_exact_versions_are_pinned_without_an_address() -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import platform
 import re
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from nbdist.utils import installed
 from nbdist.worker.runtime.tested_versions import TESTED
 from tools import version_matrix
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tools.version_matrix import Outcomes
 
 REQUIREMENTS = tuple(map(Requirement, version_matrix.requirements()))
 ENVIRONMENTS = {
@@ -75,11 +76,13 @@ def test_files_of_the_smoke_set_exist() -> None:
 
 
 def test_failed_tests_are_counted_by_feature(tmp_path: Path) -> None:
+    lacks = f"{version_matrix.WITHOUT_TENSORFLOW} 3.14: use JAX"
     cases = (
         ("tests.end_to_end.test_session", ""),
         ("tests.end_to_end.test_session", "<failure/>"),
         ("tests.worker.jax.test_orbax_patch", "<error/>"),
-        ("tests.worker.jax.test_orbax_patch", "<skipped/>"),
+        ("tests.worker.jax.test_orbax_patch", "<skipped message='PyTorch is not installed'/>"),
+        ("tests.end_to_end.test_steps", f"<skipped message='{lacks}'/>"),
         ("tests.end_to_end.test_recovery.TestGroup", ""),
     )
     lines = (f'<testcase classname="{module}" name="a">{end}</testcase>' for module, end in cases)
@@ -87,9 +90,10 @@ def test_failed_tests_are_counted_by_feature(tmp_path: Path) -> None:
     report.write_text(f"<testsuite>{''.join(lines)}</testsuite>", encoding="utf-8")
     counted = version_matrix.counts(report)
     assert {name: counts for name, counts in counted.items() if any(counts)} == {
-        "start, plain cells, tracebacks": (1, 1),
-        "recovery": (1, 0),
-        "checkpoints": (0, 1),
+        "start, plain cells, tracebacks": (1, 1, 0),
+        "recovery": (1, 0, 0),
+        "checkpoints": (0, 1, 0),
+        "step cells, both strategies": (0, 0, 1),
     }
 
 
@@ -97,12 +101,12 @@ VERSIONS = dict.fromkeys(version_matrix.LIBRARIES, "1.2")
 
 
 def test_table_has_a_column_for_each_environment() -> None:
-    passed = version_matrix.column(VERSIONS, dict.fromkeys(version_matrix.SMOKE, (2, 0)))
-    failed = version_matrix.column(VERSIONS, dict.fromkeys(version_matrix.SMOKE, (2, 1)))
+    passed = version_matrix.column(VERSIONS, dict.fromkeys(version_matrix.SMOKE, Outcomes(2)))
+    failed = version_matrix.column(VERSIONS, dict.fromkeys(version_matrix.SMOKE, Outcomes(2, 1, 3)))
     lines = version_matrix.table({"newest": failed, "oldest": passed})
     assert lines[0] == "|  | oldest | newest |"
     assert "| keras | 1.2 | 1.2 |" in lines
-    assert "| recovery | 2 passed | 2 passed, **1 failed** |" in lines
+    assert "| recovery | 2 passed | 2 passed, **1 failed**, 3 not run (TensorFlow) |" in lines
 
 
 def test_columns_of_other_environments_stay_in_the_document(
@@ -114,7 +118,7 @@ def test_columns_of_other_environments_stay_in_the_document(
     monkeypatch.setattr(version_matrix, "DOCUMENT", document)
     monkeypatch.setattr(version_matrix, "environment", lambda _: None)
     monkeypatch.setattr(version_matrix, "versions", lambda _: VERSIONS)
-    counts = dict.fromkeys(version_matrix.SMOKE, (3, 1))
+    counts = dict.fromkeys(version_matrix.SMOKE, Outcomes(3, 1))
     monkeypatch.setattr(version_matrix, "run", lambda *_: counts)
     assert version_matrix.main(["python3.13"])
     made, _, after = document.read_text(encoding="utf-8").partition(version_matrix.TITLE)
@@ -123,3 +127,23 @@ def test_columns_of_other_environments_stay_in_the_document(
     assert set(old) | {"python3.13"} == set(new)
     assert new.pop("python3.13") == version_matrix.column(VERSIONS, counts)
     assert {name: column for name, column in old.items() if name in new} == new
+
+
+def test_tests_that_need_tensorflow_are_counted_by_the_reason_of_their_skip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(installed, "_PYTHON", (3, 14))
+    monkeypatch.setattr(installed.importlib.util, "find_spec", lambda _: None)
+    assert version_matrix.WITHOUT_TENSORFLOW in installed.lacks_tensorflow()
+
+
+@pytest.mark.processes
+def test_a_missing_package_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version_matrix, "PACKAGES", ("pytest", "nbdist-no-package"))
+    monkeypatch.setattr(version_matrix, "LIBRARIES", ("Python", "pytest", "other"))
+    found = version_matrix.versions(Path(sys.executable))
+    assert found == {
+        "Python": platform.python_version(),
+        "pytest": pytest.__version__,
+        "other": "-",
+    }

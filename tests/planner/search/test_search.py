@@ -51,7 +51,7 @@ def test_free_memory_decides_between_layouts_of_equal_speed() -> None:
     model = cached_transformer(4096, 2, 64)
     fastest = plan(model, hardware("8xA100"), Planning())
     assert fastest.memory.available - fastest.memory.total > 5 * 2**30
-    budget = fastest.memory.total + 4 * 2**30
+    budget = fastest.memory.total + int(3.9 * 2**30)  # it needs less with a budget
     roomy = plan(model, hardware("8xA100"), Planning(budget=budget))
     assert fastest.time.step < roomy.time.step < 1.01 * fastest.time.step
     assert roomy.memory.available - roomy.memory.total > 5 * 2**30
