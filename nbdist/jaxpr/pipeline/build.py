@@ -35,7 +35,7 @@ from nbdist.jaxpr.pipeline.stage_values import StageValue, reads_stage, run_on_s
 from nbdist.jaxpr.pipeline.stages import RowInvariant
 from nbdist.jaxpr.planner_model import of_rows
 from nbdist.jaxpr.remat_scans import scan_of
-from nbdist.planner.graph.pipeline_schedule import layers_fault, rounds_fault, rows_fault
+from nbdist.planner.graph.pipeline_schedule import rounds_fault, rows_fault, stages_fault
 from nbdist.records import DATA, GPIPE
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ def as_pipeline(
     Args:
         closed: the step's jaxpr.
         inputs: path and role of each input.
-        stages: number of stages, which divides the layers of each scan.
+        stages: number of stages. In several rounds, their blocks divide the layers of each scan.
         micro: number of microbatches, which divides the batch.
         staging: schedule and rounds.
 
     Raises:
-        PlanError: the step has no scan over layers, or a number does not divide.
+        PlanError: the step has no scan over layers, or a number does not fit.
     """
     program, is_1f1b = flat(closed), staging.schedule == "1f1b"
     is_alone = staging.loss_stages == "last"
@@ -82,7 +82,7 @@ def as_pipeline(
     rows = Rows(of_rows(program, inputs), batch, micro * parts)
     layers = _layers(program, inputs, rows)
     for one in layers.values():
-        _check(layers_fault(one.length, stages, staging.rounds))
+        _check(stages_fault(one.length, stages, staging.rounds))
     kind = _OneForwardOneBackwardStep if is_1f1b else _GpipeStep
     schedule = Schedule(rows, stages, parts, staging.rounds)
     made = kind(program, layers, schedule, is_alone=is_alone)
@@ -115,7 +115,7 @@ def check_1f1b(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> None:
 
 
 def layers_of(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> tuple[int, ...]:
-    """Return the number of layers of each scan over layers; stages must divide all of them.
+    """Return the number of layers of each scan over layers.
 
     Args:
         closed: the step's jaxpr.
@@ -241,9 +241,10 @@ class _PipelinedStep(ABC):
         if isinstance(value, StageValue):
             return self._schedule.outside(of_stage(value.array, value.stage), atom)
         if isinstance(value, Skewed):
-            return self._schedule.unskewed(value, atom)
+            return self._schedule.unskewed(value, atom, atom.aval.shape[0])
         if isinstance(value, Interleaved):
-            return self._schedule.deinterleaved(value.array, is_sharded=True)
+            layers = atom.aval.shape[0]
+            return self._schedule.deinterleaved(value.array, layers, is_sharded=True)
         return value
 
 

@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from nbdist.jaxpr.pipeline.uneven_stages import padded, unpadded
 from nbdist.records import STAGE
 
 
 def interleaved(array: Any, stages: int, rounds: int, *, is_sharded: bool) -> Any:
     """Return layers ordered by stage, and for each stage by round.
+
+    Stages that do not divide the layers get as many as the largest stage (`uneven_stages`).
 
     Args:
         array: [layers, ...], in order.
@@ -26,18 +29,23 @@ def interleaved(array: Any, stages: int, rounds: int, *, is_sharded: bool) -> An
         rounds: blocks of each stage.
         is_sharded: True if each stage stores its own layers.
     """
+    if array.shape[0] % stages:
+        return padded(array, stages, is_sent=is_sharded and _can_be_sent(array))
     return _moved(array, stages, rounds, is_sharded=is_sharded, is_back=False)
 
 
-def deinterleaved(array: Any, stages: int, rounds: int, *, is_sharded: bool) -> Any:
+def deinterleaved(array: Any, layers: int, stages: int, rounds: int, *, is_sharded: bool) -> Any:
     """Undo `interleaved`.
 
     Args:
-        array: [layers, ...], ordered by stage and round.
+        array: layers, ordered by stage and round.
+        layers: number of layers.
         stages: as in `interleaved`.
         rounds: as in `interleaved`.
         is_sharded: as in `interleaved`.
     """
+    if layers % stages:
+        return unpadded(array, layers, stages, is_sent=is_sharded and _can_be_sent(array))
     return _moved(array, stages, rounds, is_sharded=is_sharded, is_back=True)
 
 

@@ -70,6 +70,7 @@ def precompute(
     given: Arrays,
     interleave: Callable[[Any], Any],
     deinterleave: Callable[[Any], Any],
+    places: int,
 ) -> Precomputed:
     """Compute the values of a scan over layers that do not depend on rows.
 
@@ -78,6 +79,7 @@ def precompute(
         given: its inputs; scanned ones may be `Interleaved`.
         interleave: orders stacked layers by stage.
         deinterleave: undoes `interleave`.
+        places: number of layers of all stages.
     """
     first, second = layers.scan.constants, layers.scan.constants + layers.scan.carried
     alike = {n for n, kind in enumerate(layers.input_kinds) if kind == "same"}
@@ -90,20 +92,20 @@ def precompute(
     }
     inputs |= {first + n: interleave(array) for n, array in carried.items()}
     stacks = _run_each_layer(
-        layers, PartialLayer(layers.microbatch_body, layers.stacked("same")), shared, inputs
+        PartialLayer(layers.microbatch_body, layers.stacked("same")), shared, inputs, places
     )
     results |= {n: Interleaved(array) for n, array in stacks.items()}
     draws = _run_each_layer(
-        layers, PartialLayer(layers.draws, range(len(layers.draws.outvars))), shared, inputs
+        PartialLayer(layers.draws, range(len(layers.draws.outvars))), shared, inputs, places
     )
     return Precomputed(inputs, results, {n + len(given): array for n, array in draws.items()})
 
 
-def _run_each_layer(layers: Layers, layer: PartialLayer, shared: Arrays, inputs: Arrays) -> Arrays:
+def _run_each_layer(layer: PartialLayer, shared: Arrays, inputs: Arrays, places: int) -> Arrays:
     """Return the results of each layer, stacked."""
     own = {n: array for n, array in inputs.items() if n in layer.needed}
     run = jax.vmap(lambda own, _: layer(shared | own))
-    outs: Arrays = run(own, jnp.arange(layers.length))
+    outs: Arrays = run(own, jnp.arange(places))
     return outs
 
 

@@ -30,7 +30,7 @@ class Pipeline:
 
     Args:
         layers: the scan for one part of a microbatch.
-        schedule: schedule of the pipeline; the layers divide by its stages and rounds.
+        schedule: schedule of the pipeline; in several rounds, the layers divide by its blocks.
     """
 
     def __init__(self, layers: Layers, schedule: Schedule) -> None:

@@ -46,7 +46,7 @@ class Interleaved(NamedTuple):
     """Values of each layer without rows, in the order of `Schedule.interleaved`.
 
     Attributes:
-        array: [layers, ...].
+        array: [layers of all stages, ...].
     """
 
     array: Any
@@ -183,8 +183,14 @@ class Schedule:
         stack = self.by_stages(self.divided(array, var), 2)
         return Skewed(self._by_ticks(stack, 2, is_late=is_late))
 
-    def unskewed(self, skewed: Skewed, var: Any) -> Any:
-        """Undo `skewed`, with layers in their original order."""
+    def unskewed(self, skewed: Skewed, var: Any, layers: int) -> Any:
+        """Undo `skewed`, with layers in their original order.
+
+        Args:
+            skewed: the rows.
+            var: the variable of the array.
+            layers: number of layers.
+        """
 
         def own(array: Any, stage: Any) -> Any:
             items = jax.lax.dynamic_slice_in_dim(array, stage, self.items)
@@ -200,7 +206,7 @@ class Schedule:
         shape = stack.shape
         apart = stack.reshape(*shape[:2], shape[2] * shape[3], *shape[4:])
         rows = self.outside(self.joined(apart, var), var)
-        return self.deinterleaved(rows, is_sharded=False)
+        return self.deinterleaved(rows, layers, is_sharded=False)
 
     def entering(self, array: Any, var: Any) -> Any:
         """Return `divided` rows, gathered so that each stage has all rows of a part."""
@@ -241,12 +247,12 @@ class Schedule:
         return jax.lax.with_sharding_constraint(made, jax.P(*rest))
 
     def interleaved(self, array: Any, *, is_sharded: bool) -> Any:
-        """Return [layers, ...] ordered by stage and round."""
+        """Return [layers, ...] ordered by stage and round, with equal numbers for each stage."""
         return interleaved(array, self.stages, self.rounds, is_sharded=is_sharded)
 
-    def deinterleaved(self, array: Any, *, is_sharded: bool) -> Any:
+    def deinterleaved(self, array: Any, layers: int, *, is_sharded: bool) -> Any:
         """Undo `interleaved`."""
-        return deinterleaved(array, self.stages, self.rounds, is_sharded=is_sharded)
+        return deinterleaved(array, layers, self.stages, self.rounds, is_sharded=is_sharded)
 
     def by_stages(self, array: Any, dim: int = 0) -> Any:
         """Split a dimension of `interleaved` layers into stages and their layers."""

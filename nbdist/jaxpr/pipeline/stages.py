@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from nbdist.jaxpr.microbatches import accumulator_dtype
 from nbdist.jaxpr.pipeline.precompute import PartialLayer, precompute
 from nbdist.jaxpr.pipeline.schedule import Skewed, chosen
+from nbdist.jaxpr.pipeline.uneven_stages import real_layers
+from nbdist.planner.graph.pipeline_schedule import block_size
 from nbdist.records import DATA, STAGE
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ class Stages:
 
     Args:
         layers: the scan for one part of a microbatch.
-        schedule: schedule of the pipeline; the layers divide by its stages and rounds.
+        schedule: schedule of the pipeline; in several rounds, the layers divide by its blocks.
     """
 
     def __init__(self, layers: Layers, schedule: Schedule) -> None:
@@ -77,7 +79,10 @@ class Stages:
         ends = (0, schedule.stages - 1)
         self.first, self.last = ends[::-1] if layers.reverse else ends
         self._first_round = schedule.rounds - 1 if layers.reverse else 0
-        self._block_size = layers.length // (schedule.stages * schedule.rounds)
+        self._block_size = block_size(layers.length, schedule.stages, schedule.rounds)
+        self._real: Any = None  # flags of layers, [stages, layers of a block], if stages differ
+        if layers.length % schedule.stages:
+            self._real = real_layers(layers.length, schedule.stages)
 
     def prepare(self, given: Sequence[Any], *, is_late: bool = False) -> LayerInputs:
         """Prepare the inputs of the layers.
@@ -89,8 +94,9 @@ class Stages:
         """
         layers, schedule = self._layers, self._schedule
         interleave = partial(schedule.interleaved, is_sharded=True)
-        deinterleave = partial(schedule.deinterleaved, is_sharded=True)
-        precomputed = precompute(layers, dict(enumerate(given)), interleave, deinterleave)
+        deinterleave = partial(schedule.deinterleaved, layers=layers.length, is_sharded=True)
+        places = schedule.stages * schedule.rounds * self._block_size
+        precomputed = precompute(layers, dict(enumerate(given)), interleave, deinterleave, places)
         drawn = [schedule.sharded(array, parts=False) for array in precomputed.draws.values()]
         all_ = [*given, *drawn]
         needed, (constants, _, _) = self._round.needed, layers.scan.parts(all_)
@@ -161,7 +167,8 @@ class Stages:
         """
         schedule = self._schedule
         fed, slices = now
-        left = self._stages(work.shared, work.blocks, fed, state, slices, items.round)
+        own = work.shared, work.blocks, fed, state, slices, items.round
+        left = self._stages(*own, self._real)
         totals = {n: self._summed(total, left[n], items, n) for n, total in totals.items()}
         rows = {n: schedule.sharded(left[n]) for n in self.passed}
         return rows, totals, {n: schedule.sharded(left[n]) for n in self.stacks}
@@ -231,8 +238,10 @@ class Stages:
     def _stages(self, *given: Any) -> Arrays:
         """Run all stages and parts; the arguments are those of `_stage` with these dimensions."""
         axis = DATA if self._schedule.parts > 1 else None
-        parts = jax.vmap(self._stage, in_axes=(None, None, 0, 0, 0, None), spmd_axis_name=axis)
-        stages = jax.vmap(parts, in_axes=(None, 0, 0, 0, 0, 0), spmd_axis_name=STAGE)
+        parts = jax.vmap(
+            self._stage, in_axes=(None, None, 0, 0, 0, None, None), spmd_axis_name=axis
+        )
+        stages = jax.vmap(parts, in_axes=(None, 0, 0, 0, 0, 0, 0), spmd_axis_name=STAGE)
         made: Arrays = stages(*given)
         return made
 
@@ -244,14 +253,23 @@ class Stages:
         state: Arrays,
         slices: Arrays,
         round_: Any,
+        real: Any,
     ) -> Arrays:
-        """Run the layers of one stage on one part of a microbatch, in one round."""
+        """Run the layers of one stage on one part of a microbatch, in one round.
+
+        Carried values pass unchanged through a place without a layer of its own; other results of
+        such a place are discarded later.
+        """
         first = self._layers.scan.constants
 
-        def layer(now: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
+        def layer(now: Arrays, given: tuple[Arrays, Any]) -> tuple[Arrays, Arrays]:
+            own, is_real = given
             carry = {first + n: array for n, array in now.items()}
             outs = self._round(shared | fed | own | carry)
-            return {n: outs.pop(n) for n in now}, outs
+            made = {n: outs.pop(n) for n in now}
+            if is_real is not None:
+                made = {n: jnp.where(is_real, array, now[n]) for n, array in made.items()}
+            return made, outs
 
         avals: list[Any] = [var.aval for var in self._layers.microbatch_body.outvars]
         zeros = {n: jnp.zeros(avals[n].shape, avals[n].dtype) for n in self._added}
@@ -263,7 +281,7 @@ class Stages:
         passed, left = jax.lax.scan(
             layer,
             state | zeros,
-            blocks | slices,
+            (blocks | slices, real),
             self._block_size,
             reverse=self._layers.reverse,
         )
@@ -280,8 +298,8 @@ class Stages:
     def _of_layers(self, n: int, totals: Any) -> Any:
         """Return [stages, parts, layers of all blocks of a stage, ...] as [layers, ...]."""
         summed = self._schedule.sharded(totals.sum(1), parts=False)
-        whole = self._total(n, summed.reshape(self._layers.length, *summed.shape[2:]), 0)
-        return self._schedule.deinterleaved(whole, is_sharded=True)
+        whole = self._total(n, summed.reshape(-1, *summed.shape[2:]), 0)
+        return self._schedule.deinterleaved(whole, self._layers.length, is_sharded=True)
 
     def _total(self, n: int, total: Any, before: Any) -> Any:
         aval: Any = self._layers.scan.eqn.outvars[n].aval

@@ -1,4 +1,4 @@
-"""Blocks of layers that stages exchange once in a step, if they have several."""
+"""Layers that stages exchange once in a step, if they have several blocks or are uneven."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def exchanged_stacks(sharded: ShardedModel, program: tuple[Op, ...]) -> dict[int, Value]:
     """Return the stacks of layers that stages exchange, by the number of the value.
 
-    This follows `jaxpr/pipeline/interleaving.py` and `jaxpr/pipeline/precompute.py`: each stack is
+    This follows `interleaving`, `uneven_stages` and `precompute` of `jaxpr/pipeline`: each stack is
     sent once for all loops that need it. Values that one loop computes from parameters alone for
     another loop are not sent.
 
@@ -22,8 +22,6 @@ def exchanged_stacks(sharded: ShardedModel, program: tuple[Op, ...]) -> dict[int
         sharded: the model in its layout.
         program: its operations, fused.
     """
-    if sharded.layout.rounds == 1:
-        return {}
     loops = list(_loops(sharded, program))
     needed = {value.number for op in loops for value in _given(op)}
     made: set[int] = set()
@@ -31,7 +29,8 @@ def exchanged_stacks(sharded: ShardedModel, program: tuple[Op, ...]) -> dict[int
     for op in loops:
         given = {value.number for value in _given(op)}
         for value in op.over:
-            if sharded.has_rows(value):
+            is_sent = sharded.layout.rounds > 1 or sharded.is_uneven(value)
+            if sharded.has_rows(value) or not is_sent:
                 continue
             if value.number not in given:
                 made.add(value.number)

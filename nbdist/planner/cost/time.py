@@ -26,7 +26,7 @@ from nbdist.planner.cost.interleaving import exchanged_stacks
 from nbdist.planner.cost.overlap import Section
 from nbdist.planner.cost.roofline import attention_s, issued_s, matmul_s, memory_s
 from nbdist.planner.graph.one_f_one_b import PIPELINE_1F1B, parts_of
-from nbdist.planner.graph.pipeline_schedule import bubble
+from nbdist.planner.graph.pipeline_schedule import block_size, bubble
 from nbdist.planner.hardware.lookup import computed_as, peak
 from nbdist.records import BATCH_AXES, DATA, MODEL, REPLICATE, STAGE, PlannedTime, Traffic
 
@@ -259,7 +259,7 @@ class Cost:
         if not sharded.is_staged(op):
             return self, op.times
         few = Cost(sharded.microbatch, self._target, self._extents)
-        return few, layout.ticks * op.times // layout.blocks
+        return few, layout.ticks * block_size(op.times, layout.stage, layout.rounds)
 
     def _add(
         self,
@@ -398,7 +398,7 @@ class Cost:
             self._add(totals, op.body, times * rounds, own, together=kept)
             return
         layout, before = self.sharded.layout, totals.seconds
-        within._add(totals, op.body, rounds, own, together=op.times // layout.stage)
+        within._add(totals, op.body, rounds, own, together=block_size(op.times, layout.stage))
         waits = bubble(layout.stage, layout.micro, layout.rounds)
         totals.idle_s += (totals.seconds - before) * waits / (1 + waits)
         self._add_sends(totals, op, within.sharded)
@@ -427,9 +427,18 @@ class Cost:
 
     def _add_exchanges(self, totals: _CostTotals, program: tuple[Op, ...]) -> None:
         """Add the transfers of layers to their stages, and of gradients back."""
-        rounds = self.sharded.layout.rounds
-        for value in exchanged_stacks(self.sharded, program).values():
-            self._add_send(totals, self.sharded.bytes_of(value) / rounds, rounds)
+        sharded, rounds = self.sharded, self.sharded.layout.rounds
+        for value in exchanged_stacks(sharded, program).values():
+            nbytes = sharded.bytes_of(value)
+            if sharded.is_uneven(value):
+                extent, target = self._extents[STAGE], self._target
+                totals.axes[STAGE] += all_to_all_s(
+                    nbytes, extent, target.topology, target.calibration
+                )
+                totals.bytes[STAGE] += nbytes
+                totals.collectives[prod(extent)] += 1
+            else:
+                self._add_send(totals, nbytes / rounds, rounds)
 
     def _add_send(self, totals: _CostTotals, nbytes: float, times: int) -> None:
         """Add transfers from each stage to another one."""

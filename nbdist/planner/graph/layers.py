@@ -35,9 +35,19 @@ def layers_of(model: Model) -> frozenset[int]:
 
 
 def stages_of(model: Model) -> tuple[int, ...]:
-    """Return the numbers of stages that divide the layers; empty without a scan over layers."""
-    most = math.gcd(*(model.groups[group].divisor for group in model.layers))
-    return tuple(stages for stages in range(2, most + 1) if not most % stages)
+    """Return the numbers of stages that the layers allow; empty without a scan over layers."""
+    return tuple(range(2, min(_sizes_of(model), default=0) + 1))
+
+
+def blocks_of(model: Model) -> tuple[int, ...]:
+    """Return the numbers of blocks that divide the layers; empty without a scan over layers."""
+    most = math.gcd(*_sizes_of(model))
+    return tuple(blocks for blocks in range(2, most + 1) if not most % blocks)
+
+
+def _sizes_of(model: Model) -> list[int]:
+    """Return the numbers of layers."""
+    return [model.groups[group].divisor for group in model.layers]
 
 
 def is_over_layers(op: Op, model: Model) -> bool:

@@ -17,7 +17,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from nbdist.planner.graph.layers import is_over_layers
-from nbdist.planner.graph.pipeline_schedule import room, ticks
+from nbdist.planner.graph.pipeline_schedule import block_size, room, shared_dimension, ticks
 from nbdist.planner.graph.program import Program
 from nbdist.planner.graph.sequence import sequence_of
 from nbdist.planner.graph.tpu_padding import padded
@@ -165,7 +165,7 @@ class ShardedModel:
         self.is_apart = False
         self.shares = 1
         self._pads = False
-        self._known: dict[tuple[int, ...], int] = {}
+        self._known: dict[tuple[int, ...], float] = {}
         self._specs: dict[tuple[tuple[int, ...], tuple[int, ...], str], Spec] = {}
 
     def with_layout(self, layout: Layout) -> ShardedModel:
@@ -312,12 +312,24 @@ class ShardedModel:
         """Return the number of parts of these groups over the model axis."""
         return 1 if self.layout.split.isdisjoint(groups) else self.layout.model
 
-    def by_stage(self, groups: set[int]) -> int:
-        """Return the parts of layers over the stage axis, which shards only one dimension."""
-        shards_rows = self.by_stage_too and self.by_data(groups) > 1
-        return 1 if shards_rows or self.model.layers.isdisjoint(groups) else self.layout.stage
+    def by_stage(self, groups: set[int]) -> float:
+        """Return the parts of layers over the stage axis, which shards only one dimension.
 
-    def parts(self, value: Value) -> int:
+        If stages do not divide the layers, each has room for as many as the largest stage.
+        """
+        shards_rows = self.by_stage_too and self.by_data(groups) > 1
+        own = self.model.layers & groups
+        if shards_rows or not own:
+            return 1
+        layers = max(self.model.groups[group].divisor for group in own)
+        return layers / block_size(layers, self.layout.stage)
+
+    def is_uneven(self, value: Value) -> bool:
+        """Return True if a value has layers that the stages do not divide."""
+        own = self.model.layers.intersection(value.groups)
+        return any(self.model.groups[group].divisor % self.layout.stage for group in own)
+
+    def parts(self, value: Value) -> float:
         """Return the number of parts of a value."""
         if value.groups not in self._known:
             groups = set(value.groups)
@@ -383,11 +395,12 @@ class ShardedModel:
             if spec and not value.sizes[0] % prod(self.layout.axes.values()):
                 spec[0] = axes  # as loaded; the step gathers it along the model axis
             return tuple(spec)
-        layers = self.model.layers if self.layout.stage > 1 else frozenset()
-        for axis, groups in ((STAGE, layers), (MODEL, self.layout.split)):
-            if not groups.isdisjoint(value.groups):
-                dim = next(dim for dim, group in enumerate(value.groups) if group in groups)
-                spec[dim] = (axis,)
+        if not self.layout.split.isdisjoint(value.groups):
+            spec[_first(value, self.layout.split)] = (MODEL,)
+        if self.layout.stage > 1 and not self.model.layers.isdisjoint(value.groups):
+            dim = self._dimension_for_stages(value, spec)
+            if dim >= 0:
+                spec[dim] = (STAGE, *spec[dim])
         if self._is_sharded(tensor):
             dim = self._dimension_for_data(value, spec)
             if dim >= 0:
@@ -467,6 +480,17 @@ class ShardedModel:
             return False
         return self.layout.zero == 3 or (self.layout.zero == 1 and self.role(tensor) == "state")
 
+    def _dimension_for_stages(self, value: Value, spec: list[tuple[str, ...]]) -> int:
+        """Return the dimension that the stages shard; -1 if each has the whole array.
+
+        This is the dimension of the layers, unless the stages do not divide it.
+        """
+        dim, stages = _first(value, self.model.layers), self.layout.stage
+        if self.is_uneven(value):
+            dim = shared_dimension(value.sizes, stages, dim)
+        parts = stages * prod(self._axes[axis] for axis in spec[dim])
+        return -1 if value.sizes[dim] % parts else dim
+
     def _dimension_for_data(self, value: Value, spec: list[tuple[str, ...]]) -> int:
         """Return the largest dimension that can be sharded, preferably one that is whole.
 
@@ -485,6 +509,11 @@ class ShardedModel:
             return value.groups[dim] not in looked_up, not spec[dim], value.sizes[dim], -dim
 
         return max(fitting, key=worth, default=-1)
+
+
+def _first(value: Value, groups: frozenset[int]) -> int:
+    """Return the first dimension of a value that is in one of these groups."""
+    return next(dim for dim, group in enumerate(value.groups) if group in groups)
 
 
 def split_by(model: Model, specs: Iterable[Spec]) -> frozenset[int]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 def bubble(stages: int, microbatches: int, chunks: int = 1) -> float:
     """Return the idle time of equal stages over the ideal time: (p - 1)/(v m), arXiv:2104.04473."""
@@ -11,6 +16,28 @@ def bubble(stages: int, microbatches: int, chunks: int = 1) -> float:
 def ticks(stages: int, microbatches: int, rounds: int = 1) -> int:
     """Return the ticks until the last microbatch has left the last stage, in one direction."""
     return rounds * microbatches + stages - 1
+
+
+def block_size(layers: int, stages: int, rounds: int = 1) -> int:
+    """Return the layers of a block; if they do not divide, some stages have one layer less."""
+    return -(-layers // (stages * rounds))
+
+
+def shared_dimension(sizes: Sequence[int], stages: int, layers: int = 0) -> int:
+    """Return the dimension by which stages store a stack of layers that they do not divide.
+
+    It is the largest one that they divide, the first one of equal ones.
+
+    Args:
+        sizes: sizes of the stack.
+        stages: number of stages.
+        layers: the dimension of the layers.
+
+    Returns:
+        The dimension; -1 if there is none, so that each stage stores the whole stack.
+    """
+    fitting = (dim for dim, size in enumerate(sizes) if dim != layers and size % stages == 0)
+    return max(fitting, key=lambda dim: (sizes[dim], -dim), default=-1)
 
 
 def rows_fault(rows: int, micro: int) -> str:
@@ -31,6 +58,18 @@ def layers_fault(layers: int, stages: int, rounds: int = 1) -> str:
     return (
         f"{layers} layers do not divide into {stages} stages{times}: stack {_near(layers, blocks)}"
     )
+
+
+def stages_fault(layers: int, stages: int, rounds: int = 1) -> str:
+    """Return why layers cannot be assigned to stages; empty if they can.
+
+    In one round, some stages may have one layer less. Several rounds need equal blocks.
+    """
+    if rounds > 1:
+        return layers_fault(layers, stages, rounds)
+    if layers >= stages:
+        return ""
+    return f"{layers} layers are too few for {stages} stages: use {layers} stages or fewer"
 
 
 def rounds_fault(stages: int, micro: int) -> str:

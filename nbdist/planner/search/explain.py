@@ -88,7 +88,7 @@ def faults_of_stages(
         schedule: requested schedule, if any.
     """
     reason, rounds = steps.why_no_stages(remat or ""), asked.get("rounds", 1)
-    fitting = [n for n in steps.stages if n * max(rounds, 1) in steps.stages]
+    fitting = [n for n in steps.stages if steps.allows(n, max(rounds, 1))]
     if reason:
         yield f"no stages: {reason}"
     else:
@@ -127,7 +127,7 @@ def _faults_of_splits(
 ) -> Iterator[str]:
     """Yield the faults of splits into stages and blocks."""
     stages, rounds = asked.get(STAGE), asked.get("rounds", 1)
-    counts = ", ".join(map(str, fitting))
+    counts = ", ".join(map(str, fitting)) if rounds > 1 else f"2 to {max(steps.stages)}"
     if rounds < 1:
         yield f"rounds is {rounds}: use 1 or more"
     elif not fitting:

@@ -95,7 +95,7 @@ def more_rounds(layout: Layout, steps: Steps, request: Planning) -> tuple[int, .
     """Return larger numbers of rounds that a layout allows."""
     if layout.stage == 1 or layout.micro % layout.stage or "rounds" in request.fixed:
         return ()
-    return tuple(rounds for rounds in _ROUNDS if layout.stage * rounds in steps.stages)
+    return tuple(rounds for rounds in _ROUNDS if steps.allows(layout.stage, rounds))
 
 
 def wants_stages(request: Planning) -> bool:
@@ -113,7 +113,7 @@ def _microbatches(steps: Steps, data: int, stage: int, request: Planning) -> tup
     """Return possible numbers of microbatches, fewest first; one without stages."""
     asked, rounds = request.fixed.get("micro"), request.fixed.get("rounds", 1)
     multiple = stage if rounds > 1 else 1
-    if rounds != 1 and (stage == 1 or stage * rounds not in steps.stages):
+    if rounds != 1 and (stage == 1 or not steps.allows(stage, rounds)):
         return ()
     if stage == 1 or asked is not None:
         micro = asked or 1

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nbdist.errors import PlanError
 from nbdist.planner.graph.fusion import fused
-from nbdist.planner.graph.layers import stages_of
+from nbdist.planner.graph.layers import blocks_of, stages_of
 from nbdist.planner.graph.layout import Layout
 from nbdist.planner.graph.one_f_one_b import as_1f1b
 from nbdist.planner.graph.optimizer_state import states_of
@@ -101,8 +100,21 @@ class Steps:
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
-        """Numbers of stages that divide its layers; empty if they cannot be split."""
+        """Numbers of stages that its layers allow; empty if they cannot be split."""
         return () if self.why_no_stages() else self._counts("")
+
+    def allows(self, stages: int, rounds: int) -> bool:
+        """Return True if stages can have as many blocks of layers as there are rounds.
+
+        Stages with one block may differ by one layer. Several blocks must be equal.
+        """
+        return stages in self.stages and (rounds == 1 or stages * rounds in self._blocks)
+
+    @cached_property
+    def _blocks(self) -> tuple[int, ...]:
+        """Numbers of blocks that divide its layers."""
+        lengths = self._lengths("")
+        return tuple(n for n in blocks_of(self.plain) if not any(size % n for size in lengths))
 
     def why_no_stages(self, remat: Remat = "") -> str:
         """Return why its layers cannot be split into stages; empty if they can."""
@@ -124,22 +136,22 @@ class Steps:
 
     def _find_why_no_stages(self, remat: Remat) -> str:
         try:
-            lengths = () if self._layers is None else self._layers(remat)
+            counts = self._counts(remat)
         except PlanError as error:
             return str(error)
-        if self._counts(remat):
+        if counts:
             return ""
-        if math.gcd(*lengths) == 1:
-            counts = " and ".join(map(str, lengths))
-            return f"no number of stages divides all scans over layers, which have {counts} layers"
         return (
             "there is no scan over layers whose stacked parameters, [layers, ...], the step carries"
         )
 
     def _counts(self, remat: Remat) -> tuple[int, ...]:
-        lengths = () if self._layers is None else self._layers(remat)
-        fitting = stages_of(self.plain)
-        return tuple(n for n in fitting if not any(length % n for length in lengths))
+        fewest = min(self._lengths(remat), default=None)
+        return tuple(n for n in stages_of(self.plain) if fewest is None or n <= fewest)
+
+    def _lengths(self, remat: Remat) -> tuple[int, ...]:
+        """Return the numbers of layers as the runtime finds them."""
+        return () if self._layers is None else self._layers(remat)
 
     def of(self, layout: Layout) -> Step:
         """Return the variant for a layout; microbatches of a pipeline are not part of it.

@@ -15,7 +15,15 @@ from nbdist.views.plan.tensors import ROLES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nbdist.records import Layout, PlacedArray, Placement, Plan, RunnerUp, Traffic
+    from nbdist.records import (
+        Layout,
+        PlacedArray,
+        Placement,
+        Plan,
+        PlannedTensor,
+        RunnerUp,
+        Traffic,
+    )
     from nbdist.views.placement.tree import Row
 
 FREE = "free"
@@ -218,14 +226,27 @@ def _model(plan: Plan) -> str:
 
 
 def _stages(plan: Plan) -> str:
-    own = [tensor for tensor in plan.tensors if tensor.role != "batch"]
-    dims = (size for t in own for size, axes in zip(t.shape, t.spec, strict=True) if STAGE in axes)
-    counts = [f"{size // plan.axes[STAGE]:,}" for size in sorted(set(dims))]
+    sizes = {n for t in plan.tensors if t.role != "batch" for n in _layers(t, plan.axes[STAGE])}
+    counts = [f"{size:,}" for size in sorted(sizes)]
     blocks = f", in {plan.rounds} blocks" * (plan.rounds > 1)
     return (
         f"{' or '.join(counts) or 'some'} layers of a scan per stage{blocks} (pipeline "
         f"parallel): stages wait {formatting.share(plan.time.bubble)} of a step for microbatches"
     )
+
+
+def _layers(tensor: PlannedTensor, stages: int) -> tuple[int, ...]:
+    """Return the numbers of layers that stages have of a tensor.
+
+    Stages that do not divide the first dimension, the layers, store the tensor by another one.
+    """
+    dim = next((dim for dim, axes in enumerate(tensor.spec) if STAGE in axes), None)
+    if dim is None:
+        return ()
+    layers = tensor.shape[0]
+    if dim > 0 and layers % stages:
+        return layers // stages, layers // stages + 1
+    return (tensor.shape[dim] // stages,)
 
 
 def memory_parts(plan: Plan) -> list[Part]:

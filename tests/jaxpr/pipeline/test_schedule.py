@@ -146,7 +146,7 @@ def test_stacks_by_tick_return_to_their_layers(rounds: int) -> None:
     @jax.jit
     def both(stack: Any) -> Any:
         skewed = made.skewed(made.interleaved(stack, is_sharded=False), COLUMNS, is_late=False)
-        return skewed.array, made.unskewed(skewed, COLUMNS)
+        return skewed.array, made.unskewed(skewed, COLUMNS, 8)
 
     skewed, back = map(np.asarray, both(stack))
     assert skewed.shape == (made.ticks, 2, 2, 4 // 2 // rounds, 1)

@@ -37,6 +37,23 @@ def test_stages_send_blocks_and_their_gradients() -> None:
     assert more == pytest.approx((1 + 1 / 4) * own + (3 / 4 - 1) * own, rel=0.1)
 
 
+def test_uneven_stages_send_layers_and_their_gradients() -> None:
+    """Ten layers in four stages take the time of twelve, and exchange their parameters once."""
+    fixed = {STAGE: 4, DATA: 2, "micro": 4}
+    uneven, even = (
+        plan(plans.stacked(layers, 512, 8), hardware(HOST), Planning(fixed=fixed))
+        for layers in (10, 12)
+    )
+    assert uneven.time.compute == pytest.approx(even.time.compute, rel=0.05)
+    own = sum(t.device_bytes for t in even.tensors if t.path.startswith("params['layers']"))
+    sent = [next(t.bytes for t in p.time.traffic if t.axis == STAGE) for p in (even, uneven)]
+    assert sent[1] - sent[0] == pytest.approx(2 * own, rel=0.1)
+    # Memory holds the layers of a stage beside the stored ones, and their gradients twice.
+    assert uneven.memory.gradients - even.memory.gradients == pytest.approx(2 * own, rel=0.1)
+    stored = sum(t.device_bytes for t in uneven.tensors if t.path.startswith("params['layers']"))
+    assert stored == own * 10 / 12
+
+
 def staged_model(layer: Any, dtype: Any = jnp.float32) -> Model:
     """Return the model of a training step whose layers have one matrix each."""
 

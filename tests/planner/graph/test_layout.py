@@ -347,6 +347,36 @@ def test_stages_shard_only_layers_and_their_state() -> None:
     assert msgspec.json.decode(msgspec.json.encode(found), type=Plan) == found
 
 
+def test_stages_that_do_not_divide_the_layers_shard_another_dimension() -> None:
+    """This is the largest one that they divide, together with the model axis."""
+    model = plans.stacked(10)
+    found = plan(model, hardware("8xH100"), fixed(stage=4, data=2, micro=8))
+    for name in ("params", "moments"):
+        assert spec(found, f"{name}['layers']['up']") == ((), (), (STAGE,))
+        assert spec(found, f"{name}['layers']['b']") == ((), (STAGE,))
+        assert spec(found, f"{name}['layers']['down']") == ((), (STAGE,), ())
+        assert spec(found, f"{name}['head']") == ((), ())
+    wide = plans.stacked(10, 4096, 4096)
+    both = plan(wide, hardware("8xH100"), fixed(stage=4, model=2, data=1, micro=8))
+    assert spec(both, "params['layers']['up']") == ((), (), (STAGE, MODEL))
+
+
+def test_stage_stores_a_stack_as_a_whole_if_it_divides_no_dimension() -> None:
+    layout = Layout(1, 1, stage=3, micro=3)
+    assert specs(ShardedModel(SCAN, layout, STATES))["scale"] == ((), ())
+    split = replace(layout, stage=5, model=64, split=frozenset({3}))
+    assert specs(ShardedModel(SCAN, split, STATES))["scale"] == ((), (MODEL,))
+
+
+def test_stages_have_room_for_the_layers_of_the_largest() -> None:
+    """Eight layers, in three stages of three."""
+    sharded = scan(stage=3, micro=4)
+    assert sharded.is_uneven(SCALE_SLOPE)
+    assert sharded.bytes_of(SCALE_SLOPE) == SCALE_SLOPE.nbytes * 3 / 8
+    assert not scan(stage=4, micro=4).is_uneven(SCALE_SLOPE)
+    assert not sharded.is_uneven(INPUT)
+
+
 def test_zero_shards_state_within_each_stage() -> None:
     found = plans.piped(stage=2, data=4, micro=4, zero=1)
     assert spec(found, "params['layers']['up']") == ((STAGE,), (), ())

@@ -104,10 +104,10 @@ def test_sequence_needs_a_model_axis(fixed: dict[str, int]) -> None:
 
 
 def test_faults_of_stages_replace_general_conditions() -> None:
-    found = message(LAYERED, fixed={STAGE: 3, DATA: 5, "micro": 3})
+    found = message(LAYERED, fixed={STAGE: 9, DATA: 5, "micro": 3})
     assert found.partition("): ")[2] == (
-        "the layers cannot be divided into 3 stages: use 2, 4, 8; "
-        "stage 3 x data 5 does not divide 8 devices; "
+        "the layers cannot be divided into 9 stages: use 2 to 8; "
+        "stage 9 x data 5 does not divide 8 devices; "
         "data 5 x micro 3 does not divide the batch of 64"
     )
     assert "does not divide" not in message(LAYERED, fixed={STAGE: 0})
@@ -135,7 +135,12 @@ def test_missing_layers_are_the_reason() -> None:
         ({STAGE: 4}, []),
         ({STAGE: 4, "rounds": 2, "micro": 8}, []),
         ({STAGE: 4, "micro": 2, "zero": 1}, []),
-        ({STAGE: 3}, ["the layers cannot be divided into 3 stages: use 2, 4, 8"]),
+        ({STAGE: 3}, []),
+        ({STAGE: 9}, ["the layers cannot be divided into 9 stages: use 2 to 8"]),
+        (
+            {STAGE: 3, "rounds": 2, "micro": 6},
+            ["3 stages of 2 blocks do not divide the layers: use 2, 4"],
+        ),
         ({STAGE: 4, "rounds": 4}, ["4 stages of 4 blocks do not divide the layers: use 2"]),
         (
             {STAGE: 4, "rounds": 3},

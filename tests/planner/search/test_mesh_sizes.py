@@ -68,12 +68,13 @@ def test_zero_needs_a_data_axis(fixed: dict[str, int], levels: list[int]) -> Non
     assert [layout.zero for layout in found] == levels
 
 
-def test_stages_divide_layers_and_devices() -> None:
+def test_stages_divide_devices_and_have_layers() -> None:
     stages = dict.fromkeys(stage for stage, _, _ in sizes(LAYERED, 4))
     assert list(stages) == [1, 2, 4]
-    assert {stage for stage, _, _ in sizes(LAYERED, 6)} == {1, 2}
+    assert {stage for stage, _, _ in sizes(LAYERED, 6)} == {1, 2, 3, 6}
+    assert max(stage for stage, _, _ in sizes(LAYERED, 16)) == 8
     assert {stage for stage, _, _ in sizes(FLAT, 4)} == {1}
-    assert sizes(LAYERED, 6, stage=4) == sizes(LAYERED, 6, stage=3) == []
+    assert sizes(LAYERED, 6, stage=4) == sizes(LAYERED, 9, stage=9) == []
     assert sizes(LAYERED, 4, stage=1)[0] == (1, 4, 1)
     assert {stage for stage, _, _ in sizes(LAYERED, 8, stage=4)} == {4}
 

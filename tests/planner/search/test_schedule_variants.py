@@ -102,7 +102,7 @@ def test_impossible_1f1b_states_the_reason() -> None:
     )
     assert "no stages: there is no scan" in refusal(Steps(model_of_program("MLP")))
     for fixed in ({"micro": 3}, {STAGE: 1}, {DATA: 8}):
-        assert "use 2, 4, 8, with the remaining devices" in refusal(
+        assert "use 2 to 8, with the remaining devices" in refusal(
             Steps(plans.stacked()), fixed=fixed
         )
     assert "divided into 0 stages" in refusal(Steps(plans.stacked()), fixed={STAGE: 0})
@@ -209,7 +209,8 @@ def test_impossible_interleaving_states_the_reason() -> None:
         ),
         ({"rounds": 16}, "16 rounds: 8 layers cannot be divided into stages of 16 blocks each"),
         ({"rounds": 0}, "rounds is 0: use 1 or more"),
-        ({STAGE: 3, "rounds": 2}, "the layers cannot be divided into 3 stages: use 2, 4"),
+        ({STAGE: 3, "rounds": 2}, "3 stages of 2 blocks do not divide the layers: use 2, 4"),
+        ({STAGE: 9, "rounds": 2}, "the layers cannot be divided into 9 stages: use 2, 4"),
         ({STAGE: 1, "rounds": 2}, "rounds and schedules need stages: use 2, 4, with the re"),
         ({DATA: 8, "rounds": 2}, "rounds and schedules need stages: use 2, 4, with the re"),
         ({STAGE: 4, "rounds": 2, "micro": 6}, "micro is 6, and with several rounds it must be "),

@@ -68,25 +68,29 @@ def test_impossible_variant_states_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "stages"),
-    [(None, (2, 4, 8)), ((8,), (2, 4, 8)), ((8, 4), (2, 4)), ((8, 3), ()), ((), (2, 4, 8))],
+    ("lengths", "most", "in_two_rounds"),
+    [
+        (None, 8, (2, 4)),
+        ((8,), 8, (2, 4)),
+        ((8, 4), 4, (2,)),
+        ((8, 3), 3, ()),
+        ((), 8, (2, 4)),
+    ],
 )
-def test_stages_divide_the_layers_that_the_runtime_finds(
-    lengths: tuple[int, ...] | None, stages: tuple[int, ...]
+def test_stages_fit_the_layers_that_the_runtime_finds(
+    lengths: tuple[int, ...] | None, most: int, in_two_rounds: tuple[int, ...]
 ) -> None:
-    layers = None if lengths is None else lambda _: lengths
-    assert Steps(SCAN, None, layers).stages == stages
+    """In several rounds, blocks divide the layers of all scans."""
+    steps = Steps(SCAN, None, None if lengths is None else lambda _: lengths)
+    assert steps.stages == tuple(range(2, most + 1))
+    assert tuple(n for n in range(1, 10) if steps.allows(n, 1)) == steps.stages
+    assert tuple(n for n in range(1, 10) if steps.allows(n, 2)) == in_two_rounds
 
 
 @pytest.mark.parametrize(
     ("model", "lengths", "reason"),
     [
-        (SCAN, (8, 4), ""),
-        (
-            SCAN,
-            (8, 3),
-            "no number of stages divides all scans over layers, which have 8 and 3 layers",
-        ),
+        (SCAN, (8, 3), ""),
         (
             LINEAR,
             (8,),
@@ -118,7 +122,7 @@ def test_reason_depends_on_remat_and_is_found_once() -> None:
         "",
     ]
     assert asked.count("full") == 1
-    assert steps.stages == (2, 4, 8)
+    assert steps.stages == (2, 3, 4, 5, 6, 7, 8)
 
 
 def test_1f1b_is_checked_for_each_remat_once() -> None:

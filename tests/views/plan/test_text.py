@@ -164,6 +164,9 @@ def test_stages_contain_layers() -> None:
         "3 or 4 layers of a scan per stage (pipeline parallel): stages wait 20% of a step for "
         "microbatches"
     )
+    stored = replace(tensor("a", 9, 4), spec=((), ("stage",)))
+    ((_, _, uneven),) = text.degrees(replace(found, tensors=(stored,)))
+    assert uneven.startswith("4 or 5 layers of a scan per stage (pipeline parallel)")
     ((_, _, some),) = text.degrees(replace(found, tensors=(), rounds=2))
     assert some.startswith("some layers of a scan per stage, in 2 blocks (pipeline parallel)")
 
