@@ -6,8 +6,8 @@ program (`planner/graph/fusion.py`), run in its own order; results take the memo
 Each stage of a pipeline holds the activations of its own layers. Under GPipe these are the
 activations of all ticks, and under 1F1B those of the microbatches in flight. Rows that pass through
 the layers are counted twice more, at entry and at exit. The results of a tick are counted once more
-before they are stored. If a stage has several blocks of layers, their parameters are counted once
-more.
+before they are stored. If a stage has several blocks of layers, or if stages differ in size, their
+parameters are counted once more.
 """
 
 from __future__ import annotations
@@ -165,16 +165,15 @@ def _staged(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, float]
     rows, others = _peak(sharded.microbatch, op.body, {value.number for value in op.outs}, scope)
     given, rounds = {value.number for value in op.ins}, sharded.layout.rounds
     for value in op.over:
+        is_exchanged = value.number in scope.exchanged_stacks
         if value.number in given:
-            if rounds > 1 and not sharded.has_rows(value):
-                is_interleaved = value.number in scope.exchanged_stacks
-                others += (is_interleaved + 1 / rounds) * sharded.bytes_of(
-                    value
-                )  # and the block of the tick
+            if not sharded.has_rows(value):
+                block = 1 / rounds if rounds > 1 else 0  # of the tick
+                others += (is_exchanged + block) * sharded.bytes_of(value)
         elif sharded.has_rows(value):
             rows += sharded.microbatch.bytes_of(value) / rounds
         else:  # a block's gradient, that of a tick, and their sum
-            aside = 3 if value.number in scope.exchanged_stacks else 1
+            aside = 3 if is_exchanged and rounds > 1 else 1
             others += aside * sharded.bytes_of(value) / rounds
     return rows, others
 

@@ -429,8 +429,8 @@ def test_layers_that_mix_rows_are_refused(layer: Callable[..., Any], message: st
 def test_indivisible_sizes_are_refused_with_alternatives() -> None:
     closed, inputs = traced(step_of(scanned), *params_and_batch())
     assert set(layers_of(closed, inputs)) == {LAYERS}
-    with pytest.raises(PlanError, match=rf"{LAYERS} layers .* 5 stages: stack 10 or 15"):
-        as_pipeline(closed, inputs, 5, 4)
+    with pytest.raises(PlanError, match=rf"{LAYERS} layers are too few .* use {LAYERS} stages"):
+        as_pipeline(closed, inputs, LAYERS + 1, 4)
     with pytest.raises(PlanError, match=rf"{ROWS} rows .* micro=6: .* 2, 4, 8, 16, 32, 64, or"):
         as_pipeline(closed, inputs, 2, 6)
     closed, inputs = traced(step_of(unrolled), *params_and_batch())

@@ -48,7 +48,7 @@ wanted = jax.jit(step)(params, batch)
 def on(axes, remat=""):
     mesh = jax.sharding.Mesh(devices.reshape(axes), ("stage", "data", "model"), axis_types=auto)
     with jax.set_mesh(mesh):
-        laid = {name: jax.NamedSharding(mesh, spec) for name, spec in SPECS.items()}
+        laid = jax.tree.map(lambda spec: jax.NamedSharding(mesh, spec), SPECS)
         rows = jax.NamedSharding(mesh, P("data"))
         given = jax.device_put(params, laid), jax.device_put(batch, rows)
         stages = axes[0]

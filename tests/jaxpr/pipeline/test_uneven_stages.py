@@ -165,12 +165,21 @@ def test_stages_exchange_layers_and_gradients_once(schedule: Schedule) -> None:
 
 @pytest.mark.processes
 def test_stages_and_tensor_parallelism_share_dimensions() -> None:
+    """All four devices of a stage and of the model axis share 128, only two share 38."""
     run_on_eight_devices(
         """
         LAYERS = 5
-        params = dict(up=normal(LAYERS, WIDTH, 4 * WIDTH), down=normal(LAYERS, 4 * WIDTH, WIDTH))
+        up, down = P(None, None, ("stage", "model")), P(None, ("stage", "model"))
+        def layer(x, p):
+            return p["gain"] * block(x, p) + x @ p["beside"]["up"] @ p["beside"]["down"], None
+        params = dict(
+            up=normal(LAYERS, WIDTH, 4 * WIDTH), down=normal(LAYERS, 4 * WIDTH, WIDTH),
+            gain=1 + normal(LAYERS, 1)[:, 0] / 9,
+            beside=dict(up=normal(LAYERS, WIDTH, 38) / 9, down=normal(LAYERS, 38, WIDTH) / 9),
+        )
         wanted = jax.jit(step)(params, batch)
-        SPECS = dict(up=P(None, None, ("stage", "model")), down=P(None, ("stage", "model")))
+        SPECS = dict(up=up, down=down, gain=P())
+        SPECS["beside"] = dict(up=P(None, None, "model"), down=P(None, "model"))
         for SCHEDULE in ("gpipe", "1f1b"):
             on((2, 2, 2))
         print(0)
