@@ -30,7 +30,8 @@ class BatchArray:
     """Array of a global batch of which a rank has read its own rows.
 
     Args:
-        own: the rows that the rank has read, an array of NumPy or JAX, or a tensor of PyTorch.
+        own: the rows that the rank has read, an array of NumPy or JAX, or a tensor of PyTorch or
+            TensorFlow.
         first: number of the first one.
         rows: number of rows of the batch.
         read: returns all rows.
@@ -41,8 +42,8 @@ class BatchArray:
     def __init__(self, own: Any, first: int, rows: int, read: Callable[[], Any]) -> None:
         self.dtype = own.dtype
         self.ndim: int = own.ndim
-        self.shape: tuple[int, ...] = (rows, *own.shape[1:])
-        self._is_tensor = callable(own.size)
+        self.shape: tuple[int, ...] = type(own.shape)((rows, *own.shape[1:]))
+        self._is_tensor = callable(getattr(own, "size", None))
         self.size: Any = self._size if self._is_tensor else math.prod(self.shape)
         self._own = own
         self._first = first

@@ -20,11 +20,17 @@ from nbdist.errors import StepError
 from nbdist.records import StepOptions
 from nbdist.worker.data import grain_rows, torch_rows
 from nbdist.worker.data.batch_array import BatchArray, whole
+from nbdist.worker.data.dataset_batches import (
+    DatasetBatches,
+    NumpyBatches,
+    find_batches,
+    is_dataset,
+)
 from nbdist.worker.data.indexed_rows import IndexedRows, draws, generator_states
 from nbdist.worker.data.map_pushdown import BY_ELEMENT
 from nbdist.worker.data.padding import Padding
 from nbdist.worker.data.sources import Arrays
-from nbdist.worker.data.stores import BY_ROW, is_of
+from nbdist.worker.data.stores import is_of
 from nbdist.worker.data.torch_rows import LoaderRows
 
 if TYPE_CHECKING:
@@ -32,6 +38,9 @@ if TYPE_CHECKING:
 
     from nbdist.worker.data.batches import Batch, RankRows, Tree
     from nbdist.worker.data.sources import Source
+
+_OF_BATCHES = (DatasetBatches, LoaderRows)
+"""Sources whose batches have the form in which the user's loop receives them."""
 
 _CHECKED = 8
 """Number of first batches, and distance of later ones, around which the states of the global
@@ -59,7 +68,7 @@ class LoopBatches:
         self._rank_rows = rank_rows
         self._names = names
         self._data: Any = None
-        self._source: Source | None = None
+        self._source: Source | DatasetBatches | None = None
         self._namespace: dict[str, Any] = {}
 
     def of(self, data: Any, namespace: dict[str, Any]) -> Iterable[Any]:
@@ -72,10 +81,12 @@ class LoopBatches:
         if self._rank_rows is None:
             return data  # type: ignore[no-any-return]
         self._namespace = namespace
-        if data is not self._data or self._source is not None:
-            self._source = _source_of(data, is_known=data is self._data)
-        self._data = data
-        self.sharding = BY_ELEMENT if self._source is None else BY_ROW
+        known = data.dataset if isinstance(data, NumpyBatches) else data
+        is_known, of_datasets = known is self._data, isinstance(self._source, DatasetBatches)
+        if not is_known or (self._source is not None and not of_datasets):
+            self._source = _source_of(data, is_known=is_known)
+        self._data = known
+        self.sharding = BY_ELEMENT if self._source is None else self._source.sharding
         return data if self._source is None else _Batches(data, self._elements)
 
     def stop(self) -> None:
@@ -96,12 +107,13 @@ class LoopBatches:
         source, rank_rows = self._source, self._rank_rows
         batches = (
             source.batches(rank_rows)
-            if isinstance(source, LoaderRows)
+            if isinstance(source, _OF_BATCHES)
             else source.epoch(1, rank_rows)
         )
         first = int(isinstance(source, LoaderRows))  # its sampler draws before the first batch
         for number in itertools.count():
             checks = first <= number < _CHECKED or (number > 0 and number % _CHECKED == 0)
+            checks = checks and not isinstance(source, DatasetBatches)  # which has its own threads
             before = generator_states() if checks else b""
             batch = next(batches, None)
             if checks and generator_states() != before:
@@ -125,7 +137,7 @@ class LoopBatches:
         def array(own: Any, path: tuple[Any, ...]) -> BatchArray:
             return BatchArray(own, first, batch.rows, functools.partial(read, path))
 
-        if isinstance(self._source, LoaderRows):
+        if isinstance(self._source, _OF_BATCHES):
             return _mapped(array, batch.values, ())
         return _mapped(array, batch.values[0], (0,))
 
@@ -159,13 +171,17 @@ class _Batches:
         return len(self._data)
 
 
-def _source_of(data: Any, *, is_known: bool) -> Source | None:
+def _source_of(data: Any, *, is_known: bool) -> Source | DatasetBatches | None:
     """Return the source of data that a rank can read by row; None for other data.
 
     Args:
         data: iterable of the loop.
         is_known: True if the last pass has read the same data by row.
     """
+    if isinstance(data, NumpyBatches):
+        return find_batches(data.dataset, of_numpy=True)
+    if is_dataset(data):
+        return find_batches(data, of_numpy=False)
     if torch_rows.is_loader(data):
         loader, _ = torch_rows.find(data, is_known=is_known)
         return loader if loader is not None and loader.steps and loader.is_plain() else None

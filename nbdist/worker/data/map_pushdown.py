@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
     from nbdist.worker.data.batches import RankRows
 
+    Constants = Callable[[Any, Any, Any], tuple[Any, ...]]
+    """Returns scalar tensors for a batch: for its number, the data set of its elements below the
+    maps, and its rows.
+    """
+
     Division = Callable[[Any], tuple[Any, Any]]
     """Returns the first row and the number of rows of this rank for the rows of a global batch."""
 
@@ -70,52 +75,66 @@ class Pushdown(msgspec.Struct, frozen=True):
         """Maps of the samples, from bottom to top."""
         return tuple(m for m in reversed(self.between) if type(m).__name__ in _MAPS)
 
-    def dataset(self, division: Division) -> Any:
+    def dataset(self, division: Division, constants: Constants) -> Any:
         """Return the data set of this rank's rows.
 
         Args:
             division: division of the rows of a global batch, as scalar int64 tensors.
+            constants: returns further values of a batch.
 
         Returns:
-            Data set of `(rows, (totals, below, above))`: this rank's rows of each global batch, and
-            for each of them the number of rows of the global batch, a checksum of the first global
-            batch below the maps, and one of `_SAMPLES` of its samples above the maps. The checksums
-            are 0 in other batches. The last three have shape `(rows,)`.
+            Data set of `(rows, (totals, ...))`: this rank's rows of each global batch, and for each
+            of them the number of rows of the global batch and its constants, shape `(rows,)`.
         """
         dataset = self.between[-1]._input_dataset
         for operation in reversed(self.between):
             if (again := _ON_SAMPLES.get(type(operation).__name__)) is not None:
                 dataset = again(operation, dataset)
-        dataset = self._mapped(self._own_samples(dataset, division))
+        dataset = self.mapped(self._own_samples(dataset, division, constants))
         dataset = _batched(dataset, self.batch, division)
         for operation in reversed(self.above):
             dataset = _ON_BATCHES[type(operation).__name__](operation, dataset)
         return dataset
 
-    def _own_samples(self, dataset: Any, division: Division) -> Any:
-        """Return this rank's samples: a data set of `(sample, (total, below, above))`."""
+    def checksums(self, number: Any, window: Any, total: Any) -> tuple[Any, Any]:
+        """Return checksums of the first global batch, as `Constants`; 0 for the others.
+
+        They are one of all elements below the maps, and one of `_SAMPLES` samples above the maps.
+        """
         tf = sys.modules["tensorflow"]
         data, zero = tf.data.Dataset, tf.constant(0, tf.int64)
+
+        def sums() -> tuple[Any, Any]:
+            some = window.shard(tf.maximum(total // _SAMPLES, 1), 0).take(_SAMPLES)
+            some = self.mapped(data.zip((some, data.from_tensors(zero).repeat())))
+            return _checksum(window), _checksum(some)
+
+        found: tuple[Any, Any] = tf.cond(number > 0, lambda: (zero, zero), sums)
+        return found
+
+    def _own_samples(self, dataset: Any, division: Division, constants: Constants) -> Any:
+        """Return this rank's samples: a data set of `(sample, (total, *constants))`."""
+        tf = sys.modules["tensorflow"]
+        data = tf.data.Dataset
 
         def own(number: Any, windows: Any) -> Any:
             window = windows if isinstance(windows, data) else data.zip(windows)
             total = tf.nest.flatten(windows)[0].cardinality()
             first, rows = division(total)
-
-            def sums() -> tuple[Any, Any]:
-                some = window.shard(tf.maximum(total // _SAMPLES, 1), 0).take(_SAMPLES)
-                some = self._mapped(data.zip((some, data.from_tensors(zero).repeat())))
-                return _checksum(window), _checksum(some)
-
-            below, above = tf.cond(number > 0, lambda: (zero, zero), sums)
-            constant = data.from_tensors((total, below, above)).repeat()
+            constant = data.from_tensors((total, *constants(number, window, total))).repeat()
             return data.zip((window.skip(first).take(rows), constant))
 
         batch = self.batch
         windows = dataset.window(batch._batch_size, drop_remainder=batch._drop_remainder)
         return windows.enumerate().flat_map(_as_is(own))
 
-    def _mapped(self, dataset: Any) -> Any:
+    def batch_of(self, window: Any, rows: Any) -> Any:
+        """Return a data set of one batch: `rows` samples, from their elements below the maps."""
+        data = sys.modules["tensorflow"].data.Dataset
+        samples = self.mapped(data.zip((window, data.range(rows))))
+        return _joined(samples.map(_as_is(lambda sample, _: sample)), self.batch, rows)
+
+    def mapped(self, dataset: Any) -> Any:
         """Map the samples of a data set of `(sample, constant)`."""
         for operation in self.maps:
             dataset = _mapped(operation, dataset)
@@ -131,7 +150,7 @@ class OwnRows:
     """
 
     def __init__(self, pushdown: Pushdown, division: Division) -> None:
-        self._dataset = pushdown.dataset(division)
+        self._dataset = pushdown.dataset(division, pushdown.checksums)
         self._maps = sum(map(_digest, pushdown.maps))
 
     def __iter__(self) -> Iterator[tuple[Any, int, Checksums]]:
@@ -233,6 +252,13 @@ def _mapped(operation: Any, dataset: Any) -> Any:
     )
 
 
+def _joined(samples: Any, batch: Any, rows: Any) -> Any:
+    """Batch samples as an operation does, `rows` in each batch."""
+    if type(batch).__name__ != "_PaddedBatchDataset":
+        return samples.batch(rows)
+    return samples.padded_batch(rows, batch._padded_shapes, batch._padding_values)
+
+
 def _batched(dataset: Any, batch: Any, division: Division) -> Any:
     """Join the samples of each global batch: consecutive samples with the same total."""
 
@@ -240,10 +266,9 @@ def _batched(dataset: Any, batch: Any, division: Division) -> Any:
         rows = division(total)[1]
         if type(batch).__name__ != "_PaddedBatchDataset":
             return samples.batch(rows)
-        tf = sys.modules["tensorflow"]
-        zero = tf.zeros([], tf.int64)
-        shapes, values = batch._padded_shapes, batch._padding_values
-        return samples.padded_batch(rows, (shapes, ([],) * 3), (values, (zero,) * 3))
+        constants = samples.map(_as_is(lambda _, constant: constant)).batch(rows)
+        padded = _joined(samples.map(_as_is(lambda sample, _: sample)), batch, rows)
+        return sys.modules["tensorflow"].data.Dataset.zip((padded, constants))
 
     def total_of(_sample: Any, constant: Any) -> Any:
         return constant[0]

@@ -15,9 +15,9 @@ from nbdist.records import StepOptions, StepProgram, StepRequest
 from nbdist.worker.checkpoint.folder import Position
 from nbdist.worker.data import row_functions
 from nbdist.worker.data.batch_array import whole
+from nbdist.worker.data.dataset_batches import numpy_batches
 from nbdist.worker.data.loop_batches import LoopBatches
 from nbdist.worker.data.map_pushdown import BY_ELEMENT
-from nbdist.worker.data.stores import BY_ROW
 from nbdist.worker.lifting.constants import CONTENTS, MOST_ITEMS, PLAIN, is_same
 from nbdist.worker.lifting.passes import LoopPasses, of_cell
 from nbdist.worker.lifting.rewrite import LoopProgram
@@ -272,6 +272,7 @@ class LiftedLoop:
         """
         return self._batches.of(data, sys._getframe(1).f_globals)
 
+    numpy_batches = staticmethod(numpy_batches)
     whole = staticmethod(whole)
     call = staticmethod(row_functions.call)
     row_function = row_functions.RowFunction
@@ -359,7 +360,8 @@ class LiftedLoop:
         if not step.reduced:  # the first step has failed on parts of a batch
             self._batches.stop()
         if header := step.header():
-            own = "" if self._batches.sharding == BY_ELEMENT else f", {BY_ROW}"
+            own = self._batches.sharding
+            own = "" if own == BY_ELEMENT else f", {own}"
             self._worker.reporter.note("strategy", header + own)
 
     def _warn_of_checkpoints(self) -> None:

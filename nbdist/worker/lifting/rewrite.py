@@ -349,8 +349,15 @@ def _choice(number: int, program: LoopProgram, local: Sequence[str], callees: Ca
 
 def _batches(name: str, data: ast.expr) -> ast.expr:
     """Return an expression for the batches of a loop over these data."""
-    function = ast.Attribute(ast.Name(name, ast.Load()), "batches", ast.Load())
-    return ast.copy_location(ast.Call(function, args=[data], keywords=[]), data)
+
+    def call(method: str, value: ast.expr) -> ast.expr:
+        function = ast.Attribute(ast.Name(name, ast.Load()), method, ast.Load())
+        return ast.copy_location(ast.Call(function, args=[value], keywords=[]), data)
+
+    match data:
+        case ast.Call(func=ast.Attribute(dataset, "as_numpy_iterator"), args=[], keywords=[]):
+            data = call("numpy_batches", dataset)
+    return call("batches", data)
 
 
 def _by_row(name: str, code: Any, batches: BatchNames) -> Any:
