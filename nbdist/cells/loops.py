@@ -96,6 +96,10 @@ class Callees(Protocol):
         """Return True if the call takes the next item of an iterator, itself or in a function."""
         ...
 
+    def definitions(self, name: str) -> Sequence[ast.AST]:
+        """Return the definitions of the function or class of the user behind a name."""
+        ...
+
     def is_metric(self, call: ast.Call) -> bool:
         """Return True if the call updates a metric."""
         ...

@@ -73,6 +73,18 @@ def train_step(w, batch):
 def centered(values):
     return values - values.mean()
 
+spread = np.float32(0.5)
+def scaled(values, offset=0.0):
+    "Scale values, as tutorials do."
+    values = values.astype(np.float32)
+    values -= offset
+    return jnp.asarray(values) / spread
+
+@jax.jit
+def prepared(batch):
+    x, y = batch["x"], batch["y"]
+    return {{"x": scaled(x), "y": jnp.where(y > 0, y, 0.5 * y)}}
+
 records, offset, key = Records(), np.float32([[0.0]] * 3), jax.random.key(0)
 w, losses, seen = jnp.zeros(3), [], []
 """
@@ -133,6 +145,17 @@ CONVERSIONS = {
         w, loss = train_step(w, batch)""",
     "by `map`": """x, y = map(jnp.asarray, (batch["x"], batch["y"]))
         w, loss = train_step(w, {"x": x, "y": y})""",
+    "in place": """x, y = batch["x"], batch["y"]
+        x /= 2
+        w, loss = train_step(w, {"x": x, "y": y})""",
+    "by a comparison": """mask = (batch["x"] > 0) & (batch["x"] != 1)
+        w, loss = train_step(w, {"x": jnp.asarray(mask), "y": batch["y"]})""",
+    "by an own function": """x, y = scaled(batch["x"], offset=0.25), batch["y"]
+        w, loss = train_step(w, {"x": x, "y": y})""",
+    "by a compiled function": """batch = prepared(batch)
+        w, loss = train_step(w, batch)""",
+    "as a tree by an own function": """batch = jax.tree.map(scaled, batch)
+        w, loss = train_step(w, batch)""",
 }
 """Statements of a loop that convert a batch for its step."""
 

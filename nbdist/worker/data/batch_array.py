@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 METHODS = (
-    *("astype", "copy", "reshape", "transpose"),
+    *("astype", "clip", "copy", "reshape", "transpose"),
     *("cpu", "detach", "float", "numpy", "permute"),  # of PyTorch
 )
 """Methods that may compute each row from this row only."""
@@ -38,6 +38,7 @@ class BatchArray:
     """
 
     __array_ufunc__ = None  # `array - batch` calls `__rsub__`
+    __hash__ = None  # type: ignore[assignment]  # as that of arrays
 
     def __init__(self, own: Any, first: int, rows: int, read: Callable[[], Any]) -> None:
         self.dtype = own.dtype
@@ -80,8 +81,29 @@ class BatchArray:
 
     def apply(self, function: Callable[[Any], Any]) -> BatchArray:
         """Return the results of a function that computes each row from this row only."""
-        read = lambda: function(self.whole())  # noqa: E731
-        return BatchArray(function(self._own), self._first, len(self), read)
+        return self.together(function, (self,))
+
+    def has_rows_of(self, other: BatchArray) -> bool:
+        """Return True if another batch array has as many axes, and the same own rows."""
+        own, its = ((len(a), a.ndim, a._first, len(a._own)) for a in (self, other))
+        return own == its
+
+    def together(self, function: Callable[..., Any], operands: Sequence[Any]) -> BatchArray:
+        """Return the results of a function of batch arrays with the same rows, and other values."""
+        own = [o._own if isinstance(o, BatchArray) else o for o in operands]
+        reads = [o.reader() if isinstance(o, BatchArray) else o for o in operands]
+        are_batches = [isinstance(o, BatchArray) for o in operands]
+
+        def read() -> Any:
+            pairs = zip(reads, are_batches, strict=True)
+            return function(*(one() if is_batch else one for one, is_batch in pairs))
+
+        return BatchArray(function(*own), self._first, len(self), read)
+
+    def reader(self) -> Callable[[], Any]:
+        """Return a function that returns all present rows, also if they change in place later."""
+        own, read = self._own, self._read
+        return (lambda: own) if len(own) == len(self) else read
 
     def __getitem__(self, index: Any) -> Any:
         if _keeps_rows(index, self.ndim):
@@ -90,6 +112,9 @@ class BatchArray:
 
     def astype(self, *arguments: Any, **options: Any) -> BatchArray:
         return self.apply(lambda rows: rows.astype(*arguments, **options))
+
+    def clip(self, *limits: Any) -> Any:
+        return combined(lambda rows, *own: rows.clip(*own), (self, *limits))
 
     def copy(self) -> BatchArray:
         return self.apply(lambda rows: rows.copy())
@@ -138,20 +163,24 @@ class BatchArray:
     def __pos__(self) -> BatchArray:
         return self.apply(operator.pos)
 
+    def __invert__(self) -> BatchArray:
+        return self.apply(operator.invert)
+
     def _with(self, function: Callable[[Any, Any], Any], other: Any) -> Any:
         """Return the result of an operation of two operands; this array is the first one."""
-        if isinstance(other, BatchArray):
-            has_same_rows = (self._first, len(self._own)) == (other._first, len(other._own))
-            if not has_same_rows or len(self) != len(other) or self.ndim != other.ndim:
-                return function(self.whole(), other.whole())
-            read = lambda: function(self.whole(), other.whole())  # noqa: E731
-            return BatchArray(function(self._own, other._own), self._first, len(self), read)
-        shape = np.shape(other)
-        if len(shape) > self.ndim or (len(shape) == self.ndim and shape[0] != 1):
-            return function(self.whole(), other)
-        if isinstance(other, np.ndarray):
-            other = other.copy()  # the user may change it before all rows are read
-        return self.apply(lambda rows: function(rows, other))
+        return combined(function, (self, other))
+
+    def _change(self, function: Callable[[Any, Any], Any], other: Any) -> Any:
+        """Return the result of an operation such as `/=`, which changes some types in place."""
+        if not isinstance(self._own, np.ndarray) and not self._is_tensor:
+            return self._with(function, other)
+        read = self._read
+        if self._is_tensor or not _keeps_shape(other, self.ndim):
+            self._own, self._first = _copied(self.whole()), 0
+        self._own = function(self._own, whole(other))
+        other = _copied(other)
+        self._read = lambda: function(_copied(read()), other)
+        return self
 
     def __add__(self, other: Any) -> Any:
         return self._with(operator.add, other)
@@ -194,6 +223,93 @@ class BatchArray:
 
     def __rpow__(self, other: Any) -> Any:
         return self._with(_reflected(operator.pow), other)
+
+    def __and__(self, other: Any) -> Any:
+        return self._with(operator.and_, other)
+
+    def __rand__(self, other: Any) -> Any:
+        return self._with(_reflected(operator.and_), other)
+
+    def __or__(self, other: Any) -> Any:
+        return self._with(operator.or_, other)
+
+    def __ror__(self, other: Any) -> Any:
+        return self._with(_reflected(operator.or_), other)
+
+    def __xor__(self, other: Any) -> Any:
+        return self._with(operator.xor, other)
+
+    def __rxor__(self, other: Any) -> Any:
+        return self._with(_reflected(operator.xor), other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._with(operator.lt, other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._with(operator.le, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._with(operator.gt, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._with(operator.ge, other)
+
+    def __eq__(self, other: object) -> Any:
+        return self._with(operator.eq, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._with(operator.ne, other)
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._change(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self._change(operator.isub, other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self._change(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self._change(operator.itruediv, other)
+
+    def __ifloordiv__(self, other: Any) -> Any:
+        return self._change(operator.ifloordiv, other)
+
+    def __imod__(self, other: Any) -> Any:
+        return self._change(operator.imod, other)
+
+    def __ipow__(self, other: Any) -> Any:
+        return self._change(operator.ipow, other)
+
+
+def combined(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    """Return the result of a function of elements, as a batch array if all operands allow it.
+
+    Args:
+        function: computes each element from the elements of the operands at the same place.
+        operands: arrays and numbers. At least one is a batch array.
+    """
+    first, *others = [operand for operand in operands if isinstance(operand, BatchArray)]
+    if not all(map(first.has_rows_of, others)) or not all(
+        isinstance(operand, BatchArray) or _keeps_shape(operand, first.ndim) for operand in operands
+    ):
+        return function(*map(whole, operands))
+    # The user may change an array before all rows are read.
+    kept = [o.copy() if isinstance(o, np.ndarray) else o for o in operands]
+    return first.together(function, kept)
+
+
+def _keeps_shape(operand: Any, ndim: int) -> bool:
+    """Return True if an operand is one row at most, for arrays of `ndim` axes."""
+    shape = np.shape(operand)
+    return len(shape) < ndim or (len(shape) == ndim and (not shape or shape[0] == 1))
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of an array of NumPy or a tensor of PyTorch; other values themselves."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return value.clone() if callable(getattr(value, "clone", None)) else value
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nbdist.worker.data.batch_array import BatchArray, has_rows, whole
+from nbdist.worker.data.batch_array import BatchArray, combined, has_rows, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,9 @@ _OF_ELEMENTS = (
     *("abs", "absolute", "cos", "exp", "log", "log1p", "negative", "sign", "sin", "sqrt"),
     *("square", "tanh"),
 )
+_OF_OPERANDS = {"where": 3, "clip": 3, "maximum": 2, "minimum": 2}
+"""Functions of the elements of several arrays, with the number of their operands."""
+
 _TYPES = (
     *("bfloat16", "float16", "float32", "float64", "int8", "int16", "int32", "int64"),
     *("uint8", "uint16", "uint32", "uint64"),
@@ -28,20 +31,20 @@ _TYPES = (
 MAPS = ("map", "tree_map")
 """Names of functions that call their first argument with the parts of another."""
 
-NAMES = frozenset((*_CONVERSIONS, *_OF_ELEMENTS, *_TYPES, *MAPS)) | {
+NAMES = frozenset((*_CONVERSIONS, *_OF_ELEMENTS, *_OF_OPERANDS, *_TYPES, *MAPS)) | {
     *("device_put", "expand_dims", "one_hot", "reshape", "transpose"),
 }
 """Names of the functions, without those of their modules."""
 
 
 class RowFunction:
-    """Function that the user's code contains as a lambda, and whose calls `call` makes."""
+    """Function of the user whose code converts rows, and whose calls `call` makes."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
 
-    def __call__(self, *arguments: Any) -> Any:
-        return self._function(*arguments)
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._function(*arguments, **options)
 
 
 def call(function: Any, *arguments: Any, **options: Any) -> Any:
@@ -59,13 +62,19 @@ def call(function: Any, *arguments: Any, **options: Any) -> Any:
 def _by_row(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Return the result of a known function, NotImplemented for others."""
     if isinstance(function, RowFunction):
-        return function(*arguments)
+        return function(*arguments, **options)
     name = _name_of(function)
     first, *rest = arguments or (None,)
     if name in MAPS:
         return _mapped(function, rest, options, lambda leaf: call(first, leaf))
     if name == "device_put":
         return _mapped(None, (first, *rest), options, _put)
+    if (
+        len(arguments) == _OF_OPERANDS.get(name)
+        and not options
+        and not any(map(_is_tree, arguments))
+    ):
+        return combined(function, arguments)
     if not isinstance(first, BatchArray) or any(map(has_rows, (*rest, *options.values()))):
         return NotImplemented
     if name in ("reshape", "transpose"):
@@ -95,6 +104,10 @@ def _mapped(function: Any, trees: Any, options: dict[str, Any], of_leaf: Any) ->
 def _put(leaf: Any) -> Any:
     put = sys.modules["jax"].device_put
     return leaf.apply(put) if isinstance(leaf, BatchArray) else put(leaf)
+
+
+def _is_tree(value: Any) -> bool:
+    return has_rows(value) and not isinstance(value, BatchArray)
 
 
 def _is_behind_rows(array: BatchArray, axis: Any = None) -> bool:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nbdist.cells.effects import root_name
 from nbdist.cells.names import Names
-from nbdist.worker.lifting.row_conversions import converts, is_size, unpacks
+from nbdist.worker.lifting.batch_aliases import Aliases
+from nbdist.worker.lifting.row_callees import RowCallees, bound_by, is_conversion
+from nbdist.worker.lifting.row_conversions import Scope, converts, is_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence, Set
@@ -54,13 +56,14 @@ def batch_names(loop: TrainingLoop, tree: ast.AST, callees: Callees) -> BatchNam
         return BatchNames()
     if loop.scan or "rank" in loop.reads:
         return BatchNames()
-    names = set(_bound_by(_element(node.iter, node.target)))
+    names = set(bound_by(_element(node.iter, node.target)))
     earlier = {*loop.kept_outside} - names  # of the last pass: checkpoints contain them
-    conversions = _conversions(loop, names)
+    known = Scope(names, RowCallees(callees))
+    conversions = _conversions(loop, known, names)
     given = [value for value in loop.given.values() if not isinstance(value, ast.Name)]
-    conversions += [value for value in given if converts(value, names)]
+    conversions += [value for value in given if converts(value, known)]
     elsewhere = callees.read_by_functions(node) | earlier
-    if not names or names & elsewhere or _uses_rows(loop, conversions, names):
+    if not names or names & elsewhere or _uses_rows(loop, conversions, known):
         return BatchNames()
     outside = [part for part in _walk(scope, node) if part is not node]
     functions = [part for part in outside if isinstance(part, _FUNCTIONS)]
@@ -102,40 +105,28 @@ def _element(iterable: ast.expr, target: ast.expr) -> ast.expr | None:
     return target
 
 
-def _bound_by(target: ast.expr | None) -> list[str]:
-    """Return the names in a target; empty if it contains anything else."""
-    match target:
-        case ast.Name(id=name):
-            return [name]
-        case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            found = [_bound_by(part) for part in parts]
-            return [name for names in found for name in names] if all(found) else []
-    return []
-
-
-def _conversions(loop: TrainingLoop, names: set[str]) -> list[ast.AST]:
+def _conversions(loop: TrainingLoop, scope: Scope, names: set[str]) -> list[ast.AST]:
     """Return the statements before the step that only name and convert parts of a batch.
 
     Args:
         loop: the loop.
+        scope: its names.
         names: names of batches. Those of their parts are added.
     """
     found: list[ast.AST] = []
     if loop.block is not loop.node.body:
         return found
+    aliases = Aliases(names)
     for statement in loop.before:
-        match statement:
-            case ast.Assign(targets=[target], value=value) if statement in loop.block and (
-                bound := _bound_by(target)
-            ):
-                if converts(value, names) or (len(bound) > 1 and unpacks(value, names)):
-                    names.update(bound)
-                    found.append(statement)
+        if statement in loop.block and is_conversion(statement, scope, aliases):
+            names.update(bound_by(statement))
+            found.append(statement)
     return found
 
 
-def _uses_rows(loop: TrainingLoop, conversions: Sequence[ast.AST], names: Set[str]) -> bool:
+def _uses_rows(loop: TrainingLoop, conversions: Sequence[ast.AST], scope: Scope) -> bool:
     """Return True if something besides the step reads rows of a batch, or changes it."""
+    names = scope.batches
     body = [*loop.node.body, *loop.node.orelse]
     statements = [statement for statement in body if statement not in conversions]
     bound = Names()
@@ -146,7 +137,7 @@ def _uses_rows(loop: TrainingLoop, conversions: Sequence[ast.AST], names: Set[st
     given = {id(part) for value in loop.given.values() for part in ast.walk(value)}
     known = {id(part) for statement in loop.step for part in ast.walk(statement)} - given
     known |= {id(part) for value in conversions for part in ast.walk(value)}
-    known |= {id(part) for node in nodes if is_size(node, names) for part in ast.walk(node)}
+    known |= {id(part) for node in nodes if is_size(node, scope) for part in ast.walk(node)}
     return any(
         node.id in _REFLECTIVE or (node.id in names and id(node) not in known)
         if isinstance(node, ast.Name)

@@ -392,6 +392,10 @@ class Callees:
             self._visited[key] = any(map(self.takes_next, calls))
         return self._visited[key]
 
+    def definitions(self, name: str) -> Sequence[ast.AST]:
+        """Return the definitions of the function or class of the user behind a name."""
+        return self._defined.get(name) or [*tree_of(self._namespace.get(name))]
+
     def is_metric(self, call: ast.Call) -> bool:
         """Return True if the call updates a metric: `m.update_state(...)`, or `m(...)`."""
         if isinstance(call.func, ast.Attribute) and call.func.attr == "update_state":

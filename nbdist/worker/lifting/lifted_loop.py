@@ -13,14 +13,15 @@ from msgspec import structs
 
 from nbdist.records import StepOptions, StepProgram, StepRequest
 from nbdist.worker.checkpoint.folder import Position
-from nbdist.worker.data import row_functions
 from nbdist.worker.data.batch_array import whole
 from nbdist.worker.data.dataset_batches import numpy_batches
 from nbdist.worker.data.loop_batches import LoopBatches
 from nbdist.worker.data.map_pushdown import BY_ELEMENT
+from nbdist.worker.data.row_functions import RowFunction
 from nbdist.worker.lifting.constants import CONTENTS, MOST_ITEMS, PLAIN, is_same
 from nbdist.worker.lifting.passes import LoopPasses, of_cell
 from nbdist.worker.lifting.rewrite import LoopProgram
+from nbdist.worker.lifting.row_callees import call
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.reachable import reachable
 from nbdist.worker.runtime.shell import engine_shell, store_source
@@ -274,8 +275,8 @@ class LiftedLoop:
 
     numpy_batches = staticmethod(numpy_batches)
     whole = staticmethod(whole)
-    call = staticmethod(row_functions.call)
-    row_function = row_functions.RowFunction
+    call = staticmethod(call)
+    row_function = RowFunction
 
     @staticmethod
     def if_bound(read: Callable[[], Any]) -> Any:

@@ -39,6 +39,14 @@ class Reads:
         return BatchArray(values[first : first + each], first, len(values), read)
 
 
+def changed_in_place(x: Any, other: Any = None) -> Any:
+    """Return an array that changes in place, also with another value."""
+    x += 1
+    x *= 3
+    x -= MEAN.astype(x.dtype)
+    return x if other is None else (x, other)
+
+
 ROW_BY_ROW: dict[str, Callable[[Any, Any], Any]] = {
     "array of JAX": lambda x, y: call(jnp.asarray, x),
     "type": lambda x, y: call(np.array, x, dtype=np.float32),
@@ -70,6 +78,14 @@ ROW_BY_ROW: dict[str, Callable[[Any, Any], Any]] = {
     "tree by a lambda": lambda x, y: call(
         jax.tree_util.tree_map, RowFunction(lambda v: call(jnp.asarray, v) / 2), (y, x)
     )[1],
+    "comparison": lambda x, y: (x[:, 0, 0] > 3) & ~(y == 2) | (x[:, 1, 1] <= 20),
+    "comparison of two arrays": lambda x, y: (3 - y >= y) ^ (y != x[:, 0, 0]),
+    "limits": lambda x, y: x.clip(3, 60) + call(np.clip, x, 5, MEAN),
+    "chosen elements": lambda x, y: call(jnp.where, x > 4, x, 0) + call(np.maximum, 7, x),
+    "chosen elements of two arrays": lambda x, y: call(np.where, y > 0, x[:, 0, 0], y),
+    "in place": lambda x, y: changed_in_place(x.astype(np.float32)),
+    "in place in JAX": lambda x, y: changed_in_place(call(jnp.asarray, x)),
+    "before it changes in place": lambda x, y: changed_in_place(z := x.copy(), 2 * z)[1],
     "items": lambda x, y: next(iter(call(map, jnp.asarray, (x, y)))),
 }
 ALL_ROWS: dict[str, Callable[[Any, Any], Any]] = {
@@ -94,6 +110,12 @@ ALL_ROWS: dict[str, Callable[[Any, Any], Any]] = {
         jax.tree.map, lambda array: array - array.mean(), (x, y)
     )[0],
     "list": lambda x, y: call(np.array, (x, x)),
+    "comparison with rows": lambda x, y: x > np.arange(ROWS)[:, None, None],
+    "elements of other rows": lambda x, y: call(
+        np.where, y[:, None] > 0, x[:, 0], np.ones((ROWS, 1))
+    ),
+    "places of elements": lambda x, y: call(np.where, y > 0)[0],
+    "limits of rows": lambda x, y: x.clip(0, np.arange(ROWS)[:, None, None]),
     "one row after the other": lambda x, y: np.stack([*x]),
 }
 
@@ -131,6 +153,23 @@ def test_a_batch_of_one_row_for_each_rank() -> None:
     reads = Reads(1)
     found = reads.array(X[:2]) + X[4:6]
     np.testing.assert_array_equal(found, X[:2] + X[4:6])
+
+
+def test_a_change_in_place_by_rows_of_another_array() -> None:
+    reads, rows = Reads(1), np.arange(ROWS, dtype=np.uint8)[:, None, None]
+    found = before = reads.array(X.copy())
+    found += rows
+    assert found is before
+    np.testing.assert_array_equal(whole(found), X + rows)
+    np.testing.assert_array_equal(found.part(slice(2, 5)), (X + rows)[2:5])
+    found -= reads.array(X)
+    np.testing.assert_array_equal(whole(found), X * 0 + rows)
+
+
+def test_a_change_in_place_that_numpy_refuses() -> None:
+    found = Reads(0).array(X)
+    with pytest.raises(TypeError, match="Cannot cast"):
+        found /= 255
 
 
 def test_an_operand_that_changes_before_all_rows_are_read() -> None:

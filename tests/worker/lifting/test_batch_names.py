@@ -127,6 +127,67 @@ for b in data:
         "for x, y in data:\n    b = {'x': jnp.array(x), 'n': 1}\n    w = step(w, b, y)",
         "b x y",
     ),
+    "in place": ("for x, y in data:\n    x /= 255\n    w = step(w, x, y)", "x y"),
+    "part in place": (
+        """
+for b in data:
+    x, y = b['x'], b['y']
+    x -= mean
+    y = y.astype(f)
+    y *= 2
+    w = step(w, x, y)""",
+        "b x y",
+    ),
+    "only view in place": (
+        "for x, y in data:\n    x = x.astype(f)[:, 1:]\n    x /= 255\n    w = step(w, x, y)",
+        "x y",
+    ),
+    "comparison": (
+        "for x, y in data:\n    m = (x > 0) & (y == 1)\n    w = step(w, jnp.where(m, x, 0), y)",
+        "m x y",
+    ),
+    "function": (
+        """
+def normalize(x, mean=0):
+    'Scale pixels.'
+    scale = 1 / 255
+    x = x.astype(f)
+    x *= scale
+    return (x - mean) / std
+for x, y in data:
+    x = normalize(x, mean=m)
+    w = step(w, x, y)""",
+        "x y",
+    ),
+    "function of two batches": (
+        """
+def scale(x):
+    return jnp.asarray(x) / 255
+@jax.jit
+def prepare(x, y):
+    return scale(x), jax.nn.one_hot(y, 3)
+for x, y in data:
+    x, y = prepare(x, y)
+    w = step(w, x, y)""",
+        "x y",
+    ),
+    "function of a dict": (
+        """
+def prepare(batch):
+    return {'x': batch['x'] / 2, 'y': batch['y']}
+for b in data:
+    w = step(w, prepare(b), b)""",
+        "b",
+    ),
+    "tree by a function": (
+        """
+def half(part):
+    return part / 2
+for b in data:
+    b = jax.tree.map(half, b)
+    w = step(w, b, b)""",
+        "b",
+    ),
     "`map`": ("for b in data:\n    x, y = map(jnp.asarray, b)\n    w = step(w, x, -y)", "b x y"),
 }
 """Loops that convert batches row by row, and names of batches."""
@@ -141,7 +202,15 @@ READ_BY_OTHERS = {
     "    w = step(w, x, b)",
     "converted with the last batch": "for x in data:\n    d = x - last\n    last = x\n"
     "    w = step(w, d, x)",
-    "converted in place": "for x, y in data:\n    x /= 255\n    w = step(w, x, y)",
+    "view of rows changed in place": "for x, y in data:\n    z = x[:, 1:]\n    z /= 2\n"
+    "    w = step(w, z, y)",
+    "rows with a view changed in place": "for b in data:\n    x, z = b[0], b[0].reshape(4, 2)\n"
+    "    x /= 2\n    w = step(w, x, z)",
+    "tree changed in place": "for b in data:\n    x, y = jax.tree.map(np.asarray, b)\n"
+    "    x /= 2\n    w = step(w, x, y)",
+    "changed in place by rows": "for x, y in data:\n    x /= x.max()\n    w = step(w, x, y)",
+    "function of a global batch": "def own(v):\n    return v - x\nfor x, y in data:\n"
+    "    y = own(y)\n    w = step(w, x, y)",
     "converted in an `if`": "for x, y in data:\n    if f:\n        x = jnp.array(x)\n"
     "    w = step(w, x, y)",
     "converted after the step": "for x, y in data:\n    w = step(w, x, y)\n    x = jnp.array(x)",
@@ -171,6 +240,24 @@ READ_BY_OTHERS = {
 }
 
 
+OWN_FUNCTIONS = {
+    "mean": "def own(x):\n    return x / x.mean()",
+    "print": "def own(x):\n    print(x)\n    return x / 2",
+    "list": "def own(x):\n    s.append(x)\n    return x / 2",
+    "condition": "def own(x):\n    if f:\n        return x / 2\n    return x",
+    "change of the argument": "def own(x):\n    x /= 2\n    return x",
+    "change of a view": "def own(x):\n    z = x[:, 1:]\n    z /= 2\n    return x",
+    "decorator": "@cached\ndef own(x):\n    return x / 2",
+    "any arguments": "def own(*x):\n    return x[0] / 2",
+    "recursion": "def own(x):\n    return own(x)",
+    "two functions of one name": "def own(x):\n    return x / 2\ndef own(x):\n    return x / 3",
+    "no result": "def own(x):\n    x = x / 2",
+    "a result of its own": "def own(x):\n    x = x / 2\n    return 1",
+    "class": "class own:\n    def __init__(self, x):\n        self.x = x",
+}
+"""Functions of the user that may use rows of a batch in another way than row by row."""
+
+
 @pytest.mark.parametrize(("cell", "every", "later"), READ_BY_STEP.values(), ids=READ_BY_STEP)
 def test_rows_that_only_the_step_reads(cell: str, every: str, later: str) -> None:
     assert names_of(cell)[:2] == (tuple(sorted(every.split())), tuple(later.split()))
@@ -186,6 +273,12 @@ def test_conversions(cell: str, every: str) -> None:
 @pytest.mark.parametrize("cell", READ_BY_OTHERS.values(), ids=READ_BY_OTHERS)
 def test_rows_that_others_read(cell: str) -> None:
     assert names_of(cell) == BatchNames()
+
+
+@pytest.mark.parametrize("function", OWN_FUNCTIONS.values(), ids=OWN_FUNCTIONS)
+def test_functions_that_may_read_all_rows(function: str) -> None:
+    loop = "for x, y in data:\n    x = own(x)\n    w = step(w, x, y)"
+    assert names_of(f"{function}\n{loop}") == BatchNames()
 
 
 def test_data_of_a_loop() -> None:
