@@ -24,6 +24,7 @@ import functools
 import itertools
 import zlib
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import jax
 import keras
@@ -35,16 +36,20 @@ from keras.src.initializers.random_initializers import RandomInitializer
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from nbdist.errors import StrategyError
+from nbdist.worker.data.dataset_batches import DatasetBatches, find_batches
 from nbdist.worker.jax.arrays.distributed_dataset import DistributedDataset
 from nbdist.worker.jax.arrays.leaves import placed
 from nbdist.worker.jax.runtime import processes
+from nbdist.worker.runtime import context
 from nbdist.worker.runtime.tested_versions import is_tested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from nbdist.worker.data.batches import Share
     from nbdist.worker.jax.arrays.distributed_dataset import Placement, Tree
 
 _CONSTANT = (
@@ -61,6 +66,9 @@ _distribute_tensor_upstream = distribution_lib.distribute_tensor
 _initialize_upstream = keras_core.JaxVariable._initialize_with_initializer
 _build_upstream = keras_trainer.JAXTrainer._symbolic_build
 _clear_upstream = keras.utils.clear_session
+_datasets: WeakKeyDictionary[DataAdapter, DatasetBatches] = WeakKeyDictionary()
+"""Sources of the data sets of which each process maps its own samples only."""
+
 _placements: list[tuple[Any, Placement]] = []
 
 
@@ -120,11 +128,27 @@ def _get_distributed_iterator(self: Any, distribution: Any) -> Iterator[Tree]:
         return
     if isinstance(self.data_adapter, ArrayDataAdapter):
         _draw_alike()
-    batches = self.data_adapter.get_jax_iterator()
-    first = list(itertools.islice(batches, 1))
-    _refuse_different(first)
-    for batch in itertools.chain(first, batches):
-        yield placement.place(placement.own_share(batch))
+    shares = _shares(self.data_adapter, placement)
+    first = list(itertools.islice(shares, 1))
+    _refuse_different([everything() for _, everything in first])
+    for share, _ in itertools.chain(first, shares):
+        yield placement.place(share)
+
+
+def _shares(
+    adapter: DataAdapter, placement: Placement
+) -> Iterator[tuple[Share, Callable[[], Tree]]]:
+    """Yield this process's share of each batch, and a function that returns all rows."""
+    if (found := _datasets.get(adapter)) is not None:
+        for batch in found.batches(placement.rank_rows):
+            yield batch, batch.everything
+        return
+    for batch in adapter.get_jax_iterator():
+        yield placement.own_share(batch), functools.partial(_same, batch)
+
+
+def _same(batch: Tree) -> Tree:
+    return batch
 
 
 def _draw_alike() -> None:
@@ -177,7 +201,10 @@ class _OwnData(DataAdapter):  # type: ignore[misc]
 
 def _get_data_adapter(x: Any, y: Any = None, sample_weight: Any = None, **kwargs: Any) -> Any:
     if not isinstance(x, DistributedDataset):
-        return _adapter_upstream(x, y, sample_weight, **kwargs)
+        adapter = _adapter_upstream(x, y, sample_weight, **kwargs)
+        if current() is not None and jax.process_count() > 1:
+            _divide(adapter)
+        return adapter
     given = {"y": y, "sample_weight": sample_weight, "class_weight": kwargs.get("class_weight")}
     extra = [name for name, value in given.items() if value is not None]
     if extra:
@@ -186,6 +213,16 @@ def _get_data_adapter(x: Any, y: Any = None, sample_weight: Any = None, **kwargs
             "batches, as (x, y, sample_weight)"
         )
     return _OwnData(x)
+
+
+def _divide(adapter: DataAdapter) -> None:
+    """Let each process map its own samples only of a `tf.data.Dataset` that allows it."""
+    order, found = context.current().cell_state.order, None
+    if type(adapter) is TFDatasetAdapter:
+        found = find_batches(adapter.get_tf_dataset(), of_numpy=True)
+    if found is not None:
+        _datasets[adapter] = found
+    order.sharding = "" if found is None else found.sharding
 
 
 def _make_predict_function(self: Any, force: bool = False) -> Any:

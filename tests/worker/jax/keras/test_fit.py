@@ -124,6 +124,41 @@ def test_global_batches_give_results_of_one_process(cluster: nbdist.Cluster, def
         assert_same(outcome, references()["without dropout"])
 
 
+MAPPED = """
+import tensorflow as tf
+calls = []
+def count(x):
+    calls.append(1)
+    return x
+def counted(x, y):
+    return tf.ensure_shape(tf.numpy_function(count, [x], tf.float32, stateful=False), [64]), y
+data = tf.data.Dataset.from_tensor_slices((images, labels)).map(counted).batch(96)
+"""
+
+
+def test_a_rank_maps_its_own_samples_of_a_dataset(cluster: nbdist.Cluster) -> None:
+    """It also maps the first batch of each pass, which ranks compare, and the last one.
+
+    Keras builds the model with the first batch of a further pass.
+    """
+    fit = FIT.replace("images, labels, batch_size=96", "data", 1)
+    outcome = OUTCOME.replace("images, labels, batch_size=96", "data", 1)
+    for found in outcomes(cluster, NO_DROPOUT + MAPPED + fit + outcome):
+        assert_same(found, references()["without dropout"])
+    passes = 3 + 1
+    for objects in cluster.pull(["calls"]).values():
+        own = passes * (960 // 2 + 1 + 96)
+        assert own <= len(objects["calls"]) < own + 3 * 96 < 0.7 * passes * 961
+    (run, *_) = stored_runs(cluster.settings.runs_path)
+    assert "each worker maps its own samples only" in run.state().split
+
+
+def test_ranks_with_other_samples_below_a_map_are_refused(cluster: nbdist.Cluster) -> None:
+    code = NO_DROPOUT + "images = images + rank" + MAPPED + "model.fit(data, verbose=0)"
+    with pytest.raises(nbdist.CellError, match="the ranks were given different data"):
+        cluster.run(code)
+
+
 @BOTH
 def test_unseeded_model_is_the_same_on_every_rank(cluster: nbdist.Cluster) -> None:
     """Forked engines start with the same state of Python's generator."""
