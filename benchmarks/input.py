@@ -62,7 +62,7 @@ STEP = "loss = tf.reduce_mean(batch)"
 
 LOOP_DATA = """
 import time
-import grain, jax, numpy as np
+import grain, jax, numpy as np, tensorflow as tf
 
 def waited(number):
     time.sleep(0.003)
@@ -74,11 +74,21 @@ def train_step(weight, batch):
     return weight - gradient, loss
 
 one_thread = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
-stream = grain.MapDataset.range({samples}).map(waited).batch({batch}).to_iter_dataset(one_thread)
+records = grain.MapDataset.range({samples}).map(waited).batch({batch}).to_iter_dataset(one_thread)
+
+def mapped(number):  # TensorFlow knows of no effect
+    found = tf.numpy_function(waited, [number], tf.float32, stateful=False)
+    return tf.reshape(found, [])
+
+maps = tf.data.Dataset.range({samples}).map(mapped).batch({batch})
 """
+LOOP_STREAMS = {
+    "records of grain": "records",
+    "a map of tf.data that waits": "maps.as_numpy_iterator()",
+}
 LOOP = """
 weight = np.float32(1)
-for batch in stream:
+for batch in {stream}:
     weight, loss = train_step(weight, batch)
 """
 
@@ -115,22 +125,26 @@ def cases(scale: Scale) -> Iterator[Case | Skipped]:
 
 
 def _loops(scale: Scale, batches: int) -> Iterator[Case]:
-    """Measure training loops over records of grain."""
+    """Measure training loops over records of grain and maps of tf.data."""
     data = LOOP_DATA.format(samples=BATCH * batches, batch=BATCH)
-    epoch_s = partial(_epoch_s, batches=batches, cell=LOOP, options=None, strategy="pjrt")
     with ours.quiet(), ours.cluster(scale, 1, "pjrt") as one:
         one.run(data, strategy="pjrt")
         for workers, target in TARGETS.items():
             with ours.cluster(scale, workers, "pjrt") as several:
                 several.run(data, strategy="pjrt")
-                yield compare(
-                    f"a training loop over records of grain: {workers} workers against 1",
-                    partial(epoch_s, several),
-                    partial(epoch_s, one),
-                    unit="s",
-                    target=target,
-                    runs=scale.runs(RUNS),
-                )
+                for name, stream in LOOP_STREAMS.items():
+                    cell = LOOP.format(stream=stream)
+                    epoch_s = partial(
+                        _epoch_s, batches=batches, cell=cell, options=None, strategy="pjrt"
+                    )
+                    yield compare(
+                        f"a training loop over {name}: {workers} workers against 1",
+                        partial(epoch_s, several),
+                        partial(epoch_s, one),
+                        unit="s",
+                        target=target,
+                        runs=scale.runs(RUNS),
+                    )
 
 
 def _epoch_s(

@@ -50,6 +50,11 @@ class LiftedStep(StepStrategy, Protocol):
 
     common: bool
 
+    @property
+    def takes_own_rows(self) -> bool:
+        """True if a rank needs its own rows of the following batches only."""
+        ...
+
     def batch(self, arguments: Arguments) -> Batch:
         """Return this rank's part of the arguments, and select the program for them."""
         ...
@@ -331,7 +336,7 @@ class LiftedLoop:
             except NotCompiledError as error:
                 self._use_written(error)
         assert self._written is not None
-        self._written.run(_read(reads), arguments)
+        self._written.run(_read(reads), Arguments(tuple(map(whole, given)), carried))
         self.ran = True
         return self._written.outputs(self._program.returned)
 
@@ -349,6 +354,8 @@ class LiftedLoop:
             self._warn_of_checkpoints()
         self._count_steps(runner)
         runner.run(batch, waited_s, stops=self._stops)
+        if not step.takes_own_rows:  # for example, a trial has failed on parts of a batch
+            self._batches.stop()
         if is_first:
             self._note_first(step)
         self.ran = True
@@ -358,8 +365,6 @@ class LiftedLoop:
 
     def _note_first(self, step: LiftedStep) -> None:
         """Describe the first step after it has run: an error of it comes alone."""
-        if not step.reduced:  # the first step has failed on parts of a batch
-            self._batches.stop()
         if header := step.header():
             own = self._batches.sharding
             own = "" if own == BY_ELEMENT else f", {own}"
@@ -454,7 +459,7 @@ class LiftedLoop:
         namespace = {**self._program.namespace, **values}
         self._step = step = self._make(request, self._program, namespace, arguments, like)
         self._values = values | step.constants()
-        if not step.reduced:
+        if not step.takes_own_rows:
             self._batches.stop()
         extent = Unlimited(common=step.common, sharding=self._batches.sharding)
         return step, StepRunner(

@@ -154,11 +154,8 @@ def lifted(number: int) -> LiftedLoop:
 
 
 def _rank_rows(worker: context.Worker, strategy: StrategyName) -> RankRows | None:
-    """Return a rank's rows of the batches of a loop; None if it reads whole batches.
-
-    TensorFlow's steps compare parts of batches with whole ones.
-    """
-    if worker.world_size == 1 or strategy != "pjrt":
+    """Return a rank's rows of the batches of a loop; None if it reads whole batches."""
+    if worker.world_size == 1:
         return None
     replicas = worker.strategies[strategy].num_replicas_in_sync
     return RankRows(rank=worker.rank, ranks=worker.world_size, replicas=replicas)

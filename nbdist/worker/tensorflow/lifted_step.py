@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import optree
 import tensorflow as tf
 
 from nbdist.errors import NbdistError
+from nbdist.worker.data.batch_array import BatchArray, whole
 from nbdist.worker.data.batches import Batch, RankRows
 from nbdist.worker.lifting.lifted_loop import NotCompiledError, defined, split_header
 from nbdist.worker.runtime import context
@@ -54,7 +56,6 @@ class _Kind:
         arguments: the arguments.
 
     Attributes:
-        arrays: the arrays; those to split come first.
         rows: number of rows of the arrays to split; 0 if none is split.
         divided: number of arrays to split.
         key: equal for arguments that differ only in their arrays.
@@ -68,7 +69,7 @@ class _Kind:
             count = self._structure.child(0).num_leaves
         found = {i: _as_array(value) for i, value in enumerate(self._flat) if _is_array(value)}
         for value in found.values():
-            if not isinstance(value, (np.ndarray, np.generic, tf.Tensor)):
+            if not isinstance(value, (np.ndarray, np.generic, tf.Tensor, BatchArray)):
                 raise TypeError(f"the loop passes a {type(value).__name__} to the step")
         split = [i for i, array in found.items() if i < count and len(array.shape)]
         rows = {int(found[i].shape[0]) for i in split}
@@ -76,13 +77,18 @@ class _Kind:
         split = split if self.rows else []
         self.divided = len(split)
         self._order = [*split, *(i for i in found if i not in split)]
-        self.arrays = tuple(found[i] for i in self._order)
+        self._arrays = tuple(found[i] for i in self._order)
         static = [_text(value) for i, value in enumerate(self._flat) if i not in found]
         self.key = self._structure, count, *static, *self._order, self.divided
 
+    @functools.cached_property
+    def arrays(self) -> tuple[Any, ...]:
+        """Return the arrays; those to split come first."""
+        return tuple(map(whole, self._arrays))
+
     def part(self, rows: slice) -> tuple[Any, ...]:
         """Return the arrays with some of the rows."""
-        split, others = self.arrays[: self.divided], self.arrays[self.divided :]
+        split, others = self._arrays[: self.divided], map(whole, self._arrays[self.divided :])
         return (*(_rows_of(array, rows) for array in split), *others)
 
     def body(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,6 +119,7 @@ class _Steps:
 
     Attributes:
         kind: kind of the last arguments.
+        first_rows: number of rows of the first arguments to split.
         report: report of the last step.
     """
 
@@ -124,6 +131,7 @@ class _Steps:
         gather: Callable[[np.ndarray], np.ndarray],
     ) -> None:
         self.kind = kind
+        self.first_rows = kind.rows
         self.report: dict[str, Any] = {}
         self._create = create
         self._gather = gather
@@ -269,6 +277,13 @@ class MirroredLoopStep(MirroredStep):
         rows = kind.rows or 1
         return Batch(kind.arrays, rows, whole=True, everything=everything, divided=divided)
 
+    @property
+    def takes_own_rows(self) -> bool:
+        """True if a rank needs whole batches for a few trials only."""
+        rows, trials = self._steps.first_rows, self._trials
+        is_divided = rows > 0 and rows % self.shards == 0
+        return is_divided and not trials.needs_whole and not trials.examines_rows
+
     def check(self, batch: Batch) -> Findings:
         self._compiled.find_rows(batch)
         return super().check(batch)
@@ -338,7 +353,8 @@ def _as_array(value: Any) -> Any:
 def _is_array(value: Any) -> bool:
     if isinstance(value, (bool, str, bytes)) or value is None or _is_variable(value):
         return False
-    return isinstance(value, (int, float, np.ndarray, np.generic)) or tf.is_tensor(value)
+    is_own = isinstance(value, (int, float, np.ndarray, np.generic, BatchArray))
+    return is_own or bool(tf.is_tensor(value))
 
 
 def _is_variable(value: Any) -> bool:
@@ -352,6 +368,8 @@ def _text(value: Any) -> str:
 
 def _rows_of(array: Any, rows: slice) -> Any:
     """Return rows of an array. A tensor in host memory needs no operation of TensorFlow for it."""
+    if isinstance(array, BatchArray):
+        return array.part(rows)
     if (
         isinstance(array, tf.__internal__.EagerTensor)
         and array.backing_device.endswith("CPU:0")

@@ -160,12 +160,18 @@ class LoopTrials:
     def _is_due(self, step: CompiledStep, batch: Batch) -> bool:
         """Return True if a batch must be tried. Call it for each batch."""
         number, self._batches = self._batches, self._batches + 1
+        depends = self._depends_on_kinds(step, batch)
         if not number & (number - 1) and number <= _LAST:
             self._kinds.is_new(self._examined(batch))
             return True
-        if (number > _ALL and number % _EVERY) or not self._depends_on_kinds(step, batch):
+        if (number > _ALL and number % _EVERY) or not depends:
             return False
         return self._kinds.is_new(self._examined(batch))
+
+    @property
+    def examines_rows(self) -> bool:
+        """True if kinds of rows matter to a step: a rank then looks at all rows of many batches."""
+        return any(self._depending.values())
 
     def _depends_on_kinds(self, step: CompiledStep, batch: Batch) -> bool:
         if step not in self._depending:

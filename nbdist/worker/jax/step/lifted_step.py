@@ -195,6 +195,10 @@ class JaxLoopStep:
         return self._division == "divided"
 
     @property
+    def takes_own_rows(self) -> bool:
+        return self.reduced
+
+    @property
     def changes(self) -> tuple[str, ...]:
         return self._state.names
 
