@@ -413,6 +413,36 @@ def test_loop_has_the_numbers_of_one_device(
     assert message in output.out + output.err
 
 
+@pytest.mark.parametrize("last", [3, 9])  # without and with a trial after the smaller batch
+def test_rows_after_a_smaller_batch_are_those_of_the_whole_batch(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str], last: int
+) -> None:
+    first = """
+data = tf.data.Dataset.from_tensor_slices((x[:40], y[:40])).batch(16)
+w = tf.Variable(tf.zeros((4, 1)))
+def train_step(xb, yb):
+    with tf.GradientTape() as tape:
+        p = xb @ w
+        loss = tf.reduce_mean((p - yb) ** 2)
+    w.assign_sub(0.1 * tape.gradient(loss, w))
+    return loss, p
+"""
+    loop = f"""
+for i, (xb, yb) in enumerate(data.repeat(4)):
+    loss, p = train_step(xb, yb)
+    losses.append(float(loss))
+    if i == {last}:
+        break
+outcome = losses + p.numpy().ravel().tolist()
+"""
+    one = references.plainly({"own": f"{SETUP}{first}\n{loop}"}, "tensorflow", "keras")["own"]
+    cluster.run(f"{SETUP}{first}")
+    assert outcome(cluster, loop) == pytest.approx(one, rel=1e-5, abs=1e-6)
+    output = capsys.readouterr()
+    assert "on 2 replicas" in output.out
+    assert "gives other numbers" not in output.err
+
+
 def test_function_keeps_no_trace_of_a_step(cluster: nbdist.Cluster) -> None:
     """nbdist traces the step without updates to create the variables of the optimizer."""
     first, body, _ = LOOPS["update inside of a condition"]

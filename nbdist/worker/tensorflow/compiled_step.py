@@ -122,7 +122,7 @@ class CompiledStep:
         The first batch of a kind traces the step. Later batches call that trace directly, because a
         lookup by `tf.function` takes 0.12 ms per call.
         """
-        values = self._replicas.values(batch)
+        values = self._values(batch)
         recorded = self.signals.prepare()
         if self._replicas.local > 1 or tf.config.functions_run_eagerly():
             run = self._recording if recorded else self._run
@@ -143,7 +143,11 @@ class CompiledStep:
 
     def together(self, batch: Batch) -> Any:
         """Run a step outside of the training loop and return its report."""
-        return self._run(self._replicas.values(batch), whole=batch.whole)
+        return self._run(self._values(batch), whole=batch.whole)
+
+    def _values(self, batch: Batch) -> tuple[Any, ...]:
+        self._last_shares = Shares(batch.rows, self._replicas.total, whole=batch.whole)
+        return self._replicas.values(batch)
 
     def alone(self, values: tuple[Any, ...]) -> Any:
         """Run the body of the step on every replica, without nbdist's arithmetic around it."""
@@ -318,7 +322,6 @@ class CompiledStep:
     def _all_replicas(self, values: tuple[Any, ...], *, whole: bool, recorded: bool = False) -> Any:
         """Run the step on all replicas. Parts and whole batches have separate traces."""
         shares, strategy = self._replicas.shares(values, whole), self._replicas.strategy
-        self._last_shares = shares
         with (
             replaced(self, "_shares", shares),
             inlined_functions(),
