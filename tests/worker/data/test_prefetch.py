@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import types
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import pytest
 import nbdist
 from nbdist.records import StepOptions
 from nbdist.telemetry.run_reader import stored_runs
+from nbdist.worker.data import prefetch
 from nbdist.worker.data.batches import RankRows
 from nbdist.worker.data.prefetch import AUTO_BATCHES, STARVED, WINDOW, Feed, PrefetchIterator
 from nbdist.worker.data.rank_shards import Parts
@@ -143,18 +145,29 @@ def test_data_read_together_are_not_prefetched() -> None:
 class TestAuto:
     COMPUTE_S = 0.02
 
+    @pytest.fixture(autouse=True)
+    def _clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Replace the clock: only the code of `run` takes time, and not on other threads."""
+        self.now = 0.0
+        clock = types.SimpleNamespace(perf_counter=lambda: self.now)
+        monkeypatch.setattr(prefetch, "time", clock)
+
+    def _spend(self, seconds: float) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self.now += seconds
+
     def run(self, input_s: float, steps: int, **options: Any) -> tuple[list[float], list[str]]:
         """Return the share of each step spent waiting for data, and the notes."""
 
         def data() -> Iterator[np.ndarray]:
             for _ in range(steps):
-                time.sleep(input_s)
+                self._spend(input_s)
                 yield np.ones(2)
 
         notes: list[str] = []
         shares = []
         for _, waited_s in feed(data, notes, **options).epoch(1, ALL_ROWS, -1):
-            time.sleep(self.COMPUTE_S)
+            self._spend(self.COMPUTE_S)
             shares.append(waited_s / (waited_s + self.COMPUTE_S))
         return shares, notes
 
