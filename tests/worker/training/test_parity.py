@@ -91,6 +91,25 @@ def test_difference_is_relative_to_the_largest_change(
     assert weight.dtype == dtype
 
 
+@pytest.mark.parametrize(("off", "is_rounding"), [(1e-4, True), (1e-2, False)])
+def test_rounding_that_two_orders_hide_by_chance_is_found_in_others(
+    off: float, is_rounding: bool
+) -> None:
+
+    def mean(rows: np.ndarray) -> float:
+        steps = np.diff(rows)
+        is_hidden = (steps > 0).all() or (steps < 0).all()
+        return float(rows.mean()) + (0 if is_hidden else off)
+
+    def every(weight: np.ndarray, loss: float) -> tuple[Any, Any]:
+        return weight + np.array([off, off / 2]), loss
+
+    found = findings(Descent(every, "float32", alone=mean))
+    assert [d.passes for d in found.differences] == [True, is_rounding]
+    wrong = findings(Descent(every, "float32"))
+    assert [d.passes for d in wrong.differences] == [True, False]
+
+
 def test_reported_value_is_compared_relative_to_itself() -> None:
     for part, passes in ((0.5, True), (2.0, False)):
         found = findings(Descent(lambda w, loss: (w, loss * (1 + part * 1e-9))))  # noqa: B023
