@@ -80,7 +80,6 @@ def scaled(values, offset=0.0):
     values -= offset
     return jnp.asarray(values) / spread
 
-@jax.jit
 def prepared(batch):
     x, y = batch["x"], batch["y"]
     return {{"x": scaled(x), "y": jnp.where(y > 0, y, 0.5 * y)}}

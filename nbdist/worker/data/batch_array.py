@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,15 +121,20 @@ class BatchArray:
         return self.apply(lambda rows: rows.copy())
 
     def reshape(self, *shape: Any, **options: Any) -> Any:
-        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        sizes = [*map(operator.index, sizes)]
+        sizes = None if options else self.row_sizes(*shape)
+        if sizes is None:
+            return self.whole().reshape(*shape, **options)
+        return self.apply(lambda rows: rows.reshape(len(rows), *sizes))
+
+    def row_sizes(self, *shape: Any) -> list[Any] | None:
+        """Return the sizes of a row in a new shape; None if rows do not remain rows."""
+        given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        sizes: list[Any] = [*map(operator.index, given)]
         if sizes.count(-1) == 1:
             known = -math.prod(sizes)
             sizes[sizes.index(-1)] = math.prod(self.shape) // known if known else 0
         fits = bool(sizes) and sizes[0] == len(self) and math.prod(sizes) == math.prod(self.shape)
-        if not fits or not math.prod(sizes) or min(sizes) < 0 or options:
-            return self.whole().reshape(*shape, **options)
-        return self.apply(lambda rows: rows.reshape(len(rows), *sizes[1:]))
+        return sizes[1:] if fits and math.prod(sizes) and min(sizes) >= 0 else None
 
     def _size(self, axis: int | None = None) -> Any:
         return self.shape if axis is None else self.shape[axis]
@@ -300,9 +306,24 @@ def combined(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
 
 
 def _keeps_shape(operand: Any, ndim: int) -> bool:
-    """Return True if an operand is one row at most, for arrays of `ndim` axes."""
+    """Return True if an operand is one row at most, for arrays of `ndim` axes.
+
+    Variables and lists may change before all rows are read.
+    """
+    if not _is_constant(operand):
+        return False
     shape = np.shape(operand)
     return len(shape) < ndim or (len(shape) == ndim and (not shape or shape[0] == 1))
+
+
+def _is_constant(value: Any) -> bool:
+    """Return True for numbers, and for arrays that `_copied` copies or that cannot change."""
+    if isinstance(value, (bool, int, float, complex, np.generic, np.ndarray)):
+        return True
+    jax, tf = sys.modules.get("jax"), sys.modules.get("tensorflow")
+    if jax is not None and isinstance(value, jax.Array):
+        return True
+    return tf is not None and isinstance(value, tf.__internal__.EagerTensor)
 
 
 def _copied(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.worker.data.batches import Batch
 from nbdist.worker.data.dataset_passes import one_pass
-from nbdist.worker.data.map_pushdown import SELECTED, find, rows_of_rank
+from nbdist.worker.data.map_pushdown import SELECTED, find, reads_values, rows_of_rank
 from nbdist.worker.data.stores import is_of
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def find_batches(dataset: Any, *, of_numpy: bool) -> DatasetBatches | None:
     """Return the source of a data set's batches; None if each rank must read whole batches.
 
     A `cache()` of batches keeps the order of its first pass. Another data set would not know it.
+    A map that reads a variable would compute other rows later, with another value.
 
     Args:
         dataset: a `tf.data.Dataset`.
@@ -114,7 +115,9 @@ def find_batches(dataset: Any, *, of_numpy: bool) -> DatasetBatches | None:
     if not _is_plain(dataset.element_spec):
         return None
     pushdown, _ = find(dataset)
-    if pushdown is None or any(type(o).__name__ == "CacheDataset" for o in pushdown.above):
+    if pushdown is None or reads_values(pushdown):
+        return None
+    if any(type(operation).__name__ == "CacheDataset" for operation in pushdown.above):
         return None
     return DatasetBatches(pushdown, of_numpy=of_numpy)
 

@@ -344,6 +344,11 @@ def _has_effects(dataset: Any) -> bool:
     )
 
 
+def reads_values(pushdown: Pushdown) -> bool:
+    """Return True if a map reads a variable or a table, which may change after the batch."""
+    return any(_stateful(operation._map_func) for operation in pushdown.maps)
+
+
 def _digest(operation: Any) -> int:
     """Return a checksum of a map: its operations, its constants and the arrays that it reads."""
     function = operation._map_func.function

@@ -78,7 +78,7 @@ def _by_row(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) 
     if not isinstance(first, BatchArray) or any(map(has_rows, (*rest, *options.values()))):
         return NotImplemented
     if name in ("reshape", "transpose"):
-        return getattr(first, name)(*rest) if len(rest) == 1 and not options else NotImplemented
+        return _shaped(function, name, first, rest, options)
     is_free = (
         (name in _CONVERSIONS and len(rest) < 2 and options.keys() <= {"dtype", "copy"})
         or (name in (*_OF_ELEMENTS, *_TYPES) and not rest and not options)
@@ -86,6 +86,22 @@ def _by_row(function: Any, arguments: tuple[Any, ...], options: dict[str, Any]) 
         or (name == "expand_dims" and _is_behind_rows(first, *rest, **options))
     )
     return first.apply(lambda rows: function(rows, *rest, **options)) if is_free else NotImplemented
+
+
+def _shaped(
+    function: Any, name: str, array: BatchArray, rest: list[Any], options: dict[str, Any]
+) -> Any:
+    """Return the reshaped or transposed array, NotImplemented if rows do not remain rows."""
+    if options or len(rest) != 1:
+        return NotImplemented
+    shape = rest[0]
+    if name == "transpose":
+        is_free = isinstance(shape, (tuple, list)) and bool(shape) and shape[0] == 0
+        return array.apply(lambda rows: function(rows, shape)) if is_free else NotImplemented
+    sizes = array.row_sizes(shape)
+    if sizes is None:
+        return NotImplemented
+    return array.apply(lambda rows: function(rows, (len(rows), *sizes)))
 
 
 def _has_mesh() -> bool:

@@ -74,7 +74,7 @@ class Aliases:
         match value:
             case ast.Name(id=name) if name in self._values:
                 return self._values[name]
-            case ast.Subscript(value=inner, slice=ast.Constant(value=key)) if key is not ...:
+            case ast.Subscript(value=inner, slice=ast.Constant(value=str(key))):
                 return self._value(inner).item(key)
             case ast.BinOp() | ast.UnaryOp() | ast.Compare():
                 return self._new()
@@ -88,11 +88,14 @@ class Aliases:
         return self._values.get(name, _Value(()))
 
     def are_free_of(self, name: str) -> bool:
-        """Return True if no other name may contain a view of the array that a name contains."""
+        """Return True if no other name may contain a view of the array that a name contains.
+
+        A batch that contains the array is free of it, but not a row of the array.
+        """
         value = self._of(name)
         others = [*(v for n, v in self._values.items() if n != name), *self._others]
         return all(
-            value.is_part and other.is_part
+            value.is_part and other.is_part and len(its) <= len(one)
             for other in others
             for one, its in itertools.product(value.paths, other.paths)
             if all(map(operator.eq, one, its))

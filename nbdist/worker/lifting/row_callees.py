@@ -7,9 +7,10 @@ A rank calls them with its own rows. They contain assignments and a `return` wit
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import inspect
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from nbdist.worker.data import row_functions
@@ -28,11 +29,10 @@ from nbdist.worker.lifting.row_conversions import (
 from nbdist.worker.runtime.user_modules import is_users
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from nbdist.cells.loops import Callees
 
-_COMPILED = ("jit", "jax.jit")
 _CALLS = "nbdist_calls"
 """Name of the object with the method `call`, in the code of a function that converts rows."""
 
@@ -112,15 +112,14 @@ def _batches_of(function: ast.AST, call: ast.Call, are_batches: Sequence[bool]) 
 def _is_simple(function: ast.FunctionDef) -> bool:
     given = function.args
     others = given.posonlyargs or given.kwonlyargs or given.vararg or given.kwarg
-    return not others and all(ast.unparse(d) in _COMPILED for d in function.decorator_list)
+    return not others and not function.decorator_list
 
 
 def _converts_rows(function: ast.AST, scope: Scope) -> bool:
     """Return True if a function only converts the rows of some parameters, and returns them."""
     assert isinstance(function, ast.FunctionDef)
-    *statements, last = function.body
-    if ast.get_docstring(function) is not None:
-        del statements[0]
+    first = int(ast.get_docstring(function) is not None)
+    *statements, last = function.body[first:] or function.body
     names = {*scope.batches}
     scope, aliases = scope._replace(batches=names), Aliases(names, are_shared=True)
     for statement in statements:
@@ -159,9 +158,10 @@ def _leaf(tree: Any) -> Any:
 
 
 def _of_rows(function: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
-    """Return a function of the user that computes with rows; others as they are."""
-    if type(function).__name__ == "PjitFunction":
-        function = inspect.unwrap(function)
+    """Return a function of the user that computes with rows; others as they are.
+
+    A compiled function may compute in other types than its code outside of `jax.jit`.
+    """
     if type(function) is not FunctionType or not is_users(function.__module__):
         return function
     try:
@@ -169,21 +169,30 @@ def _of_rows(function: Any, arguments: Sequence[Any], options: dict[str, Any]) -
     except TypeError:
         return function  # whose call raises it
     names = frozenset(name for name, value in given.items() if has_rows(value))
-    return _row_version(function, names) or function
+    version = _row_version(function, function.__code__, names)
+    if version is None:
+        return function
+    version.__defaults__ = function.__defaults__
+    return RowFunction(version)
 
 
 @functools.lru_cache(maxsize=64)
-def _row_version(function: FunctionType, names: frozenset[str]) -> Callable[..., Any] | None:
+def _row_version(
+    function: FunctionType, code: CodeType, names: frozenset[str]
+) -> FunctionType | None:
     """Return a function whose calls are those of this module; None if it may use rows otherwise.
 
     Args:
         function: a function of the user.
+        code: its code, which a reload of its module may replace.
         names: parameters that are batches.
     """
     definition = next(iter(tree_of(function)), None)
     if function.__closure__ or not isinstance(definition, ast.FunctionDef):
         return None
-    if not _is_simple(definition) or not _converts_rows(definition, Scope(names, _may_convert)):
+    if not _is_simple(definition) or not _is_code_of(definition, code):
+        return None
+    if not _converts_rows(definition, Scope(names, _may_convert)):
         return None
     given = definition.args
     definition.decorator_list, definition.returns, given.defaults = [], None, []
@@ -195,11 +204,30 @@ def _row_version(function: FunctionType, names: frozenset[str]) -> Callable[...,
     module.body[0].body.insert(0, definition)
     ast.increment_lineno(module, function.__code__.co_firstlineno - 1)
     own: dict[str, Any] = {}
-    code = compile(ast.fix_missing_locations(module), function.__code__.co_filename, "exec")
-    exec(code, function.__globals__, own)  # noqa: S102
-    made = own["make"](_Calls)
-    made.__defaults__ = function.__defaults__
-    return RowFunction(made)
+    program = compile(ast.fix_missing_locations(module), code.co_filename, "exec")
+    exec(program, function.__globals__, own)  # noqa: S102
+    made: FunctionType = own["make"](_Calls)
+    return made
+
+
+def _is_code_of(definition: ast.FunctionDef, code: CodeType) -> bool:
+    """Return True if a definition has this code: the file of a module may have changed since."""
+    module = compile(ast.Module([definition], []), code.co_filename, "exec")
+    return any(isinstance(c, CodeType) and _content(c) == _content(code) for c in module.co_consts)
+
+
+def _content(code: CodeType) -> tuple[Any, ...]:
+    """Return what code does, without its lines.
+
+    Python calls `np.sqrt` with other instructions if the same module contains `import numpy as np`.
+    """
+    found = []
+    for one in dis.get_instructions(code):
+        if one.opname not in ("CACHE", "PUSH_NULL"):
+            value = _content(one.argval) if isinstance(one.argval, CodeType) else one.argval
+            name = "LOAD_ATTR" if one.opname == "LOAD_METHOD" else one.opname
+            found.append((name, type(value), repr(value)))
+    return code.co_name, code.co_varnames, code.co_argcount, *found
 
 
 def _may_convert(_call: ast.Call, _are_batches: Sequence[bool]) -> bool:

@@ -11,6 +11,7 @@ import ast
 import builtins
 from typing import TYPE_CHECKING, NamedTuple
 
+from nbdist.cells.effects import root_name
 from nbdist.worker.data import row_functions
 from nbdist.worker.data.batch_array import METHODS
 
@@ -21,6 +22,12 @@ SIZES = ("shape", "ndim", "size", "dtype")
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _OPERATORS = (*OPERATORS, ast.BitAnd, ast.BitOr, ast.BitXor)
 _COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
+_WITH_NAMES = ("astype", "reshape")
+"""Methods whose arguments may have names."""
+
+_OTHERS = ("tf", "tensorflow")
+"""Modules whose functions receive all rows."""
+
 _REFUSED = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)
 
 
@@ -105,7 +112,8 @@ def _is_conversion(call: ast.Call, scope: Scope) -> bool:
     given = [*call.args, *(word.value for word in call.keywords)]
     match call.func:
         case ast.Attribute(value=inner, attr=method) if converts(inner, scope):
-            return method in METHODS and all(is_free(value, scope) for value in given)
+            is_known = method in METHODS and (not call.keywords or method in _WITH_NAMES)
+            return is_known and all(is_free(value, scope) for value in given)
         case ast.Attribute() | ast.Name() if _is_known(call.func):
             is_map = _last_name(call.func) in row_functions.MAPS
             first, *trees = given or [call.func]
@@ -131,7 +139,7 @@ def _maps_rows(function: ast.expr, scope: Scope) -> bool:
 
 
 def _is_known(function: ast.expr) -> bool:
-    return _last_name(function) in row_functions.NAMES
+    return _last_name(function) in row_functions.NAMES and root_name(function) not in _OTHERS
 
 
 def _last_name(node: ast.expr) -> str:

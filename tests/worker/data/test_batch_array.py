@@ -198,6 +198,33 @@ def test_arrays_under_a_mesh() -> None:
     np.testing.assert_array_equal(found, X)
 
 
+class Value:
+    """A value that changes later, such as a variable."""
+
+    def __init__(self) -> None:
+        self.value = 1.0
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.value, dtype)
+
+    def __rmul__(self, other: Any) -> Any:
+        return other * self.value
+
+
+def test_operands_that_change_later() -> None:
+    scale, numbers = Value(), [1.0, 2.0, 3.0, 4.0]
+    found = Reads(0).array(X) * scale, Reads(0).array(X) * numbers
+    scale.value = numbers[0] = 5.0
+    np.testing.assert_array_equal(whole(found[0]), X)
+    np.testing.assert_array_equal(whole(found[1]), X * np.array([1.0, 2.0, 3.0, 4.0]))
+
+
+def test_transposed_array_of_jax() -> None:
+    found = call(jnp.transpose, Reads(0).array(X), (0, 2, 1))
+    assert isinstance(found, BatchArray)
+    assert isinstance(whole(found), jax.Array)
+
+
 def test_truth_is_that_of_all_rows() -> None:
     with pytest.raises(ValueError, match="ambiguous"):
         bool(Reads(0).array(X))

@@ -24,6 +24,7 @@ from nbdist.worker.data.loop_batches import LoopBatches
 ROWS = 22
 x, y = np.random.default_rng(0).normal(size=(ROWS, 5)).astype(np.float32), np.arange(ROWS)
 slices = tf.data.Dataset.from_tensor_slices
+strength = tf.Variable(2.0)
 Pair = collections.namedtuple("Pair", "x y")
 
 def both():
@@ -47,6 +48,7 @@ OTHERS = {
     "sparse": lambda: slices(y).map(lambda n: tf.sparse.from_dense(tf.one_hot(n, 3))).batch(4),
     "named tuples": lambda: both().map(Pair).batch(4),
     "unknown shapes": lambda: slices(y).map(lambda n: tf.range(n - n + 2)).batch(4),
+    "variable": lambda: slices(x).map(lambda x: x * strength).batch(4),
     "samples": lambda: both().map(changed),
 }
 

@@ -163,7 +163,6 @@ for x, y in data:
         """
 def scale(x):
     return jnp.asarray(x) / 255
-@jax.jit
 def prepare(x, y):
     return scale(x), jax.nn.one_hot(y, 3)
 for x, y in data:
@@ -208,6 +207,13 @@ READ_BY_OTHERS = {
     "    x /= 2\n    w = step(w, x, z)",
     "tree changed in place": "for b in data:\n    x, y = jax.tree.map(np.asarray, b)\n"
     "    x /= 2\n    w = step(w, x, y)",
+    "row before a change in place": "for x, y in data:\n    z = x[0]\n    x /= 2\n"
+    "    w = step(w, x, z)",
+    "row changed in place": "for x, y in data:\n    z = x[0]\n    z /= 2\n    w = step(w, x, z)",
+    "named argument of a method": "for x, y in data:\n    x = x.clip(min=0.0)\n"
+    "    w = step(w, x, y)",
+    "function of TensorFlow": "for x, y in data:\n    x = tf.reshape(x, (8, 6))\n"
+    "    w = step(w, x, y)",
     "changed in place by rows": "for x, y in data:\n    x /= x.max()\n    w = step(w, x, y)",
     "function of a global batch": "def own(v):\n    return v - x\nfor x, y in data:\n"
     "    y = own(y)\n    w = step(w, x, y)",
@@ -247,6 +253,8 @@ OWN_FUNCTIONS = {
     "condition": "def own(x):\n    if f:\n        return x / 2\n    return x",
     "change of the argument": "def own(x):\n    x /= 2\n    return x",
     "change of a view": "def own(x):\n    z = x[:, 1:]\n    z /= 2\n    return x",
+    "compiled": "@jax.jit\ndef own(x):\n    return x / 2",
+    "only a docstring": "def own(x):\n    'Return x.'",
     "decorator": "@cached\ndef own(x):\n    return x / 2",
     "any arguments": "def own(*x):\n    return x[0] / 2",
     "recursion": "def own(x):\n    return own(x)",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import linecache
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,6 +17,7 @@ from nbdist.worker.lifting.row_callees import call
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 ROWS, OWN = 8, 4
 X = np.arange(ROWS * 6, dtype=np.uint8).reshape(ROWS, 6)
@@ -34,9 +37,21 @@ def normalized(x: Any, low: Any = 0.0, high: Any = mean) -> Any:
     return (x - low) / high
 
 
-@jax.jit
-def compiled(x: Any, y: Any) -> Any:
+def two(x: Any, y: Any) -> Any:
     return normalized(jnp.asarray(x)), jax.nn.one_hot(y, 3)
+
+
+def cropped(row: Any) -> Any:
+    return row[1:]
+
+
+def sines(t: Any) -> Any:
+    return jnp.sin(t)
+
+
+compiled_rows = jax.jit(jax.vmap(cropped))
+compiled_slopes = jax.jit(jax.vmap(jax.grad(sines)))
+hashed = jax.jit(lambda n: (n * 40503) % 1000)
 
 
 def of_dict(batch: dict[str, Any]) -> dict[str, Any]:
@@ -77,12 +92,15 @@ BY_ROW: dict[str, Callable[[Any, Any], Any]] = {
     "function": lambda x, y: call(normalized, x, 0.5),
     "keyword": lambda x, y: call(normalized, x=x, high=np.float32([1, 2, 3, 4, 5, 6])),
     "two batches": lambda x, y: call(normalized, x[:, 0], y),
-    "compiled": lambda x, y: call(compiled, x, y)[1],
+    "two results": lambda x, y: call(two, x, y)[1],
     "dict": lambda x, y: call(of_dict, {"x": x, "y": y})["x"],
     "tree": lambda x, y: call(jax.tree.map, normalized, {"x": (x, y), "n": np.ones(2)})["x"][0],
     "map": lambda x, y: next(iter(call(map, normalized, (x, y)))),
 }
 OF_ALL_ROWS: dict[str, Callable[[Any, Any], Any]] = {
+    "compiled function of a row": lambda x, y: call(compiled_rows, x),
+    "compiled gradient": lambda x, y: call(compiled_slopes, x[:, 0] / np.float32(9)),
+    "compiled types": lambda x, y: call(hashed, y * 99999),
     "mean in a called function": lambda x, y: call(nested, x),
     "mean": lambda x, y: call(centered, x),
     "array with rows": lambda x, y: call(with_rows, x),
@@ -123,7 +141,35 @@ def test_functions_of_all_rows(name: str) -> None:
     reads: list[int] = []
     found = OF_ALL_ROWS[name](*arrays(reads))
     assert reads
-    np.testing.assert_allclose(whole(found), OF_ALL_ROWS[name](X, Y), rtol=1e-6)
+    expected = OF_ALL_ROWS[name](X, Y)
+    np.testing.assert_allclose(whole(found), expected, rtol=1e-6)
+    assert (type(found), found.dtype) == (type(expected), expected.dtype)
+
+
+def replaced(x: Any) -> Any:
+    return x / 2
+
+
+def quarter(x: Any) -> Any:
+    return x / 4
+
+
+def test_code_that_a_reload_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    np.testing.assert_array_equal(whole(call(replaced, arrays([])[0])), X / 2)
+    monkeypatch.setattr(replaced, "__code__", quarter.__code__)
+    np.testing.assert_array_equal(whole(call(replaced, arrays([])[0])), X / 4)
+
+
+def test_file_that_changed_after_its_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "own_helpers.py"
+    file.write_text("def f(x):\n    return x / 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("own_helpers")
+    file.write_text("def other(x):\n    return x * 100\n\ndef f(x):\n    return x / 2\n")
+    linecache.clearcache()
+    np.testing.assert_array_equal(whole(call(module.f, arrays([])[0])), X / 2)
 
 
 def test_arguments_that_do_not_fit() -> None:
