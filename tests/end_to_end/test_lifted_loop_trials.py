@@ -443,6 +443,43 @@ outcome = losses + p.numpy().ravel().tolist()
     assert "gives other numbers" not in output.err
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("xb.shape[0]", "on 2 replicas"), ("0.1 * xb.shape[0]", "`n` depends on the number of rows")],
+)
+def test_numbers_of_python_in_the_step_are_those_of_the_whole_batch(
+    cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str], name: str, message: str
+) -> None:
+    first = """
+data = tf.data.Dataset.from_tensor_slices((x[:40], y[:40])).batch(16)
+v, w = tf.Variable(tf.zeros((4, 1))), tf.Variable(tf.zeros((4, 1)))
+count, last = 0, None
+"""
+    loop = f"""
+for i, (xb, yb) in enumerate(data):
+    note = -1.0
+    with tf.GradientTape() as tape:
+        n = {name}
+        loss = tf.reduce_sum((xb @ w - yb) ** 2) / n
+    w.assign_sub(0.01 * tape.gradient(loss, w))
+    if i % 2 == 0:
+        rate = note = 0.25
+    else:
+        rate = 1.0
+    with tf.GradientTape() as tape:
+        other = tf.reduce_mean((xb @ v - yb) ** 2)
+    v.assign_sub(0.1 * rate * tape.gradient(other, v))
+    count += n
+    losses += [float(loss), float(other), rate, note]
+outcome = [*losses, count, n]
+"""
+    one = references.plainly({"own": f"{SETUP}{first}\n{loop}"}, "tensorflow", "keras")["own"]
+    cluster.run(f"{SETUP}{first}")
+    assert outcome(cluster, loop) == pytest.approx(one, rel=1e-5, abs=1e-6)
+    output = capsys.readouterr()
+    assert message in output.out + output.err
+
+
 def test_function_keeps_no_trace_of_a_step(cluster: nbdist.Cluster) -> None:
     """nbdist traces the step without updates to create the variables of the optimizer."""
     first, body, _ = LOOPS["update inside of a condition"]

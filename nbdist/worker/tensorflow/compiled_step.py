@@ -26,6 +26,7 @@ from nbdist.worker.tensorflow.replica.sample_random import Draws
 from nbdist.worker.tensorflow.row_dataflow import depends_on_kinds, host_effect, kink
 from nbdist.worker.tensorflow.runtime import collective_timing
 from nbdist.worker.tensorflow.step_outputs import leaves_of
+from nbdist.worker.tensorflow.traced_objects import TracedObjects
 from nbdist.worker.tensorflow.unequal_writes import unequal_write
 from nbdist.worker.training import step_contract
 
@@ -113,8 +114,9 @@ class CompiledStep:
         self._draws = Draws()
         self._clock = collective_timing.choose(strategy, COLLECTIVES, jit=request.options.jit)
         self._run, self._recording = self._compiled(), self._compiled(recorded=True)
-        self._traced: dict[Any, Callable[..., Any]] = {}  # by kind of batch
+        self._traced: dict[Any, Any] = {}  # by kind of batch
         self._combined: dict[Any, Callable[..., Any]] = {}  # by share of a batch
+        self._objects = TracedObjects()
 
     def __call__(self, batch: Batch) -> Any:
         """Start a step and return its report.
@@ -128,8 +130,9 @@ class CompiledStep:
             run = self._recording if recorded else self._run
             return run(values, whole=batch.whole)
         kind = recorded, batch.whole, kind_of(batch.values)
-        if kind in self._traced:
-            return self._traced[kind](values, whole=batch.whole)
+        if (step := self._traced.get(kind)) is not None:
+            self._objects.use(step.graph)
+            return step(values, whole=batch.whole)
         with _readable_errors():
             step = self._run.get_concrete_function(values, whole=batch.whole)
             if self._outputs is None and not batch.whole and self._replicas.total > 1:
@@ -139,6 +142,7 @@ class CompiledStep:
             run = self._recording if recorded else self._run
             report = run(values, whole=batch.whole)
         self._traced[kind] = run.get_concrete_function(values, whole=batch.whole)
+        self._objects.use(self._traced[kind].graph)
         return report
 
     def together(self, batch: Batch) -> Any:
@@ -210,14 +214,13 @@ class CompiledStep:
         return {
             name: tf.nest.map_structure(lambda v: local(v)[0], assigned[name])
             if name in assigned
-            else self._outputs.others[name]
+            else self._objects.value(name, self._last_shares.total)
             for name in names
         }
 
     def assigned(self, report: Any, names: Iterable[str]) -> dict[str, Any]:
         """Return the values of those of the names that the step has assigned."""
-        assert self._outputs is not None
-        known = {*report[OUTPUTS], *self._outputs.others}
+        known = {*report[OUTPUTS], *self._objects.values}
         return self.outputs(report, [name for name in names if name in known])
 
     def compared(self, report: Any, *, together: bool) -> dict[str, Any]:
@@ -240,6 +243,7 @@ class CompiledStep:
         assert self._outputs is not None
         assert other._outputs is not None
         self._outputs.continue_from(other._outputs)
+        self._objects.continue_from(other._objects)
 
     def find_rows(self, batch: Batch) -> None:
         """Find the outputs with a row for each sample, from a trace on one replica."""
@@ -247,12 +251,20 @@ class CompiledStep:
         with single_replica():
             tensors = _as_tensors(batch.everything())
             step = tf.function(self.alone, autograph=False).get_concrete_function(tensors)
+        self._objects.of_whole = self._outputs.others
         local = self._replicas.strategy.experimental_local_results
         assigned = step.structured_outputs[OUTPUTS]
         values = {n: tf.nest.map_structure(lambda v: local(v)[0], v) for n, v in assigned.items()}
         if self._outputs.find_rows(values, batch.rows):
             self._compile_again()
         self._combined.clear()
+
+    def unequal(self, batch: Batch) -> str:
+        """Return a name with another number or text on parts of a batch than on all of it.
+
+        The number of rows is known. Call `find_rows` with the batch before.
+        """
+        return self._objects.unequal(self._graph(batch), batch.rows, self._replicas.total)
 
     def last(self, report: Any, names: Sequence[str]) -> tuple[Any, ...]:
         """Return values of a step that the body of its loop does not read, over all replicas."""
@@ -261,7 +273,8 @@ class CompiledStep:
         values = combine({name: report[OUTPUTS][name] for name in names if name in report[OUTPUTS]})
         local = self._replicas.strategy.experimental_local_results
         found = tf.nest.map_structure(lambda v: local(v)[0], values)
-        return tuple(found[n] if n in found else self._outputs.others[n] for n in names)
+        total = self._last_shares.total
+        return tuple(found[n] if n in found else self._objects.value(n, total) for n in names)
 
     def _combine(self, shares: Shares) -> Callable[..., Any]:
         """Return a function that combines values over replicas, traced once for each kind."""
@@ -332,7 +345,10 @@ class CompiledStep:
             layer_state.separate_replicas(strategy),
             self.signals.installed() if recorded else contextlib.nullcontext(),
         ):
-            return strategy.run(self._replica, args=values)
+            report = strategy.run(self._replica, args=values)
+        if self._outputs is not None:
+            self._objects.note(tf.compat.v1.get_default_graph(), self._outputs.others)
+        return report
 
     def _replica(self, *values: Any) -> dict[str, tf.Tensor]:
         self._watch.begin()

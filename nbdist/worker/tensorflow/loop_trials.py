@@ -125,7 +125,9 @@ class LoopTrials:
         if not is_wrong and is_first and (ordered := self._rare_first(batch)) is not None:
             worst, causes = self._wrong(step, ordered)
             is_wrong = self._any_rank(worst)
-        if is_wrong:
+        if name := step.unequal(batch):
+            self._use_whole(f"because `{name}` depends on the number of rows of a part")
+        elif is_wrong:
             if worst is None:  # another rank has found the difference, and warns
                 self._use_whole("")
             else:

@@ -36,7 +36,7 @@ class StepOutputs:
         loop: the loop of the step.
 
     Attributes:
-        others: values that are no tensors, such as lists of variables, by name.
+        others: values of the last trace that are no tensors, such as lists of variables, by name.
     """
 
     def __init__(self, loop: TrainingLoop) -> None:
@@ -63,7 +63,7 @@ class StepOutputs:
     def over_replicas(self, assigned: dict[str, Any], shares: Shares | None) -> dict[str, Any]:
         """Return the tensors. Call it in a replica; without shares, on a single one."""
         tensors = {name: value for name, value in assigned.items() if _are_tensors(name, value)}
-        self.others |= {name: v for name, v in assigned.items() if name not in tensors}
+        self.others = {name: v for name, v in assigned.items() if name not in tensors}
         return {
             name: self.combined(name, value, shares) if name in self._used else value
             for name, value in tensors.items()
