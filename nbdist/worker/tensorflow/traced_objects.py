@@ -28,8 +28,8 @@ class TracedObjects:
         self._by_graph[graph] = self.values = values
 
     def use(self, graph: Any) -> None:
-        """Note that the trace with this graph runs."""
-        self.values = self._by_graph[graph]
+        """Note that the trace with this graph runs. Traces of step cells have no values."""
+        self.values = self._by_graph.get(graph, {})
 
     def value(self, name: str, rows: int) -> Any:
         """Return the value of a name in the last step, whose global batch has these rows.
