@@ -10,13 +10,13 @@ import ast
 import itertools
 from typing import TYPE_CHECKING
 
-from nbdist.cells.effects import FORMATTED_STRINGS
+from nbdist.cells.effects import FORMATTED_STRINGS, within
 from nbdist.cells.names import Names
 from nbdist.cells.step_program import logical_lines, reported_expression
 from nbdist.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container
 
     from nbdist.records import StepProgram
 
@@ -69,7 +69,7 @@ def _without_annotations(source: str, names: Container[str]) -> str:
     """
     text = source.encode()
     ends = [0, *itertools.accumulate(len(line) for line in text.splitlines(keepends=True))]
-    for node in reversed([*_statements(ast.parse(source))]):
+    for node in reversed([*within(ast.parse(source))]):
         match node:
             case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation) if name in names:
                 begin = ends[node.lineno - 1] + node.col_offset
@@ -83,15 +83,6 @@ def _without_annotations(source: str, names: Container[str]) -> str:
                 continued = b"\\\n" * text.count(b"\n", begin, until)
                 text = text[:begin] + kept + continued + text[until:]
     return text.decode()
-
-
-def _statements(node: ast.AST) -> Iterator[ast.stmt]:
-    """Yield the statements in a node in order, except those of functions and classes in it."""
-    for part in ast.iter_child_nodes(node):
-        if isinstance(part, ast.stmt):
-            yield part
-        if not isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.expr)):
-            yield from _statements(part)
 
 
 def cell_of(source: str) -> str:

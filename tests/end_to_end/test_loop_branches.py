@@ -201,17 +201,11 @@ def test_mirrored_loop_has_the_numbers_of_one_device(
     assert DIVIDED in capsys.readouterr().out
 
 
-def test_names_of_a_loop_over_models_have_values_after_it(
-    keras_cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("loop", [KERAS_ENSEMBLE, KERAS_NAMES], ids=["models", "branches"])
+def test_names_that_the_step_assigns_have_values_after_the_loop(
+    keras_cluster: nbdist.Cluster, loop: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert_numbers(keras_cluster, "tensorflow", KERAS_SETUP, KERAS_ENSEMBLE, KERAS_RESULT)
-    assert DIVIDED in capsys.readouterr().out
-
-
-def test_names_of_branches_and_loops_have_values_after_the_loop(
-    keras_cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert_numbers(keras_cluster, "tensorflow", KERAS_SETUP, KERAS_NAMES, KERAS_RESULT)
+    assert_numbers(keras_cluster, "tensorflow", KERAS_SETUP, loop, KERAS_RESULT)
     assert DIVIDED in capsys.readouterr().out
 
 

@@ -22,9 +22,7 @@ ROWS, BATCH, EPOCHS = 45, 8, 2
 FULL, LAST = divmod(ROWS, BATCH)
 OWN = "by element: each worker maps its own samples only"
 
-SETUP = f"""
-import jax, jax.numpy as jnp, numpy as np, tensorflow as tf
-tf.random.set_seed(3)
+COUNTED = """
 calls = []
 def count(number):
     calls.append(int(number))
@@ -34,7 +32,13 @@ def decoded(number):
     number = tf.cast(tf.reshape(number, []), tf.float32)
     x = tf.cos(tf.range(3, dtype=tf.float32) + number)
     return x, tf.reduce_sum(x)
-def named(x, y):
+"""
+"""Map of a data set that counts its calls."""
+
+SETUP = f"""
+import jax, jax.numpy as jnp, numpy as np, tensorflow as tf
+tf.random.set_seed(3)
+{COUNTED}def named(x, y):
     return {{"x": x, "y": y}}
 numbers = tf.data.Dataset.range({ROWS})
 

@@ -10,6 +10,7 @@ import pytest
 from nbdist.errors import CellError
 from nbdist.records import Saving
 from tests import clusters
+from tests.end_to_end.test_loop_datasets import COUNTED, OWN
 from tests.references import plainly
 
 if TYPE_CHECKING:
@@ -23,20 +24,10 @@ FULL, LAST = divmod(ROWS, BATCH)
 TRIALS = 7
 """Batches 1, 2, 3, 5, 9, 17 and 33, which each worker also computes as a whole."""
 
-OWN = "by element: each worker maps its own samples only"
 
 SETUP = f"""
 import numpy as np, tensorflow as tf
-calls = []
-def count(number):
-    calls.append(int(number))
-    return number
-def decoded(number):
-    number = tf.numpy_function(count, [number], tf.int64, stateful=False)
-    number = tf.cast(tf.reshape(number, []), tf.float32)
-    x = tf.cos(tf.range(3, dtype=tf.float32) + number)
-    return x, tf.reduce_sum(x)
-numbers = tf.data.Dataset.range({ROWS})
+{COUNTED}numbers = tf.data.Dataset.range({ROWS})
 stream = numbers.shuffle(20, seed=1).map(decoded).batch({BATCH})
 w = tf.Variable(tf.zeros((3, 1)))
 losses, seen = [], []

@@ -34,7 +34,7 @@ def shared_dimension(sizes: Sequence[int], stages: int, layers: int = 0) -> int:
         layers: the dimension of the layers.
 
     Returns:
-        The dimension; -1 if there is none, so that each stage stores the whole stack.
+        The dimension, or -1 if no dimension divides. Each stage then stores the whole stack.
     """
     fitting = (dim for dim, size in enumerate(sizes) if dim != layers and size % stages == 0)
     return max(fitting, key=lambda dim: (sizes[dim], -dim), default=-1)

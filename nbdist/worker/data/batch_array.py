@@ -301,8 +301,7 @@ def combined(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
     ):
         return function(*map(whole, operands))
     # The user may change an array before all rows are read.
-    kept = [o.copy() if isinstance(o, np.ndarray) else o for o in operands]
-    return first.together(function, kept)
+    return first.together(function, [*map(_copied, operands)])
 
 
 def _keeps_shape(operand: Any, ndim: int) -> bool:

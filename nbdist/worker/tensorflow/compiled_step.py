@@ -301,6 +301,7 @@ class CompiledStep:
     def _compile_again(self) -> None:
         self._run, self._recording = self._compiled(), self._compiled(recorded=True)
         self._traced.clear()
+        self._objects.forget_traces()
 
     def tracings(self) -> int:
         """Return the number of times that the step was traced."""

@@ -27,6 +27,10 @@ class TracedObjects:
         """Note the values of a new trace."""
         self._by_graph[graph] = self.values = values
 
+    def forget_traces(self) -> None:
+        """Forget all traces, whose graphs would remain in memory."""
+        self._by_graph.clear()
+
     def use(self, graph: Any) -> None:
         """Note that the trace with this graph runs. Traces of step cells have no values."""
         self.values = self._by_graph.get(graph, {})
