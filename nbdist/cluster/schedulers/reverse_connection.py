@@ -204,9 +204,7 @@ class RendezvousClient:
     def _start(self) -> None:
         """Start the rendezvous process if none responds."""
         folder = self._home.folder
-        try:
-            connect(folder / RENDEZVOUS_SOCKET).close()
-        except OSError:
+        if not self._listens():
             (folder / RENDEZVOUS_SOCKET).unlink(missing_ok=True)
             self.close()
             with log_file(folder, "rendezvous").open("ab") as log:
@@ -226,9 +224,17 @@ class RendezvousClient:
                 stdin.write(msgspec.json.encode(self._batch))
             self._await_start(process)
 
+    def _listens(self) -> bool:
+        """Return True if the rendezvous process accepts requests."""
+        try:
+            connect(self._home.folder / RENDEZVOUS_SOCKET).close()
+        except OSError:
+            return False
+        return True
+
     def _await_start(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + _BEGIN_S
-        while not (self._home.folder / RENDEZVOUS_SOCKET).exists():
+        while not self._listens():  # the socket's file exists a moment before it is usable
             if process.poll() is not None or time.monotonic() > deadline:
                 log = read_tail(self._home.folder, "rendezvous", LOG_LINES)
                 raise StartError(f"the rendezvous process failed to start:\n{log}")

@@ -256,7 +256,7 @@ def roofline(bench: Bench) -> bytes:
     )
     axes.grid(alpha=0.25, which="both")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
+    figure.legend(loc="outside upper right", fontsize=8, frameon=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()

@@ -25,6 +25,12 @@ CHART_WIDTH = 672
 _RESOLUTIONS = (144, 96, 72)
 """Dots per inch of a picture, from the best to the smallest."""
 
+_LEGEND_LETTERS = 100
+"""Width of the legend in letters."""
+
+_SIGN_LETTERS = 6
+"""Width of the sign before a label of the legend, in letters."""
+
 _GREYS = (1.0, 0.93, 0.8, 0.6, 0.4, 0.2, 0.0)
 _TINTS = (1.0, 0.5)
 """Strengths of the colour of a line, in the line and at its edge."""
@@ -212,7 +218,11 @@ def _png(figure: Figure, axes: Axes, most_bytes: int) -> bytes:
     """Return a PNG with few colours, because it is several times smaller."""
     from PIL import Image  # Matplotlib depends on it
 
-    axes.legend(fontsize=7, frameon=False, ncols=2)
+    _, labels = axes.get_legend_handles_labels()
+    column = _SIGN_LETTERS + max(map(len, labels), default=0)
+    # Inside the axes, Matplotlib would search for a place, slowly and with a warning.
+    columns = max(1, _LEGEND_LETTERS // column)
+    figure.legend(loc="outside upper right", fontsize=7, frameon=False, ncols=columns)
     colours = Image.new("P", (1, 1))
     colours.putpalette(_palette(axes))
     for dpi in _RESOLUTIONS:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import itertools
 from base64 import b64encode
+from types import SimpleNamespace
 
+import matplotlib.legend
 import numpy as np
 import pytest
 
@@ -59,6 +62,14 @@ def test_a_chart_of_epochs_has_no_marks() -> None:
     assert run_bundle(epochs, "a run", recovered, MOST_BYTES) == run_bundle(
         epochs, "a run", (), MOST_BYTES
     )
+
+
+def test_a_slow_machine_draws_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(perf_counter=itertools.count(0, 60).__next__)
+    monkeypatch.setattr(matplotlib.legend, "time", clock)
+    values = np.random.default_rng(1).standard_normal((2, 2000))
+    assert line_chart(curve(values), (), MOST_BYTES)
+    assert comparison_chart({"a": values, "b": values}, "loss", MOST_BYTES)
 
 
 @pytest.mark.parametrize("ranks", [1, 4, 64])
