@@ -20,11 +20,13 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from nbdist.cluster.remote_host import environment_lock
 from nbdist.utils import distributions
 from nbdist.utils.polling import repeat_until
+from tests import exact
 from tests.netns import Hosts, needs_hosts
 
 if TYPE_CHECKING:
@@ -70,14 +72,19 @@ class Output(NamedTuple):
 class Notebook:
     """A small environment of Python with nbdist, and programs that run in it.
 
+    Args:
+        folder: its folder.
+        *libraries: further distributions in the environment.
+
     Attributes:
         wheels: the wheels that it was installed from.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *libraries: str) -> None:
         self._folder = folder
         installed = distributions.found()
-        chosen = {n: installed[n] for n in sorted(distributions.with_requirements({"nbdist"}))}
+        names = distributions.with_requirements({"nbdist", *libraries})
+        chosen = {name: installed[name] for name in sorted(names)}
         self.wheels: dict[str, Wheel] = environment_lock.pack(chosen, folder / "packed")
         uv = environment_lock.find_uv()
         subprocess.run([uv, "venv", "--quiet", str(folder / "environment")], check=True)
@@ -238,6 +245,47 @@ def test_new_and_replaced_hosts_get_the_environment_of_the_start(
     one, two, three = [*values_of(lines), *rest.values]
     assert one * 2 == two == three, (lines, rest)
     assert Path(ast.literal_eval(one[0])[0]).name in files(replaced)
+
+
+RECOVERED = f"""
+from nbdist.records import Saving, StepOptions
+with nbdist.Cluster(hosts=HOSTS, framework="jax", install=True) as cluster:
+    cluster.run({exact.setup(exact.BATCH)!r})
+    cluster.run(HELD)
+    options = StepOptions(data="held", steps=STEPS)
+    run = cluster.run({exact.STEP!r}, step=options, saving=Saving(folder=SAVED, every_steps=20))
+    give(run.loss.tolist())
+    give([[list(recovery.ranks), recovery.step] for recovery in run.recoveries])
+    give(list(cluster.run("import sys, jax\\nsys.prefix, jax.__file__").results.values()))
+"""
+
+
+@pytest.mark.full  # a minute and a half: the environment contains JAX
+def test_a_host_that_is_replaced_during_a_cell_gets_the_environment(
+    apart: Hosts, tmp_path: Path
+) -> None:
+    """Another machine with the name of the lost one has an empty disk."""
+    steps, go, replaced = exact.HELD_STEP + 18, tmp_path / "go", apart.each[1]
+    held = exact.HELD.format(batch=exact.BATCH, step=exact.HELD_STEP, path=str(go))
+    known = f"HELD, STEPS, SAVED = {held!r}, {steps}, {str(tmp_path / 'saved')!r}\n"
+    notebook = Notebook(tmp_path, "jax", "orbax-checkpoint")
+    program = notebook.start(apart, known + RECOVERED)
+    try:
+        reported = exact.FAULT_STEP * len(apart.each)
+        assert repeat_until(lambda: exact.steps_of(tmp_path) >= reported, PROGRAM_S)
+        replaced.power_off()
+        replaced.power_on()
+        replaced.own_disk(CACHE)
+        go.touch()
+    finally:
+        seen = ended(program)
+    losses, recovered, packages = seen.values
+    np.testing.assert_array_equal(losses, exact.losses(steps))
+    assert recovered == [[[1], exact.FAULT_STEP]]
+    for package in map(ast.literal_eval, packages):
+        assert Path(package[0]).parent == FOLDER
+        assert Path(package[1]).is_relative_to(package[0])
+    assert Path(package[0]).name in files(replaced)
 
 
 @pytest.mark.full

@@ -9,6 +9,7 @@ the newest. If a save fails, for example on a full disk, nbdist reports it and t
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import random
 import secrets
 import shutil
@@ -144,7 +145,7 @@ class Checkpoints(Protocol):
             keeps_generators: True to leave the generators of Python and NumPy as they are.
 
         Raises:
-            StepError: the checkpoint does not match the run.
+            StepError: the checkpoint does not match the run, or a package is missing.
         """
         ...
 
@@ -278,6 +279,11 @@ class Saved:
 
     def open(self, state: State, *, has_more: bool = False, keeps_generators: bool = False) -> None:
         self._state = state
+        if state.kind == "orbax" and importlib.util.find_spec("orbax") is None:
+            raise StepError(
+                "--checkpoint needs the package orbax-checkpoint on the workers for arrays of JAX: "
+                'install "nbdist[jax]" there, then start them again (%dist_stop, %dist_start)'
+            )
         if self._resumed is not None:
             checkpoint, manifest = self._resumed
             self._restore(checkpoint, manifest, keeps_generators)

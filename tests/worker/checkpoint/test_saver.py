@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -379,6 +380,17 @@ class TestWriting:
         rank.save(5)
         assert Draft(tmp_path, 5, ATTEMPT).given_up()
         assert rank.failures == ["!step 5 was not saved: KeyError"]
+
+
+def test_a_missing_package_ends_the_run_before_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "orbax", None)
+    rank = Rank(tmp_path)
+    rank.begin()
+    monkeypatch.setattr(rank.state, "kind", "orbax")
+    with pytest.raises(StepError, match="orbax-checkpoint on the workers"):
+        rank.begin()
 
 
 def test_run_without_checkpoints_saves_nothing() -> None:
