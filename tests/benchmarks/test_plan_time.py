@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
-from benchmarks.plan_time import CALIBRATION, SLOW, published_steps
+from benchmarks.plan_time import (
+    CALIBRATION,
+    EAGER,
+    EAGER_DISPATCH_S,
+    SLOW,
+    published_steps,
+)
 from nbdist.planner.hardware.topology import parse
 from nbdist.records import DATA, MODEL, STAGE
 
@@ -39,3 +46,15 @@ def test_plan_has_the_published_layout(table: str) -> None:
         sizes[name] for name in ("zero", "micro", "rounds")
     )
     assert plan.time.step > 0
+
+
+def test_hosts_issue_the_operations_of_eager_programs() -> None:
+    assert {*FIRST} > EAGER
+    eager, compiled = (
+        next(FIRST[table] for table in sorted(FIRST) if (table in EAGER) == so)
+        for so in (True, False)
+    )
+    issued = eager.target.calibration
+    assert issued.dispatch_s == EAGER_DISPATCH_S > compiled.target.calibration.dispatch_s
+    at_once = dataclasses.replace(eager, table=compiled.table)
+    assert eager.plan().time.step > at_once.plan().time.step
