@@ -164,7 +164,7 @@ def _staged(sharded: ShardedModel, op: Op, scope: _Scope) -> tuple[float, float]
     """Return the peak of a tick of a loop over layers in stages."""
     rows, others = _peak(sharded.microbatch, op.body, {value.number for value in op.outs}, scope)
     given, rounds = {value.number for value in op.ins}, sharded.layout.rounds
-    for value in op.over:
+    for value in {value.number: value for value in op.over}.values():
         is_exchanged = value.number in scope.exchanged_stacks
         if value.number in given:
             if not sharded.has_rows(value):

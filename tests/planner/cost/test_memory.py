@@ -249,6 +249,15 @@ def test_several_rounds_hold_exchanged_layers_twice() -> None:
     assert found.gradients == gradient + layers + slopes
 
 
+def test_layers_that_a_loop_reads_twice_are_held_once() -> None:
+    """The loop of a backward pass with full rematerialization reads the layers for both passes."""
+    backward = SCAN.ops[2]
+    twice = replace(backward, ins=(*backward.ins, SCALE), over=(SCALE, *backward.over))
+    model = replace(SCAN, ops=(*SCAN.ops[:2], twice, *SCAN.ops[3:]))
+    layout = Layout(1, 1, stage=2, micro=4, rounds=2)
+    assert memory_of(ShardedModel(model, layout, STATES), model.ops, AVAILABLE) == scan(layout)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradients_of_pipelines_are_summed_in_float32(dtype: str) -> None:
     narrow = replace(SCALE_SLOPE, dtype=dtype, itemsize=4 if dtype == "float32" else 2)
