@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.compiled_models import MODELS, stepped, traced
-from nbdist.records import Planning
+from benchmarks.language_models import gpt, traced_step
+from nbdist.records import DATA, MODEL, STAGE, Planning
 from nbdist.worker.planning import compiler_check
 from nbdist.worker.planning.plan_step import named_target, plan_of
 from nbdist.worker.planning.query import PlanQuery
@@ -51,6 +52,18 @@ def test_images_are_kept_once_and_padded(rows: int, zero: int) -> None:
     assert plan.verified is not None
     assert kept < plan.verified.temporaries < 1.5 * kept
     assert 0.9 < plan.memory.needed / plan.verified.total < 1.1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layers", [8, 6])
+def test_even_and_uneven_stages_compile_with_predicted_memory(layers: int) -> None:
+    """A GPT with Adam, 1,024 wide, on four stages."""
+    model = gpt(vocabulary=32_000, width=1024, layers=layers, length=512, heads=16)
+    fixed = {DATA: 2, MODEL: 1, STAGE: 4, "micro": 8, "zero": 0, "rounds": 1}
+    planning = Planning(verify=True, fixed=fixed, remat="full", schedule="1f1b")
+    plan = plan_of(PlanQuery(*traced_step(model, 64), named_target("v5e:2x4"), planning))
+    assert plan.verified is not None
+    assert 0.95 < plan.memory.needed / plan.verified.total < 1.09
 
 
 @pytest.mark.full
