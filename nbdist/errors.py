@@ -20,7 +20,8 @@
     ├── StepError               on a rank: a step cell cannot start or continue
     │   └── AnotherRankError        on a rank: it stopped because another rank did
     ├── StrategyError           a strategy does not fit the process, the workers or the data
-    │   └── KerasBackendError       Keras uses another backend than the cell needs
+    │   ├── KerasBackendError       Keras uses another backend than the cell needs
+    │   └── LibraryVersionError     a feature does not support the version of a library
     ├── PlanError               no layout fits, or the requested one is not possible
     └── CellError               the user's cell raised an exception on a rank
 
@@ -197,6 +198,10 @@ class KerasBackendError(StrategyError, ImportError):
 
     It is also an ImportError: TensorFlow expects one if its own import of Keras fails.
     """
+
+
+class LibraryVersionError(StrategyError):
+    """An installed version of a library that a feature of nbdist does not support."""
 
 
 class PlanError(NbdistError):

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 import nbdist
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ OF_SEVERAL_MODULES = {
 FOUNDATION: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
+    "private_api": {"errors"},
     "records": {"errors"},
     "settings": {"errors", "records"},
     "utils": {"errors", "records"},
@@ -182,6 +185,11 @@ compare a class with the name, as in `worker/data/sources.py`.
 
 NAMED = re.compile(r"(nbdist(?:\.[a-z_0-9]+)+)(?::\w+)?(?:\.[A-Z]\w*)?")
 PROGRAM = re.compile(r"-m (nbdist(?:\.[a-z_0-9]+)+)")
+PRIVATE = re.compile(
+    r"(jax\._src|jaxlib\._jax|tensorflow\.python|keras\.src|orbax\.checkpoint\._src)\b"
+)
+"""Private modules of libraries. `nbdist/private_api` has all of their names."""
+
 NOT_MODULES = {"nbdist.ipyparallel", "nbdist.options"}
 """A logger, and a matcher of completions."""
 
@@ -341,6 +349,52 @@ def roots(node: ast.AST) -> set[str]:
     if isinstance(node, ast.Import):
         return {alias.name.partition(".")[0] for alias in node.names}
     return {str(node.module).partition(".")[0]} if isinstance(node, ast.ImportFrom) else set()
+
+
+def test_private_modules_of_libraries_are_named_in_one_package() -> None:
+    found = [
+        f"{module}: {path}"
+        for module, file in modules().items()
+        if package_of(module) != "private_api"
+        for node in nodes(file)
+        for path in named_paths(node)
+        if PRIVATE.match(path)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import jax._src.core",
+        "from jax import _src",
+        "from jax._src import api",
+        "from jaxlib import _jax",
+        "import tensorflow.python as tfp",
+        "import tensorflow as tf\nf = tf.python.framework.ops",
+        "import jax\njax._src.api.vjp",
+        "import sys\nsys.modules['keras.src.saving']",
+        "def f():\n    from keras.src import tree",
+        "from orbax.checkpoint._src import serialization",
+    ],
+)
+def test_names_of_private_modules_are_found(code: str) -> None:
+    paths = [path for node in ast.walk(ast.parse(code)) for path in named_paths(node)]
+    assert any(map(PRIVATE.match, paths))
+
+
+def named_paths(node: ast.AST) -> list[str]:
+    """Return the dotted paths that a node imports, reads or has as a string."""
+    match node:
+        case ast.Import(names=names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module=str(module), names=names):
+            return [f"{module}.{alias.name}" for alias in names]
+        case ast.Attribute():
+            return [re.sub(r"^tf\.", "tensorflow.", ast.unparse(node))]
+        case ast.Constant(value=str(text)):
+            return [text]
+    return []
 
 
 def test_files_and_folders_have_a_limited_size() -> None:

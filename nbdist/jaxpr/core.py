@@ -1,7 +1,6 @@
 """Parts of JAX's programs that differ between its versions.
 
-JAX 0.8 and 0.9 have some names in `jax._src.core` only. JAX 0.11 merged `ClosedJaxpr` into `Jaxpr`
-and describes the inputs and outputs of a scan by trees.
+JAX 0.11 merged `ClosedJaxpr` into `Jaxpr` and describes the inputs and outputs of a scan by trees.
 """
 
 from __future__ import annotations
@@ -10,22 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import ClosedJaxpr
 
-try:
-    from jax.extend.core import (
-        DropVar,
-        concrete_or_error,
-        jaxprs_in_params,
-        new_jaxpr_eqn,
-        unmapped_aval,
-    )
-except ImportError:  # JAX 0.8 and 0.9
-    from jax._src.core import (
-        DropVar,
-        concrete_or_error,
-        jaxprs_in_params,
-        new_jaxpr_eqn,
-        unmapped_aval,
-    )
+from nbdist.private_api.jax import (
+    DropVar,
+    concrete_or_error,
+    jaxprs_in_params,
+    new_jaxpr_eqn,
+    unmapped_aval,
+)
 
 if TYPE_CHECKING:
     from jax.extend.core import Jaxpr
@@ -50,7 +40,7 @@ def lowered(closed: ClosedJaxpr) -> ClosedJaxpr:
     """
     if not getattr(closed.jaxpr, "is_high", False):
         return closed
-    from jax._src.interpreters import partial_eval
+    from nbdist.private_api.jax import partial_eval
 
     return partial_eval.lower_jaxpr2(closed)
 
@@ -79,7 +69,7 @@ def scan_params(
     made = {**params, "jaxpr": ClosedJaxpr(body, [])}
     if "ft_in" not in params:  # JAX 0.8 to 0.10
         return {**made, "num_consts": constants}
-    from jax._src import flattree
+    from nbdist.private_api.jax import flattree
 
     scanned = len(body.invars) - constants - carried
     return {

@@ -7,6 +7,9 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from nbdist.private_api import jax as private_jax
+from nbdist.private_api import keras as private_keras
+from nbdist.private_api import tensorflow as private_tensorflow
 from nbdist.records import Planning
 from nbdist.worker.lifting import lifted_loop, rewritten_loops
 
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from nbdist.worker.runtime.context import Worker
     from nbdist.worker.tensorflow.mirrored_variables import MirroredVariables
     from nbdist.worker.training.step_contract import StepStrategy
+
+_CHECK = "use --check to compare the first step with one replica"
+_NO_LIFT = "use --no-lift to run the loops of the cell as they stand, on every worker"
 
 
 @contextlib.contextmanager
@@ -66,10 +72,13 @@ def step_strategy(
     assert step is not None
     strategy = worker.strategies[request.strategy or "mirrored"]
     if request.strategy == "pjrt":
+        private_jax.STEP_CELLS.check(is_confirmed=step.options.check, instead=_CHECK)
         from nbdist.worker.jax.step.step import PjrtStep
 
         return PjrtStep(step, define, namespace, strategy)
     importlib.import_module("keras")  # first: see `opened`
+    private_tensorflow.STEPS.check()
+    private_keras.STEPS.check()
     from nbdist.worker.tensorflow.step import MirroredStep
 
     return MirroredStep(step, define, namespace, strategy, request.options.precision)
@@ -124,6 +133,8 @@ def use_loops(worker: Worker) -> None:
 
 def _mirrored_loops(worker: Worker) -> lifted_loop.MakeStep:
     importlib.import_module("keras")  # first: see `opened`
+    private_tensorflow.STEPS.check(instead=_NO_LIFT)
+    private_keras.STEPS.check(instead=_NO_LIFT)
     from nbdist.worker.tensorflow.lifted_step import MirroredLoopStep
 
     strategy = worker.strategies["mirrored"]
@@ -144,6 +155,7 @@ def _mirrored_loops(worker: Worker) -> lifted_loop.MakeStep:
 
 
 def _jax_loops(worker: Worker) -> lifted_loop.MakeStep:
+    private_jax.LOOPS.check(instead=_NO_LIFT)
     from nbdist.worker.jax.step.lifted_step import JaxLoopStep
 
     mesh = worker.strategies["pjrt"].mesh

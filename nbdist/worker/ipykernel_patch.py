@@ -26,7 +26,7 @@ import threading
 import ipykernel
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
-from nbdist.worker.runtime.tested_versions import is_tested
+from nbdist.private_api.tested_versions import is_tested
 
 FIRST_WITH_SUBSHELL_CHECK = (7, 1)
 

@@ -11,6 +11,8 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
+from nbdist.private_api import jax as private_jax
+from nbdist.private_api import tensorflow as private_tensorflow
 from nbdist.utils.processes import queued_s
 
 if TYPE_CHECKING:
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
     from nbdist.records import StrategyName
     from nbdist.worker.runtime.context import Worker
 
-_CALLBACKS = ("tensorflow.python.ops.script_ops", "jax._src.callback")
+_CALLBACKS = (
+    private_tensorflow.LIBRARY.path("script_ops"),
+    private_jax.LIBRARY.path("callbacks"),
+)
 """Modules whose frames enclose user functions that a graph calls on other threads."""
 
 

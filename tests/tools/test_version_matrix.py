@@ -11,8 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from nbdist.private_api.tested_versions import TESTED
 from nbdist.utils import installed
-from nbdist.worker.runtime.tested_versions import TESTED
 from tools import version_matrix
 from tools.version_matrix import Outcomes
 

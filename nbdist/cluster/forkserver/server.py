@@ -61,6 +61,9 @@ import psutil
 from nbdist.cluster.forkserver.child import become, die_with_parent
 from nbdist.cluster.forkserver.control_socket import ControlSocket, Event
 from nbdist.cluster.forkserver.logs import read_tail
+from nbdist.errors import LibraryVersionError
+from nbdist.private_api import jax as private_jax
+from nbdist.private_api import tensorflow as private_tensorflow
 from nbdist.utils.allocator import keep_freed_memory
 from nbdist.utils.gpus import visible_gpus
 from nbdist.utils.processes import await_ends
@@ -158,6 +161,8 @@ class ForkServer:
         for name in modules:
             try:
                 self._import(name)
+            except LibraryVersionError as error:
+                sys.stderr.write(f"{name} is not preloaded: {error}\n")  # engines raise it
             except Exception as error:
                 message = f"{type(error).__name__}: {error}"
                 module = name.removesuffix(IF_THERE)
@@ -374,10 +379,10 @@ def _why_not_fork() -> str:
         with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
             if str(file.readlink()).startswith(_DEVICES):
                 return f"{file.readlink()} is open"
-    bridge = sys.modules.get("jax._src.xla_bridge")
+    bridge = private_jax.LIBRARY.loaded("xla_bridge")
     if bridge is not None and bridge.backends_are_initialized():
         return "JAX has a backend"
-    eager = sys.modules.get("tensorflow.python.eager.context")
+    eager = private_tensorflow.LIBRARY.loaded("context")
     if eager is not None and getattr(eager.context(), "_context_handle", None) is not None:
         return "TensorFlow has run an op"
     return ""

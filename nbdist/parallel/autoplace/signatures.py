@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax._src.core import trace_state_clean
 
 from nbdist.errors import UsageError
 from nbdist.parallel.placement.leaves import leaves_of
+from nbdist.private_api.jax import trace_state_clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax._src.core import concrete_or_error, trace_state_clean
 from jax.errors import ConcretizationTypeError
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
@@ -15,6 +14,7 @@ from nbdist.parallel.placement.leaves import Leaf
 from nbdist.parallel.placement.named_layouts import LAYOUTS
 from nbdist.parallel.placement.target_tree import spread_of
 from nbdist.parallel.placement.targets import checked, layout_sharding, spec_over
+from nbdist.private_api.jax import concrete_or_error, trace_state_clean
 from nbdist.worker.runtime import context
 
 if TYPE_CHECKING:

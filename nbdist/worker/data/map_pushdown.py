@@ -233,7 +233,7 @@ def _checksum(window: Any) -> Any:
 
 def _mapped(operation: Any, dataset: Any) -> Any:
     """Map the samples of `(sample, constant)` by the traced function of a map."""
-    from tensorflow.python.data.util import structure
+    from nbdist.private_api.tensorflow import structure
 
     function = operation._map_func
 
@@ -374,7 +374,7 @@ def _nodes(function: Any) -> list[Any]:
 
 def _stateful(function: Any) -> set[str]:
     """Return the types of the stateful operations of a function and of all that it calls."""
-    from tensorflow.python.framework import op_def_registry
+    from nbdist.private_api.tensorflow import op_def_registry
 
     types = {node.op for node in _nodes(function.function)} - _CALLS
     found = {name: op_def_registry.get(name) for name in types}

@@ -196,7 +196,7 @@ def own_files(dataset: Any, ranks: int, rank: int) -> tuple[Any, str]:
         The data set, None if files cannot be divided, and the description.
     """
     tf = sys.modules["tensorflow"]
-    from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
+    from nbdist.private_api.tensorflow import AutoShardDataset as _AutoShardDataset
 
     policies = tf.data.experimental.AutoShardPolicy
     asked = dataset.options().experimental_distribute.auto_shard_policy

@@ -30,7 +30,7 @@ def reshuffled(operation: Any, dataset: Any) -> Any:
         operation: the shuffle, a `_ShuffleDataset`.
         dataset: data set with as many elements as the input of the shuffle.
     """
-    from tensorflow.python.data.ops import dataset_ops
+    from nbdist.private_api.tensorflow import dataset_ops
 
     variant = sys.modules["tensorflow"].raw_ops.ShuffleDatasetV3(
         input_dataset=dataset._variant_tensor,

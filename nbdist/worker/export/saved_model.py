@@ -153,8 +153,8 @@ def _exported(model: Any, values: list[np.ndarray]) -> tuple[bytes, int, Any, li
     """
     import jax
     import keras
-    from keras.src.export.export_utils import get_input_signature
 
+    from nbdist.private_api.keras import get_input_signature
     from nbdist.worker.jax.runtime.processes import NO_MESH
 
     trainable = len(model.trainable_variables)

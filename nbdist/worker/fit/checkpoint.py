@@ -12,10 +12,10 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import keras
-from keras.src.trainers.epoch_iterator import EpochIterator
 from msgspec import structs
 
 from nbdist.errors import StepError
+from nbdist.private_api.keras import EpochIterator
 from nbdist.worker.checkpoint.fit_records import FitRecord, encoded, pack, unpack
 from nbdist.worker.checkpoint.folder import Position
 from nbdist.worker.checkpoint.saver import Unsaved, checkpoints

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import keras
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+from nbdist.private_api.keras import ArrayDataAdapter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,23 +18,18 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.extend.backend
 import jax.numpy as jnp
-from jax._src import dispatch, distributed, xla_bridge
-from jax._src.interpreters import pxla
-from jax._src.lib import _jax
 
 from nbdist.errors import StartError
+from nbdist.private_api import jax as private_jax
+from nbdist.private_api import orbax as private_orbax
+from nbdist.private_api.jax import _jax, dispatch, distributed, pxla, xla_bridge
 from nbdist.records import CollectiveState, Device
 from nbdist.utils.processes import batch_scheduling
-from nbdist.worker.jax.arrays import (
-    callbacks_patch,
-    convolution_patch,
-    default_device_patch,
-    device_put_patch,
-)
+from nbdist.worker.jax.arrays import default_device_patch
 from nbdist.worker.jax.rebuild.arrays import Devices
 from nbdist.worker.jax.rebuild.preserve import PreservedArrays
 from nbdist.worker.jax.rebuild.walk import LostValue
-from nbdist.worker.jax.runtime import compile_cache, coordinator, initialize_patch, processes
+from nbdist.worker.jax.runtime import coordinator, initialize_patch, processes
 from nbdist.worker.jax.strategy import PjRTStrategy
 from nbdist.worker.runtime import context, gloo_connections, import_hooks
 from nbdist.worker.runtime.shell import engine_shell
@@ -226,11 +221,7 @@ def _prove_collectives(mesh: jax.sharding.Mesh) -> None:
 
 
 def _configure(wiring: PjrtWiring) -> None:
-    if wiring.compiled:
-        compile_cache.keep_in(wiring.compiled)
-    callbacks_patch.apply()
-    convolution_patch.apply()
-    device_put_patch.apply()
+    _apply_optional_patches(wiring.compiled)
     default_device_patch.apply()
     _patch_orbax_once_imported()
     initialize_patch.apply()
@@ -245,15 +236,42 @@ def _configure(wiring: PjrtWiring) -> None:
         os.environ["NPROC"] = str(max(16, 4 * wiring.cpu_devices))
 
 
+def _apply_optional_patches(compiled: str) -> None:
+    """Apply the patches that the installed version of JAX supports.
+
+    Args:
+        compiled: folder of compiled programs; empty for none.
+    """
+    effect = "replaced workers compile their programs again"
+    if compiled and private_jax.COMPILE_CACHE.is_supported(effect):
+        from nbdist.worker.jax.runtime import compile_cache
+
+        compile_cache.keep_in(compiled)
+    if private_jax.CALLBACKS.is_supported("callbacks run on rank 0 only"):
+        from nbdist.worker.jax.arrays import callbacks_patch
+
+        callbacks_patch.apply()
+    effect = "gradients of sharded grouped convolutions are wrong"
+    if private_jax.CONVOLUTIONS.is_supported(effect):
+        from nbdist.worker.jax.arrays import convolution_patch
+
+        convolution_patch.apply()
+    if private_jax.DEVICE_PUT.is_supported("jax.device_put compares NaN as different"):
+        from nbdist.worker.jax.arrays import device_put_patch
+
+        device_put_patch.apply()
+
+
 @functools.cache
 def _patch_orbax_once_imported() -> None:
     import_hooks.once_imported("orbax.checkpoint", _patch_orbax)
 
 
 def _patch_orbax() -> None:
-    from nbdist.worker.jax import orbax_patch
+    if private_orbax.CHECKPOINTS.is_supported("checkpoints are written by each rank"):
+        from nbdist.worker.jax import orbax_patch
 
-    orbax_patch.apply()
+        orbax_patch.apply()
 
 
 def _configure_gloo(address: str) -> None:

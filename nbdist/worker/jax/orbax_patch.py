@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax._src.array import ArrayImpl
-from orbax.checkpoint._src.serialization import jax_array_handlers
 
+from nbdist.private_api.jax import ArrayImpl
+from nbdist.private_api.orbax import jax_array_handlers
 from nbdist.worker.jax.arrays.leaves import placed
 from nbdist.worker.jax.runtime import processes
 from nbdist.worker.runtime import context
-from nbdist.worker.runtime.tested_versions import is_tested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,9 +46,7 @@ _deserialize_upstream = jax_array_handlers.ArrayHandler.deserialize
 
 @functools.cache
 def apply() -> None:
-    """Patch the tested versions of Orbax; for other versions log a warning."""
-    if not is_tested("Orbax", ocp.__version__, "checkpoints are written by each rank"):
-        return
+    """Patch Orbax's checkpointers and its handler of arrays."""
     for (owner, name), method in _upstream.items():
         setattr(owner, name, _in_common_folder(method))
     ocp.CheckpointManager.__init__ = _init

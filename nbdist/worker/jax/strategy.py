@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from nbdist.private_api import jax as private_jax
+from nbdist.private_api import keras as private_keras
 from nbdist.worker.jax.arrays.distributed_dataset import (
     DistributedDataset,
     GlobalSource,
@@ -222,7 +224,8 @@ def _enter_open_scopes() -> None:
 
 def _enter_keras(scopes: contextlib.ExitStack, placement: Placement) -> None:
     keras = sys.modules["keras"]
-    if keras.backend.backend() == "jax" and untested.accepts(keras):
+    needed = (private_keras.FIT, private_keras.PJRT_FIT, private_jax.FIT)
+    if keras.backend.backend() == "jax" and untested.accepts(keras, *needed):
         from nbdist.worker.jax.keras import distribution as keras_distribution
 
         scopes.enter_context(keras_distribution.scope(placement))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from keras.src.legacy.saving import saving_utils
+from nbdist.private_api.keras import saving_utils
 
 _upstream = saving_utils.model_metadata
 

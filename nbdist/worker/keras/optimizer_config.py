@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import keras
-from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from nbdist.private_api.keras import BaseOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -117,7 +117,7 @@ def lifts(number: int) -> bool:
 def _is_traced(strategy: StrategyName) -> bool:
     """Return True while a framework traces a function: its loops run once for many calls."""
     if strategy == "pjrt":
-        from jax._src.core import trace_state_clean
+        from nbdist.private_api.jax import trace_state_clean
 
         return not trace_state_clean()
     tensorflow = sys.modules.get("tensorflow")

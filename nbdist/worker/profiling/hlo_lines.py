@@ -12,15 +12,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nbdist.private_api.jax import hlo
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from jax._src.lib import hlo
-else:
-    try:
-        from jax._src.lib import hlo
-    except ImportError:  # JAX 0.8 and 0.9
-        from jax._src.lib import _jax as hlo
 
 _PLANE, _PLANE_NAME, _EVENTS, _MAP_VALUE = 1, 2, 4, 2
 _EVENT_NAME, _EVENT_STATS, _STAT_BYTES, _HLO_MODULE = 2, 5, 6, 1

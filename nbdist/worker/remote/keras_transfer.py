@@ -24,7 +24,7 @@ def reduced(value: object) -> tuple[Any, ...] | None:
     Raises:
         TransferError: the object cannot be copied to another process.
     """
-    from keras.src.saving.keras_saveable import KerasSaveable
+    from nbdist.private_api.keras import KerasSaveable
 
     _refuse_dataset(value)
     if not isinstance(value, KerasSaveable):
@@ -52,7 +52,7 @@ def load(kind: str, saved: bytes, classes: dict[str, Any]) -> Any:
     Raises:
         TransferError: Keras cannot create the object.
     """
-    from keras.src.saving import saving_lib
+    from nbdist.private_api.keras import saving_lib
 
     try:
         return saving_lib._load_model_from_fileobj(

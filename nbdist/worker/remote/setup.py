@@ -15,6 +15,8 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from nbdist.private_api import jax as private_jax
+from nbdist.private_api import tensorflow as private_tensorflow
 from nbdist.records import RANK_VARIABLE, WorkerHello
 from nbdist.utils import host_topology
 from nbdist.worker import cell_runner, watchdog
@@ -22,7 +24,6 @@ from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.own_modules import finder
 from nbdist.worker.runtime import context, gloo_connections, import_hooks, seeding
 from nbdist.worker.runtime.shell import engine_shell
-from nbdist.worker.runtime.tested_versions import check_strategy
 
 if TYPE_CHECKING:
     from nbdist.records import (
@@ -95,15 +96,16 @@ def seed(number: int) -> None:
 
 
 def _keep_seeds_of_operations() -> None:
-    from nbdist.worker.tensorflow.runtime import operation_seed
+    if private_tensorflow.SEEDS.is_supported("operations with a seed draw other numbers"):
+        from nbdist.worker.tensorflow.runtime import operation_seed
 
-    operation_seed.apply()
+        operation_seed.apply()
 
 
 def reserve_port() -> int:
     """Find and hold a port for TensorFlow's server."""
     _import_tensorflow()
-    check_strategy("mirrored")
+    private_tensorflow.MIRRORED.check()
     from nbdist.worker.tensorflow import strategy as tensorflow_strategy
 
     return tensorflow_strategy.reserve_port()
@@ -152,7 +154,7 @@ def restore_mirrored(agreements: tuple[Agreement, ...]) -> Restored:
 
 def build_pjrt(wiring: dict[int, PjrtWiring]) -> tuple[Device, ...]:
     """Connect JAX's processes and create the mesh. Call it on all ranks at once."""
-    check_strategy("pjrt")
+    private_jax.PJRT.check()
     from nbdist.worker.jax import backend as jax_backend
 
     devices = jax_backend.build(wiring[context.current().rank])

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from nbdist.private_api import tensorflow as private_tensorflow
 from nbdist.worker.runtime.seeding import ClusterSeed
 
 LIBRARIES = ("random", "NumPy", "TensorFlow", "PyTorch")
@@ -131,5 +132,5 @@ def _of_torch() -> bytes | None:
 
 def _context() -> Any:
     """Return TensorFlow's eager context; None if TensorFlow is not imported."""
-    module = sys.modules.get("tensorflow.python.eager.context")
+    module = private_tensorflow.LIBRARY.loaded("context")
     return None if module is None else module.context()

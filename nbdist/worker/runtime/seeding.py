@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nbdist.private_api import keras as private_keras
 from nbdist.worker.runtime import context, import_hooks
-from nbdist.worker.runtime.tested_versions import is_tested
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,12 +69,9 @@ def seed_generators(seed: int) -> None:
 
 def _seed_keras(seed: int) -> None:
     """Do what `keras.utils.set_random_seed` does to Keras itself, in tested versions."""
-    version = sys.modules["keras"].__version__
-    if not is_tested("Keras", version, "the weights of its models have other random numbers"):
+    if not private_keras.SEEDS.is_supported("the weights of its models have other random numbers"):
         return
-    from keras.src.backend.common import global_state
-    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-    from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
+    from nbdist.private_api.keras import GLOBAL_RANDOM_SEED, GLOBAL_SEED_GENERATOR, global_state
 
     global_state.set_global_attribute(GLOBAL_RANDOM_SEED, seed)
     global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, None)

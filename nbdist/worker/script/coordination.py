@@ -69,8 +69,7 @@ def main(host: str, world_size: int, port: int) -> None:
     """Serve until rank 0 ends the service, or until the other ranks have ended after its death."""
     for number in (signal.SIGINT, signal.SIGTERM):  # a scheduler sends them to all processes
         signal.signal(number, signal.SIG_IGN)
-    from jaxlib import _jax
-
+    from nbdist.private_api.jax import _jax
     from nbdist.worker.jax.runtime import coordinator
 
     try:

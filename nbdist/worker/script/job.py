@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from nbdist.cells.parse import parse_cell
 from nbdist.cells.step_function import cell_of
 from nbdist.errors import UsageError
+from nbdist.private_api import jax as private_jax
+from nbdist.private_api import tensorflow as private_tensorflow
 from nbdist.records import SocketAddress, WorkerIdentity
 from nbdist.utils import host_topology
 from nbdist.utils.processes import CONTINUES, TERMINATED
@@ -26,7 +28,6 @@ from nbdist.worker.keras import backend as keras_backend
 from nbdist.worker.runtime import context, import_hooks, seeding
 from nbdist.worker.runtime.shell import store_source, use_program
 from nbdist.worker.runtime.stop_point import StopPoint
-from nbdist.worker.runtime.tested_versions import check_strategy
 from nbdist.worker.script import placement as places
 from nbdist.worker.script import rendezvous
 from nbdist.worker.script.coordination import Coordinator
@@ -416,9 +417,10 @@ def _key(placement: Placement) -> bytes:
 
 
 def _keep_seeds_of_operations() -> None:
-    from nbdist.worker.tensorflow.runtime import operation_seed
+    if private_tensorflow.SEEDS.is_supported("operations with a seed draw other numbers"):
+        from nbdist.worker.tensorflow.runtime import operation_seed
 
-    operation_seed.apply()
+        operation_seed.apply()
 
 
 def _report_fits() -> None:
@@ -428,7 +430,7 @@ def _report_fits() -> None:
 
 
 def _build_mirrored(placement: Placement, communication: Communication) -> Connection:
-    check_strategy("mirrored")
+    private_tensorflow.MIRRORED.check()
     from nbdist.worker.script import mirrored
 
     connection = mirrored.build(placement, communication)
@@ -441,7 +443,7 @@ def _build_pjrt(placement: Placement, cpu_devices: int) -> Connection:
     if placement.rank == 0:
         port = int(placement.coordinator.rpartition(":")[2] or 0)
         coordinator = Coordinator(rendezvous.own_address(placement), placement.world_size, port)
-    check_strategy("pjrt")
+    private_jax.PJRT.check()
     from nbdist.worker.script import pjrt
 
     return pjrt.build(placement, cpu_devices, coordinator)

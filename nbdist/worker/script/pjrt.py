@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING
 
 import jax
-from jax._src import distributed
 
+from nbdist.private_api.jax import distributed
 from nbdist.records import PjrtWiring
 from nbdist.worker.jax import backend
 from nbdist.worker.jax.runtime import processes

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.utils.python_utils import is_default
 
 from nbdist.errors import StepError
+from nbdist.private_api.keras import BaseOptimizer, is_default
 from nbdist.worker.tensorflow.user_objects import objects_behind
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from nbdist.records import Rate
 from nbdist.worker.training.warmup import Factor
 
 if TYPE_CHECKING:
-    from keras.src.optimizers.base_optimizer import BaseOptimizer
-
+    from nbdist.private_api.keras import BaseOptimizer
     from nbdist.worker.tensorflow.keras_objects import KerasObjects
 
 

@@ -10,8 +10,8 @@ from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import keras
-from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 
+from nbdist.private_api.keras import MeanMetricWrapper
 from nbdist.worker.lifting.constants import Constants, is_same
 from nbdist.worker.tensorflow.keras_objects import tensorflow_variable
 from nbdist.worker.tensorflow.replica.metrics import is_of_keras

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from tensorflow.python.framework import func_graph
 
+from nbdist.private_api.keras import BaseOptimizer
+from nbdist.private_api.tensorflow import func_graph
 from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.tensorflow.replica.inlined_functions import inlined_functions
 from nbdist.worker.tensorflow.user_objects import objects_behind

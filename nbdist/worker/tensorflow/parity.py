@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_lib
 
+from nbdist.private_api.tensorflow import distribute_lib
 from nbdist.worker.data.batches import map_arrays
 from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.tensorflow.replica.summed_variables import is_summed

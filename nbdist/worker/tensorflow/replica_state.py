@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from nbdist.private_api.keras import BaseOptimizer
 from nbdist.worker.checkpoint.digest import Digest, of_array
 from nbdist.worker.tensorflow.keras_objects import WITH_VARIABLES, tensorflow_variable
 from nbdist.worker.tensorflow.variables import (

@@ -1,7 +1,7 @@
 """MultiWorkerMirroredStrategy on one rank.
 
 This module contains all private calls of TensorFlow's runtime that nbdist uses. These are
-`tensorflow.python.eager.context._reset_context`, the state of its context, `abort_collective_ops`,
+`_reset_context` of its eager context, the state of this context, `abort_collective_ops`,
 `enable_collective_ops`, the instance keys of collectives, and the threads of eager replicas.
 """
 
@@ -20,24 +20,18 @@ import traceback
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
-from tensorflow.python.distribute import cross_device_ops, mirrored_run
-from tensorflow.python.eager import context
 
+from nbdist.private_api import keras as private_keras
+from nbdist.private_api import tensorflow as private_tensorflow
+from nbdist.private_api.tensorflow import context, cross_device_ops, mirrored_run
 from nbdist.records import CollectiveState, Device
 from nbdist.utils.polling import repeat_until
 from nbdist.worker.checkpoint.digest import of_keys
 from nbdist.worker.keras import untested
 from nbdist.worker.runtime import context as runtime_context
 from nbdist.worker.runtime import import_hooks
-from nbdist.worker.tensorflow.replica import summed_variables
-from nbdist.worker.tensorflow.runtime import (
-    dataset_shuffle,
-    running_strategy,
-    slice_assignments,
-    variable_scalars,
-)
+from nbdist.worker.tensorflow.runtime import dataset_shuffle
 from nbdist.worker.tensorflow.saving import coordination as saving
-from nbdist.worker.tensorflow.saving import tensorflow_patch as tensorflow_save_patch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,12 +82,8 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
     import_hooks.once_imported("keras", _patch_keras)
-    running_strategy.apply()
     dataset_shuffle.apply()
-    tensorflow_save_patch.apply()
-    variable_scalars.apply()
-    slice_assignments.apply()
-    summed_variables.apply()
+    _apply_optional_patches()
     if worker.rank > 0:
         _await_server(json.loads(wiring.tf_config)["cluster"]["worker"][0])
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
@@ -107,6 +97,30 @@ def build(wiring: MirroredWiring) -> tuple[Device, ...]:
     worker.collective_keys = _digest_of_keys
     worker.memory.device_bytes = device_bytes
     return _devices()
+
+
+def _apply_optional_patches() -> None:
+    """Apply the patches that the installed version of TensorFlow supports."""
+    if private_tensorflow.ONE_STRATEGY.is_supported("a second strategy ends the process"):
+        from nbdist.worker.tensorflow.runtime import running_strategy
+
+        running_strategy.apply()
+    if private_tensorflow.SAVING.is_supported("each rank writes its own checkpoints"):
+        from nbdist.worker.tensorflow.saving import tensorflow_patch as tensorflow_save_patch
+
+        tensorflow_save_patch.apply()
+    if private_tensorflow.SCALARS.is_supported("variables are no Python numbers"):
+        from nbdist.worker.tensorflow.runtime import variable_scalars
+
+        variable_scalars.apply()
+    if private_tensorflow.SLICES.is_supported("slices of variables cannot be assigned"):
+        from nbdist.worker.tensorflow.runtime import slice_assignments
+
+        slice_assignments.apply()
+    if private_tensorflow.SUMS.is_supported("assignments to sums are divided"):
+        from nbdist.worker.tensorflow.replica import summed_variables
+
+        summed_variables.apply()
 
 
 def _await_server(address: str) -> None:
@@ -129,12 +143,17 @@ def _await_server(address: str) -> None:
 
 def _patch_keras() -> None:
     keras = sys.modules["keras"]
-    if keras.backend.backend() == "tensorflow" and untested.accepts(keras):
+    needed = (private_keras.FIT, private_keras.STEPS, private_keras.MIRRORED_FIT)
+    if keras.backend.backend() == "tensorflow" and untested.accepts(
+        keras, *needed, private_tensorflow.STEPS
+    ):
         from nbdist.worker.tensorflow.keras import fit_patch
-        from nbdist.worker.tensorflow.saving import keras_patch as keras_save_patch
 
         fit_patch.apply()
-        keras_save_patch.apply()
+        if private_keras.SAVING.is_supported("each rank writes the files of a model"):
+            from nbdist.worker.tensorflow.saving import keras_patch as keras_save_patch
+
+            keras_save_patch.apply()
 
 
 def abort_collectives() -> None:

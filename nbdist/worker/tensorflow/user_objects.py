@@ -5,8 +5,7 @@ from __future__ import annotations
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
-
+from nbdist.private_api.tensorflow import Function
 from nbdist.worker.runtime.reachable import reachable
 from nbdist.worker.runtime.user_modules import is_users
 

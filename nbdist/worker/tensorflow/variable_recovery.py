@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from nbdist.private_api.keras import BaseOptimizer
 from nbdist.records import Restored, SeenOptimizer, SeenVariable, Survey
 from nbdist.worker.checkpoint.digest import of_array
 from nbdist.worker.runtime import context as runtime_context

@@ -10,7 +10,9 @@ from __future__ import annotations
 import importlib
 import sys
 
-_IMPORTED_LAST = "keras.src.optimizers"
+from nbdist.private_api.keras import LIBRARY
+
+_IMPORTED_LAST = LIBRARY.path("optimizers")
 
 if "tensorflow" not in sys.modules and "keras" not in sys.modules:
     sys.modules[_IMPORTED_LAST] = None  # type: ignore[assignment]

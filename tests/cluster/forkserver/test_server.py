@@ -226,6 +226,25 @@ def test_a_failed_import_is_reported_with_the_module(tmp_path: Path) -> None:
     running.close()
 
 
+def test_a_module_that_lacks_a_private_name_does_not_prevent_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engines import the module later, and report the error for its feature."""
+    (tmp_path / "lacks.py").write_text(
+        "from nbdist.private_api.features import Library\n"
+        "library = Library('JAX', 'jax', {'gone': 'jax._src.gone'})\n"
+        "library.feature('a feature', 'gone').check()\n"
+    )
+    path = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), path])))
+    with contextlib.closing(start(tmp_path, "lacks")) as fork_server:
+        fork_server.wait_event("ready", 30)
+        log = fork_server.log_tail(FORK_SERVER_LOG, 50)
+        assert "lacks is not preloaded: JAX" in log
+        assert "has no jax._src.gone, which nbdist needs for a feature" in log
+        assert start_sleeper(fork_server) > 0
+
+
 def test_output_of_imports_is_in_the_log(tmp_path: Path) -> None:
     running = start(tmp_path, "this")
     assert "this" in running.wait_event("ready", 30)["versions"]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import nbdist
 from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import nbdist
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +112,35 @@ def test_memory_of_devices_with_counters_is_measured(cluster: nbdist.Cluster) ->
         "plain, counted"
     )
     assert set(run.results.values()) == {"([], [7])"}
+
+
+WITHOUT_NAMES = """
+import jax
+from jax._src import compilation_cache_interface, sharding_impls
+from jax._src.interpreters import batching
+del compilation_cache_interface.CacheInterface, sharding_impls._internal_use_concrete_mesh
+del batching.BatchTracer
+import nbdist.worker.jax.backend as backend
+backend._apply_optional_patches("compiled")
+import nbdist.worker.jax.step.step
+"""
+
+
+@pytest.mark.processes
+def test_missing_names_refuse_only_their_patches(tmp_path: Path) -> None:
+    """The strategy still starts, and step cells are refused for the names that they need."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_NAMES],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(nbdist.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    *warnings, error = [line for line in done.stderr.splitlines() if "which nbdist needs" in line]
+    assert [text.partition(", because")[0] for text in warnings] == [
+        "replaced workers compile their programs again",
+        "callbacks run on rank 0 only",
+    ]
+    assert error.startswith("nbdist.errors.LibraryVersionError: JAX ")

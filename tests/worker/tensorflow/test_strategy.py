@@ -105,7 +105,7 @@ def test_other_keras_version_is_not_patched(cluster: nbdist.Cluster) -> None:
     run = cluster.run(
         "from nbdist.worker.tensorflow.keras import fit_patch as p\n"
         "p.keras_trainer.TFEpochIterator.__init__ = p._init_upstream\n"
-        "from nbdist.worker.runtime.tested_versions import TESTED\n"
+        "from nbdist.private_api.tested_versions import TESTED\n"
         "kept, TESTED['Keras'] = TESTED['Keras'], ('9.9.',)\n"
         "p.apply()\n"
         "untouched = p.keras_trainer.TFEpochIterator.__init__ is p._init_upstream\n"
@@ -119,10 +119,11 @@ def test_training_with_an_untested_keras_is_refused(cluster: nbdist.Cluster) -> 
     run = cluster.run("""
 import keras
 from nbdist.errors import StrategyError
+from nbdist.private_api import keras as private
 from nbdist.worker.keras import untested
-from nbdist.worker.runtime.tested_versions import TESTED
+from nbdist.private_api.tested_versions import TESTED
 kept, TESTED["Keras"] = TESTED["Keras"], ("9.8.", "9.9.")
-untested.accepts.__wrapped__(keras)
+untested.accepts.__wrapped__(keras, private.FIT)
 refused = []
 for name in untested.METHODS:
     try:
@@ -134,7 +135,7 @@ TESTED["Keras"] = kept
 f"{len(refused)} {refused[0]}"
 """)
     (shown,) = set(run.results.values())
-    assert "6 `fit` on workers needs Keras 9.8.x, 9.9.x, and 3." in shown
+    assert "6 nbdist supports `fit`, `evaluate` and `predict` on workers with Keras 9.8.x" in shown
     assert "keras==9.9.*" in shown
 
 
@@ -198,11 +199,11 @@ def test_tensorflow_still_needs_its_patch(cluster: nbdist.Cluster) -> None:
 def test_variables_of_other_tensorflow_are_not_patched(cluster: nbdist.Cluster) -> None:
     run = cluster.run("""
 from tensorflow.python.distribute import values
-from nbdist.worker.runtime.tested_versions import TESTED
-from nbdist.worker.tensorflow.runtime import variable_scalars as v
+from nbdist.private_api.tested_versions import TESTED
+from nbdist.worker.tensorflow import strategy as backend
 before, values.DistributedVariable.__bool__ = values.DistributedVariable.__bool__, None
 kept, TESTED["TensorFlow"] = TESTED["TensorFlow"], ("9.9.",)
-v.apply()
+backend._apply_optional_patches()
 left = values.DistributedVariable.__bool__ is None
 TESTED["TensorFlow"], values.DistributedVariable.__bool__ = kept, before
 left

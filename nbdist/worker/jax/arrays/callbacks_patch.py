@@ -24,13 +24,19 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax._src import callback as callbacks
-from jax._src import debugging, dispatch, effects, mesh, sharding_impls
-from jax._src.interpreters import mlir
 
 from nbdist.errors import StepError
+from nbdist.private_api.jax import (
+    ShardingContext,
+    callbacks,
+    debugging,
+    dispatch,
+    effects,
+    mesh,
+    mlir,
+    sharding_impls,
+)
 from nbdist.worker.jax.arrays.leaves import gathered
-from nbdist.worker.runtime.tested_versions import is_tested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -49,8 +55,6 @@ _debug_lowering = debugging.debug_callback_lowering
 
 def apply() -> None:
     """Patch JAX so that every process of a program calls back."""
-    if not is_tested("JAX", jax.__version__, "callbacks run on rank 0 only"):
-        return
     callbacks.pure_callback_impl = _without_mesh(_pure_impl)
     callbacks.io_callback_impl = _without_mesh(_io_impl)
     debugging.debug_callback_impl = _call_debug
@@ -130,7 +134,7 @@ def _on_every_process(
 
 
 def _is_over_processes(context: Any) -> bool:
-    if not isinstance(context, sharding_impls.ShardingContext):
+    if not isinstance(context, ShardingContext):
         return False
     return len({device.process_index for device in context.device_assignment or ()}) > 1
 

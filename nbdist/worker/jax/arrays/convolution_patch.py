@@ -21,11 +21,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax._src.interpreters import mlir
-from jax._src.lax import convolution
-from jax._src.sharding_impls import ShardingContext
 
-from nbdist.worker.runtime.tested_versions import is_tested
+from nbdist.private_api.jax import ShardingContext, convolution, mlir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,9 +34,7 @@ _AXIS = "device"
 
 @functools.cache
 def apply() -> None:
-    """Patch the tested versions of JAX; for other versions log a warning."""
-    if not is_tested("JAX", jax.__version__, "gradients of sharded grouped convolutions are wrong"):
-        return
+    """Patch JAX's lowering of convolutions."""
     lower = convolution._conv_general_dilated_lower
     primitive = convolution.conv_general_dilated_p
     mlir.register_lowering(primitive, _patched(lower))

@@ -16,8 +16,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax._src.config import default_device
 
+from nbdist.private_api.jax import default_device
 from nbdist.worker.runtime import context
 
 if TYPE_CHECKING:

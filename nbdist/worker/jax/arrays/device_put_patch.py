@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax._src.numpy import util
 from jax.experimental import multihost_utils
 
+from nbdist.private_api.jax import numpy_util as util
 from nbdist.worker.jax.arrays.default_device_patch import own_device
-from nbdist.worker.runtime.tested_versions import is_tested
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,11 +32,10 @@ if TYPE_CHECKING:
 
 @functools.cache
 def apply() -> None:
-    """Patch the tested versions of JAX; for other versions log a warning."""
-    if is_tested("JAX", jax.__version__, "jax.device_put compares NaN as different"):
-        multihost_utils.assert_equal = _patched(multihost_utils.assert_equal)
-        jax.device_put = _on_own_device(jax.device_put)
-        util.canonicalize_device_to_sharding = _of_own_device(util.canonicalize_device_to_sharding)
+    """Patch `jax.device_put`."""
+    multihost_utils.assert_equal = _patched(multihost_utils.assert_equal)
+    jax.device_put = _on_own_device(jax.device_put)
+    util.canonicalize_device_to_sharding = _of_own_device(util.canonicalize_device_to_sharding)
 
 
 def _on_own_device(upstream: Callable[..., Any]) -> Callable[..., Any]:

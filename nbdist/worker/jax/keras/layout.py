@@ -19,13 +19,10 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from keras.src.backend.config import is_nnx_enabled
-from keras.src.backend.jax import distribution_lib
-from keras.src.backend.jax.core import JaxVariable
-from keras.src.backend.jax.trainer import JAXTrainer
 from msgspec import structs
 
 from nbdist.errors import StrategyError
+from nbdist.private_api.keras import JAXTrainer, JaxVariable, distribution_lib, is_nnx_enabled
 from nbdist.records import Planned, Planning
 from nbdist.worker.jax.arrays.leaves import gathered, is_spread, placed
 from nbdist.worker.jax.keras import patch as keras_patch

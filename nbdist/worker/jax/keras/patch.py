@@ -29,22 +29,25 @@ from weakref import WeakKeyDictionary
 import jax
 import keras
 import numpy as np
-from keras.src.backend.jax import core as keras_core
-from keras.src.backend.jax import distribution_lib
-from keras.src.backend.jax import trainer as keras_trainer
-from keras.src.initializers.random_initializers import RandomInitializer
-from keras.src.trainers import data_adapters
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from nbdist.errors import StrategyError
+from nbdist.private_api.keras import (
+    PJRT_FIT,
+    ArrayDataAdapter,
+    DataAdapter,
+    JAXTrainer,
+    JaxVariable,
+    RandomInitializer,
+    TFDatasetAdapter,
+    data_adapters,
+    distribution_lib,
+)
+from nbdist.private_api.keras import jax_trainer as keras_trainer
 from nbdist.worker.data.dataset_batches import DatasetBatches, find_batches
 from nbdist.worker.jax.arrays.distributed_dataset import DistributedDataset
 from nbdist.worker.jax.arrays.leaves import placed
 from nbdist.worker.jax.runtime import processes
 from nbdist.worker.runtime import context
-from nbdist.worker.runtime.tested_versions import is_tested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,10 +64,10 @@ _BITS = 0xFFFFFFFF
 _distribute_data_upstream = keras_trainer._distribute_data
 _iterator_upstream = keras_trainer.JAXEpochIterator._get_distributed_iterator
 _adapter_upstream = data_adapters.get_data_adapter
-_make_predict_upstream = keras_trainer.JAXTrainer.make_predict_function
+_make_predict_upstream = JAXTrainer.make_predict_function
 _distribute_tensor_upstream = distribution_lib.distribute_tensor
-_initialize_upstream = keras_core.JaxVariable._initialize_with_initializer
-_build_upstream = keras_trainer.JAXTrainer._symbolic_build
+_initialize_upstream = JaxVariable._initialize_with_initializer
+_build_upstream = JAXTrainer._symbolic_build
 _clear_upstream = keras.utils.clear_session
 _datasets: WeakKeyDictionary[DataAdapter, DatasetBatches] = WeakKeyDictionary()
 """Sources of the data sets of which each process maps its own samples only."""
@@ -79,15 +82,15 @@ def apply() -> bool:
     Returns:
         Whether Keras is patched.
     """
-    if not is_tested("Keras", keras.__version__, "models are not sharded on JAX"):
+    if not PJRT_FIT.is_supported("models are not sharded on JAX"):
         return False
     keras_trainer._distribute_data = _distribute_data
     keras_trainer.JAXEpochIterator._get_distributed_iterator = _get_distributed_iterator
     data_adapters.get_data_adapter = _get_data_adapter
-    keras_trainer.JAXTrainer.make_predict_function = _make_predict_function
-    keras_trainer.JAXTrainer._symbolic_build = _symbolic_build
+    JAXTrainer.make_predict_function = _make_predict_function
+    JAXTrainer._symbolic_build = _symbolic_build
     distribution_lib.distribute_tensor = _distribute_tensor
-    keras_core.JaxVariable._initialize_with_initializer = _initialize_with_initializer
+    JaxVariable._initialize_with_initializer = _initialize_with_initializer
     keras.utils.clear_session = keras.backend.clear_session = _clear_session
     return True
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import msgspec
-from keras.src.backend.jax.trainer import JAXTrainer
-from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
 from nbdist.errors import StepError
+from nbdist.private_api.keras import JAXTrainer, unpack_x_y_sample_weight
 from nbdist.records import Planned
 from nbdist.worker.planning.plan_step import (
     batch_inputs,

@@ -13,10 +13,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import jax
-from keras.src.legacy.saving import legacy_h5_format
-from keras.src.saving import saving_lib
 
 from nbdist.errors import StrategyError
+from nbdist.private_api.keras import legacy_h5_format, saving_lib
 from nbdist.worker.jax.keras import layout as keras_layout
 from nbdist.worker.jax.keras import patch as keras_patch
 from nbdist.worker.jax.runtime import processes

@@ -14,8 +14,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from keras.src.backend.jax.trainer import JAXTrainer
 
+from nbdist.private_api.keras import JAXTrainer
 from nbdist.worker.jax.keras import patch as keras_patch
 from nbdist.worker.jax.runtime.step_signals import NAME
 from nbdist.worker.keras.train_function_timing import TimedFunction

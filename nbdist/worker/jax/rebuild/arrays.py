@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax._src.array import ArrayImpl
 from jax.extend.backend import backends
 
+from nbdist.private_api.jax import ArrayImpl
 from nbdist.worker.jax.rebuild.walk import LostValue
 
 if TYPE_CHECKING:

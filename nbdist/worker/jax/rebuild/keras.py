@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
-from keras.src.backend.common import global_state
-from keras.src.distribution.distribution_lib import Distribution
 
+from nbdist.private_api.keras import Distribution, global_state
 from nbdist.worker.inspection import keras as keras_objects
 from nbdist.worker.jax.rebuild.walk import LostValue
 

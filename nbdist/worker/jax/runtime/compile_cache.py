@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax._src import compilation_cache, compiler
-from jax._src.compilation_cache_interface import CacheInterface
 
-from nbdist.worker.runtime.tested_versions import is_tested
+from nbdist.private_api.jax import CacheInterface, compilation_cache, compiler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +32,6 @@ def keep_in(folder: str) -> None:
     Nobody else may write to the folder: processes execute the programs that they read from it.
     """
     if jax.config.jax_compilation_cache_dir is not None:
-        return
-    if not is_tested("JAX", jax.__version__, "replaced workers compile their programs again"):
         return
     global _folder  # noqa: PLW0603 - JAX has one cache
     _folder = folder

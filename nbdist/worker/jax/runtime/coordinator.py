@@ -12,9 +12,9 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 import jaxlib
-from jaxlib import _jax
 
 from nbdist.errors import StartError
+from nbdist.private_api.jax import _jax
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,13 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import api
-from jax._src.interpreters.batching import BatchTracer
-from jax._src.sharding_impls import UnspecifiedValue
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Literal
 
 from nbdist.jaxpr.core import jaxprs_in_params
+from nbdist.private_api.jax import BatchTracer, UnspecifiedValue, api
 from nbdist.worker.jax.runtime.array_counts import counted, square
 from nbdist.worker.runtime.replaced_attributes import replaced
 

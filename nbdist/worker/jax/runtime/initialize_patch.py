@@ -10,8 +10,8 @@ import functools
 from typing import Any
 
 import jax
-from jax._src import distributed
 
+from nbdist.private_api.jax import distributed
 from nbdist.worker.runtime import context
 
 _upstream = distributed.initialize

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax._src import distributed
 from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
+
+from nbdist.private_api.jax import distributed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.lax.lax import _convert_element_type
 
 from nbdist.errors import PlanError, StepError
+from nbdist.private_api.jax import convert_element_type as _convert_element_type
 from nbdist.worker.checkpoint.digest import of_arrays
 from nbdist.worker.data.batch_array import BatchArray, whole
 from nbdist.worker.data.batches import Batch, RankRows, slicer

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import numpy as np
-from jax._src import core
 
+from nbdist.private_api.jax import core
 from nbdist.worker.jax.arrays.leaves import described
 from nbdist.worker.jax.step.object_slots import container_of
 from nbdist.worker.jax.step.object_values import leaves_in, objects_in

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import tensorflow as tf
-from keras.src import tree
 
+from nbdist.private_api.keras import tree
 from nbdist.worker.data.dataset_passes import one_pass
 from nbdist.worker.data.map_pushdown import OwnRows
 from nbdist.worker.tensorflow.replica.batch_share import Shares

@@ -22,16 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import core as keras_core
-from keras.src.backend.tensorflow import trainer as keras_trainer
-from keras.src.losses import loss as keras_loss
-from keras.src.trainers.epoch_iterator import EpochIterator
 
 from nbdist.errors import StepError
+from nbdist.private_api.keras import MIRRORED_FIT, EpochIterator
+from nbdist.private_api.keras import loss as keras_loss
+from nbdist.private_api.keras import tensorflow_core as keras_core
+from nbdist.private_api.keras import tensorflow_trainer as keras_trainer
 from nbdist.worker.data.map_pushdown import SELECTED
 from nbdist.worker.keras.train_function_timing import TimedFunction
 from nbdist.worker.runtime import context, signals
-from nbdist.worker.runtime.tested_versions import is_tested
 from nbdist.worker.tensorflow.keras import inputs as keras_inputs
 from nbdist.worker.tensorflow.keras import train_function
 from nbdist.worker.tensorflow.keras.batches import GlobalBatches
@@ -65,7 +64,7 @@ _finite_upstream = keras.optimizers.LossScaleOptimizer.check_finite
 
 def apply() -> None:
     """Patch the tested versions. Leave other versions unchanged and log a warning."""
-    if not is_tested("Keras", keras.__version__, "`fit` reads and averages as upstream"):
+    if not MIRRORED_FIT.is_supported("`fit` reads and averages as upstream"):
         return
     trainer = keras_trainer.TensorFlowTrainer
     trainer.make_train_function = functools.partialmethod(_make, "train", _replicated_train)

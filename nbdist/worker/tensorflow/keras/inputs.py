@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from msgspec import structs
 
 from nbdist.errors import StepError
+from nbdist.private_api.keras import ArrayDataAdapter, tree
 from nbdist.worker.checkpoint.digest import of_arrays
 from nbdist.worker.data.batches import Checksums
 from nbdist.worker.data.map_pushdown import find

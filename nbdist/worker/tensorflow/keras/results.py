@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
-from keras.src import tree
 
+from nbdist.private_api.keras import tree
 from nbdist.worker.tensorflow.replica import metrics as keras_metrics
 
 if TYPE_CHECKING:

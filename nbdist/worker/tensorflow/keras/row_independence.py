@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
-from keras.src import tree
-from keras.src.metrics.reduction_metrics import MeanMetricWrapper
 
+from nbdist.private_api.keras import MeanMetricWrapper, tree
 from nbdist.worker.runtime import context
 from nbdist.worker.tensorflow.keras.batches import has_equal_rows
 from nbdist.worker.tensorflow.keras.row_kinds import RowKinds, rare_first

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
+
+from nbdist.private_api.keras import tree
 
 _COMPOSITE = (tf.SparseTensor, tf.RaggedTensor)
 

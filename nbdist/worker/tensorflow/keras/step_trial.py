@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
-from tensorflow.python.ops import gen_random_ops
 
 from nbdist.errors import StepError
+from nbdist.private_api.keras import tree
+from nbdist.private_api.tensorflow import gen_random_ops
 from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.tensorflow.keras.batches import Batch, rows_of
 from nbdist.worker.tensorflow.replica import nested_merge

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
-from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from nbdist.errors import StepError
+from nbdist.private_api.keras import tensorflow_trainer as keras_trainer
+from nbdist.private_api.keras import tree
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.signals import Signals, note_missing
 from nbdist.worker.tensorflow.keras.batches import (

@@ -13,8 +13,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from nbdist.private_api.keras import BaseOptimizer
 from nbdist.worker.tensorflow.replica.batch_share import replica_id
 
 if TYPE_CHECKING:

@@ -9,10 +9,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.python.autograph.core import ag_ctx
-from tensorflow.python.autograph.impl import api
-from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
+from nbdist.private_api.tensorflow import Function, ag_ctx, api
 from nbdist.worker.runtime.replaced_attributes import replaced
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
-from keras.src.backend.common.stateless_scope import in_stateless_scope
+
+from nbdist.private_api.keras import LIBRARY, in_stateless_scope, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from nbdist.worker.tensorflow.replica.batch_share import Division
 
+_SOURCE = f"{LIBRARY.path('source')}."
 _OVER_REPLICAS = {
     "sum": tf.distribute.ReduceOp.SUM,
     "mean": tf.distribute.ReduceOp.MEAN,
@@ -90,7 +91,7 @@ def _update(
 def is_of_keras(what: Any) -> bool:
     """Return True for a class or function of Keras itself."""
     module = getattr(what, "__module__", "") or ""
-    return module.startswith("keras.src.")
+    return module.startswith(_SOURCE)
 
 
 def mean(own: tf.Tensor, shares: Division) -> tf.Tensor:

@@ -18,14 +18,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from keras.src import ops
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from tensorflow.python.distribute import distribute_lib, mirrored_run
-from tensorflow.python.ops.control_flow_v2_func_graphs import (
+
+from nbdist.private_api.keras import BaseOptimizer, ops
+from nbdist.private_api.tensorflow import (
     CondBranchFuncGraph,
     WhileBodyFuncGraph,
+    distribute_lib,
+    mirrored_run,
 )
-
 from nbdist.worker.runtime.replaced_attributes import replaced
 
 if TYPE_CHECKING:

@@ -24,13 +24,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.python.framework import tensor_util
-from tensorflow.python.ops import (
+
+from nbdist.private_api.keras import LIBRARY
+from nbdist.private_api.tensorflow import (
     gen_random_ops,
     gen_stateless_random_ops,
     gen_stateless_random_ops_v2,
+    tensor_util,
 )
-
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.replaced_attributes import replaced
 
@@ -56,7 +57,13 @@ _SLICED = {
         "truncated_normal",
     ),
 }
-_DRAWING = ("tensorflow.", "keras.src.backend.", "keras.src.random.", __name__)
+_LAYERS = f"{LIBRARY.path('layers')}."
+_DRAWING = (
+    "tensorflow.",
+    f"{LIBRARY.path('backend')}.",
+    f"{LIBRARY.path('random')}.",
+    __name__,
+)
 """Modules between the code that draws and the operation."""
 
 _OTHER_NUMBERS = (
@@ -233,7 +240,7 @@ def _is_in_layer() -> bool:
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "")
         if not module.startswith(_DRAWING):
-            return bool(module.startswith("keras.src.layers."))
+            return bool(module.startswith(_LAYERS))
         frame = frame.f_back
     return False
 

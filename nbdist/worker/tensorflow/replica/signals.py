@@ -19,7 +19,7 @@ from nbdist.worker.tensorflow.replica.batch_share import replica_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from keras.src.optimizers.base_optimizer import BaseOptimizer
+    from nbdist.private_api.keras import BaseOptimizer
 
 NAME = "?signals"
 """Name of the signals among the values of a step. It begins as other hidden names."""

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.losses import loss as keras_loss
 
+from nbdist.private_api.keras import TFOptimizer
+from nbdist.private_api.keras import loss as keras_loss
 from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.tensorflow.replica import metrics as keras_metrics
 from nbdist.worker.tensorflow.replica import sample_random

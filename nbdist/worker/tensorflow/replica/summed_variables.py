@@ -14,9 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import values_util
 
-from nbdist.worker.runtime.tested_versions import is_tested
+from nbdist.private_api.tensorflow import values_util
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +24,7 @@ _assign_upstream = values_util.on_read_assign_cross_replica
 
 
 def apply() -> None:
-    """Patch the tested versions. Leave other versions unchanged and log a warning."""
-    if not is_tested("TensorFlow", tf.__version__, "assignments to sums are divided"):
-        return
+    """Patch assignments to variables that are sums over replicas."""
     values_util.on_read_assign_cross_replica = _assign
 
 

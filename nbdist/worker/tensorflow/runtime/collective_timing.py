@@ -14,8 +14,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_lib
 
+from nbdist.private_api.tensorflow import distribute_lib
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.runtime.spans import covered

@@ -14,13 +14,15 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from nbdist.private_api.tensorflow import LIBRARY
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import FrameType
 
-_OPS = "tensorflow.python.ops.gen_collective_ops"
-_EXECUTE = "tensorflow.python.eager.execute"
-_LAUNCHER = "tensorflow.python.distribute.cross_device_ops"
+_OPS = LIBRARY.path("gen_collective_ops")
+_EXECUTE = LIBRARY.path("execute")
+_LAUNCHER = LIBRARY.path("cross_device_ops")
 _MOST_BUSY = 0.1
 """Maximum load of an idle process, in cores. An idle worker uses 0.01 (measured, 2 cores)."""
 
@@ -83,8 +85,7 @@ def _executes_collective(frame: FrameType) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _has_collective(name: str) -> bool:
     """Return True if a function of TensorFlow's context contains a collective, directly or not."""
-    from tensorflow.python.eager import context
-    from tensorflow.python.framework import errors
+    from nbdist.private_api.tensorflow import context, errors
 
     try:
         definition = context.context().get_function_def(name)

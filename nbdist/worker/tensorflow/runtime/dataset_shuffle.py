@@ -13,8 +13,8 @@ import zlib
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
+from nbdist.private_api.tensorflow import context
 from nbdist.worker.runtime import context as runtime_context
 from nbdist.worker.runtime.seeding import ClusterSeed
 

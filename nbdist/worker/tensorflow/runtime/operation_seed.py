@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorflow.python.eager import context
-from tensorflow.python.framework import ops, random_seed
-
+from nbdist.private_api.tensorflow import context, ops, random_seed
 from nbdist.worker.runtime.seeding import ClusterSeed
 
 _get_seed_upstream = random_seed.get_seed

@@ -27,12 +27,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.python.distribute.values import DistributedVariable
-from tensorflow.python.framework import ops
 
 from nbdist.errors import StrategyError
+from nbdist.private_api.keras import LOSS_SCALES
+from nbdist.private_api.tensorflow import DistributedVariable, ops
 from nbdist.worker.runtime import context, import_hooks
-from nbdist.worker.runtime.tested_versions import is_tested
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,9 +62,7 @@ _REFUSED: dict[type, str] = {
 
 @functools.cache
 def apply() -> None:
-    """Patch the tested versions. Leave other versions unchanged and log a warning."""
-    if not is_tested("TensorFlow", tf.__version__, "a second strategy ends the process"):
-        return
+    """Patch the strategies of TensorFlow and its gradient tape."""
     for kind in _RETURNED:
         _answer(kind, _return_running)
     for kind in _REFUSED:
@@ -143,7 +140,7 @@ def _without_replicas(upstream: Callable[..., Any]) -> Callable[..., Any]:
 def _patch_loss_scale() -> None:
     """Let optimizers that scale the loss update outside of replicas. Keras refuses it."""
     keras = sys.modules["keras"]
-    if not is_tested("Keras", keras.__version__, "LossScaleOptimizer refuses own loops"):
+    if not LOSS_SCALES.is_supported("LossScaleOptimizer refuses own loops"):
         return
     kind: Any = keras.optimizers.LossScaleOptimizer
     upstream = kind._tf_apply

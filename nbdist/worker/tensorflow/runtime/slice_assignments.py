@@ -17,10 +17,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.python.distribute.values import DistributedVariable
-from tensorflow.python.distribute.values_util import scatter_error_msg
 
-from nbdist.worker.runtime.tested_versions import is_tested
+from nbdist.private_api.tensorflow import DistributedVariable, scatter_error_msg
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,14 +32,13 @@ _getitem_upstream = DistributedVariable.__getitem__
 
 
 def apply() -> None:
-    """Patch the tested versions. Leave other versions unchanged and log a warning."""
-    if is_tested("TensorFlow", tf.__version__, "slices of variables cannot be assigned"):
-        DistributedVariable.__getitem__ = _getitem
-        DistributedVariable.batch_scatter_update = _batch_scatter_update
-        DistributedVariable.gather_nd = _gather_nd
-        DistributedVariable.sparse_read = _sparse_read
-        for name in _WRITES:
-            setattr(DistributedVariable, name, functools.partialmethod(_scatter_nd, name))
+    """Patch slices of the variables of strategies."""
+    DistributedVariable.__getitem__ = _getitem
+    DistributedVariable.batch_scatter_update = _batch_scatter_update
+    DistributedVariable.gather_nd = _gather_nd
+    DistributedVariable.sparse_read = _sparse_read
+    for name in _WRITES:
+        setattr(DistributedVariable, name, functools.partialmethod(_scatter_nd, name))
 
 
 def _getitem(self: Any, item: Any) -> Any:

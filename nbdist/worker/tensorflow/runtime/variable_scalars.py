@@ -14,21 +14,18 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.distribute import cross_device_ops, mirrored_strategy, values
 
-from nbdist.worker.runtime.tested_versions import is_tested
+from nbdist.private_api.tensorflow import DistributedVariable, cross_device_ops, mirrored_strategy
 
 _check_upstream = cross_device_ops.check_destinations
 _broadcast_upstream = mirrored_strategy.MirroredExtended._broadcast_to
 
 
 def apply() -> None:
-    """Patch the tested versions. Leave other versions unchanged and log a warning."""
-    if not is_tested("TensorFlow", tf.__version__, "variables are no Python numbers"):
-        return
+    """Patch the variables of strategies."""
     cross_device_ops.check_destinations = _check_destinations
     mirrored_strategy.MirroredExtended._broadcast_to = _broadcast_to
-    variable: Any = values.DistributedVariable
+    variable: Any = DistributedVariable
     variable.__array__ = _array
     variable.__bool__ = _bool
     variable.__int__ = _int
@@ -38,14 +35,14 @@ def apply() -> None:
 
 def _check_destinations(destinations: Any) -> bool:
     """Return True for given destinations. A variable is one, whatever its value."""
-    if isinstance(destinations, values.DistributedVariable):
+    if isinstance(destinations, DistributedVariable):
         return True
     given: bool = _check_upstream(destinations)
     return given
 
 
 def _broadcast_to(self: Any, tensor: Any, destinations: Any) -> Any:
-    if isinstance(tensor, (float, int)) or not isinstance(destinations, values.DistributedVariable):
+    if isinstance(tensor, (float, int)) or not isinstance(destinations, DistributedVariable):
         return _broadcast_upstream(self, tensor, destinations)
     return self._get_cross_device_ops(tensor).broadcast(tensor, destinations)
 

@@ -17,16 +17,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import keras
-from keras.src import export
-from keras.src.callbacks.backup_and_restore import BackupAndRestore
-from keras.src.callbacks.csv_logger import CSVLogger
-from keras.src.callbacks.tensorboard import TensorBoard
-from keras.src.legacy.saving import legacy_h5_format
-from keras.src.saving import saving_api, saving_lib
-
+from nbdist.private_api.keras import (
+    BackupAndRestore,
+    CSVLogger,
+    TensorBoard,
+    export,
+    legacy_h5_format,
+    saving_api,
+    saving_lib,
+)
 from nbdist.worker.keras import hdf5
-from nbdist.worker.runtime.tested_versions import is_tested
 from nbdist.worker.tensorflow.saving import coordination as saving
 from nbdist.worker.tensorflow.saving.messages import Answer
 
@@ -50,9 +50,7 @@ _upstream_remove = BackupAndRestore.on_train_end
 
 @functools.cache
 def apply() -> None:
-    """Patch the tested versions. Leave other versions unchanged and log a warning."""
-    if not is_tested("Keras", keras.__version__, "each rank writes the files of a model"):
-        return
+    """Patch the functions of Keras that write files."""
     hdf5.apply()
     for module, name in _WRITERS:
         setattr(module, name, saving.by_chief(getattr(module, name), _is_one_file))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+from nbdist.private_api.tensorflow import CollectiveAllReduceExtended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.python.checkpoint import checkpoint_management
-from tensorflow.python.distribute import distribute_lib, distribute_utils
-from tensorflow.python.saved_model import load as load_lib
-from tensorflow.python.saved_model import save as save_lib
 
+from nbdist.private_api.tensorflow import (
+    checkpoint_management,
+    distribute_lib,
+    distribute_utils,
+    load_lib,
+    save_lib,
+)
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.replaced_attributes import replaced
-from nbdist.worker.runtime.tested_versions import is_tested
 from nbdist.worker.tensorflow.saving import coordination as saving
 from nbdist.worker.tensorflow.saving.chief_files import answer_of
 from nbdist.worker.tensorflow.saving.local_variables import local_variables
@@ -44,9 +46,7 @@ _upstream_call = load_lib._WrapperFunction._call_flat
 
 @functools.cache
 def apply() -> None:
-    """Patch the tested versions. Leave other versions unchanged and log a warning."""
-    if not is_tested("TensorFlow", tf.__version__, "each rank writes its own checkpoints"):
-        return
+    """Patch the checkpoints and saved models of TensorFlow."""
     _Checkpoint.write = _checkpointed(_Checkpoint.write)
     _Checkpoint.save = _checkpointed(_Checkpoint.save)
     _Checkpoint.read = saving.seen(_Checkpoint.read, 1, "save_path")

@@ -389,7 +389,7 @@ def test_every_rank_writes_without_the_patch(cluster: nbdist.Cluster, tmp_path: 
 def test_other_keras_version_is_not_patched(cluster: nbdist.Cluster) -> None:
     run = cluster.run(
         "import keras, nbdist\nfrom nbdist.worker.jax.keras import patch as p\n"
-        "from nbdist.worker.runtime.tested_versions import TESTED\n"
+        "from nbdist.private_api.tested_versions import TESTED\n"
         "kept, TESTED['Keras'] = TESTED['Keras'], ('9.9.',)\np.apply.cache_clear()\n"
         "with nbdist.PjRTStrategy().scope():\n    inside = p.current()\n"
         "TESTED['Keras'] = kept\np.apply.cache_clear()\nrepr(inside)",
