@@ -262,6 +262,16 @@ model = keras.Sequential(layers)
         STEP.replace("model(xb", "model(tf.cast(tf.abs(xb), tf.int32)"),
         "on 2 replicas",
     ),
+    "norm of the gradient of an embedding, after the update": (
+        """
+layers = [keras.layers.Embedding(5, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
+model = keras.Sequential(layers)
+""",
+        STEP.replace("model(xb", "model(tf.cast(tf.abs(xb), tf.int32)")
+        + "losses.append(float(tf.linalg.global_norm(gradients)))\n"
+        + "losses.extend(gradients[0].indices.numpy().tolist())\n",
+        "on 2 replicas",
+    ),
     "flag of the batch": (
         "flags = []",
         STEP.replace("weights =", "large = tf.reduce_any(xb > 2.0)\nweights =")

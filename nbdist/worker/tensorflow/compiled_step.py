@@ -358,7 +358,7 @@ class CompiledStep:
         report, assigned = self._body(*values)
         ours = {}
         if self._outputs is not None:
-            assigned = tf.nest.map_structure(_dense, without_unassigned(assigned))
+            assigned = without_unassigned(assigned)
             report = self._outputs.report(assigned, self._shares)
             ours[OUTPUTS] = self._outputs.over_replicas(assigned, self._shares)
         scalars = step_contract.scalars(self._request, report, tf.convert_to_tensor)
@@ -384,11 +384,6 @@ def _refuse_unequal_writes(graph: tf.Graph) -> None:
         "or, for a mean over the rows, create the variable by "
         "tf.Variable(..., aggregation=tf.VariableAggregation.MEAN)"
     )
-
-
-def _dense(value: Any) -> Any:
-    """Return the gradient of an embedding as an array."""
-    return tf.convert_to_tensor(value) if isinstance(value, tf.IndexedSlices) else value
 
 
 @contextlib.contextmanager

@@ -29,7 +29,8 @@ class StepOutputs:
 
     An array with this replica's rows becomes the array of all rows. Another float is the mean over
     all rows: values that are equal on all replicas, such as gradients, remain the same. An integer
-    scalar is the sum. Other values must be equal on all replicas. The comparison with one replica
+    scalar is the sum. Other values must be equal on all replicas, such as the gradient of an
+    embedding, whose IndexedSlices contain the rows of all replicas. The comparison with one replica
     before the first step finds values for which this is wrong.
 
     Args:
@@ -109,7 +110,9 @@ class StepOutputs:
         return tf.nest.map_structure(lambda leaf: self._leaf(next(paths), leaf, shares), value)
 
     def _leaf(self, path: str, leaf: Any, shares: Shares | None) -> Any:
-        if shares is None or shares.whole or not tf.is_tensor(leaf) or shares.replicas == 1:
+        if shares is None or shares.whole or shares.replicas == 1:
+            return leaf
+        if not tf.is_tensor(leaf) or isinstance(leaf, tf.IndexedSlices):
             return leaf
         replica, own = tf.distribute.get_replica_context(), tf.identity(leaf)
         if path in self._with_rows and leaf.shape[0] == shares.total // shares.replicas:
@@ -131,7 +134,15 @@ def _are_tensors(name: str, value: Any) -> bool:
 def leaves_of(values: dict[str, Any]) -> dict[str, Any]:
     """Return the tensors of named values, by path."""
     pairs = (pair for name in sorted(values) for pair in _leaves(name, values[name]))
-    return {path: leaf for path, leaf in pairs if tf.is_tensor(leaf)}
+    parts = (part for path, leaf in pairs for part in _parts(path, leaf))
+    return {path: leaf for path, leaf in parts if tf.is_tensor(leaf)}
+
+
+def _parts(path: str, leaf: Any) -> list[tuple[str, Any]]:
+    """Return the arrays of a leaf. Those of IndexedSlices matter one by one, as for a norm."""
+    if not isinstance(leaf, tf.IndexedSlices):
+        return [(path, leaf)]
+    return [(f"{path}.values", leaf.values), (f"{path}.indices", leaf.indices)]
 
 
 def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
