@@ -80,6 +80,18 @@ for i in range(0, 64, 16):
         losses.append(value.item())
 last = z
 """,
+    "a sum that the first pass assigns": """
+for i in range(0, 64, 16):
+    real = data[i : i + 16]
+    loss, g = jax.value_and_grad(lambda w: jnp.mean((real @ w.T) ** 2))(w)
+    if i % 32 == 0:
+        total = g
+    else:
+        total = total + g
+        w = w - 0.1 * total
+    losses.append(loss.item())
+last = total
+""",
 }
 JAX_RESULT = "outcome = [np.asarray(x).tolist() for x in (losses, w, v, last)]"
 
@@ -226,3 +238,27 @@ def test_draw_between_two_updates_under_one_name_is_computed_by_every_worker(
     loop = loop.format(noise=NOISES["arrays of NumPy"])
     assert_numbers(keras_cluster, "tensorflow", KERAS_SETUP, loop, KERAS_RESULT)
     assert "Every worker computes the whole loop" in capsys.readouterr().err
+
+
+UNBOUND = "`{name}` has no value before the loop. Every worker computes the whole loop"
+
+KERAS_SUMS = """
+for i, real in enumerate(batches):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((critic(real) - 1) ** 2)
+    gradients = tape.gradient(loss, critic.trainable_variables)
+    if i % 2 == 0:
+        total = gradients
+    else:
+        total = [a + b for a, b in zip(total, gradients)]
+        critic_optimizer.apply_gradients(zip(total, critic.trainable_variables))
+    losses.append(float(loss))
+losses.append(float(total[0][0, 0]))
+"""
+
+
+def test_mirrored_loop_whose_first_pass_assigns_a_sum_runs_as_written(
+    keras_cluster: nbdist.Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_numbers(keras_cluster, "tensorflow", KERAS_SETUP, KERAS_SUMS, KERAS_RESULT)
+    assert UNBOUND.format(name="total") in capsys.readouterr().err

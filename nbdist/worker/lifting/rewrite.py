@@ -301,6 +301,19 @@ def _conditional_assignments(name: str, names: Sequence[str], line: int) -> list
     return _parsed(text, line)
 
 
+def _needed(loop: TrainingLoop) -> tuple[str, ...]:
+    """Return the carried names that no statement binds before the step of the first pass."""
+    earlier, block = Names(), {*loop.block}
+    earlier.scan(loop.before)
+    waiting: list[ast.AST] = [loop.node]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.Name, ast.alias)):
+            earlier.visit(node)
+        waiting.extend(child for child in ast.iter_child_nodes(node) if child not in block)
+    return tuple(name for name in loop.carried if name not in earlier.bound)
+
+
 def _choice(number: int, program: LoopProgram, local: Sequence[str], callees: Callees) -> ast.stmt:
     """Return the statement that runs the lifted loop, or the loop as written."""
     name, loop, used = f"nbdist_{number}", program.loop, program.returned
@@ -330,9 +343,11 @@ def _choice(number: int, program: LoopProgram, local: Sequence[str], callees: Ca
     lifted.orelse = _exhausted(name, lifted.orelse, loop.line)
     rest = tuple(n for n in loop.outputs if n not in used)
     last = f"if {name}.ran: {_tuple(rest)} = {name}.last()" if rest else "pass"
+    needed = _needed(loop)
+    condition = f"{number}, lambda: {_tuple(needed)}" if needed else f"{number}"
     (choice,) = _parsed(
-        f"if {LIFTS}({number}):\n with {LIFTED}({number}) as {name}:\n  {name}.leave()\n {last}\n"
-        "else: pass",
+        f"if {LIFTS}({condition}):\n with {LIFTED}({number}) as {name}:\n  {name}.leave()\n"
+        f"  {last}\nelse: pass",
         loop.line,
     )
     assert isinstance(choice, ast.If)

@@ -100,8 +100,33 @@ def _note_undivided(tree: ast.Module, callees: Callees) -> None:
         return
 
 
-def lifts(number: int) -> bool:
-    """Return True if the steps of a loop run on all replicas here."""
+def lifts(number: int, read_needed: Callable[[], object] = tuple) -> bool:
+    """Return True if the steps of a loop run on all replicas here.
+
+    Args:
+        number: number of the loop.
+        read_needed: reads the names that need a value before the loop. If one has none, the loop
+            runs as written, with a message.
+    """
+    return _may_lift(number) and _has_values(number, read_needed)
+
+
+def _has_values(number: int, read_needed: Callable[[], object]) -> bool:
+    try:
+        read_needed()
+    except NameError as error:
+        _, program, label = _programs[number]
+        assert isinstance(program, LoopProgram)
+        text = (
+            f"{_place(program.file, label, program.loop.line)}: `{error.name}` has no value before "
+            "the loop. Every worker computes the whole loop; to divide it, assign the name before"
+        )
+        context.current().reporter.note_once("strategy", text, warning=True)
+        return False
+    return True
+
+
+def _may_lift(number: int) -> bool:
     worker = context.if_any()
     strategy, _, _ = _programs[number]
     if worker is None or worker.strategy != strategy or worker.request.options.no_lift:

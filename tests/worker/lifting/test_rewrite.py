@@ -540,7 +540,11 @@ def run(
             if isinstance(program, LoopProgram)
         }
         assert loops, "nothing is lifted"
-        namespace |= {LIFTS: lambda _number: True, LIFTED: loops.__getitem__, OUTER: outer_loop}
+        namespace |= {
+            LIFTS: lambda _number, *_needed: True,
+            LIFTED: loops.__getitem__,
+            OUTER: outer_loop,
+        }
     exec(compile(tree, "cell", "exec"), namespace)
     namespace |= {name: read(value) for name, value in namespace.items()}
     namespace["printed"] = printed
@@ -573,7 +577,7 @@ def test_loop_as_written_remains(cell: str) -> None:
     rewritten, _ = lift(tree, cell, Callees(tree, {}))
     namespace: dict[str, Any] = {"GradientTape": GradientTape, "Optimizer": Optimizer}
     exec(SETUP, namespace)
-    namespace |= {LIFTS: lambda _number: False, LIFTED: None, OUTER: outer_loop}
+    namespace |= {LIFTS: lambda _number, *_needed: False, LIFTED: None, OUTER: outer_loop}
     namespace["print"] = lambda *_words: None
     exec(compile(rewritten, "cell", "exec"), namespace)
     expected, _ = run(cell, lifted=False)
