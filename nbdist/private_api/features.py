@@ -175,7 +175,7 @@ def _minor(version: str) -> tuple[int, int]:
 
 
 def _object(path: str) -> Any:
-    """Import the object at a path; `_MISSING` if there is none."""
+    """Import the object at a path. Return `_MISSING` if the library does not have it."""
     module, _, attribute = path.partition(":")
     try:
         found = importlib.import_module(module)

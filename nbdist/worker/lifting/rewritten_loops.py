@@ -117,11 +117,9 @@ def _has_values(number: int, read_needed: Callable[[], object]) -> bool:
     except NameError as error:
         _, program, label = _programs[number]
         assert isinstance(program, LoopProgram)
-        text = (
-            f"{_place(program.file, label, program.loop.line)}: `{error.name}` has no value before "
-            "the loop. Every worker computes the whole loop; to divide it, assign the name before"
-        )
-        context.current().reporter.note_once("strategy", text, warning=True)
+        place = _place(program.file, label, program.loop.line)
+        reason = f"`{error.name}` has no value before the loop"
+        _note_whole(place, reason, "assign the name before")
         return False
     return True
 
@@ -156,10 +154,12 @@ def refuse(number: int) -> None:
     _, error, label = _programs[number]
     assert isinstance(error, LoopError)
     place = _place(error.file, label, error.line)
-    text = (
-        f"{place}: {error.reason}. Every worker computes the whole loop; to divide it, make the "
-        "body of the loop a step cell: %%dist_run --data NAME"
-    )
+    remedy = "make the body of the loop a step cell: %%dist_run --data NAME"
+    _note_whole(place, error.reason, remedy)
+
+
+def _note_whole(place: str, reason: str, remedy: str) -> None:
+    text = f"{place}: {reason}. Every worker computes the whole loop; to divide it, {remedy}"
     context.current().reporter.note_once("strategy", text, warning=True)
 
 
