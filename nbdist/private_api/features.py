@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import sys
 from dataclasses import dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import LibraryVersionError
 from nbdist.private_api import tested_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _MISSING = object()
 _log = logging.getLogger(__name__)
@@ -106,7 +108,8 @@ class Feature:
     Attributes:
         library: the library.
         purpose: name of the feature for messages.
-        uses: names of the library, with their attributes, such as `mlir.lower_fun`.
+        uses: names of the library, with their attributes, such as `mlir.lower_fun`. The attributes
+            of a class include those that its methods assign.
         is_tested_only: True if names are not enough: the feature relies on behaviour that only
             tests can confirm, so that another version might give wrong numbers or files.
     """
@@ -163,15 +166,27 @@ class Feature:
             return
         found = self.library.find(name)
         for attribute in attributes:
-            if not hasattr(found, attribute):
+            if not (hasattr(found, attribute) or _is_assigned(found, attribute)):
                 path = ".".join((self.library.path(name), *attributes))
                 raise self.library.missing(path, [self.purpose])
-            found = getattr(found, attribute)
+            found = getattr(found, attribute, None)
 
 
 def _minor(version: str) -> tuple[int, int]:
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
+
+
+def _is_assigned(owner: Any, attribute: str) -> bool:
+    """Return True if a method of a class, or of its bases, has the name of an attribute."""
+    if not isinstance(owner, type):
+        return False
+    methods = (inspect.unwrap(each) for kind in owner.__mro__ for each in _functions(kind))
+    return any(attribute in method.__code__.co_names for method in methods)
+
+
+def _functions(kind: type) -> Iterator[FunctionType]:
+    return (each for each in vars(kind).values() if isinstance(each, FunctionType))
 
 
 def _object(path: str) -> Any:

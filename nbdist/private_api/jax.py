@@ -14,6 +14,9 @@ LIBRARY = Library(
         "BatchTracer": "jax._src.interpreters.batching:BatchTracer",
         "CacheInterface": "jax._src.compilation_cache_interface:CacheInterface",
         "DropVar": ("jax.extend.core:DropVar", "jax._src.core:DropVar"),
+        "NamedSharding": "jax.sharding:NamedSharding",
+        "PRNGKeyArray": ("jax._src.random.prng:PRNGKeyArray", "jax._src.prng:PRNGKeyArray"),
+        "PjitInfo": "jax._src.pjit:PjitInfo",
         "ShardingContext": "jax._src.sharding_impls:ShardingContext",
         "UnspecifiedValue": "jax._src.sharding_impls:UnspecifiedValue",
         "_jax": "jaxlib._jax",
@@ -65,7 +68,8 @@ _CALLBACKS = (
 
 PJRT = LIBRARY.feature(
     "the pjrt strategy",
-    *("ArrayImpl", "_jax.JaxRuntimeError", "_jax.get_distributed_runtime_client"),
+    *("ArrayImpl", "PRNGKeyArray._base_array", "_jax.JaxRuntimeError"),
+    "_jax.get_distributed_runtime_client",
     *("_jax.get_distributed_runtime_service", "_jax.make_gloo_tcp_collectives"),
     *("callbacks", "default_device._parser", "dispatch.runtime_tokens"),
     *("distributed.global_state.client", "distributed.initialize"),
@@ -103,6 +107,14 @@ INSIDE_JIT = LIBRARY.feature(
     *("concrete_or_error", "trace_state_clean"),
 )
 
+AUTOPLACE = LIBRARY.feature(
+    "`nbdist.autoplace`",
+    *("PjitInfo.backend", "PjitInfo.device", "PjitInfo.out_shardings_leaves"),
+    *("PjitInfo.static_argnames", "PjitInfo.static_argnums"),
+    "PjitInfo.user_specified_in_shardings",
+)
+"""`jax.jit` stores this record in its functions."""
+
 PROFILES = LIBRARY.feature(
     "times of lines of a step",
     *("hlo.HloModule.from_serialized_hlo_module_proto", "hlo.HloPrintOptions"),
@@ -119,7 +131,8 @@ CALLBACKS = LIBRARY.feature("callbacks on all ranks", *_CALLBACKS, is_tested_onl
 
 CONVOLUTIONS = LIBRARY.feature(
     "sharded grouped convolutions",
-    *("ShardingContext", "convolution._conv_general_dilated_lower"),
+    *("NamedSharding._to_sdy_sharding", "NamedSharding._to_xla_hlo_sharding", "ShardingContext"),
+    "convolution._conv_general_dilated_lower",
     *("convolution.conv_general_dilated_p", "mlir.register_lowering"),
     is_tested_only=True,
 )

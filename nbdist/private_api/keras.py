@@ -27,12 +27,14 @@ LIBRARY = Library(
         "Layer": "keras.src.layers.layer:Layer",
         "LossScaleOptimizer": "keras.src.optimizers.loss_scale_optimizer:LossScaleOptimizer",
         "MeanMetricWrapper": "keras.src.metrics.reduction_metrics:MeanMetricWrapper",
+        "Metric": "keras.src.metrics.metric:Metric",
         "RandomInitializer": "keras.src.initializers.random_initializers:RandomInitializer",
         "TFDatasetAdapter": (
             "keras.src.trainers.data_adapters.tf_dataset_adapter:TFDatasetAdapter"
         ),
         "TFOptimizer": "keras.src.backend.tensorflow.optimizer:TFOptimizer",
         "TensorBoard": "keras.src.callbacks.tensorboard:TensorBoard",
+        "Trainer": "keras.src.trainers.trainer:Trainer",
         "backend": "keras.src.backend",
         "data_adapters": "keras.src.trainers.data_adapters",
         "distribution_lib": "keras.src.backend.jax.distribution_lib",
@@ -71,8 +73,9 @@ SEEDS = LIBRARY.feature(
 
 FIT = LIBRARY.feature(
     "`fit`, `evaluate` and `predict` on workers",
-    *("ArrayDataAdapter", "BaseOptimizer.apply", "EpochIterator.__init__"),
-    *("EpochIterator._enumerate_iterator", "Layer._flatten_layers", "loss.apply_mask"),
+    *("ArrayDataAdapter._shuffle", "BaseOptimizer._learning_rate", "BaseOptimizer.apply"),
+    *("EpochIterator.__init__", "EpochIterator._enumerate_iterator", "Layer._flatten_layers"),
+    *("Trainer._compile_config", "Trainer._initial_epoch", "loss.apply_mask"),
     *("loss.reduce_values", "loss.scale_loss_for_distribution"),
     *("loss.unscale_loss_for_distribution", "optimizers", "source"),
     is_tested_only=True,
@@ -80,15 +83,24 @@ FIT = LIBRARY.feature(
 
 STEPS = LIBRARY.feature(
     "models of Keras in step cells and training loops under the mirrored strategy",
-    *("BaseOptimizer._backend_apply_gradients", "BaseOptimizer.apply", "MeanMetricWrapper"),
-    *("TFOptimizer", "backend", "in_stateless_scope", "is_default", "layers", "loss.apply_mask"),
+    *("BaseOptimizer._backend_apply_gradients", "BaseOptimizer._iterations"),
+    *("BaseOptimizer._learning_rate", "BaseOptimizer._tracker"),
+    *("BaseOptimizer._trainable_variables", "BaseOptimizer._trainable_variables_indices"),
+    *("BaseOptimizer._variables", "BaseOptimizer.apply", "MeanMetricWrapper._fn"),
+    *("Metric._variables", "TFOptimizer._distribution_strategy"),
+    *("backend", "in_stateless_scope", "is_default", "layers.BatchNormalization._moments"),
+    *("layers.BatchNormalization._reduction_axes", "loss.apply_mask"),
     *("loss.reduce_values", "ops.cond", "random", "tree.flatten", "tree.map_structure"),
     is_tested_only=True,
 )
 
 MIRRORED_FIT = LIBRARY.feature(
     "`fit` under the mirrored strategy",
-    *("tensorflow_core.Variable._initialize", "tensorflow_trainer.TFEpochIterator.__init__"),
+    *("Trainer._compile_metrics", "tensorflow_core.Variable._initialize"),
+    *("tensorflow_core.Variable._value", "tensorflow_trainer.TFEpochIterator.__init__"),
+    "tensorflow_trainer.TensorFlowTrainer._autoconvert_optionals",
+    "tensorflow_trainer.TensorFlowTrainer._distribute_strategy",
+    "tensorflow_trainer.TensorFlowTrainer._eval_epoch_iterator",
     *("tensorflow_trainer.TensorFlowTrainer._maybe_symbolic_build", "tensorflow_trainer.concat"),
     *("tensorflow_trainer.TensorFlowTrainer.predict", "tree.flatten", "tree.map_structure"),
     "tree.pack_sequence_as",
@@ -97,9 +109,13 @@ MIRRORED_FIT = LIBRARY.feature(
 
 PJRT_FIT = LIBRARY.feature(
     "`fit` under the pjrt strategy",
-    *("ArrayDataAdapter", "DataAdapter", "Distribution", "JAXTrainer._symbolic_build"),
+    *("ArrayDataAdapter", "DataAdapter", "Distribution"),
+    *("JAXTrainer._eval_epoch_iterator", "JAXTrainer._jax_state"),
+    *("JAXTrainer._jax_state_synced", "JAXTrainer._make_function", "JAXTrainer._symbolic_build"),
     *("JAXTrainer.fit", "JAXTrainer.make_predict_function", "JAXTrainer.make_train_function"),
-    *("JaxVariable.__array__", "JaxVariable._initialize_with_initializer", "RandomInitializer"),
+    *("JaxVariable.__array__", "JaxVariable._initialize_layout"),
+    *("JaxVariable._initialize_with_initializer", "JaxVariable._initializer"),
+    *("JaxVariable._layout", "JaxVariable._value", "RandomInitializer"),
     *("TFDatasetAdapter", "data_adapters.get_data_adapter", "distribution_lib.distribute_tensor"),
     *("global_state.get_global_attribute", "global_state.set_global_attribute", "is_nnx_enabled"),
     *("jax_trainer.JAXEpochIterator._get_distributed_iterator", "jax_trainer._distribute_data"),
@@ -118,7 +134,9 @@ SAVING = LIBRARY.feature(
 )
 
 LOSS_SCALES = LIBRARY.feature(
-    "`LossScaleOptimizer` outside of replicas", "LossScaleOptimizer._tf_apply", is_tested_only=True
+    "`LossScaleOptimizer` outside of replicas",
+    *("LossScaleOptimizer._common_apply", "LossScaleOptimizer._tf_apply"),
+    is_tested_only=True,
 )
 
 EXPORT = LIBRARY.feature("`nbdist.export` of models of Keras", "get_input_signature")

@@ -13,16 +13,34 @@ LIBRARY = Library(
         "AutoShardDataset": (
             "tensorflow.python.data.experimental.ops.distribute:_AutoShardDataset"
         ),
+        "BatchDataset": "tensorflow.python.data.ops.batch_op:_BatchDataset",
+        "CacheDataset": "tensorflow.python.data.ops.cache_op:CacheDataset",
+        "Checkpoint": "tensorflow.python.checkpoint.checkpoint:Checkpoint",
         "CollectiveAllReduceExtended": (
             "tensorflow.python.distribute.collective_all_reduce_strategy:"
             "CollectiveAllReduceExtended"
         ),
+        "CollectiveKeys": "tensorflow.python.distribute.cross_device_utils:CollectiveKeys",
         "CondBranchFuncGraph": (
             "tensorflow.python.ops.control_flow_v2_func_graphs:CondBranchFuncGraph"
         ),
         "DatasetV2": "tensorflow.python.data.ops.dataset_ops:DatasetV2",
         "DistributedVariable": "tensorflow.python.distribute.values:DistributedVariable",
         "Function": ("tensorflow.python.eager.polymorphic_function.polymorphic_function:Function"),
+        "GradientTape": "tensorflow.python.eager.backprop:GradientTape",
+        "MapDataset": "tensorflow.python.data.ops.map_op:_MapDataset",
+        "OptionsDataset": "tensorflow.python.data.ops.dataset_ops:_OptionsDataset",
+        "PaddedBatchDataset": "tensorflow.python.data.ops.padded_batch_op:_PaddedBatchDataset",
+        "ParallelMapDataset": "tensorflow.python.data.ops.map_op:_ParallelMapDataset",
+        "PrefetchDataset": "tensorflow.python.data.ops.prefetch_op:_PrefetchDataset",
+        "RepeatDataset": "tensorflow.python.data.ops.repeat_op:_RepeatDataset",
+        "ResourceVariable": "tensorflow.python.ops.resource_variable_ops:ResourceVariable",
+        "ShuffleDataset": "tensorflow.python.data.ops.shuffle_op:_ShuffleDataset",
+        "SkipDataset": "tensorflow.python.data.ops.skip_op:_SkipDataset",
+        "StructuredFunctionWrapper": (
+            "tensorflow.python.data.ops.structured_function:StructuredFunctionWrapper"
+        ),
+        "TakeDataset": "tensorflow.python.data.ops.take_op:_TakeDataset",
         "WhileBodyFuncGraph": (
             "tensorflow.python.ops.control_flow_v2_func_graphs:WhileBodyFuncGraph"
         ),
@@ -58,8 +76,10 @@ LIBRARY = Library(
 
 MIRRORED = LIBRARY.feature(
     "the mirrored strategy",
-    *("CollectiveAllReduceExtended", "DistributedVariable", "context._reset_context"),
-    "context.global_seed",
+    *("CollectiveAllReduceExtended._collective_keys", "CollectiveKeys._instance_key_table"),
+    "CollectiveAllReduceExtended._replica_ctx_all_reduce",
+    *("DistributedVariable", "context.Context._collective_ops_server_def"),
+    *("context.Context._context_handle", "context._reset_context", "context.global_seed"),
     *("context.context", "cross_device_ops.__file__", "errors.NotFoundError"),
     *("execute", "gen_collective_ops", "mirrored_run._MirroredReplicaThread", "script_ops"),
 )
@@ -67,6 +87,7 @@ MIRRORED = LIBRARY.feature(
 
 SEEDS = LIBRARY.feature(
     "random numbers of TensorFlow, the same on each rank",
+    *("context.Context._rng", "context.Context._seed", "context.Context._set_global_seed"),
     *("context.context", "context.executing_eagerly", "context.global_seed"),
     *("ops.get_default_graph", "random_seed.DEFAULT_GRAPH_SEED", "random_seed._truncate_seed"),
     "random_seed.get_seed",
@@ -74,7 +95,9 @@ SEEDS = LIBRARY.feature(
 
 STEPS = LIBRARY.feature(
     "step cells, training loops and `fit` under the mirrored strategy",
-    *("CondBranchFuncGraph", "Function.__call__", "WhileBodyFuncGraph"),
+    *("CondBranchFuncGraph", "Function.__call__", "Function._function_cache"),
+    "Function._omit_frequent_tracing_warning",
+    *("ResourceVariable._unique_id", "WhileBodyFuncGraph"),
     *("ag_ctx.ControlStatusCtx", "ag_ctx.Status.ENABLED", "api.tf_convert"),
     *("distribute_lib.ReplicaContext.all_reduce", "distribute_lib.ReplicaContextBase._merge_call"),
     *("distribute_lib.in_cross_replica_context", "func_graph.func_graph_from_py_func"),
@@ -92,9 +115,28 @@ DATA = LIBRARY.feature(
     *("structure.from_compatible_tensor_list", "structure.to_tensor_list"),
 )
 
+OWN_ROWS = LIBRARY.feature(
+    "maps of a `tf.data.Dataset` that run for a worker's own samples only",
+    *("BatchDataset._batch_size", "BatchDataset._drop_remainder", "BatchDataset._input_dataset"),
+    *("CacheDataset._filename", "CacheDataset._input_dataset", "DatasetV2._as_serialized_graph"),
+    *("DatasetV2._variant_tensor", "MapDataset._force_synchronous", "MapDataset._input_dataset"),
+    *("MapDataset._map_func", "OptionsDataset._input_dataset", "OptionsDataset._options_attr"),
+    *("PaddedBatchDataset._batch_size", "PaddedBatchDataset._drop_remainder"),
+    *("PaddedBatchDataset._input_dataset", "PaddedBatchDataset._padded_shapes"),
+    *("PaddedBatchDataset._padding_values", "ParallelMapDataset._deterministic"),
+    *("ParallelMapDataset._input_dataset", "ParallelMapDataset._map_func"),
+    *("ParallelMapDataset._num_parallel_calls", "ParallelMapDataset._use_unbounded_threadpool"),
+    *("PrefetchDataset._buffer_size", "PrefetchDataset._input_dataset", "RepeatDataset._count"),
+    *("RepeatDataset._input_dataset", "ShuffleDataset._buffer_size"),
+    *("ShuffleDataset._input_dataset", "ShuffleDataset._reshuffle_each_iteration"),
+    *("ShuffleDataset._seed", "ShuffleDataset._seed2", "SkipDataset._count"),
+    *("SkipDataset._input_dataset", "StructuredFunctionWrapper._input_structure"),
+    *("TakeDataset._count", "TakeDataset._input_dataset"),
+)
+
 ONE_STRATEGY = LIBRARY.feature(
     "other strategies of TensorFlow in a cell",
-    *("DistributedVariable", "ops._default_graph_stack"),
+    *("DistributedVariable", "GradientTape._tape", "ops._default_graph_stack"),
     is_tested_only=True,
 )
 
@@ -102,13 +144,15 @@ SCALARS = LIBRARY.feature(
     "variables as Python numbers",
     *("DistributedVariable", "cross_device_ops.check_destinations"),
     "mirrored_strategy.MirroredExtended._broadcast_to",
+    "mirrored_strategy.MirroredExtended._get_cross_device_ops",
     is_tested_only=True,
 )
 
 SLICES = LIBRARY.feature(
     "assignments to slices of variables",
     *("DistributedVariable.__getitem__", "DistributedVariable.batch_scatter_update"),
-    *("DistributedVariable.gather_nd", "DistributedVariable.sparse_read"),
+    *("DistributedVariable._update", "DistributedVariable.gather_nd"),
+    "DistributedVariable.sparse_read",
     "scatter_error_msg.format",
     is_tested_only=True,
 )
@@ -121,7 +165,14 @@ SUMS = LIBRARY.feature(
 
 SAVING = LIBRARY.feature(
     "checkpoints and saved models, written once for all ranks",
-    *("CollectiveAllReduceExtended._get_variable_creator_initial_value",),
+    "Checkpoint._maybe_create_save_counter",
+    "CollectiveAllReduceExtended._get_variable_creator_initial_value",
+    *("DistributedVariable._primary", "checkpoint_management.CheckpointManager._checkpoint_prefix"),
+    "checkpoint_management.CheckpointManager._directory",
+    "checkpoint_management.CheckpointManager._latest_checkpoint",
+    "checkpoint_management.CheckpointManager._maybe_delete",
+    "checkpoint_management.CheckpointManager._prefix",
+    "checkpoint_management.CheckpointManager._record_state",
     *("checkpoint_management._delete_file_if_exists", "checkpoint_management.get_checkpoint_state"),
     *("distribute_lib.StrategyBase", "distribute_lib._DefaultDistributionExtended"),
     *("distribute_utils.is_distributed_variable", "load_lib._WrapperFunction._call_flat"),

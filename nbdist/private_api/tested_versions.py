@@ -12,6 +12,8 @@ TESTED = {
     "Keras": ("3.13.", "3.14.", "3.15."),
     "JAX": ("0.8.", "0.9.", "0.10.", "0.11.", "0.12."),
     "Orbax": ("0.12.",),
+    "PyArrow": ("24.", "25.", "26."),
+    "grain": ("0.2.",),
     "ipykernel": ("6.29.", "6.30.", "6.31.", "7.0.", "7.1.", "7.2.", "7.3.", "7.4."),
 }
 """Beginnings of the tested versions of each library, oldest first."""

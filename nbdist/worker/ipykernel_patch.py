@@ -26,7 +26,7 @@ import threading
 import ipykernel
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
-from nbdist.private_api.tested_versions import is_tested
+from nbdist.private_api.ipykernel import INTERRUPTS
 
 FIRST_WITH_SUBSHELL_CHECK = (7, 1)
 
@@ -43,7 +43,7 @@ class _MainThreadOnly:
 def apply() -> None:
     """Patch engines of the tested ipykernel versions; for other versions log a warning."""
     effect = "an interrupt can end an engine, and a cell with `await` can hang it"
-    if not is_tested("ipykernel", ipykernel.__version__, effect):
+    if not INTERRUPTS.is_supported(effect):
         return
     IPythonParallelKernel.pre_handler_hook = lambda _kernel: None
     IPythonParallelKernel.post_handler_hook = lambda _kernel: None

@@ -12,7 +12,17 @@ import pytest
 
 import nbdist
 from nbdist.errors import LibraryVersionError
-from nbdist.private_api import features, jax, keras, orbax, tensorflow, tested_versions
+from nbdist.private_api import (
+    features,
+    grain,
+    ipykernel,
+    jax,
+    keras,
+    orbax,
+    pyarrow,
+    tensorflow,
+    tested_versions,
+)
 from nbdist.utils import installed
 
 if TYPE_CHECKING:
@@ -20,7 +30,15 @@ if TYPE_CHECKING:
 
     from nbdist.private_api.features import Feature, Library
 
-MODULES = {"jax": jax, "keras": keras, "orbax": orbax, "tensorflow": tensorflow}
+MODULES = {
+    "grain": grain,
+    "ipykernel": ipykernel,
+    "jax": jax,
+    "keras": keras,
+    "orbax": orbax,
+    "pyarrow": pyarrow,
+    "tensorflow": tensorflow,
+}
 FEATURES = [each for module in MODULES.values() for each in module.LIBRARY.features]
 WITHOUT_IMPORT = {"path", "loaded"}
 """Methods of `Library` that take a name."""
@@ -62,6 +80,10 @@ def used_names(library: str) -> set[str]:
         used.update(aliases.values())
         for node in ast.walk(tree):
             match node:
+                case ast.Attribute(value=ast.Name(id=alias), attr=name) if (
+                    alias == f"private_{library}" and name in MODULES[library].LIBRARY.names
+                ):
+                    used.add(name)
                 case ast.Attribute(value=ast.Name(id=alias), attr=attribute) if alias in aliases:
                     used.add(f"{aliases[alias]}.{attribute}")
     return used
@@ -75,9 +97,34 @@ def test_each_name_that_is_used_belongs_to_a_feature(library: str) -> None:
         for use in feature.uses
         for count in (1, 2)
     }
-    used = used_names(library)
-    assert used
-    assert used - listed == set()
+    assert used_names(library) - listed == set()
+
+
+NOT_CHECKED = {
+    *("_asdict", "_exit", "_fields", "_replace"),  # documented
+    *("_current_frames", "_getframe"),  # of Python
+    *("_jit_info", "_distributed_container"),  # of functions and handles, which have no class
+}
+"""Private attributes that need no check, or whose class Python cannot read."""
+
+
+def test_each_private_attribute_of_a_library_belongs_to_a_feature() -> None:
+    """A name that is also one of nbdist's own counts as such."""
+    own, read = set[str](), set[str]()
+    for tree in trees():
+        for node in ast.walk(tree):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    own.add(name)
+                case ast.Name(id=name, ctx=ast.Store()):
+                    own.add(name)
+                case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                    own.add(name)
+                case ast.Attribute(attr=name) if name.startswith("_") and name[:2] != "__":
+                    read.add(name)
+    uses = {use for feature in FEATURES for use in feature.uses}
+    listed = {part for use in uses for part in use.split(".")}
+    assert read - own - listed - NOT_CHECKED == set()
 
 
 @pytest.mark.parametrize("library", MODULES)
@@ -89,8 +136,8 @@ def test_each_listed_name_is_used(library: str) -> None:
             match node:
                 case ast.Call(func=ast.Attribute(attr=name), args=[ast.Constant(value=str(given))]):
                     looked_up.update({given} if name in WITHOUT_IMPORT else ())
-                case ast.Attribute(attr=attribute):
-                    attributes.add(attribute)
+                case ast.Attribute(attr=text) | ast.Constant(value=str(text)):
+                    attributes.add(text)
     uses = {use for feature in MODULES[library].LIBRARY.features for use in feature.uses}
     unused = {
         use
@@ -195,3 +242,15 @@ def test_an_untested_version_is_accepted_with_one_warning_where_names_suffice(
         "is not tested with nbdist: nbdist refuses features that only tests can confirm. Use "
         "1.1.x, 1.2.x"
     )
+
+
+def test_attributes_that_methods_assign_are_found() -> None:
+    """They exist only on instances."""
+    paths = {"Function": tensorflow.LIBRARY.path("Function")}
+    library = features.Library("TensorFlow", "tensorflow", paths)
+    needs_library(library)
+    found = library.find("Function")
+    assert not hasattr(found, "_omit_frequent_tracing_warning")
+    library.feature("a feature", "Function._omit_frequent_tracing_warning").check()
+    with pytest.raises(LibraryVersionError, match=r"Function\._gone, which nbdist needs for a fea"):
+        library.feature("a feature", "Function._gone").check()

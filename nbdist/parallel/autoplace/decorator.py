@@ -22,6 +22,7 @@ from nbdist.parallel.autoplace.signatures import (
     refusal,
     trace_state_clean,
 )
+from nbdist.private_api.jax import AUTOPLACE, INSIDE_JIT
 from nbdist.views.autoplace import AutoplacePicture
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Autoplaced:
         self._jitted = jitted
         self._function = function
         self._name = _name_of(function)
+        AUTOPLACE.check()
+        INSIDE_JIT.check()
         info = jitted._jit_info  # type: ignore[attr-defined]
         self._statics = Statics(info.static_argnums, info.static_argnames)
         self._is_fixed = bool(

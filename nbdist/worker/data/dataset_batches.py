@@ -93,8 +93,9 @@ class DatasetBatches:
             window = tf.data.experimental.from_variant(variant, self._window)
             return self._pushdown.batch_of(window, total).get_single_element()
 
-        function: Callable[[Any, Any], Tree] = tf.function(mapped, autograph=False)
-        return function
+        function = tf.function(mapped, autograph=False)
+        function._omit_frequent_tracing_warning = True  # each loop has its own function
+        return function  # type: ignore[no-any-return]
 
     def _converted(self, element: Tree) -> Tree:
         if not self._of_numpy:

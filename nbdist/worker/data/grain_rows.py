@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import Struct
 
-from nbdist.errors import StepError
+from nbdist.errors import LibraryVersionError, StepError
+from nbdist.private_api import grain as private_grain
 from nbdist.worker.data.batches import Batch, map_arrays, refuse_other_rows
 from nbdist.worker.data.map_pushdown import BY_ELEMENT
 from nbdist.worker.data.padding import Padding, stack
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 Stack = Callable[[list[Any]], Any]
 """Function that makes a batch of samples."""
-
-_TRANSFORMATIONS = "grain._src.python.dataset.transformations"
 
 
 class Samples(Struct, frozen=True):
@@ -156,15 +155,17 @@ def find(value: Any, options: StepOptions) -> tuple[GrainRows | None, str]:
     Raises:
         StepError: the data set never ends, and the options have no number of steps.
     """
-    grain = sys.modules["grain"]
-    is_loader = isinstance(value, grain.DataLoader)
+    is_loader = isinstance(value, sys.modules["grain"].DataLoader)
     if options.bucket:
         return None, BY_ELEMENT
+    found: Samples | str
     try:
+        private_grain.OWN_ROWS.check()
+    except LibraryVersionError as error:
+        found = str(error)
+    else:
         _refuse_endless(value, options)
         found = (_of_loader if is_loader else _of_dataset)(value, options.batch)
-    except (AttributeError, KeyError):  # the private names of another version
-        found = f"nbdist does not know data sets of grain {grain.__version__}"
     if isinstance(found, str):
         return None, f"by element: each worker reads all samples, because {found}"
     return GrainRows(found), BY_ROW
@@ -174,9 +175,11 @@ def own_part(value: Any, options: StepOptions, rank: int, ranks: int) -> Any:
     """Return the samples `rank`, `rank + ranks`, ... of a data set; None without random access.
 
     Raises:
+        LibraryVersionError: nbdist does not know the installed version.
         StepError: the elements are batches, or never end.
     """
     grain = sys.modules["grain"]
+    private_grain.OWN_ROWS.check()
     _refuse_endless(value, options)
     part = slice(rank, None, ranks)
     if isinstance(value, grain.DataLoader):
@@ -253,7 +256,8 @@ def _of_loader(loader: Any, batch: int) -> Samples | str:
     if not batch:
         match operations[-1:]:
             case [grain.transforms.Batch(batch_fn=None) as last]:
-                batch, drops, stacks = last.batch_size, last.drop_remainder, _make_batch()
+                batch, drops = last.batch_size, last.drop_remainder
+                stacks = private_grain.make_batch
                 operations.pop()
             case _:
                 return "its last operation is not a `Batch` without `batch_fn`"
@@ -311,34 +315,23 @@ def _sampler_of(loader: Any) -> Any:
 
 def _below_prefetch(dataset: Any, reading: Any) -> tuple[Any, Any]:
     """Return the data set below `to_iter_dataset`, if any, and its options for reading."""
-    kind = _class("prefetch", "PrefetchIterDataset")
-    if isinstance(dataset, kind):
+    if isinstance(dataset, private_grain.PrefetchIterDataset):
         return dataset.parents[0], dataset._read_options
     return dataset, reading
 
 
 def _batches(dataset: Any) -> tuple[int, bool, Stack] | str:
     """Return size, dropping of the rest, and function of the last operation, or a reason."""
-    if not isinstance(
-        dataset, (_class("batch", "BatchMapDataset"), _class("batch", "BatchIterDataset"))
-    ):
+    kinds = private_grain.BatchMapDataset, private_grain.BatchIterDataset
+    if not isinstance(dataset, kinds):
         return "its last operation is not `batch`"
-    if dataset._batch_fn is not _make_batch():
+    if dataset._batch_fn is not private_grain.make_batch:
         return "its `batch` has a `batch_fn`"
     return dataset._batch_size, dataset._drop_remainder, dataset._batch_fn
 
 
 def _stack(samples: list[Tree]) -> Tree:
     return Padding(()).of(stack(samples))[0]
-
-
-def _make_batch() -> Stack:
-    """Return the function of grain that stacks samples."""
-    return sys.modules[f"{_TRANSFORMATIONS}.batch"].make_batch  # type: ignore[no-any-return]
-
-
-def _class(module: str, name: str) -> Any:
-    return getattr(sys.modules[f"{_TRANSFORMATIONS}.{module}"], name)
 
 
 def _count(samples: int, batch: int, *, drops: bool) -> int:

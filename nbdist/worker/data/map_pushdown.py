@@ -8,11 +8,12 @@ A function moves above the selection if it has no effect and draws no random num
 operations that keep, select or shuffle whole elements are between it and the batches. Operations
 that depend on values (`filter`, `flat_map`), that keep values (`cache`) or that are unknown stay
 below the selection. The selection reads the original data set below it, so an earlier pass through
-this data set counts for its shuffles. Written for TensorFlow 2.21.
+this data set counts for its shuffles.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from nbdist.errors import LibraryVersionError
 from nbdist.worker.data.batches import Checksums
 from nbdist.worker.data.dataset_passes import one_pass
 from nbdist.worker.data.reshuffle import can_move, reshuffled
@@ -176,6 +178,8 @@ def find(dataset: Any) -> tuple[Pushdown | None, str]:
     Returns:
         The parts, None if no map can, and a description of the sharding.
     """
+    if reason := _unsupported():
+        return None, f"{BY_ELEMENT}: each worker maps all samples, because {reason}"
     above = []
     while type(dataset).__name__ in _ON_BATCHES:
         if _is_file_cache(dataset):
@@ -184,7 +188,24 @@ def find(dataset: Any) -> tuple[Pushdown | None, str]:
         dataset = dataset._input_dataset
     if not _is_exact_batch(dataset):
         return None, BY_ELEMENT
-    batch, lowest, reason, is_shuffled = dataset, 0, "", False
+    between, reason = _maps_below(dataset)
+    if between:
+        return Pushdown(tuple(above), dataset, between), SELECTED
+    because = f"{BY_ELEMENT}: each worker maps all samples, because a map function {reason}"
+    return None, because if reason else BY_ELEMENT
+
+
+def _maps_below(batch: Any) -> tuple[tuple[Any, ...], str]:
+    """Return the operations between the batches of a data set and a rank's selection.
+
+    Args:
+        batch: the operation that makes batches.
+
+    Returns:
+        The operations, the last one first, down to the lowest map above the selection; none if no
+        map is above it. The reason why a map stays below it; empty if none does.
+    """
+    lowest, reason, is_shuffled = 0, "", False
     between: list[Any] = []
     dataset = batch._input_dataset
     while True:
@@ -199,10 +220,19 @@ def find(dataset: Any) -> tuple[Pushdown | None, str]:
             break
         between.append(dataset)
         dataset = dataset._input_dataset
-    if lowest:
-        return Pushdown(tuple(above), batch, tuple(between[:lowest])), SELECTED
-    because = f"{BY_ELEMENT}: each worker maps all samples, because a map function {reason}"
-    return None, because if reason else BY_ELEMENT
+    return tuple(between[:lowest]), reason
+
+
+@functools.cache
+def _unsupported() -> str:
+    """Return the reason why the installed version cannot be read; empty if it can."""
+    from nbdist.private_api.tensorflow import OWN_ROWS
+
+    try:
+        OWN_ROWS.check()
+    except LibraryVersionError as error:
+        return str(error)
+    return ""
 
 
 def rows_of_rank(rank_rows: RankRows) -> Division:

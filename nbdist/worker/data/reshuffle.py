@@ -2,8 +2,7 @@
 
 A data set that reshuffles draws new seeds for each pass from a resource of the kernel. Python has
 no name for it, but the serialized graph of the data set contains its handle. The other data set
-uses the same resource, so each pass through either of them counts for both. Written for TensorFlow
-2.21.
+uses the same resource, so each pass through either of them counts for both.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def _seed_generator(operation: Any) -> Any:
         (found,) = tf.graph_util.import_graph_def(only, return_elements=[f"{name}:0"], name="")
         return found
 
-    return tf.function(handle, autograph=False)()
+    return tf.function(handle, autograph=False).get_concrete_function()()
 
 
 def _array_bytes(dataset: Any) -> int:

@@ -10,7 +10,6 @@ then skips row groups without rows of its own, and reads all samples of the othe
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import importlib
 import itertools
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbdist.errors import StepError
+from nbdist.private_api.pyarrow import FILTERS
 from nbdist.worker.data import grain_rows
 from nbdist.worker.data.batches import leaves, map_trees, rows_of
 from nbdist.worker.data.indexed_rows import IndexedRows
@@ -189,8 +189,7 @@ def split_source(
         return Parts(lambda: files.batches(each, rank, ranks), options.batch, BY_SOURCE, gather)
     part: Any = None
     if grain_rows.is_grain(value):
-        with contextlib.suppress(AttributeError, KeyError):  # the private names of another version
-            part = grain_rows.own_part(value, options, rank, ranks)
+        part = grain_rows.own_part(value, options, rank, ranks)
     elif is_of(value, "webdataset", "DataPipeline"):
         part = _own_tar_files(value, name, rank, ranks)
     if part is not None:
@@ -255,6 +254,7 @@ def is_parquet(value: object) -> bool:
 
 def _refuse_filter(dataset: Any, name: str) -> None:
     """Raise StepError for a filter, which row groups do not apply."""
+    FILTERS.check()
     if dataset._scan_options:
         raise StepError(f"{name} has a filter: use arrays, such as those of {name}.to_table()")
 

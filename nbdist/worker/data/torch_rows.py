@@ -110,10 +110,11 @@ class LoaderRows:
         return _is_plain(self.first)
 
     def _read(self, numbers: Sequence[int]) -> Any:
-        fetch = sys.modules["torch.utils.data._utils.fetch"]
-        loader = self._loader
-        fetcher = fetch._MapDatasetFetcher(loader.dataset, True, loader.collate_fn, False)
-        return fetcher.fetch(numbers)
+        """Read samples as a loader does: at once, if the data set has a method for it."""
+        data = self._loader.dataset
+        together = getattr(data, "__getitems__", None)
+        samples = together(numbers) if together else [data[number] for number in numbers]
+        return self._loader.collate_fn(samples)
 
 
 class _OwnNumbers:

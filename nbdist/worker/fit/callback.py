@@ -161,9 +161,11 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         """Report the batch. Keras may call it on several threads; the metrics are computed."""
         if self._stop is None or self._passed.is_under_way:
             return
-        self._saver.end_batch(batch + 1)
+        steps = self.params["steps"]  # the last call may have fewer than `steps_per_execution`
+        batches = batch + 1 if steps is None else min(batch + 1, steps)
+        self._saver.end_batch(batches)
         worker = context.current()
-        step = self._made + batch + 1
+        step = self._made + batches
         with self._pace.lock:
             progress = worker.progress
             made = max(1, step - progress.batches)  # several, with `steps_per_execution`

@@ -14,7 +14,7 @@ from tests.references import plainly
 pytestmark = pytest.mark.processes
 
 PROGRAM = '''
-import collections
+import collections, logging
 import numpy as np, tensorflow as tf
 from nbdist.worker.data.batches import RankRows
 from nbdist.worker.data.batch_array import whole
@@ -83,6 +83,10 @@ def compare(make, ranks, of_numpy):
                         assert whole_rows.flags.writeable == leaf.flags.writeable
     return kinds == {True}
 
+warnings = []
+handler = logging.Handler()
+handler.emit = lambda record: warnings.append(record.getMessage())
+logging.getLogger("tensorflow").addHandler(handler)
 outcome = {
     name: all(compare(make, ranks, n) for ranks in (2, 4) for n in (False, True))
     for name, make in MAPPED.items()
@@ -92,6 +96,10 @@ for name, make in OTHERS.items():
     iterator = numpy_batches(dataset)
     outcome[name] = loop.of(dataset, {}) is dataset and loop.of(iterator, {}) is iterator
     assert iter(iterator) is not iter(iterator)
+for _ in range(6):
+    (first, _), *_ = next(passes(MAPPED["map"], 0, 2, True))
+    first.whole()
+outcome["warnings"] = [text for text in warnings if "retracing" in text]
 '''
 
 NAMES = re.findall(r'\n    "([^"]+)": lambda: ', PROGRAM)
@@ -107,6 +115,11 @@ def outcome() -> dict[str, Any]:
 def test_rows_equal_those_of_one_process_or_each_rank_reads_all(name: str) -> None:
     """The program has compared the rows of each rank, or received the data set itself."""
     assert outcome()[name] is True
+
+
+def test_loops_compile_functions_without_warnings() -> None:
+    """Each loop has a function of its own, and TensorFlow warns of frequent compilation."""
+    assert outcome()["warnings"] == []
 
 
 def test_other_objects_make_their_own_iterators() -> None:

@@ -367,3 +367,18 @@ def test_texts_that_differ_below_the_maps_may_be_equal_above() -> None:
     first, second = outcome()["other texts below"]
     assert first[0] != second[0]
     assert are_equal(first, second)
+
+
+def test_operations_of_another_version_stay_as_they_are() -> None:
+    program = """
+import tensorflow as tf
+from tensorflow.python.data.ops import map_op
+from nbdist.worker.data.map_pushdown import find
+dataset = tf.data.Dataset.range(8).map(lambda n: n).batch(4)
+del map_op._MapDataset
+outcome = find(dataset)
+"""
+    found, why = plainly({"only": program}, "tensorflow", "keras")["only"]
+    assert found is None
+    assert why.startswith("by element: each worker maps all samples, because TensorFlow ")
+    assert "has no tensorflow.python.data.ops.map_op._MapDataset, which nbdist needs" in why
