@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo
+from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+
+Attention = Literal["plain", "cudnn", "pallas"]
+"""Plain products and softmax, cuDNN's fused attention, or the Pallas kernel of JAX for TPUs."""
 
 _CUDNN = 91000
 """Version that JAX reads when it traces fused attention."""
@@ -32,7 +36,7 @@ class LanguageModel:
         head: width of a head.
         wide: inner width of the MLP.
         gated: True for SwiGLU and a separate head, as in Llama; False for GELU and a tied head.
-        fused: True for cuDNN's fused attention; False for plain attention.
+        attention: kind of attention; a kernel of Pallas needs as many groups as heads.
         dtype: type of weights and products.
         is_scanned: True for stacked layers in a scan; False for layers one by one.
     """
@@ -46,7 +50,7 @@ class LanguageModel:
     head: int
     wide: int
     gated: bool = False
-    fused: bool = False
+    attention: Attention = "plain"
     dtype: str = "bfloat16"
     is_scanned: bool = True
 
@@ -82,7 +86,7 @@ def traced_step(model: LanguageModel, rows: int) -> tuple[Any, Any]:
 def _shapes(model: LanguageModel) -> dict[str, Any]:
     layers, width, wide = model.layers, model.width, model.wide
     each = model.heads // model.groups  # queries that share a key and a value
-    heads = (model.heads,) if model.fused else (model.groups, each)
+    heads = (model.groups, each) if model.attention == "plain" else (model.heads,)
     stacked = {
         "query": (layers, width, *heads, model.head),
         "key": (layers, width, model.groups, model.head),
@@ -117,14 +121,14 @@ def _norm(x: Any, scale: Any, *, centered: bool) -> Any:
 def _layer(model: LanguageModel, x: Any, layer: Any) -> Any:
     y = _norm(x, layer["before"], centered=not model.gated)
     k, v = (jnp.einsum("bsh,hgd->bsgd", y, layer[name]) for name in ("key", "value"))
-    x = x + (_fused_attention if model.fused else _attention)(y, k, v, layer)
+    x = x + _ATTENTIONS[model.attention](y, k, v, layer)
     y = _norm(x, layer["between"], centered=not model.gated)
     inner = y @ layer["up"]
     inner = jax.nn.silu(y @ layer["gate"]) * inner if model.gated else jax.nn.gelu(inner)
     return x + inner @ layer["down"], None
 
 
-def _fused_attention(y: Any, k: Any, v: Any, layer: Any) -> Any:
+def _cudnn_attention(y: Any, k: Any, v: Any, layer: Any) -> Any:
     q = jnp.einsum("bsh,hnd->bsnd", y, layer["query"])
     mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
     return jnp.einsum("bsnd,ndh->bsh", mixed, layer["out"])
@@ -136,6 +140,16 @@ def _attention(y: Any, k: Any, v: Any, layer: Any) -> Any:
     seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     weights = jax.nn.softmax(jnp.where(seen, scores, -1e4))
     return jnp.einsum("bgpst,btgd,gpdh->bsh", weights, v, layer["out"])
+
+
+def _pallas_attention(y: Any, k: Any, v: Any, layer: Any) -> Any:
+    q = jnp.einsum("bsh,hnd->bnsd", y, layer["query"])
+    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    mixed = flash_attention(q, k, v, causal=True, sm_scale=q.shape[-1] ** -0.5)
+    return jnp.einsum("bnsd,ndh->bsh", mixed, layer["out"])
+
+
+_ATTENTIONS = {"plain": _attention, "cudnn": _cudnn_attention, "pallas": _pallas_attention}
 
 
 def _loss(model: LanguageModel, params: Any, tokens: Any) -> Any:

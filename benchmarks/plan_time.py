@@ -2,8 +2,8 @@
 
 Each row of the tables in benchmarks/reference fixes the layout of a traced step, and the planner
 estimates its time. Nothing is tuned for a row. Ours is the mean absolute error of a table, and the
-peer that of the floor: products at peak rate. Attention is fused if it
-was in the published step, on GPUs only. The hosts of eager programs issue each operation, which
+peer that of the floor: products at peak rate. Attention is a fused kernel if it
+was in the published step. The hosts of eager programs issue each operation, which
 bounds steps of small models; `EAGER` has their tables. Tables of `CALIBRATION` have constants
 fitted to them; the others are held out.
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from benchmarks.case import Scale
+    from benchmarks.language_models import Attention
     from benchmarks.planner_llama import LlamaRow
     from benchmarks.planner_rows import Row
     from nbdist.planner.cost.time import Target
@@ -228,7 +229,7 @@ def _row(row: dict[str, str]) -> PublishedStep:
     model = LanguageModel(
         **{name: sizes[name] for name in names},
         gated=bool(sizes["gated"]),
-        fused=bool(sizes["fused"]),
+        attention=cast("Attention", row["attention"]),
         dtype=row["dtype"],
         is_scanned=True,
     )
@@ -285,7 +286,7 @@ def _blackwell(row: LlamaRow) -> PublishedStep:
         head=_WIDTH,
         wide=row.wide,
         gated=True,
-        fused=True,
+        attention="cudnn",
     )
     return PublishedStep(
         table="simumax_b200",

@@ -44,7 +44,7 @@ _WAY = {
     "gpipe": "go {}through the stages: all forward, then all backward (GPipe)",
     "1f1b": "go {}through the stages: each backward right after its forward pass (1F1B)",
 }
-_GPUS, _TPUS = (0.8, 1.09), (0.75, 1.16)
+_GPUS, _TPUS = (0.8, 1.09), (0.82, 1.16)
 PUBLISHED = {
     **dict.fromkeys(("A100", "H100"), _GPUS),
     **dict.fromkeys(("TPU v4", "TPU v5e", "TPU v5p"), _TPUS),

@@ -37,7 +37,7 @@ def on(hardware: str, **time: Any) -> str:
 
 def test_step_time_is_a_range_of_published_steps_on_known_chips() -> None:
     assert on("8 x A100-80GB, 79.3 GiB each", compute=10.0) == "8 s to 11 s"
-    assert on("64 x TPU v5p, 95 GiB each", compute=1.0) == "750 ms to 1.2 s"
+    assert on("64 x TPU v5p, 95 GiB each", compute=1.0) == "820 ms to 1.2 s"
     assert on("8 x T4, 14.9 GiB each", compute=10.0) == "about 10 s"
     assert on("8 x CPU, 4 GiB each", compute=0.25) == "about 250 ms"
 
