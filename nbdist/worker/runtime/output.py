@@ -184,6 +184,7 @@ _NOISE = re.compile(
     r"[WE]\d{4} [\d:.]+ +\d+ util\.cc:\d+\] (Not handling type|oneDNN supports DT_)|"
     r"[WE]\d{4} [\d:.]+ +\d+ dataset\.cc:\d+\] Input of Generator|"
     r"[WE]\d{4} [\d:.]+ +\d+ (ring_\w+|base_collective_executor|local_rendezvous)\.cc:|"
+    r"E\d{4} [\d:.]+ +\d+ cpu_aot_loader\.cc:\d+\] Loading .* feature \+prefer-|"
     r"Additional GRPC error information from remote target |:UNKNOWN:Error received from peer|"
     r"The error could be from a previous operation\. Restart your program|\t \[\[\{\{node |"
     r"[-\d]+ [\d:.]+ \[IPEngine\.\d+\] WARNING \| No heartbeat"
@@ -227,7 +228,8 @@ class LogTap:
 
     The output stays in the file: a pipe that the process must read itself would lose its last words
     when it aborts. Some lines stay in the file only: information and float64 warnings of
-    TensorFlow's native code, and ipyparallel's warnings about a busy machine. So do failed
+    TensorFlow's native code, XLA's errors about preferred instructions of cached programs for CPUs
+    (up to JAX 0.9), and ipyparallel's warnings about a busy machine. So do failed
     collectives, because the raised error reports them too.
 
     Args:

@@ -121,6 +121,7 @@ def test_native_log_lines_stay_in_the_log(cluster: nbdist.Cluster) -> None:
         ":UNKNOWN:Error received from peer  {grpc_status:14, grpc_message:}",
         "The error could be from a previous operation. Restart your program to reset.",
         "\t [[{{node CollectiveReduceV2}}]] [type.googleapis.com/tensorflow.DerivedStatus='']",
+        "E1201 02:49:20.018 1167 cpu_aot_loader.cc:210] Loading AOT. A feature +prefer-no-scatter",
         "W0000 00:00:1795224948.815720   28177 cuda.cc:1] this one matters",
     )
     text = "\n".join(lines) + "\nE0000 00:00:1.5 7 half of"
@@ -134,4 +135,5 @@ def test_native_log_lines_stay_in_the_log(cluster: nbdist.Cluster) -> None:
     assert "this one matters" in output
     assert "oneDNN" not in output
     assert "DT_DOUBLE" not in output
+    assert "prefer-no-scatter" not in output
     assert not any(word in output for word in ("RingReduce", "GRPC", "grpc", "previous", "node"))
