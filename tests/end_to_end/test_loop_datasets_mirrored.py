@@ -154,6 +154,33 @@ def test_a_worker_reads_its_own_records(
     assert all(len(values[3]) < 0.85 * len(expected[3]) for values in found)
 
 
+HUGGING_FACE = f"""
+import datasets
+numbers = np.arange({ROWS})[:, None]
+x = np.cos(np.arange(3) + numbers).astype(np.float32)
+table = datasets.Dataset.from_dict({{"x": x, "y": x.sum(1)}}).shuffle(seed=3)
+"""
+"""Shuffled rows of a data set of Hugging Face."""
+
+TABLES = {
+    "arrays": "table.with_format('numpy', dtype=np.float32)",
+    "tensors": "table.with_format('tf')",
+}
+
+
+@pytest.mark.parametrize("form", TABLES)
+def test_rows_of_hugging_face(
+    cluster: nbdist.Cluster, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A worker reads its own rows of arrays, and all rows of tensors."""
+    loop = LOOP.replace("for x, y in stream:", f"for batch in stream.iter(batch_size={BATCH}):")
+    loop = loop.replace("train_step(x, y)", "train_step(batch['x'], batch['y'])")
+    cells = f"{HUGGING_FACE}stream = {TABLES[form]}", loop
+    check(run(cluster, *cells), alone(*cells))
+    own = "by row: each worker reads its own rows only"
+    assert (own in capsys.readouterr().out) is (form == "arrays")
+
+
 def test_resumed_loop(
     cluster: nbdist.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
