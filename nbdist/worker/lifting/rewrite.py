@@ -482,11 +482,11 @@ def step_source(loop: TrainingLoop, cell: str) -> str:
     for statement, text in loop.texts.items():
         if body.keys() & set(_lines(statement)):
             raise LoopError(statement.lineno, _SHARED)
-        body[statement.lineno] = " " * loop.step[0].col_offset + text
+        body[statement.lineno] = " " * loop.block[0].col_offset + text
     names = {id(value): name for name, value in loop.given.items()}
     for value in sorted(parts, key=lambda v: (v.lineno, v.col_offset), reverse=True):
         _replace(body, value, names[id(value)])
-    indent_size, first = loop.step[0].col_offset, min(body)
+    indent_size, first = loop.block[0].col_offset, min(body)
     for number in starts & body.keys():
         body[number] = "    " + body[number][indent_size:]
     unassigned = [f"{name}=..." for name in loop.conditional]

@@ -149,6 +149,17 @@ CELLS = {
         else:
             seen.append("else")
         """,
+    "statement of the host before the step on one line": """
+        def slope(x):
+            with GradientTape() as tape:
+                loss = x
+            return tape.gradient(loss, variables)
+        for x, y in data:
+            z = x; slopes = slope(y)
+            with GradientTape() as tape: loss = z + len(slopes)
+            optimizer.apply_gradients(tape.gradient(loss, variables)); losses.append(loss)
+            seen.append(z)
+        """,
     "conditional update and host statement on one line": """
         for epoch in range(2):
             for n, (x, y) in enumerate(data):
