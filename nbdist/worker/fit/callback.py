@@ -86,7 +86,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         self._list = callbacks
         self._fitting = contextlib.ExitStack()
         self._stop: StopPoint | None = None
-        self._own: dict[str, float] = {}
+        self._own: dict[str, float] | None = None
         self._epoch = 0
         self._made = 0
 
@@ -185,7 +185,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
         if self._before is None:  # epochs before `initial_epoch` count
             self._before = max(0, worker.progress.epochs - epoch)
             worker.reporter.send(self._begun(epoch))
-        self._own = {}
+        self._own = None
         self._epoch = worker.progress.epochs = self._before + epoch + 1
         self._pace.restart()
 
@@ -217,7 +217,7 @@ class EpochReport(keras.callbacks.Callback):  # type: ignore[misc]
             return
         self._saver.end_epoch()
         self._pace.stop_trace(self._epoch)
-        own = self._own or _own_loss(self.model)
+        own = _own_loss(self.model) if self._own is None else self._own
         context.current().reporter.report_values(self._epoch, -1, own=own, shared=_scalars(logs))
 
     def on_test_end(self, logs: Any = None) -> None:
