@@ -386,6 +386,17 @@ writer = tf.summary.create_file_writer(tempfile.mkdtemp())
         "rows = xb.numpy()\nlosses.append(float(train_step(tf.constant(rows), yb)))\n",
         "on 2 replicas",
     ),
+    "indexes of rows that only the first part contains": (
+        "",
+        "indexes = np.arange(8)\n"
+        + STEP.replace("model(xb, training=True) - yb", "model(tf.gather(xb, indexes)) - yb"),
+        "because the step fails on a part of a batch: InvalidArgumentError: indices[0] = 4 is not",
+    ),
+    "draw in a function of a list": (
+        "augment = [lambda x: x + rng.normal(size=x.shape).astype('float32')]\n",
+        STEP.replace("model(xb", "model([each(xb) for each in augment][0]"),
+        "cannot compile its step (it draws from a generator of NumPy",
+    ),
     "ragged rows": (
         "",
         "ragged = tf.RaggedTensor.from_tensor(xb)\n"
@@ -406,6 +417,8 @@ writer = tf.summary.create_file_writer(tempfile.mkdtemp())
         "update inside of a condition",
         "Python that the step calls",
         "queue of rows",
+        "indexes of rows that only the first part contains",
+        "draw in a function of a list",
         "ragged rows",
     ),
 )

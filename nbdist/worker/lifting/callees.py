@@ -77,6 +77,7 @@ class Callees:
         self._methods: dict[str, list[ast.AST]] = {}
         self._aliases: dict[str, list[str]] = {}
         self._imported: set[str] = set()
+        self._lambdas: dict[ast.Lambda, ast.FunctionDef] = {}
         self._callable = {
             node.name: method
             for node in ast.walk(tree)
@@ -116,6 +117,8 @@ class Callees:
                         self._methods.setdefault(statement.name, []).append(statement)
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 self._defined.setdefault(name, []).append(node)
+            case ast.Assign(targets=[ast.Attribute(attr=name)], value=ast.Lambda()):
+                self._methods.setdefault(name, []).append(node.value)
             case ast.Assign(targets=[target], value=ast.Call() | ast.Lambda()):
                 for part in target.elts if isinstance(target, ast.Tuple) else (target,):
                     if isinstance(part, ast.Name):
@@ -335,16 +338,27 @@ class Callees:
     def _functions(self, call: ast.Call) -> list[ast.FunctionDef]:
         """Return the definitions of the user's functions that a call may mean."""
         nodes: list[ast.AST] = []
-        if isinstance(call.func, ast.Name):
-            nodes += self._called(call.func.id)
-        elif isinstance(call.func, ast.Attribute):
-            owner = self._value(call.func.value)
+        function = call.func.value if isinstance(call.func, ast.Subscript) else call.func
+        if isinstance(function, ast.Name):
+            nodes += self._called(function.id)
+        elif isinstance(function, ast.Attribute):
+            owner = self._value(function.value)
             if owner is None or is_of_user(owner):
-                name = call.func.attr
+                name = function.attr
                 nodes += self._called_as_method(name)
                 for other in self._aliases.get(name, ()):
                     nodes += (*self._called(other), *self._called_as_method(other))
-        return [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        name = ast.unparse(call.func)
+        return [function for node in nodes for function in self._functions_in(node, name)]
+
+    def _functions_in(self, node: ast.AST, name: str) -> Iterator[ast.FunctionDef]:
+        """Yield a function, or the lambdas in another definition than a class as functions."""
+        if isinstance(node, ast.FunctionDef):
+            yield node
+        elif not isinstance(node, ast.ClassDef):
+            for part in ast.walk(node):
+                if isinstance(part, ast.Lambda):
+                    yield self._lambdas.setdefault(part, _function_of(part, name))
 
     def _called(self, name: str) -> Iterator[ast.AST]:
         """Yield the definitions of a function, also if it has another name."""
@@ -451,6 +465,12 @@ def _other_name(value: ast.expr) -> str:
     return ""
 
 
+def _function_of(value: ast.Lambda, name: str) -> ast.FunctionDef:
+    """Return a lambda as a function with a name."""
+    body: list[ast.stmt] = [ast.copy_location(ast.Return(value.body), value.body)]
+    return ast.copy_location(ast.FunctionDef(name, value.args, body, []), value)
+
+
 def _is_class(value: Any) -> bool:
     return isinstance(value, type) and is_users(value.__module__)
 
@@ -491,7 +511,18 @@ def tree_of(value: Any) -> Iterator[ast.AST]:
     if not isinstance(value, (FunctionType, type)) or not is_users(value.__module__):
         return
     try:
+        if value.__name__ == "<lambda>":  # its line may be a part of a statement
+            yield from _lambdas_of(value)
+            return
         tree = ast.parse(textwrap.dedent(inspect.getsource(value)))
     except (OSError, TypeError, SyntaxError):
         return
     yield from tree.body
+
+
+def _lambdas_of(function: FunctionType | type) -> Iterator[ast.AST]:
+    """Yield the lambdas on the line of a lambda."""
+    lines, first = inspect.findsource(function)
+    for node in ast.walk(ast.parse("".join(lines))):
+        if isinstance(node, ast.Lambda) and node.lineno == first + 1:
+            yield node

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -16,21 +14,23 @@ import tensorflow as tf
 from nbdist.errors import NbdistError
 from nbdist.worker.data.batch_array import BatchArray, whole
 from nbdist.worker.data.batches import Batch, RankRows
+from nbdist.worker.lifting.host_draws import HostGenerators
 from nbdist.worker.lifting.lifted_loop import NotCompiledError, defined, split_header
 from nbdist.worker.runtime import context
 from nbdist.worker.runtime.reachable import of_kinds
 from nbdist.worker.runtime.shell import engine_shell
 from nbdist.worker.tensorflow.compiled_step import CompiledStep
 from nbdist.worker.tensorflow.keras_objects import WITH_VARIABLES
-from nbdist.worker.tensorflow.loop_trials import LoopTrials
+from nbdist.worker.tensorflow.loop_trials import OF_THE_STEP, LoopTrials, reason
 from nbdist.worker.tensorflow.metric_exchange import BoundValues, exchange
 from nbdist.worker.tensorflow.object_building import build_objects
 from nbdist.worker.tensorflow.replica.inlined_functions import converted
 from nbdist.worker.tensorflow.step import MirroredStep
 from nbdist.worker.tensorflow.step_outputs import StepOutputs
+from nbdist.worker.tensorflow.user_objects import objects_behind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from nbdist.records import StepRequest
     from nbdist.worker.lifting.lifted_loop import Arguments
@@ -38,12 +38,7 @@ if TYPE_CHECKING:
     from nbdist.worker.training.parity import Findings
 
 
-_BOLD = re.compile(r"\x1b\[[0-9;]*m")
-_REASON = 200
-"""Maximum length of a reason in a message."""
-
-_OF_THE_STEP = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
-"""Errors of operations that depend on the code of the step alone."""
+_DRAWS = "it draws from a generator of NumPy: draw in the body of the loop, before the step"
 
 
 class _Kind:
@@ -116,6 +111,8 @@ class _Steps:
         kind: kind of the first arguments.
         first: their step.
         gather: gathers int32 numbers from all ranks.
+        before: states of generators before the step was called to create variables.
+        now: stores the states of generators that the step may draw from.
 
     Attributes:
         kind: kind of the last arguments.
@@ -129,12 +126,16 @@ class _Steps:
         kind: _Kind,
         first: CompiledStep,
         gather: Callable[[np.ndarray], np.ndarray],
+        before: HostGenerators,
+        now: Callable[[], HostGenerators],
     ) -> None:
         self.kind = kind
         self.first_rows = kind.rows
         self.report: dict[str, Any] = {}
         self._create = create
         self._gather = gather
+        self._before = before
+        self._now = now
         self._by_key = {kind.key: first}
         self._traced: set[tuple[CompiledStep, int, bool]] = set()
 
@@ -151,7 +152,12 @@ class _Steps:
             NotCompiledError: the step of a rank has an effect that each replica would repeat.
         """
         if (known := (step, batch.rows, batch.whole)) not in self._traced:
+            generators = self._now()
             effect = step.host_effect(batch)
+            if generators.restore():
+                if not self._traced:
+                    self._before.restore()
+                raise NotCompiledError(_DRAWS)
             # Only rank 0 writes summaries.
             if self._gather(np.array([bool(effect)], np.int32)).any():
                 effect = effect or "acts outside of TensorFlow on another rank"
@@ -185,6 +191,7 @@ class MirroredLoopStep(MirroredStep):
         function = converted(written)
         with _not_compiled():
             reads = program.loop.reads
+            before = _generators(reads, namespace)
             build_objects(
                 lambda: function(*first.given, *first.carried), reads, namespace, strategy
             )
@@ -207,7 +214,8 @@ class MirroredLoopStep(MirroredStep):
                 self._compiled.signals,
             )
 
-        self._steps = _Steps(compiled, kind, self._compiled, self.gather)
+        now = functools.partial(_generators, reads, namespace)
+        self._steps = _Steps(compiled, kind, self._compiled, self.gather, before, now)
         self._trials = LoopTrials(
             self._subject,
             lambda: compiled(self._steps.kind),
@@ -320,24 +328,13 @@ def _not_compiled() -> Iterator[None]:
     except (NbdistError, NotCompiledError):
         raise
     except Exception as error:
-        if isinstance(error, tf.errors.OpError) and not isinstance(error, _OF_THE_STEP):
+        if isinstance(error, tf.errors.OpError) and not isinstance(error, OF_THE_STEP):
             raise  # for example a rank that died
-        raise NotCompiledError(_reason(error)) from error
+        raise NotCompiledError(reason(error)) from error
 
 
-def _reason(error: Exception) -> str:
-    """Return the sentence of an error that says what is wrong, without places in libraries."""
-    if "merge_call" in str(error):
-        return "an update is inside of an `if` on a tensor or a loop over tensors"
-    if "Ellipsis" in str(error):  # the value of an unassigned name, see `rewrite.step_source`
-        return (
-            "an `if` on a tensor or a loop over tensors assigns a name that has no value before: "
-            "assign it earlier in the body of the training loop"
-        )
-    text = str(error).partition("Arguments received by")[0]  # of Keras
-    lines = [line for line in map(str.strip, _BOLD.sub("", text).splitlines()) if line]
-    kind, last = type(error).__name__, lines[-1] if lines else ""
-    return textwrap.shorten(last if last.startswith(kind) else f"{kind}: {last}", _REASON)
+def _generators(names: Iterable[str], namespace: dict[str, Any]) -> HostGenerators:
+    return HostGenerators(value for _, value in objects_behind(names, namespace))
 
 
 def _flattened(values: Any) -> tuple[list[Any], optree.PyTreeSpec]:

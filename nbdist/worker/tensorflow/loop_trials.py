@@ -9,6 +9,8 @@ for new kinds in the first 1,000 batches, and then in every 8th, if kinds matter
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +55,14 @@ _EXAMINED = 1 << 20
 _ALL, _EVERY = 1000, 8
 """Number of the first batches whose rows are all examined, and the interval after them."""
 
+
+_BOLD = re.compile(r"\x1b\[[0-9;]*m")
+
+_REASON = 200
+"""Maximum length of a reason in a message."""
+
+OF_THE_STEP = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
+"""Errors of operations that depend on the code of the step alone."""
 
 _known: set[tuple[int, str]] = set()
 """Cells and lines of the loops that need whole batches."""
@@ -120,9 +130,13 @@ class LoopTrials:
         if self.needs_whole or self._replicas == 1 or not self._is_due(step, batch):
             return
         is_first = self._batches == 1
+        if self._fails(step, batch):
+            return
         worst, causes = self._wrong(step, batch)
         is_wrong = self._any_rank(worst)
         if not is_wrong and is_first and (ordered := self._rare_first(batch)) is not None:
+            if self._fails(step, ordered):
+                return
             worst, causes = self._wrong(step, ordered)
             is_wrong = self._any_rank(worst)
         if name := step.unequal(batch):
@@ -132,6 +146,23 @@ class LoopTrials:
                 self._use_whole("")
             else:
                 self._warn(worst, causes, is_first=is_first)
+
+    def _fails(self, step: CompiledStep, batch: Batch) -> bool:
+        """Warn, and return True, if the step raises an error on the part of a rank.
+
+        The error of one rank leaves the others in a collective, so ranks try without collectives.
+        """
+        failure = ""
+        try:
+            self._subject(step, batch).try_part(batch)
+        except OF_THE_STEP as error:
+            failure = reason(error)
+        fails = self._any_rank(failure)
+        if fails:
+            self._use_whole(
+                f"because the step fails on a part of a batch: {failure}" * bool(failure)
+            )
+        return fails
 
     def _any_rank(self, finds: object) -> bool:
         """Return True on all ranks if one finds something. Trials are collective."""
@@ -219,11 +250,14 @@ class LoopTrials:
         return max(failed, key=lambda d: d.largest, default=None), found.by_ratio
 
     def _found(self, step: CompiledStep, batch: Batch) -> _Found:
+        return self._moved(self._subject(step, batch), batch)
+
+    def _subject(self, step: CompiledStep, batch: Batch) -> MirroredSubject:
         key = id(step)
         if key not in self._subjects:
             step.find_rows(batch)
             self._subjects[key] = self._make_subject(step, batch)
-        return self._moved(self._subjects[key], batch)
+        return self._subjects[key]
 
     def _found_with_equal_draws(self, batch: Batch) -> _Found:
         """Compare steps that draw the same random numbers in each trial."""
@@ -276,3 +310,19 @@ def _failed(found: Findings, subject: MirroredSubject) -> list[Difference]:
             failed.append(difference)
     wrong = {difference.name for difference in failed}
     return [d for d in failed if optimized.amplified.get(d.name, wrong) & wrong]
+
+
+def reason(error: Exception) -> str:
+    """Return the sentence of an error that says what is wrong, without places in libraries."""
+    if "merge_call" in str(error):
+        return "an update is inside of an `if` on a tensor or a loop over tensors"
+    if "Ellipsis" in str(error):  # the value of an unassigned name, see `rewrite.step_source`
+        return (
+            "an `if` on a tensor or a loop over tensors assigns a name that has no value before: "
+            "assign it earlier in the body of the training loop"
+        )
+    text = str(error).partition("Arguments received by")[0]  # of Keras
+    lines = [line for line in map(str.strip, _BOLD.sub("", text).splitlines()) if line]
+    lines = [line for line in lines if not line.startswith("[[")]  # node of a graph
+    kind, last = type(error).__name__, lines[-1] if lines else ""
+    return textwrap.shorten(last if last.startswith(kind) else f"{kind}: {last}", _REASON)

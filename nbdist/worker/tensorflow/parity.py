@@ -112,6 +112,11 @@ class MirroredSubject:
         for function in (self._alone, self._means, self._totals):
             function._omit_frequent_tracing_warning = True  # each value has a shape of its own
 
+    def try_part(self, batch: Batch) -> None:
+        """Run the step on this rank's part of a batch, without communication."""
+        self.state()
+        self.alone(batch.values)
+
     def compare(self, batch: Batch, replicas: int) -> Findings:
         """Compare the step on parts of a batch with the step on all of it."""
         groups, amplified = self.optimized.groups, self.optimized.amplified

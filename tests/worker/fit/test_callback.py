@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-import nbdist
 from tests import clusters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import nbdist
 
 FIT = """
 import numpy as np, keras

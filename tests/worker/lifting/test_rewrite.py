@@ -541,6 +541,7 @@ def run(
     namespace: dict[str, Any] = {"GradientTape": GradientTape, "Optimizer": Optimizer}
     printed: list[Any] = []
     namespace["print"] = lambda *words: printed.append(words)
+    namespace["print"].__module__ = "builtins"  # no function of the user
     exec(SETUP, namespace)
     tree, loops = ast.parse(cell), {}
     if lifted:
@@ -594,6 +595,26 @@ def test_loop_as_written_remains(cell: str) -> None:
     expected, _ = run(cell, lifted=False)
     assert namespace["optimizer"].updates == expected["optimizer"]
     assert namespace["losses"] == expected["losses"]
+
+
+def test_draws_of_a_lambda_of_an_earlier_cell_are_found() -> None:
+    namespace: dict[str, Any] = {}
+    earlier = "scale = 2.0; blur = dict(\n    noise=lambda x: x + np.random.normal())['noise']\n"
+    linecache.cache["earlier"] = len(earlier), None, earlier.splitlines(keepends=True), "earlier"
+    exec(compile(earlier, "earlier", "exec"), namespace)
+    namespace["blur"].__module__ = "__main__"
+    cell = dedent(
+        """
+        for x, y in data:
+            with GradientTape() as tape:
+                loss = blur(x)
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+        """
+    )
+    tree = ast.parse(cell)
+    _, programs = lift(tree, cell, Callees(tree, namespace))
+    (error,) = programs.values()
+    assert "`np.random.normal()` in `blur` would run only" in str(error)
 
 
 DRAWS = """
@@ -661,6 +682,36 @@ REFUSED = {
             train_step()
         """,
         "line 8: `np.random.choice(8, 4)` in `train_step` would run only when nbdist compiles",
+    ),
+    "draw in a lambda": (
+        """
+        blur = lambda x: x + np.random.normal()
+        for x, y in data:
+            with GradientTape() as tape:
+                loss = blur(x)
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+        """,
+        "line 4: `np.random.normal()` in `blur` would run only when nbdist compiles the step",
+    ),
+    "draw in a function of a dict": (
+        """
+        blurs = {"noise": lambda x: x + np.random.normal()}
+        for x, y in data:
+            with GradientTape() as tape:
+                loss = blurs["noise"](x)
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+        """,
+        "line 4: `np.random.normal()` in `blurs['noise']` would run only when nbdist compiles",
+    ),
+    "draw in a lambda of an object": (
+        """
+        trainer.blur = lambda x: x + np.random.normal()
+        for x, y in data:
+            with GradientTape() as tape:
+                loss = trainer.blur(x)
+            optimizer.apply_gradients(tape.gradient(loss, variables))
+        """,
+        "line 4: `np.random.normal()` in `trainer.blur` would run only when nbdist compiles",
     ),
     "draw behind a computation": (
         """
