@@ -46,6 +46,9 @@ _WRAPPERS = {"function", "partial", "jit", "filter_jit"}
 _CONVERSIONS = {"tf.constant", "np.array", "np.asarray", "numpy.array", "numpy.asarray"}
 """Functions that do not accept the tensors of a compiled step."""
 
+_OF_DRAWS = {*_CONVERSIONS, "tf.convert_to_tensor", "np.float32", "numpy.float32"}
+"""Functions that do not accept a draw as a tensor, or not with another type."""
+
 _MOST_FUNCTIONS = 20
 """Number of items of a dict or list that are searched for functions."""
 
@@ -424,7 +427,15 @@ class Callees:
 
         A compiled step cannot make them. It compiles other calls.
         """
-        return is_first and (self.draws(call) or _converts(call, outside))
+        return is_first and (self._converts_draw(call) or _converts(call, outside))
+
+    def _converts_draw(self, call: ast.Call) -> bool:
+        """Return True for a draw, a method of its result, or its conversion to an array."""
+        if self.draws(call):
+            return True
+        parts = [call.func.value] if isinstance(call.func, ast.Attribute) else []
+        parts += call.args if ast.unparse(call.func) in _OF_DRAWS else []
+        return any(self._converts_draw(part) for part in parts if isinstance(part, ast.Call))
 
     def _value(self, node: ast.expr) -> Any:
         """Return the object behind a name or an attribute of one; None if it is unknown."""

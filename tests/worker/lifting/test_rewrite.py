@@ -639,6 +639,38 @@ def test_draws_on_the_host_are_not_compiled() -> None:
     assert "next(it)" in [ast.unparse(value) for value in program.loop.given.values()]
 
 
+CONVERTED = """
+def train_step(x, scale=1.0):
+    with GradientTape() as tape:
+        loss = x * scale
+    optimizer.apply_gradients(tape.gradient(loss, variables))
+    return loss
+for _ in range(4):
+    losses.append(train_step({value}))
+"""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "rng.normal(size=8).astype('float32')",
+        "tf.constant(np.random.beta(1.0, 1.0), tf.float32)",
+        "tf.convert_to_tensor(rng.normal(size=8), tf.float32)",
+        "np.float32(rng.normal(size=8))",
+    ],
+)
+def test_converted_draws_are_values_of_the_loop(value: str) -> None:
+    """A compiled step would receive the draw as a tensor, which these functions do not accept."""
+    cell = CONVERTED.format(value=value)
+    tree = ast.parse(cell)
+    _, programs = lift(tree, cell, Callees(tree, {}))
+    (program,) = programs.values()
+    assert isinstance(program, LoopProgram)
+    assert [ast.unparse(given) for given in program.loop.given.values()] == [
+        ast.unparse(ast.parse(value))
+    ]
+
+
 REFUSED = {
     "print in the tape": (
         """
