@@ -473,6 +473,13 @@ def closed(p):
 for i in range(3):
     params, loss = closed(params)
 """,
+    "the arrays of its batch have different numbers of rows": """
+def joined(p, batch):
+    return update(p, jnp.concatenate(batch["x"]), jnp.concatenate(batch["y"]))
+for x, y in batches:
+    batch = {"x": (x[:5], x[5:]), "y": (y[:5], y[5:])}
+    params, loss = joined(params, batch)
+""",
     "its step reads `data.train.x`: assign this array to a name before the loop": """
 from collections import namedtuple
 class Rows:

@@ -36,7 +36,7 @@ from nbdist.worker.training.parity import Findings, compare
 from nbdist.worker.training.step_contract import StepResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from jax.sharding import Mesh
 
@@ -56,7 +56,7 @@ _KEYS = ((2,), (4,))
 """Shapes of keys that `jax.random.PRNGKey` makes."""
 
 Division = Literal[
-    "divided", "rows", "batch", "objects", "mesh", "ranks", "rank", "code", "scan", "pmap"
+    "divided", "rows", "batch", "uneven", "objects", "mesh", "ranks", "rank", "code", "scan", "pmap"
 ]
 """Division of a batch over the replicas, or the reason why each worker computes the whole batch."""
 
@@ -65,6 +65,7 @@ _REASONS: dict[Division, str] = {
     "mesh": "",
     "rows": "a batch of {rows} rows does not divide over {shards} replicas",
     "batch": "its step receives no batch from the loop: pass the data to it as arguments",
+    "uneven": "the arrays of its batch have different numbers of rows",
     "objects": "its step reads `{attribute}`: assign this array to a name before the loop",
     "ranks": "the first batch or the state differs between the workers: set their seeds",
     "rank": "its step uses `rank`",
@@ -127,6 +128,11 @@ class _Inputs:
     def kind(self) -> tuple[Any, ...]:
         """Shapes and types of the arrays of the batch."""
         return tuple((array.shape, array.dtype) for array in self.arrays)
+
+    def is_uneven_in(self, names: Iterable[str]) -> bool:
+        """Return True if one of these values has arrays with different numbers of rows."""
+        found = (self._flat[name][0] for name in names)
+        return any(len({x.shape[0] for x in each if _has_rows(x, 0)}) > 1 for each in found)
 
     def _selected(self) -> tuple[Any, ...]:
         """Return the arrays of the batch."""
@@ -230,7 +236,8 @@ class JaxLoopStep:
         elif any(map(is_pmapped, self._read.values())):
             found = "pmap"
         elif not inputs.rows:
-            found = "objects" if self._attribute() else "batch"
+            is_uneven = inputs.is_uneven_in(self._program.loop.given)
+            found = "objects" if self._attribute() else "uneven" if is_uneven else "batch"
         elif inputs.rows % self.shards:
             found = "rows"
         elif "rank" in self._read:
