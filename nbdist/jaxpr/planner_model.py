@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from jax.interpreters import partial_eval
 
 from nbdist.jaxpr.core import lowered, scan_counts
-from nbdist.jaxpr.flatten import called_program
+from nbdist.jaxpr.flatten import called_program, variables
 from nbdist.jaxpr.model_builder import Builder
 from nbdist.jaxpr.pallas_calls import NAME
 from nbdist.jaxpr.pallas_products import pallas_rule
 from nbdist.jaxpr.rules import PLAIN, unknown
+from nbdist.planner.graph.layers import with_stacked_layers
 from nbdist.planner.graph.model import Tensor
 
 if TYPE_CHECKING:
@@ -42,10 +44,15 @@ def model_of(closed: Any, inputs: Sequence[tuple[str, Role]]) -> Model:
     return build.finish(tensors, results)
 
 
-_rows: WeakKeyDictionary[Any, dict[tuple[tuple[str, Role], ...], dict[Any, tuple[int, ...]]]] = (
-    WeakKeyDictionary()
-)
-"""Dimensions that are rows in each analysed program. A search rewrites one step several times."""
+class _Analysis(NamedTuple):
+    """A program's model, and the dimensions that are rows of the batch, by variable."""
+
+    model: Model
+    rows: dict[Any, tuple[int, ...]]
+
+
+_known: WeakKeyDictionary[Any, dict[tuple[tuple[str, Role], ...], _Analysis]] = WeakKeyDictionary()
+"""Analysed programs. A search rewrites one step several times."""
 
 
 def of_rows(closed: Any, inputs: Sequence[tuple[str, Role]]) -> dict[Any, tuple[int, ...]]:
@@ -55,13 +62,33 @@ def of_rows(closed: Any, inputs: Sequence[tuple[str, Role]]) -> dict[Any, tuple[
         closed: the step's jaxpr, in which each variable is set once.
         inputs: path and role of each input.
     """
+    return dict(_analysis(closed, inputs).rows)
+
+
+def model_of_stages(closed: Any, inputs: Sequence[tuple[str, Role]]) -> Model:
+    """Return the model of a flat step without dead code that stacks separate layers for stages.
+
+    It shares its analysis with `of_rows`.
+
+    Args:
+        closed: the step's jaxpr, from `flat`.
+        inputs: path and role of each input.
+    """
+    model, jaxpr = _analysis(closed, inputs).model, closed.jaxpr
+    used = {v for eqn in jaxpr.eqns for v in variables(eqn.invars)} | {*variables(jaxpr.outvars)}
+    tensors = zip(model.tensors, jaxpr.invars, strict=True)
+    tensors_used = tuple(replace(t, used=var in used) for t, var in tensors)
+    return with_stacked_layers(replace(model, tensors=tensors_used))
+
+
+def _analysis(closed: Any, inputs: Sequence[tuple[str, Role]]) -> _Analysis:
     key = tuple(inputs)
-    known = _rows.setdefault(closed, {})
+    known = _known.setdefault(closed, {})
     if key not in known:
         model, values = values_of(closed, inputs)
         found = {var: _dimensions(value, model.batch_groups) for var, value in values.items()}
-        known[key] = {var: dims for var, dims in found.items() if dims}
-    return dict(known[key])
+        known[key] = _Analysis(model, {var: dims for var, dims in found.items() if dims})
+    return known[key]
 
 
 def _dimensions(value: Value, groups: frozenset[int]) -> tuple[int, ...]:

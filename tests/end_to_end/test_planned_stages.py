@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from nbdist.errors import CellError
-from nbdist.records import DATA, MODEL, STAGE, Planning, Staging, StepOptions
+from nbdist.records import DATA, MODEL, STAGE, Planning, Saving, Staging, StepOptions
 from tests import clusters, references
 from tests.end_to_end.test_planned import SHARDS, carried, shards
 from tests.plan_programs import BATCH, PROGRAMS, STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import nbdist
     from nbdist.records import Remat, Schedule
@@ -207,3 +208,42 @@ def test_keras_layer_with_a_scan_is_split_into_stages(
     (text,) = cluster.run("history", strategy="pjrt").results.values()
     for name, values in ast.literal_eval(text).items():
         np.testing.assert_allclose(values, plain[name], rtol=1e-4)
+
+
+LAYERS_ONE_BY_ONE = PROGRAMS["transformer"]
+SIX_LAYERS = LAYERS_ONE_BY_ONE._replace(
+    setup=LAYERS_ONE_BY_ONE.setup.replace("VOCABULARY = 2,", "VOCABULARY = 6,")
+)
+
+
+@pytest.mark.parametrize("cluster", [2], indirect=True)
+def test_layers_one_by_one_are_split_into_stages(cluster: nbdist.Cluster, tmp_path: Path) -> None:
+    """A checkpoint contains the user's arrays, and another layout can resume from it."""
+    plain = references.plainly({"it": f"{SIX_LAYERS.plain}\noutcome = losses"}, "jax", "optax")[
+        "it"
+    ]
+    options = StepOptions(data="train", batch=BATCH, planning=Degrees(4, 2, 1, 1, 4).planning)
+    cluster.run(SIX_LAYERS.setup, strategy="pjrt")
+    saving = Saving(folder=str(tmp_path), every_steps=STEPS)
+    run = cluster.run(SIX_LAYERS.step, strategy="pjrt", step=options, saving=saving)
+    np.testing.assert_allclose(references.reported(run)["loss"], plain, rtol=1e-5)
+    assert run.plan is not None
+    assert run.plan.axes == {STAGE: 4, DATA: 2, MODEL: 1}
+    layers = [tensor for tensor in carried(run.plan) if "['layers']" in tensor.path]
+    assert layers
+    whole = {t.path for t in layers if not any(STAGE in axes for axes in t.spec)}
+    assert whole == {t.path for t in layers if len(t.shape) == 1}
+    assert run.compiled is not None
+    assert run.compiled.arguments == run.plan.memory.arguments
+
+    by_rows = StepOptions(data="train", batch=BATCH, epochs=2, planning=Planning(fixed={DATA: 8}))
+    cluster.run(SIX_LAYERS.setup, strategy="pjrt")
+    unbroken = cluster.run(SIX_LAYERS.step, strategy="pjrt", step=by_rows)
+    cluster.run(SIX_LAYERS.setup, strategy="pjrt")
+    resume = Saving(folder=str(tmp_path), every_steps=STEPS, resume=True)
+    resumed = cluster.run(SIX_LAYERS.step, strategy="pjrt", step=by_rows, saving=resume)
+    second = references.reported(resumed)["loss"]
+    np.testing.assert_allclose(
+        second, references.reported(unbroken)["loss"][-len(second) :], rtol=1e-4
+    )
+    assert len(second) == STEPS

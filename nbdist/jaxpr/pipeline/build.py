@@ -18,7 +18,13 @@ from jax.extend.core import ClosedJaxpr, Literal, Var
 from nbdist.errors import PlanError
 from nbdist.jaxpr.flatten import flat, inner_equations, make
 from nbdist.jaxpr.microbatches import Rows
-from nbdist.jaxpr.pipeline.layer_scans import check_has_scan, over_layers, read
+from nbdist.jaxpr.pipeline.layer_rolling import with_layer_scans
+from nbdist.jaxpr.pipeline.layer_scans import (
+    NoScanError,
+    check_has_scan,
+    over_layers,
+    read,
+)
 from nbdist.jaxpr.pipeline.loss_section import divide_step, without_early_barriers
 from nbdist.jaxpr.pipeline.one_f_one_b import AlternatingPipeline, LossSection
 from nbdist.jaxpr.pipeline.scan_pipeline import Pipeline
@@ -35,7 +41,12 @@ from nbdist.jaxpr.pipeline.stage_values import StageValue, reads_stage, run_on_s
 from nbdist.jaxpr.pipeline.stages import RowInvariant
 from nbdist.jaxpr.planner_model import of_rows
 from nbdist.jaxpr.remat_scans import scan_of
-from nbdist.planner.graph.pipeline_schedule import rounds_fault, rows_fault, stages_fault
+from nbdist.planner.graph.pipeline_schedule import (
+    SEPARATE_ROUNDS,
+    rounds_fault,
+    rows_fault,
+    stages_fault,
+)
 from nbdist.records import DATA, GPIPE
 
 if TYPE_CHECKING:
@@ -54,6 +65,8 @@ def as_pipeline(
     stages: int,
     micro: int,
     staging: Staging = GPIPE,
+    *,
+    stacks_layers: bool = False,
 ) -> ClosedJaxpr:
     """Return the same step with its scans over layers as pipelines over the mesh axis `stage`.
 
@@ -63,6 +76,7 @@ def as_pipeline(
         stages: number of stages. In several rounds, their blocks divide the layers of each scan.
         micro: number of microbatches, which divides the batch.
         staging: schedule and rounds.
+        stacks_layers: True if the step stacks separate layers, as `for_stages` makes it.
 
     Raises:
         PlanError: the step has no scan over layers, or a number does not fit.
@@ -74,7 +88,7 @@ def as_pipeline(
     batch = _batch(program, inputs)
     _check(rows_fault(batch, micro))
     if staging.rounds > 1:
-        _check(rounds_fault(stages, micro))
+        _check(SEPARATE_ROUNDS if stacks_layers else rounds_fault(stages, micro))
     equations = inner_equations(program.jaxpr)
     if is_1f1b or is_alone:  # the loss section runs on microbatches, too
         equations = chain(equations, program.jaxpr.eqns)
@@ -84,7 +98,7 @@ def as_pipeline(
     for one in layers.values():
         _check(stages_fault(one.length, stages, staging.rounds))
     kind = _OneForwardOneBackwardStep if is_1f1b else _GpipeStep
-    schedule = Schedule(rows, stages, parts, staging.rounds)
+    schedule = Schedule(rows, stages, parts, staging.rounds, stacks_layers)
     made = kind(program, layers, schedule, is_alone=is_alone)
     is_batch = [is_alone and role == "batch" for _, role in inputs]
 
@@ -97,6 +111,26 @@ def as_pipeline(
         for aval in closed.in_avals
     ]
     return jax.make_jaxpr(run)(*given)
+
+
+def for_stages(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> ClosedJaxpr:
+    """Return the step with its layers in scans: itself, unless it applies them one by one.
+
+    Args:
+        closed: the step's jaxpr.
+        inputs: path and role of each input.
+
+    Raises:
+        PlanError: the step has no layers that stages can share.
+    """
+    try:
+        layers_of(closed, inputs)
+    except NoScanError:
+        made = with_layer_scans(closed, inputs)
+        if made is None:
+            raise
+        return made
+    return closed
 
 
 def check_1f1b(closed: ClosedJaxpr, inputs: Sequence[tuple[str, Role]]) -> None:

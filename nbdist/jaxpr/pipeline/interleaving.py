@@ -18,7 +18,9 @@ from nbdist.jaxpr.pipeline.uneven_stages import padded, unpadded
 from nbdist.records import STAGE
 
 
-def interleaved(array: Any, stages: int, rounds: int, *, is_sharded: bool) -> Any:
+def interleaved(
+    array: Any, stages: int, rounds: int, *, is_sharded: bool, is_exchanged: bool = False
+) -> Any:
     """Return layers ordered by stage, and for each stage by round.
 
     Stages that do not divide the layers get as many as the largest stage (`uneven_stages`).
@@ -28,13 +30,22 @@ def interleaved(array: Any, stages: int, rounds: int, *, is_sharded: bool) -> An
         stages: number of stages.
         rounds: blocks of each stage.
         is_sharded: True if each stage stores its own layers.
+        is_exchanged: True if each stage stores a part of each layer instead; `rounds` is 1.
     """
-    if array.shape[0] % stages:
+    if array.shape[0] % stages or is_exchanged:
         return padded(array, stages, is_sent=is_sharded and _can_be_sent(array))
     return _moved(array, stages, rounds, is_sharded=is_sharded, is_back=False)
 
 
-def deinterleaved(array: Any, layers: int, stages: int, rounds: int, *, is_sharded: bool) -> Any:
+def deinterleaved(
+    array: Any,
+    layers: int,
+    stages: int,
+    rounds: int,
+    *,
+    is_sharded: bool,
+    is_exchanged: bool = False,
+) -> Any:
     """Undo `interleaved`.
 
     Args:
@@ -43,8 +54,9 @@ def deinterleaved(array: Any, layers: int, stages: int, rounds: int, *, is_shard
         stages: as in `interleaved`.
         rounds: as in `interleaved`.
         is_sharded: as in `interleaved`.
+        is_exchanged: as in `interleaved`.
     """
-    if layers % stages:
+    if layers % stages or is_exchanged:
         return unpadded(array, layers, stages, is_sent=is_sharded and _can_be_sent(array))
     return _moved(array, stages, rounds, is_sharded=is_sharded, is_back=True)
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from nbdist.planner.graph.model import Role
 
 _NONE = (
-    "there is no scan over layers to divide into stages: stack the parameters of equal layers, "
-    "[layers, ...], and write x, _ = jax.lax.scan(lambda x, layer: (apply(layer, x), None), x, "
-    "stacked)"
+    "there is no scan over layers to divide into stages, and no chain of equal layers: stack the "
+    "parameters of equal layers, [layers, ...], and write x, _ = jax.lax.scan(lambda x, layer: "
+    "(apply(layer, x), None), x, stacked)"
 )
 _WITHIN = (
     "the scan over layers is inside a jax.checkpoint: checkpoint the layer "
@@ -43,6 +43,10 @@ _KERNELS = (
     "a step with Pallas kernels is not divided into stages: use no stages, or attention without "
     "such a kernel"
 )
+
+
+class NoScanError(PlanError):
+    """A step without a scan over layers."""
 
 
 class Layers(NamedTuple):
@@ -92,7 +96,7 @@ def check_has_scan(jaxpr: Jaxpr) -> None:
     """Check that a program, or one that it calls, contains a scan.
 
     Raises:
-        PlanError: the step has no such scan.
+        NoScanError: the step has no such scan.
     """
     todo, seen = [jaxpr], {id(jaxpr)}
     while todo:
@@ -102,7 +106,7 @@ def check_has_scan(jaxpr: Jaxpr) -> None:
             inner = [body for body in jaxprs_in_params(eqn.params) if id(body) not in seen]
             seen.update(map(id, inner))
             todo += inner
-    raise PlanError(_NONE)
+    raise NoScanError(_NONE)
 
 
 def over_layers(
@@ -116,7 +120,8 @@ def over_layers(
         dims: the dimensions that are rows, by variable.
 
     Raises:
-        PlanError: the step has no scan over layers.
+        NoScanError: the step has no scan over layers.
+        PlanError: stages cannot run its scans.
     """
     jaxpr = program.jaxpr
     own = [v for v, (_, role) in zip(jaxpr.invars, inputs, strict=True) if role != "batch"]
@@ -127,7 +132,7 @@ def over_layers(
     if any(_holds_layers(eqn, dims, learned) for eqn in jaxpr.eqns):
         raise PlanError(_WITHIN)
     if not found:
-        raise PlanError(_NONE)
+        raise NoScanError(_NONE)
     return found
 
 

@@ -66,9 +66,11 @@ def without_early_barriers(program: ClosedJaxpr, inputs: Sequence[tuple[str, Rol
         inputs: path and role of each input.
 
     Raises:
-        PlanError: the step has no scan over layers.
+        PlanError: the step has barriers and no scan over layers.
     """
     jaxpr = program.jaxpr
+    if not any(eqn.primitive.name == "optimization_barrier" for eqn in jaxpr.eqns):
+        return program
     places = sorted(over_layers(program, inputs, of_rows(program, inputs)))
     mixed, late = ({*jaxpr.eqns[places[n]].outvars} for n in (0, -1))
     names: dict[Var, Any] = {}

@@ -89,12 +89,15 @@ class Schedule:
         parts: number of parts of a microbatch.
         rounds: passes of a microbatch through all stages; if more than one, the stages divide the
             microbatches.
+        stacks_layers: True if the step stacks the parameters of layers, which are separate arrays;
+            stages store a part of each of them.
     """
 
     rows: Rows
     stages: int
     parts: int
     rounds: int = 1
+    stacks_layers: bool = False
 
     @property
     def micro(self) -> int:
@@ -248,11 +251,24 @@ class Schedule:
 
     def interleaved(self, array: Any, *, is_sharded: bool) -> Any:
         """Return [layers, ...] ordered by stage and round, with equal numbers for each stage."""
-        return interleaved(array, self.stages, self.rounds, is_sharded=is_sharded)
+        return interleaved(
+            array,
+            self.stages,
+            self.rounds,
+            is_sharded=is_sharded,
+            is_exchanged=self.stacks_layers and is_sharded,
+        )
 
     def deinterleaved(self, array: Any, layers: int, *, is_sharded: bool) -> Any:
         """Undo `interleaved`."""
-        return deinterleaved(array, layers, self.stages, self.rounds, is_sharded=is_sharded)
+        return deinterleaved(
+            array,
+            layers,
+            self.stages,
+            self.rounds,
+            is_sharded=is_sharded,
+            is_exchanged=self.stacks_layers and is_sharded,
+        )
 
     def by_stages(self, array: Any, dim: int = 0) -> Any:
         """Split a dimension of `interleaved` layers into stages and their layers."""
@@ -340,6 +356,9 @@ def of_stage(array: Any, stage: int, dim: int = 0) -> Any:
     """
     if array.shape[dim] == 1:
         return jnp.squeeze(array, dim)
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        data = of_stage(jax.random.key_data(array), stage, dim)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
     is_stage = jnp.arange(array.shape[dim]) == stage
     flags = is_stage.reshape(-1, *[1] * (array.ndim - dim - 1))
     return jnp.where(flags, array, jnp.zeros_like(array)).sum(dim, dtype=array.dtype)

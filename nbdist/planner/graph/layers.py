@@ -8,20 +8,25 @@ each iteration has its own rows.)
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nbdist.planner.graph.model import Model, Op
+    from collections.abc import Iterable, Iterator
+
+    from nbdist.planner.graph.model import Model, Op, Value
 
 
-def layers_of(model: Model) -> frozenset[int]:
-    """Return the groups of dimensions that scans over layers go over.
+def layers_of(model: Model, stacks: Iterable[Value] = ()) -> frozenset[int]:
+    """Return the groups that scans over layers go over, including those of the backward pass.
 
     Args:
         model: the step; its `layers` are ignored.
+        stacks: parameters that the step stacks.
     """
     batch = model.batch_groups
     owned = {g for t in model.tensors if t.role != "batch" for g in t.value.groups if g >= 0}
+    owned.update(stack.groups[0] for stack in stacks)
     found: set[int] = set()
     for op in model.ops:
         if all(batch.isdisjoint(value.groups) for value in op.carried):
@@ -32,6 +37,36 @@ def layers_of(model: Model) -> frozenset[int]:
         if _is_forward(op, batch, owned) or not groups.isdisjoint(found):
             found |= groups
     return frozenset(found - batch)
+
+
+def with_stacked_layers(model: Model) -> Model:
+    """Return the model of a step that stacks separate layers for its scans over layers.
+
+    Layers of a stack are `lookup`: a slice of a stack that stages share reads no more than itself.
+    """
+    stacks = list(_stacks(model))
+    layers = layers_of(model, stacks)
+    ops = (
+        replace(op, kind="lookup") if op.name == "slice" and op.ins[0].groups[0] in layers else op
+        for op in model.ops
+    )
+    stacked = frozenset(s.groups[1:] for s in stacks if s.groups[0] in layers)
+    return replace(model, ops=tuple(ops), layers=layers, stacked=stacked)
+
+
+def _stacks(model: Model) -> Iterator[Value]:
+    """Yield real arrays without rows that the step puts together from carried ones."""
+    batch = model.batch_groups
+    own = {tensor.value.number for tensor in model.tensors if tensor.role != "batch"}
+    for op in model.ops:
+        if own.isdisjoint(value.number for value in op.ins):
+            continue
+        for value in op.outs:
+            if not batch.isdisjoint(value.groups):
+                continue
+            own.add(value.number)
+            if op.name == "concatenate" and value.is_inexact and value.groups[0] >= 0:
+                yield value
 
 
 def stages_of(model: Model) -> tuple[int, ...]:

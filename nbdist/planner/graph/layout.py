@@ -237,14 +237,16 @@ class ShardedModel:
         layout = self.layout
         zero = layout.zero if layout.shards > 1 else 0
         of_model = self._rows, self.model.layers, self._states
-        key = layout.split, self.sequence, zero, *of_model
+        stages = layout.stage if self.model.stacked else 1
+        key = layout.split, self.sequence, zero, stages, *of_model
         return program.classes(key, self._value_key, self._group_key)
 
     def _value_key(self, value: Value) -> Hashable:
         groups = value.groups
         is_special = groups in self.model.tables or groups in self.model.images
         kinds = groups if is_special else tuple(map(self._group_key, groups))
-        return value.sizes, value.dtype, value.nbytes, kinds, groups in self._sharded_states
+        stored = groups in self._sharded_states, self._is_stacked(value)
+        return value.sizes, value.dtype, value.nbytes, kinds, *stored
 
     def _group_key(self, group: int) -> int:
         return self._kinds.get(group, 0)
@@ -325,8 +327,13 @@ class ShardedModel:
         return layers / block_size(layers, self.layout.stage)
 
     def is_uneven(self, value: Value) -> bool:
-        """Return True if a value has layers that the stages do not divide."""
+        """Return True if a value has layers that stages store by another dimension.
+
+        Stages do not divide them, or the step stacks them from separate arrays.
+        """
         own = self.model.layers.intersection(value.groups)
+        if own and self.model.stacked:
+            return True
         return any(self.model.groups[group].divisor % self.layout.stage for group in own)
 
     def parts(self, value: Value) -> float:
@@ -337,8 +344,16 @@ class ShardedModel:
             if self.is_sequence_sharded(value):
                 by_model = self.layout.model
             parts = self.by_data(groups) * by_model * self.by_stage(groups)
+            if self._is_stacked(value) and not self.is_microbatch:
+                parts *= self.layout.stage
             self._known[value.groups] = parts
         return self._known[value.groups]
+
+    def _is_stacked(self, value: Value) -> bool:
+        """Return True for a layer's array, or its state, of which each stage stores a part."""
+        stages, groups, stacked = self.layout.stage, value.groups, self.model.stacked
+        is_layer = groups in stacked or (groups[:1] == (-1,) and groups[1:] in stacked)
+        return is_layer and stages > 1 and any(size % stages == 0 for size in value.sizes)
 
     def bytes_of(self, value: Value) -> float:
         """Return the bytes of a value on each device."""
@@ -397,7 +412,8 @@ class ShardedModel:
             return tuple(spec)
         if not self.layout.split.isdisjoint(value.groups):
             spec[_first(value, self.layout.split)] = (MODEL,)
-        if self.layout.stage > 1 and not self.model.layers.isdisjoint(value.groups):
+        has_layers = not self.model.layers.isdisjoint(value.groups)
+        if self.layout.stage > 1 and (has_layers or self._is_stacked(value)):
             dim = self._dimension_for_stages(value, spec)
             if dim >= 0:
                 spec[dim] = (STAGE, *spec[dim])
@@ -483,9 +499,13 @@ class ShardedModel:
     def _dimension_for_stages(self, value: Value, spec: list[tuple[str, ...]]) -> int:
         """Return the dimension that the stages shard; -1 if each has the whole array.
 
-        This is the dimension of the layers, unless the stages do not divide it.
+        This is the dimension of the layers, unless the stages do not divide it, or there is none.
         """
-        dim, stages = _first(value, self.model.layers), self.layout.stage
+        stages = self.layout.stage
+        if self._is_stacked(value):
+            dim = shared_dimension(value.sizes, stages, -1)
+        else:
+            dim = _first(value, self.model.layers)
         if self.is_uneven(value):
             dim = shared_dimension(value.sizes, stages, dim)
         parts = stages * prod(self._axes[axis] for axis in spec[dim])

@@ -142,6 +142,8 @@ class Model:
         notes: parts that the model does not describe exactly.
         unpriced: primitives whose computing time is unknown; only their memory traffic counts.
         layers: groups that scans over layers go over: see `planner/graph/layers.py`.
+        stacked: groups of parameters that the step stacks for a scan over layers. They are separate
+            arrays, which have no dimension of layers.
         added: results of products that are only added: see `added_up` in `planner/graph/fusion.py`.
         tables: arrays that rows are looked up in, by their groups: see `tables_of`.
         images: inputs and results of convolutions, by their groups: see
@@ -156,6 +158,7 @@ class Model:
     notes: tuple[str, ...] = ()
     unpriced: tuple[str, ...] = ()
     layers: frozenset[int] = frozenset()
+    stacked: frozenset[tuple[int, ...]] = frozenset()
     added: Mapping[int, int] = field(default_factory=dict)
     tables: Mapping[tuple[int, ...], Table] = field(default_factory=dict)
     images: Mapping[tuple[int, ...], frozenset[int]] = field(default_factory=dict)

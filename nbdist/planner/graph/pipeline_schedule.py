@@ -8,6 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+SEPARATE_ROUNDS = (
+    "layers that are applied one by one run in one round: use rounds=1, or put the layers into a "
+    "scan over stacked parameters"
+)
+"""Reason why layers whose parameters are separate arrays have no several rounds."""
+
+
 def bubble(stages: int, microbatches: int, chunks: int = 1) -> float:
     """Return the idle time of equal stages over the ideal time: (p - 1)/(v m), arXiv:2104.04473."""
     return (stages - 1) / (chunks * microbatches)

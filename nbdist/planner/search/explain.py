@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from nbdist.planner.graph.pipeline_schedule import SEPARATE_ROUNDS
 from nbdist.planner.hardware.lookup import host_of
 from nbdist.planner.search.mesh_sizes import STAGED, wants_stages
 from nbdist.records import BATCH_AXES, DATA, MODEL, REPLICATE, STAGE
@@ -92,7 +93,8 @@ def faults_of_stages(
     if reason:
         yield f"no stages: {reason}"
     else:
-        yield from _faults_of_splits(steps, asked, fitting)
+        more = _faults_of_separate_layers(asked) if steps.stacks_layers else []
+        yield from more or _faults_of_splits(steps, asked, fitting)
         if rounds > 1 and fitting:
             yield from _faults_of_rounds(steps, asked, fitting)
     if asked.get("micro", 2) < 2:
@@ -101,6 +103,18 @@ def faults_of_stages(
         yield steps.why_no_1f1b(remat or "")
     if asked.get("zero", 0) not in STAGED:
         yield f"zero is {asked['zero']}: with stages, ZeRO is 0 or 1"
+
+
+def _faults_of_separate_layers(asked: Mapping[str, int]) -> list[str]:
+    """Return the faults of requested sizes if the layers are applied one by one."""
+    faults = [SEPARATE_ROUNDS] if asked.get("rounds", 1) > 1 else []
+    if asked.get(MODEL, 1) > 1:
+        faults.append(
+            f"{MODEL} is {asked[MODEL]}: layers that are applied one by one have stages without "
+            f"tensor parallelism: use {MODEL}=1, or put the layers into a scan over stacked "
+            "parameters"
+        )
+    return faults
 
 
 def faults_of_copies(axes: Mapping[str, int], zero: int | None) -> Iterator[str]:

@@ -114,7 +114,7 @@ def _faults(given: Plan, steps: Steps, devices: int) -> Iterator[str]:
 def _faults_in_stages(given: Plan, steps: Steps) -> Iterator[str]:
     if given.axes.get(STAGE, 1) > 1:
         asked = {STAGE: given.axes[STAGE], "micro": given.micro, "zero": given.zero}
-        asked["rounds"] = given.rounds
+        asked |= {"rounds": given.rounds, MODEL: given.axes[MODEL]}
         yield from faults_of_stages(steps, asked, given.remat, given.schedule)
         reason = steps.why_no_1f1b(given.remat) if given.loss_stages == "last" else ""
         if reason and given.schedule == "gpipe":

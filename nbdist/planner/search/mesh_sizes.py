@@ -141,6 +141,8 @@ def _sizes(steps: Steps, target: Target, stage: int) -> Iterator[tuple[int, int]
     """Yield possible sizes of the data axis and the model axis."""
     model, devices = steps.plain, target.topology.devices // stage
     largest = max((group.divisor for group in model.groups), default=1)
+    if stage > 1 and steps.stacks_layers:
+        largest = 1
     for size in range(1, min(devices, largest) + 1):
         if not devices % size and not (model.apart and 1 < size < devices):
             yield devices // size, size

@@ -69,6 +69,9 @@ class Steps:
             finds them; raises PlanError if one cannot be split into stages. None uses the model.
         check_1f1b: raises PlanError if a variant with rematerialization does not allow 1F1B. None
             uses the model.
+        make_staged: makes a model with rematerialization for stages, with scans over its layers;
+            returns None if the step has them, raises PlanError if it has no layers. None if stages
+            need no other variant.
     """
 
     why_no_microbatches = ""
@@ -80,9 +83,12 @@ class Steps:
         make_variant: Callable[[Remat, int], Model] | None = None,
         layers: Callable[[Remat], tuple[int, ...]] | None = None,
         check_1f1b: Callable[[Remat], None] | None = None,
+        make_staged: Callable[[Remat], Model | None] | None = None,
     ) -> None:
         self._make_variant, self._layers, self._check_1f1b = make_variant, layers, check_1f1b
+        self._make_staged = make_staged
         self._variants: dict[tuple[Remat, int], Step] = {("", 1): _step(model)}
+        self._staged_variants: dict[Remat, Step] = {}
         self._why_no_stages: dict[Remat, str] = {}
         self._why_no_1f1b: dict[Remat, str] = {}
         self.is_fixed = make_variant is None
@@ -113,8 +119,19 @@ class Steps:
     @cached_property
     def _blocks(self) -> tuple[int, ...]:
         """Numbers of blocks that divide its layers."""
-        lengths = self._lengths("")
-        return tuple(n for n in blocks_of(self.plain) if not any(size % n for size in lengths))
+        if self.stacks_layers:
+            return ()
+        lengths, model = self._lengths(""), self._staged("").model
+        return tuple(n for n in blocks_of(model) if not any(size % n for size in lengths))
+
+    @property
+    def stacks_layers(self) -> bool:
+        """True if its layers are separate arrays, which the step stacks for its stages.
+
+        Raises:
+            PlanError: the step has no layers that stages can share.
+        """
+        return bool(self._staged("").model.stacked)
 
     def why_no_stages(self, remat: Remat = "") -> str:
         """Return why its layers cannot be split into stages; empty if they can."""
@@ -147,7 +164,8 @@ class Steps:
 
     def _counts(self, remat: Remat) -> tuple[int, ...]:
         fewest = min(self._lengths(remat), default=None)
-        return tuple(n for n in stages_of(self.plain) if fewest is None or n <= fewest)
+        counts = stages_of(self._staged("").model)
+        return tuple(n for n in counts if fewest is None or n <= fewest)
 
     def _lengths(self, remat: Remat) -> tuple[int, ...]:
         """Return the numbers of layers as the runtime finds them."""
@@ -161,7 +179,19 @@ class Steps:
         """
         if layout.stage > 1 and self.why_no_stages(layout.remat):
             raise PlanError(f"no stages: {self.why_no_stages(layout.remat)}")
-        key = layout.remat, layout.micro if layout.stage == 1 else 1
+        return self._staged(layout.remat) if layout.stage > 1 else self._whole(layout)
+
+    def _staged(self, remat: Remat) -> Step:
+        """Return the variant for stages, with rematerialization."""
+        if remat not in self._staged_variants:
+            made = None if self._make_staged is None else self._make_staged(remat)
+            step = self._whole(Layout(1, 1, remat=remat)) if made is None else _step(made)
+            self._staged_variants[remat] = step
+        return self._staged_variants[remat]
+
+    def _whole(self, layout: Layout) -> Step:
+        """Return the variant for a layout without stages."""
+        key = layout.remat, layout.micro
         if key not in self._variants:
             if self._make_variant is None:
                 raise PlanError("this step cannot be rewritten for remat or microbatches")

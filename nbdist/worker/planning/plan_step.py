@@ -15,8 +15,9 @@ import jax
 import msgspec
 from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
 
-from nbdist.jaxpr.pipeline.build import check_1f1b, layers_of
-from nbdist.jaxpr.planner_model import model_of
+from nbdist.jaxpr.flatten import flat
+from nbdist.jaxpr.pipeline.build import check_1f1b, for_stages, layers_of
+from nbdist.jaxpr.planner_model import model_of, model_of_stages
 from nbdist.planner.cost.measured import benched_chip, benched_links
 from nbdist.planner.cost.time import Target
 from nbdist.planner.hardware.efficiency import calibration_of
@@ -91,24 +92,58 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _planned(query: PlanQuery) -> Plan:
-    @functools.cache
-    def variant(remat: Remat, micro: int) -> Any:
+class _Variants:
+    """Variants of a step, each rewritten once.
+
+    Args:
+        query: the step.
+    """
+
+    def __init__(self, query: PlanQuery) -> None:
+        self._query = query
+        self._whole = functools.cache(self._without_stages)
+        self._staged = functools.cache(self._for_stages)
+
+    def _without_stages(self, remat: Remat, micro: int) -> Any:
+        traced, inputs = self._query.traced, self._query.inputs
         if remat and micro > 1:
-            return rewritten(variant("", micro), query.inputs, remat, 1)
-        return rewritten(query.traced, query.inputs, remat, micro)
+            return rewritten(self._whole("", micro), inputs, remat, 1)
+        return rewritten(traced, inputs, remat, micro)
 
-    def model(remat: Remat, micro: int) -> Model:
-        return model_of(variant(remat, micro), query.inputs)
+    def _for_stages(self, remat: Remat) -> Any:
+        """Return the step with its layers in scans."""
+        if not remat:
+            return for_stages(self._query.traced, self._query.inputs)
+        if self._has_scans:
+            return self._whole(remat, 1)
+        return rewritten(self._staged(""), self._query.inputs, remat, 1)
 
-    def layers(remat: Remat) -> tuple[int, ...]:
-        return layers_of(variant(remat, 1), query.inputs)
+    @property
+    def _has_scans(self) -> bool:
+        """True if the user's step has scans over its layers."""
+        return self._staged("") is self._query.traced
 
-    def check(remat: Remat) -> None:
-        check_1f1b(variant(remat, 1), query.inputs)
+    def model(self, remat: Remat, micro: int) -> Model:
+        return model_of(self._whole(remat, micro), self._query.inputs)
 
+    def staged_model(self, remat: Remat) -> Model | None:
+        """Return the model for stages; None if it is the same as without stages."""
+        if self._has_scans:
+            return None
+        return model_of_stages(flat(self._staged(remat)), self._query.inputs)
+
+    def layers(self, remat: Remat) -> tuple[int, ...]:
+        return layers_of(self._staged(remat), self._query.inputs)
+
+    def check_1f1b(self, remat: Remat) -> None:
+        check_1f1b(self._staged(remat), self._query.inputs)
+
+
+def _planned(query: PlanQuery) -> Plan:
     with _without_collection():
-        steps = Steps(model_of(query.traced, query.inputs), model, layers, check)
+        made = _Variants(query)
+        whole = model_of(query.traced, query.inputs)
+        steps = Steps(whole, made.model, made.layers, made.check_1f1b, made.staged_model)
         if not query.request.verify or jax.process_index():
             return plan(steps, query.target, query.request, query.pinned)
     from nbdist.worker.planning.compiler_check import verified_plan

@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from nbdist.jaxpr.microbatches import in_parts
 from nbdist.jaxpr.pallas_shards import with_sharded_kernels
-from nbdist.jaxpr.pipeline.build import as_pipeline
+from nbdist.jaxpr.pipeline.build import as_pipeline, for_stages
 from nbdist.jaxpr.remat import rematerialised
 from nbdist.jaxpr.sharding_constraints import with_sharded_products
 from nbdist.records import GPIPE, Staging
@@ -51,15 +51,21 @@ def rewritten(
     Raises:
         PlanError: The batch cannot be split into microbatches, or the layers into stages.
     """
-    if micro > 1 and stages == 1:
+    traced = closed
+    if stages > 1:
+        closed = for_stages(closed, inputs)
+    elif micro > 1:
         closed = in_parts(closed, inputs, micro, places)
+    stacks_layers = stages > 1 and closed is not traced
     if remat:
         closed = rematerialised(closed, inputs, remat)
     if layout is not None and layout.products:
         closed = with_sharded_products(closed, inputs, layout)
     if layout is not None and layout.kernels:
         closed = with_sharded_kernels(closed, inputs, layout.mesh, layout.specs)
-    return as_pipeline(closed, inputs, stages, micro, staging) if stages > 1 else closed
+    if stages == 1:
+        return closed
+    return as_pipeline(closed, inputs, stages, micro, staging, stacks_layers=stacks_layers)
 
 
 def rewriting(

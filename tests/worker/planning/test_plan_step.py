@@ -75,3 +75,53 @@ def test_a_plan_leaves_the_collection_of_garbage_as_it_was(*, is_enabled: bool) 
         assert gc.isenabled() == is_enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def layers_one_by_one() -> tuple[jax.core.ClosedJaxpr, list[tuple[str, str]]]:
+    """Trace a step of Adam that applies ten equal layers one by one to a batch of 16 rows."""
+    width = 1024
+
+    def step(carried: tuple[list[jax.Array], ...], x: jax.Array) -> object:
+        def loss_of(params: list[jax.Array]) -> jax.Array:
+            h = x
+            for weights in params:
+                h = h + jnp.tanh(h @ weights)
+            return (h**2).mean()
+
+        params, moments = carried
+        grads = jax.grad(loss_of)(params)
+        moments = [0.9 * m + g for m, g in zip(moments, grads, strict=True)]
+        return [p - 0.1 * m for p, m in zip(params, moments, strict=True)], moments
+
+    layer = jax.ShapeDtypeStruct((width, width), "float32")
+    carried = [layer] * 10, [layer] * 10
+    traced = jax.jit(step).trace(carried, jax.ShapeDtypeStruct((16, width), "float32"))
+    return traced.jaxpr, [*((f"p{n}", "carried") for n in range(20)), ("x", "batch")]
+
+
+def test_layers_one_by_one_get_stages() -> None:
+    """Each stage stores a quarter of each layer and of its moments."""
+    step, target = layers_one_by_one(), named_target("4xH100")
+    found = plan_of(PlanQuery(*step, target, Planning(fixed={"stage": 4})))
+    layers = [t for t in found.tensors if t.role != "batch"]
+    assert all(("stage",) in t.spec for t in layers)
+    assert sum(t.device_bytes for t in layers) == 20 * 2**22 // 4
+
+
+def test_stages_of_layers_one_by_one_are_listed_when_memory_requires_them() -> None:
+    step, target = layers_one_by_one(), named_target("4xH100")
+    request = Planning(fixed={"model": 1, "zero": 0}, budget=90 * 2**20)
+    assert plan_of(PlanQuery(*step, target, request)).axes["stage"] > 1
+
+
+@pytest.mark.parametrize(
+    ("fixed", "reason"),
+    [
+        ({"stage": 2, "model": 2}, "model is 2: layers that are applied one by one have stages w"),
+        ({"stage": 2, "rounds": 2}, "layers that are applied one by one run in one round"),
+    ],
+)
+def test_tensor_parallelism_and_rounds_need_a_scan(fixed: dict[str, int], reason: str) -> None:
+    step, target = layers_one_by_one(), named_target("4xH100")
+    with pytest.raises(PlanError, match=reason):
+        plan_of(PlanQuery(*step, target, Planning(fixed=fixed)))
