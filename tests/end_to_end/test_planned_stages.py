@@ -247,3 +247,36 @@ def test_layers_one_by_one_are_split_into_stages(cluster: nbdist.Cluster, tmp_pa
         second, references.reported(unbroken)["loss"][-len(second) :], rtol=1e-4
     )
     assert len(second) == STEPS
+
+
+FUNCTIONAL = """
+import keras, numpy as np
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(160, 16)).astype("float32")
+y = (x.sum(1, keepdims=True) > 0).astype("float32")
+given = keras.Input((16,))
+h = keras.layers.Dense(16)(given)
+for _ in range(5):
+    normed = keras.layers.LayerNormalization()(h)
+    h = keras.layers.Add()([h, keras.layers.Dense(16, activation="tanh")(normed)])
+model = keras.Model(given, keras.layers.Dense(1, activation="sigmoid")(h))
+model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy"])
+history = model.fit(x, y, batch_size=64, epochs=2, verbose=0, shuffle=False).history
+"""
+"""Functional model with equal layers, whose last batch of an epoch contains half the rows."""
+
+
+@pytest.mark.parametrize("cluster", [2], indirect=True)
+def test_layers_of_a_functional_keras_model_are_split_into_stages(
+    cluster: nbdist.Cluster,
+) -> None:
+    plain = references.plainly(
+        {"it": f"{FUNCTIONAL}\noutcome = history"}, "jax", "keras", KERAS_BACKEND="jax"
+    )["it"]
+    planning = Planning(fixed={STAGE: 4, DATA: 2, "micro": 4})
+    run = cluster.run(FUNCTIONAL, strategy="pjrt", step=StepOptions(data="", planning=planning))
+    assert run.plan is not None
+    assert run.plan.axes == {STAGE: 4, DATA: 2, MODEL: 1}
+    for text in cluster.run("history", strategy="pjrt").results.values():
+        for name, values in ast.literal_eval(text).items():
+            np.testing.assert_allclose(values, plain[name], rtol=1e-4)
