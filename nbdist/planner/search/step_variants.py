@@ -145,7 +145,7 @@ class Steps:
             try:
                 if self._check_1f1b is not None:
                     self._check_1f1b(remat)
-                self.of(Layout(1, 1, remat=remat)).program_1f1b  # noqa: B018
+                self._staged(remat).program_1f1b  # noqa: B018
                 self._why_no_1f1b[remat] = ""
             except PlanError as error:
                 self._why_no_1f1b[remat] = str(error)

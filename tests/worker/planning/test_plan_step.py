@@ -125,3 +125,9 @@ def test_tensor_parallelism_and_rounds_need_a_scan(fixed: dict[str, int], reason
     step, target = layers_one_by_one(), named_target("4xH100")
     with pytest.raises(PlanError, match=reason):
         plan_of(PlanQuery(*step, target, Planning(fixed=fixed)))
+
+
+def test_layers_one_by_one_allow_1f1b() -> None:
+    step, target = layers_one_by_one(), named_target("4xH100")
+    found = plan_of(PlanQuery(*step, target, Planning(fixed={"stage": 4}, schedule="1f1b")))
+    assert found.schedule == "1f1b"
