@@ -87,7 +87,7 @@ STEPS = LIBRARY.feature(
     *("BaseOptimizer._learning_rate", "BaseOptimizer._tracker"),
     *("BaseOptimizer._trainable_variables", "BaseOptimizer._trainable_variables_indices"),
     *("BaseOptimizer._variables", "BaseOptimizer.apply", "MeanMetricWrapper._fn"),
-    *("Metric._variables", "TFOptimizer._distribution_strategy"),
+    *("Layer._maybe_build", "Metric._variables", "TFOptimizer._distribution_strategy"),
     *("backend", "in_stateless_scope", "is_default", "layers.BatchNormalization._moments"),
     *("layers.BatchNormalization._reduction_axes", "loss.apply_mask"),
     *("loss.reduce_values", "ops.cond", "random", "tree.flatten", "tree.map_structure"),

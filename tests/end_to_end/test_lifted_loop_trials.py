@@ -397,6 +397,19 @@ writer = tf.summary.create_file_writer(tempfile.mkdtemp())
         STEP.replace("model(xb", "model([each(xb) for each in augment][0]"),
         "cannot compile its step (it draws from a generator of NumPy",
     ),
+    "weights that a layer assigns while it is built": (
+        """
+class Tied(keras.layers.Layer):
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1], 1), initializer="zeros")
+        self.w.assign(np.full(self.w.shape, 0.5))
+    def call(self, x, training=False):
+        return x @ self.w
+model = keras.Sequential([Tied()])
+""",
+        STEP,
+        "on 2 replicas",
+    ),
     "ragged rows": (
         "",
         "ragged = tf.RaggedTensor.from_tensor(xb)\n"
@@ -419,6 +432,7 @@ writer = tf.summary.create_file_writer(tempfile.mkdtemp())
         "queue of rows",
         "indexes of rows that only the first part contains",
         "draw in a function of a list",
+        "weights that a layer assigns while it is built",
         "ragged rows",
     ),
 )

@@ -7,13 +7,14 @@ layers create their variables, and each optimizer names the variables that it up
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
-from nbdist.private_api.keras import BaseOptimizer
+from nbdist.private_api.keras import BaseOptimizer, Layer, is_default
 from nbdist.private_api.tensorflow import func_graph
 from nbdist.worker.runtime.replaced_attributes import replaced
 from nbdist.worker.tensorflow.replica.inlined_functions import inlined_functions
@@ -63,6 +64,7 @@ def build_objects(
         replaced(BaseOptimizer, "apply_gradients", apply_pairs),
         replaced(tf.GradientTape, "gradient", gradient),
         replaced(keras.Metric, "__getattribute__", _without_updates),
+        replaced(Layer, "_maybe_build", functools.partialmethod(_built, Layer._maybe_build)),
         contextlib.redirect_stdout(io.StringIO()),
     ):
         # `tf.function` cannot create variables whose copies are initialised from one another.
@@ -71,6 +73,13 @@ def build_objects(
         for optimizer, variables in updated:
             if not optimizer.built and variables:
                 optimizer.build(variables)
+
+
+def _built(layer: Layer, upstream: Callable[..., Any], call: Any) -> None:
+    """Build a layer outside of the trace, whose assignments to variables would never run."""
+    is_own = not layer.built and not is_default(layer.build)
+    with tf.init_scope() if is_own else contextlib.nullcontext():
+        upstream(layer, call)
 
 
 def _without_updates(metric: keras.Metric, name: str) -> Any:
