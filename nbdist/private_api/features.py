@@ -153,12 +153,17 @@ class Feature:
         library, version = self.library, self.library.version
         if self.is_tested_only and not tested_versions.is_tested(library.name, version, effect):
             return False
+        if fault := self.fault():
+            _log.warning("%s, because %s", effect, fault)
+        return not fault
+
+    def fault(self) -> str:
+        """Return the message of the error that `check` raises; empty if it passes."""
         try:
             self.check()
         except LibraryVersionError as error:
-            _log.warning("%s, because %s", effect, error)
-            return False
-        return True
+            return str(error)
+        return ""
 
     def _resolve(self, use: str) -> None:
         name, *attributes = use.split(".")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nbdist.private_api.features import Library
 
 LIBRARY = Library(
@@ -22,7 +20,3 @@ INTERRUPTS = LIBRARY.feature(
     *("SubshellKernel._supports_kernel_subshells", "SubshellKernel.shell_channel_thread"),
     is_tested_only=True,
 )
-
-
-def __getattr__(name: str) -> Any:
-    return LIBRARY.find(name)

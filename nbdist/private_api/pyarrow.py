@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nbdist.private_api.features import Library
 
 LIBRARY = Library("PyArrow", "pyarrow", {"Dataset": "pyarrow.dataset:Dataset"})
 
 FILTERS = LIBRARY.feature("data sets of PyArrow, which may have a filter", "Dataset._scan_options")
-
-
-def __getattr__(name: str) -> Any:
-    return LIBRARY.find(name)

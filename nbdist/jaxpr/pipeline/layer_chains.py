@@ -123,9 +123,10 @@ class Step:
         return [one for *_, one in sorted(found)[:_MOST_STARTS]]
 
     def _matched(self, forward: Chain, backward: Chain) -> tuple[Chain, Chain] | None:
-        """Return the segments of the layers that both passes have; None if there are none.
+        """Return the forward and backward segments of the layers, or None.
 
-        The numbers of the two segments of a layer have the same sum for all layers.
+        None means that the passes have no layers in common. The numbers of the two segments of a
+        layer have the same sum for all layers.
         """
         read = (self._makers >= forward.start) & (self._makers < forward.end)
         read &= (self._users >= backward.start) & (self._users < backward.end)

@@ -499,7 +499,7 @@ class ShardedModel:
     def _dimension_for_stages(self, value: Value, spec: list[tuple[str, ...]]) -> int:
         """Return the dimension that the stages shard; -1 if each has the whole array.
 
-        This is the dimension of the layers, unless the stages do not divide it, or there is none.
+        Stages shard the dimension of the layers if they divide it, otherwise another dimension.
         """
         stages = self.layout.stage
         if self._is_stacked(value):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import Struct
 
-from nbdist.errors import LibraryVersionError, StepError
+from nbdist.errors import StepError
 from nbdist.private_api import grain as private_grain
 from nbdist.worker.data.batches import Batch, map_arrays, refuse_other_rows
 from nbdist.worker.data.map_pushdown import BY_ELEMENT
@@ -158,12 +158,8 @@ def find(value: Any, options: StepOptions) -> tuple[GrainRows | None, str]:
     is_loader = isinstance(value, sys.modules["grain"].DataLoader)
     if options.bucket:
         return None, BY_ELEMENT
-    found: Samples | str
-    try:
-        private_grain.OWN_ROWS.check()
-    except LibraryVersionError as error:
-        found = str(error)
-    else:
+    found: Samples | str = private_grain.OWN_ROWS.fault()
+    if not found:
         _refuse_endless(value, options)
         found = (_of_loader if is_loader else _of_dataset)(value, options.batch)
     if isinstance(found, str):

@@ -13,7 +13,6 @@ this data set counts for its shuffles.
 
 from __future__ import annotations
 
-import functools
 import sys
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from nbdist.errors import LibraryVersionError
+from nbdist.private_api.tensorflow import OWN_ROWS
 from nbdist.worker.data.batches import Checksums
 from nbdist.worker.data.dataset_passes import one_pass
 from nbdist.worker.data.reshuffle import can_move, reshuffled
@@ -178,7 +177,7 @@ def find(dataset: Any) -> tuple[Pushdown | None, str]:
     Returns:
         The parts, None if no map can, and a description of the sharding.
     """
-    if reason := _unsupported():
+    if reason := OWN_ROWS.fault():
         return None, f"{BY_ELEMENT}: each worker maps all samples, because {reason}"
     above = []
     while type(dataset).__name__ in _ON_BATCHES:
@@ -221,18 +220,6 @@ def _maps_below(batch: Any) -> tuple[tuple[Any, ...], str]:
         between.append(dataset)
         dataset = dataset._input_dataset
     return tuple(between[:lowest]), reason
-
-
-@functools.cache
-def _unsupported() -> str:
-    """Return the reason why the installed version cannot be read; empty if it can."""
-    from nbdist.private_api.tensorflow import OWN_ROWS
-
-    try:
-        OWN_ROWS.check()
-    except LibraryVersionError as error:
-        return str(error)
-    return ""
 
 
 def rows_of_rank(rank_rows: RankRows) -> Division:
